@@ -1,0 +1,53 @@
+# Each target sets up what it needs in .venv; a second call finds it there.
+.PHONY: help demo test test-long lint format
+.DELETE_ON_ERROR:
+
+# The first Python that is new enough; `make PYTHON=/path/to/python test` chooses another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+help:
+	@echo "make demo       three lessons: what attention is, step by step, and a head that learns"
+	@echo "make test       all tests but the long ones"
+	@echo "make test-long  the long ones"
+	@echo "make lint       style, types, imports"
+	@echo "make format     put the code in the formatter's shape"
+
+demo: .venv/.ready-demo
+	$(BIN)/qkv lesson soft-dictionary
+	$(BIN)/qkv lesson walkthrough
+	$(BIN)/qkv lesson toy-head-7
+
+# torch.compile fails under run-time shape checking, so its tests run in a second call without it.
+test: .venv/.ready-dev
+	$(BIN)/pytest -q -n auto
+	$(BIN)/pytest -q -o addopts=--import-mode=importlib -m "compiled and not long"
+
+test-long: .venv/.ready-dev
+	$(BIN)/pytest -q -m "long and not compiled"
+	$(BIN)/pytest -q -o addopts=--import-mode=importlib -m "compiled and long"
+
+lint: .venv/.ready-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: .venv/.ready-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "qkv needs Python 3.11 or newer, and none was found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[plot]'
+	@touch $@
+
+.venv/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	@touch $@ .venv/.ready-demo

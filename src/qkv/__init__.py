@@ -1,0 +1,54 @@
+"""The Transformer, whole. Each name below is imported when first used, so `import qkv` is instant."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, preset
+    from qkv.inspection import change, record
+    from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BERT",
+    "GPT",
+    "BERTConfig",
+    "GPTConfig",
+    "RNNConfig",
+    "RNNSeq2Seq",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "__version__",
+    "change",
+    "load_config",
+    "preset",
+    "record",
+]
+
+_HOME = {
+    "BERT": "qkv.models",
+    "BERTConfig": "qkv.config",
+    "GPT": "qkv.models",
+    "GPTConfig": "qkv.config",
+    "RNNConfig": "qkv.config",
+    "RNNSeq2Seq": "qkv.models",
+    "Seq2Seq": "qkv.models",
+    "Seq2SeqConfig": "qkv.config",
+    "change": "qkv.inspection",
+    "load_config": "qkv.config",
+    "preset": "qkv.config",
+    "record": "qkv.inspection",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'qkv' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
