@@ -1,0 +1,55 @@
+"""What `qkv` does on the command line: arguments in, one call, results printed."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import qkv
+from qkv.cli.lesson import lesson
+from qkv.errors import QKVError
+
+# Plain help text: laying it out with rich would triple the time `qkv --help` takes.
+app = typer.Typer(
+    name="qkv",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(lesson)
+
+
+def main() -> None:
+    """Exit 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C."""
+    try:
+        app(prog_name="qkv")
+    except QKVError as error:
+        print(f"qkv: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _show_version(wanted: bool) -> bool:
+    if wanted:
+        print(f"qkv {qkv.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """The Transformer, whole: build it, run it, look inside.
+
+    \b
+    Examples:
+      qkv lesson                            what there is to see
+      qkv lesson soft-dictionary            the idea behind attention, in numbers
+      qkv lesson walkthrough --plot a.png   one attention step by step, with its picture
+    """

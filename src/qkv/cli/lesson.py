@@ -1,0 +1,76 @@
+"""`qkv lesson`: list the lectures' examples, or run one."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.errors import InputError
+
+
+def lesson(
+    name: Annotated[str | None, typer.Argument(help="The lesson to run; none lists them all.")] = None,
+    *,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Save the lesson's picture here.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Where the lesson's chance starts.")] = 0,
+    run_all: Annotated[
+        bool, typer.Option("--all", help="Run every lesson; times go to standard error.")
+    ] = False,
+) -> None:
+    """List the lectures' examples, or run one.
+
+    \b
+    Examples:
+      qkv lesson
+      qkv lesson soft-dictionary
+      qkv lesson toy-head-7 --seed 3 --plot head.png
+    """
+    from qkv import lessons
+
+    if plot is not None:
+        _check_plot(plot, one_lesson=name is not None and not run_all)
+    if run_all:
+        if name is not None:
+            raise InputError(f"--all runs every lesson: leave out {name!r}, or leave out --all")
+        _run_all(seed)
+    elif name is None:
+        _list()
+    else:
+        lessons.run(name, plot=plot, seed=seed)
+
+
+def _check_plot(plot: Path, *, one_lesson: bool) -> None:
+    """A picture that cannot be saved is refused before the lesson computes, not after."""
+    if not one_lesson:
+        raise InputError(
+            "--plot saves the picture of one lesson: name it, as in qkv lesson walkthrough --plot a.png"
+        )
+    if not plot.parent.is_dir():
+        raise InputError(f"--plot {plot}: there is no folder {plot.parent}")
+
+
+def _list() -> None:
+    from qkv.lessons import LESSONS
+
+    header = ("NAME", "LECTURES", "ROWS", "TITLE")
+    rows = [
+        (info.name, " ".join(info.lectures), " ".join(info.rows), info.title) for info in LESSONS.values()
+    ]
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(3)]
+    for row in [header, *rows]:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))
+
+
+def _run_all(seed: int) -> None:
+    from qkv import lessons
+
+    started = time.perf_counter()
+    for name in lessons.LESSONS:
+        before = time.perf_counter()
+        lessons.run(name, plot=None, seed=seed)
+        print(f"qkv: {name}: {time.perf_counter() - before:.1f} s", file=sys.stderr)
+    print(f"qkv: all {len(lessons.LESSONS)} lessons: {time.perf_counter() - started:.1f} s", file=sys.stderr)
