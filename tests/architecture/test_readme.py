@@ -1,0 +1,64 @@
+"""The README tells the truth: its tree is the tree, its snippets run."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.places import ROOT, SOURCE
+
+README = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def tree_paths() -> list[str]:
+    """Each path of the tree, put together from the indentation: two blanks a level."""
+    block = re.search(r"## What is where\n+```\n(.*?)```", README, re.DOTALL)
+    assert block, "README.md has no tree under '## What is where'"
+    paths, above = [], {}
+    for line in block[1].splitlines():
+        name = line.split()[0]
+        level = (len(line) - len(line.lstrip())) // 2
+        above[level] = name if level == 0 else above[level - 1].rstrip("/") + "/" + name
+        paths.append(above[level])
+    return paths
+
+
+@pytest.mark.parametrize("path", tree_paths())
+def test_every_path_of_the_tree_exists(path):
+    assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file()
+
+
+def test_every_folder_and_module_of_the_package_stands_in_the_tree():
+    modules = {f"src/qkv/{path.name}" for path in SOURCE.glob("*.py") if path.name != "__init__.py"}
+    folders = {f"src/qkv/{path.name}/" for path in SOURCE.iterdir() if any(path.rglob("*.py"))}
+    assert modules | folders <= set(tree_paths())
+
+
+def test_every_path_of_the_tree_has_its_phrase():
+    lines = re.search(r"## What is where\n+```\n(.*?)```", README, re.DOTALL)[1].splitlines()
+    assert [line for line in lines if len(line.split()) < 2] == ["docs/"]
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.splitlines()[0])
+def test_every_snippet_runs(code, tmp_path):
+    command = [sys.executable, "-W", "error", "-c", code]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_there_is_a_snippet():
+    assert PYTHON
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)#]+)", README))
+def test_every_link_leads_somewhere(target):
+    assert (ROOT / target).exists()
+
+
+def test_every_lesson_named_exists():
+    from qkv.lessons import LESSONS
+
+    text = README + (ROOT / "Makefile").read_text()
+    assert set(re.findall(r"qkv lesson ([a-z0-9-]+)", text)) <= set(LESSONS)
