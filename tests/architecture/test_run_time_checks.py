@@ -1,0 +1,22 @@
+"""The tests run with qkv's annotations checked: a wrong rank, axis or type is caught at the call."""
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from qkv.config import preset
+from qkv.nn.norm import LayerNorm
+
+
+def test_a_wrong_rank_is_caught():
+    with pytest.raises(TypeCheckError, match="batch position d_model"):
+        LayerNorm(7)(torch.zeros(3, 7))
+
+
+def test_a_wrong_type_is_caught():
+    with pytest.raises(TypeCheckError, match="preset"):
+        preset(3)
+
+
+def test_a_right_call_passes():
+    assert LayerNorm(7)(torch.zeros(2, 3, 7)).shape == (2, 3, 7)
