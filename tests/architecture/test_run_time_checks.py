@@ -20,3 +20,8 @@ def test_a_wrong_type_is_caught():
 
 def test_a_right_call_passes():
     assert LayerNorm(7)(torch.zeros(2, 3, 7)).shape == (2, 3, 7)
+
+
+@pytest.mark.compiled
+def test_compiled_tests_run_without_the_checks():
+    assert LayerNorm(7)(torch.zeros(3, 7)).shape == (3, 7)
