@@ -1,0 +1,21 @@
+"""Settings as data: frozen, checked when made, TOML and JSON in and out. Never imports torch."""
+
+from qkv.config.base import Config
+from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
+from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
+from qkv.config.presets import PRESETS, preset
+
+__all__ = [
+    "PRESETS",
+    "BERTConfig",
+    "Config",
+    "GPTConfig",
+    "ModelConfig",
+    "RNNConfig",
+    "Seq2SeqConfig",
+    "TransformerConfig",
+    "config_from_dict",
+    "load_config",
+    "preset",
+    "save_config",
+]

@@ -1,0 +1,202 @@
+"""What describes a GPT, a BERT, an encoder–decoder and an RNN with attention."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from qkv.choices import (
+    Activation,
+    CellKind,
+    HeadLayout,
+    NormKind,
+    NormPosition,
+    PositionKind,
+    ScoreKind,
+    SinusoidStyle,
+)
+from qkv.config.base import Config, Count, Fraction
+from qkv.errors import ConfigError
+
+
+def _default_d_head(given: dict[str, Any]) -> int:
+    return max(1, given["d_model"] // given["n_heads"])
+
+
+def _default_d_value(given: dict[str, Any]) -> int:
+    return given["d_head"] if given["head_layout"] is HeadLayout.SPLIT else given["d_model"]
+
+
+class TransformerConfig(Config):
+    """What GPT, BERT and the encoder–decoder have in common; the defaults are GPT-2's."""
+
+    vocabulary_size: Count
+    context_length: Count
+    """Most tokens a sequence may have; a table's size where positions are learned."""
+    d_model: Count
+    n_heads: Count
+
+    head_layout: HeadLayout = HeadLayout.SPLIT
+    n_kv_heads: Count = Field(default_factory=lambda given: given["n_heads"])
+    """Fewer than n_heads: each key/value head serves a group of query heads."""
+    d_head: Count = Field(default_factory=_default_d_head)
+    """Width of one query or key; d_model / n_heads unless said."""
+    d_value: Count = Field(default_factory=_default_d_value)
+    """Width of one head's value; d_head when split, d_model when pooled."""
+    output_projection: bool = True
+    """Project the heads' result (W_O); only pooled heads can do without."""
+    attention_bias: bool = True
+    scale_scores: bool = True
+    """Divide scores by √d_head; T5 alone does not."""
+    window: Count | None = None
+    """Look at most this many positions back, itself included; None: all."""
+
+    d_ff: Count = Field(default_factory=lambda given: 4 * given["d_model"])
+    activation: Activation = Activation.GELU_TANH
+    gated: bool = False
+    """Feed-forward with a gate: activation(xW_gate) ⊙ xW_in."""
+    feedforward_bias: bool = True
+
+    norm: NormKind = NormKind.LAYER
+    norm_position: NormPosition = NormPosition.PRE
+    norm_epsilon: float = Field(default=1e-5, gt=0)
+    norm_bias: bool = True
+    embedding_norm: bool = False
+    final_norm: bool = True
+
+    positions: PositionKind = PositionKind.LEARNED
+    position_offset: int = Field(default=0, ge=0)
+    """Rows of a learned table that stand before position 0 (2 in BART and RoBERTa)."""
+    sinusoid: SinusoidStyle = SinusoidStyle.INTERLEAVED
+    rotary_base: float = Field(default=10000.0, gt=0)
+    relative_buckets: Count = 32
+    relative_max_distance: Count = 128
+
+    scale_embedding: bool = False
+    """Multiply token vectors by √d_model before positions are added."""
+    tie_embeddings: bool = True
+    unembedding_bias: bool = False
+    scale_logits: bool = False
+    """Multiply the last states by 1/√d_model before a tied unembedding, as T5 does."""
+
+    dropout: Fraction = 0.0
+    initial_std: float = Field(default=0.02, gt=0)
+    """Spread of the random weights a new model starts from."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if "d_head" not in self.model_fields_set and self.d_model % self.n_heads:
+            raise ConfigError(f"d_model={self.d_model} must be a multiple of n_heads={self.n_heads}")
+        if self.n_kv_heads > self.n_heads:
+            raise ConfigError(f"n_kv_heads={self.n_kv_heads} must not be more than n_heads={self.n_heads}")
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
+        self._check_layout()
+        if self.positions is PositionKind.ROTARY and self.d_head % 2:
+            raise ConfigError(f"rotary positions turn pairs: d_head={self.d_head} must be even")
+        if self.positions in (PositionKind.SINUSOIDAL, PositionKind.CONCATENATED) and self.d_model % 2:
+            raise ConfigError(f"sinusoidal positions come in pairs: d_model={self.d_model} must be even")
+        if self.positions is PositionKind.RELATIVE and self.relative_buckets % 4:
+            raise ConfigError(f"relative_buckets={self.relative_buckets} must be a multiple of 4")
+        if (
+            self.positions is PositionKind.RELATIVE
+            and self.relative_max_distance <= self.relative_buckets // 2
+        ):
+            raise ConfigError(
+                f"relative_max_distance={self.relative_max_distance} must be more than "
+                f"relative_buckets/2={self.relative_buckets // 2}"
+            )
+        return self
+
+    def _check_layout(self) -> None:
+        if self.head_layout is HeadLayout.SPLIT:
+            if not self.output_projection and self.n_heads * self.d_value != self.d_model:
+                raise ConfigError(
+                    f"without output_projection n_heads·d_value={self.n_heads * self.d_value} "
+                    f"must be d_model={self.d_model}"
+                )
+        elif self.d_value != self.d_model:
+            raise ConfigError(f"pooled heads add up: d_value={self.d_value} must be d_model={self.d_model}")
+
+
+class GPTConfig(TransformerConfig):
+    """A decoder-only Transformer: every position sees itself and the past."""
+
+    family: Literal["gpt"] = "gpt"
+    n_layers: Count
+    causal: bool = True
+    """Off, the same block is BERT's: it sees everything (lecture A's one switch)."""
+
+
+class BERTConfig(TransformerConfig):
+    """An encoder-only Transformer with the heads of its two pre-training games and its fine-tuning."""
+
+    family: Literal["bert"] = "bert"
+    n_layers: Count
+    n_segments: Count = 2
+    activation: Activation = Activation.GELU
+    norm_position: NormPosition = NormPosition.POST
+    norm_epsilon: float = Field(default=1e-12, gt=0)
+    embedding_norm: bool = True
+    final_norm: bool = False
+    pooler: bool = True
+    """tanh(W·[CLS]): what next-sentence and classification heads read."""
+    masked_word_head: bool = False
+    next_sentence_head: bool = False
+    n_classes: Count | None = None
+    """Outputs of the classification head; None: there is no such head."""
+
+    @model_validator(mode="after")
+    def _heads_have_a_pooler(self) -> Self:
+        if not self.pooler and (self.next_sentence_head or self.n_classes is not None):
+            raise ConfigError("pooler=False, but next_sentence_head and n_classes read the pooler")
+        return self
+
+
+class Seq2SeqConfig(TransformerConfig):
+    """An encoder–decoder Transformer; the defaults are the 2017 paper's."""
+
+    family: Literal["seq2seq"] = "seq2seq"
+    n_encoder_layers: Count
+    n_decoder_layers: Count
+    activation: Activation = Activation.RELU
+    norm_position: NormPosition = NormPosition.POST
+    final_norm: bool = False
+    positions: PositionKind = PositionKind.SINUSOIDAL
+    scale_embedding: bool = True
+    source_vocabulary_size: Count = Field(default_factory=lambda given: given["vocabulary_size"])
+    share_embeddings: bool = True
+    """One token table for source and target; only where both have one vocabulary."""
+
+    @model_validator(mode="after")
+    def _share_one_vocabulary(self) -> Self:
+        if self.share_embeddings and self.source_vocabulary_size != self.vocabulary_size:
+            raise ConfigError(
+                f"share_embeddings needs one vocabulary: source_vocabulary_size={self.source_vocabulary_size}, "
+                f"vocabulary_size={self.vocabulary_size}"
+            )
+        return self
+
+
+class RNNConfig(Config):
+    """A bidirectional recurrent encoder and a recurrent decoder that attends to its states."""
+
+    family: Literal["rnn"] = "rnn"
+    vocabulary_size: Count
+    source_vocabulary_size: Count = Field(default_factory=lambda given: given["vocabulary_size"])
+    d_model: Count
+    """Width of embeddings, of the decoder's state, and of the encoder's two directions together."""
+    n_encoder_layers: Count = 1
+    n_decoder_layers: Count = 1
+    cell: CellKind = CellKind.GRU
+    attention: ScoreKind = ScoreKind.GENERAL
+    context_length: Count = 1024
+    """Longest sequence taken; the recurrence itself has no such bound."""
+    tie_embeddings: bool = False
+    dropout: Fraction = 0.0
+    initial_std: float = Field(default=0.08, gt=0)
+
+    @model_validator(mode="after")
+    def _two_directions(self) -> Self:
+        if self.d_model % 2:
+            raise ConfigError(f"two directions share d_model={self.d_model}, which must be even")
+        return self

@@ -1,0 +1,75 @@
+"""Configs on disk: one JSON or TOML file, told apart by its ending; `family` says which config it is."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from qkv.config.base import nearest
+from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.errors import ConfigError
+
+ModelConfig = GPTConfig | BERTConfig | Seq2SeqConfig | RNNConfig
+
+FAMILIES: dict[str, type[ModelConfig]] = {
+    "gpt": GPTConfig,
+    "bert": BERTConfig,
+    "seq2seq": Seq2SeqConfig,
+    "rnn": RNNConfig,
+}
+
+
+def config_from_dict(settings: dict[str, Any]) -> ModelConfig:
+    family = settings.get("family")
+    if family is None:
+        raise ConfigError(f"family is missing; it is one of {', '.join(FAMILIES)}")
+    if not isinstance(family, str) or family not in FAMILIES:
+        hint = nearest(str(family), list(FAMILIES))
+        raise ConfigError(f"unknown family {family!r}; it is one of {', '.join(FAMILIES)}{hint}")
+    return FAMILIES[family](**settings)
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    path = Path(path)
+    try:
+        settings = _parse(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: holds a {type(settings).__name__}, not a table of settings")
+    try:
+        return config_from_dict(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def save_config(config: ModelConfig, path: str | Path) -> None:
+    """Write every setting, derived ones too, so that the file stands for itself."""
+    path = Path(path)
+    settings = config.model_dump(mode="json", exclude_none=True)
+    match path.suffix:
+        case ".json":
+            text = json.dumps(settings, indent=2) + "\n"
+        case ".toml":
+            text = tomli_w.dumps(settings)
+        case _:
+            raise ConfigError(_unknown_ending(path))
+    path.write_text(text, encoding="utf-8")
+
+
+def _parse(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds, checked by the caller
+    match path.suffix:
+        case ".json":
+            return json.loads(path.read_text(encoding="utf-8"))
+        case ".toml":
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        case _:
+            raise ConfigError(_unknown_ending(path))
+
+
+def _unknown_ending(path: Path) -> str:
+    return f"{path}: a config ends in .json or .toml, not '{path.suffix}'"

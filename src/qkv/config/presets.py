@@ -1,0 +1,138 @@
+"""The shapes that people know by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+from qkv.choices import Activation, NormKind, NormPosition, PositionKind
+from qkv.config.base import nearest
+from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.config.files import ModelConfig
+from qkv.errors import ConfigError
+
+
+def _gpt2(n_layers: int, d_model: int, n_heads: int, context_length: int = 1024) -> GPTConfig:
+    return GPTConfig(
+        vocabulary_size=50257,
+        context_length=context_length,
+        d_model=d_model,
+        n_heads=n_heads,
+        n_layers=n_layers,
+    )
+
+
+def _llama(context_length: int, **shape: Any) -> GPTConfig:  # noqa: ANN401
+    return GPTConfig(
+        context_length=context_length,
+        n_layers=32,
+        d_model=4096,
+        n_heads=32,
+        positions=PositionKind.ROTARY,
+        norm=NormKind.RMS,
+        activation=Activation.SILU,
+        gated=True,
+        attention_bias=False,
+        feedforward_bias=False,
+        tie_embeddings=False,
+        **shape,
+    )
+
+
+def _bert(n_layers: int, d_model: int, n_heads: int, vocabulary_size: int = 30522) -> BERTConfig:
+    return BERTConfig(
+        vocabulary_size=vocabulary_size,
+        context_length=512,
+        d_model=d_model,
+        n_heads=n_heads,
+        n_layers=n_layers,
+    )
+
+
+def _paper(d_model: int, n_heads: int) -> Seq2SeqConfig:
+    """arXiv:1706.03762: 37,000 joint subwords, no biases in attention."""
+    return Seq2SeqConfig(
+        vocabulary_size=37000,
+        context_length=512,
+        d_model=d_model,
+        n_heads=n_heads,
+        n_encoder_layers=6,
+        n_decoder_layers=6,
+        attention_bias=False,
+        dropout=0.1,
+    )
+
+
+def _t5_small() -> Seq2SeqConfig:
+    return Seq2SeqConfig(
+        vocabulary_size=32128,
+        context_length=512,
+        d_model=512,
+        n_heads=8,
+        d_head=64,
+        d_ff=2048,
+        n_encoder_layers=6,
+        n_decoder_layers=6,
+        positions=PositionKind.RELATIVE,
+        norm=NormKind.RMS,
+        norm_position=NormPosition.PRE,
+        norm_epsilon=1e-6,
+        final_norm=True,
+        attention_bias=False,
+        feedforward_bias=False,
+        scale_scores=False,
+        scale_embedding=False,
+        scale_logits=True,
+    )
+
+
+def _nano(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"vocabulary_size": 512, "context_length": 128, "d_model": 64, "n_heads": 4, **changes}
+
+
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    "gpt-nano": lambda: GPTConfig(**_nano(n_layers=2)),
+    "gpt2": lambda: _gpt2(12, 768, 12),
+    "gpt2-medium": lambda: _gpt2(24, 1024, 16),
+    "gpt2-large": lambda: _gpt2(36, 1280, 20),
+    "gpt2-xl": lambda: _gpt2(48, 1600, 25),
+    "gpt3": lambda: _gpt2(96, 12288, 96, context_length=2048),
+    "llama-nano": lambda: GPTConfig(
+        **_nano(
+            n_layers=2,
+            n_kv_heads=2,
+            positions=PositionKind.ROTARY,
+            norm=NormKind.RMS,
+            activation=Activation.SILU,
+            gated=True,
+            attention_bias=False,
+            feedforward_bias=False,
+        )
+    ),
+    "llama-2-7b": lambda: _llama(4096, vocabulary_size=32000, d_ff=11008),
+    "llama-3-8b": lambda: _llama(
+        8192, vocabulary_size=128256, d_ff=14336, n_kv_heads=8, rotary_base=500000.0
+    ),
+    "bert-nano": lambda: BERTConfig(**_nano(n_layers=2)),
+    "bert-tiny": lambda: _bert(2, 128, 2),
+    "bert-small": lambda: _bert(4, 512, 8),
+    "bert-medium": lambda: _bert(8, 512, 8),
+    "bert-base": lambda: _bert(12, 768, 12),
+    "bert-base-cased": lambda: _bert(12, 768, 12, vocabulary_size=28996),
+    "bert-base-zh": lambda: _bert(12, 768, 12, vocabulary_size=21128),
+    "bert-base-multi": lambda: _bert(12, 768, 12, vocabulary_size=119547),
+    "bert-large": lambda: _bert(24, 1024, 16),
+    "transformer-nano": lambda: Seq2SeqConfig(**_nano(n_encoder_layers=2, n_decoder_layers=2)),
+    "transformer-base": lambda: _paper(512, 8),
+    "transformer-big": lambda: _paper(1024, 16),
+    "t5-small": _t5_small,
+    "rnn-nano": lambda: RNNConfig(vocabulary_size=512, d_model=64),
+}
+
+
+def preset(name: str, **changes: Any) -> ModelConfig:  # noqa: ANN401
+    """The config of that name, with some settings changed: `preset("gpt2", context_length=256)`."""
+    if name not in PRESETS:
+        raise ConfigError(
+            f"unknown preset '{name}'{nearest(name, list(PRESETS))}; known: {', '.join(PRESETS)}"
+        )
+    config = PRESETS[name]()
+    return config.replace(**changes) if changes else config

@@ -1,0 +1,37 @@
+"""Every deliberate exception, one small tree: catch `QKVError` to catch them all."""
+
+
+class QKVError(Exception):
+    """Something the caller can mend; the message says what, with both numbers."""
+
+
+class ConfigError(QKVError):
+    """A setting that cannot be, or settings that contradict each other."""
+
+
+class ShapeError(QKVError):
+    """A tensor whose shape does not fit the part it was given to."""
+
+
+class InputError(QKVError):
+    """A value from outside (ids, text, a name) that the model or command cannot take."""
+
+
+class ContextLengthError(InputError):
+    """More tokens than the model has positions for."""
+
+
+class CacheError(QKVError):
+    """A cache that is full, or that belongs to another batch or model."""
+
+
+class TapError(QKVError):
+    """A tap name or pattern that matches nothing, or a change that does not fit the place."""
+
+
+class WeightsError(QKVError):
+    """Weights on disk or from elsewhere that do not fit the model."""
+
+
+class MissingExtraError(QKVError):
+    """An optional library that this feature needs is not installed."""

@@ -1,0 +1,106 @@
+"""Changing what passes a model's taps: patch, switch off a head, forbid an edge."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from qkv.errors import TapError
+from qkv.inspection.names import matching
+from qkv.nn import Attention, Lookup, Mask
+
+Change = Callable[[Tensor], Tensor] | Tensor | float
+"""A function of what passes, a tensor to put in its place, or a number to fill it with."""
+
+
+@contextmanager
+def change(model: nn.Module, changes: Mapping[str, Change]) -> Iterator[None]:
+    """Inside the `with`, the taps meant by each pattern pass on something else.
+
+    `change(model, {"blocks.2.attention_write": 0.0})` silences a layer's attention;
+    `{"blocks.3.residual_pre": trace["blocks.3.residual_pre"]}` patches in what another text had there.
+    """
+    with ExitStack() as stack:
+        for pattern, what in changes.items():
+            for name, tap in matching(model, pattern).items():
+                if name.endswith(".lookup"):
+                    raise TapError(f"'{name}' carries a whole look-up; change its parts, or use cut_edge")
+                stack.callback(tap.change(_changer(name, what)))
+        yield
+
+
+def _changer(name: str, what: Change) -> Callable[[Tensor], Tensor]:
+    def put(passing: Tensor) -> Tensor:
+        match what:
+            case Tensor():
+                new = what.to(passing)
+            case int() | float():
+                new = passing.new_full(passing.shape, what)
+            case _:
+                new = what(passing)
+        if new.shape != passing.shape:
+            raise TapError(
+                f"'{name}' passes shape {tuple(passing.shape)}, the change gave {tuple(new.shape)}"
+            )
+        return new
+
+    return put
+
+
+@contextmanager
+def head_off(model: nn.Module, attention: str, head: int) -> Iterator[None]:
+    """One head writes nothing: its result is zero before the output projection."""
+
+    def silence(heads: Tensor) -> Tensor:
+        heads = heads.clone()
+        heads[:, head] = 0.0
+        return heads
+
+    with ExitStack() as stack:
+        for name, part in _attentions(model, attention).items():
+            n_heads = part.shape.n_heads
+            if not 0 <= head < n_heads:
+                raise TapError(f"'{name}' has {n_heads} heads (0 … {n_heads - 1}), head {head} was asked for")
+            stack.callback(part.heads.change(silence))
+        yield
+
+
+@contextmanager
+def cut_edge(
+    model: nn.Module, attention: str, *, query: int, key: int, head: int | None = None
+) -> Iterator[None]:
+    """The token at position `query` may not look at `key`, in the attentions meant, for one head or all.
+
+    The fused kernel stays on. A cut that no pass ever reached is an error at the end of the `with`.
+    """
+    reached: list[bool] = []
+
+    def cut(lookup: Lookup) -> Lookup:
+        n_queries, n_keys = lookup.queries.shape[-2], lookup.keys.shape[-2]
+        row = query - lookup.first_query
+        if not (0 <= row < n_queries and 0 <= key < n_keys):
+            return lookup
+        reached.append(True)
+        batch, n_heads = lookup.queries.shape[:2]
+        seen = (lookup.mask or Mask()).visible(n_queries, n_keys, lookup.queries.device)
+        seen = seen.expand(batch, n_heads, n_queries, n_keys).clone()
+        seen[:, slice(None) if head is None else head, row, key] = False
+        return replace(lookup, mask=Mask(table=seen))
+
+    with ExitStack() as stack:
+        for part in _attentions(model, attention).values():
+            stack.callback(part.lookup.change(cut))
+        yield
+    if not reached:
+        raise TapError(f"the edge {query}→{key} of '{attention}' was never reached by a pass")
+
+
+def _attentions(model: nn.Module, pattern: str) -> dict[str, Attention]:
+    parts = dict(model.named_modules())
+    found = {}
+    for name in matching(model, f"{pattern}.lookup"):
+        owner = parts[name.removesuffix(".lookup")]
+        if isinstance(owner, Attention):
+            found[name.removesuffix(".lookup")] = owner
+    return found

@@ -1,0 +1,108 @@
+"""Pictures of what was recorded, as matplotlib figures: PNG, SVG, PDF."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float
+from torch import Tensor
+
+from qkv.errors import MissingExtraError, ShapeError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """A matrix with labelled axes: rows are queries, columns are keys, unless the labels say otherwise."""
+
+    matrix: Float[Tensor, "row column"]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    title: str = ""
+    row_axis: str = "query"
+    column_axis: str = "key"
+    is_signed: bool = False
+    """Colours diverge around 0; otherwise they grow from the smallest value."""
+    show_numbers: bool = True
+    """Print the numbers into the cells, where there are few enough to read."""
+
+    def __post_init__(self) -> None:
+        if tuple(self.matrix.shape) != (len(self.rows), len(self.columns)):
+            raise ShapeError(
+                f"the matrix is {tuple(self.matrix.shape)}, there are {len(self.rows)} row labels "
+                f"and {len(self.columns)} column labels"
+            )
+
+
+def heat_maps(*maps: HeatMap, title: str = "") -> "Figure":
+    """Heat maps side by side."""
+    figure = new_figure(width=sum(_width(one) for one in maps), height=max(_height(one) for one in maps))
+    axes = figure.subplots(1, len(maps), squeeze=False, width_ratios=[_width(one) for one in maps])[0]
+    for axis, one in zip(axes, maps, strict=True):
+        _draw(axis, one)
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def new_figure(*, width: float, height: float) -> "Figure":
+    """An empty figure in inches, without pyplot: nothing global, no window."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("figures need matplotlib: pip install 'qkv[plot]'") from None
+    return Figure(figsize=(width, height), layout="constrained", dpi=150)
+
+
+def _width(one: HeatMap) -> float:
+    return 1.6 + max(2.0, 0.46 * len(one.columns))
+
+
+def _height(one: HeatMap) -> float:
+    return 1.4 + max(1.6, 0.36 * len(one.rows))
+
+
+def _draw(axis: "Axes", one: HeatMap) -> None:
+    matrix = one.matrix.detach().float().cpu()
+    shown = matrix.masked_fill(~matrix.isfinite(), float("nan"))
+    finite = matrix[matrix.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 1.0
+    low, high = (-largest, largest) if one.is_signed else (min(0.0, float(finite.min())), largest)
+    # Both maps are safe for the colour-blind; grey is what the mask forbids (−∞).
+    image = axis.imshow(
+        shown.numpy(), cmap="RdBu_r" if one.is_signed else "viridis", vmin=low, vmax=high, aspect="auto"
+    )
+    axis.set_facecolor("0.85")
+    axis.set_xticks(range(len(one.columns)), one.columns, rotation=60, ha="right", rotation_mode="anchor")
+    axis.set_yticks(range(len(one.rows)), one.rows)
+    axis.set_xlabel(one.column_axis)
+    axis.set_ylabel(one.row_axis)
+    axis.set_title(one.title, fontsize="medium")
+    axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02)
+    if one.show_numbers and matrix.numel() <= 200:
+        _number_cells(axis, one, matrix, (low, high))
+
+
+def _number_cells(axis: "Axes", one: HeatMap, matrix: Tensor, limits: tuple[float, float]) -> None:
+    low, high = limits
+    for i, row in enumerate(matrix.tolist()):
+        for j, value in enumerate(row):
+            share = (value - low) / (high - low or 1.0)
+            dark = 0.25 < share < 0.75 if one.is_signed else share > 0.6
+            text = f"{value:.2f}" if abs(value) != float("inf") else "−∞"
+            axis.text(
+                j,
+                i,
+                text,
+                ha="center",
+                va="center",
+                fontsize=6,
+                color="black" if dark else _light(one, value),
+            )
+
+
+def _light(one: HeatMap, value: float) -> str:
+    return "black" if abs(value) == float("inf") else "white"

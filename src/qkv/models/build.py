@@ -1,0 +1,128 @@
+"""From a config's settings to the parts they describe."""
+
+from qkv.choices import PositionKind
+from qkv.config import TransformerConfig
+from qkv.nn import (
+    ALiBi,
+    Attention,
+    Block,
+    Blocks,
+    ConcatenatedPositions,
+    FeedForward,
+    Heads,
+    InputEmbedding,
+    KVCache,
+    LayerNorm,
+    LearnedPositions,
+    RelativeBias,
+    RMSNorm,
+    Rotary,
+    SinusoidalPositions,
+    TokenEmbedding,
+    Unembedding,
+    norm,
+)
+
+
+def build_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
+    return norm(config.norm, config.d_model, epsilon=config.norm_epsilon, bias=config.norm_bias)
+
+
+def build_attention(config: TransformerConfig) -> Attention:
+    heads = Heads(
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        d_head=config.d_head,
+        d_value=config.d_value,
+        layout=config.head_layout,
+    )
+    return Attention(
+        config.d_model,
+        heads,
+        bias=config.attention_bias,
+        output_projection=config.output_projection,
+        scale_scores=config.scale_scores,
+        dropout=config.dropout,
+    )
+
+
+def build_blocks(config: TransformerConfig, n_layers: int, *, cross: bool = False) -> Blocks:
+    def one() -> Block:
+        return Block(
+            attention=build_attention(config),
+            cross=build_attention(config) if cross else None,
+            feedforward=FeedForward(
+                config.d_model,
+                config.d_ff,
+                activation=config.activation,
+                gated=config.gated,
+                bias=config.feedforward_bias,
+            ),
+            norms=[build_norm(config) for _ in range(3 if cross else 2)],
+            norm_position=config.norm_position,
+            dropout=config.dropout,
+        )
+
+    return Blocks([one() for _ in range(n_layers)])
+
+
+def build_relation(config: TransformerConfig, *, bidirectional: bool) -> Rotary | ALiBi | RelativeBias | None:
+    match config.positions:
+        case PositionKind.ROTARY:
+            return Rotary(config.d_head, base=config.rotary_base)
+        case PositionKind.ALIBI:
+            return ALiBi(config.n_heads)
+        case PositionKind.RELATIVE:
+            return RelativeBias(
+                config.n_heads,
+                n_buckets=config.relative_buckets,
+                max_distance=config.relative_max_distance,
+                bidirectional=bidirectional,
+            )
+        case _:
+            return None
+
+
+def build_embedding(
+    config: TransformerConfig, tokens: TokenEmbedding, *, n_segments: int | None = None
+) -> InputEmbedding:
+    match config.positions:
+        case PositionKind.LEARNED:
+            position = LearnedPositions(config.context_length, config.d_model, offset=config.position_offset)
+        case PositionKind.SINUSOIDAL:
+            position = SinusoidalPositions(style=config.sinusoid)
+        case PositionKind.CONCATENATED:
+            position = ConcatenatedPositions(config.d_model, style=config.sinusoid)
+        case _:
+            position = None
+    return InputEmbedding(
+        tokens,
+        position=position,
+        n_segments=n_segments,
+        scale=config.d_model**0.5 if config.scale_embedding else 1.0,
+        norm=build_norm(config) if config.embedding_norm else None,
+        dropout=config.dropout,
+    )
+
+
+def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unembedding:
+    return Unembedding(
+        config.vocabulary_size,
+        config.d_model,
+        tied_to=tokens if config.tie_embeddings else None,
+        bias=config.unembedding_bias,
+        scale=config.d_model**-0.5 if config.scale_logits else 1.0,
+    )
+
+
+def build_cache(
+    config: TransformerConfig, like: TokenEmbedding, *, n_layers: int, batch: int, capacity: int
+) -> KVCache:
+    return KVCache(
+        layers=n_layers,
+        batch=batch,
+        capacity=capacity,
+        key_shape=(config.n_kv_heads, config.d_head),
+        value_shape=(config.n_kv_heads, config.d_value),
+        like=like.weight,
+    )

@@ -1,0 +1,62 @@
+"""Where the tokens of one pass stand, and who may see whom among them."""
+
+import torch
+from torch import Tensor
+
+from qkv.errors import ConfigError, ContextLengthError, ShapeError
+from qkv.nn import KVCache, Mask
+from qkv.tensors import Ids, IsToken, Positions
+
+
+def place(
+    ids: Ids, *, is_token: IsToken | None = None, documents: Ids | None = None, cache: KVCache | None = None
+) -> Positions:
+    """Padding takes no position; each packed document starts at 0; a cache goes on where it stopped."""
+    for name, given in (("is_token", is_token), ("documents", documents)):
+        if given is not None and given.shape != ids.shape:
+            raise ShapeError(f"{name} has shape {tuple(given.shape)}, ids {tuple(ids.shape)}")
+    if cache is not None:
+        if documents is not None:
+            raise ConfigError("documents are packed for training; they cannot be used with a cache")
+        return cache.reserve(batch=ids.shape[0], n_new=ids.shape[1], is_token=is_token)
+    index = torch.arange(ids.shape[1], device=ids.device)[None]
+    if documents is not None:
+        return index - _starts(documents, index)
+    if is_token is not None:
+        return (is_token.long().cumsum(1) - 1).clamp(min=0)
+    return index
+
+
+def _starts(documents: Tensor, index: Tensor) -> Tensor:
+    """At each position, where its document began."""
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return (index * begins).cummax(1).values
+
+
+def causal_mask(
+    positions: Positions,
+    *,
+    window: int | None,
+    is_token: IsToken | None,
+    documents: Ids | None,
+    cache: KVCache | None,
+) -> Mask | None:
+    """The past and oneself; with a cache, all that stands there up to one's own position."""
+    n = positions.shape[1]
+    if cache is None:
+        return Mask(causal=True, window=window, key_is_token=is_token, documents=documents)
+    if cache.is_ragged:
+        return Mask(causal=True, window=window, query_positions=positions)
+    if cache.n_filled == n:
+        return Mask(causal=True, window=window)
+    if n == 1 and window is None:
+        return None
+    return Mask(causal=True, window=window, query_positions=positions)
+
+
+def check_length(n: int, context_length: int, cache: KVCache | None = None) -> None:
+    """Refuse more tokens than the model has positions for, those in the cache included."""
+    n_total = n if cache is None else cache.n_filled + n
+    if n_total > context_length:
+        raise ContextLengthError(f"{n_total} tokens, but the model's context_length is {context_length}")

@@ -1,0 +1,78 @@
+"""The RNN encoder–decoder with attention: what the Transformer replaced."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from qkv.config import RNNConfig
+from qkv.models.placing import check_length
+from qkv.nn import (
+    AttentiveDecoder,
+    Mask,
+    RecurrentEncoder,
+    Source,
+    State,
+    TokenEmbedding,
+    Unembedding,
+    initialise,
+)
+from qkv.tensors import Ids, IsToken, Logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNNSource:
+    """What the decoder starts from: the encoder's states to look at, and its own first state."""
+
+    source: Source
+    state: State
+
+
+class RNNSeq2Seq(nn.Module):
+    """Bidirectional encoder, decoder whose states look at the encoder's (or not: attention='none')."""
+
+    def __init__(self, config: RNNConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        d_model = config.d_model
+        self.source_embedding = TokenEmbedding(config.source_vocabulary_size, d_model)
+        self.embedding = TokenEmbedding(config.vocabulary_size, d_model)
+        self.encoder = RecurrentEncoder(
+            d_model,
+            cell=config.cell,
+            n_layers=config.n_encoder_layers,
+            n_decoder_layers=config.n_decoder_layers,
+            dropout=config.dropout,
+        )
+        self.decoder = AttentiveDecoder(
+            d_model,
+            cell=config.cell,
+            n_layers=config.n_decoder_layers,
+            kind=config.attention,
+            dropout=config.dropout,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.unembedding = Unembedding(
+            config.vocabulary_size,
+            d_model,
+            tied_to=self.embedding if config.tie_embeddings else None,
+            bias=True,
+        )
+        initialise(self, std=config.initial_std, seed=seed)
+
+    def forward(self, source_ids: Ids, ids: Ids, *, source_is_token: IsToken | None = None) -> Logits:
+        """The true target prefix in, a prediction at each of its positions out; padding goes on the right."""
+        start = self.encode(source_ids, is_token=source_is_token)
+        return self.decode(ids, start.source, start.state)[0]
+
+    def encode(self, source_ids: Ids, *, is_token: IsToken | None = None) -> RNNSource:
+        check_length(source_ids.shape[1], self.config.context_length)
+        states, first = self.encoder(self.dropout(self.source_embedding(source_ids)), is_token)
+        mask = None if is_token is None else Mask(key_is_token=is_token)
+        return RNNSource(source=Source(states=states, mask=mask), state=first)
+
+    def decode(self, ids: Ids, source: Source, state: State) -> tuple[Logits, State]:
+        """Any number of steps on from `state`; one id a row is a decoder's single step."""
+        check_length(ids.shape[1], self.config.context_length)
+        x = self.dropout(self.embedding(ids))
+        states, state = self.decoder(x, state, source=source.states, mask=source.mask)
+        return self.unembedding(self.dropout(states)), state

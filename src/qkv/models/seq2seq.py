@@ -1,0 +1,103 @@
+"""The encoder–decoder Transformer: a source read whole, a target written token by token."""
+
+from torch import nn
+
+from qkv.config import Seq2SeqConfig
+from qkv.models.build import (
+    build_blocks,
+    build_cache,
+    build_embedding,
+    build_norm,
+    build_relation,
+    build_unembedding,
+)
+from qkv.models.placing import causal_mask, check_length, place
+from qkv.nn import KVCache, Mask, Source, Tap, TokenEmbedding, initialise
+from qkv.tensors import Ids, IsToken, Logits, Residual
+
+
+class Side(nn.Module):
+    """Encoder or decoder: embedding, blocks, norm."""
+
+    def __init__(self, config: Seq2SeqConfig, tokens: TokenEmbedding, *, is_decoder: bool) -> None:
+        super().__init__()
+        self.embedding = build_embedding(config, tokens)
+        self.relation = build_relation(config, bidirectional=not is_decoder)
+        n_layers = config.n_decoder_layers if is_decoder else config.n_encoder_layers
+        self.blocks = build_blocks(config, n_layers, cross=is_decoder)
+        self.final_norm = build_norm(config) if config.final_norm else nn.Identity()
+        self.final = Tap()
+
+
+class Seq2Seq(nn.Module):
+    """Every decoder layer reads the encoder's *last* output."""
+
+    def __init__(self, config: Seq2SeqConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        tokens = TokenEmbedding(config.vocabulary_size, config.d_model)
+        of_source = (
+            tokens
+            if config.share_embeddings
+            else TokenEmbedding(config.source_vocabulary_size, config.d_model)
+        )
+        self.encoder = Side(config, of_source, is_decoder=False)
+        self.decoder = Side(config, tokens, is_decoder=True)
+        self.unembedding = build_unembedding(config, tokens)
+        initialise(self, std=config.initial_std, seed=seed)
+
+    def forward(
+        self,
+        source_ids: Ids,
+        ids: Ids,
+        *,
+        source_is_token: IsToken | None = None,
+        is_token: IsToken | None = None,
+    ) -> Logits:
+        """Training's road: the true target prefix in, a prediction at each of its positions out."""
+        return self.decode(ids, self.encode(source_ids, is_token=source_is_token), is_token=is_token)
+
+    def encode(self, source_ids: Ids, *, is_token: IsToken | None = None) -> Source:
+        check_length(source_ids.shape[1], self.config.context_length)
+        positions = place(source_ids, is_token=is_token)
+        mask = None if is_token is None else Mask(key_is_token=is_token)
+        own = mask if self.config.window is None else Mask(window=self.config.window, key_is_token=is_token)
+        side = self.encoder
+        x = side.blocks(
+            side.embedding(source_ids, positions), positions=positions, relation=side.relation, mask=own
+        )
+        return Source(states=side.final(side.final_norm(x)), mask=mask)
+
+    def decode(
+        self, ids: Ids, source: Source, *, is_token: IsToken | None = None, cache: KVCache | None = None
+    ) -> Logits:
+        """Several rows of ids may share one source, as the hypotheses of a beam do: they stand side by side."""
+        return self.unembedding(self.states(ids, source, is_token=is_token, cache=cache))
+
+    def states(
+        self, ids: Ids, source: Source, *, is_token: IsToken | None = None, cache: KVCache | None = None
+    ) -> Residual:
+        check_length(ids.shape[1], self.config.context_length, cache)
+        positions = place(ids, is_token=is_token, cache=cache)
+        side = self.decoder
+        x = side.blocks(
+            side.embedding(ids, positions),
+            positions=positions,
+            relation=side.relation,
+            mask=causal_mask(
+                positions, window=self.config.window, is_token=is_token, documents=None, cache=cache
+            ),
+            cache=cache,
+            source=source,
+        )
+        return side.final(side.final_norm(x))
+
+    def new_cache(self, *, batch: int, capacity: int | None = None) -> KVCache:
+        """For one source batch: its cross-attention part is filled at the first step and then kept."""
+        return build_cache(
+            self.config,
+            self.decoder.embedding.token,
+            n_layers=self.config.n_decoder_layers,
+            batch=batch,
+            capacity=self.config.context_length if capacity is None else capacity,
+        )

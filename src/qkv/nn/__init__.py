@@ -1,0 +1,58 @@
+"""The parts, built from numbers: one attention for all families, and everything around it."""
+
+from qkv.nn.attention import Attention, Heads, Lookup, attend, attend_fused, using, weights_of
+from qkv.nn.block import Block, Blocks, Source
+from qkv.nn.cache import KVCache, LayerCache, SourceCache
+from qkv.nn.embedding import InputEmbedding, TokenEmbedding, Unembedding, check_ids
+from qkv.nn.feedforward import FeedForward, activate
+from qkv.nn.initialise import initialise
+from qkv.nn.mask import CAUSAL, Mask
+from qkv.nn.memory import SoftMemory
+from qkv.nn.norm import LayerNorm, RMSNorm, norm
+from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoid
+from qkv.nn.recurrent import AttentiveDecoder, RecurrentEncoder, State, StateAttention
+from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary, alibi_slopes
+from qkv.nn.tap import Tap
+
+__all__ = [
+    "CAUSAL",
+    "ALiBi",
+    "Attention",
+    "AttentiveDecoder",
+    "Block",
+    "Blocks",
+    "ConcatenatedPositions",
+    "FeedForward",
+    "Heads",
+    "InputEmbedding",
+    "KVCache",
+    "LayerCache",
+    "LayerNorm",
+    "LearnedPositions",
+    "Lookup",
+    "Mask",
+    "RMSNorm",
+    "RecurrentEncoder",
+    "Relation",
+    "RelativeBias",
+    "Rotary",
+    "SinusoidalPositions",
+    "SoftMemory",
+    "Source",
+    "SourceCache",
+    "State",
+    "StateAttention",
+    "Tap",
+    "TokenEmbedding",
+    "Unembedding",
+    "activate",
+    "alibi_slopes",
+    "attend",
+    "attend_fused",
+    "check_ids",
+    "initialise",
+    "norm",
+    "sinusoid",
+    "using",
+    "weights_of",
+]

@@ -1,0 +1,114 @@
+"""One layer of a Transformer, and a stack of them."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from qkv.choices import NormPosition
+from qkv.nn.attention import Attention
+from qkv.nn.cache import KVCache, LayerCache, SourceCache
+from qkv.nn.feedforward import FeedForward
+from qkv.nn.mask import Mask
+from qkv.nn.norm import LayerNorm, RMSNorm
+from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary
+from qkv.nn.tap import Tap
+from qkv.tensors import Positions, Residual
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a decoder reads: the encoder's last output, and which of it is padding."""
+
+    states: Float[Tensor, "batch key d_model"]
+    mask: Mask | None = None
+
+    def written_out(self) -> "Source":
+        if self.mask is None:
+            return self
+        mask = self.mask.written_out(1, self.states.shape[1], self.states.device)
+        return Source(states=self.states, mask=mask)
+
+
+class Block(nn.Module):
+    """Attention, then (in a decoder with a source) cross-attention, then feed-forward.
+
+    Each adds to the residual stream: from a normed copy (pre), or followed by a norm of the sum (post).
+    Taps: `residual_pre`, `residual_mid` (after attention), `residual_cross`, `residual_post`, and what each
+    sub-layer writes: `attention_write`, `cross_write`, `feedforward_write`.
+    """
+
+    def __init__(
+        self, *, attention: Attention, feedforward: FeedForward, norms: list[LayerNorm | RMSNorm],
+        norm_position: NormPosition, cross: Attention | None = None, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`norms`: for attention, for cross-attention if there is one, for feed-forward."""
+        super().__init__()
+        self.norm_position = norm_position
+        self.attention_norm, self.attention = norms[0], attention
+        if cross is not None:
+            self.cross_norm, self.cross = norms[1], cross
+            self.residual_cross, self.cross_write = Tap(), Tap()
+        else:
+            self.cross = None
+        self.feedforward_norm, self.feedforward = norms[-1], feedforward
+        self.dropout = nn.Dropout(dropout)
+        self.residual_pre, self.residual_mid, self.residual_post = Tap(), Tap(), Tap()
+        self.attention_write, self.feedforward_write = Tap(), Tap()
+
+    def forward(
+        self,
+        x: Residual,
+        *,
+        mask: Mask | None = None,
+        relation: Relation | None = None,
+        cache: tuple[LayerCache, SourceCache] | None = None,
+        source: Source | None = None,
+    ) -> Residual:
+        own, of_source = cache if cache is not None else (None, None)
+        x = self.residual_pre(x)
+        write = self.attention(self._before(self.attention_norm, x), mask=mask, relation=relation, cache=own)
+        x = self.residual_mid(self._add(self.attention_norm, x, self.attention_write(write)))
+        if self.cross is not None and source is not None:
+            write = self.cross(
+                self._before(self.cross_norm, x), source=source.states, mask=source.mask, cache=of_source
+            )
+            x = self.residual_cross(self._add(self.cross_norm, x, self.cross_write(write)))
+        write = self.feedforward(self._before(self.feedforward_norm, x))
+        return self.residual_post(self._add(self.feedforward_norm, x, self.feedforward_write(write)))
+
+    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return norm(x) if self.norm_position is NormPosition.PRE else x
+
+    def _add(self, norm: nn.Module, x: Tensor, write: Tensor) -> Tensor:
+        x = x + self.dropout(write)
+        return norm(x) if self.norm_position is NormPosition.POST else x
+
+
+class Blocks(nn.ModuleList):
+    """Blocks one on another; mask and positions are worked out once for all of them."""
+
+    def forward(
+        self,
+        x: Residual,
+        *,
+        positions: Positions,
+        relation: Rotary | ALiBi | RelativeBias | None = None,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+        source: Source | None = None,
+    ) -> Residual:
+        """`positions`: where the tokens of x stand, for `relation` to use."""
+        n_keys = x.shape[1] if cache is None else cache.n_filled
+        if mask is not None:
+            mask = mask.written_out(x.shape[1], n_keys, x.device)
+        related = None
+        if relation is not None:
+            keys_stand = positions if cache is None else torch.arange(n_keys, device=x.device)[None]
+            related = relation(positions, keys_stand)
+        source = None if source is None else source.written_out()
+        for i, block in enumerate(self):
+            layer = None if cache is None else (cache.layers[i], cache.sources[i])
+            x = block(x, mask=mask, relation=related, cache=layer, source=source)
+        return x

@@ -1,0 +1,134 @@
+"""Keys and values kept from one step to the next.
+
+A cache is preallocated and filled from the left: slot j of a row holds that row's token at position j.
+Rows may have different lengths; padding is never written.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from qkv.errors import CacheError
+from qkv.tensors import IsToken, Keys, Positions, Values
+
+
+@dataclass(frozen=True)
+class _Scattered:
+    """Where the tokens of a ragged batch go: token (rows[i], columns[i]) to slot slots[i] of its row."""
+
+    rows: Int[Tensor, " token"]
+    columns: Int[Tensor, " token"]
+    slots: Int[Tensor, " token"]
+
+
+class LayerCache:
+    """One layer's keys and values, (batch, kv_head, capacity, width)."""
+
+    def __init__(self, parent: "KVCache", keys: Tensor, values: Tensor) -> None:
+        self._parent = parent
+        self.keys = keys
+        self.values = values
+
+    def append(self, keys: Keys, values: Values) -> tuple[Keys, Values]:
+        """Write the new ones where `KVCache.reserve` said, and give back all that are filled."""
+        place = self._parent.place
+        match place:
+            case None:
+                raise CacheError("the cache has no room reserved: call KVCache.reserve once a pass")
+            case slice():
+                self.keys[:, :, place] = keys
+                self.values[:, :, place] = values
+            case _Scattered():
+                self.keys[place.rows, :, place.slots] = keys[place.rows, :, place.columns]
+                self.values[place.rows, :, place.slots] = values[place.rows, :, place.columns]
+        n = self._parent.n_filled
+        return self.keys[:, :, :n], self.values[:, :, :n]
+
+
+class SourceCache:
+    """A cross-attention layer's keys and values: computed once a source, shared by all beams."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[Keys, Values] | None = None
+
+    def fetch(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Keys, Values]:
+        if self.kept is None:
+            self.kept = compute()
+        return self.kept
+
+
+class KVCache:
+    """The cache of a whole decoder; models take it as an argument and hold none themselves."""
+
+    def __init__(
+        self, *, layers: int, batch: int, capacity: int, key_shape: tuple[int, int], value_shape: tuple[int, int],
+        like: Tensor,
+    ) -> None:  # fmt: skip
+        """Shapes are (kv_heads, width); `like` gives dtype and device."""
+        if min(batch, capacity) < 1:
+            raise CacheError(f"a cache needs batch={batch} and capacity={capacity} of at least 1")
+        self.capacity = capacity
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
+        self.n_filled = 0
+        """Slots in use in the longest row."""
+        self.is_ragged = False
+        self.place: slice | _Scattered | None = None
+        self.layers = [
+            LayerCache(
+                self,
+                like.new_zeros(batch, key_shape[0], capacity, key_shape[1]),
+                like.new_zeros(batch, value_shape[0], capacity, value_shape[1]),
+            )
+            for _ in range(layers)
+        ]
+        self.sources = [SourceCache() for _ in range(layers)]
+
+    @property
+    def batch(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes allocated for keys and values, filled or not; the source's share included."""
+        kept = [tensor for source in self.sources if source.kept for tensor in source.kept]
+        own = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in own + kept)
+
+    def reserve(self, *, batch: int, n_new: int, is_token: IsToken | None = None) -> Positions:
+        """Make room for a pass over n_new tokens and say at which positions they stand."""
+        if batch != self.batch:
+            raise CacheError(f"the cache was made for batch={self.batch}, the ids have batch={batch}")
+        if is_token is not None and not bool(is_token.all()):
+            self.is_ragged = True
+        added = torch.full_like(self.lengths, n_new) if is_token is None else is_token.sum(1)
+        n_needed = int((self.lengths + added).max()) if self.is_ragged else self.n_filled + n_new
+        if n_needed > self.capacity:
+            raise CacheError(f"the cache holds {self.capacity} tokens a row, {n_needed} are needed")
+        positions = self._positions(n_new, is_token)
+        self.lengths = self.lengths + added
+        self.n_filled = max(self.n_filled, n_needed)
+        return positions
+
+    def _positions(self, n_new: int, is_token: IsToken | None) -> Positions:
+        if not self.is_ragged:
+            self.place = slice(self.n_filled, self.n_filled + n_new)
+            return torch.arange(self.n_filled, self.n_filled + n_new, device=self.lengths.device)[None]
+        if is_token is None:
+            is_token = torch.ones(self.batch, n_new, dtype=torch.bool, device=self.lengths.device)
+        positions = self.lengths[:, None] + (is_token.long().cumsum(1) - 1).clamp(min=0)
+        rows, columns = is_token.nonzero(as_tuple=True)
+        self.place = _Scattered(rows, columns, positions[rows, columns])
+        return positions
+
+    def select(self, rows: Int[Tensor, " row"]) -> None:
+        """Keep these rows, in this order, repeats allowed: a beam search's reordering.
+
+        The source's part stays as it is: beams of one source share it.
+        """
+        for layer in self.layers:
+            layer.keys = layer.keys.index_select(0, rows)
+            layer.values = layer.values.index_select(0, rows)
+        self.lengths = self.lengths.index_select(0, rows)

@@ -1,0 +1,102 @@
+"""Ids to vectors at the bottom of a model, vectors to logits at its top."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.errors import ConfigError, InputError, ShapeError
+from qkv.nn.norm import LayerNorm, RMSNorm
+from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions
+from qkv.nn.tap import Tap
+from qkv.tensors import Ids, Logits, Positions, Residual
+
+
+class TokenEmbedding(nn.Module):
+    """One vector a token: the same as one-hot × table, by look-up."""
+
+    def __init__(self, vocabulary_size: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocabulary_size, d_model).normal_())
+
+    def forward(self, ids: Ids) -> Residual:
+        check_ids(ids, self.weight.shape[0])
+        return F.embedding(ids, self.weight)
+
+
+def check_ids(ids: Ids, vocabulary_size: int) -> None:
+    """Refuse empty sequences and ids outside the vocabulary.
+
+    Values are looked at on the CPU alone: elsewhere a look would wait for the device, and inside a compiled
+    graph it would break the graph. What feeds a GPU checks its ids before they leave the CPU.
+    """
+    if ids.shape[1] == 0:
+        raise InputError("the sequence is empty: 0 ids, there must be at least 1")
+    if ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    low, high = (int(end) for end in ids.aminmax())
+    if low < 0 or high >= vocabulary_size:
+        raise InputError(
+            f"id {low if low < 0 else high} is outside the vocabulary of {vocabulary_size} (0 … {vocabulary_size - 1})"
+        )
+
+
+class InputEmbedding(nn.Module):
+    """Token (· scale) + position + segment, then norm and dropout where the model has them.
+
+    Taps: `tokens`, the bare token vectors; `sum`, what the first block reads.
+    """
+
+    def __init__(
+        self, tokens: TokenEmbedding, *, position: LearnedPositions | SinusoidalPositions | ConcatenatedPositions | None,
+        n_segments: int | None = None, scale: float = 1.0, norm: LayerNorm | RMSNorm | None = None, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.token = tokens
+        self.position = position
+        self.segment = None if n_segments is None else TokenEmbedding(n_segments, tokens.weight.shape[1])
+        self.scale = scale
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.tokens, self.sum = Tap(), Tap()
+
+    def forward(self, ids: Ids, positions: Positions, segments: Ids | None = None) -> Residual:
+        x = self.tokens(self.token(ids) * self.scale)
+        if self.segment is not None:
+            x = x + self._segments(ids, segments)
+        elif segments is not None:
+            raise ConfigError("segments were given, but this embedding has none (n_segments is not set)")
+        if self.position is not None:
+            x = self.position(x, positions)
+        return self.sum(self.dropout(x if self.norm is None else self.norm(x)))
+
+    def _segments(self, ids: Tensor, segments: Tensor | None) -> Tensor:
+        if segments is None:
+            segments = torch.zeros_like(ids)
+        if segments.shape != ids.shape:
+            raise ShapeError(f"segments have shape {tuple(segments.shape)}, ids {tuple(ids.shape)}")
+        assert self.segment is not None
+        return self.segment(segments)
+
+
+class Unembedding(nn.Module):
+    """One logit a token of the vocabulary: x·Wᵀ (+ b), W the token table itself where it is tied.
+
+    Lecture E writes xW_E; W_E is V×d, so the product needs the transpose.
+    """
+
+    def __init__(
+        self, vocabulary_size: int, d_model: int, *, tied_to: TokenEmbedding | None = None, bias: bool = False,
+        scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.scale = scale
+        self.weight = (
+            nn.Parameter(torch.empty(vocabulary_size, d_model).normal_())
+            if tied_to is None
+            else tied_to.weight
+        )
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size)) if bias else None
+        self.logits = Tap()
+
+    def forward(self, x: Residual) -> Logits:
+        return self.logits(F.linear(x * self.scale if self.scale != 1.0 else x, self.weight, self.bias))

@@ -1,0 +1,103 @@
+"""Which positions may look at which."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from qkv.errors import ConfigError, ShapeError
+from qkv.tensors import Positions, Visible
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """A rule, kept as a rule so that attention can choose the cheapest kernel. `None` in its place: all is visible.
+
+    All parts of the rule must allow a look. True means *may look*, everywhere.
+    """
+
+    causal: bool = False
+    """A query sees keys at its own position and before."""
+    window: int | None = None
+    """A query sees keys less than this many positions away."""
+    key_is_token: Bool[Tensor, "batch key"] | None = None
+    """Nobody sees a key where this is False: padding."""
+    documents: Int[Tensor, "batch position"] | None = None
+    """Packed texts: a query sees keys of the same number alone (self-attention without a cache)."""
+    query_positions: Positions | None = None
+    """Where the queries stand; None: 0, 1, 2 …"""
+    key_positions: Positions | None = None
+    table: Visible | None = None
+    """The rule written out, once for all layers; see `written_out`."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"window={self.window} must be at least 1")
+
+    @property
+    def is_causal_alone(self) -> bool:
+        """Nothing but the lower triangle, so a kernel may draw it without a table."""
+        return (
+            self.causal
+            and self.window is None
+            and self.key_is_token is None
+            and self.documents is None
+            and self.query_positions is None
+        )
+
+    def written_out(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
+        """The same rule with its table computed; a pure causal square is left to the kernel."""
+        if self.table is not None or (self.is_causal_alone and n_queries == n_keys):
+            return self
+        return replace(self, table=self.visible(n_queries, n_keys, device))
+
+    def visible(self, n_queries: int, n_keys: int, device: torch.device) -> Visible:
+        """The table of who sees whom, (batch or 1, 1, queries or 1, keys)."""
+        if self.table is not None:
+            return self.table
+        self._check(n_queries, n_keys)
+        seen = torch.ones(1, 1, 1, n_keys, dtype=torch.bool, device=device)
+        if self.causal or self.window is not None:
+            distance = (
+                self._stand(self.query_positions, n_queries, device)[:, None, :, None]
+                - (self._stand(self.key_positions, n_keys, device)[:, None, None, :])
+            )
+            if self.causal:
+                seen = seen & (distance >= 0)
+            if self.window is not None:
+                seen = seen & (distance.abs() < self.window)
+        if self.key_is_token is not None:
+            seen = seen & self.key_is_token[:, None, None, :]
+        if self.documents is not None:
+            seen = seen & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
+        return seen
+
+    @staticmethod
+    def _stand(positions: Positions | None, n: int, device: torch.device) -> Positions:
+        return torch.arange(n, device=device)[None] if positions is None else positions
+
+    def _check(self, n_queries: int, n_keys: int) -> None:
+        if self.key_is_token is not None and self.key_is_token.shape[1] != n_keys:
+            raise ShapeError(
+                f"the mask's key_is_token covers {self.key_is_token.shape[1]} keys, there are {n_keys}"
+            )
+        if self.documents is not None and not self.documents.shape[1] == n_queries == n_keys:
+            raise ShapeError(
+                f"the mask's documents cover {self.documents.shape[1]} positions, "
+                f"there are {n_queries} queries and {n_keys} keys"
+            )
+        if self.causal and self.query_positions is None and n_queries != n_keys:
+            raise ShapeError(
+                f"a causal mask over {n_queries} queries and {n_keys} keys needs query_positions to say where they stand"
+            )
+        for name, given, n in (
+            ("query_positions", self.query_positions, n_queries),
+            ("key_positions", self.key_positions, n_keys),
+        ):
+            if given is not None and given.shape[1] != n:
+                raise ShapeError(f"the mask's {name} cover {given.shape[1]} positions, there are {n}")
+
+
+CAUSAL = Mask(causal=True)

@@ -1,0 +1,152 @@
+"""What the Transformer replaced: recurrent encoder and decoder, and attention between them."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from qkv.choices import CellKind, ScoreKind
+from qkv.nn.attention import Lookup, weights_of
+from qkv.nn.mask import Mask
+from qkv.nn.tap import Tap
+from qkv.tensors import IsToken, Residual, Scores
+
+State = tuple[Float[Tensor, "layer batch d_model"], ...]
+"""What a recurrence carries from one step to the next: (h,) for a GRU, (h, c) for an LSTM."""
+
+
+def recurrence(
+    cell: CellKind, width: int, d_state: int, *, n_layers: int, bidirectional: bool, dropout: float
+) -> nn.GRU | nn.LSTM:
+    kind = nn.GRU if cell is CellKind.GRU else nn.LSTM
+    return kind(
+        width,
+        d_state,
+        n_layers,
+        batch_first=True,
+        bidirectional=bidirectional,
+        dropout=dropout if n_layers > 1 else 0.0,
+    )
+
+
+class RecurrentEncoder(nn.Module):
+    """Reads the source in both directions; a state is both directions' halves side by side.
+
+    Also gives the decoder its first state: the last state of either direction, joined, through tanh(W·).
+    Padding is never read.
+    """
+
+    def __init__(
+        self, d_model: int, *, cell: CellKind, n_layers: int, n_decoder_layers: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.recurrence = recurrence(
+            cell, d_model, d_model // 2, n_layers=n_layers, bidirectional=True, dropout=dropout
+        )
+        self.n_decoder_layers = n_decoder_layers
+        self.bridge = nn.ModuleList(
+            nn.Linear(d_model, d_model) for _ in range(1 if cell is CellKind.GRU else 2)
+        )
+        self.states = Tap()
+
+    def forward(self, x: Residual, is_token: IsToken | None = None) -> tuple[Residual, State]:
+        if is_token is None:
+            states, last = self.recurrence(x)
+        else:
+            x, order_back = _left_aligned(x, is_token)
+            packed = pack_padded_sequence(x, is_token.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+            states, last = self.recurrence(packed)
+            states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
+            states = states.gather(1, order_back[..., None].expand_as(states)) * is_token[..., None]
+        last = last if isinstance(last, tuple) else (last,)
+        first = tuple(self._bridged(linear, part) for linear, part in zip(self.bridge, last, strict=True))
+        return self.states(states), first
+
+    def _bridged(self, linear: nn.Module, last: Tensor) -> Tensor:
+        forward, backward = last[-2], last[-1]
+        start = torch.tanh(linear(torch.cat((forward, backward), dim=-1)))
+        return start.expand(self.n_decoder_layers, *start.shape).contiguous()
+
+
+def _left_aligned(x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens moved to the left of each row, and where each position went."""
+    order = torch.argsort((~is_token).long(), dim=1, stable=True)
+    return x.gather(1, order[..., None].expand_as(x)), torch.argsort(order, dim=1)
+
+
+class StateAttention(nn.Module):
+    """A decoder's states look at an encoder's: raw keys = values = encoder states (lecture C).
+
+    dot: q·k · general: q·Wk (arXiv:1508.04025) · additive: v·tanh(Wq + Uk) (arXiv:1409.0473).
+    Taps as in `Attention`: `scores`, `weights`, `heads`; there is one head.
+    """
+
+    def __init__(self, d_model: int, *, kind: ScoreKind) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind is ScoreKind.GENERAL:
+            self.key = nn.Linear(d_model, d_model, bias=False)
+        elif kind is ScoreKind.ADDITIVE:
+            self.query = nn.Linear(d_model, d_model, bias=False)
+            self.key = nn.Linear(d_model, d_model, bias=False)
+            self.similarity = nn.Linear(d_model, 1, bias=False)
+        self.scores, self.weights, self.heads = Tap(), Tap(), Tap()
+
+    def forward(
+        self,
+        queries: Residual,
+        states: Float[Tensor, "source_batch key d_model"],
+        *,
+        mask: Mask | None = None,
+    ) -> Residual:
+        n_shared = queries.shape[0] // states.shape[0]
+        folded = queries.reshape(states.shape[0], n_shared * queries.shape[1], -1)
+        scores = self._scores(folded, states)
+        if mask is not None:
+            scores = scores.masked_fill(~mask.visible(*scores.shape[-2:], scores.device), float("-inf"))
+        mixed = self.heads(self.weights(weights_of(self.scores(scores))) @ states[:, None])
+        return mixed[:, 0].reshape(queries.shape)
+
+    def _scores(self, queries: Tensor, states: Tensor) -> Scores:
+        match self.kind:
+            case ScoreKind.ADDITIVE:
+                both = self.query(queries)[:, :, None] + self.key(states)[:, None]
+                return self.similarity(torch.tanh(both)).squeeze(-1)[:, None]
+            case _:
+                keys = self.key(states) if self.kind is ScoreKind.GENERAL else states
+                return Lookup(
+                    queries=queries[:, None], keys=keys[:, None], values=states[:, None], scale=1.0
+                ).scores()
+
+
+class AttentiveDecoder(nn.Module):
+    """A recurrence over the target; each of its states looks at the source, and state and answer are joined.
+
+    tanh(W[context; state]), eq. 5 of arXiv:1508.04025. All target states of a training batch look at once.
+    """
+
+    def __init__(
+        self, d_model: int, *, cell: CellKind, n_layers: int, kind: ScoreKind, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.recurrence = recurrence(
+            cell, d_model, d_model, n_layers=n_layers, bidirectional=False, dropout=dropout
+        )
+        self.attention = None if kind is ScoreKind.NONE else StateAttention(d_model, kind=kind)
+        self.combine = None if kind is ScoreKind.NONE else nn.Linear(2 * d_model, d_model)
+        self.states = Tap()
+
+    def forward(
+        self,
+        x: Residual,
+        state: State,
+        *,
+        source: Float[Tensor, "source_batch key d_model"],
+        mask: Mask | None = None,
+    ) -> tuple[Residual, State]:
+        states, last = self.recurrence(x, state[0] if len(state) == 1 else state)
+        states = self.states(states)
+        if self.attention is not None and self.combine is not None:
+            context = self.attention(states, source, mask=mask)
+            states = torch.tanh(self.combine(torch.cat((context, states), dim=-1)))
+        return states, last if isinstance(last, tuple) else (last,)

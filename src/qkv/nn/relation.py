@@ -1,0 +1,103 @@
+"""How positions enter the scores: rotary turns queries and keys, ALiBi and T5 add a bias by distance."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qkv.errors import ConfigError
+from qkv.tensors import Positions, ScoreBias
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """What one pass tells all its layers about positions; computed once, used by each attention."""
+
+    rotation: (
+        tuple[Float[Tensor, "#batch 1 position d_head"], Float[Tensor, "#batch 1 position d_head"]] | None
+    ) = None
+    """cos and sin of the new tokens' angles."""
+    bias: ScoreBias | None = None
+
+    def rotate(
+        self, x: Float[Tensor, "batch head position d_head"]
+    ) -> Float[Tensor, "batch head position d_head"]:
+        if self.rotation is None:
+            return x
+        cos, sin = (part.to(x.dtype) for part in self.rotation)
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Rotary(nn.Module):
+    """Dimension i and i + d_head/2 of a query or key are turned together, by position × base^(−2i/d_head).
+
+    arXiv:2104.09864, in the halves layout of Llama's published weights.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, d_head: int, *, base: float = 10000.0) -> None:
+        super().__init__()
+        if d_head % 2:
+            raise ConfigError(f"rotary positions turn pairs: d_head={d_head} must be even")
+        exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head
+        self.register_buffer("frequencies", (base**-exponents).float(), persistent=False)
+
+    def forward(self, query_positions: Positions, key_positions: Positions) -> Relation:  # noqa: ARG002
+        angles = query_positions[:, None, :, None].float() * self.frequencies.to(query_positions.device)
+        angles = torch.cat((angles, angles), dim=-1)
+        return Relation(rotation=(angles.cos(), angles.sin()))
+
+
+class ALiBi(nn.Module):
+    """A penalty that grows with distance, at a slope of each head's own. arXiv:2108.12409."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(n_heads)
+
+    def forward(self, query_positions: Positions, key_positions: Positions) -> Relation:
+        distance = (query_positions[:, None, :, None] - key_positions[:, None, None, :]).abs()
+        slopes = torch.tensor(self.slopes, device=distance.device)[None, :, None, None]
+        return Relation(bias=-slopes * distance)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """2^(−8/n), 2^(−16/n) …; for other than powers of two, every second slope of the next power fills up."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
+    return slopes + between[: n_heads - power]
+
+
+class RelativeBias(nn.Module):
+    """A learned bias a head for each bucket of distances: exact when near, logarithmic when far. T5, arXiv:1910.10683."""
+
+    def __init__(self, n_heads: int, *, n_buckets: int, max_distance: int, bidirectional: bool) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
+        self.table = nn.Embedding(n_buckets, n_heads)
+
+    def forward(self, query_positions: Positions, key_positions: Positions) -> Relation:
+        ahead = key_positions[:, None, :] - query_positions[:, :, None]
+        return Relation(bias=self.table(self.buckets(ahead)).permute(0, 3, 1, 2))
+
+    def buckets(self, ahead: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """Which bucket a key `ahead` positions after the query falls into."""
+        n_buckets = self.table.num_embeddings
+        first = torch.zeros_like(ahead)
+        if self.bidirectional:
+            n_buckets //= 2
+            first = (ahead > 0).long() * n_buckets
+            distance = ahead.abs()
+        else:
+            distance = (-ahead).clamp(min=0)
+        n_exact = n_buckets // 2
+        # The float32 steps and their order decide which side of an edge a distance falls on; they are T5's.
+        far = torch.log(distance.float().clamp(min=1) / n_exact) / math.log(self.max_distance / n_exact)
+        far = n_exact + (far * (n_buckets - n_exact)).long()
+        return first + torch.where(distance < n_exact, distance, far.clamp(max=n_buckets - 1))
