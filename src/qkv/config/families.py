@@ -97,10 +97,7 @@ class TransformerConfig(Config):
             raise ConfigError(f"sinusoidal positions come in pairs: d_model={self.d_model} must be even")
         if self.positions is PositionKind.RELATIVE and self.relative_buckets % 4:
             raise ConfigError(f"relative_buckets={self.relative_buckets} must be a multiple of 4")
-        if (
-            self.positions is PositionKind.RELATIVE
-            and self.relative_max_distance <= self.relative_buckets // 2
-        ):
+        if self.positions is PositionKind.RELATIVE and self.relative_max_distance <= self.relative_buckets // 2:
             raise ConfigError(
                 f"relative_max_distance={self.relative_max_distance} must be more than "
                 f"relative_buckets/2={self.relative_buckets // 2}"

@@ -108,9 +108,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
         )
     ),
     "llama-2-7b": lambda: _llama(4096, vocabulary_size=32000, d_ff=11008),
-    "llama-3-8b": lambda: _llama(
-        8192, vocabulary_size=128256, d_ff=14336, n_kv_heads=8, rotary_base=500000.0
-    ),
+    "llama-3-8b": lambda: _llama(8192, vocabulary_size=128256, d_ff=14336, n_kv_heads=8, rotary_base=500000.0),
     "bert-nano": lambda: BERTConfig(**_nano(n_layers=2)),
     "bert-tiny": lambda: _bert(2, 128, 2),
     "bert-small": lambda: _bert(4, 512, 8),
@@ -131,8 +129,6 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 def preset(name: str, **changes: Any) -> ModelConfig:  # noqa: ANN401
     """The config of that name, with some settings changed: `preset("gpt2", context_length=256)`."""
     if name not in PRESETS:
-        raise ConfigError(
-            f"unknown preset '{name}'{nearest(name, list(PRESETS))}; known: {', '.join(PRESETS)}"
-        )
+        raise ConfigError(f"unknown preset '{name}'{nearest(name, list(PRESETS))}; known: {', '.join(PRESETS)}")
     config = PRESETS[name]()
     return config.replace(**changes) if changes else config

@@ -40,9 +40,7 @@ def _changer(name: str, what: Change) -> Callable[[Tensor], Tensor]:
             case _:
                 new = what(passing)
         if new.shape != passing.shape:
-            raise TapError(
-                f"'{name}' passes shape {tuple(passing.shape)}, the change gave {tuple(new.shape)}"
-            )
+            raise TapError(f"'{name}' passes shape {tuple(passing.shape)}, the change gave {tuple(new.shape)}")
         return new
 
     return put
@@ -67,9 +65,7 @@ def head_off(model: nn.Module, attention: str, head: int) -> Iterator[None]:
 
 
 @contextmanager
-def cut_edge(
-    model: nn.Module, attention: str, *, query: int, key: int, head: int | None = None
-) -> Iterator[None]:
+def cut_edge(model: nn.Module, attention: str, *, query: int, key: int, head: int | None = None) -> Iterator[None]:
     """The token at position `query` may not look at `key`, in the attentions meant, for one head or all.
 
     The fused kernel stays on. A cut that no pass ever reached is an error at the end of the `with`.

@@ -91,18 +91,8 @@ def _number_cells(axis: "Axes", one: HeatMap, matrix: Tensor, limits: tuple[floa
     for i, row in enumerate(matrix.tolist()):
         for j, value in enumerate(row):
             share = (value - low) / (high - low or 1.0)
-            dark = 0.25 < share < 0.75 if one.is_signed else share > 0.6
-            text = f"{value:.2f}" if abs(value) != float("inf") else "−∞"
-            axis.text(
-                j,
-                i,
-                text,
-                ha="center",
-                va="center",
-                fontsize=6,
-                color="black" if dark else _light(one, value),
-            )
-
-
-def _light(one: HeatMap, value: float) -> str:
-    return "black" if abs(value) == float("inf") else "white"
+            on_light = 0.25 < share < 0.75 if one.is_signed else share > 0.6
+            is_masked = abs(value) == float("inf")
+            text = "−∞" if is_masked else f"{value:.2f}"
+            ink = "black" if on_light or is_masked else "white"
+            axis.text(j, i, text, ha="center", va="center", fontsize=6, color=ink)

@@ -19,7 +19,5 @@ def matching(model: nn.Module, pattern: str) -> dict[str, Tap]:
     known = taps(model)
     found = {name: tap for name, tap in known.items() if fnmatchcase(name, pattern)}
     if not found:
-        raise TapError(
-            f"no tap is named '{pattern}'{nearest(pattern, list(known))}; there are {len(known)} taps"
-        )
+        raise TapError(f"no tap is named '{pattern}'{nearest(pattern, list(known))}; there are {len(known)} taps")
     return found

@@ -90,9 +90,7 @@ class Trace:
         waiting: list[Lookup] = []
 
         def finish(heads: Tensor) -> None:
-            self._attention.setdefault(name, []).append(
-                SeenAttention(_detached(waiting.pop()), heads.detach())
-            )
+            self._attention.setdefault(name, []).append(SeenAttention(_detached(waiting.pop()), heads.detach()))
 
         return [attention.lookup.watch(waiting.append), attention.heads.watch(finish)]
 

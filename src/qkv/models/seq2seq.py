@@ -36,11 +36,7 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.config = config
         tokens = TokenEmbedding(config.vocabulary_size, config.d_model)
-        of_source = (
-            tokens
-            if config.share_embeddings
-            else TokenEmbedding(config.source_vocabulary_size, config.d_model)
-        )
+        of_source = tokens if config.share_embeddings else TokenEmbedding(config.source_vocabulary_size, config.d_model)
         self.encoder = Side(config, of_source, is_decoder=False)
         self.decoder = Side(config, tokens, is_decoder=True)
         self.unembedding = build_unembedding(config, tokens)
@@ -63,9 +59,7 @@ class Seq2Seq(nn.Module):
         mask = None if is_token is None else Mask(key_is_token=is_token)
         own = mask if self.config.window is None else Mask(window=self.config.window, key_is_token=is_token)
         side = self.encoder
-        x = side.blocks(
-            side.embedding(source_ids, positions), positions=positions, relation=side.relation, mask=own
-        )
+        x = side.blocks(side.embedding(source_ids, positions), positions=positions, relation=side.relation, mask=own)
         return Source(states=side.final(side.final_norm(x)), mask=mask)
 
     def decode(
@@ -84,9 +78,7 @@ class Seq2Seq(nn.Module):
             side.embedding(ids, positions),
             positions=positions,
             relation=side.relation,
-            mask=causal_mask(
-                positions, window=self.config.window, is_token=is_token, documents=None, cache=cache
-            ),
+            mask=causal_mask(positions, window=self.config.window, is_token=is_token, documents=None, cache=cache),
             cache=cache,
             source=source,
         )

@@ -37,7 +37,7 @@ class Lookup:
         if self.bias is not None:
             scores = scores + self.bias
         if self.mask is not None:
-            visible = self.mask.visible(*scores.shape[-2:], scores.device)
+            visible = self.mask.visible(scores.shape[-2], scores.shape[-1], scores.device)
             scores = scores.masked_fill(~visible, float("-inf"))
         return scores
 
@@ -158,9 +158,7 @@ class Attention(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if not output_projection and heads.d_result != d_model:
-            raise ConfigError(
-                f"without output_projection the heads' width {heads.d_result} must be d_model={d_model}"
-            )
+            raise ConfigError(f"without output_projection the heads' width {heads.d_result} must be d_model={d_model}")
         self.d_model = d_model
         self.shape = heads
         self.scale = heads.d_head**-0.5 if scale_scores else 1.0
@@ -249,9 +247,7 @@ class Attention(nn.Module):
             if given is None:
                 continue
             if given.shape[-1] != self.d_model:
-                raise ShapeError(
-                    f"attention of d_model={self.d_model} was given {name} of width {given.shape[-1]}"
-                )
+                raise ShapeError(f"attention of d_model={self.d_model} was given {name} of width {given.shape[-1]}")
             if given.shape[1] == 0:
                 raise ShapeError(f"attention was given {name} of 0 positions; there must be at least 1")
         if source is not None and x.shape[0] % source.shape[0]:

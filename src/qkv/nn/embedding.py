@@ -91,9 +91,7 @@ class Unembedding(nn.Module):
         super().__init__()
         self.scale = scale
         self.weight = (
-            nn.Parameter(torch.empty(vocabulary_size, d_model).normal_())
-            if tied_to is None
-            else tied_to.weight
+            nn.Parameter(torch.empty(vocabulary_size, d_model).normal_()) if tied_to is None else tied_to.weight
         )
         self.bias = nn.Parameter(torch.zeros(vocabulary_size)) if bias else None
         self.logits = Tap()

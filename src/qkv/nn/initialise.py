@@ -18,9 +18,7 @@ def initialise(model: nn.Module, *, std: float, n_residual_writes: int = 1, seed
     generator = torch.Generator().manual_seed(seed)
     done: set[int] = set()
     for name, part in model.named_modules():
-        if isinstance(
-            part, nn.Linear | nn.Embedding | TokenEmbedding | Unembedding | RelativeBias | nn.GRU | nn.LSTM
-        ):
+        if isinstance(part, nn.Linear | nn.Embedding | TokenEmbedding | Unembedding | RelativeBias | nn.GRU | nn.LSTM):
             is_write = name.endswith((".output", ".contract"))
             spread = std / n_residual_writes**0.5 if is_write else std
             for own_name, parameter in part.named_parameters(recurse=False):

@@ -80,9 +80,7 @@ class Mask:
 
     def _check(self, n_queries: int, n_keys: int) -> None:
         if self.key_is_token is not None and self.key_is_token.shape[1] != n_keys:
-            raise ShapeError(
-                f"the mask's key_is_token covers {self.key_is_token.shape[1]} keys, there are {n_keys}"
-            )
+            raise ShapeError(f"the mask's key_is_token covers {self.key_is_token.shape[1]} keys, there are {n_keys}")
         if self.documents is not None and not self.documents.shape[1] == n_queries == n_keys:
             raise ShapeError(
                 f"the mask's documents cover {self.documents.shape[1]} positions, "

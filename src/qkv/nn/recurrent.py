@@ -44,9 +44,7 @@ class RecurrentEncoder(nn.Module):
             cell, d_model, d_model // 2, n_layers=n_layers, bidirectional=True, dropout=dropout
         )
         self.n_decoder_layers = n_decoder_layers
-        self.bridge = nn.ModuleList(
-            nn.Linear(d_model, d_model) for _ in range(1 if cell is CellKind.GRU else 2)
-        )
+        self.bridge = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(1 if cell is CellKind.GRU else 2))
         self.states = Tap()
 
     def forward(self, x: Residual, is_token: IsToken | None = None) -> tuple[Residual, State]:
@@ -103,7 +101,7 @@ class StateAttention(nn.Module):
         folded = queries.reshape(states.shape[0], n_shared * queries.shape[1], -1)
         scores = self._scores(folded, states)
         if mask is not None:
-            scores = scores.masked_fill(~mask.visible(*scores.shape[-2:], scores.device), float("-inf"))
+            scores = scores.masked_fill(~mask.visible(scores.shape[-2], scores.shape[-1], scores.device), float("-inf"))
         mixed = self.heads(self.weights(weights_of(self.scores(scores))) @ states[:, None])
         return mixed[:, 0].reshape(queries.shape)
 
@@ -114,9 +112,7 @@ class StateAttention(nn.Module):
                 return self.similarity(torch.tanh(both)).squeeze(-1)[:, None]
             case _:
                 keys = self.key(states) if self.kind is ScoreKind.GENERAL else states
-                return Lookup(
-                    queries=queries[:, None], keys=keys[:, None], values=states[:, None], scale=1.0
-                ).scores()
+                return Lookup(queries=queries[:, None], keys=keys[:, None], values=states[:, None], scale=1.0).scores()
 
 
 class AttentiveDecoder(nn.Module):
@@ -125,13 +121,9 @@ class AttentiveDecoder(nn.Module):
     tanh(W[context; state]), eq. 5 of arXiv:1508.04025. All target states of a training batch look at once.
     """
 
-    def __init__(
-        self, d_model: int, *, cell: CellKind, n_layers: int, kind: ScoreKind, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, d_model: int, *, cell: CellKind, n_layers: int, kind: ScoreKind, dropout: float = 0.0) -> None:
         super().__init__()
-        self.recurrence = recurrence(
-            cell, d_model, d_model, n_layers=n_layers, bidirectional=False, dropout=dropout
-        )
+        self.recurrence = recurrence(cell, d_model, d_model, n_layers=n_layers, bidirectional=False, dropout=dropout)
         self.attention = None if kind is ScoreKind.NONE else StateAttention(d_model, kind=kind)
         self.combine = None if kind is ScoreKind.NONE else nn.Linear(2 * d_model, d_model)
         self.states = Tap()

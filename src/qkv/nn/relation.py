@@ -15,15 +15,11 @@ from qkv.tensors import Positions, ScoreBias
 class Relation:
     """What one pass tells all its layers about positions; computed once, used by each attention."""
 
-    rotation: (
-        tuple[Float[Tensor, "#batch 1 position d_head"], Float[Tensor, "#batch 1 position d_head"]] | None
-    ) = None
+    rotation: tuple[Float[Tensor, "#batch 1 position d_head"], Float[Tensor, "#batch 1 position d_head"]] | None = None
     """cos and sin of the new tokens' angles."""
     bias: ScoreBias | None = None
 
-    def rotate(
-        self, x: Float[Tensor, "batch head position d_head"]
-    ) -> Float[Tensor, "batch head position d_head"]:
+    def rotate(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:
         if self.rotation is None:
             return x
         cos, sin = (part.to(x.dtype) for part in self.rotation)
@@ -74,7 +70,7 @@ def alibi_slopes(n_heads: int) -> list[float]:
 
 
 class RelativeBias(nn.Module):
-    """A learned bias a head for each bucket of distances: exact when near, logarithmic when far. T5, arXiv:1910.10683."""
+    """A learned bias a head for each bucket of distances: exact when near, logarithmic when far (arXiv:1910.10683)."""
 
     def __init__(self, n_heads: int, *, n_buckets: int, max_distance: int, bidirectional: bool) -> None:
         super().__init__()
