@@ -47,9 +47,15 @@ class InputEmbedding(nn.Module):
     """
 
     def __init__(
-        self, tokens: TokenEmbedding, *, position: LearnedPositions | SinusoidalPositions | ConcatenatedPositions | None,
-        n_segments: int | None = None, scale: float = 1.0, norm: LayerNorm | RMSNorm | None = None, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        tokens: TokenEmbedding,
+        *,
+        position: LearnedPositions | SinusoidalPositions | ConcatenatedPositions | None,
+        n_segments: int | None = None,
+        scale: float = 1.0,
+        norm: LayerNorm | RMSNorm | None = None,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.token = tokens
         self.position = position

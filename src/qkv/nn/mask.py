@@ -87,9 +87,7 @@ class Mask:
                 f"there are {n_queries} queries and {n_keys} keys"
             )
         if self.causal and self.query_positions is None and n_queries != n_keys:
-            raise ShapeError(
-                f"a causal mask over {n_queries} queries and {n_keys} keys needs query_positions to say where they stand"
-            )
+            raise ShapeError(f"a causal mask over {n_queries} queries and {n_keys} keys needs query_positions")
         for name, given, n in (
             ("query_positions", self.query_positions, n_queries),
             ("key_positions", self.key_positions, n_keys),
