@@ -1,0 +1,63 @@
+"""The lectures' examples, one short file each.
+
+A lesson is a module with one public function, `lesson(seed)`: it prints its tables (with `printing`) and
+returns a function that draws its picture. So a lesson runs without matplotlib, and draws what it has just
+computed. `run` prints the title and the lectures before it, and starts torch's own chance at the seed.
+"""
+
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import InputError
+from qkv.lessons.catalogue import LECTURES, LESSONS, LessonInfo
+
+__all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
+
+PICTURE_TYPES = (".png", ".svg", ".pdf")
+
+
+def run(name: str, *, plot: Path | None, seed: int) -> None:
+    """Print the lesson; save its picture where `plot` says. The same seed prints the same numbers, times aside."""
+    if name not in LESSONS:
+        close = get_close_matches(name, LESSONS, n=1, cutoff=0.4)
+        hint = f"did you mean '{close[0]}'?" if close else "`qkv lesson` lists them"
+        raise InputError(f"there is no lesson '{name}' among the {len(LESSONS)}; {hint}")
+    if plot is not None:
+        _check_picture(plot)
+    import torch
+
+    info = LESSONS[name]
+    lesson = import_module(f"qkv.lessons.{info.module}").lesson
+    _print_title(info)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        draw = lesson(seed)
+        if plot is not None:
+            _save(draw, plot)
+
+
+def _print_title(info: LessonInfo) -> None:
+    print(f"\n{info.title}\n{'=' * len(info.title)}")
+    for letter in info.lectures:
+        print(f"Lecture {letter}: {LECTURES[letter]}")
+
+
+def _check_picture(plot: Path) -> None:
+    """A picture that cannot be drawn is refused before the lesson computes, not after."""
+    if plot.suffix.lower() not in PICTURE_TYPES:
+        raise InputError(f"--plot {plot}: the name must end in one of {' '.join(PICTURE_TYPES)}")
+    from qkv.inspection import new_figure
+
+    new_figure(width=1, height=1)
+
+
+def _save(draw: Callable[[], Any], plot: Path) -> None:
+    try:
+        draw().savefig(plot)
+    except OSError as error:
+        raise InputError(f"--plot {plot}: {error.strerror}") from None
+    print(f"qkv: picture saved in {plot}", file=sys.stderr)

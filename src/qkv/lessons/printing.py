@@ -1,0 +1,68 @@
+"""How every lesson looks on the terminal: sections, remarks and tables, in at most 90 columns of plain text."""
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 90
+
+Cell = str | int | float
+Draw = Callable[[], "Figure"]
+"""What a lesson returns: draws its picture when asked."""
+
+
+def section(title: str) -> None:
+    print(f"\n{title}\n{'-' * len(title)}")
+
+
+def say(text: str) -> None:
+    """A remark, wrapped; the newlines of the source do not matter."""
+    print(textwrap.fill(" ".join(text.split()), WIDTH))
+
+
+def slip(text: str) -> None:
+    """Where the slide says something else than the computation, or leaves something out."""
+    print(textwrap.fill("The slide slips: " + " ".join(text.split()), WIDTH, subsequent_indent="  "))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int = 4) -> None:
+    """Words to the left, numbers to the right; floats with `digits` decimals, whole numbers by thousands."""
+    rows = [list(row) for row in rows]
+    words = [isinstance(cell, str) for cell in rows[0]] if rows else [True] * len(header)
+    shown = [list(header), *([_shown(cell, digits) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
+    rule = ["-" * width for width in widths]
+    for row in [shown[0], rule, *shown[1:]]:
+        cells = [
+            cell.ljust(width) if is_word else cell.rjust(width)
+            for cell, width, is_word in zip(row, widths, words, strict=True)
+        ]
+        print("  " + "  ".join(cells).rstrip())
+
+
+def matrix(
+    values: Float[Tensor, "row column"] | Int[Tensor, "row column"],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    digits: int = 2,
+) -> None:
+    """A labelled matrix; −∞ is written so, and an exact 0 as 0."""
+    table(["", *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits)
+
+
+def _shown(cell: Cell, digits: int) -> str:
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    if abs(cell) == float("inf"):
+        return "−∞" if cell < 0 else "∞"
+    # An exact 0, such as a masked weight, must not look like a small number rounded.
+    return "0" if cell == 0.0 else f"{cell:.{digits}f}"
