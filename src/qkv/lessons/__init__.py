@@ -1,8 +1,9 @@
 """The lectures' examples, one short file each.
 
 A lesson is a module with one public function, `lesson(seed)`: it prints its tables (with `printing`) and
-returns a function that draws its picture. So a lesson runs without matplotlib, and draws what it has just
-computed. `run` prints the title and the lectures before it, and starts torch's own chance at the seed.
+returns a function that draws its picture (`drawing.Draw`). So a lesson runs without matplotlib, and draws
+what it has just computed. `run` prints the title and the lectures before it, and starts torch's own chance
+at the seed.
 """
 
 import sys
@@ -44,6 +45,7 @@ def _print_title(info: LessonInfo) -> None:
     print(f"\n{info.title}\n{'=' * len(info.title)}")
     for letter in info.lectures:
         print(f"Lecture {letter}: {LECTURES[letter]}")
+    print()
 
 
 def _check_picture(plot: Path) -> None:

@@ -1,40 +1,37 @@
-"""How every lesson looks on the terminal: sections, remarks and tables, in at most 90 columns of plain text."""
+"""How every lesson looks on the terminal: sections, remarks and tables, in at most 90 columns of plain text.
+
+Each of them ends with an empty line, so they can follow one another in any order.
+"""
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 WIDTH = 90
 
 Cell = str | int | float
-Draw = Callable[[], "Figure"]
-"""What a lesson returns: draws its picture when asked."""
 
 
 def section(title: str) -> None:
-    print(f"\n{title}\n{'-' * len(title)}")
+    print(f"{title}\n{'-' * len(title)}\n")
 
 
 def say(text: str) -> None:
     """A remark, wrapped; the newlines of the source do not matter."""
-    print(textwrap.fill(" ".join(text.split()), WIDTH))
+    print(textwrap.fill(" ".join(text.split()), WIDTH), end="\n\n")
 
 
 def slip(text: str) -> None:
     """Where the slide says something else than the computation, or leaves something out."""
-    print(textwrap.fill("The slide slips: " + " ".join(text.split()), WIDTH, subsequent_indent="  "))
+    say(f"The slide slips: {text}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int = 4) -> None:
     """Words to the left, numbers to the right; floats with `digits` decimals, whole numbers by thousands."""
     rows = [list(row) for row in rows]
-    words = [isinstance(cell, str) for cell in rows[0]] if rows else [True] * len(header)
+    words = [all(isinstance(row[column], str) for row in rows) for column in range(len(header))]
     shown = [list(header), *([_shown(cell, digits) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
     rule = ["-" * width for width in widths]
@@ -44,6 +41,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int 
             for cell, width, is_word in zip(row, widths, words, strict=True)
         ]
         print("  " + "  ".join(cells).rstrip())
+    print()
 
 
 def matrix(

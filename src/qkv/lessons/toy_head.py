@@ -1,0 +1,48 @@
+"""One attention head as lecture A builds it: the model of both toy lessons, and its training."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qkv.nn import CAUSAL, Attention, Heads, LearnedPositions, initialise
+from qkv.tensors import Logits, Residual
+
+
+class ToyHead(nn.Module):
+    """T×V in, T×V logits out: position table, one head with bias-free Q K V of width H, scale, masked softmax.
+
+    Its `attention.output` (H×V) is the layer that the slide's code leaves out.
+    """
+
+    def __init__(
+        self, n_positions: int, vocabulary_size: int, *, seed: int, d_head: int = 20, with_positions: bool = True,
+        causal: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        heads = Heads(n_heads=1, n_kv_heads=1, d_head=d_head, d_value=d_head)
+        self.position = LearnedPositions(n_positions, vocabulary_size) if with_positions else None
+        self.attention = Attention(vocabulary_size, heads, bias=False)
+        self.mask = CAUSAL if causal else None
+        # As wide as Keras draws a 7×20 matrix and a table of positions: positions that start as large as the
+        # tokens are often all that the head ever looks at.
+        initialise(self.attention, std=0.27, seed=seed)
+        if self.position is not None:
+            initialise(self.position, std=0.03, seed=seed + 1)
+
+    def forward(self, x: Residual) -> Logits:
+        if self.position is not None:
+            x = self.position(x, torch.arange(x.shape[1])[None])
+        return self.attention(x, mask=self.mask)
+
+
+def train(head: ToyHead, x: Residual, target: Logits, *, n_steps: int = 400) -> list[float]:
+    """Cross-entropy with the target's distributions; the loss of every step."""
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    losses = []
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(head(x).flatten(0, 1), target.flatten(0, 1))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
