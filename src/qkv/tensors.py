@@ -2,6 +2,7 @@
 
 batch      sequences side by side (b)
 position   tokens of one sequence (n; T in the lectures)
+source     tokens of the sequence that a decoder reads beside its own
 query      positions that look (n); key: positions looked at (m; T̄ in the lectures)
 head       attention heads (h); kv_head: key/value heads, each shared by h / h_kv query heads
 d_model    width of the residual stream (d); d_head of a query or key; d_value of a head's value
@@ -15,6 +16,8 @@ Ids = Int[Tensor, "batch position"]
 Positions = Int[Tensor, "#batch position"]
 IsToken = Bool[Tensor, "batch position"]
 """True where a real token stands, False at padding."""
+SourceIds = Int[Tensor, "batch source"]
+SourceIsToken = Bool[Tensor, "batch source"]
 
 Residual = Float[Tensor, "batch position d_model"]
 Logits = Float[Tensor, "batch position vocabulary"]

@@ -16,7 +16,7 @@ from qkv.nn import (
     Unembedding,
     initialise,
 )
-from qkv.tensors import Ids, IsToken, Logits
+from qkv.tensors import Ids, Logits, SourceIds, SourceIsToken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,12 @@ class RNNSeq2Seq(nn.Module):
         )
         initialise(self, std=config.initial_std, seed=seed)
 
-    def forward(self, source_ids: Ids, ids: Ids, *, source_is_token: IsToken | None = None) -> Logits:
+    def forward(self, source_ids: SourceIds, ids: Ids, *, source_is_token: SourceIsToken | None = None) -> Logits:
         """The true target prefix in, a prediction at each of its positions out; padding goes on the right."""
         start = self.encode(source_ids, is_token=source_is_token)
         return self.decode(ids, start.source, start.state)[0]
 
-    def encode(self, source_ids: Ids, *, is_token: IsToken | None = None) -> RNNSource:
+    def encode(self, source_ids: SourceIds, *, is_token: SourceIsToken | None = None) -> RNNSource:
         check_length(source_ids.shape[1], self.config.context_length)
         states, first = self.encoder(self.dropout(self.source_embedding(source_ids)), is_token)
         mask = None if is_token is None else Mask(key_is_token=is_token)

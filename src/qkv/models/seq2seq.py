@@ -13,7 +13,7 @@ from qkv.models.build import (
 )
 from qkv.models.placing import causal_mask, check_length, place
 from qkv.nn import KVCache, Mask, Source, Tap, TokenEmbedding, initialise
-from qkv.tensors import Ids, IsToken, Logits, Residual
+from qkv.tensors import Ids, IsToken, Logits, Residual, SourceIds, SourceIsToken
 
 
 class Side(nn.Module):
@@ -44,16 +44,16 @@ class Seq2Seq(nn.Module):
 
     def forward(
         self,
-        source_ids: Ids,
+        source_ids: SourceIds,
         ids: Ids,
         *,
-        source_is_token: IsToken | None = None,
+        source_is_token: SourceIsToken | None = None,
         is_token: IsToken | None = None,
     ) -> Logits:
         """Training's road: the true target prefix in, a prediction at each of its positions out."""
         return self.decode(ids, self.encode(source_ids, is_token=source_is_token), is_token=is_token)
 
-    def encode(self, source_ids: Ids, *, is_token: IsToken | None = None) -> Source:
+    def encode(self, source_ids: SourceIds, *, is_token: SourceIsToken | None = None) -> Source:
         check_length(source_ids.shape[1], self.config.context_length)
         positions = place(source_ids, is_token=is_token)
         mask = None if is_token is None else Mask(key_is_token=is_token)
