@@ -106,7 +106,7 @@ class Blocks(nn.ModuleList):
         related = None
         if relation is not None:
             keys_stand = positions if cache is None else torch.arange(n_keys, device=x.device)[None]
-            related = relation(positions, keys_stand)
+            related = relation(positions, keys_stand, x.dtype)
         source = None if source is None else source.written_out()
         for i, block in enumerate(self):
             layer = None if cache is None else (cache.layers[i], cache.sources[i])

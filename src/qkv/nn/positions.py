@@ -10,7 +10,11 @@ from qkv.tensors import Positions, Residual
 
 
 def sinusoid(
-    positions: Positions, d_model: int, style: SinusoidStyle = SinusoidStyle.INTERLEAVED
+    positions: Positions,
+    d_model: int,
+    style: SinusoidStyle = SinusoidStyle.INTERLEAVED,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "#batch position d_model"]:
     """sin and cos of position × 10000^(−2i/d): fixed vectors, any two of them different."""
     if d_model % 2:
@@ -23,7 +27,7 @@ def sinusoid(
             vectors = torch.cat((angles.sin(), angles.cos()), dim=-1)
         case SinusoidStyle.INTERLEAVED | SinusoidStyle.INTERLEAVED_FROM_ONE:
             vectors = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-    return vectors.to(torch.get_default_dtype())
+    return vectors.to(dtype)
 
 
 class LearnedPositions(nn.Module):
@@ -49,7 +53,7 @@ class SinusoidalPositions(nn.Module):
         self.style = style
 
     def forward(self, tokens: Residual, positions: Positions) -> Residual:
-        return tokens + sinusoid(positions, tokens.shape[-1], self.style).to(tokens.dtype)
+        return tokens + sinusoid(positions, tokens.shape[-1], self.style, dtype=tokens.dtype)
 
 
 class ConcatenatedPositions(nn.Module):
@@ -61,5 +65,5 @@ class ConcatenatedPositions(nn.Module):
         self.project = nn.Linear(2 * d_model, d_model, bias=False)
 
     def forward(self, tokens: Residual, positions: Positions) -> Residual:
-        vectors = sinusoid(positions, tokens.shape[-1], self.style).to(tokens.dtype)
+        vectors = sinusoid(positions, tokens.shape[-1], self.style, dtype=tokens.dtype)
         return self.project(torch.cat((tokens, vectors.expand_as(tokens)), dim=-1))

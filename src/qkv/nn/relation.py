@@ -33,17 +33,26 @@ class Rotary(nn.Module):
     arXiv:2104.09864, in the halves layout of Llama's published weights.
     """
 
-    frequencies: Tensor
-
     def __init__(self, d_head: int, *, base: float = 10000.0) -> None:
         super().__init__()
         if d_head % 2:
             raise ConfigError(f"rotary positions turn pairs: d_head={d_head} must be even")
-        exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head
-        self.register_buffer("frequencies", (base**-exponents).float(), persistent=False)
+        self.d_head = d_head
+        self.base = base
 
-    def forward(self, query_positions: Positions, key_positions: Positions) -> Relation:  # noqa: ARG002
-        angles = query_positions[:, None, :, None].float() * self.frequencies.to(query_positions.device)
+    def forward(
+        self,
+        query_positions: Positions,
+        key_positions: Positions,  # noqa: ARG002
+        dtype: torch.dtype = torch.float32,
+    ) -> Relation:
+        # Worked out anew each pass: a buffer would be rounded with the weights, and a far position times a
+        # bfloat16 frequency is the wrong angle.
+        exact = torch.promote_types(dtype, torch.float32)
+        device = query_positions.device
+        exponents = torch.arange(0, self.d_head, 2, dtype=torch.float64, device=device) / self.d_head
+        frequencies = (self.base**-exponents).to(exact)
+        angles = query_positions[:, None, :, None].to(exact) * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return Relation(rotation=(angles.cos(), angles.sin()))
 
@@ -55,9 +64,12 @@ class ALiBi(nn.Module):
         super().__init__()
         self.slopes = alibi_slopes(n_heads)
 
-    def forward(self, query_positions: Positions, key_positions: Positions) -> Relation:
+    def forward(
+        self, query_positions: Positions, key_positions: Positions, dtype: torch.dtype = torch.float32
+    ) -> Relation:
         distance = (query_positions[:, None, :, None] - key_positions[:, None, None, :]).abs()
-        slopes = torch.tensor(self.slopes, device=distance.device)[None, :, None, None]
+        exact = torch.promote_types(dtype, torch.float32)
+        slopes = torch.tensor(self.slopes, dtype=exact, device=distance.device)[:, None, None]
         return Relation(bias=-slopes * distance)
 
 
@@ -78,7 +90,13 @@ class RelativeBias(nn.Module):
         self.bidirectional = bidirectional
         self.table = nn.Embedding(n_buckets, n_heads)
 
-    def forward(self, query_positions: Positions, key_positions: Positions) -> Relation:
+    def forward(
+        self,
+        query_positions: Positions,
+        key_positions: Positions,
+        dtype: torch.dtype | None = None,  # noqa: ARG002
+    ) -> Relation:
+        """The bias has the table's own dtype."""
         ahead = key_positions[:, None, :] - query_positions[:, :, None]
         return Relation(bias=self.table(self.buckets(ahead)).permute(0, 3, 1, 2))
 

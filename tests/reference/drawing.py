@@ -1,0 +1,149 @@
+"""Random small configs, weights and inputs, as hypothesis draws them for the reference tests."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from qkv.choices import (
+    Activation,
+    CellKind,
+    HeadLayout,
+    NormKind,
+    NormPosition,
+    PositionKind,
+    ScoreKind,
+    SinusoidStyle,
+)
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+
+CONTEXT_LENGTH = 13
+
+
+@st.composite
+def transformer_settings(draw) -> dict[str, Any]:
+    """What the three Transformer families share; every setting takes every kind of value."""
+    positions = draw(st.sampled_from(PositionKind))
+    chosen = {
+        "vocabulary_size": draw(st.integers(2, 17)),
+        "context_length": CONTEXT_LENGTH,
+        "positions": positions,
+        "sinusoid": draw(st.sampled_from(SinusoidStyle)),
+        "position_offset": draw(st.integers(0, 2)) if positions is PositionKind.LEARNED else 0,
+        "rotary_base": draw(st.sampled_from([10000.0, 500.0])),
+        "relative_buckets": draw(st.sampled_from([4, 8, 12])),
+        # A prime, so that no distance falls on the edge of a bucket, where rounding would decide.
+        "relative_max_distance": draw(st.sampled_from([7, 11, 31])),
+        "window": draw(st.none() | st.integers(1, 5)),
+        "d_ff": draw(st.integers(1, 11)),
+        "activation": draw(st.sampled_from(Activation)),
+        "norm": draw(st.sampled_from(NormKind)),
+        "norm_position": draw(st.sampled_from(NormPosition)),
+        "norm_epsilon": draw(st.sampled_from([1e-5, 1e-12, 0.1])),
+        "dropout": 0.1,
+    }
+    switches = (
+        "attention_bias scale_scores gated feedforward_bias norm_bias embedding_norm final_norm "
+        "scale_embedding tie_embeddings unembedding_bias scale_logits"
+    )
+    return chosen | {name: draw(st.booleans()) for name in switches.split()} | draw(_heads(positions))
+
+
+@st.composite
+def _heads(draw, positions: PositionKind) -> dict[str, Any]:
+    n_heads = draw(st.integers(1, 6))
+    layout = draw(st.sampled_from(HeadLayout))
+    chosen = {
+        "n_heads": n_heads,
+        "head_layout": layout,
+        "n_kv_heads": draw(st.sampled_from([n for n in range(1, n_heads + 1) if n_heads % n == 0])),
+        "output_projection": draw(st.booleans()),
+    }
+    d_head = 2 * draw(st.integers(1, 3)) if positions is PositionKind.ROTARY else draw(st.integers(1, 5))
+    chosen["d_model"] = 2 * n_heads if (is_usual := draw(st.booleans())) else 2 * draw(st.integers(1, 7))
+    if not is_usual:
+        chosen["d_head"] = d_head
+    if layout is HeadLayout.SPLIT and chosen["output_projection"] and draw(st.booleans()):
+        chosen["d_value"] = draw(st.integers(1, 7))
+    elif layout is HeadLayout.SPLIT and not chosen["output_projection"]:
+        chosen |= {"d_model": 2 * n_heads, "d_value": 2}
+    return chosen
+
+
+@st.composite
+def gpt_configs(draw) -> GPTConfig:
+    return GPTConfig(**draw(transformer_settings()), n_layers=draw(st.integers(1, 3)), causal=draw(st.booleans()))
+
+
+@st.composite
+def bert_configs(draw) -> BERTConfig:
+    pooler = draw(st.booleans())
+    return BERTConfig(
+        **draw(transformer_settings()),
+        n_layers=draw(st.integers(1, 3)),
+        n_segments=draw(st.integers(1, 3)),
+        pooler=pooler,
+        masked_word_head=draw(st.booleans()),
+        next_sentence_head=pooler and draw(st.booleans()),
+        n_classes=draw(st.none() | st.integers(1, 5)) if pooler else None,
+    )
+
+
+@st.composite
+def seq2seq_configs(draw) -> Seq2SeqConfig:
+    shared = draw(transformer_settings())
+    share_embeddings = draw(st.booleans())
+    return Seq2SeqConfig(
+        **shared,
+        n_encoder_layers=draw(st.integers(1, 2)),
+        n_decoder_layers=draw(st.integers(1, 3)),
+        share_embeddings=share_embeddings,
+        source_vocabulary_size=shared["vocabulary_size"] if share_embeddings else draw(st.integers(2, 17)),
+    )
+
+
+@st.composite
+def rnn_configs(draw) -> RNNConfig:
+    return RNNConfig(
+        vocabulary_size=draw(st.integers(2, 17)),
+        source_vocabulary_size=draw(st.integers(2, 17)),
+        d_model=2 * draw(st.integers(1, 5)),
+        n_encoder_layers=draw(st.integers(1, 3)),
+        n_decoder_layers=draw(st.integers(1, 3)),
+        cell=draw(st.sampled_from(CellKind)),
+        attention=draw(st.sampled_from(ScoreKind)),
+        tie_embeddings=draw(st.booleans()),
+        context_length=CONTEXT_LENGTH,
+        dropout=0.1,
+    )
+
+
+def with_random_weights(model: nn.Module, rng: np.random.Generator) -> nn.Module:
+    """In float64, and far from the start: no bias is 0, no norm is 1, scores are large."""
+    model = model.double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            drawn = rng.normal(size=parameter.shape) * 0.7
+            is_norm = "norm." in name and name.endswith("weight")
+            parameter.copy_(torch.from_numpy(drawn + 1.0 if is_norm else drawn))
+    return model
+
+
+def arrays(model: nn.Module) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+
+def random_padding(rng: np.random.Generator, shape: tuple[int, int], *, at_least: int) -> np.ndarray:
+    """True for a run of tokens in each row, with padding left or right of it."""
+    is_token = np.zeros(shape, bool)
+    for row in is_token:
+        n = rng.integers(at_least, shape[1] + 1)
+        row[slice(0, n) if rng.random() < 0.5 else slice(shape[1] - n, None)] = True
+    return is_token
+
+
+def random_documents(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Texts packed one after another, numbered from 0 in each row."""
+    return (rng.random(shape) < 0.4).cumsum(1)

@@ -1,0 +1,297 @@
+"""What the Transformer families compute, from the mathematics alone: float64 NumPy, one head at a time.
+
+Shares no code with the library. Takes a config as a plain dict of settings, weights as a dict of arrays.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+Settings = Mapping[str, Any]
+Weights = Mapping[str, Array]
+
+
+def gpt(s: Settings, w: Weights, ids: Array, *, is_token: Array | None = None, documents: Array | None = None):
+    """Logits, (batch, position, vocabulary)."""
+    rows = []
+    for b in range(len(ids)):
+        real, texts = _row(is_token, b), _row(documents, b)
+        places = _places(len(ids[b]), real, texts)
+        visible = _visible(len(ids[b]), causal=s["causal"], window=s["window"], real=real, texts=texts)
+        x = _embed(s, w, "embedding", ids[b], places)
+        x = _stack(s, w, "", x, visible=visible, places=places, is_bidirectional=not s["causal"])
+        rows.append(_unembed(s, w, x, tied="embedding.token.weight"))
+    return np.stack(rows)
+
+
+def bert(
+    s: Settings,
+    w: Weights,
+    ids: Array,
+    *,
+    segments: Array | None = None,
+    is_token: Array | None = None,
+    documents: Array | None = None,
+) -> dict[str, Array]:
+    """Every state, and what each head that the settings ask for makes of them."""
+    rows = []
+    for b in range(len(ids)):
+        real, texts = _row(is_token, b), _row(documents, b)
+        places = _places(len(ids[b]), real, texts)
+        of = np.zeros(len(ids[b]), int) if segments is None else segments[b]
+        x = _embed(s, w, "embedding", ids[b], places, segments=of)
+        visible = _visible(len(ids[b]), causal=False, window=s["window"], real=real, texts=texts)
+        rows.append(_stack(s, w, "", x, visible=visible, places=places, is_bidirectional=True))
+    states = np.stack(rows)
+    out = {"states": states}
+    if s["pooler"]:
+        out["pooled"] = np.tanh(_linear(w, "pooler", states[:, 0]))
+    if s["next_sentence_head"]:
+        out["next_sentence"] = _linear(w, "next_sentence", out["pooled"])
+    if s["n_classes"] is not None:
+        out["classes"] = _linear(w, "classifier", out["pooled"])
+    if s["masked_word_head"]:
+        hidden = _activation(s["activation"], _linear(w, "masked_word.dense", states))
+        hidden = _norm(s, w, "masked_word.norm", hidden)
+        table = w["embedding.token.weight" if s["tie_embeddings"] else "masked_word.unembedding.weight"]
+        out["masked_word"] = hidden @ table.T + w["masked_word.unembedding.bias"]
+    return out
+
+
+def seq2seq(
+    s: Settings,
+    w: Weights,
+    source_ids: Array,
+    ids: Array,
+    *,
+    source_is_token: Array | None = None,
+    is_token: Array | None = None,
+):
+    """Logits of the target, (batch, position, vocabulary)."""
+    rows = []
+    for b in range(len(ids)):
+        real, n = _row(source_is_token, b), len(source_ids[b])
+        places = _places(n, real, None)
+        x = _embed(s, w, "encoder.embedding", source_ids[b], places)
+        visible = _visible(n, causal=False, window=s["window"], real=real)
+        source = _stack(s, w, "encoder.", x, visible=visible, places=places, is_bidirectional=True)
+        source_real = np.ones(n, bool) if real is None else real
+
+        real, n = _row(is_token, b), len(ids[b])
+        places = _places(n, real, None)
+        x = _embed(s, w, "decoder.embedding", ids[b], places)
+        visible = _visible(n, causal=True, window=s["window"], real=real)
+        x = _stack(
+            s, w, "decoder.", x, visible=visible, places=places, is_bidirectional=False,
+            source=(source, np.tile(source_real, (n, 1))),
+        )  # fmt: skip
+        rows.append(_unembed(s, w, x, tied="decoder.embedding.token.weight"))
+    return np.stack(rows)
+
+
+def _row(table: Array | None, b: int) -> Array | None:
+    return None if table is None else table[b]
+
+
+def _places(n: int, real: Array | None, texts: Array | None) -> list[int]:
+    """Each text counts from 0; padding takes no place (what stands there matters to nobody)."""
+    if texts is not None:
+        starts = [max(i for i in range(j + 1) if i == 0 or texts[i] != texts[i - 1]) for j in range(n)]
+        return [j - start for j, start in enumerate(starts)]
+    if real is not None:
+        return [max(0, int(real[: j + 1].sum()) - 1) for j in range(n)]
+    return list(range(n))
+
+
+def _visible(n: int, *, causal: bool, window: int | None, real: Array | None, texts: Array | None = None):
+    """[query, key]: may it look? Written as one question about one pair at a time."""
+
+    def may_look(query: int, key: int) -> bool:
+        return (
+            (not causal or key <= query)
+            and (window is None or abs(query - key) < window)
+            and (real is None or bool(real[key]))
+            and (texts is None or texts[query] == texts[key])
+        )
+
+    return np.array([[may_look(query, key) for key in range(n)] for query in range(n)])
+
+
+def _embed(s: Settings, w: Weights, name: str, ids: Array, places: list[int], segments: Array | None = None):
+    d = s["d_model"]
+    x = w[f"{name}.token.weight"][ids]
+    if s["scale_embedding"]:
+        x = x * math.sqrt(d)
+    if segments is not None:
+        x = x + w[f"{name}.segment.weight"][segments]
+    if s["positions"] == "learned":
+        x = x + w[f"{name}.position.table.weight"][np.array(places) + s["position_offset"]]
+    if s["positions"] == "sinusoidal":
+        x = x + np.array([_sinusoid(place, d, s["sinusoid"]) for place in places])
+    if s["positions"] == "concatenated":
+        both = np.concatenate([x, [_sinusoid(place, d, s["sinusoid"]) for place in places]], axis=1)
+        x = both @ w[f"{name}.position.project.weight"].T
+    return _norm(s, w, f"{name}.norm", x) if s["embedding_norm"] else x
+
+
+def _sinusoid(place: int, d: int, style: str) -> list[float]:
+    first = 1 if style == "interleaved-from-one" else 0
+    pairs = [
+        (math.sin(place / 10000 ** (2 * i / d)), math.cos(place / 10000 ** (2 * i / d)))
+        for i in range(first, first + d // 2)
+    ]
+    if style == "halves":
+        return [sine for sine, _ in pairs] + [cosine for _, cosine in pairs]
+    return [number for pair in pairs for number in pair]
+
+
+def _stack(
+    s: Settings, w: Weights, prefix: str, x: Array, *, visible: Array, places: list[int], is_bidirectional: bool,
+    source: tuple[Array, Array] | None = None,
+):  # fmt: skip
+    """All blocks and the last norm; `source`: what cross-attention reads, and who may look at it."""
+    is_pre = s["norm_position"] == "pre"
+    bias = _distance_bias(s, w, f"{prefix}relation", places, is_bidirectional=is_bidirectional)
+    turning = places if s["positions"] == "rotary" else None
+
+    def add(x: Array, norm: str, sublayer):
+        return x + sublayer(_norm(s, w, norm, x)) if is_pre else _norm(s, w, norm, x + sublayer(x))
+
+    n_layers = s[{"": "n_layers", "encoder.": "n_encoder_layers", "decoder.": "n_decoder_layers"}[prefix]]
+    for name in (f"{prefix}blocks.{i}" for i in range(n_layers)):
+        own = partial(_attention, s, w, f"{name}.attention", visible=visible, bias=bias, turning=turning)
+        x = add(x, f"{name}.attention_norm", own)
+        if source is not None:
+            cross = partial(_attention, s, w, f"{name}.cross", source=source[0], visible=source[1])
+            x = add(x, f"{name}.cross_norm", cross)
+        x = add(x, f"{name}.feedforward_norm", partial(_feedforward, s, w, f"{name}.feedforward"))
+    return _norm(s, w, f"{prefix}final_norm", x) if s["final_norm"] else x
+
+
+def _attention(
+    s: Settings, w: Weights, name: str, x: Array, *, visible: Array, source=None, bias=None, turning=None
+) -> Array:
+    source = x if source is None else source
+    h, d_head, d_value = s["n_heads"], s["d_head"], s["d_value"]
+    results = []
+    for head in range(h):
+        kv_head = head * s["n_kv_heads"] // h
+        q = _one_head(s, w, f"{name}.query", x, head, d_head)
+        k = _one_head(s, w, f"{name}.key", source, kv_head, d_head)
+        v = _one_head(s, w, f"{name}.value", source, kv_head, d_value)
+        if turning is not None:
+            q, k = _turn(q, turning, s["rotary_base"]), _turn(k, turning, s["rotary_base"])
+        scores = q @ k.T / (math.sqrt(d_head) if s["scale_scores"] else 1.0)
+        if bias is not None:
+            scores = scores + bias[head]
+        results.append(_softmax(scores, visible) @ v)
+    match s["head_layout"]:
+        case "split":
+            mixed = np.concatenate(results, axis=1)
+        case "pooled":
+            mixed = sum(results)
+        case "pooled-mean":
+            mixed = sum(results) / h
+    return _linear(w, f"{name}.output", mixed, bias=s["attention_bias"]) if s["output_projection"] else mixed
+
+
+def _one_head(s: Settings, w: Weights, name: str, x: Array, head: int, width: int) -> Array:
+    own = slice(head * width, (head + 1) * width)
+    out = x @ w[f"{name}.weight"][own].T
+    return out + w[f"{name}.bias"][own] if s["attention_bias"] else out
+
+
+def _turn(x: Array, places: list[int], base: float) -> Array:
+    """Numbers i and i + d/2 are one complex number; a place turns it by place · base^(−2i/d)."""
+    half = x.shape[1] // 2
+    angles = np.outer(places, [base ** (-i / half) for i in range(half)])
+    turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angles)
+    return np.concatenate([turned.real, turned.imag], axis=1)
+
+
+def _softmax(scores: Array, visible: Array) -> Array:
+    weights = np.zeros_like(scores)
+    for row in range(len(scores)):
+        seen = visible[row]
+        if seen.any():
+            powers = np.exp(scores[row, seen] - scores[row, seen].max())
+            weights[row, seen] = powers / powers.sum()
+    return weights
+
+
+def _distance_bias(s: Settings, w: Weights, name: str, places: list[int], *, is_bidirectional: bool):
+    """(head, query, key), or None where the positions come in elsewhere."""
+    ahead = np.subtract.outer(places, places).T
+    if s["positions"] == "alibi":
+        return np.array([-slope * abs(ahead) for slope in _slopes(s["n_heads"])])
+    if s["positions"] == "relative":
+        bucket = np.vectorize(lambda a: _bucket(s, int(a), is_bidirectional=is_bidirectional))
+        return w[f"{name}.table.weight"][bucket(ahead)].transpose(2, 0, 1)
+    return None
+
+
+def _slopes(n_heads: int) -> list[float]:
+    """A power of two: a geometric row that ends at 2^−8; else the odd ones of twice as many heads fill up."""
+    if n_heads & (n_heads - 1) == 0:
+        return [2 ** (-8 * i / n_heads) for i in range(1, n_heads + 1)]
+    below = 1 << (n_heads.bit_length() - 1)
+    return (_slopes(below) + _slopes(2 * below)[::2])[:n_heads]
+
+
+def _bucket(s: Settings, ahead: int, *, is_bidirectional: bool) -> int:
+    n = s["relative_buckets"] // (2 if is_bidirectional else 1)
+    first = n if is_bidirectional and ahead > 0 else 0
+    distance = abs(ahead) if is_bidirectional else max(0, -ahead)
+    exact = n // 2
+    if distance < exact:
+        return first + distance
+    growth = math.log(distance / exact) / math.log(s["relative_max_distance"] / exact)
+    return first + min(n - 1, exact + math.floor(growth * (n - exact)))
+
+
+def _norm(s: Settings, w: Weights, name: str, x: Array) -> Array:
+    if s["norm"] == "rms":
+        size = np.sqrt((x**2).sum(-1, keepdims=True) / x.shape[-1] + s["norm_epsilon"])
+        return x / size * w[f"{name}.weight"]
+    centred = x - x.sum(-1, keepdims=True) / x.shape[-1]
+    size = np.sqrt((centred**2).sum(-1, keepdims=True) / x.shape[-1] + s["norm_epsilon"])
+    out = centred / size * w[f"{name}.weight"]
+    return out + w[f"{name}.bias"] if s["norm_bias"] else out
+
+
+def _feedforward(s: Settings, w: Weights, name: str, x: Array) -> Array:
+    bias = s["feedforward_bias"]
+    hidden = _linear(w, f"{name}.expand", x, bias=bias)
+    if s["gated"]:
+        hidden = hidden * _activation(s["activation"], _linear(w, f"{name}.gate", x, bias=bias))
+    else:
+        hidden = _activation(s["activation"], hidden)
+    return _linear(w, f"{name}.contract", hidden, bias=bias)
+
+
+def _activation(kind: str, x: Array) -> Array:
+    match kind:
+        case "relu":
+            return np.where(x > 0, x, 0.0)
+        case "gelu":
+            return x * np.vectorize(lambda one: 0.5 * math.erfc(-one / math.sqrt(2)), otypes=[float])(x)
+        case "gelu-tanh":
+            return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        case "silu":
+            return x / (1 + np.exp(-x))
+    raise ValueError(kind)
+
+
+def _linear(w: Weights, name: str, x: Array, *, bias: bool = True) -> Array:
+    out = x @ w[f"{name}.weight"].T
+    return out + w[f"{name}.bias"] if bias else out
+
+
+def _unembed(s: Settings, w: Weights, x: Array, *, tied: str) -> Array:
+    table = w[tied if s["tie_embeddings"] else "unembedding.weight"]
+    logits = (x / math.sqrt(s["d_model"]) if s["scale_logits"] else x) @ table.T
+    return logits + w["unembedding.bias"] if s["unembedding_bias"] else logits

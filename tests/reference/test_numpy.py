@@ -1,0 +1,195 @@
+"""Do the four models compute what the mathematics says? Against an independent float64 forward."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.choices import Kernel
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
+from qkv.nn import using
+from tests.reference import numpy_models, numpy_recurrent
+from tests.reference.drawing import (
+    CONTEXT_LENGTH,
+    arrays,
+    bert_configs,
+    gpt_configs,
+    random_documents,
+    random_padding,
+    rnn_configs,
+    seq2seq_configs,
+    with_random_weights,
+)
+
+seeds = st.integers(0, 2**32 - 1)
+kernels = st.sampled_from(Kernel)
+
+
+class Watched(dict):
+    """Weights that remember which of them were read: one that the reference never reads proves nothing."""
+
+    def __init__(self, weights: dict[str, np.ndarray], *, tied: set[str]) -> None:
+        super().__init__(weights)
+        self.unread = set(weights) - tied
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.unread.discard(name)
+        return super().__getitem__(name)
+
+
+def tied_names(model: torch.nn.Module) -> set[str]:
+    return set(model.state_dict()) - {name for name, _ in model.named_parameters()}
+
+
+def assert_agree(ours: torch.Tensor, theirs: np.ndarray, at: np.ndarray | None = None) -> None:
+    """Within 1e-9 of the largest number, at all positions or at those where a token stands."""
+    got, expected = ours.detach().numpy(), theirs
+    assert got.dtype == np.float64
+    assert got.shape == expected.shape
+    if at is not None:
+        got, expected = got[at], expected[at]
+    if got.size:
+        assert np.isfinite(expected).all()
+        assert np.abs(got - expected).max() <= 1e-9 * np.abs(expected).max()
+
+
+def drawn_shape(rng: np.random.Generator) -> tuple[int, int]:
+    return int(rng.integers(1, 4)), int(rng.integers(1, CONTEXT_LENGTH + 1))
+
+
+def drawn_masks(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Nothing, padding, or packed documents."""
+    match rng.integers(3):
+        case 0:
+            return {}
+        case 1:
+            return {"is_token": random_padding(rng, shape, at_least=0)}
+        case _:
+            return {"documents": random_documents(rng, shape)}
+
+
+def as_tensors(given: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in given.items()}
+
+
+def check_gpt(config: GPTConfig, seed: int, kernel: Kernel) -> None:
+    rng = np.random.default_rng(seed)
+    model = with_random_weights(GPT(config), rng)
+    ids = rng.integers(config.vocabulary_size, size=drawn_shape(rng))
+    masks = drawn_masks(rng, ids.shape)
+    weights = Watched(arrays(model), tied=tied_names(model))
+    expected = numpy_models.gpt(config.model_dump(), weights, ids, **masks)
+    assert not weights.unread
+    with using(model, kernel):
+        assert_agree(model(torch.from_numpy(ids), **as_tensors(masks)), expected, masks.get("is_token"))
+
+
+def check_bert(config: BERTConfig, seed: int, kernel: Kernel) -> None:
+    rng = np.random.default_rng(seed)
+    model = with_random_weights(BERT(config), rng)
+    ids = rng.integers(config.vocabulary_size, size=drawn_shape(rng))
+    given_in = drawn_masks(rng, ids.shape)
+    at = given_in.get("is_token")
+    if rng.random() < 0.7:
+        given_in["segments"] = rng.integers(config.n_segments, size=ids.shape)
+    weights = Watched(arrays(model), tied=tied_names(model))
+    expected = numpy_models.bert(config.model_dump(), weights, ids, **given_in)
+    assert not weights.unread
+    with using(model, kernel):
+        states = model(torch.from_numpy(ids), **as_tensors(given_in))
+    assert_agree(states, expected.pop("states"), at)
+    first = None if at is None else at[:, 0]
+    heads = {
+        "pooled": (model.pooled, first),
+        "masked_word": (model.masked_word_logits, at),
+        "next_sentence": (model.next_sentence_logits, first),
+        "classes": (model.class_logits, first),
+    }
+    for name, values in expected.items():
+        head, where = heads[name]
+        assert_agree(head(states), values, where)
+
+
+def check_seq2seq(config: Seq2SeqConfig, seed: int, kernel: Kernel) -> None:
+    rng = np.random.default_rng(seed)
+    model = with_random_weights(Seq2Seq(config), rng)
+    batch, n_source = drawn_shape(rng)
+    source_ids = rng.integers(config.source_vocabulary_size, size=(batch, n_source))
+    ids = rng.integers(config.vocabulary_size, size=(batch, int(rng.integers(1, CONTEXT_LENGTH + 1))))
+    masks = {}
+    if rng.random() < 0.6:
+        masks["source_is_token"] = random_padding(rng, source_ids.shape, at_least=0)
+    if rng.random() < 0.4:
+        masks["is_token"] = random_padding(rng, ids.shape, at_least=0)
+    weights = Watched(arrays(model), tied=tied_names(model))
+    expected = numpy_models.seq2seq(config.model_dump(), weights, source_ids, ids, **masks)
+    assert not weights.unread
+    with using(model, kernel):
+        got = model(torch.from_numpy(source_ids), torch.from_numpy(ids), **as_tensors(masks))
+    assert_agree(got, expected, masks.get("is_token"))
+
+
+def check_rnn(config: RNNConfig, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = with_random_weights(RNNSeq2Seq(config), rng)
+    batch, n_source = drawn_shape(rng)
+    source_ids = rng.integers(config.source_vocabulary_size, size=(batch, n_source))
+    ids = rng.integers(config.vocabulary_size, size=(batch, int(rng.integers(1, CONTEXT_LENGTH + 1))))
+    masks = {}
+    if rng.random() < 0.7:
+        masks["source_is_token"] = random_padding(rng, source_ids.shape, at_least=1)
+    weights = Watched(arrays(model), tied=tied_names(model))
+    expected = numpy_recurrent.rnn_seq2seq(config.model_dump(), weights, source_ids, ids, **masks)
+    assert not weights.unread
+    got = model(torch.from_numpy(source_ids), torch.from_numpy(ids), **as_tensors(masks))
+    assert_agree(got, expected)
+
+
+@given(gpt_configs(), seeds, kernels)
+def test_gpt_computes_what_the_mathematics_says(config, seed, kernel):
+    check_gpt(config, seed, kernel)
+
+
+@given(bert_configs(), seeds, kernels)
+def test_bert_and_its_heads_compute_what_the_mathematics_says(config, seed, kernel):
+    check_bert(config, seed, kernel)
+
+
+@given(seq2seq_configs(), seeds, kernels)
+def test_the_encoder_decoder_computes_what_the_mathematics_says(config, seed, kernel):
+    check_seq2seq(config, seed, kernel)
+
+
+@given(rnn_configs(), seeds)
+def test_the_rnn_computes_what_the_mathematics_says(config, seed):
+    check_rnn(config, seed)
+
+
+@pytest.mark.long
+@settings(max_examples=500)
+@given(gpt_configs(), seeds, kernels)
+def test_500_gpts_compute_what_the_mathematics_says(config, seed, kernel):
+    check_gpt(config, seed, kernel)
+
+
+@pytest.mark.long
+@settings(max_examples=500)
+@given(bert_configs(), seeds, kernels)
+def test_500_berts_compute_what_the_mathematics_says(config, seed, kernel):
+    check_bert(config, seed, kernel)
+
+
+@pytest.mark.long
+@settings(max_examples=500)
+@given(seq2seq_configs(), seeds, kernels)
+def test_500_encoder_decoders_compute_what_the_mathematics_says(config, seed, kernel):
+    check_seq2seq(config, seed, kernel)
+
+
+@pytest.mark.long
+@settings(max_examples=500)
+@given(rnn_configs(), seeds)
+def test_500_rnns_compute_what_the_mathematics_says(config, seed):
+    check_rnn(config, seed)
