@@ -78,3 +78,63 @@ class Kernel(StrEnum):
     """Explicit scores and softmax: the specification."""
     FUSED = "fused"
     """torch's fused scaled-dot-product attention."""
+
+
+class OptimizerKind(StrEnum):
+    ADAMW = "adamw"
+    MUON = "muon"
+    """Muon for the blocks' matrices, AdamW for everything else."""
+
+
+class ScheduleKind(StrEnum):
+    """How the learning rate goes down after the warm-up."""
+
+    CONSTANT = "constant"
+    COSINE = "cosine"
+    LINEAR = "linear"
+    WSD = "wsd"
+    """Warm-up, stable, then a linear decay at the end (arXiv:2404.06395)."""
+
+
+class Precision(StrEnum):
+    AUTO = "auto"
+    """bf16 on a GPU, fp32 on a CPU."""
+    FP32 = "fp32"
+    BF16 = "bf16"
+    """Products in bfloat16, weights and their updates in float32."""
+
+
+class TokenizerKind(StrEnum):
+    """What a tokenizer's pieces are."""
+
+    BPE = "bpe"
+    """Byte-level byte-pair encoding (GPT-2): any text, nothing unknown."""
+    WORDPIECE = "wordpiece"
+    """Words and their continuations, marked ## (BERT)."""
+    UNIGRAM = "unigram"
+    """The likeliest cut under a unigram model (SentencePiece, T5)."""
+    CHARACTER = "char"
+
+
+class SpecialStyle(StrEnum):
+    """Which special tokens a trained tokenizer has, and what it puts around a text."""
+
+    GPT = "gpt"
+    """<|endoftext|> alone; nothing around a text."""
+    BERT = "bert"
+    """[PAD] [UNK] [CLS] [SEP] [MASK]; [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with segments 0 and 1."""
+    SEQ2SEQ = "seq2seq"
+    """<pad> <bos> <eos> <unk>; <bos> A <eos>."""
+
+
+class Role(StrEnum):
+    """What a special token is for; the value is Hugging Face's word in `tokenizer_config.json`."""
+
+    BEGIN = "bos_token"
+    END = "eos_token"
+    """Ends a text; GPT's <|endoftext|> is both BEGIN and END."""
+    PAD = "pad_token"
+    UNKNOWN = "unk_token"
+    CLASSIFY = "cls_token"
+    SEPARATE = "sep_token"
+    MASK = "mask_token"

@@ -35,3 +35,15 @@ class WeightsError(QKVError):
 
 class MissingExtraError(QKVError):
     """An optional library that this feature needs is not installed."""
+
+
+class TrainingError(QKVError):
+    """A run that cannot go on: a loss or gradient that is no number, data that ran out."""
+
+
+class RunError(QKVError):
+    """A run folder that cannot be written, or that holds nothing to go on from."""
+
+
+class DiskError(QKVError):
+    """A disk that is full, read-only or failing; the message names the path, the bytes needed and free."""
