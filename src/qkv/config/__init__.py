@@ -4,6 +4,8 @@ from qkv.config.base import Config
 from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
 from qkv.config.presets import PRESETS, preset
+from qkv.config.sampling import SamplingConfig
+from qkv.config.training import TrainingConfig
 
 __all__ = [
     "PRESETS",
@@ -12,7 +14,9 @@ __all__ = [
     "GPTConfig",
     "ModelConfig",
     "RNNConfig",
+    "SamplingConfig",
     "Seq2SeqConfig",
+    "TrainingConfig",
     "TransformerConfig",
     "config_from_dict",
     "load_config",

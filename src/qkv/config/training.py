@@ -1,0 +1,71 @@
+"""How a model is trained: everything that, with the data, decides every number of a run."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from qkv.choices import OptimizerKind, Precision, ScheduleKind
+from qkv.config.base import Config, Count, Fraction
+from qkv.errors import ConfigError
+
+
+class TrainingConfig(Config):
+    """Batch t, its dropout and its learning rate are pure functions of these settings and t."""
+
+    steps: Count
+    batch_size: Count
+    """Sequences an update sees."""
+    micro_batch_size: Count = Field(default_factory=lambda given: given["batch_size"])
+    """Sequences in memory at once; gradients add up to the same update."""
+    length: Count
+    """Tokens of a sequence."""
+    cross_documents: bool = True
+    """Windows run across documents, as nanoGPT's do; off, no position sees another document."""
+    seed: int = Field(default=0, ge=0)
+
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
+    learning_rate: float = Field(default=1e-3, gt=0)
+    final_learning_rate: Fraction = 0.1
+    """What is left of the learning rate at the end, as a share of it."""
+    schedule: ScheduleKind = ScheduleKind.COSINE
+    warmup_steps: int = Field(default=100, ge=0)
+    decay_share: float = Field(default=0.2, gt=0, le=1)
+    """Share of the steps in which a WSD schedule goes down."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """On matrices alone."""
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    clip: float | None = Field(default=1.0, gt=0)
+    """Largest gradient norm an update may have; None: any."""
+    averaging: Fraction | None = None
+    """Evaluate and keep a running average of the weights, with this decay a step."""
+    lora_rank: Count | None = None
+    """Train a product of two thin matrices beside each attention matrix, and nothing else."""
+
+    precision: Precision = Precision.AUTO
+    compiled: bool = False
+    loss_chunk: Count | None = None
+    """Positions whose logits are held at once; None: all of them."""
+    checkpoint_activations: bool = False
+    """Recompute each block in the backward pass instead of keeping its insides."""
+
+    evaluate_every: Count = 250
+    evaluate_batches: Count | None = None
+    """Validation batches an evaluation takes; None: all there are."""
+    save_every: Count = Field(default_factory=lambda given: given["evaluate_every"])
+    keep: Count = 2
+    """How many of the last checkpoints stay, besides the best."""
+    patience: Count | None = None
+    """Stop after this many evaluations without a better loss."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.batch_size % self.micro_batch_size:
+            raise ConfigError(
+                f"batch_size={self.batch_size} must be a multiple of micro_batch_size={self.micro_batch_size}"
+            )
+        if self.warmup_steps > self.steps:
+            raise ConfigError(f"warmup_steps={self.warmup_steps} must not be more than steps={self.steps}")
+        if self.averaging is not None and self.lora_rank is not None:
+            raise ConfigError("averaging and lora_rank cannot be used together")
+        return self

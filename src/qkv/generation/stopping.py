@@ -1,0 +1,41 @@
+"""Ending a text at a string, wherever the tokens happen to part it."""
+
+from collections.abc import Sequence
+
+from qkv.errors import InputError
+
+
+class StopStrings:
+    """Fed piece by piece; gives back what may be shown, holding back what might yet become a stop string."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        if "" in strings:
+            raise InputError("a stop string is empty: 0 characters, there must be at least 1")
+        self._strings = tuple(strings)
+        self._held = ""
+        self.is_stopped = False
+
+    def feed(self, piece: str) -> str:
+        """What to show of the text so far unseen; a stop string itself is never shown."""
+        self._held += piece
+        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
+        if found:
+            self.is_stopped = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        n_kept = max((self._n_begun(string) for string in self._strings), default=0)
+        cut = len(self._held) - n_kept
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def flush(self) -> str:
+        """The rest, once no more comes."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _n_begun(self, string: str) -> int:
+        """Characters at the end that are the beginning of this string."""
+        for n in range(min(len(string) - 1, len(self._held)), 0, -1):
+            if self._held.endswith(string[:n]):
+                return n
+        return 0

@@ -1,0 +1,86 @@
+"""How wrong the predictions are: summed cross-entropy, without ever holding all logits."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.nn import Unembedding
+
+NO_TARGET = -100
+"""At positions with this target nothing is predicted."""
+
+Summed = Float[Tensor, ""]
+
+
+def cross_entropy_sum(logits: Float[Tensor, "*place vocabulary"], targets: Int[Tensor, "*place"]) -> Summed:
+    """−Σ log p(target), in float32; the caller divides by the number of targets it knows of."""
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
+
+
+def unembedded_loss_sum(
+    unembedding: Unembedding,
+    states: Float[Tensor, "batch position d_model"],
+    targets: Int[Tensor, "batch position"],
+    *,
+    chunk: int | None = None,
+) -> Summed:
+    """The same as `cross_entropy_sum(unembedding(states), targets)`, for `chunk` positions at a time if given."""
+    if chunk is None:
+        return cross_entropy_sum(unembedding(states), targets)
+    flat = states.flatten(0, 1) * unembedding.scale
+    return _Chunked.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk)
+
+
+class _Chunked(torch.autograd.Function):
+    """Gradients are made in the forward pass, chunk by chunk, so no chunk's logits outlive it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        chunk: int,
+    ) -> Tensor:
+        # Without gradients wanted (evaluation) only the loss is made.
+        wants_gradient = any(ctx.needs_input_grad[:3])
+        dtype = (
+            torch.get_autocast_dtype(states.device.type)
+            if torch.is_autocast_enabled(states.device.type)
+            else states.dtype
+        )
+        used = weight.to(dtype)
+        total = states.new_zeros((), dtype=torch.float32)
+        state_gradient = torch.empty_like(states) if wants_gradient else None
+        weight_gradient = torch.zeros_like(weight) if wants_gradient else None
+        bias_gradient = torch.zeros_like(bias) if wants_gradient and bias is not None else None
+        for start in range(0, len(states), chunk):
+            part = slice(start, start + chunk)
+            x, wanted = states[part].to(dtype), targets[part]
+            logits = (x @ used.T).float()
+            if bias is not None:
+                logits += bias
+            log_p = logits.log_softmax(-1)
+            is_wanted = wanted != NO_TARGET
+            at = wanted.clamp(min=0)[:, None]
+            total += -(log_p.gather(1, at).squeeze(1) * is_wanted).sum()
+            if state_gradient is None or weight_gradient is None:
+                continue
+            error = log_p.exp_()
+            error.scatter_add_(1, at, -torch.ones_like(at, dtype=error.dtype))
+            error *= is_wanted[:, None]
+            state_gradient[part] = error.to(dtype) @ used
+            weight_gradient += (error.to(dtype).T @ x).to(weight.dtype)
+            if bias_gradient is not None:
+                bias_gradient += error.sum(0)
+        ctx.gradients = (state_gradient, weight_gradient, bias_gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: ANN401
+        gradients = [None if part is None else part * upstream for part in ctx.gradients]
+        return (*gradients, None, None)

@@ -1,0 +1,60 @@
+"""What a model is trained to do: a batch in, the summed loss out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qkv.choices import Precision
+from qkv.config import TrainingConfig
+from qkv.errors import ConfigError
+from qkv.models import GPT
+from qkv.training.losses import Summed, unembedded_loss_sum
+
+
+class TrainingBatch(Protocol):
+    """A batch of any family: the trainer splits it and counts its targets, the objective reads it."""
+
+    @property
+    def n_targets(self) -> int: ...
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    def split(self, n_rows: int) -> Iterator["TrainingBatch"]: ...
+
+
+Objective = Callable[[TrainingBatch], Summed]
+
+
+def next_token(model: GPT, config: TrainingConfig) -> Objective:
+    """At every position a distribution over what comes next; the sum of −log p of what came."""
+    device = model.embedding.token.weight.device
+    autocast = _autocast(config, device)
+
+    def loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        states = model.states(ids, documents=documents)
+        return unembedded_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk)
+
+    compute = torch.compile(loss) if config.compiled else loss
+
+    def objective(batch: TrainingBatch) -> Tensor:
+        ids, targets, documents = (
+            None if part is None else part.to(device, non_blocking=True)
+            for part in (batch.ids, batch.targets, batch.documents)  # type: ignore[attr-defined]
+        )
+        with autocast():
+            return compute(ids, targets, documents)
+
+    return objective
+
+
+def _autocast(config: TrainingConfig, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    is_bf16 = config.precision is Precision.BF16 or (config.precision is Precision.AUTO and device.type == "cuda")
+    if not is_bf16:
+        return nullcontext
+    if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001 - there is no public question
+        raise ConfigError("precision='bf16' on this CPU would be about 60 times slower than fp32; leave it at 'auto'")
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

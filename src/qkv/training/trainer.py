@@ -1,0 +1,185 @@
+"""The loop: batch, loss, gradient, update; evaluate, save, stop when asked."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.config import TrainingConfig
+from qkv.errors import TrainingError
+from qkv.training.averaging import Averaged
+from qkv.training.evaluation import evaluate
+from qkv.training.lora import merged_weights
+from qkv.training.objectives import Objective, TrainingBatch
+from qkv.training.optimizer import build_optimizers, optimizer_tensors, restore_optimizers
+from qkv.training.run import Progress, RunFolder, read_checkpoint, this_machine
+from qkv.training.schedule import learning_rate
+from qkv.training.signals import StopRequest, stop_requests
+
+Report = Callable[[Mapping[str, Any]], None]
+"""Called with each line that goes into metrics.jsonl, for a progress bar to draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Batch t for every t, and the validation batches, always the same."""
+
+    batch: Callable[[int], TrainingBatch]
+    validation: Callable[[], Iterable[TrainingBatch]] | None = None
+
+
+class Trainer:
+    """Trains one model in one run folder. Every number is a pure function of config, data and step."""
+
+    def __init__(
+        self, model: nn.Module, config: TrainingConfig, *, objective: Objective, data: TrainingData, run: RunFolder,
+        texts: Mapping[str, str], report: Report = lambda _entry: None,
+    ) -> None:  # fmt: skip
+        """`texts`: files that go into each checkpoint beside the weights, such as config.json."""
+        self.model = model
+        self.config = config
+        self.objective = objective
+        self.data = data
+        self.run = run
+        self.texts = texts
+        self.report = report
+        self.progress = Progress(made_on=this_machine())
+        self.optimizers = build_optimizers(model, config)
+        self.averaged = None if config.averaging is None else Averaged(model, config.averaging)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def train(self) -> StopRequest:
+        """Go on until the last step, early stopping, or a signal; a checkpoint of where it stopped is saved."""
+        self.model.train()
+        with stop_requests() as stop:
+            while True:
+                self._evaluate_if_due()
+                self._save_if_due(must=self._is_done or stop.signal is not None)
+                if self._is_done or stop.signal is not None:
+                    return stop
+                self._step()
+
+    def resume(self, say: Callable[[str], None]) -> None:
+        """Take up the run's last good checkpoint."""
+        progress, folder = self.run.last_good(say)
+        self._restore(folder)
+        self.run.tidy(progress)
+        if progress.made_on != this_machine():
+            say(f"the run was made on {progress.made_on}, this is {this_machine()}: the last bits may differ")
+        self.progress = progress
+
+    @property
+    def _is_done(self) -> bool:
+        patience = self.config.patience
+        return self.progress.step >= self.config.steps or (patience is not None and self.progress.n_worse >= patience)
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        step, config = self.progress.step, self.config
+        batch = self.data.batch(step)
+        if batch.n_targets == 0:
+            raise TrainingError(f"step {step}: the batch has no target to predict")
+        loss = torch.zeros((), device=self._parameters[0].device)
+        for i, part in enumerate(batch.split(config.micro_batch_size)):
+            # Dropout, too, is a function of (seed, step, part), so nothing of it need be saved.
+            torch.manual_seed((config.seed * 1_000_003 + step) * 1_009 + i)
+            # Weighted by real target counts: the parts' gradients add up to the whole batch's.
+            part_loss = self.objective(part) / batch.n_targets
+            part_loss.backward()
+            loss += part_loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, config.clip or math.inf, foreach=True)
+        value, size = torch.stack((loss, norm.float())).tolist()
+        if not (math.isfinite(value) and math.isfinite(size)):
+            raise TrainingError(self._not_a_number(step, value))
+        rate = learning_rate(config, step)
+        self._update(rate)
+        self.progress = replace(
+            self.progress,
+            step=step + 1,
+            n_tokens=self.progress.n_tokens + batch.n_tokens,
+            seconds=self.progress.seconds + time.perf_counter() - started,
+        )
+        self._log({
+            "step": step + 1, "loss": value, "gradient_norm": size, "learning_rate": rate,
+            "tokens": self.progress.n_tokens, "seconds": round(self.progress.seconds, 4),
+        })  # fmt: skip
+
+    def _update(self, rate: float) -> None:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if self.averaged is not None:
+            self.averaged.update(self.progress.step)
+
+    def _evaluate_if_due(self) -> None:
+        progress = self.progress
+        is_due = progress.step > 0 and (progress.step % self.config.evaluate_every == 0 or self._is_done)
+        if self.data.validation is None or not is_due or progress.evaluated_step == progress.step:
+            return
+        if self.averaged is None:
+            score = evaluate(self.model, self.objective, self.data.validation())
+        else:
+            with self.averaged.in_place():
+                score = evaluate(self.model, self.objective, self.data.validation())
+        is_best = progress.best_loss is None or score.loss < progress.best_loss
+        self.progress = replace(
+            progress,
+            evaluated_step=progress.step,
+            best_loss=score.loss if is_best else progress.best_loss,
+            best_step=progress.step if is_best else progress.best_step,
+            n_worse=0 if is_best else progress.n_worse + 1,
+        )
+        self._log({"step": progress.step, "validation_loss": score.loss, "is_best": is_best})
+
+    def _save_if_due(self, *, must: bool) -> None:
+        progress = self.progress
+        is_due = progress.step > 0 and (
+            progress.step % self.config.save_every == 0 or progress.best_step == progress.step
+        )
+        if not (is_due or must) or self.run.folder(progress.step).exists():
+            return
+        progress = self.progress = replace(progress, metrics_bytes=self.run.metrics_bytes())
+        self.run.save(progress, tensors=self._tensors(), texts=self.texts)
+        self.run.rotate(keep=self.config.keep, best=progress.best_step)
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        """`model`: what to use. `resume`: the optimizers' memory, and the raw weights where those are others."""
+        resume = {f"optimizer/{name}": t for name, t in optimizer_tensors(self.model, self.optimizers).items()}
+        if self.averaged is None and self.config.lora_rank is None:
+            return {"model.safetensors": dict(self.model.named_parameters()), "resume.safetensors": resume}
+        resume |= {f"weights/{name}": parameter for name, parameter in self.model.named_parameters()}
+        used = merged_weights(self.model) if self.averaged is None else self.averaged.weights
+        return {"model.safetensors": used, "resume.safetensors": resume}
+
+    @torch.no_grad()
+    def _restore(self, folder: Path) -> None:
+        used, resume = read_checkpoint(folder)
+        raw = {key.removeprefix("weights/"): t for key, t in resume.items() if key.startswith("weights/")}
+        parameters = dict(self.model.named_parameters())
+        for name, tensor in (raw or used).items():
+            parameters[name].copy_(tensor)
+        if self.averaged is not None:
+            for name, average in self.averaged.weights.items():
+                average.copy_(used[name])
+        memory = {key.removeprefix("optimizer/"): t for key, t in resume.items() if key.startswith("optimizer/")}
+        restore_optimizers(self.model, self.optimizers, memory)
+
+    def _log(self, entry: Mapping[str, Any]) -> None:
+        self.run.log(entry)
+        self.report(entry)
+
+    def _not_a_number(self, step: int, loss: float) -> str:
+        named = dict(self.model.named_parameters())
+        bad = [f"weight {n}" for n, p in named.items() if not p.isfinite().all()]
+        bad += [f"gradient of {n}" for n, p in named.items() if p.grad is not None and not p.grad.isfinite().all()]
+        what = bad[0] if bad else "the loss"
+        kept = self.run.steps()
+        last = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no checkpoint yet"
+        return f"step {step}: loss {loss}: {what} is not a finite number; no update was made, {last}"
