@@ -1,0 +1,243 @@
+"""Do the parts compute what torch's own parts compute?"""
+
+import pytest
+import torch
+from torch import nn
+
+from qkv.choices import Activation, CellKind, Kernel, NormPosition
+from qkv.nn import (
+    CAUSAL,
+    Attention,
+    Block,
+    FeedForward,
+    Heads,
+    LayerNorm,
+    Mask,
+    RecurrentEncoder,
+    RMSNorm,
+    Source,
+    using,
+)
+from tests.reference.drawing import arrays
+from tests.reference.numpy_recurrent import gru_step, lstm_step
+
+BATCH, N, N_SOURCE, N_HEADS, D_HEAD, D_FF = 2, 7, 5, 3, 4, 19
+D_MODEL = N_HEADS * D_HEAD
+
+kernels = pytest.mark.parametrize("kernel", list(Kernel))
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """In float64, with no bias at 0 and no norm at 1."""
+    module = module.double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5 + 0.3)
+    return module
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def padding(n: int) -> torch.Tensor:
+    """True where a token stands: row 0 is full, row 1 ends in two paddings."""
+    return torch.arange(n) < torch.tensor([[n], [n - 2]])
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
+    """torch keeps W_Q, W_K, W_V one below another in one matrix."""
+    parts = (ours.query, ours.key, ours.value)
+    with torch.no_grad():
+        for part, weight, bias in zip(parts, theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True):
+            part.weight.copy_(weight)
+            part.bias.copy_(bias)
+    ours.output.load_state_dict(theirs.out_proj.state_dict())
+
+
+def attentions() -> tuple[Attention, nn.MultiheadAttention]:
+    theirs = randomised(nn.MultiheadAttention(D_MODEL, N_HEADS, batch_first=True))
+    ours = Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)).double().eval()
+    copy_attention(ours, theirs)
+    return ours, theirs
+
+
+@kernels
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_self_attention_equals_torch_multihead_attention(kernel, is_causal, is_padded):
+    ours, theirs = attentions()
+    x = drawn(BATCH, N, D_MODEL)
+    is_token = padding(N) if is_padded else None
+    mask = Mask(causal=is_causal, key_is_token=is_token) if is_causal or is_padded else None
+    with using(ours, kernel):
+        got = ours(x, mask=mask)
+    expected, _ = theirs(
+        x,
+        x,
+        x,
+        attn_mask=torch.ones(N, N, dtype=torch.bool).triu(1) if is_causal else None,  # torch: True = may not look
+        key_padding_mask=None if is_token is None else ~is_token,
+        need_weights=False,
+    )
+    assert_close(got, expected)
+
+
+@kernels
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_cross_attention_equals_torch_multihead_attention(kernel, is_padded):
+    ours, theirs = attentions()
+    x, source = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL)
+    is_token = padding(N_SOURCE) if is_padded else None
+    with using(ours, kernel):
+        got = ours(x, source=source, mask=None if is_token is None else Mask(key_is_token=is_token))
+    expected, _ = theirs(
+        x, source, source, key_padding_mask=None if is_token is None else ~is_token, need_weights=False
+    )
+    assert_close(got, expected)
+
+
+def test_the_weights_of_each_head_equal_torch_multihead_attention():
+    ours, theirs = attentions()
+    x, source = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL)
+    seen = []
+    end = ours.weights.watch(seen.append)
+    ours(x, source=source)
+    end()
+    _, expected = theirs(x, source, source, average_attn_weights=False)
+    assert_close(seen[0], expected)
+
+
+def block(norm_position: NormPosition, activation: Activation, *, cross: bool) -> Block:
+    return Block(
+        attention=Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)),
+        cross=Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)) if cross else None,
+        feedforward=FeedForward(D_MODEL, D_FF, activation=activation),
+        norms=[LayerNorm(D_MODEL) for _ in range(3 if cross else 2)],
+        norm_position=norm_position,
+    ).double()
+
+
+def copy_layer(ours: Block, theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> None:
+    copy_attention(ours.attention, theirs.self_attn)
+    ours.feedforward.expand.load_state_dict(theirs.linear1.state_dict())
+    ours.feedforward.contract.load_state_dict(theirs.linear2.state_dict())
+    ours.attention_norm.load_state_dict(theirs.norm1.state_dict())
+    if isinstance(theirs, nn.TransformerDecoderLayer):
+        copy_attention(ours.cross, theirs.multihead_attn)
+        ours.cross_norm.load_state_dict(theirs.norm2.state_dict())
+        ours.feedforward_norm.load_state_dict(theirs.norm3.state_dict())
+    else:
+        ours.feedforward_norm.load_state_dict(theirs.norm2.state_dict())
+
+
+layers = pytest.mark.parametrize(
+    ("norm_position", "activation"),
+    [(where, what) for where in NormPosition for what in (Activation.RELU, Activation.GELU)],
+)
+
+
+@kernels
+@layers
+def test_a_block_equals_torch_transformer_encoder_layer(norm_position, activation, kernel):
+    theirs = randomised(
+        nn.TransformerEncoderLayer(
+            D_MODEL,
+            N_HEADS,
+            D_FF,
+            0.0,
+            activation.value,
+            batch_first=True,
+            norm_first=norm_position is NormPosition.PRE,
+        )
+    )
+    ours = block(norm_position, activation, cross=False)
+    copy_layer(ours, theirs)
+    x, is_token = drawn(BATCH, N, D_MODEL), padding(N)
+    with using(ours, kernel):
+        got = ours(x, mask=Mask(key_is_token=is_token))
+    # Gradients on: torch's fast path for inference leaves zeros at padding.
+    expected = theirs(x, src_key_padding_mask=~is_token)
+    assert_close(got, expected)
+
+
+@kernels
+@layers
+def test_a_block_with_a_source_equals_torch_transformer_decoder_layer(norm_position, activation, kernel):
+    theirs = randomised(
+        nn.TransformerDecoderLayer(
+            D_MODEL,
+            N_HEADS,
+            D_FF,
+            0.0,
+            activation.value,
+            batch_first=True,
+            norm_first=norm_position is NormPosition.PRE,
+        )
+    )
+    ours = block(norm_position, activation, cross=True)
+    copy_layer(ours, theirs)
+    x, source, is_token = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL), padding(N_SOURCE)
+    with using(ours, kernel):
+        got = ours(x, mask=CAUSAL, source=Source(states=source, mask=Mask(key_is_token=is_token)))
+    expected = theirs(x, source, tgt_mask=torch.ones(N, N, dtype=torch.bool).triu(1), memory_key_padding_mask=~is_token)
+    assert_close(got, expected)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.3])
+def test_layer_norm_equals_torch_layer_norm(epsilon):
+    theirs = randomised(nn.LayerNorm(D_MODEL, eps=epsilon))
+    ours = LayerNorm(D_MODEL, epsilon=epsilon).double()
+    ours.load_state_dict(theirs.state_dict())
+    x = drawn(BATCH, N, D_MODEL)
+    assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.3])
+def test_rms_norm_equals_torch_rms_norm(epsilon):
+    theirs = randomised(nn.RMSNorm(D_MODEL, eps=epsilon))
+    ours = RMSNorm(D_MODEL, epsilon=epsilon).double()
+    ours.load_state_dict(theirs.state_dict())
+    x = drawn(BATCH, N, D_MODEL)
+    assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("n_layers", [1, 3])
+@pytest.mark.parametrize("cell", list(CellKind))
+def test_the_recurrent_encoder_equals_torch_run_row_by_row_without_padding(cell, n_layers):
+    kind = nn.GRU if cell is CellKind.GRU else nn.LSTM
+    theirs = randomised(kind(D_MODEL, D_MODEL // 2, n_layers, batch_first=True, bidirectional=True))
+    ours = randomised(RecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=2))
+    ours.recurrence.load_state_dict(theirs.state_dict())
+    # Row 0 is padded on the right, row 1 not at all, row 2 on the left; the padding holds garbage.
+    is_token = torch.tensor([[1] * 4 + [0] * 3, [1] * 7, [0] * 2 + [1] * 5]).bool()
+    x = drawn(3, N, D_MODEL)
+    states, first = ours(x, is_token)
+    assert torch.equal(states[~is_token], torch.zeros_like(states[~is_token]))
+    for row in range(3):
+        expected, last = theirs(x[row : row + 1, is_token[row]])
+        assert_close(states[row, is_token[row]], expected[0])
+        last = last if isinstance(last, tuple) else (last,)
+        for got, part, bridge in zip(first, last, ours.bridge, strict=True):
+            joined = torch.cat((part[-2, 0], part[-1, 0]))
+            assert_close(got[:, row], torch.tanh(bridge(joined)).expand(2, -1))
+
+
+@pytest.mark.parametrize(("cell", "step"), [(CellKind.GRU, gru_step), (CellKind.LSTM, lstm_step)])
+def test_the_gates_written_out_by_hand_equal_the_recurrence(cell, step):
+    encoder = randomised(RecurrentEncoder(D_MODEL, cell=cell, n_layers=1, n_decoder_layers=1))
+    x = drawn(1, N, D_MODEL)
+    states, _ = encoder(x)
+    weights = arrays(encoder)
+    half = D_MODEL // 2
+    for ending, places in (("", range(N)), ("_reverse", reversed(range(N)))):
+        own = [weights[f"recurrence.{part}_l0{ending}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        state = (torch.zeros(half).double().numpy(), torch.zeros(half).double().numpy())
+        columns = slice(0, half) if ending == "" else slice(half, None)
+        for place in places:
+            state = step(x[0, place].numpy(), state, *own)
+            assert_close(states[0, place, columns], torch.from_numpy(state[0]))
