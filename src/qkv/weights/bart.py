@@ -1,0 +1,117 @@
+"""BART's published names and settings; Marian borrows most of them."""
+
+from typing import Any
+
+from qkv.choices import PositionKind
+from qkv.config import Seq2SeqConfig
+from qkv.weights.settings import Settings, activation_word, written
+from qkv.weights.tensors import NameTable, Rename, Turn, layers, linear
+
+SETTINGS = {
+    "max_position_embeddings": "context_length",
+    "d_model": "d_model",
+    "encoder_layers": "n_encoder_layers",
+    "decoder_layers": "n_decoder_layers",
+    "scale_embedding": "scale_embedding",
+    "tie_word_embeddings": "tie_embeddings",
+    "dropout": "dropout",
+    "init_std": "initial_std",
+}
+# What conversions from older code carry along; nothing reads it.
+INERT = frozenset({"add_bias_logits", "extra_pos_embeddings", "save_step"})
+
+
+def read(given: Settings) -> Seq2SeqConfig:
+    given.expect({"normalize_embedding": True, "static_position_embeddings": False})
+    return Seq2SeqConfig(
+        vocabulary_size=given.take("vocab_size"),
+        positions=PositionKind.LEARNED,
+        position_offset=2,
+        embedding_norm=True,
+        **shared_settings(given),
+    )
+
+
+def write(config: Seq2SeqConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["BartForConditionalGeneration"],
+        "vocab_size": config.vocabulary_size,
+        **shared_written(config),
+    }
+
+
+def names(config: Seq2SeqConfig) -> NameTable:
+    return NameTable(
+        renames=[
+            *shared_names(config),
+            *(
+                rename
+                for side in ("encoder", "decoder")
+                for rename in (
+                    Rename(f"model.{side}.embed_positions.weight", (f"{side}.embedding.position.table.weight",)),
+                    *linear(f"model.{side}.layernorm_embedding", f"{side}.embedding.norm"),
+                )
+            ),
+        ],
+        prefix="model.",
+        ignored=(r"(encoder|decoder)\.version",),
+    )
+
+
+def shared_settings(given: Settings) -> dict[str, Any]:
+    given.expect({"normalize_before": False, "add_final_layer_norm": False, "is_encoder_decoder": True})
+    return {
+        "n_heads": given.both("encoder_attention_heads", "decoder_attention_heads"),
+        "d_ff": given.both("encoder_ffn_dim", "decoder_ffn_dim"),
+        "activation": given.activation("activation_function", "gelu"),
+        "unembedding_bias": True,
+        "scale_embedding": False,
+        **given.renamed(SETTINGS),
+    }
+
+
+def shared_written(config: Seq2SeqConfig) -> dict[str, Any]:
+    return {
+        "is_encoder_decoder": True,
+        "encoder_attention_heads": config.n_heads,
+        "decoder_attention_heads": config.n_heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": activation_word(config.activation),
+        **written(config, SETTINGS),
+    }
+
+
+def shared_names(config: Seq2SeqConfig) -> list[Rename]:
+    own = {
+        "self_attn.q_proj": "attention.query",
+        "self_attn.k_proj": "attention.key",
+        "self_attn.v_proj": "attention.value",
+        "self_attn.out_proj": "attention.output",
+        "self_attn_layer_norm": "attention_norm",
+        "fc1": "feedforward.expand",
+        "fc2": "feedforward.contract",
+        "final_layer_norm": "feedforward_norm",
+    }
+    cross = {
+        "encoder_attn.q_proj": "cross.query",
+        "encoder_attn.k_proj": "cross.key",
+        "encoder_attn.v_proj": "cross.value",
+        "encoder_attn.out_proj": "cross.output",
+        "encoder_attn_layer_norm": "cross_norm",
+    }
+    shared = [Rename("model.shared.weight", ("decoder.embedding.token.weight",))]
+    return [
+        *(shared if config.share_embeddings else []),
+        Rename("model.encoder.embed_tokens.weight", ("encoder.embedding.token.weight",)),
+        Rename("model.decoder.embed_tokens.weight", ("decoder.embedding.token.weight",)),
+        *layers("model.encoder.layers.{}", "encoder.blocks.{}", n_layers=config.n_encoder_layers, parts=own),
+        *layers(
+            "model.decoder.layers.{}",
+            "decoder.blocks.{}",
+            n_layers=config.n_decoder_layers,
+            parts={**own, **cross},
+        ),
+        Rename("lm_head.weight", ("unembedding.weight",)),
+        Rename("final_logits_bias", ("unembedding.bias",), Turn.ONE_ROW),
+    ]

@@ -1,0 +1,97 @@
+"""Llama's published names and settings, and Mistral's: a Llama that may look back only so far."""
+
+from typing import Any
+
+from qkv.choices import NormKind, PositionKind
+from qkv.config import GPTConfig
+from qkv.errors import ConfigError
+from qkv.weights.settings import Settings, activation_word, written
+from qkv.weights.tensors import NameTable, Rename, layers, linear
+
+SETTINGS = {
+    "vocab_size": "vocabulary_size",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "head_dim": "d_head",
+    "rms_norm_eps": "norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings",
+    "attention_bias": "attention_bias",
+    "mlp_bias": "feedforward_bias",
+    "initializer_range": "initial_std",
+}
+
+
+def read(given: Settings) -> GPTConfig:
+    shape = {
+        "norm_epsilon": 1e-6,
+        "tie_embeddings": False,
+        "attention_bias": False,
+        "feedforward_bias": False,
+        **given.renamed(SETTINGS),
+    }
+    return GPTConfig(
+        activation=given.activation("hidden_act", "silu"),
+        gated=True,
+        norm=NormKind.RMS,
+        positions=PositionKind.ROTARY,
+        dropout=given.take("attention_dropout", 0.0),
+        rotary_base=_rotary_base(given),
+        **shape,
+    )
+
+
+def read_mistral(given: Settings) -> GPTConfig:
+    window = given.take("sliding_window")
+    return read(given) if window is None else read(given).replace(window=window)
+
+
+def _rotary_base(given: Settings) -> float:
+    """`rope_theta` and `rope_scaling` stood apart before they became `rope_parameters`."""
+    rope = {**given.take("rope_scaling", {}), **given.take("rope_parameters", {})}
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    base = rope.pop("rope_theta", given.take("rope_theta", 10000.0))
+    if kind != "default" or rope:
+        raise ConfigError(f"rope_scaling of kind {kind!r} with {rope} is not supported")
+    return base
+
+
+def write(config: GPTConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": activation_word(config.activation),
+        "attention_dropout": config.dropout,
+        "rope_theta": config.rotary_base,
+        **written(config, SETTINGS),
+    }
+
+
+def write_mistral(config: GPTConfig) -> dict[str, Any]:
+    return {**write(config), "architectures": ["MistralForCausalLM"], "sliding_window": config.window}
+
+
+def names(config: GPTConfig) -> NameTable:
+    parts = {
+        "input_layernorm": "attention_norm",
+        "self_attn.q_proj": "attention.query",
+        "self_attn.k_proj": "attention.key",
+        "self_attn.v_proj": "attention.value",
+        "self_attn.o_proj": "attention.output",
+        "post_attention_layernorm": "feedforward_norm",
+        "mlp.gate_proj": "feedforward.gate",
+        "mlp.up_proj": "feedforward.expand",
+        "mlp.down_proj": "feedforward.contract",
+    }
+    return NameTable(
+        renames=[
+            Rename("model.embed_tokens.weight", ("embedding.token.weight",)),
+            *layers("model.layers.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+            *linear("model.norm", "final_norm"),
+            Rename("lm_head.weight", ("unembedding.weight",)),
+        ],
+        prefix="model.",
+        ignored=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+    )

@@ -1,0 +1,107 @@
+"""Which published model is which: from `model_type` to a config and a name table, and back."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from qkv.choices import PositionKind
+from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
+from qkv.config.base import nearest
+from qkv.errors import ConfigError, WeightsError
+from qkv.models import Model
+from qkv.weights import bart, bert, gpt2, llama, marian, t5
+from qkv.weights.settings import Settings
+from qkv.weights.tensors import NameTable, fill, published
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How one `model_type` is read and written."""
+
+    read: Callable[[Settings], Any]
+    write: Callable[[Any], dict[str, Any]]
+    names: Callable[[Any], NameTable]
+    inert: frozenset[str] = frozenset()
+    """Keys of its published config that change nothing."""
+
+
+FAMILIES = {
+    "gpt2": Family(read=gpt2.read, write=gpt2.write, names=gpt2.names, inert=gpt2.INERT),
+    "llama": Family(read=llama.read, write=llama.write, names=llama.names),
+    "mistral": Family(read=llama.read_mistral, write=llama.write_mistral, names=llama.names),
+    "bert": Family(read=bert.read, write=bert.write, names=bert.names, inert=bert.INERT),
+    "marian": Family(read=marian.read, write=marian.write, names=marian.names, inert=bart.INERT),
+    "bart": Family(read=bart.read, write=bart.write, names=bart.names, inert=bart.INERT),
+    "t5": Family(read=t5.read, write=t5.write, names=t5.names),
+}
+
+
+def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[str] = ()) -> ModelConfig:
+    """Our config for a published `config.json`; a setting that our models lack is refused, never ignored.
+
+    `tensor_names`: what the weights file holds, where it is at hand. It tells which heads a BERT has and whether
+    a T5 is tied, which the settings alone leave open. Of several dropouts the residual stream's is taken.
+    """
+    model_type = settings.get("model_type")
+    if model_type not in FAMILIES:
+        hint = nearest(str(model_type), list(FAMILIES))
+        raise ConfigError(f"model_type={model_type!r} is unknown; known: {', '.join(FAMILIES)}{hint}")
+    family = FAMILIES[model_type]
+    given = Settings(settings, tensor_names=frozenset(tensor_names))
+    config = family.read(given)
+    given.finish(inert=family.inert)
+    return config
+
+
+def published_from_config(config: ModelConfig) -> dict[str, Any]:
+    """The `config.json` that others read; refused where it would not say everything that ours says."""
+    model_type = _model_type(config)
+    family = FAMILIES[model_type]
+    settings = {"model_type": model_type, **family.write(config)}
+    back = config_from_published(settings, (rename.theirs for rename in family.names(config).renames))
+    lost = [
+        f"{name}={getattr(config, name)!r}"
+        for name in type(config).model_fields
+        if getattr(config, name) != getattr(back, name)
+    ]
+    if lost:
+        raise ConfigError(f"a published {model_type} cannot have {', '.join(lost)}")
+    return settings
+
+
+def load_published(model: Model, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Give every parameter its published value, or change none and raise `WeightsError` with all that is wrong.
+
+    Returns the names that were left out because they hold nothing learned (stored masks, fixed positions).
+    """
+    return fill(model, tensors, _table(model.config))
+
+
+def to_published(model: Model) -> dict[str, Tensor]:
+    """A copy of every weight, by the name others know it by; tied weights once."""
+    published_from_config(model.config)
+    return published(model, _table(model.config))
+
+
+def _table(config: ModelConfig) -> NameTable:
+    return FAMILIES[_model_type(config)].names(config)
+
+
+def _model_type(config: ModelConfig) -> str:
+    match config:
+        case GPTConfig(positions=PositionKind.ROTARY):
+            return "llama" if config.window is None else "mistral"
+        case GPTConfig():
+            return "gpt2"
+        case BERTConfig():
+            return "bert"
+        case Seq2SeqConfig(positions=PositionKind.RELATIVE):
+            return "t5"
+        case Seq2SeqConfig(positions=PositionKind.LEARNED):
+            return "bart"
+        case Seq2SeqConfig():
+            return "marian"
+        case RNNConfig():
+            raise WeightsError("an RNN with attention has no published form")

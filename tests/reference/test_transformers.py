@@ -1,0 +1,200 @@
+"""Our models against `transformers`, by random weights loaded through the name tables."""
+
+import pytest
+import torch
+import transformers as hf
+
+from qkv.models import build
+from qkv.weights import config_from_published, load_published, published_from_config, to_published
+from tests.reference.published_shapes import CASES, DECODERS, ENCODERS, NO_IDS, PAIRS
+
+TOLERANCE = 1e-4
+BATCH, LENGTH = 3, 11
+PADDINGS = ["none", "left", "right"]
+
+
+def loaded(theirs):
+    """Our model with their weights."""
+    tensors = theirs.state_dict()
+    ours = build(config_from_published(theirs.config.to_dict(), tensors), seed=3).eval()
+    load_published(ours, tensors)
+    return ours
+
+
+def some_ids(vocabulary_size: int, length: int = LENGTH, seed: int = 5) -> torch.Tensor:
+    return torch.randint(vocabulary_size, (BATCH, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padding(side: str, length: int = LENGTH) -> torch.Tensor:
+    """Rows of full length, of 4 tokens, and of length − 2."""
+    lengths = torch.tensor([length, 4, length - 2])[:, None]
+    place = torch.arange(length)[None]
+    match side:
+        case "none":
+            return torch.ones(BATCH, length, dtype=torch.bool)
+        case "left":
+            return place >= length - lengths
+        case _:
+            return place < lengths
+
+
+def places(is_token: torch.Tensor) -> torch.Tensor:
+    return (is_token.long().cumsum(1) - 1).clamp(min=0)
+
+
+def assert_agree(ours: torch.Tensor, theirs: torch.Tensor, is_token: torch.Tensor | None = None) -> None:
+    assert ours.shape == theirs.shape
+    if is_token is not None:
+        ours, theirs = ours[is_token], theirs[is_token]
+    assert (ours - theirs).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("side", PADDINGS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_gives_the_published_logits(name, side):
+    theirs = DECODERS[name].published()
+    ids, is_token = some_ids(31), padding(side)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=is_token.long(), position_ids=places(is_token)).logits
+        given = loaded(theirs)(ids, is_token=None if side == "none" else is_token)
+    assert_agree(given, expected, is_token)
+
+
+@pytest.mark.parametrize("side", PADDINGS)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_gives_the_published_states_and_every_head(name, side):
+    theirs = ENCODERS[name].published()
+    ids, is_token = some_ids(31), padding(side)
+    segments = some_ids(theirs.config.type_vocab_size, seed=13)
+    ours = loaded(theirs)
+    with torch.no_grad():
+        answer = theirs(
+            ids,
+            attention_mask=is_token.long(),
+            position_ids=places(is_token),
+            token_type_ids=segments,
+            output_hidden_states=True,
+        )
+        states = ours(ids, segments=segments, is_token=None if side == "none" else is_token)
+        assert_agree(states, answer.hidden_states[-1], is_token)
+        for head, expected in heads_of(answer, name).items():
+            # The pooler reads the first position, which is padding when that stands on the left.
+            rows = is_token if head == "masked_word_logits" else is_token[:, 0]
+            assert_agree(getattr(ours, head)(states), expected, rows)
+
+
+def heads_of(answer, name: str) -> dict[str, torch.Tensor]:
+    match name.split(", ")[1]:
+        case "backbone":
+            return {"pooled": answer.pooler_output}
+        case "both games":
+            return {
+                "masked_word_logits": answer.prediction_logits,
+                "next_sentence_logits": answer.seq_relationship_logits,
+            }
+        case "masked words":
+            return {"masked_word_logits": answer.logits}
+        case "next sentence":
+            return {"next_sentence_logits": answer.logits}
+        case _:
+            return {"class_logits": answer.logits}
+
+
+# On the left, `transformers` gives padding positions of its own where we give none: only distances agree.
+PADDED_PAIRS = [(name, side) for name in PAIRS for side in PADDINGS if side != "left" or name.startswith("t5")]
+
+
+@pytest.mark.parametrize(("name", "side"), PADDED_PAIRS)
+def test_an_encoder_decoder_gives_the_published_logits(name, side):
+    theirs = PAIRS[name].published()
+    source_ids, source_is_token = some_ids(31), padding(side)
+    ids, is_token = some_ids(31, 7, seed=13), padding(side, 7)
+    with torch.no_grad():
+        expected = theirs(
+            input_ids=source_ids,
+            attention_mask=source_is_token.long(),
+            decoder_input_ids=ids,
+            decoder_attention_mask=is_token.long(),
+        ).logits
+        given = loaded(theirs)(
+            source_ids,
+            ids,
+            source_is_token=None if side == "none" else source_is_token,
+            is_token=None if side == "none" else is_token,
+        )
+    assert_agree(given, expected, is_token)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_loaded_is_given_back_to_the_byte(name):
+    theirs = CASES[name].published()
+    given, back = theirs.state_dict(), to_published(loaded(theirs))
+    prefix = "" if name != "bert, backbone" else "bert."
+    given = {prefix + key: tensor for key, tensor in given.items()}
+    for key, tensor in back.items():
+        assert torch.equal(tensor, given[key]), key
+        assert tensor.is_contiguous()
+    # Whatever is not given back is a second name of something that is, or Marian's fixed positions.
+    memory = {given[key].data_ptr() for key in back}
+    rest = {key for key, tensor in given.items() if tensor.data_ptr() not in memory}
+    assert rest == {key for key in given if "embed_positions" in key and name.startswith("marian")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_rebuilds_the_model_from_what_we_publish(name):
+    case = CASES[name]
+    theirs = case.published()
+    ours = loaded(theirs)
+    settings, tensors = published_from_config(ours.config), to_published(ours)
+    again = case.model(case.config(**{**settings, **NO_IDS})).eval()
+    if not ours.config.tie_embeddings and case.config is hf.T5Config:
+        again.lm_head.weight = torch.nn.Parameter(again.lm_head.weight.clone())
+    fitting = {key.removeprefix("bert.") if name == "bert, backbone" else key: t for key, t in tensors.items()}
+    assert not again.load_state_dict(fitting, strict=False).unexpected_keys
+    inputs = {"input_ids": some_ids(31)}
+    if name in PAIRS:
+        inputs["decoder_input_ids"] = some_ids(31, 7)
+    with torch.no_grad():
+        assert torch.equal(again(**inputs)[0], theirs(**inputs)[0])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_sixteen_greedy_tokens_are_the_same_with_our_cache(name):
+    theirs = DECODERS[name].published()
+    ours = loaded(theirs)
+    ids = some_ids(31, 5)
+    cache = ours.new_cache(batch=BATCH)
+    written, new = ids, ids
+    with torch.no_grad():
+        for _ in range(16):
+            new = ours(new, cache=cache)[:, -1:].argmax(-1)
+            ids = torch.cat((ids, theirs(ids).logits[:, -1:].argmax(-1)), dim=1)
+            written = torch.cat((written, new), dim=1)
+    assert written.shape == (BATCH, 21)
+    assert torch.equal(written, ids)
+
+
+SWAPS = {
+    "gpt2": ("transformer.h.0.ln_1.weight", "transformer.h.0.ln_2.weight"),
+    "llama, grouped heads": ("self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "bert, both games": ("attention.self.key.weight", "attention.self.value.weight"),
+    "marian, swish": ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight"),
+    "bart": ("decoder.layers.1.self_attn.k_proj.weight", "decoder.layers.1.self_attn.v_proj.weight"),
+    "t5 1.1": ("DenseReluDense.wi_0.weight", "DenseReluDense.wi_1.weight"),
+}
+
+
+@pytest.mark.parametrize("name", SWAPS)
+def test_a_swapped_pair_of_tensors_would_be_seen(name):
+    theirs = CASES[name].published()
+    right = theirs.state_dict()
+    first, second = SWAPS[name]
+    wrong = {
+        key: right[key.replace(first, second) if key.endswith(first) else key.replace(second, first)] for key in right
+    }
+    ours = loaded(theirs)
+    inputs = (some_ids(31), some_ids(31, 7)) if name in PAIRS else (some_ids(31),)
+    with torch.no_grad():
+        before = ours(*inputs)
+        load_published(ours, wrong)
+        assert (ours(*inputs) - before).abs().max() > 100 * TOLERANCE
