@@ -45,6 +45,7 @@ class Mask:
             and self.key_is_token is None
             and self.documents is None
             and self.query_positions is None
+            and self.key_positions is None
         )
 
     def written_out(self, n_queries: int, n_keys: int, device: torch.device) -> Self:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from qkv.errors import InputError, ShapeError
 
-Vector = Float[Tensor, " width"]
+Vector = Float[Tensor, " _"]
+"""A key, a query or a value; values may be of another width than keys."""
 
 
 class SoftMemory:
