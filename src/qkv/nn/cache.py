@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.errors import CacheError
@@ -32,7 +32,9 @@ class LayerCache:
         self.keys = keys
         self.values = values
 
-    def append(self, keys: Keys, values: Values) -> tuple[Keys, Values]:
+    def append(
+        self, keys: Float[Tensor, "batch kv_head new d_head"], values: Float[Tensor, "batch kv_head new d_value"]
+    ) -> tuple[Keys, Values]:
         """Write the new ones where `KVCache.reserve` said, and give back all that are filled."""
         place = self._parent.place
         match place:

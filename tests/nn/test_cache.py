@@ -1,0 +1,161 @@
+"""Does a cache hold what was written, where it was written, and refuse what does not fit?"""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.config import GPTConfig
+from qkv.errors import CacheError
+from qkv.models import GPT
+from qkv.nn import KVCache, SourceCache
+
+LAYERS, BATCH, CAPACITY, KV_HEADS, D_HEAD, D_VALUE = 2, 3, 11, 5, 7, 4
+
+
+def new_cache(dtype: torch.dtype = torch.float32, batch: int = BATCH) -> KVCache:
+    return KVCache(
+        layers=LAYERS,
+        batch=batch,
+        capacity=CAPACITY,
+        key_shape=(KV_HEADS, D_HEAD),
+        value_shape=(KV_HEADS, D_VALUE),
+        like=torch.zeros(1, dtype=dtype),
+    )
+
+
+def drawn(n: int, batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, KV_HEADS, n, D_HEAD), torch.randn(batch, KV_HEADS, n, D_VALUE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_bytes_are_2_n_d_layers_bytes(dtype):
+    """Batch × 2 (keys and values) × n × d × L × bytes a number, d = n_heads · d_head."""
+    config = GPTConfig(vocabulary_size=11, context_length=13, d_model=6, n_heads=3, n_layers=5)
+    cache = GPT(config).to(dtype).new_cache(batch=7, capacity=9)
+    assert cache.n_bytes == 7 * 2 * 9 * 6 * 5 * dtype.itemsize
+
+
+def test_grouped_heads_and_other_value_widths_are_counted_as_they_are():
+    expected = LAYERS * BATCH * CAPACITY * KV_HEADS * (D_HEAD + D_VALUE) * 4
+    assert new_cache().n_bytes == expected
+    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in new_cache().layers) == expected
+
+
+def test_the_sources_share_counts_once_it_is_there():
+    cache = new_cache()
+    before = cache.n_bytes
+    keys, values = drawn(3)
+    cache.sources[0].fetch(lambda: (keys, values))
+    assert cache.n_bytes == before + BATCH * KV_HEADS * 3 * (D_HEAD + D_VALUE) * 4
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4).filter(lambda steps: sum(steps) <= CAPACITY))
+def test_what_was_appended_in_steps_comes_back_whole(steps):
+    cache = new_cache()
+    keys, values = drawn(sum(steps))
+    start = 0
+    for n in steps:
+        positions = cache.reserve(batch=BATCH, n_new=n)
+        assert positions.tolist() == [list(range(start, start + n))]
+        for layer in cache.layers:
+            got = layer.append(keys[:, :, start : start + n], values[:, :, start : start + n])
+        start += n
+        assert torch.equal(got[0], keys[:, :, :start])
+        assert torch.equal(got[1], values[:, :, :start])
+    assert cache.n_filled == sum(steps)
+    assert cache.lengths.tolist() == [sum(steps)] * BATCH
+    assert not cache.is_ragged
+
+
+def test_ragged_rows_are_written_from_the_left_without_their_padding():
+    cache = new_cache()
+    keys, values = drawn(4)
+    is_token = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 0, 0, 0]]).bool()
+    positions = cache.reserve(batch=BATCH, n_new=4, is_token=is_token)
+    assert positions[is_token].tolist() == [0, 1, 2, 3, 0, 1, 0]
+    cache.layers[0].append(keys, values)
+    assert cache.lengths.tolist() == [4, 2, 1]
+    more_keys, more_values = drawn(2)
+    is_token_2 = torch.tensor([[1, 1], [1, 1], [0, 1]]).bool()
+    positions = cache.reserve(batch=BATCH, n_new=2, is_token=is_token_2)
+    assert positions[is_token_2].tolist() == [4, 5, 2, 3, 1]
+    got_keys, got_values = cache.layers[0].append(more_keys, more_values)
+    assert cache.lengths.tolist() == [6, 4, 2]
+    assert cache.n_filled == 6
+    for row in range(BATCH):
+        expected = torch.cat((keys[row][:, is_token[row]], more_keys[row][:, is_token_2[row]]), dim=1)
+        assert torch.equal(got_keys[row, :, : expected.shape[1]], expected)
+        assert not got_keys[row, :, expected.shape[1] :].any()
+        expected = torch.cat((values[row][:, is_token[row]], more_values[row][:, is_token_2[row]]), dim=1)
+        assert torch.equal(got_values[row, :, : expected.shape[1]], expected)
+
+
+def test_once_ragged_a_step_without_padding_goes_on_at_each_rows_end():
+    cache = new_cache()
+    cache.reserve(batch=BATCH, n_new=2, is_token=torch.tensor([[1, 1], [0, 1], [1, 1]]).bool())
+    assert cache.reserve(batch=BATCH, n_new=1).tolist() == [[2], [1], [2]]
+    assert cache.lengths.tolist() == [3, 2, 3]
+
+
+def test_selected_rows_are_kept_in_their_order_with_repeats():
+    cache = new_cache()
+    keys, values = drawn(4)
+    is_token = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 0]]).bool()
+    cache.reserve(batch=BATCH, n_new=4, is_token=is_token)
+    for layer in cache.layers:
+        layer.append(keys, values)
+    before = [(layer.keys, layer.values) for layer in cache.layers]
+    rows = torch.tensor([2, 0, 2, 1])
+    cache.select(rows)
+    assert cache.batch == 4
+    assert cache.lengths.tolist() == [3, 4, 3, 2]
+    for layer, (old_keys, old_values) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, old_keys[rows])
+        assert torch.equal(layer.values, old_values[rows])
+
+
+def test_a_source_is_computed_once():
+    calls = []
+
+    def compute() -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(1)
+        return drawn(3)
+
+    source = SourceCache()
+    first, second = source.fetch(compute), source.fetch(compute)
+    assert calls == [1]
+    assert torch.equal(first[0], second[0])
+
+
+def test_a_full_cache_refuses_more_and_stays_as_it_was():
+    cache = new_cache()
+    cache.reserve(batch=BATCH, n_new=9)
+    with pytest.raises(CacheError, match="the cache holds 11 tokens a row, 12 are needed"):
+        cache.reserve(batch=BATCH, n_new=3)
+    assert cache.n_filled == 9
+    assert cache.lengths.tolist() == [9] * BATCH
+    cache.reserve(batch=BATCH, n_new=2)
+
+
+def test_a_ragged_cache_is_full_when_its_longest_row_is():
+    cache = new_cache()
+    cache.reserve(batch=BATCH, n_new=11, is_token=torch.arange(11) < torch.tensor([[9], [4], [1]]))
+    cache.reserve(batch=BATCH, n_new=3, is_token=torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]]).bool())
+    with pytest.raises(CacheError, match="the cache holds 11 tokens a row, 12 are needed"):
+        cache.reserve(batch=BATCH, n_new=1)
+
+
+def test_another_batch_is_refused_with_both_numbers():
+    with pytest.raises(CacheError, match="made for batch=3, the ids have batch=2"):
+        new_cache().reserve(batch=2, n_new=1)
+
+
+def test_a_cache_of_nothing_is_refused():
+    with pytest.raises(CacheError, match="batch=0 and capacity=11 of at least 1"):
+        new_cache(batch=0)
+
+
+def test_nothing_is_appended_where_nothing_was_reserved():
+    with pytest.raises(CacheError, match="no room reserved"):
+        new_cache().layers[0].append(*drawn(1))
