@@ -2,8 +2,8 @@
 
 A lesson is a module with one public function, `lesson(seed)`: it prints its tables (with `printing`) and
 returns a function that draws its picture (`drawing.Draw`). So a lesson runs without matplotlib, and draws
-what it has just computed. `run` prints the title and the lectures before it, and starts torch's own chance
-at the seed.
+what it has just computed. `run` prints the title and the lectures before it, starts torch's own chance
+at the seed, and gives it one core.
 """
 
 import sys
@@ -34,11 +34,17 @@ def run(name: str, *, plot: Path | None, seed: int) -> None:
     info = LESSONS[name]
     lesson = import_module(f"qkv.lessons.{info.module}").lesson
     _print_title(info)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        draw = lesson(seed)
-        if plot is not None:
-            _save(draw, plot)
+    n_threads = torch.get_num_threads()
+    # For matrices as small as these a second thread costs more than it brings, much more on a busy machine.
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draw = lesson(seed)
+    finally:
+        torch.set_num_threads(n_threads)
+    if plot is not None:
+        _save(draw, plot)
 
 
 def _print_title(info: LessonInfo) -> None:

@@ -4,7 +4,9 @@ Each of them ends with an empty line, so they can follow one another in any orde
 """
 
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Sequence
+from math import isinf, isnan
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -33,11 +35,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int 
     rows = [list(row) for row in rows]
     words = [all(isinstance(row[column], str) for row in rows) for column in range(len(header))]
     shown = [list(header), *([_shown(cell, digits) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
+    widths = [max(_width(row[column]) for row in shown) for column in range(len(header))]
     rule = ["-" * width for width in widths]
     for row in [shown[0], rule, *shown[1:]]:
         cells = [
-            cell.ljust(width) if is_word else cell.rjust(width)
+            cell + " " * (width - _width(cell)) if is_word else cell.rjust(width)
             for cell, width, is_word in zip(row, widths, words, strict=True)
         ]
         print("  " + "  ".join(cells).rstrip())
@@ -55,12 +57,19 @@ def matrix(
     table(["", *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits)
 
 
+def _width(text: str) -> int:
+    """Columns on the terminal: the bar of T̄ takes none."""
+    return sum(not unicodedata.combining(character) for character in text)
+
+
 def _shown(cell: Cell, digits: int) -> str:
     if isinstance(cell, str):
         return cell
     if isinstance(cell, int):
         return f"{cell:,}"
-    if abs(cell) == float("inf"):
+    if isnan(cell):
+        return "NaN"
+    if isinf(cell):
         return "−∞" if cell < 0 else "∞"
     # An exact 0, such as a masked weight, must not look like a small number rounded.
     return "0" if cell == 0.0 else f"{cell:.{digits}f}"

@@ -63,7 +63,6 @@ def _measure(width: int, *, scale: float) -> Measured:
 
 def _slopes(scores: Float[Tensor, "query key"]) -> Float[Tensor, "query key key"]:
     """∂weights/∂scores of each query, by torch's own derivative."""
-
     scores = scores.clone().requires_grad_()
     weights = weights_of(scores[None, None])[0, 0]
     rows = [torch.autograd.grad(weights[:, key].sum(), scores, retain_graph=True)[0] for key in range(scores.shape[1])]

@@ -1,0 +1,96 @@
+"""How do raw scores become probabilities that see the past alone?"""
+
+from math import isnan, nan
+
+import torch
+from torch import Tensor
+
+from qkv.inspection import HeatMap, heat_maps
+from qkv.lessons.drawing import Draw, Figure
+from qkv.lessons.printing import matrix, say, section, slip, table
+from qkv.nn import CAUSAL, Lookup, weights_of
+
+LOST = nan
+SLIDE_SCORES = (
+    (-0.08, 1.24, 0.69, -0.98, 1.43, -0.6, 0.7, 0.16, 0.93, 1.28, LOST, -1.1),
+    (-0.09, -0.0, -0.7, 0.06, 0.25, 0.23, 0.26, 0.18, 0.78, -0.21, -1.01, 1.01),
+    (0.86, 1.19, 1.59, 0.86, -0.13, -0.15, LOST, -0.98, -0.87, LOST, 1.87, -0.72),
+    (0.12, -0.03, -0.02, 0.88, -0.46, -0.7, 0.54, -0.42, LOST, -0.38, 0.04, -0.84),
+    (0.51, 0.17, 0.13, LOST, 0.24, -0.02, 1.68, -0.36, 0.64, 0.36, 0.27, 0.66),
+    (0.24, LOST, 0.43, 0.74, 0.96, LOST, LOST, 0.31, 1.54, 1.66, 1.14, 0.58),
+    (0.26, -0.1, 0.93, 0.72, -0.38, 1.65, 0.47, -0.96, -0.17, -0.9, LOST, 0.22),
+    (-0.55, 0.81, 0.71, 1.7, -0.8, -1.14, -0.32, 1.78, -0.7, -0.04, 1.54, 0.81),
+    (0.74, -0.76, -0.44, -0.08, LOST, -0.13, 1.25, LOST, 1.84, 0.3, 0.57, 0.74),
+    (-0.97, -0.91, 0.15, 0.35, -0.81, 0.11, 1.14, LOST, 1.06, 1.87, 0.5, -0.3),
+    (1.56, 0.9, 0.39, 1.46, 1.44, -1.05, 0.9, -0.73, 0.36, -0.67, -0.62, -0.43),
+    (0.32, 0.74, 0.44, -0.1, 1.19, 0.83, 0.29, 2.06, 0.51, -0.26, 1.51, 0.11),
+)
+SLIDE_LAST_ROW = (0.05, 0.07, 0.05, 0.03, 0.11, 0.08, 0.05, LOST, 0.06, 0.03, LOST, 0.04)
+"""The probabilities the slide prints for query 11, whose scores are all readable."""
+N = len(SLIDE_SCORES)
+TOKENS = [str(i) for i in range(N)]
+
+
+def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at the seed
+    slide = torch.tensor(SLIDE_SCORES)
+    is_lost = slide.isnan()
+    scores = torch.where(is_lost, torch.randn(N, N), slide)
+
+    section(f"Lecture E's raw scores, {N} × {N}: a row for each query, a column for each key")
+    rows = [["?" if isnan(number) else number for number in row] for row in slide.tolist()]
+    table(["", *TOKENS], [[name, *row] for name, row in zip(TOKENS, rows, strict=True)], digits=2)
+    say(f"""{int(is_lost.sum())} of the slide's {N * N} cells cannot be read in the text we have (?). Chance fills them
+        here; the others are the slide's.""")
+
+    section("The mask: −∞ where the key comes after the query")
+    visible = CAUSAL.visible(N, N, scores.device)[0, 0]
+    masked = scores.masked_fill(~visible, float("-inf"))
+    matrix(masked, rows=TOKENS, columns=TOKENS)
+    slip("""it joins scores and mask by an “element-wise product”. The −∞ must be added: a negative score times −∞
+        is +∞. See `qkv lesson wrong-masks`.""")
+
+    section("The softmax of each row: attention probabilities")
+    weights = weights_of(masked[None, None])[0, 0]
+    matrix(weights, rows=TOKENS, columns=TOKENS)
+    say(f"Rows sum to {weights.sum(-1).min().item():.4f} … {weights.sum(-1).max().item():.4f}.")
+    say("Query 3 can look at keys " + ", ".join(str(key) for key in weights[3].nonzero()[:, 0].tolist()) + ".")
+    _beside_the_slide(weights[N - 1])
+    _five_by_five()
+    return lambda: _draw(scores, masked, weights)
+
+
+def _beside_the_slide(last: Tensor) -> None:
+    section("Query 11 sees everything; its row beside the slide's")
+    table(
+        ["key", *TOKENS],
+        [["computed", *last.tolist()], ["slide", *("?" if isnan(p) else p for p in SLIDE_LAST_ROW)]],
+        digits=2,
+    )
+
+
+def _five_by_five() -> None:
+    section("Lecture D's 5 × 5")
+    visible = CAUSAL.visible(5, 5, torch.device("cpu"))[0, 0].tolist()
+    numbers = range(1, 6)
+    table(
+        ["", *(f"k{key}" for key in numbers)],
+        [
+            [f"q{q}", *(f"q{q}·k{k}" if sees else "−∞" for k, sees in zip(numbers, row, strict=True))]
+            for q, row in zip(numbers, visible, strict=True)
+        ],
+    )
+    queries, keys = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 5, 8)
+    lookup = Lookup(queries=queries, keys=keys, values=keys, scale=8**-0.5, mask=CAUSAL)
+    say("With random q and k of width 8, scores q·k/√8 and their softmax:")
+    names = [f"q{i}" for i in numbers]
+    matrix(lookup.scores()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])
+    matrix(lookup.weights()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])
+
+
+def _draw(scores: Tensor, masked: Tensor, weights: Tensor) -> Figure:
+    return heat_maps(
+        HeatMap(matrix=scores, rows=TOKENS, columns=TOKENS, title="raw scores", is_signed=True),
+        HeatMap(matrix=masked, rows=TOKENS, columns=TOKENS, title="with the mask: −∞ after the query", is_signed=True),
+        HeatMap(matrix=weights, rows=TOKENS, columns=TOKENS, title="softmax of each row: query 3 sees keys 0–3"),
+        title="Scores → mask → probabilities (lecture E)",
+    )

@@ -1,0 +1,110 @@
+"""Which shape has what at each step, and do all queries at once give the same as one at a time?"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from qkv.inspection import new_figure, record
+from qkv.lessons.drawing import BLUE, RED, Draw, Figure, label
+from qkv.lessons.printing import say, section, table
+from qkv.nn import Attention, Heads, attend
+
+D_MODEL = 16
+TARGET, SOURCE = 5, 7
+LENGTHS = (64, 128, 256, 512, 1024)
+STEPS = (
+    ("queries Q", "x·W_Q", "T×d", "queries"),
+    ("keys K", "source·W_K", "T̄×d", "keys"),
+    ("values V", "source·W_V", "T̄×d", "values"),
+    ("scores", "Q·Kᵀ/√d", "T×T̄", "scores"),
+    ("weights A", "softmax", "T×T̄", "weights"),
+    ("mixed", "A·V", "T×d", "heads"),
+)
+
+
+def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at the seed
+    _show_shapes()
+    _agree()
+    times = _measure()
+    return lambda: _draw(times)
+
+
+def _show_shapes() -> None:
+    section(f"Shapes at every step: T = {TARGET} targets, T̄ = {SOURCE} sources, d = {D_MODEL}")
+    say("""Self- and cross-attention are one function; only what it looks at differs. In qkv every tensor also has
+        a batch and a head axis in front: (batch, head, position, width).""")
+    cases = {"self": (1, 1, False), "cross": (1, 1, True), "cross, batch 3, 4 heads": (3, 4, True)}
+    columns = {name: _shapes(*case) for name, case in cases.items()}
+    steps = [("input x", "", "T×d"), ("source", "", "T̄×d"), *(step[:3] for step in STEPS), ("output", "·W_O", "T×d")]
+    table(
+        ["", "how", "lecture", *columns], [[*step, *rest] for step, *rest in zip(steps, *columns.values(), strict=True)]
+    )
+    say("""For self-attention T̄ = T and the source is x itself. Lecture E's batch is the first axis: b×n×d in,
+        b×n×n scores, b×n×d out. With h heads a query has width d/h, and the heads are joined again by W_O.""")
+
+
+def _shapes(batch: int, n_heads: int, cross: bool) -> list[str]:  # noqa: FBT001
+    attention = Attention(D_MODEL, Heads.split(D_MODEL, n_heads))
+    x = torch.randn(batch, TARGET, D_MODEL)
+    source = torch.randn(batch, SOURCE, D_MODEL) if cross else None
+    with torch.no_grad(), record(attention, *(tap for *_, tap in STEPS)) as seen:
+        output = attention(x, source=source)
+    looked_at = x if source is None else source
+    return [_shape(part) for part in (x, looked_at, *(seen[tap] for *_, tap in STEPS), output)]
+
+
+def _shape(part: Tensor) -> str:
+    return "×".join(str(size) for size in part.shape)
+
+
+def _agree() -> None:
+    section("All queries at once are the same as one at a time")
+    queries, keys, values = (torch.randn(1, 1, n, D_MODEL) for n in (TARGET, SOURCE, SOURCE))
+    together, apart = attend(queries, keys, values), _apart(queries, keys, values)
+    say(f"""{TARGET} queries over {SOURCE} keys, in one product and in a loop: largest difference
+        {(together - apart).abs().max().item():.1e}. No query needs another's result, so all can be computed side by
+        side (lecture D's “parallelizing”).""")
+
+
+def _apart(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return torch.cat([attend(one, keys, values) for one in queries.split(1, dim=2)], dim=2)
+
+
+def _measure() -> dict[str, list[float]]:
+    section("And faster (self-attention of one head, d = 64, on one core of this machine)")
+    times = {"one at a time": [], "all at once": []}
+    for length in LENGTHS:
+        parts = [torch.randn(1, 1, length, 64) for _ in range(3)]
+        times["one at a time"].append(_milliseconds(lambda parts=parts: _apart(*parts)))
+        times["all at once"].append(_milliseconds(lambda parts=parts: attend(*parts)))
+    table(
+        ["n", "one at a time, ms", "all at once, ms", "times faster"],
+        [(n, slow, fast, slow / fast) for n, slow, fast in zip(LENGTHS, *times.values(), strict=True)],
+        digits=2,
+    )
+    return times
+
+
+def _milliseconds(work: Callable[[], Tensor]) -> float:
+    """The best of five: others on the machine can only make it slower."""
+    taken = []
+    for _ in range(5):
+        before = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - before)
+    return 1000 * min(taken)
+
+
+def _draw(times: dict[str, list[float]]) -> Figure:
+    figure = new_figure(width=6.5, height=4.5)
+    axes = figure.subplots()
+    for (name, measured), colour, marker in zip(times.items(), (RED, BLUE), "os", strict=True):
+        axes.plot(LENGTHS, measured, color=colour, marker=marker, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
+    axes.legend(frameon=False)
+    label(axes, title="The same numbers: all queries in one product are faster", x="length n", y="milliseconds (log)")
+    return figure
