@@ -1,0 +1,172 @@
+"""Tokenizers on disk: Hugging Face's `tokenizer.json`, GPT-2's vocab.json + merges.txt, BERT's vocab.txt."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from qkv.choices import Role
+from qkv.errors import DiskError, InputError
+from qkv.text.border import border
+from qkv.text.tokenizer import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+MAX_ID = 1 << 24
+"""A greater id is a broken file: no vocabulary is that large, and its embedding would fill the memory."""
+
+# Where no tokenizer_config.json says it: what these spellings mean in the files people share.
+_KNOWN_SPELLINGS: dict[Role, tuple[str, ...]] = {
+    Role.BEGIN: ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
+    Role.END: ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
+    Role.PAD: ("<pad>", "[PAD]"),
+    Role.UNKNOWN: ("<unk>", "[UNK]"),
+    Role.CLASSIFY: ("[CLS]",),
+    Role.SEPARATE: ("[SEP]",),
+    Role.MASK: ("[MASK]", "<mask>"),
+}
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """From a tokenizer.json, a folder that holds one, vocab.json (merges.txt beside it), or vocab.txt.
+
+    Roles come from tokenizer_config.json beside it, else from the usual spellings.
+    """
+    path = Path(path)
+    file = _find(path) if path.is_dir() else path
+    settings = _read_json(file.parent / CONFIG_FILE) if (file.parent / CONFIG_FILE).is_file() else {}
+    if file.name.endswith("vocab.txt"):
+        backend = _load_bert(file, settings)
+    elif file.name.endswith(("vocab.json", "merges.txt")):
+        backend = _load_gpt2(file)
+    else:
+        backend = _load_json(file)
+    with border(str(file)):
+        return Tokenizer(backend, _roles(backend, settings))
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json, as `transformers` reads them."""
+    folder = Path(folder)
+    settings: dict[str, str] = {role.value: token for role, token in tokenizer.specials.items()}
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / CONFIG_FILE, json.dumps(settings, indent=2, sort_keys=True) + "\n")
+        _write(folder / TOKENIZER_FILE, tokenizer.backend.to_str(pretty=True) + "\n")
+    except OSError as error:
+        raise DiskError(f"{folder}: the tokenizer cannot be written: {error.strerror}") from None
+
+
+def _find(folder: Path) -> Path:
+    names = (TOKENIZER_FILE, "vocab.json", "vocab.txt")
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"{folder}: holds no tokenizer ({', '.join(names)})")
+
+
+def _load_json(file: Path) -> tokenizers.Tokenizer:
+    state = _read_json(file)
+    model = state.get("model")
+    if not isinstance(model, dict):
+        raise InputError(f"{file}: has no field 'model': not a tokenizer.json")
+    vocabulary = model.get("vocab")
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    added = state.get("added_tokens")
+    ids += [entry.get("id") for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
+    for number in ids:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_ID:
+            raise InputError(f"{file}: the vocabulary has the id {number!r}; ids go from 0 to {MAX_ID - 1}")
+    with border(str(file)):
+        return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
+def _load_gpt2(file: Path) -> tokenizers.Tokenizer:
+    prefix = file.name.removesuffix("vocab.json").removesuffix("merges.txt")
+    vocabulary, merges = (file.with_name(prefix + name) for name in ("vocab.json", "merges.txt"))
+    for needed in (vocabulary, merges):
+        if not needed.is_file():
+            raise InputError(f"{needed}: not found; GPT-2's tokenizer is vocab.json and merges.txt together")
+    _read_json(vocabulary)
+    with border(str(file)):
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        _mark_specials(backend)
+        return backend
+
+
+def _load_bert(file: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    lines = _read_text(file).split("\n")
+    words = {word: number for number, line in enumerate(lines) if (word := line.removesuffix("\r"))}
+    missing = [word for word in ("[UNK]", "[CLS]", "[SEP]") if word not in words]
+    if missing:
+        raise InputError(f"{file}: has no {' '.join(missing)}: not a BERT vocabulary")
+    # A cased vocabulary has capital letters outside its special tokens.
+    cased = any(word != word.lower() for word in words if not word.startswith("["))
+    lowercase = settings.get("do_lower_case", not cased)
+    with border(str(file)):
+        backend = tokenizers.Tokenizer(models.WordPiece(vocab=words, unk_token="[UNK]"))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=bool(lowercase))
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece()
+        backend.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(token, words[token]) for token in ("[CLS]", "[SEP]")],
+        )
+        _mark_specials(backend)
+        return backend
+
+
+def _mark_specials(backend: tokenizers.Tokenizer) -> None:
+    """A bare vocabulary does not say which of its entries are control tokens."""
+    spellings = [spelling for known in _KNOWN_SPELLINGS.values() for spelling in known]
+    found = [spelling for spelling in dict.fromkeys(spellings) if backend.token_to_id(spelling) is not None]
+    backend.add_special_tokens(found)
+
+
+def _roles(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> dict[Role, str]:
+    roles = {}
+    said_any = any(role.value in settings for role in Role)
+    for role in Role:
+        said = settings.get(role.value)
+        said = said.get("content") if isinstance(said, dict) else said
+        candidates = (said,) if isinstance(said, str) else () if said_any else _KNOWN_SPELLINGS[role]
+        for spelling in candidates:
+            if backend.token_to_id(spelling) is not None:
+                roles[role] = spelling
+                break
+    return roles
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(_read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(state, dict):
+        raise InputError(f"{file}: holds a {type(state).__name__}, not an object")
+    return state
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 at byte {error.start}") from None
+
+
+def _write(file: Path, text: str) -> None:
+    aside = file.with_name(file.name + ".partial")
+    with aside.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    aside.replace(file)

@@ -1,0 +1,55 @@
+"""Ids one by one to text as it becomes certain: a character is never split.
+
+The law: the pieces joined are `decode` of all ids.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from qkv.text.tokenizer import Tokenizer
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class StreamingDecoder:
+    """Holds back what a later id may still change: part of a character, or a run of `<0xF0>` bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_specials: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_specials else frozenset()
+        # Decoders look at most at the neighbour before, so the ids of the last piece given are context enough.
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def add(self, number: int) -> str:
+        """The text that is certain now and was not before; often empty."""
+        token = self._tokenizer.token(number)
+        if number in self._skipped:
+            return ""
+        self._pending.append(number)
+        text = self._text()
+        if not text or text.endswith(_UNFINISHED) or _BYTE.fullmatch(token):
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def finish(self) -> str:
+        """What was held back; a character that never came whole is U+FFFD, as in `decode`."""
+        text = self._text()
+        self._context, self._pending = [], []
+        return text
+
+    def _text(self) -> str:
+        before = self._tokenizer.decode(self._context, skip_specials=False)
+        return self._tokenizer.decode(self._context + self._pending, skip_specials=False)[len(before) :]
+
+
+def stream_text(tokenizer: Tokenizer, ids: Iterable[int], *, skip_specials: bool = True) -> Iterator[str]:
+    """Pieces of text as the ids arrive, none of them empty."""
+    decoder = StreamingDecoder(tokenizer, skip_specials=skip_specials)
+    for number in ids:
+        if piece := decoder.add(number):
+            yield piece
+    if piece := decoder.finish():
+        yield piece

@@ -1,0 +1,191 @@
+"""A new tokenizer from texts. The training itself is `tokenizers`' own."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from qkv.choices import Role, SpecialStyle, TokenizerKind
+from qkv.errors import ConfigError, InputError
+from qkv.text.border import border
+from qkv.text.cut import cut
+from qkv.text.tokenizer import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+
+_ROLES: dict[SpecialStyle, dict[Role, str]] = {
+    SpecialStyle.GPT: {Role.BEGIN: END_OF_TEXT, Role.END: END_OF_TEXT},
+    SpecialStyle.BERT: {
+        Role.PAD: "[PAD]",
+        Role.UNKNOWN: "[UNK]",
+        Role.CLASSIFY: "[CLS]",
+        Role.SEPARATE: "[SEP]",
+        Role.MASK: "[MASK]",
+    },
+    SpecialStyle.SEQ2SEQ: {
+        Role.PAD: "<pad>",
+        Role.BEGIN: "<bos>",
+        Role.END: "<eos>",
+        Role.UNKNOWN: "<unk>",
+    },
+}
+_USUAL_STYLE = {
+    TokenizerKind.BPE: SpecialStyle.GPT,
+    TokenizerKind.WORDPIECE: SpecialStyle.BERT,
+    TokenizerKind.UNIGRAM: SpecialStyle.SEQ2SEQ,
+    TokenizerKind.CHARACTER: SpecialStyle.GPT,
+}
+
+
+def train_tokenizer(
+    kind: TokenizerKind,
+    texts: Iterable[str],
+    *,
+    vocabulary_size: int,
+    style: SpecialStyle | None = None,
+    lowercase: bool = False,
+) -> Tokenizer:
+    """At most `vocabulary_size` ids, special ones included; fewer where the texts are too small for them.
+
+    `style` None takes the kind's usual one: GPT's for bpe and char, BERT's for wordpiece, seq2seq's for unigram.
+    The same texts give the same bpe and char tokenizer each time; in wordpiece and unigram `tokenizers` breaks
+    ties between equally good pieces by chance.
+    """
+    roles = dict(_ROLES[style or _USUAL_STYLE[kind]])
+    if kind is not TokenizerKind.BPE:  # bytes are never unknown
+        roles.setdefault(Role.UNKNOWN, "<unk>")
+    names = list(dict.fromkeys(roles.values()))
+    least = len(names) + (256 if kind is TokenizerKind.BPE else 1)
+    if vocabulary_size < least:
+        raise ConfigError(
+            f"vocabulary_size={vocabulary_size} is too small: {kind} with these special tokens needs {least}"
+        )
+    backend = _untrained(kind, unknown=roles.get(Role.UNKNOWN), lowercase=lowercase)
+    with border(f"a {kind} tokenizer of {vocabulary_size} cannot be trained on this text"):
+        _train(kind, backend, _parts(texts), roles=roles, vocabulary_size=vocabulary_size)
+        # Set after training, which drops it.
+        if (processor := _template(backend, roles)) is not None:
+            backend.post_processor = processor
+    tokenizer = Tokenizer(backend, roles)
+    if tokenizer.vocabulary_size > vocabulary_size:
+        raise ConfigError(
+            f"vocabulary_size={vocabulary_size} is too small: this text's characters alone need "
+            f"{tokenizer.vocabulary_size}"
+        )
+    return tokenizer
+
+
+def _untrained(kind: TokenizerKind, *, unknown: str | None, lowercase: bool) -> tokenizers.Tokenizer:
+    match kind:
+        case TokenizerKind.BPE:
+            backend = tokenizers.Tokenizer(models.BPE())
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            backend.decoder = decoders.ByteLevel()
+        case TokenizerKind.WORDPIECE:
+            backend = tokenizers.Tokenizer(models.WordPiece(vocab={}, unk_token=unknown or ""))
+            backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            backend.decoder = decoders.WordPiece()
+        case TokenizerKind.UNIGRAM:
+            backend = tokenizers.Tokenizer(models.Unigram())
+            backend.pre_tokenizer = pre_tokenizers.Metaspace()
+            backend.decoder = decoders.Metaspace()
+        case TokenizerKind.CHARACTER:  # a BPE without merges leaves every character alone
+            backend = tokenizers.Tokenizer(models.BPE(vocab={}, merges=[], unk_token=unknown))
+            backend.decoder = decoders.Fuse()
+    if kind is TokenizerKind.WORDPIECE:
+        backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    elif lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    return backend
+
+
+def _train(
+    kind: TokenizerKind,
+    backend: tokenizers.Tokenizer,
+    parts: Iterator[str],
+    *,
+    roles: dict[Role, str],
+    vocabulary_size: int,
+) -> None:
+    names = list(dict.fromkeys(roles.values()))
+    match kind:
+        case TokenizerKind.BPE:
+            trainer = trainers.BpeTrainer(
+                vocab_size=vocabulary_size,
+                special_tokens=names,
+                initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                show_progress=False,
+            )
+        case TokenizerKind.WORDPIECE:
+            trainer = trainers.WordPieceTrainer(
+                vocab_size=vocabulary_size,
+                special_tokens=names,
+                # A letter may need two entries, `a` and `##a`; rarer letters become unknown.
+                limit_alphabet=max((vocabulary_size - len(names)) // 2, 1),
+                show_progress=False,
+            )
+        case TokenizerKind.UNIGRAM:
+            trainer = trainers.UnigramTrainer(
+                vocab_size=vocabulary_size - len(names) + 1,
+                special_tokens=[roles[Role.UNKNOWN]],
+                unk_token=roles[Role.UNKNOWN],
+                show_progress=False,
+            )
+        case TokenizerKind.CHARACTER:
+            trainer = None
+            _count_characters(backend, parts, names=names, vocabulary_size=vocabulary_size)
+    if trainer is not None:
+        backend.train_from_iterator(parts, trainer)
+    if kind is TokenizerKind.UNIGRAM:
+        _round_scores(backend)
+    # Only now for unigram: its model would read a special token that it knows out of plain text.
+    backend.add_special_tokens(names)
+
+
+def _round_scores(backend: tokenizers.Tokenizer) -> None:
+    """Six decimals come back from JSON as they went; `tokenizers` reads longer ones a last digit off."""
+    model = json.loads(backend.to_str())["model"]
+    unknown, *pieces = [(token, round(score, 6)) for token, score in model["vocab"]]
+    pieces.sort(key=lambda piece: (-piece[1], piece[0]))
+    backend.model = models.Unigram([unknown, *pieces], unk_id=model["unk_id"], byte_fallback=False)
+
+
+def _count_characters(
+    backend: tokenizers.Tokenizer, parts: Iterator[str], *, names: list[str], vocabulary_size: int
+) -> None:
+    counts: Counter[str] = Counter()
+    for part in parts:
+        counts.update(part if backend.normalizer is None else backend.normalizer.normalize_str(part))
+    most = sorted(counts, key=lambda character: (-counts[character], character))
+    tokens = names + sorted(most[: vocabulary_size - len(names)])
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    backend.model = models.BPE(vocab=vocabulary, merges=[], unk_token=backend.model.unk_token)
+
+
+def _template(backend: tokenizers.Tokenizer, roles: dict[Role, str]) -> processors.TemplateProcessing | None:
+    first, last = (
+        (roles.get(Role.CLASSIFY), roles.get(Role.SEPARATE))
+        if Role.CLASSIFY in roles
+        else (roles.get(Role.BEGIN), roles.get(Role.END))
+    )
+    if first is None or last is None or first == last:  # GPT's one token parts documents: data's business
+        return None
+    again = "" if Role.CLASSIFY in roles else f"{first}:1 "
+    return processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} {again}$B:1 {last}:1",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (first, last)],
+    )
+
+
+def _parts(texts: Iterable[str]) -> Iterator[str]:
+    """Cut so that no text, however long, is worked on whole."""
+    empty = True
+    for text in texts:
+        if text:
+            empty = False
+            yield from cut(text)
+    if empty:
+        raise InputError("there is no text to train a tokenizer on")
