@@ -14,6 +14,8 @@ from torch import Tensor
 
 Ids = Int[Tensor, "batch position"]
 Positions = Int[Tensor, "#batch position"]
+QueryPositions = Int[Tensor, "#batch query"]
+KeyPositions = Int[Tensor, "#batch key"]
 IsToken = Bool[Tensor, "batch position"]
 """True where a real token stands, False at padding."""
 SourceIds = Int[Tensor, "batch source"]

@@ -57,9 +57,7 @@ def head_off(model: nn.Module, attention: str, head: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, part in _attentions(model, attention).items():
-            n_heads = part.shape.n_heads
-            if not 0 <= head < n_heads:
-                raise TapError(f"'{name}' has {n_heads} heads (0 … {n_heads - 1}), head {head} was asked for")
+            _check_head(name, part, head)
             stack.callback(part.heads.change(silence))
         yield
 
@@ -68,28 +66,38 @@ def head_off(model: nn.Module, attention: str, head: int) -> Iterator[None]:
 def cut_edge(model: nn.Module, attention: str, *, query: int, key: int, head: int | None = None) -> Iterator[None]:
     """The token at position `query` may not look at `key`, in the attentions meant, for one head or all.
 
+    Positions are counted as the ids were given; with a cache, padding is left out of the count.
     The fused kernel stays on. A cut that no pass ever reached is an error at the end of the `with`.
     """
     reached: list[bool] = []
 
     def cut(lookup: Lookup) -> Lookup:
-        n_queries, n_keys = lookup.queries.shape[-2], lookup.keys.shape[-2]
-        row = query - lookup.first_query
-        if not (0 <= row < n_queries and 0 <= key < n_keys):
+        batch, n_heads, n_queries, _ = lookup.queries.shape
+        n_keys = lookup.keys.shape[-2]
+        looks = lookup.standing() == query
+        if not (0 <= key < n_keys and bool(looks.any())):
             return lookup
         reached.append(True)
-        batch, n_heads = lookup.queries.shape[:2]
         seen = (lookup.mask or Mask()).visible(n_queries, n_keys, lookup.queries.device)
         seen = seen.expand(batch, n_heads, n_queries, n_keys).clone()
-        seen[:, slice(None) if head is None else head, row, key] = False
+        heads = slice(None) if head is None else slice(head, head + 1)
+        seen[:, heads, :, key] &= ~looks[:, None]
         return replace(lookup, mask=Mask(table=seen))
 
     with ExitStack() as stack:
-        for part in _attentions(model, attention).values():
+        for name, part in _attentions(model, attention).items():
+            if head is not None:
+                _check_head(name, part, head)
             stack.callback(part.lookup.change(cut))
         yield
     if not reached:
         raise TapError(f"the edge {query}→{key} of '{attention}' was never reached by a pass")
+
+
+def _check_head(name: str, part: Attention, head: int) -> None:
+    n_heads = part.shape.n_heads
+    if not 0 <= head < n_heads:
+        raise TapError(f"'{name}' has {n_heads} heads (0 … {n_heads - 1}), head {head} was asked for")
 
 
 def _attentions(model: nn.Module, pattern: str) -> dict[str, Attention]:

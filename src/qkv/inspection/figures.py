@@ -25,7 +25,7 @@ class HeatMap:
     row_axis: str = "query"
     column_axis: str = "key"
     is_signed: bool = False
-    """Colours diverge around 0; otherwise they grow from the smallest value."""
+    """Colours diverge around 0; otherwise they grow from the smallest value, or from 0 where none is below."""
     show_numbers: bool = True
     """Print the numbers into the cells, where there are few enough to read."""
 
@@ -39,6 +39,8 @@ class HeatMap:
 
 def heat_maps(*maps: HeatMap, title: str = "") -> "Figure":
     """Heat maps side by side."""
+    if not maps:
+        raise ShapeError("0 heat maps were given, there must be at least 1")
     figure = new_figure(width=sum(_width(one) for one in maps), height=max(_height(one) for one in maps))
     axes = figure.subplots(1, len(maps), squeeze=False, width_ratios=[_width(one) for one in maps])[0]
     for axis, one in zip(axes, maps, strict=True):
@@ -69,8 +71,11 @@ def _draw(axis: "Axes", one: HeatMap) -> None:
     matrix = one.matrix.detach().float().cpu()
     shown = matrix.masked_fill(~matrix.isfinite(), float("nan"))
     finite = matrix[matrix.isfinite()]
-    largest = float(finite.abs().max()) if finite.numel() else 1.0
-    low, high = (-largest, largest) if one.is_signed else (min(0.0, float(finite.min())), largest)
+    low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 1.0)
+    if one.is_signed:
+        low, high = -max(-low, high), max(-low, high)
+    else:
+        low, high = min(0.0, low), max(0.0, high)
     # Both maps are safe for the colour-blind; grey is what the mask forbids (−∞).
     image = axis.imshow(
         shown.numpy(), cmap="RdBu_r" if one.is_signed else "viridis", vmin=low, vmax=high, aspect="auto"

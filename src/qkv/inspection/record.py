@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from qkv.errors import InputError, TapError
-from qkv.inspection.names import matching, taps
-from qkv.nn import Attention, Lookup
-from qkv.tensors import HeadResults, Weights
+from qkv.inspection.names import matching
+from qkv.nn import Attention, Lookup, Tap
+from qkv.tensors import HeadResults, Scores, Weights
 
 T = TypeVar("T")
 
@@ -26,23 +26,37 @@ class SeenAttention:
     lookup: Lookup
     heads: HeadResults
     """The kernel's own result, against which `error` measures."""
+    changed_scores: Scores | None = None
+    """What really passed there, where a change was at work: that cannot be recomputed."""
+    changed_weights: Weights | None = None
 
     def weights(self, rows: Sequence[int] | None = None) -> Weights:
         """The attention weights in at least float32, of all queries or of some."""
-        lookup = _precise(self.lookup)
-        if rows is not None:
-            n = lookup.queries.shape[-2]
-            outside = [row for row in rows if not 0 <= row < n]
-            if outside:
-                raise InputError(f"row {outside[0]} is outside the {n} queries (0 … {n - 1})")
-            lookup = lookup.rows(torch.tensor(rows, device=lookup.queries.device))
-        return lookup.weights()
+        return self._rows(rows, self.changed_weights, Lookup.weights)
+
+    def scores(self, rows: Sequence[int] | None = None) -> Scores:
+        """What the weights are the softmax of: −∞ where the mask forbids a look."""
+        return self._rows(rows, self.changed_scores, Lookup.scores)
 
     @property
     def error(self) -> float:
         """max|A·V − output|: how far the weights shown are from what the kernel did."""
         lookup = _precise(self.lookup)
-        return (lookup.mix(lookup.weights()) - self.heads).abs().max().item()
+        weights = lookup.weights() if self.changed_weights is None else self.changed_weights
+        return (lookup.of_each_text(lookup.mix(weights)) - self.heads).abs().max().item()
+
+    def _rows(self, rows: Sequence[int] | None, changed: Tensor | None, compute: Callable[[Lookup], Tensor]) -> Tensor:
+        lookup = _precise(self.lookup)
+        if rows is None:
+            return lookup.of_each_text(compute(lookup) if changed is None else changed)
+        n = lookup.queries.shape[-2] // lookup.n_shared
+        outside = [row for row in rows if not 0 <= row < n]
+        if outside:
+            raise InputError(f"row {outside[0]} is outside the {n} queries (0 … {n - 1})")
+        wanted = torch.tensor(rows, dtype=torch.long, device=lookup.queries.device)
+        if changed is not None:
+            return lookup.of_each_text(changed)[:, :, wanted]
+        return lookup.of_each_text(compute(lookup.rows(wanted)))
 
 
 def _precise(lookup: Lookup) -> Lookup:
@@ -67,74 +81,99 @@ class Trace:
     def at(self, name: str, index: int = -1) -> Tensor:
         """What passed at one of several passes, such as the steps of a generation; the last by default."""
         part, _, last = name.rpartition(".")
-        if last == "weights" and part in self._attention:
-            return self.attention(part, index).weights()
-        return _pick(self._passes, name, index)
+        if part in self._attention and last in ("scores", "weights"):
+            seen = self.attention(part, index)
+            return seen.weights() if last == "weights" else seen.scores()
+        return self._pick(self._passes, name, index)
 
     def attention(self, name: str, index: int = -1) -> SeenAttention:
         """The attention of that name (`blocks.0.attention`), recorded by asking for its weights."""
-        return _pick(self._attention, name, index)
+        return self._pick(self._attention, name, index)
 
     @property
     def names(self) -> list[str]:
-        return [*self._passes, *(f"{name}.weights" for name in self._attention)]
+        of_attention = [f"{name}.{last}" for name in self._attention for last in ("scores", "weights")]
+        return [*self._passes, *of_attention]
 
     def n_passes(self, name: str) -> int:
-        part, _, _ = name.rpartition(".")
-        return len(self._passes.get(name) or self._attention.get(name) or self._attention.get(part, []))
+        part, _, last = name.rpartition(".")
+        if part in self._attention and last in ("scores", "weights"):
+            name = part
+        return len(self._passes.get(name) or self._attention.get(name, []))
+
+    def _pick(self, kept: dict[str, list[T]], name: str, index: int) -> T:
+        if name not in kept:
+            raise TapError(f"nothing was recorded at '{name}'; recorded: {', '.join(self.names) or 'nothing'}")
+        try:
+            return kept[name][index]
+        except IndexError:
+            raise TapError(f"pass {index} of '{name}' was asked for, {len(kept[name])} were recorded") from None
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
-        return lambda passing: self._passes.setdefault(name, []).append(passing.detach())
+        # Keys and values may be a cache's own slots, which later passes go on writing.
+        is_of_cache = name.endswith((".keys", ".values"))
+
+        def keep(passing: Tensor) -> None:
+            passing = passing.detach()
+            self._passes.setdefault(name, []).append(passing.clone() if is_of_cache else passing)
+
+        return keep
 
     def _keep_attention(self, name: str, attention: Attention) -> list[Callable[[], None]]:
-        waiting: list[Lookup] = []
+        now: dict[str, Lookup] = {}
+        changed: dict[str, Tensor] = {}
+
+        def start(lookup: Lookup) -> None:
+            changed.clear()
+            now["lookup"] = _detached(lookup)
+
+        def keep_changed(what: str, passing: Tensor) -> None:
+            if attention.scores.is_changed or attention.weights.is_changed:
+                changed[what] = passing.detach()
 
         def finish(heads: Tensor) -> None:
-            self._attention.setdefault(name, []).append(SeenAttention(_detached(waiting.pop()), heads.detach()))
+            seen = SeenAttention(now.pop("lookup"), heads.detach(), changed.get("scores"), changed.get("weights"))
+            self._attention.setdefault(name, []).append(seen)
 
-        return [attention.lookup.watch(waiting.append), attention.heads.watch(finish)]
+        return [
+            attention.lookup.watch(start),
+            attention.scores.watch_if_computed(lambda passing: keep_changed("scores", passing)),
+            attention.weights.watch_if_computed(lambda passing: keep_changed("weights", passing)),
+            attention.heads.watch(finish),
+        ]
 
 
 def _detached(lookup: Lookup) -> Lookup:
-    # A cache's slots are written again by later passes of other texts, so keys and values are copied out of it.
+    # As above: copied out of the cache.
     keys, values = (part.detach().clone() for part in (lookup.keys, lookup.values))
-    return replace(lookup, queries=lookup.queries.detach(), keys=keys, values=values)
-
-
-def _pick(kept: dict[str, list[T]], name: str, index: int) -> T:
-    if name not in kept:
-        raise TapError(f"nothing was recorded at '{name}'; recorded: {', '.join(kept) or 'nothing'}")
-    try:
-        return kept[name][index]
-    except IndexError:
-        raise TapError(f"pass {index} of '{name}' was asked for, {len(kept[name])} were recorded") from None
+    bias = None if lookup.bias is None else lookup.bias.detach()
+    return replace(lookup, queries=lookup.queries.detach(), keys=keys, values=values, bias=bias)
 
 
 @contextmanager
 def record(model: nn.Module, *patterns: str) -> Iterator[Trace]:
-    """Record the taps meant by the patterns while the `with` lasts; all taps of tensors if there is none.
+    """Record the taps meant by the patterns while the `with` lasts; all of them if there is none.
 
-    `with record(model, "blocks.*.attention.weights") as trace: model(ids)`. Asking for weights keeps the fused
-    kernel on: queries and keys are recorded and the weights recomputed from them.
+    `with record(model, "blocks.*.attention.weights") as trace: model(ids)`. Asking for scores or weights keeps
+    the fused kernel on: queries and keys are recorded, and scores and weights recomputed from them.
     """
     trace = Trace()
     parts = dict(model.named_modules())
+    attentions: dict[str, Attention] = {}
     with ExitStack() as stack:
-        for name in _wanted(model, patterns):
+        for name, tap in _wanted(model, patterns).items():
             part, _, last = name.rpartition(".")
             owner = parts[part]
-            if isinstance(owner, Attention) and last in ("weights", "lookup"):
-                for end in trace._keep_attention(part, owner):  # noqa: SLF001
-                    stack.callback(end)
+            if isinstance(owner, Attention) and last in ("lookup", "scores", "weights"):
+                attentions[part] = owner
             else:
-                stack.callback(taps(model)[name].watch(trace._keep(name)))  # noqa: SLF001
+                stack.callback(tap.watch(trace._keep(name)))  # noqa: SLF001
+        for name, attention in attentions.items():
+            for end in trace._keep_attention(name, attention):  # noqa: SLF001
+                stack.callback(end)
         yield trace
 
 
-def _wanted(model: nn.Module, patterns: tuple[str, ...]) -> list[str]:
-    if patterns:
-        named = [name for pattern in patterns for name in matching(model, pattern)]
-    else:
-        # Scores exist on the plain road alone; recording everything must not leave the fused one.
-        named = [name for name in taps(model) if not name.endswith((".lookup", ".scores"))]
-    return list(dict.fromkeys(named))
+def _wanted(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, Tap]:
+    found = [matching(model, pattern) for pattern in patterns or ("*",)]
+    return {name: tap for one in found for name, tap in one.items()}

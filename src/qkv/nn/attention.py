@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +15,7 @@ from qkv.nn.cache import LayerCache, SourceCache
 from qkv.nn.mask import Mask
 from qkv.nn.relation import Relation
 from qkv.nn.tap import Tap
-from qkv.tensors import HeadResults, Keys, Queries, Residual, ScoreBias, Scores, Values, Weights
+from qkv.tensors import HeadResults, Keys, Queries, QueryPositions, Residual, ScoreBias, Scores, Values, Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,10 @@ class Lookup:
     scale: float
     mask: Mask | None = None
     bias: ScoreBias | None = None
-    first_query: int = 0
-    """Position of the first query: with a cache, how many tokens were there before (in the longest row)."""
+    query_positions: Int[Tensor, "#text position"] | None = None
+    """Where the queries stand in their texts; None: 0, 1, 2 …"""
+    n_shared: int = 1
+    """How many texts share these keys; the queries are theirs, one text after another."""
 
     def scores(self) -> Scores:
         """q·k·scale (+ bias), −∞ where the mask forbids a look."""
@@ -48,13 +50,36 @@ class Lookup:
         return weights.to(self.values.dtype) @ self._for_all_heads(self.values)
 
     def rows(self, queries: Tensor) -> "Lookup":
-        """The same look-up for some query positions alone."""
+        """The same look-up for some queries of each text alone."""
+        n = self.queries.shape[-2] // self.n_shared
+        starts = torch.arange(0, self.n_shared * n, n, device=queries.device)
+        positions = queries[None] if self.query_positions is None else self.query_positions[:, queries]
+        queries = (starts[:, None] + queries).flatten()
         mask = self.mask
         if mask is not None:
             visible = mask.visible(self.queries.shape[-2], self.keys.shape[-2], self.queries.device)
             mask = Mask(table=visible if visible.shape[2] == 1 else visible[:, :, queries])
         bias = self.bias if self.bias is None or self.bias.shape[2] == 1 else self.bias[:, :, queries]
-        return replace(self, queries=self.queries[:, :, queries], mask=mask, bias=bias)
+        return replace(self, queries=self.queries[:, :, queries], mask=mask, bias=bias, query_positions=positions)
+
+    def standing(self) -> QueryPositions:
+        """At which position of its text each query stands."""
+        n = self.queries.shape[-2] // self.n_shared
+        positions = self.query_positions
+        if positions is None:
+            positions = torch.arange(n, device=self.queries.device)[None]
+        n_texts = self.queries.shape[0] * self.n_shared
+        return positions.expand(n_texts, n).reshape(self.queries.shape[0], -1)
+
+    def of_each_text(
+        self, results: Float[Tensor, "batch head query width"]
+    ) -> Float[Tensor, "text head position width"]:
+        """Results of queries of several texts that share keys, one text a row again."""
+        if self.n_shared == 1:
+            return results
+        batch, n_heads, n_all, width = results.shape
+        grouped = results.view(batch, n_heads, self.n_shared, n_all // self.n_shared, width).transpose(1, 2)
+        return grouped.reshape(batch * self.n_shared, n_heads, n_all // self.n_shared, width)
 
     def _for_all_heads(self, kv: Tensor) -> Tensor:
         return kv.repeat_interleave(self.queries.shape[1] // kv.shape[1], dim=1)
@@ -149,7 +174,8 @@ class Attention(nn.Module):
 
     Taps: `queries`, `keys` and `values` as they meet (after rotary positions), `lookup` (all of these with the
     mask), `scores`, `weights`, and `heads`, each head's result before the output projection. Watching any of
-    them leaves the fused kernel on, save `scores` and `weights`, which only the plain road has.
+    them leaves the fused kernel on, save `scores` and `weights`, which only the plain road has; at these two and
+    at `lookup`, rows that share a source are one row.
     """
 
     def __init__(
@@ -188,16 +214,17 @@ class Attention(nn.Module):
         keys, values = self._keys_and_values(x, source, relation, cache)
         n_shared = queries.shape[0] // keys.shape[0]
         lookup = Lookup(
-            queries=self.queries(_fold(queries, n_shared)),
+            queries=_fold(self.queries(queries), n_shared),
             keys=self.keys(keys),
             values=self.values(values),
             scale=self.scale,
             mask=mask,
             bias=None if relation is None else relation.bias,
-            first_query=keys.shape[2] - x.shape[1] if isinstance(cache, LayerCache) else 0,
+            query_positions=None if cache is None else cache.query_positions,
+            n_shared=n_shared,
         )
-        heads = self.heads(self._mix(self.lookup(lookup)))
-        return self.output(self._join(_unfold(heads, n_shared)))
+        heads = self.heads(lookup.of_each_text(self._mix(self.lookup(lookup))))
+        return self.output(self._join(heads))
 
     def _keys_and_values(
         self,
@@ -261,14 +288,6 @@ def _fold(queries: Tensor, n_shared: int) -> Tensor:
     rows, n_heads, n, width = queries.shape
     grouped = queries.view(rows // n_shared, n_shared, n_heads, n, width).transpose(1, 2)
     return grouped.reshape(rows // n_shared, n_heads, n_shared * n, width)
-
-
-def _unfold(heads: Tensor, n_shared: int) -> Tensor:
-    if n_shared == 1:
-        return heads
-    sources, n_heads, n_all, width = heads.shape
-    grouped = heads.view(sources, n_heads, n_shared, n_all // n_shared, width).transpose(1, 2)
-    return grouped.reshape(sources * n_shared, n_heads, n_all // n_shared, width)
 
 
 @contextmanager

@@ -49,12 +49,21 @@ class LayerCache:
         n = self._parent.n_filled
         return self.keys[:, :, :n], self.values[:, :, :n]
 
+    @property
+    def query_positions(self) -> Positions | None:
+        return self._parent.positions
+
 
 class SourceCache:
     """A cross-attention layer's keys and values: computed once a source, shared by all beams."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: "KVCache | None" = None) -> None:
+        self._parent = parent
         self.kept: tuple[Keys, Values] | None = None
+
+    @property
+    def query_positions(self) -> Positions | None:
+        return None if self._parent is None else self._parent.positions
 
     def fetch(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Keys, Values]:
         if self.kept is None:
@@ -77,6 +86,8 @@ class KVCache:
         self.n_filled = 0
         """Slots in use in the longest row."""
         self.is_ragged = False
+        self.positions: Positions | None = None
+        """Where the tokens of the latest pass stand."""
         self.place: slice | _Scattered | None = None
         self.layers = [
             LayerCache(
@@ -86,7 +97,7 @@ class KVCache:
             )
             for _ in range(layers)
         ]
-        self.sources = [SourceCache() for _ in range(layers)]
+        self.sources = [SourceCache(self) for _ in range(layers)]
 
     @property
     def batch(self) -> int:
@@ -103,13 +114,13 @@ class KVCache:
         """Make room for a pass over n_new tokens and say at which positions they stand."""
         if batch != self.batch:
             raise CacheError(f"the cache was made for batch={self.batch}, the ids have batch={batch}")
-        if is_token is not None and not bool(is_token.all()):
-            self.is_ragged = True
+        is_ragged = self.is_ragged or (is_token is not None and not bool(is_token.all()))
         added = torch.full_like(self.lengths, n_new) if is_token is None else is_token.sum(1)
-        n_needed = int((self.lengths + added).max()) if self.is_ragged else self.n_filled + n_new
+        n_needed = int((self.lengths + added).max()) if is_ragged else self.n_filled + n_new
         if n_needed > self.capacity:
             raise CacheError(f"the cache holds {self.capacity} tokens a row, {n_needed} are needed")
-        positions = self._positions(n_new, is_token)
+        self.is_ragged = is_ragged
+        self.positions = positions = self._positions(n_new, is_token)
         self.lengths = self.lengths + added
         self.n_filled = max(self.n_filled, n_needed)
         return positions

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.errors import ConfigError, ShapeError
-from qkv.tensors import Positions, Visible
+from qkv.tensors import KeyPositions, Positions, QueryPositions, Visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Mask:
     """Nobody sees a key where this is False: padding."""
     documents: Int[Tensor, "batch position"] | None = None
     """Packed texts: a query sees keys of the same number alone (self-attention without a cache)."""
-    query_positions: Positions | None = None
+    query_positions: QueryPositions | None = None
     """Where the queries stand; None: 0, 1, 2 …"""
-    key_positions: Positions | None = None
+    key_positions: KeyPositions | None = None
     table: Visible | None = None
     """The rule written out, once for all layers; see `written_out`."""
 

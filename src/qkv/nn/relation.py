@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.errors import ConfigError
-from qkv.tensors import Positions, ScoreBias
+from qkv.tensors import KeyPositions, QueryPositions, ScoreBias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Rotary(nn.Module):
 
     def forward(
         self,
-        query_positions: Positions,
-        key_positions: Positions,  # noqa: ARG002
+        query_positions: QueryPositions,
+        key_positions: KeyPositions,  # noqa: ARG002
         dtype: torch.dtype = torch.float32,
     ) -> Relation:
         # Worked out anew each pass: a buffer would be rounded with the weights, and a far position times a
@@ -65,7 +65,7 @@ class ALiBi(nn.Module):
         self.slopes = alibi_slopes(n_heads)
 
     def forward(
-        self, query_positions: Positions, key_positions: Positions, dtype: torch.dtype = torch.float32
+        self, query_positions: QueryPositions, key_positions: KeyPositions, dtype: torch.dtype = torch.float32
     ) -> Relation:
         distance = (query_positions[:, None, :, None] - key_positions[:, None, None, :]).abs()
         exact = torch.promote_types(dtype, torch.float32)
@@ -92,8 +92,8 @@ class RelativeBias(nn.Module):
 
     def forward(
         self,
-        query_positions: Positions,
-        key_positions: Positions,
+        query_positions: QueryPositions,
+        key_positions: KeyPositions,
         dtype: torch.dtype | None = None,  # noqa: ARG002
     ) -> Relation:
         """The bias has the table's own dtype."""

@@ -15,6 +15,7 @@ class Tap(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._watchers: list[Callable[[Any], None]] = []
+        self._guests: list[Callable[[Any], None]] = []
         self._changers: list[Callable[[Any], Any]] = []
 
     @property
@@ -30,6 +31,11 @@ class Tap(nn.Module):
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
 
+    def watch_if_computed(self, watcher: Callable[[Any], None]) -> Callable[[], None]:
+        """As `watch`, but the model need not compute it for this watcher's sake."""
+        self._guests.append(watcher)
+        return lambda: self._guests.remove(watcher)
+
     def change(self, changer: Callable[[Any], Any]) -> Callable[[], None]:
         """Put `changer`'s answer in the place of what passes; returns the function that ends it."""
         self._changers.append(changer)
@@ -38,6 +44,6 @@ class Tap(nn.Module):
     def forward(self, passing: Any) -> Any:  # noqa: ANN401 - an identity takes anything
         for changer in self._changers:
             passing = changer(passing)
-        for watcher in self._watchers:
+        for watcher in (*self._watchers, *self._guests):
             watcher(passing)
         return passing

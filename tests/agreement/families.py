@@ -1,0 +1,112 @@
+"""Small models of every family and kind, their configs drawn by hypothesis, to compare two roads on."""
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from qkv.choices import (
+    Activation,
+    CellKind,
+    HeadLayout,
+    NormKind,
+    NormPosition,
+    PositionKind,
+    ScoreKind,
+)
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.models import build
+
+VOCABULARY, SOURCE_VOCABULARY = 23, 19
+CONTEXT = 29
+D_MODEL, N_HEADS, D_HEAD = 10, 6, 4
+VALUE_WIDTHS = {HeadLayout.SPLIT: (D_HEAD, 7), HeadLayout.POOLED: (D_MODEL,), HeadLayout.POOLED_MEAN: (D_MODEL,)}
+
+seeds = st.integers(min_value=0, max_value=999)
+
+
+@st.composite
+def settings(draw, *, fusable=False):
+    """What all Transformers share. `fusable`: only what torch's CPU kernel takes (values as wide as keys)."""
+    layout = HeadLayout.SPLIT if fusable else draw(st.sampled_from(HeadLayout))
+    return {
+        "context_length": CONTEXT,
+        "d_model": D_MODEL,
+        "n_heads": N_HEADS,
+        "d_head": D_HEAD,
+        "head_layout": layout,
+        "d_value": D_HEAD if fusable else draw(st.sampled_from(VALUE_WIDTHS[layout])),
+        "n_kv_heads": draw(st.sampled_from((6, 3, 2, 1))),
+        "positions": draw(st.sampled_from(PositionKind)),
+        "relative_buckets": 8,
+        "relative_max_distance": 13,
+        "norm": draw(st.sampled_from(NormKind)),
+        "norm_position": draw(st.sampled_from(NormPosition)),
+        "activation": draw(st.sampled_from(Activation)),
+        "gated": draw(st.booleans()),
+        "window": draw(st.sampled_from((None, None, 3))),
+        "d_ff": 17,
+    }
+
+
+@st.composite
+def gpts(draw, **chosen):
+    shared = draw(settings(fusable=chosen.pop("fusable", False)))
+    return GPTConfig(**{**shared, "vocabulary_size": VOCABULARY, "n_layers": 2, **chosen})
+
+
+@st.composite
+def berts(draw, **chosen):
+    shared = draw(settings(fusable=chosen.pop("fusable", False)))
+    heads = {"masked_word_head": True, "next_sentence_head": True, "n_classes": 5}
+    return BERTConfig(**{**shared, "vocabulary_size": VOCABULARY, "n_layers": 2, **heads, **chosen})
+
+
+@st.composite
+def seq2seqs(draw, **chosen):
+    shared = draw(settings(fusable=chosen.pop("fusable", False)))
+    vocabularies = {
+        "vocabulary_size": VOCABULARY, "source_vocabulary_size": SOURCE_VOCABULARY, "share_embeddings": False,
+    }  # fmt: skip
+    layers = {"n_encoder_layers": 2, "n_decoder_layers": 3}
+    return Seq2SeqConfig(**{**shared, **vocabularies, **layers, **chosen})
+
+
+@st.composite
+def rnns(draw, **chosen):
+    config = {
+        "vocabulary_size": VOCABULARY,
+        "source_vocabulary_size": SOURCE_VOCABULARY,
+        "d_model": D_MODEL,
+        "n_encoder_layers": draw(st.sampled_from((1, 2))),
+        "n_decoder_layers": draw(st.sampled_from((1, 2))),
+        "cell": draw(st.sampled_from(CellKind)),
+        "attention": draw(st.sampled_from(ScoreKind)),
+    }
+    return RNNConfig(**{**config, **chosen})
+
+
+def shaken(config, seed=0):
+    """The model in float64, every number of it random: at the usual start biases are 0 and attention is flat."""
+    model = build(config, seed=seed).double().eval()
+    shake(model, seed)
+    return model
+
+
+def shake(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.4 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+def some_ids(seed, batch, n, vocabulary=VOCABULARY):
+    return torch.randint(0, vocabulary, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def some_source(seed, batch, n):
+    return some_ids(seed + 1, batch, n, SOURCE_VOCABULARY)
+
+
+def close(one, other):
+    """Equal but for the order of float64 sums."""
+    torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
