@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError
 from qkv.models.build import build_blocks, build_embedding, build_norm, build_relation
-from qkv.models.placing import check_length, place
-from qkv.nn import Mask, Tap, TokenEmbedding, Unembedding, activate, initialise
+from qkv.models.placing import check_length, mask_of, place
+from qkv.nn import Tap, TokenEmbedding, Unembedding, activate, initialise
 from qkv.tensors import Ids, IsToken, Logits, Residual
 
 
@@ -62,9 +62,7 @@ class BERT(nn.Module):
         check_length(ids.shape[1], self.config.context_length)
         positions = place(ids, is_token=is_token, documents=documents)
         x = self.embedding(ids, positions, segments)
-        mask = None
-        if is_token is not None or documents is not None or self.config.window is not None:
-            mask = Mask(window=self.config.window, key_is_token=is_token, documents=documents)
+        mask = mask_of(positions, causal=False, window=self.config.window, is_token=is_token, documents=documents)
         x = self.blocks(x, positions=positions, relation=self.relation, mask=mask)
         return self.final(self.final_norm(x))
 

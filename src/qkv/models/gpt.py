@@ -12,8 +12,8 @@ from qkv.models.build import (
     build_relation,
     build_unembedding,
 )
-from qkv.models.placing import causal_mask, check_length, place
-from qkv.nn import KVCache, Mask, Tap, TokenEmbedding, initialise
+from qkv.models.placing import causal_mask, check_length, mask_of, place
+from qkv.nn import KVCache, Tap, TokenEmbedding, check_ids, initialise
 from qkv.tensors import Ids, IsToken, Logits, Residual
 
 
@@ -55,6 +55,7 @@ class GPT(nn.Module):
         if cache is not None and not self.config.causal:
             raise ConfigError("a cache holds the past; with causal=False there is none, every position sees all")
         check_length(ids.shape[1], self.config.context_length, cache)
+        check_ids(ids, self.config.vocabulary_size)  # before the cache moves on
         positions = place(ids, is_token=is_token, documents=documents, cache=cache)
         x = self.embedding(ids, positions)
         if self.config.causal:
@@ -62,7 +63,7 @@ class GPT(nn.Module):
                 positions, window=self.config.window, is_token=is_token, documents=documents, cache=cache
             )
         else:
-            mask = Mask(window=self.config.window, key_is_token=is_token, documents=documents)
+            mask = mask_of(positions, causal=False, window=self.config.window, is_token=is_token, documents=documents)
         x = self.blocks(x, positions=positions, relation=self.relation, mask=mask, cache=cache)
         return self.final(self.final_norm(x))
 

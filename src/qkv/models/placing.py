@@ -12,26 +12,52 @@ def place(
     ids: Ids, *, is_token: IsToken | None = None, documents: Ids | None = None, cache: KVCache | None = None
 ) -> Positions:
     """Padding takes no position; each packed document starts at 0; a cache goes on where it stopped."""
-    for name, given in (("is_token", is_token), ("documents", documents)):
-        if given is not None and given.shape != ids.shape:
-            raise ShapeError(f"{name} has shape {tuple(given.shape)}, ids {tuple(ids.shape)}")
+    check_shape("is_token", is_token, ids)
+    check_shape("documents", documents, ids)
     if cache is not None:
         if documents is not None:
             raise ConfigError("documents are packed for training; they cannot be used with a cache")
         return cache.reserve(batch=ids.shape[0], n_new=ids.shape[1], is_token=is_token)
-    index = torch.arange(ids.shape[1], device=ids.device)[None]
-    if documents is not None:
-        return index - _starts(documents, index)
-    if is_token is not None:
-        return (is_token.long().cumsum(1) - 1).clamp(min=0)
-    return index
+    if is_token is None:
+        n_before = torch.arange(ids.shape[1], device=ids.device)[None]
+    else:
+        n_before = is_token.long().cumsum(1) - is_token.long()
+    return n_before if documents is None else n_before - _starts(documents, n_before)
 
 
-def _starts(documents: Tensor, index: Tensor) -> Tensor:
-    """At each position, where its document began."""
+def _starts(documents: Tensor, n_before: Tensor) -> Tensor:
+    """At each place, how many tokens there were before its document began."""
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return (index * begins).cummax(1).values
+    return (n_before * begins).cummax(1).values
+
+
+def check_shape(name: str, given: Tensor | None, ids: Ids) -> None:
+    if given is not None and given.shape != ids.shape:
+        raise ShapeError(f"{name} has shape {tuple(given.shape)}, ids {tuple(ids.shape)}")
+
+
+def mask_of(
+    positions: Positions,
+    *,
+    causal: bool,
+    window: int | None,
+    is_token: IsToken | None,
+    documents: Ids | None = None,
+) -> Mask | None:
+    """The rule of a pass without a cache; None where it forbids nothing."""
+    if not causal and window is None and is_token is None and documents is None:
+        return None
+    # Where padding stands between tokens, a window counts the tokens alone, as it does with a cache.
+    counted = positions if window is not None and is_token is not None else None
+    return Mask(
+        causal=causal,
+        window=window,
+        key_is_token=is_token,
+        documents=documents,
+        query_positions=counted,
+        key_positions=counted,
+    )
 
 
 def causal_mask(
@@ -45,7 +71,7 @@ def causal_mask(
     """The past and oneself; with a cache, all that stands there up to one's own position."""
     n = positions.shape[1]
     if cache is None:
-        return Mask(causal=True, window=window, key_is_token=is_token, documents=documents)
+        return mask_of(positions, causal=True, window=window, is_token=is_token, documents=documents)
     if cache.is_ragged:
         return Mask(causal=True, window=window, query_positions=positions)
     if cache.n_filled == n:

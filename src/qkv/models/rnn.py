@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from qkv.config import RNNConfig
-from qkv.models.placing import check_length
+from qkv.errors import ShapeError
+from qkv.models.placing import check_length, check_shape
 from qkv.nn import (
     AttentiveDecoder,
     Mask,
@@ -66,6 +67,7 @@ class RNNSeq2Seq(nn.Module):
 
     def encode(self, source_ids: SourceIds, *, is_token: SourceIsToken | None = None) -> RNNSource:
         check_length(source_ids.shape[1], self.config.context_length)
+        check_shape("is_token", is_token, source_ids)
         states, first = self.encoder(self.dropout(self.source_embedding(source_ids)), is_token)
         mask = None if is_token is None else Mask(key_is_token=is_token)
         return RNNSource(source=Source(states=states, mask=mask), state=first)
@@ -73,6 +75,11 @@ class RNNSeq2Seq(nn.Module):
     def decode(self, ids: Ids, source: Source, state: State) -> tuple[Logits, State]:
         """Any number of steps on from `state`; one id a row is a decoder's single step."""
         check_length(ids.shape[1], self.config.context_length)
+        n_rows, n_sources = ids.shape[0], source.states.shape[0]
+        if state[0].shape[1] != n_rows:
+            raise ShapeError(f"the state is of {state[0].shape[1]} rows, the ids have {n_rows}")
+        if n_rows % n_sources:
+            raise ShapeError(f"{n_rows} rows of ids cannot share {n_sources} sources evenly")
         x = self.dropout(self.embedding(ids))
         states, state = self.decoder(x, state, source=source.states, mask=source.mask)
         return self.unembedding(self.dropout(states)), state

@@ -11,8 +11,8 @@ from qkv.models.build import (
     build_relation,
     build_unembedding,
 )
-from qkv.models.placing import causal_mask, check_length, place
-from qkv.nn import KVCache, Mask, Source, Tap, TokenEmbedding, initialise
+from qkv.models.placing import causal_mask, check_length, mask_of, place
+from qkv.nn import KVCache, Mask, Source, Tap, TokenEmbedding, check_ids, initialise
 from qkv.tensors import Ids, IsToken, Logits, Residual, SourceIds, SourceIsToken
 
 
@@ -57,7 +57,7 @@ class Seq2Seq(nn.Module):
         check_length(source_ids.shape[1], self.config.context_length)
         positions = place(source_ids, is_token=is_token)
         mask = None if is_token is None else Mask(key_is_token=is_token)
-        own = mask if self.config.window is None else Mask(window=self.config.window, key_is_token=is_token)
+        own = mask_of(positions, causal=False, window=self.config.window, is_token=is_token)
         side = self.encoder
         x = side.blocks(side.embedding(source_ids, positions), positions=positions, relation=side.relation, mask=own)
         return Source(states=side.final(side.final_norm(x)), mask=mask)
@@ -72,6 +72,7 @@ class Seq2Seq(nn.Module):
         self, ids: Ids, source: Source, *, is_token: IsToken | None = None, cache: KVCache | None = None
     ) -> Residual:
         check_length(ids.shape[1], self.config.context_length, cache)
+        check_ids(ids, self.config.vocabulary_size)  # before the cache moves on
         positions = place(ids, is_token=is_token, cache=cache)
         side = self.decoder
         x = side.blocks(

@@ -31,6 +31,8 @@ def check_ids(ids: Ids, vocabulary_size: int) -> None:
     """
     if ids.shape[1] == 0:
         raise InputError("the sequence is empty: 0 ids, there must be at least 1")
+    if ids.shape[0] == 0:
+        raise InputError("the batch is empty: 0 sequences, there must be at least 1")
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
     low, high = (int(end) for end in ids.aminmax())

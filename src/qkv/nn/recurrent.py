@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from qkv.choices import CellKind, ScoreKind
+from qkv.errors import InputError
 from qkv.nn.attention import Lookup, weights_of
 from qkv.nn.mask import Mask
 from qkv.nn.tap import Tap
@@ -51,8 +52,11 @@ class RecurrentEncoder(nn.Module):
         if is_token is None:
             states, last = self.recurrence(x)
         else:
+            lengths = is_token.sum(1).cpu()
+            if int(lengths.min()) == 0:
+                raise InputError(f"row {int(lengths.argmin())} of the source has 0 tokens, there must be at least 1")
             x, order_back = _left_aligned(x, is_token)
-            packed = pack_padded_sequence(x, is_token.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
             states, last = self.recurrence(packed)
             states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
             states = states.gather(1, order_back[..., None].expand_as(states)) * is_token[..., None]
