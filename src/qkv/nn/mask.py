@@ -75,6 +75,20 @@ class Mask:
             seen = seen & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
         return seen
 
+    def check_fits(self, *, batch: int, n_heads: int, n_queries: int, n_keys: int) -> None:
+        """Refuse scores of another shape than the rule is for."""
+        if self.table is not None:
+            needed = (batch, n_heads, n_queries, n_keys)
+            is_fitting = all(has in (1, needs) for has, needs in zip(self.table.shape, needed, strict=True))
+            if not is_fitting or self.table.shape[3] != n_keys:
+                raise ShapeError(f"the mask's table is {tuple(self.table.shape)}, the scores are {needed}")
+            return
+        self._check(n_queries, n_keys)
+        for name in ("key_is_token", "documents", "query_positions", "key_positions"):
+            rows = getattr(self, name)
+            if rows is not None and rows.shape[0] not in (1, batch):
+                raise ShapeError(f"the mask's {name} has {rows.shape[0]} rows, the scores have {batch}")
+
     @staticmethod
     def _stand(positions: Positions | None, n: int, device: torch.device) -> Positions:
         return torch.arange(n, device=device)[None] if positions is None else positions
