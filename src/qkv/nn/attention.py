@@ -33,6 +33,12 @@ class Lookup:
     n_shared: int = 1
     """How many texts share these keys; the queries are theirs, one text after another."""
 
+    def __post_init__(self) -> None:
+        if self.mask is not None:
+            batch, n_heads, n_queries, _ = self.queries.shape
+            n_keys = self.keys.shape[-2]
+            self.mask.check_fits(batch=batch, n_heads=n_heads, n_queries=n_queries, n_keys=n_keys)
+
     def scores(self) -> Scores:
         """q·k·scale (+ bias), −∞ where the mask forbids a look."""
         scores = self.queries @ self._for_all_heads(self.keys).transpose(-2, -1) * self.scale
