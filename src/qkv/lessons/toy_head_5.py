@@ -6,13 +6,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.inspection import HeatMap, heat_maps, record
-from qkv.lessons.printing import Draw, matrix, say, section, slip, table
+from qkv.lessons.drawing import Draw
+from qkv.lessons.printing import matrix, say, section, slip, table
 from qkv.lessons.toy_head import ToyHead, train
 
 WORDS = ("<start>", "the", "man", "chicken", "ordered")
 IDS = (1, 2, 3, 5, 2, 4)
 """The slide's ids, which count from 1: <start> the man ordered the chicken."""
 SEQUENCE = tuple(i - 1 for i in IDS)
+MAN, CHICKEN = WORDS.index("man"), WORDS.index("chicken")
 LABELS = [f"{t} {WORDS[i]}" for t, i in enumerate(SEQUENCE)]
 
 Table = Float[Tensor, "position vocabulary"]
@@ -36,7 +38,7 @@ def best_mix(x: Table) -> Table:
     x, target = x.double(), wanted().double()
     # W·X = target is Xᵀ·Wᵀ = targetᵀ; gelsd also solves it where X has no full rank.
     weights = torch.linalg.lstsq(x.T, target.T, driver="gelsd").solution.T
-    return (weights @ x).float()
+    return (weights @ x).float().round(decimals=6) + 0.0  # no −0.0, no rounding dust
 
 
 def learn(seed: int, *, with_positions: bool = True, causal: bool = True) -> tuple[ToyHead, Table]:
@@ -55,55 +57,55 @@ def lesson(seed: int) -> Draw:
     matrix(x, rows=LABELS, columns=WORDS)
     say("The target tells the two *the* apart: → man at position 1, → chicken at position 4.")
     matrix(target, rows=LABELS, columns=WORDS)
+    best = _no_mix_reaches_it(x, target)
+    learned = _a_head_reaches_it(seed, x)
+    _which_part_does_it(seed)
+    titles = ("X: bigram table", "best W·X (least squares)", "learned head on X + positions")
+    maps = [
+        HeatMap(matrix=m, rows=LABELS, columns=WORDS, title=title, row_axis="position", column_axis="next token")
+        for m, title in zip((x, best, learned), titles, strict=True)
+    ]
+    return lambda: heat_maps(*maps, title="Five tokens: no mix of X's rows tells man from chicken; a learned head does")
 
+
+def _no_mix_reaches_it(x: Table, target: Table) -> Table:
     section("No W·X reaches the target, whatever W")
-    man, chicken = WORDS.index("man"), WORDS.index("chicken")
-    gap = (x[:, man] - x[:, chicken]).abs().max().item()
-    say(f"""Columns man and chicken of X are equal: max|difference| = {gap:.0f}. W mixes rows, so they stay equal in
-        every W·X, and in the target they differ. The best W by least squares gives:""")
+    gap = (x[:, MAN] - x[:, CHICKEN]).abs().max().item()
+    say(f"""Columns man and chicken of X are equal: max|difference| = {gap:.0f}. W mixes rows, so they stay equal
+        in every W·X; in the target they differ. The best W by least squares gives:""")
     best = best_mix(x)
     matrix(best, rows=LABELS, columns=WORDS)
-    say(f"""Squared distance to the target: {(best - target).square().sum().item():.2f}; the two rows of *the* stay
-        at half and half.""")
+    distance = (best - target).square().sum().item()
+    say(f"Squared distance to the target: {distance:.2f}; the two rows of *the* stay at half and half.")
     zeroed = x.clone()
     zeroed[-1] = 0
-    slip(f"""the last row of X (chicken → <start>) is 1.0 on two slides and 0 on the third. With 0 column <start> of
-        X is empty, so the last row cannot be reached either: the best squared distance is
-        {(best_mix(zeroed) - target).square().sum().item():.2f} instead of {(best - target).square().sum().item():.2f}.
-        The target's last row needs the 1.0.""")
+    without = (best_mix(zeroed) - target).square().sum().item()
+    slip(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, column <start>
+        of X is empty and the target's last row cannot be reached either: the best squared distance becomes
+        {without:.2f}.""")
+    return best
 
+
+def _a_head_reaches_it(seed: int, x: Table) -> Table:
+    section("A learned head on X + positions reaches it: softmax(QKᵀ/√H)·V·W_out")
     head, learned = learn(seed)
     with record(head, "attention.weights") as trace, torch.no_grad():
         head(x[None])
-    weights = trace["attention.weights"][0, 0]
-    section("A learned head on X + positions reaches it: softmax(QKᵀ/√H)·V·W_out")
     matrix(learned, rows=LABELS, columns=WORDS, digits=3)
     say("Its attention weights (T×T), masked before the softmax:")
-    matrix(weights, rows=LABELS, columns=[label.split()[0] for label in LABELS], digits=3)
-    slip("""A multiplies W ⊙ Mask and then takes the softmax; a score of 0 still gets weight exp(0).
-        Here, as in A's own code, the mask forbids the look (−∞ before softmax). See lesson wrong-masks.""")
+    matrix(trace["attention.weights"][0, 0], rows=LABELS, columns=[row.split()[0] for row in LABELS], digits=3)
+    slip("""A's text takes softmax(W ⊙ Mask): a masked score of 0 still gets weight. A's code gives the mask to
+        the softmax, which is right, and so do we. Lesson wrong-masks compares them.""")
+    return learned
 
+
+def _which_part_does_it(seed: int) -> None:
     section("Which part tells the two 'the' apart?")
     rows = []
     for with_positions, causal in ((True, True), (True, False), (False, True), (False, False)):
         _, p = learn(seed, with_positions=with_positions, causal=causal)
         on = ["yes" if part else "no" for part in (with_positions, causal)]
-        rows.append((*on, p[1, man].item(), p[4, chicken].item()))
+        rows.append((*on, p[1, MAN].item(), p[4, CHICKEN].item()))
     table(["positions", "causal mask", "the → man at 1", "the → chicken at 4"], rows, digits=3)
-    say("""Rows 1 and 4 of X are equal. Positions tell them apart; so does the mask, for position 4 sees more than
-        position 1. With neither, both see the same and must answer the same.""")
-
-    def draw() -> object:
-        maps = [
-            HeatMap(matrix=m, rows=LABELS, columns=WORDS, title=title, row_axis="position", column_axis="next token")
-            for m, title in (
-                (x, "X: bigram table"),
-                (best, "best W·X (least squares)"),
-                (learned, "learned head on X + positions"),
-            )
-        ]
-        return heat_maps(
-            *maps, title="Toy task, 5 tokens: no mix of X's rows tells man from chicken; a learned head does"
-        )
-
-    return draw
+    say("""Rows 1 and 4 of X are equal. Positions tell them apart; so does the mask, for position 4 sees more
+        than position 1. With neither, both see the same and must answer the same.""")

@@ -1,0 +1,34 @@
+"""Lecture A's toy tasks are learnt, whatever the seed."""
+
+import pytest
+from torch.nn import functional as F
+
+from qkv.lessons import toy_head_5, toy_head_7
+
+SEEDS = (0, 1, 2, 3, 4)
+FIVE, SEVEN = toy_head_5.WORDS, toy_head_7.WORDS
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_five_tokens_the_is_followed_by_man_at_1_and_by_chicken_at_4(seed):
+    _, p = toy_head_5.learn(seed)
+    assert p[1, FIVE.index("man")] >= 0.95
+    assert p[4, FIVE.index("chicken")] >= 0.95
+    assert (p * toy_head_5.wanted()).sum(-1).min() >= 0.95
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_seven_tokens_the_is_followed_by_what_this_one_ordered(seed):
+    _, p = toy_head_7.learn(seed, F.one_hot(toy_head_7.IDS, len(SEVEN)).float())
+    assert p[0, 3, SEVEN.index("chicken")] >= 0.95
+    assert p[1, 3, SEVEN.index("beef")] >= 0.95
+
+
+def test_the_bigram_table_cannot_tell_man_from_woman_so_nothing_is_learnt_from_it():
+    _, p = toy_head_7.learn(0, toy_head_7.bigram())
+    assert p[0, 3, SEVEN.index("chicken")] == pytest.approx(0.5, abs=0.01)
+
+
+def test_with_neither_positions_nor_mask_both_the_get_the_same_answer():
+    _, p = toy_head_5.learn(0, with_positions=False, causal=False)
+    assert p[1].tolist() == pytest.approx(p[4].tolist(), abs=1e-6)
