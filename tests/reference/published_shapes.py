@@ -30,8 +30,10 @@ class Case:
             model.cls.predictions.bias = model.cls.predictions.decoder.bias
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
-                if "embed_positions" not in name or self.config is not hf.MarianConfig:
-                    tensor.normal_(std=0.3).add_(1.0 if "norm" in name.lower() and "bias" not in name else 0.0)
+                if "embed_positions" in name and self.config is hf.MarianConfig:
+                    continue  # fixed sinusoids
+                scales = "bias" not in name and ("norm" in name.lower() or ".ln_" in name)
+                tensor.normal_(std=0.3).add_(1.0 if scales else 0.0)
         return model
 
 

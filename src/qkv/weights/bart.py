@@ -17,8 +17,10 @@ SETTINGS = {
     "dropout": "dropout",
     "init_std": "initial_std",
 }
-# What conversions from older code carry along; nothing reads it.
-INERT = frozenset({"add_bias_logits", "extra_pos_embeddings", "save_step"})
+# What conversions from older code carry along; nothing reads it. num_hidden_layers is a copy of encoder_layers.
+INERT = frozenset({"add_bias_logits", "extra_pos_embeddings", "save_step", "num_hidden_layers"})
+BIAS = "final_logits_bias"
+"""Files of a bare backbone leave it out; it is zero there."""
 
 
 def read(given: Settings) -> Seq2SeqConfig:
@@ -64,7 +66,7 @@ def shared_settings(given: Settings) -> dict[str, Any]:
         "n_heads": given.both("encoder_attention_heads", "decoder_attention_heads"),
         "d_ff": given.both("encoder_ffn_dim", "decoder_ffn_dim"),
         "activation": given.activation("activation_function", "gelu"),
-        "unembedding_bias": True,
+        "unembedding_bias": not given.tensor_names or BIAS in given.tensor_names,
         "scale_embedding": False,
         **given.renamed(SETTINGS),
     }
@@ -113,5 +115,5 @@ def shared_names(config: Seq2SeqConfig) -> list[Rename]:
             parts={**own, **cross},
         ),
         Rename("lm_head.weight", ("unembedding.weight",)),
-        Rename("final_logits_bias", ("unembedding.bias",), Turn.ONE_ROW),
+        *([Rename(BIAS, ("unembedding.bias",), Turn.ONE_ROW)] if config.unembedding_bias else []),
     ]

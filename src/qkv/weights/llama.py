@@ -23,9 +23,11 @@ SETTINGS = {
     "mlp_bias": "feedforward_bias",
     "initializer_range": "initial_std",
 }
+INERT = frozenset({"is_llama_config", "transformers.js_config"})
 
 
 def read(given: Settings) -> GPTConfig:
+    given.expect({"rope_interleaved": False})
     shape = {
         "norm_epsilon": 1e-6,
         "tie_embeddings": False,

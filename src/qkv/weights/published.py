@@ -29,7 +29,7 @@ class Family:
 
 FAMILIES = {
     "gpt2": Family(read=gpt2.read, write=gpt2.write, names=gpt2.names, inert=gpt2.INERT),
-    "llama": Family(read=llama.read, write=llama.write, names=llama.names),
+    "llama": Family(read=llama.read, write=llama.write, names=llama.names, inert=llama.INERT),
     "mistral": Family(read=llama.read_mistral, write=llama.write_mistral, names=llama.names),
     "bert": Family(read=bert.read, write=bert.write, names=bert.names, inert=bert.INERT),
     "marian": Family(read=marian.read, write=marian.write, names=marian.names, inert=bart.INERT),
@@ -41,8 +41,9 @@ FAMILIES = {
 def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[str] = ()) -> ModelConfig:
     """Our config for a published `config.json`; a setting that our models lack is refused, never ignored.
 
-    `tensor_names`: what the weights file holds, where it is at hand. It tells which heads a BERT has and whether
-    a T5 is tied, which the settings alone leave open. Of several dropouts the residual stream's is taken.
+    `tensor_names`: what the weights file holds, where it is at hand. It tells what the settings leave open: which
+    heads a BERT has, whether a T5 is tied and a BART has its bias. Of several dropouts the residual stream's
+    is taken.
     """
     model_type = settings.get("model_type")
     if model_type not in FAMILIES:

@@ -1,0 +1,190 @@
+"""Published settings become ours and go back; what our models lack is refused by name."""
+
+import pytest
+import torch
+
+from qkv.choices import Activation, NormKind, PositionKind, SinusoidStyle
+from qkv.config import PRESETS, GPTConfig, preset
+from qkv.errors import ConfigError, WeightsError
+from qkv.models import build
+from qkv.weights import config_from_published, load_published, published_from_config, to_published
+
+TOKEN_IDS = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "forced_eos_token_id": 2}
+GPT2 = {
+    **TOKEN_IDS, "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new",
+    "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+    "summary_type": "cls_index", "summary_use_proj": True, "summary_activation": None, "vocab_size": 50257,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+}  # fmt: skip
+LLAMA = {
+    **TOKEN_IDS, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": False,
+    "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 8192, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
+BERT = {
+    **TOKEN_IDS, "model_type": "bert", "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+    "gradient_checkpointing": False, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768,
+    "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "position_embedding_type": "absolute", "type_vocab_size": 2, "use_cache": True, "vocab_size": 30522,
+}  # fmt: skip
+MARIAN = {
+    **TOKEN_IDS, "model_type": "marian", "architectures": ["MarianMTModel"], "activation_dropout": 0.0,
+    "activation_function": "swish", "add_bias_logits": False, "add_final_layer_norm": False,
+    "attention_dropout": 0.0, "bad_words_ids": [[58100]], "classif_dropout": 0.0, "d_model": 512,
+    "decoder_attention_heads": 8, "decoder_ffn_dim": 2048, "decoder_layerdrop": 0.0, "decoder_layers": 6,
+    "decoder_start_token_id": 58100, "dropout": 0.1, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048,
+    "encoder_layerdrop": 0.0, "encoder_layers": 6, "init_std": 0.02, "is_encoder_decoder": True,
+    "max_length": 512, "max_position_embeddings": 512, "normalize_before": False, "normalize_embedding": False,
+    "num_beams": 6, "num_hidden_layers": 6, "scale_embedding": True, "static_position_embeddings": True,
+    "vocab_size": 58101,
+}  # fmt: skip
+T5 = {
+    **TOKEN_IDS, "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64,
+    "d_model": 512, "dropout_rate": 0.1, "initializer_factor": 1.0, "is_encoder_decoder": True,
+    "layer_norm_epsilon": 1e-06, "n_positions": 512, "num_heads": 8, "num_layers": 6, "output_past": True,
+    "relative_attention_num_buckets": 32, "vocab_size": 32128,
+}  # fmt: skip
+BART = {**MARIAN, "model_type": "bart", "normalize_embedding": True, "static_position_embeddings": False}
+ALL = {"gpt2": GPT2, "llama": LLAMA, "bert": BERT, "marian": MARIAN, "bart": BART, "t5": T5}
+
+
+@pytest.mark.parametrize(
+    ("published", "name"), [(GPT2, "gpt2"), (LLAMA, "llama-3-8b"), (T5, "t5-small")], ids=["gpt2", "llama", "t5"]
+)
+def test_a_known_models_config_is_its_preset(published, name):
+    dropout = config_from_published(published).dropout
+    assert config_from_published(published).model_dump() == preset(name, dropout=dropout).model_dump()
+
+
+def test_berts_config_is_its_preset_with_the_heads_that_its_architecture_names():
+    config = config_from_published(BERT)
+    assert config.model_dump() == preset("bert-base", dropout=0.1, pooler=False, masked_word_head=True).model_dump()
+
+
+def test_the_tensors_tell_berts_heads_where_they_are_known():
+    names = ["bert.pooler.dense.weight", "cls.seq_relationship.weight", "cls.predictions.transform.dense.weight"]
+    config = config_from_published(BERT, names)
+    assert (config.pooler, config.masked_word_head, config.next_sentence_head) == (True, True, True)
+    config = config_from_published(
+        {**BERT, "id2label": {"0": "a", "1": "b", "2": "c"}}, [*names[:1], "classifier.weight"]
+    )
+    assert (config.masked_word_head, config.n_classes) == (False, 3)
+
+
+def test_marians_config_says_where_positions_and_bias_come_from():
+    config = config_from_published(MARIAN)
+    assert (config.positions, config.sinusoid) == (PositionKind.SINUSOIDAL, SinusoidStyle.HALVES)
+    assert config.activation is Activation.SILU
+    assert config.scale_embedding
+    assert config.unembedding_bias
+
+
+def test_t5_version_1_1_is_untied_gated_and_unscaled():
+    for said in ({"tie_word_embeddings": False}, {"tie_word_embeddings": True, "scale_decoder_outputs": False}):
+        config = config_from_published({**T5, "feed_forward_proj": "gated-gelu", **said}, ["lm_head.weight"])
+        assert (config.tie_embeddings, config.scale_logits) == (False, False)
+        assert (config.gated, config.activation, config.norm) == (True, Activation.GELU_TANH, NormKind.RMS)
+    assert config_from_published(T5, ["lm_head.weight"]).tie_embeddings
+
+
+REFUSED = [
+    ({**GPT2, "model_type": "gpt-2"}, r"model_type='gpt-2' is unknown; known: .*; did you mean 'gpt2'"),
+    ({}, "model_type=None is unknown"),
+    ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True is not supported"),
+    ({**GPT2, "add_cross_attention": True}, "add_cross_attention=True is not supported; it must be False"),
+    ({**GPT2, "pruned_heads": {"1": [2]}}, "pruned_heads=.* is not supported"),
+    ({**GPT2, "activation_function": "mish"}, "activation_function='mish' is not supported; known: relu, gelu"),
+    ({**GPT2, "n_heads": 12}, "unknown setting n_heads=12 in the published config; did you mean 'n_head'"),
+    ({**GPT2, "quantization_config": {"bits": 4}, "more": 1}, r"quantization_config=.*\(and 1 more: more\)"),
+    ({k: v for k, v in GPT2.items() if k != "vocab_size"}, "vocabulary_size is missing"),
+    ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+    ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({**LLAMA, "rope_interleaved": True}, "rope_interleaved=True is not supported"),
+    ({**BERT, "position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supported"),
+    ({**BERT, "is_decoder": True}, "is_decoder=True is not supported"),
+    ({**BERT, "architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering'] is not supported"),
+    ({**MARIAN, "decoder_ffn_dim": 1024}, "encoder_ffn_dim=2048 and decoder_ffn_dim=1024 must be equal"),
+    ({**MARIAN, "normalize_before": True}, "normalize_before=True is not supported"),
+    ({**BART, "normalize_embedding": False}, "normalize_embedding=False is not supported; it must be True"),
+    ({**T5, "feed_forward_proj": "gated-mish"}, "feed_forward_proj='mish' is not supported"),
+    ({**T5, "feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}, "dense_act_fn='gelu' is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("published", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
+def test_a_setting_that_our_models_lack_is_refused_by_name(published, message):
+    with pytest.raises(ConfigError, match=message):
+        config_from_published(published)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_settings_survive_the_way_there_and_back(name):
+    config = config_from_published(ALL[name])
+    published = published_from_config(config)
+    assert published["model_type"] == name
+    assert config_from_published(published).model_dump() == config.model_dump()
+
+
+@pytest.mark.parametrize("name", ["gpt-nano", "llama-nano", "bert-nano"])
+def test_our_own_small_models_can_be_published_and_loaded_again(name):
+    model, other = build(preset(name), seed=1), build(preset(name), seed=2)
+    tensors = to_published(model)
+    load_published(other, tensors)
+    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "alibi"}, "a published gpt2 cannot have positions="),
+        ({"n_kv_heads": 2}, "a published gpt2 cannot have n_kv_heads=2"),
+        ({"attention_bias": False}, "a published gpt2 cannot have attention_bias=False"),
+        ({"causal": False}, "a published gpt2 cannot have causal=False"),
+        ({"positions": "rotary"}, "a published llama cannot have gated=False, norm="),
+    ],
+)
+def test_what_no_published_model_can_say_is_refused(changes, message):
+    model = build(preset("gpt-nano", **changes))
+    with pytest.raises(ConfigError, match=message):
+        published_from_config(model.config)
+    with pytest.raises(ConfigError, match=message):
+        to_published(model)
+
+
+def test_an_rnn_has_no_published_form():
+    with pytest.raises(WeightsError, match="no published form"):
+        published_from_config(preset("rnn-nano"))
+
+
+def test_stored_masks_of_old_gpt2_files_are_left_out_and_told():
+    config = GPTConfig(vocabulary_size=11, context_length=7, d_model=6, n_heads=3, n_layers=2)
+    model = build(config)
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in to_published(model).items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 7, 7)
+    assert load_published(model, tensors) == ["h.0.attn.bias"]
+
+
+def test_old_berts_name_their_norms_gamma_and_beta():
+    model = build(preset("bert-nano"))
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in to_published(model).items()
+    }
+    assert "bert.embeddings.LayerNorm.gamma" in old
+    assert load_published(model, old) == []
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith(("gpt", "llama", "bert", "t5"))])
+def test_every_preset_of_a_published_family_can_be_published(name):
+    assert published_from_config(preset(name))["model_type"] in ALL
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("transformer")])
+def test_the_2017_transformer_was_never_published_so(name):
+    with pytest.raises(ConfigError, match="a published marian cannot have .*sinusoid="):
+        published_from_config(preset(name))
