@@ -136,11 +136,11 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def random_padding(rng: np.random.Generator, shape: tuple[int, int], *, at_least: int) -> np.ndarray:
-    """True for a run of tokens in each row, with padding left or right of it."""
+    """True where a token stands; each row has its padding on the right, on the left, or anywhere."""
     is_token = np.zeros(shape, bool)
     for row in is_token:
         n = rng.integers(at_least, shape[1] + 1)
-        row[slice(0, n) if rng.random() < 0.5 else slice(shape[1] - n, None)] = True
+        row[[slice(0, n), slice(shape[1] - n, None), rng.permutation(shape[1])[:n]][rng.integers(3)]] = True
     return is_token
 
 

@@ -21,7 +21,7 @@ def gpt(s: Settings, w: Weights, ids: Array, *, is_token: Array | None = None, d
     for b in range(len(ids)):
         real, texts = _row(is_token, b), _row(documents, b)
         places = _places(len(ids[b]), real, texts)
-        visible = _visible(len(ids[b]), causal=s["causal"], window=s["window"], real=real, texts=texts)
+        visible = _visible(places, causal=s["causal"], window=s["window"], real=real, texts=texts)
         x = _embed(s, w, "embedding", ids[b], places)
         x = _stack(s, w, "", x, visible=visible, places=places, is_bidirectional=not s["causal"])
         rows.append(_unembed(s, w, x, tied="embedding.token.weight"))
@@ -44,7 +44,7 @@ def bert(
         places = _places(len(ids[b]), real, texts)
         of = np.zeros(len(ids[b]), int) if segments is None else segments[b]
         x = _embed(s, w, "embedding", ids[b], places, segments=of)
-        visible = _visible(len(ids[b]), causal=False, window=s["window"], real=real, texts=texts)
+        visible = _visible(places, causal=False, window=s["window"], real=real, texts=texts)
         rows.append(_stack(s, w, "", x, visible=visible, places=places, is_bidirectional=True))
     states = np.stack(rows)
     out = {"states": states}
@@ -77,14 +77,14 @@ def seq2seq(
         real, n = _row(source_is_token, b), len(source_ids[b])
         places = _places(n, real, None)
         x = _embed(s, w, "encoder.embedding", source_ids[b], places)
-        visible = _visible(n, causal=False, window=s["window"], real=real)
+        visible = _visible(places, causal=False, window=s["window"], real=real)
         source = _stack(s, w, "encoder.", x, visible=visible, places=places, is_bidirectional=True)
         source_real = np.ones(n, bool) if real is None else real
 
         real, n = _row(is_token, b), len(ids[b])
         places = _places(n, real, None)
         x = _embed(s, w, "decoder.embedding", ids[b], places)
-        visible = _visible(n, causal=True, window=s["window"], real=real)
+        visible = _visible(places, causal=True, window=s["window"], real=real)
         x = _stack(
             s, w, "decoder.", x, visible=visible, places=places, is_bidirectional=False,
             source=(source, np.tile(source_real, (n, 1))),
@@ -98,26 +98,28 @@ def _row(table: Array | None, b: int) -> Array | None:
 
 
 def _places(n: int, real: Array | None, texts: Array | None) -> list[int]:
-    """Each text counts from 0; padding takes no place (what stands there matters to nobody)."""
-    if texts is not None:
-        starts = [max(i for i in range(j + 1) if i == 0 or texts[i] != texts[i - 1]) for j in range(n)]
-        return [j - start for j, start in enumerate(starts)]
-    if real is not None:
-        return [max(0, int(real[: j + 1].sum()) - 1) for j in range(n)]
-    return list(range(n))
+    """How many tokens of the same text stand before; padding is none."""
+    places, before = [], 0
+    for j in range(n):
+        if texts is not None and j > 0 and texts[j] != texts[j - 1]:
+            before = 0
+        places.append(before)
+        before += 1 if real is None else int(real[j])
+    return places
 
 
-def _visible(n: int, *, causal: bool, window: int | None, real: Array | None, texts: Array | None = None):
-    """[query, key]: may it look? Written as one question about one pair at a time."""
+def _visible(places: list[int], *, causal: bool, window: int | None, real: Array | None, texts: Array | None = None):
+    """[query, key]: may it look? Written as one question about one pair at a time; a window counts tokens."""
 
     def may_look(query: int, key: int) -> bool:
         return (
             (not causal or key <= query)
-            and (window is None or abs(query - key) < window)
+            and (window is None or abs(places[query] - places[key]) < window)
             and (real is None or bool(real[key]))
             and (texts is None or texts[query] == texts[key])
         )
 
+    n = len(places)
     return np.array([[may_look(query, key) for key in range(n)] for query in range(n)])
 
 

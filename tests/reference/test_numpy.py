@@ -60,14 +60,13 @@ def drawn_shape(rng: np.random.Generator) -> tuple[int, int]:
 
 
 def drawn_masks(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Nothing, padding, or packed documents."""
-    match rng.integers(3):
-        case 0:
-            return {}
-        case 1:
-            return {"is_token": random_padding(rng, shape, at_least=0)}
-        case _:
-            return {"documents": random_documents(rng, shape)}
+    """Nothing, padding, packed documents, or both."""
+    masks = {}
+    if rng.random() < 0.5:
+        masks["is_token"] = random_padding(rng, shape, at_least=0)
+    if rng.random() < 0.4:
+        masks["documents"] = random_documents(rng, shape)
+    return masks
 
 
 def as_tensors(given: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
