@@ -1,0 +1,106 @@
+"""Does a block add each sub-layer to the stream, normed before or after, and a stack pass it on?"""
+
+import pytest
+import torch
+
+from qkv.choices import NormPosition
+from qkv.nn import CAUSAL, ALiBi, Attention, Block, Blocks, FeedForward, Heads, LayerNorm, Mask, Source
+
+BATCH, N, N_SOURCE, D_MODEL, N_HEADS, D_FF = 2, 7, 5, 6, 3, 11
+
+
+def block(norm_position: NormPosition = NormPosition.PRE, *, cross: bool = False, dropout: float = 0.0) -> Block:
+    built = Block(
+        attention=Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)),
+        cross=Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)) if cross else None,
+        feedforward=FeedForward(D_MODEL, D_FF),
+        norms=[LayerNorm(D_MODEL) for _ in range(3 if cross else 2)],
+        norm_position=norm_position,
+        dropout=dropout,
+    )
+    with torch.no_grad():  # each norm its own, so that a swapped one shows
+        for parameter in built.parameters():
+            parameter.normal_(std=0.5)
+    return built
+
+
+def stream() -> torch.Tensor:
+    return torch.randn(BATCH, N, D_MODEL)
+
+
+def test_a_pre_norm_block_adds_what_its_parts_make_of_a_normed_copy():
+    part, x = block(NormPosition.PRE), stream()
+    mid = x + part.attention(part.attention_norm(x), mask=CAUSAL)
+    expected = mid + part.feedforward(part.feedforward_norm(mid))
+    torch.testing.assert_close(part(x, mask=CAUSAL), expected)
+
+
+def test_a_post_norm_block_norms_each_sum():
+    part, x = block(NormPosition.POST), stream()
+    mid = part.attention_norm(x + part.attention(x, mask=CAUSAL))
+    expected = part.feedforward_norm(mid + part.feedforward(mid))
+    torch.testing.assert_close(part(x, mask=CAUSAL), expected)
+
+
+def test_cross_attention_stands_between_and_reads_the_source_as_it_is():
+    part, x, states = block(NormPosition.PRE, cross=True), stream(), torch.randn(BATCH, N_SOURCE, D_MODEL)
+    source = Source(states=states, mask=Mask(key_is_token=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()))
+    mid = x + part.attention(part.attention_norm(x), mask=CAUSAL)
+    crossed = mid + part.cross(part.cross_norm(mid), source=states, mask=source.mask)
+    expected = crossed + part.feedforward(part.feedforward_norm(crossed))
+    torch.testing.assert_close(part(x, mask=CAUSAL, source=source), expected)
+
+
+def test_padding_of_the_source_changes_nothing():
+    part, x, states = block(cross=True), stream(), torch.randn(BATCH, N_SOURCE, D_MODEL)
+    is_token = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]).bool()
+    garbage = states + 100 * (~is_token)[..., None]
+    got, expected = (part(x, source=Source(states=s, mask=Mask(key_is_token=is_token))) for s in (garbage, states))
+    assert torch.equal(got, expected)
+    torch.testing.assert_close(part(x, source=Source(states=states[:, :4])), expected)
+
+
+@pytest.mark.parametrize("norm_position", list(NormPosition))
+def test_the_taps_hold_the_stream_and_what_is_written_to_it(norm_position):
+    part, x, seen = block(norm_position, cross=True), stream(), {}
+    names = ["residual_pre", "attention_write", "residual_mid", "cross_write", "residual_cross"]
+    for name in (*names, "feedforward_write", "residual_post"):
+        getattr(part, name).watch(lambda passing, name=name: seen.__setitem__(name, passing))
+    out = part(x, source=Source(states=torch.randn(BATCH, N_SOURCE, D_MODEL)))
+    assert list(seen) == [*names, "feedforward_write", "residual_post"]
+    assert torch.equal(seen["residual_pre"], x)
+    assert torch.equal(seen["residual_post"], out)
+    for before, write, after, norm in (
+        ("residual_pre", "attention_write", "residual_mid", part.attention_norm),
+        ("residual_mid", "cross_write", "residual_cross", part.cross_norm),
+        ("residual_cross", "feedforward_write", "residual_post", part.feedforward_norm),
+    ):
+        total = seen[before] + seen[write]
+        torch.testing.assert_close(seen[after], norm(total) if norm_position is NormPosition.POST else total)
+
+
+def test_dropout_works_in_training_alone():
+    part, x = block(dropout=0.5), stream()
+    part.eval()
+    assert torch.equal(part(x), part(x))
+    part.train()
+    assert not torch.equal(part(x), part(x))
+
+
+@pytest.mark.parametrize("mask", [None, CAUSAL, Mask(causal=True, window=2)])
+def test_a_stack_is_its_blocks_one_after_another(mask):
+    first, second, x = block(), block(), stream()
+    positions = torch.arange(N)[None]
+    relation = ALiBi(N_HEADS)
+    got = Blocks([first, second])(x, positions=positions, relation=relation, mask=mask)
+    related = relation(positions, positions)
+    expected = second(first(x, mask=mask, relation=related), mask=mask, relation=related)
+    torch.testing.assert_close(got, expected)
+
+
+def test_every_block_of_a_stack_reads_the_same_source():
+    first, second, x = block(cross=True), block(cross=True), stream()
+    source = Source(states=torch.randn(BATCH, N_SOURCE, D_MODEL))
+    got = Blocks([first, second])(x, positions=torch.arange(N)[None], mask=CAUSAL, source=source)
+    expected = second(first(x, mask=CAUSAL, source=source), mask=CAUSAL, source=source)
+    torch.testing.assert_close(got, expected)

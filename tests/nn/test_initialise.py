@@ -1,0 +1,74 @@
+"""Are a new model's weights a pure function of the seed, and as wide as asked?"""
+
+import pytest
+import torch
+from torch import nn
+
+from qkv.config import preset
+from qkv.models import build
+from qkv.nn import initialise
+
+FAMILIES = ["gpt-nano", "bert-nano", "transformer-nano", "t5-small", "rnn-nano"]
+
+
+def small(name: str, **changes):
+    shape = {"d_model": 128, "n_heads": 2, "d_ff": 256, "vocabulary_size": 211}
+    return preset(name, **(changes | (shape if name != "rnn-nano" else {"d_model": 128})))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_same_seed_gives_the_same_weights_and_another_gives_others(name):
+    torch.manual_seed(1)  # which must not matter
+    one = build(small(name), seed=3).state_dict()
+    torch.manual_seed(2)
+    same = build(small(name), seed=3).state_dict()
+    other = build(small(name), seed=4).state_dict()
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert not any(torch.equal(one[key], other[key]) for key in one if one[key].ndim == 2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("std", [0.02, 0.3])
+def test_matrices_have_the_std_asked_for_biases_are_0_norms_are_1(name, std):
+    model = build(small(name, initial_std=std))
+    n_writes = 2 * model.config.n_layers if name == "gpt-nano" else 1
+    for key, parameter in model.state_dict().items():
+        if "norm" in key and key.endswith("weight"):
+            assert bool((parameter == 1).all()), key
+        elif ".bias" in key or "bias_" in key:
+            assert bool((parameter == 0).all()), key
+        else:
+            is_write = key.endswith((".output.weight", ".contract.weight"))
+            expected = std / n_writes**0.5 if is_write else std
+            # Four standard errors of a sample's std.
+            assert abs(float(parameter.std()) - expected) < 4 * expected / (2 * parameter.numel()) ** 0.5, key
+            assert abs(float(parameter.mean())) < 4 * expected / parameter.numel() ** 0.5, key
+
+
+def test_a_tied_table_is_drawn_once_and_stays_one():
+    model = build(small("gpt-nano"))
+    assert model.unembedding.weight is model.embedding.token.weight
+    assert sum(name.endswith(("token.weight", "unembedding.weight")) for name, _ in model.named_parameters()) == 1
+    # Tied or not, the first table drawn is the same: nothing is drawn for a table that is not there.
+    untied = build(small("gpt-nano", tie_embeddings=False))
+    assert torch.equal(untied.embedding.token.weight, model.embedding.token.weight)
+    assert torch.equal(untied.blocks[1].feedforward.contract.weight, model.blocks[1].feedforward.contract.weight)
+    assert not torch.equal(untied.unembedding.weight, untied.embedding.token.weight)
+
+
+def test_a_model_on_the_meta_device_is_left_as_it_is():
+    with torch.device("meta"):
+        model = build(small("gpt-nano"))
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_writes_are_narrower_by_the_root_of_their_number():
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ModuleDict({"output": nn.Linear(300, 300), "query": nn.Linear(300, 300)})
+
+    part = Part()
+    initialise(part, std=0.1, n_residual_writes=25)
+    assert float(part.inner["output"].weight.detach().std()) == pytest.approx(0.02, rel=0.02)
+    assert float(part.inner["query"].weight.detach().std()) == pytest.approx(0.1, rel=0.02)

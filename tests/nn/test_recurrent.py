@@ -1,0 +1,136 @@
+"""Does the recurrent encoder read both ways, and the decoder look at what it read?"""
+
+import pytest
+import torch
+
+from qkv.choices import CellKind, ScoreKind
+from qkv.errors import InputError
+from qkv.nn import AttentiveDecoder, Mask, RecurrentEncoder, StateAttention
+
+BATCH, N, N_SOURCE, D_MODEL = 2, 5, 7, 6
+
+cells = pytest.mark.parametrize("cell", list(CellKind))
+kinds = pytest.mark.parametrize("kind", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
+IS_TOKEN = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0, 0]]).bool()
+
+
+def encoder(cell: CellKind, n_layers: int = 2) -> RecurrentEncoder:
+    return RecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=3)
+
+
+@cells
+def test_padding_is_never_read(cell):
+    part, x = encoder(cell), torch.randn(BATCH, N_SOURCE, D_MODEL)
+    garbage = x + 100 * (~IS_TOKEN)[..., None]
+    states, first = part(x, IS_TOKEN)
+    other_states, other_first = part(garbage, IS_TOKEN)
+    assert torch.equal(states, other_states)
+    for one, other in zip(first, other_first, strict=True):
+        assert torch.equal(one, other)
+
+
+@cells
+def test_one_half_of_a_state_knows_the_past_and_the_other_the_future(cell):
+    part, x = encoder(cell, n_layers=1), torch.randn(1, N_SOURCE, D_MODEL)
+    changed = x.clone()
+    changed[:, 3] += 1.0
+    differs = (part(x)[0] - part(changed)[0]).abs().amax(0) > 1e-6
+    there, back = differs[:, : D_MODEL // 2].any(1), differs[:, D_MODEL // 2 :].any(1)
+    assert there.tolist() == [False] * 3 + [True] * 4
+    assert back.tolist() == [True] * 4 + [False] * 3
+
+
+@cells
+def test_the_decoders_first_state_is_the_bridge_over_both_last_states(cell):
+    part, x = encoder(cell, n_layers=1), torch.randn(BATCH, N_SOURCE, D_MODEL)
+    states, first = part(x)
+    assert len(first) == (1 if cell is CellKind.GRU else 2)
+    assert first[0].shape == (3, BATCH, D_MODEL)
+    half = D_MODEL // 2
+    last = torch.cat((states[:, -1, :half], states[:, 0, half:]), dim=-1)
+    torch.testing.assert_close(first[0], torch.tanh(part.bridge[0](last)).expand(3, -1, -1))
+
+
+@cells
+def test_a_row_without_tokens_is_refused(cell):
+    is_token = torch.stack((torch.ones(N_SOURCE), torch.zeros(N_SOURCE))).bool()
+    with pytest.raises(InputError, match="row 1 of the source has 0 tokens, there must be at least 1"):
+        encoder(cell)(torch.randn(BATCH, N_SOURCE, D_MODEL), is_token)
+
+
+def by_hand(part: StateAttention, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    match part.kind:
+        case ScoreKind.DOT:
+            return query @ key
+        case ScoreKind.GENERAL:
+            return query @ part.key.weight @ key
+        case ScoreKind.ADDITIVE:
+            return part.similarity.weight[0] @ torch.tanh(part.query.weight @ query + part.key.weight @ key)
+    raise ValueError(part.kind)
+
+
+@kinds
+def test_each_score_is_its_formula_and_the_answer_is_the_weighted_sum_of_states(kind):
+    part = StateAttention(D_MODEL, kind=kind)
+    queries, states = torch.randn(1, N, D_MODEL), torch.randn(1, N_SOURCE, D_MODEL)
+    seen = []
+    part.scores.watch(seen.append)
+    got = part(queries, states)
+    scores = torch.stack([torch.stack([by_hand(part, q, k) for k in states[0]]) for q in queries[0]])
+    torch.testing.assert_close(seen[0][0, 0], scores)
+    torch.testing.assert_close(got[0], scores.softmax(-1) @ states[0])
+
+
+@kinds
+def test_padding_of_the_source_is_not_looked_at(kind):
+    part = StateAttention(D_MODEL, kind=kind)
+    queries, states = torch.randn(BATCH, N, D_MODEL), torch.randn(BATCH, N_SOURCE, D_MODEL)
+    got = part(queries, states, mask=Mask(key_is_token=IS_TOKEN))
+    for row in range(BATCH):
+        alone = part(queries[row : row + 1], states[row : row + 1, IS_TOKEN[row]])
+        torch.testing.assert_close(got[row : row + 1], alone)
+
+
+@kinds
+def test_rows_that_share_a_source_get_what_each_would_get_with_its_copy(kind):
+    part = StateAttention(D_MODEL, kind=kind)
+    queries, states = torch.randn(3 * BATCH, N, D_MODEL), torch.randn(BATCH, N_SOURCE, D_MODEL)
+    mask, copied = Mask(key_is_token=IS_TOKEN), Mask(key_is_token=IS_TOKEN.repeat_interleave(3, 0))
+    expected = part(queries, states.repeat_interleave(3, 0), mask=copied)
+    torch.testing.assert_close(part(queries, states, mask=mask), expected)
+
+
+@cells
+@pytest.mark.parametrize("kind", list(ScoreKind))
+def test_steps_one_by_one_equal_all_at_once(cell, kind):
+    part = AttentiveDecoder(D_MODEL, cell=cell, n_layers=3, kind=kind)
+    source = torch.randn(BATCH, N_SOURCE, D_MODEL)
+    first = encoder(cell)(source)[1]
+    x = torch.randn(BATCH, N, D_MODEL)
+    whole, last = part(x, first, source=source)
+    state, steps = first, []
+    for i in range(N):
+        step, state = part(x[:, i : i + 1], state, source=source)
+        steps.append(step)
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
+    for one, other in zip(state, last, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@cells
+def test_the_decoder_joins_context_and_state(cell):
+    part = AttentiveDecoder(D_MODEL, cell=cell, n_layers=1, kind=ScoreKind.DOT)
+    source, x = torch.randn(BATCH, N_SOURCE, D_MODEL), torch.randn(BATCH, N, D_MODEL)
+    first = tuple(torch.randn(1, BATCH, D_MODEL) for _ in range(1 if cell is CellKind.GRU else 2))
+    seen = []
+    part.states.watch(seen.append)
+    out, _ = part(x, first, source=source)
+    context = torch.softmax(seen[0] @ source.mT, dim=-1) @ source
+    torch.testing.assert_close(out, torch.tanh(part.combine(torch.cat((context, seen[0]), dim=-1))))
+
+
+def test_without_attention_the_source_is_not_looked_at():
+    part = AttentiveDecoder(D_MODEL, cell=CellKind.GRU, n_layers=1, kind=ScoreKind.NONE)
+    x, first = torch.randn(BATCH, N, D_MODEL), (torch.randn(1, BATCH, D_MODEL),)
+    one, other = (part(x, first, source=torch.randn(BATCH, N_SOURCE, D_MODEL))[0] for _ in range(2))
+    assert torch.equal(one, other)
