@@ -96,7 +96,7 @@ def shake(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.4 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype), alpha=0.4)
 
 
 def some_ids(seed, batch, n, vocabulary=VOCABULARY):

@@ -1,0 +1,92 @@
+"""A model built without memory, copied or loaded is the model that was built."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.models import build
+from tests.agreement.families import berts, close, gpts, rnns, seeds, seq2seqs, shaken, some_ids
+
+configs = st.one_of(gpts(), berts(), seq2seqs(), rnns())
+
+
+def shapes(model):
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+@given(configs)
+def test_a_model_on_the_meta_device_has_the_names_and_shapes_of_a_real_one(config):
+    with torch.device("meta"):
+        meta = build(config)
+    assert all(parameter.is_meta for parameter in meta.parameters())
+    assert shapes(meta) == shapes(build(config))
+    assert len(list(meta.parameters())) == len(list(build(config).parameters()))
+
+
+TIED = {
+    "gpt": (
+        GPTConfig(vocabulary_size=23, context_length=29, d_model=10, n_heads=2, n_layers=1),
+        lambda model: [model.embedding.token.weight, model.unembedding.weight],
+    ),
+    "seq2seq": (
+        Seq2SeqConfig(
+            vocabulary_size=23, context_length=29, d_model=10, n_heads=2, n_encoder_layers=1, n_decoder_layers=1,
+        ),
+        lambda model: [
+            model.encoder.embedding.token.weight, model.decoder.embedding.token.weight, model.unembedding.weight,
+        ],
+    ),
+    "rnn": (
+        RNNConfig(vocabulary_size=23, d_model=10, tie_embeddings=True),
+        lambda model: [model.embedding.weight, model.unembedding.weight],
+    ),
+}  # fmt: skip
+
+
+def is_tied(model, places):
+    first, *others = places(model)
+    return all(other is first for other in others)
+
+
+@pytest.mark.parametrize(("config", "places"), TIED.values(), ids=TIED.keys())
+def test_a_tied_model_is_tied_when_built_copied_and_loaded(config, places):
+    model, other = build(config, seed=1), build(config, seed=2)
+    other.load_state_dict(model.state_dict())
+    with torch.device("meta"):
+        meta = build(config)
+    for one in (model, other, meta, copy.deepcopy(model), copy.deepcopy(model).double()):
+        assert is_tied(one, places)
+    close(places(other)[-1], places(model)[0])
+
+
+@pytest.mark.parametrize(("config", "places"), TIED.values(), ids=TIED.keys())
+def test_an_untied_model_is_not(config, places):
+    changes = {"tie_embeddings": False}
+    assert not is_tied(build(config.replace(**changes)), places)
+
+
+@given(gpts(), seeds)
+def test_a_loaded_model_computes_the_same(config, seed):
+    model, other = shaken(config, seed), build(config, seed=seed + 1).double().eval()
+    other.load_state_dict(model.state_dict())
+    ids = some_ids(seed, 3, 7)
+    assert torch.equal(model(ids), other(ids))
+
+
+@given(configs, seeds)
+def test_weights_are_a_pure_function_of_the_seed(config, seed):
+    one, again, other = (build(config, seed=s).state_dict() for s in (seed, seed, seed + 1))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+@given(st.one_of(gpts(dropout=0.5), berts(dropout=0.5)), seeds)
+def test_dropout_is_for_training_alone(config, seed):
+    model, ids = shaken(config, seed), some_ids(seed, 3, 7)
+    assert torch.equal(model(ids), shaken(config.replace(dropout=0.0), seed)(ids))
+    model.train()
+    assert not torch.equal(model(ids), model(ids))

@@ -1,0 +1,50 @@
+"""Beams that share a source give what they give with the source repeated for each."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.nn import Mask, Source
+from tests.agreement.families import close, rnns, seeds, seq2seqs, shaken, some_ids, some_source
+
+n_beams = st.integers(1, 4)
+
+
+def repeated(source: Source, n: int) -> Source:
+    mask = source.mask and Mask(key_is_token=source.mask.key_is_token.repeat_interleave(n, dim=0))
+    return Source(states=source.states.repeat_interleave(n, dim=0), mask=mask)
+
+
+def encoded(model, seed):
+    is_token = torch.tensor([[True] * 5, [False, True, True, False, False]])
+    return model.encode(some_source(seed, 2, 5), is_token=is_token)
+
+
+@given(seq2seqs(), seeds, n_beams)
+def test_seq2seqs_beams_share_a_source(config, seed, n):
+    model, ids = shaken(config, seed), some_ids(seed, 2 * n, 7)
+    source = encoded(model, seed)
+    close(model.decode(ids, source), model.decode(ids, repeated(source, n)))
+
+
+@given(seq2seqs(), seeds, n_beams, st.data())
+def test_reordered_beams_with_a_cache_equal_a_fresh_pass(config, seed, n, data):
+    model, ids, more = shaken(config, seed), some_ids(seed, 2 * n, 5), some_ids(seed + 1, 2 * n, 2)
+    source = encoded(model, seed)
+    within = [data.draw(st.integers(0, n - 1)) for _ in range(2 * n)]
+    rows = torch.tensor([row // n * n + beam for row, beam in enumerate(within)])
+    cache = model.new_cache(batch=2 * n)
+    model.decode(ids, source, cache=cache)
+    cache.select(rows)
+    fresh = model.decode(torch.cat((ids[rows], more), dim=1), repeated(source, n))
+    close(model.decode(more, source, cache=cache), fresh[:, 5:])
+
+
+@given(rnns(), seeds, n_beams)
+def test_an_rnns_beams_share_a_source(config, seed, n):
+    model, ids = shaken(config, seed), some_ids(seed, 2 * n, 7)
+    start = encoded(model, seed)
+    state = tuple(part.repeat_interleave(n, dim=1) for part in start.state)
+    shared, _ = model.decode(ids, start.source, state)
+    apart, _ = model.decode(ids, repeated(start.source, n), state)
+    close(shared, apart)
