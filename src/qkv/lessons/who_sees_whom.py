@@ -1,0 +1,99 @@
+"""What may each position see in an encoder, in a decoder, and from the one to the other?"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qkv.inspection import HeatMap, heat_maps
+from qkv.lessons import wirings
+from qkv.lessons.drawing import Draw
+from qkv.lessons.printing import say, section, slip, table
+from qkv.lessons.wirings import IDS, OTHER
+from qkv.models import Seq2Seq
+from qkv.nn import CAUSAL, Mask, Source
+
+SOURCE = ("el", "gato", "gris", "se", "sentó")
+TARGET = ("<bos>", "the", "gray", "cat", "sat")
+
+Moves = Float[Tensor, "looker seen"]
+
+
+def of_tokens(seq2seq: Seq2Seq, *, decoder: bool) -> Moves:
+    """How far each looker's top state moves when one token is exchanged: source by source, or target by target."""
+
+    def top(ids: Int[Tensor, "1 position"]) -> Float[Tensor, "looker d"]:
+        return seq2seq.states(ids, seq2seq.encode(IDS))[0] if decoder else seq2seq.encode(ids).states[0]
+
+    columns = []
+    with torch.no_grad():
+        for seen in range(IDS.shape[1]):
+            exchanged = IDS.clone()
+            exchanged[0, seen] = OTHER
+            columns.append((top(exchanged) - top(IDS)).norm(dim=-1))
+    return torch.stack(columns, dim=1)
+
+
+def of_states(seq2seq: Seq2Seq, mask: Mask | None = None) -> Moves:
+    """How far each target position's top state moves when one of the encoder's output vectors is exchanged."""
+    columns = []
+    with torch.no_grad():
+        states = seq2seq.encode(IDS).states
+        before = seq2seq.states(IDS, Source(states=states, mask=mask))[0]
+        for seen in range(IDS.shape[1]):
+            exchanged = states.clone()
+            exchanged[0, seen] = torch.randn_like(exchanged[0, seen])
+            columns.append((seq2seq.states(IDS, Source(states=exchanged, mask=mask))[0] - before).norm(dim=-1))
+    return torch.stack(columns, dim=1)
+
+
+def slide_mask(causal: Int[Tensor, "query key"], mask: Int[Tensor, " query"] | None = None) -> Tensor:
+    """The rule of C's decoder code for its cross-attention, with the hole it has."""
+    if mask is not None:
+        padding_mask = torch.minimum(mask[None, :], causal)
+    return padding_mask  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def lesson(seed: int) -> Draw:
+    seq2seq = wirings.new_model(seed)
+    encoder, decoder = (of_tokens(seq2seq, decoder=is_decoder) for is_decoder in (False, True))
+    cross = of_states(seq2seq)
+    section("Measured: exchange one vector, see whose top state moves (● moves, · does not)")
+    _dots("Encoder self-attention: all tokens see all", encoder, SOURCE, SOURCE)
+    _dots("Decoder self-attention: token t sees the prefix up to t", decoder, TARGET, TARGET)
+    _dots("Cross-attention: every target position sees all of the encoder's states", cross, TARGET, SOURCE)
+    wrong = _slide(seq2seq)
+    section("Which encoder layer does each decoder layer read? (lecture E's quiz)")
+    wirings.answer(seq2seq)
+    titles = ("encoder: all", "decoder: the prefix", "cross: the whole source", "cross by C's code: wrong")
+    axes = ((SOURCE, SOURCE), (TARGET, TARGET), (TARGET, SOURCE), (TARGET, SOURCE))
+    maps = [
+        HeatMap(matrix=(m > 0).float(), rows=rows, columns=columns, title=title, row_axis="this position …",
+                column_axis="… sees", show_numbers=False)
+        for m, title, (rows, columns) in zip((encoder, decoder, cross, wrong), titles, axes, strict=True)
+    ]  # fmt: skip
+    return lambda: heat_maps(*maps, title="Who sees whom, measured by exchanging vectors (1, yellow: sees)")
+
+
+def _slide(seq2seq: Seq2Seq) -> Moves:
+    section("Lecture C's decoder code")
+    n = IDS.shape[1]
+    causal = CAUSAL.visible(n, n, IDS.device)[0, 0].int()
+    rule = slide_mask(causal, torch.ones(n, dtype=torch.int))
+    wrong = of_states(seq2seq, Mask(table=rule.bool()[None, None]))
+    _dots("Its cross-attention, computed", wrong, TARGET, SOURCE)
+    slip("""it gives cross-attention min(padding, causal), so target t sees only source ≤ t, against C's own text:
+        each position of the decoder attends to all positions of the encoder. The rule is also T×T, so it
+        fits only where source and target are equally long. Right is the padding of the source alone.""")
+    say("""The slip can go unnoticed in training: the encoder has mixed the whole source into its first state, so even
+        the first target position hears of every source word, through that one vector.""")
+    try:
+        slide_mask(causal)
+    except UnboundLocalError as error:
+        slip(f"without a mask, padding_mask is undefined. Run, it says: {type(error).__name__}: {error}.")
+    return wrong
+
+
+def _dots(title: str, moves: Moves, rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
+    lines = zip(rows, moves.tolist(), strict=True)
+    say(f"{title}:")
+    table(["", *columns], [(row, *("●" if cell > 0 else "·" for cell in line)) for row, line in lines])
