@@ -107,6 +107,14 @@ class RunFolder:
             return Progress(**json.loads((folder / "progress.json").read_text(encoding="utf-8"))), folder
         raise RunError(f"{self.path}: no good checkpoint to go on from ({len(self.steps())} were found)")
 
+    def best(self) -> Path:
+        """The checkpoint with the lowest validation loss that is kept, else the last; its bytes are checked."""
+        progress, folder = self.last_good(lambda _said: None)
+        if progress.best_step is not None and self.folder(progress.best_step).is_dir():
+            folder = self.folder(progress.best_step)
+            check_folder(folder)
+        return folder
+
     def tidy(self, progress: Progress) -> None:
         """Undo what came after the checkpoint: half-written folders, newer checkpoints, newer metrics."""
         for left_over in self.checkpoints.glob(f"{PARTIAL}*"):

@@ -1,0 +1,101 @@
+"""A recipe: everything a run needs to be made again, in one TOML file."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import Field, model_validator
+
+from qkv.choices import TokenizerKind
+from qkv.config.base import Config, Count
+from qkv.config.files import config_from_dict
+from qkv.config.training import TrainingConfig
+from qkv.errors import ConfigError
+
+
+class TokenizerConfig(Config):
+    """Which tokenizer: one to be trained on the training text, or one that is there (`path`)."""
+
+    kind: TokenizerKind = TokenizerKind.BPE
+    vocabulary_size: Count = 4096
+    path: str | None = None
+
+
+class DataConfig(Config):
+    """Files, relative to the data folder; `*` stands for any characters of a name."""
+
+    train: tuple[str, ...] = Field(min_length=1)
+    validation: tuple[str, ...] = ()
+    validation_share: float | None = Field(default=None, gt=0, lt=1)
+    """Without validation files: this share of the text, its end, is kept for validation."""
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Self:
+        if self.validation and self.validation_share is not None:
+            raise ConfigError("data: validation files and validation_share were both given; choose one")
+        return self
+
+
+class Recipe(Config):
+    """Model, tokenizer, data and training. The vocabulary's size comes from the tokenizer."""
+
+    family: Literal["gpt"]
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: dict[str, Any]
+    data: DataConfig
+    training: TrainingConfig
+    start_from: str | None = None
+    """A model whose weights the run begins with."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        config = self.model_config_for(self.tokenizer.vocabulary_size)
+        if self.training.length > config.context_length:
+            raise ConfigError(
+                f"training.length={self.training.length} must not be more than "
+                f"model.context_length={config.context_length}"
+            )
+        return self
+
+    def model_config_for(self, vocabulary_size: int):  # noqa: ANN201 - one of the families' configs
+        """The model's config, now that the tokenizer's size is known."""
+        if "vocabulary_size" in self.model:
+            raise ConfigError("model.vocabulary_size is the tokenizer's: set tokenizer.vocabulary_size")
+        return config_from_dict({**self.model, "family": self.family, "vocabulary_size": vocabulary_size})
+
+    def as_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
+    """A recipe file, with some settings changed: `training.steps=200`."""
+    path = Path(path)
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        _override(settings, override)
+    try:
+        return Recipe(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _override(settings: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"'{override}' is no setting; write name=value, such as training.steps=200")
+    *tables, last = name.strip().split(".")
+    place = settings
+    for table in tables:
+        place = place.setdefault(table, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"'{override}': {table} is a value, not a table of settings")
+    try:
+        place[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        place[last] = text
