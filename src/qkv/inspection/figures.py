@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite, isnan
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float
@@ -97,7 +98,6 @@ def _number_cells(axis: "Axes", one: HeatMap, matrix: Tensor, limits: tuple[floa
         for j, value in enumerate(row):
             share = (value - low) / (high - low or 1.0)
             on_light = 0.25 < share < 0.75 if one.is_signed else share > 0.6
-            is_masked = abs(value) == float("inf")
-            text = "−∞" if is_masked else f"{value:.2f}"
-            ink = "black" if on_light or is_masked else "white"
+            text = f"{value:.2f}" if isfinite(value) else "NaN" if isnan(value) else "−∞"
+            ink = "black" if on_light or not isfinite(value) else "white"
             axis.text(j, i, text, ha="center", va="center", fontsize=6, color=ink)
