@@ -18,7 +18,7 @@ def lesson(seed: int) -> Draw:
         "without": sentences.tiny_gpt(causal=False, seed=seed),
     }
     section("Two equal models, one text, one switch")
-    say(f"""The text: sentences such as “{sentences.words(sentences.draw(1)[0])}”, drawn without end. The model: a GPT of
+    say(f"""The text: sentences such as “{sentences.words(sentences.draw(1)[0])}”, without end. The model: a GPT of
         {sum(p.numel() for p in models["without"].parameters()):,} parameters; causal is on in one, off in the
         other. X = the cat sat on the mat, Y = cat sat on the mat </s>: the word asked for at position t stands in
         the input at t + 1.""")
@@ -96,6 +96,6 @@ def _draw(losses: dict[str, list[float]], shares: dict[str, float]) -> Figure:
     drawn = bars.bar(list(shares), [100 * share for share in shares.values()], color=[BLUE, RED])
     bars.bar_label(drawn, fmt="%.0f %%", padding=2)
     bars.set_ylim(0, 112)
-    label(bars, title="Writing alone, it knows nothing", x="", y="real sentences among 500 written, %")
+    label(bars, title="Writing alone, it is lost", x="", y="real sentences among 500 written, %")
     figure.suptitle("Without a mask a language model copies the next word and learns nothing")
     return figure

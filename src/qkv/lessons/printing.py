@@ -51,10 +51,21 @@ def matrix(
     *,
     rows: Sequence[str],
     columns: Sequence[str],
+    corner: str = "",
     digits: int = 2,
 ) -> None:
-    """A labelled matrix; −∞ is written so, and an exact 0 as 0."""
-    table(["", *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits)
+    """A labelled matrix; `corner` says what its numbers are."""
+    table([corner, *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits)
+
+
+def shape(part: Tensor) -> str:
+    """A tensor's shape as the lectures write it: 5×16."""
+    return "×".join(f"{size:,}" for size in part.shape)
+
+
+def difference(one: Tensor, other: Tensor) -> str:
+    """The largest, of any two numbers that stand at the same place."""
+    return f"{(one - other).abs().max().item():.1e}"
 
 
 def _width(text: str) -> int:
@@ -72,4 +83,4 @@ def _shown(cell: Cell, digits: int) -> str:
     if isinf(cell):
         return "−∞" if cell < 0 else "∞"
     # An exact 0, such as a masked weight, must not look like a small number rounded.
-    return "0" if cell == 0.0 else f"{cell:.{digits}f}"
+    return "0" if cell == 0.0 else f"{cell:z.{digits}f}"

@@ -1,14 +1,12 @@
 """Which shape has what at each step, and do all queries at once give the same as one at a time?"""
 
-import time
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from qkv.inspection import new_figure, record
 from qkv.lessons.drawing import BLUE, RED, Draw, Figure, label
-from qkv.lessons.printing import say, section, table
+from qkv.lessons.printing import difference, say, section, shape, table
+from qkv.lessons.stopwatch import seconds
 from qkv.nn import Attention, Heads, attend
 
 D_MODEL = 16
@@ -52,11 +50,7 @@ def _shapes(batch: int, n_heads: int, cross: bool) -> list[str]:  # noqa: FBT001
     with torch.no_grad(), record(attention, *(tap for *_, tap in STEPS)) as seen:
         output = attention(x, source=source)
     looked_at = x if source is None else source
-    return [_shape(part) for part in (x, looked_at, *(seen[tap] for *_, tap in STEPS), output)]
-
-
-def _shape(part: Tensor) -> str:
-    return "×".join(str(size) for size in part.shape)
+    return [shape(part) for part in (x, looked_at, *(seen[tap] for *_, tap in STEPS), output)]
 
 
 def _agree() -> None:
@@ -64,7 +58,7 @@ def _agree() -> None:
     queries, keys, values = (torch.randn(1, 1, n, D_MODEL) for n in (TARGET, SOURCE, SOURCE))
     together, apart = attend(queries, keys, values), _apart(queries, keys, values)
     say(f"""{TARGET} queries over {SOURCE} keys, in one product and in a loop: largest difference
-        {(together - apart).abs().max().item():.1e}. No query needs another's result, so all can be computed side by
+        {difference(together, apart)}. No query needs another's result, so all can be computed side by
         side (lecture D's “parallelizing”).""")
 
 
@@ -77,24 +71,14 @@ def _measure() -> dict[str, list[float]]:
     times = {"one at a time": [], "all at once": []}
     for length in LENGTHS:
         parts = [torch.randn(1, 1, length, 64) for _ in range(3)]
-        times["one at a time"].append(_milliseconds(lambda parts=parts: _apart(*parts)))
-        times["all at once"].append(_milliseconds(lambda parts=parts: attend(*parts)))
+        times["one at a time"].append(1000 * seconds(lambda parts=parts: _apart(*parts)))
+        times["all at once"].append(1000 * seconds(lambda parts=parts: attend(*parts)))
     table(
         ["n", "one at a time, ms", "all at once, ms", "times faster"],
         [(n, slow, fast, slow / fast) for n, slow, fast in zip(LENGTHS, *times.values(), strict=True)],
         digits=2,
     )
     return times
-
-
-def _milliseconds(work: Callable[[], Tensor]) -> float:
-    """The best of five: others on the machine can only make it slower."""
-    taken = []
-    for _ in range(5):
-        before = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - before)
-    return 1000 * min(taken)
 
 
 def _draw(times: dict[str, list[float]]) -> Figure:

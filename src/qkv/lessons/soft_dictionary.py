@@ -4,7 +4,7 @@ import torch
 
 from qkv.inspection import new_figure
 from qkv.lessons.drawing import BLUE, GREEN, ORANGE, SKY, Draw, Figure, label
-from qkv.lessons.printing import matrix, say, section, table
+from qkv.lessons.printing import difference, matrix, say, section, table
 from qkv.nn import SoftMemory, attend
 
 WINDS = {"north": (0.0, 1.0), "east": (1.0, 0.0), "south": (0.0, -1.0), "west": (-1.0, 0.0)}
@@ -58,8 +58,8 @@ def _is_attention(memory: SoftMemory) -> None:
     values = torch.tensor(list(DEGREES.values()))[None, None, :, None]
     queries = torch.randn(1, 1, 1000, 2)
     one_by_one = torch.stack([memory.lookup(query) for query in queries[0, 0]])
-    furthest = (attend(queries, keys, values)[0, 0] - one_by_one).abs().max().item()
-    say(f"1000 random queries, one by one and as softmax(QKᵀ/√d)V: largest difference {furthest:.1e} degrees.")
+    furthest = difference(attend(queries, keys, values)[0, 0], one_by_one)
+    say(f"1000 random queries, one by one and as softmax(QKᵀ/√d)V: largest difference {furthest} degrees.")
     say("""Lecture C goes on with keys = values = the encoder's states: then the memory answers a decoder's state
         with a mix of encoder states.""")
 

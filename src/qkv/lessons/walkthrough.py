@@ -5,7 +5,7 @@ from torch import Tensor
 
 from qkv.inspection import new_figure, record
 from qkv.lessons.drawing import BLUE, GREEN, ORANGE, SKY, Draw, Figure, label
-from qkv.lessons.printing import matrix, say, section, slip, table
+from qkv.lessons.printing import difference, matrix, say, section, slip, table
 from qkv.nn import Attention, Heads
 
 D_KEY, D_VALUE = 64, 4
@@ -13,14 +13,14 @@ SLIDE_SCORES = (112.0, 96.0, 16.0, 8.0)
 SLIDE_WEIGHTS = (0.87, 0.12, 0.01, 0.0)
 INPUTS = torch.tensor([[1.0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 0, 1]])
 SUB = "₁₂₃₄"
+COLUMNS = ("[0]", "[1]", "[2]", "[3]")
 
 
 def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at the seed
     wanted = torch.cat((torch.tensor([SLIDE_SCORES]), 8.0 * torch.randint(0, 15, (3, 4))))
     attention = _head_with(wanted)
-    x = INPUTS[None]
-    with torch.no_grad(), record(attention, "queries", "keys", "values", "weights", "heads") as seen:
-        output = attention(x)[0]
+    with torch.no_grad(), record(attention, "queries", "keys", "values", "weights") as seen:
+        output = attention(INPUTS[None])[0]
     queries, keys, values = (seen[name][0, 0] for name in ("queries", "keys", "values"))
 
     section("1. Each input gives a query, a key and a value: q = W_q·x, k = W_k·x, v = W_v·x")
@@ -38,14 +38,11 @@ def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at t
 
     section("5. The same for x₂, x₃, x₄")
     names = [f"token {i + 1}" for i in range(4)]
-    say("Scores q·k, a row for each query:")
-    matrix(scores, rows=[f"q{i}" for i in SUB], columns=names, digits=0)
-    say("Weights, each row sums to 1:")
-    matrix(weights, rows=[f"a of q{i}" for i in SUB], columns=names, digits=4)
-    say("Contextual vectors z = Σ aᵢ·vᵢ:")
-    matrix(output, rows=[f"z{i}" for i in SUB], columns=[f"z[{j}]" for j in range(D_VALUE)], digits=4)
+    matrix(scores, rows=[f"q{i}" for i in SUB], columns=names, corner="score", digits=0)
+    matrix(weights, rows=[f"q{i}" for i in SUB], columns=names, corner="weight", digits=4)
+    matrix(output, rows=[f"z{i}" for i in SUB], columns=list(COLUMNS), corner="Σ a·v", digits=4)
     by_hand = torch.softmax(scores / D_KEY**0.5, dim=-1) @ values
-    say(f"By hand and by `Attention`: largest difference {(by_hand - output).abs().max().item():.1e}.")
+    say(f"By hand and by `Attention`: largest difference {difference(by_hand, output)}.")
     return lambda: _draw(weights)
 
 
@@ -87,12 +84,15 @@ def _weighted_sum(weights: Tensor, values: Tensor, z: Tensor) -> None:
     parts = weights[:, None] * values
     by_slide = torch.tensor(SLIDE_WEIGHTS) @ values
     labels = [*(f"a{i}·v{i}" for i in SUB), "z₁, their sum", "z₁ by Attention", "z₁ by the slide's weights"]
-    columns = [f"[{j}]" for j in range(D_VALUE)]
-    matrix(torch.cat((parts, torch.stack((parts.sum(0), z, by_slide)))), rows=labels, columns=columns, digits=4)
+    matrix(torch.cat((parts, torch.stack((parts.sum(0), z, by_slide)))), rows=labels, columns=list(COLUMNS), digits=4)
 
 
 def _row(vector: Tensor) -> str:
     return " ".join(f"{number:g}" for number in vector[:4].tolist())
+
+
+def _short(weight: float) -> str:
+    return f"{weight:.2f}" if weight > 1e-3 else f"{weight:.0e}" if weight else "0"
 
 
 def _draw(weights: Tensor) -> Figure:
@@ -102,7 +102,7 @@ def _draw(weights: Tensor) -> Figure:
     shown = (("exact", BLUE, -0.2, weights[0].tolist()), ("the slide", ORANGE, 0.2, SLIDE_WEIGHTS))
     for name, colour, shift, heights in shown:
         drawn = first.bar([i + shift for i in range(4)], heights, width=0.4, color=colour, label=name)
-        first.bar_label(drawn, labels=[f"{height:.2g}" for height in heights], fontsize="small")
+        first.bar_label(drawn, labels=[_short(height) for height in heights], fontsize="small")
     first.set_yscale("log")
     first.set_ylim(1e-6, 4)
     first.set_xticks(range(4), tokens)
@@ -112,6 +112,7 @@ def _draw(weights: Tensor) -> Figure:
     for i, colour in enumerate((BLUE, ORANGE, GREEN, SKY)):
         all_four.bar(tokens, weights[:, i].tolist(), bottom=below.tolist(), color=colour, label=f"v{SUB[i]}")
         below = below + weights[:, i]
+    all_four.set_ylim(0, 1.05)
     all_four.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     label(all_four, title="What z₁ … z₄ are mixed from", x="query", y="weight")
     figure.suptitle("One attention in numbers: softmax(q·k/√64)·v")
