@@ -1,0 +1,167 @@
+"""What one operation costs: products, element-wise work, numbers moved, numbers kept. All else is a sum of these."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """`groups` matrix products side by side, each rows×inner · inner×columns."""
+
+    groups: int = 1
+    rows: int
+    inner: int
+    columns: int
+
+    @property
+    def multiply_adds(self) -> int:
+        return self.groups * self.rows * self.inner * self.columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What an operation's result leaves in memory until backward has used it."""
+
+    numbers: int = 0
+    """At the products' precision."""
+    wide: int = 0
+    """Numbers that mixed precision keeps at 32 bits: residual stream, norm statistics, log-probabilities."""
+    flags: int = 0
+    """Bytes whatever the precision: masks, indices."""
+
+    def __add__(self, other: "Kept") -> "Kept":
+        return Kept(numbers=self.numbers + other.numbers, wide=self.wide + other.wide, flags=self.flags + other.flags)
+
+    def __mul__(self, times: int) -> "Kept":
+        return Kept(numbers=self.numbers * times, wide=self.wide * times, flags=self.flags * times)
+
+    def n_bytes(self, *, narrow: int, wide: int) -> int:
+        return self.numbers * narrow + self.wide * wide + self.flags
+
+
+NOTHING = Kept()
+LOGITS = "logits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One kind of step of a model, as it is run once; `runs` says how often.
+
+    Numbers moved are told apart by what they are: `weights` and `cache` are read, `reads` and `writes` are
+    activations. `inside` of these never leave the chip where attention is one fused kernel.
+    """
+
+    part: str
+    """Where it stands in the model, without the layer's number: `decoder.blocks.cross`."""
+    name: str
+    copies: int = 1
+    """Layers (and directions), each with weights of its own."""
+    steps: int = 1
+    """Runs that must wait for one another, with the same weights: more than 1 in a recurrence alone."""
+    product: Product | None = None
+    visible: Fraction = Fraction(1)
+    """Share of the product that a mask lets count; an unmasked kernel computes the rest too."""
+    no_gradient: int = 0
+    """Multiply–adds of backward that nobody needs: towards a recurrence's zero first state."""
+    elementwise: int = 0
+    parameters: int = 0
+    weights: int = 0
+    cache: int = 0
+    reads: int = 0
+    writes: int = 0
+    inside: int = 0
+    kept: Kept = NOTHING
+
+    @property
+    def runs(self) -> int:
+        return self.copies * self.steps
+
+    @property
+    def flops(self) -> int:
+        """Of the forward pass's products, 2 a multiply–add, as an unmasked kernel executes them."""
+        return 0 if self.product is None else 2 * self.product.multiply_adds * self.runs
+
+    @property
+    def useful_flops(self) -> int:
+        return int(self.flops * self.visible)
+
+    @property
+    def backward_flops(self) -> int:
+        """Two products for one: towards either factor."""
+        return 2 * self.flops - 2 * self.no_gradient * self.copies
+
+    @property
+    def useful_backward_flops(self) -> int:
+        return int(self.backward_flops * self.visible)
+
+    @property
+    def elementwise_flops(self) -> int:
+        return self.elementwise * self.runs
+
+    @property
+    def n_parameters(self) -> int:
+        return self.parameters * self.copies
+
+    def moved(self, *, fused: bool) -> int:
+        """Numbers read and written, in all runs."""
+        once = self.weights + self.cache + self.reads + self.writes - (self.inside if fused else 0)
+        return once * self.runs
+
+    @property
+    def is_block(self) -> bool:
+        """Part of a Transformer's block: what activation checkpointing computes again."""
+        return "blocks" in self.part.split(".")
+
+    @property
+    def is_attention_core(self) -> bool:
+        """Scores, softmax and mix: what a fused kernel does in one."""
+        return self.inside > 0
+
+
+def linear(
+    part: str, name: str, *, rows: int, d_in: int, d_out: int, bias: bool, copies: int = 1, kept: Kept = NOTHING
+) -> Operation:
+    """Rows times a weight matrix."""
+    return Operation(
+        part=part,
+        name=name,
+        copies=copies,
+        product=Product(rows=rows, inner=d_in, columns=d_out),
+        elementwise=rows * d_out if bias else 0,
+        parameters=d_in * d_out + (d_out if bias else 0),
+        weights=d_in * d_out + (d_out if bias else 0),
+        reads=rows * d_in,
+        writes=rows * d_out,
+        kept=kept,
+    )
+
+
+def table(
+    part: str, name: str, *, rows: int, n_entries: int, width: int, parameters: int | None = None, add: bool = False
+) -> Operation:
+    """A look-up: each row reads one entry, `add` if it is added to what is there. No product, no FLOP of its own."""
+    return Operation(
+        part=part,
+        name=name,
+        elementwise=rows * width if add else 0,
+        parameters=n_entries * width if parameters is None else parameters,
+        weights=rows * width,
+        reads=rows * width if add else 0,
+        writes=rows * width,
+    )
+
+
+def logits(part: str, *, rows: int, d_model: int, n_words: int, is_tied: bool, bias: bool) -> Operation:
+    """The unembedding: a tied one reads a table that is counted elsewhere. The loss keeps log-probabilities."""
+    own_bias = n_words if bias else 0
+    return Operation(
+        part=part,
+        name=LOGITS,
+        product=Product(rows=rows, inner=d_model, columns=n_words),
+        elementwise=rows * own_bias,
+        parameters=own_bias + (0 if is_tied else n_words * d_model),
+        weights=n_words * d_model + own_bias,
+        reads=rows * d_model,
+        writes=rows * n_words,
+        kept=Kept(wide=rows * n_words),
+    )

@@ -1,0 +1,202 @@
+"""What a model computes in one step of work, operation by operation, for the four families."""
+
+from typing import assert_never
+
+from qkv.choices import PositionKind
+from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
+from qkv.cost.blocks import ACTIVATION, Stack, norm
+from qkv.cost.operation import Kept, Operation, linear, logits, table
+from qkv.cost.recurrent import rnn_operations
+from qkv.cost.workload import Mode, Workload
+
+
+def operations(config: ModelConfig, work: Workload) -> list[Operation]:
+    """In the order they are run; parts are named as the model's modules are, layer numbers left out."""
+    work.check(config)
+    match config:
+        case GPTConfig():
+            return _gpt(config, work)
+        case BERTConfig():
+            return _bert(config, work)
+        case Seq2SeqConfig():
+            return _seq2seq(config, work)
+        case RNNConfig():
+            return rnn_operations(config, work)
+        case _:
+            assert_never(config)
+
+
+def _gpt(config: GPTConfig, work: Workload) -> list[Operation]:
+    stack = Stack(
+        config=config,
+        n_layers=config.n_layers,
+        batch=work.batch,
+        n_queries=work.n_new,
+        n_keys=work.length,
+        causal=config.causal,
+        is_cached=work.mode is Mode.DECODE,
+        kernel=work.kernel,
+    )
+    return [
+        *_embedding(config, work.n_tokens),
+        *_relation(config, work.n_new, work.length),
+        *stack.operations(),
+        *_final_norm(config, work.n_tokens),
+        _unembedding(config, work.n_tokens),
+    ]
+
+
+def _bert(config: BERTConfig, work: Workload) -> list[Operation]:
+    """Every head of the config is run, once: the masked-word head at all positions, the others on [CLS]."""
+    stack = Stack(
+        config=config,
+        n_layers=config.n_layers,
+        batch=work.batch,
+        n_queries=work.length,
+        n_keys=work.length,
+        causal=False,
+        kernel=work.kernel,
+    )
+    return [
+        *_embedding(config, work.n_tokens, n_segments=config.n_segments),
+        *_relation(config, work.length, work.length),
+        *stack.operations(),
+        *_final_norm(config, work.n_tokens),
+        *_bert_heads(config, work),
+    ]
+
+
+def _bert_heads(config: BERTConfig, work: Workload) -> list[Operation]:
+    d, rows = config.d_model, work.n_tokens
+    heads = []
+    if config.pooler:
+        on_first = {"rows": work.batch, "bias": True}
+        heads.append(linear("pooler", "project", **on_first, d_in=d, d_out=d, kept=Kept(numbers=work.batch * d)))
+        if config.next_sentence_head:
+            heads.append(linear("next_sentence", "project", **on_first, d_in=d, d_out=2))
+        if config.n_classes is not None:
+            heads.append(linear("classifier", "project", **on_first, d_in=d, d_out=config.n_classes))
+    if config.masked_word_head:
+        n, part = rows * d, "masked_word"
+        heads += [
+            linear(part, "dense", rows=rows, d_in=d, d_out=d, bias=True, kept=Kept(numbers=n)),
+            Operation(
+                part=part, name="activation", elementwise=ACTIVATION[config.activation] * n, reads=n, writes=n,
+                kept=Kept(wide=n),
+            ),
+            norm(config, part, rows=rows),
+            logits(
+                part, rows=rows, d_model=d, n_words=config.vocabulary_size, is_tied=config.tie_embeddings, bias=True
+            ),
+        ]  # fmt: skip
+    return heads
+
+
+def _seq2seq(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
+    b, m = work.batch, work.n_source
+    decoder = Stack(
+        config=config,
+        prefix="decoder.",
+        n_layers=config.n_decoder_layers,
+        batch=b,
+        n_queries=work.n_new,
+        n_keys=work.length,
+        causal=True,
+        is_cached=work.mode is Mode.DECODE,
+        n_source=m,
+        kernel=work.kernel,
+    )
+    written = [
+        *_embedding(config, work.n_tokens, prefix="decoder."),
+        *_relation(config, work.n_new, work.length, prefix="decoder."),
+        *decoder.operations(),
+        *_final_norm(config, work.n_tokens, prefix="decoder."),
+        _unembedding(config, work.n_tokens),
+    ]
+    return written if work.mode is Mode.DECODE else [*_encoder(config, work), *written]
+
+
+def _encoder(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
+    b, m = work.batch, work.n_source
+    stack = Stack(
+        config=config,
+        prefix="encoder.",
+        n_layers=config.n_encoder_layers,
+        batch=b,
+        n_queries=m,
+        n_keys=m,
+        causal=False,
+        kernel=work.kernel,
+    )
+    return [
+        *_embedding(config, b * m, prefix="encoder.", n_words=config.source_vocabulary_size),
+        *_relation(config, m, m, prefix="encoder."),
+        *stack.operations(),
+        *_final_norm(config, b * m, prefix="encoder."),
+    ]
+
+
+def _embedding(
+    config: TransformerConfig, rows: int, *, prefix: str = "", n_words: int | None = None,
+    n_segments: int | None = None,
+) -> list[Operation]:  # fmt: skip
+    """Token, segment, position, norm. `n_words`: of a source's table; a shared one is counted there."""
+    d, part = config.d_model, f"{prefix}embedding"
+    is_shared = n_words is None and isinstance(config, Seq2SeqConfig) and config.share_embeddings
+    n_entries = config.vocabulary_size if n_words is None else n_words
+    made = [
+        table(
+            f"{part}.token", "look-up", rows=rows, n_entries=n_entries, width=d, parameters=0 if is_shared else None
+        )
+    ]  # fmt: skip
+    if n_segments is not None:
+        made.append(table(f"{part}.segment", "look-up", rows=rows, n_entries=n_segments, width=d, add=True))
+    match config.positions:
+        case PositionKind.LEARNED:
+            n_entries = config.context_length + config.position_offset
+            made.append(table(f"{part}.position", "look-up", rows=rows, n_entries=n_entries, width=d, add=True))
+        case PositionKind.SINUSOIDAL:
+            n = rows * d
+            made.append(Operation(part=f"{part}.position", name="add", elementwise=n, reads=n, writes=n))
+        case PositionKind.CONCATENATED:
+            kept = Kept(numbers=2 * rows * d)
+            joined = {"rows": rows, "d_in": 2 * d, "d_out": d}
+            made.append(linear(f"{part}.position", "project", **joined, bias=False, kept=kept))
+        case _:
+            pass
+    # What the first block reads, and what its norm goes back from.
+    made.append(Operation(part=part, name="sum", kept=Kept(wide=rows * d)))
+    if config.embedding_norm:
+        made.append(norm(config, f"{part}.norm", rows=rows))
+    return made
+
+
+def _relation(config: TransformerConfig, n_queries: int, n_keys: int, *, prefix: str = "") -> list[Operation]:
+    """T5's one table a side, looked up once for all layers; its indices (8 bytes each) are kept."""
+    if config.positions is not PositionKind.RELATIVE:
+        return []
+    pairs = n_queries * n_keys
+    look_up = Operation(
+        part=f"{prefix}relation",
+        name="look-up",
+        parameters=config.relative_buckets * config.n_heads,
+        weights=pairs * config.n_heads,
+        writes=pairs * config.n_heads,
+        kept=Kept(flags=8 * pairs),
+    )
+    return [look_up]
+
+
+def _final_norm(config: TransformerConfig, rows: int, *, prefix: str = "") -> list[Operation]:
+    return [norm(config, f"{prefix}final_norm", rows=rows)] if config.final_norm else []
+
+
+def _unembedding(config: TransformerConfig, rows: int) -> Operation:
+    return logits(
+        "unembedding",
+        rows=rows,
+        d_model=config.d_model,
+        n_words=config.vocabulary_size,
+        is_tied=config.tie_embeddings,
+        bias=config.unembedding_bias,
+    )

@@ -1,0 +1,104 @@
+"""Random configs of the four families, every setting drawn; sizes small enough to count by hand."""
+
+from hypothesis import strategies as st
+
+from qkv.choices import (
+    Activation,
+    CellKind,
+    HeadLayout,
+    NormKind,
+    NormPosition,
+    PositionKind,
+    ScoreKind,
+)
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+
+
+@st.composite
+def settings(draw):
+    """What all Transformers share, widths that do not divide among them."""
+    n_kv_heads = draw(st.integers(1, 3))
+    n_heads = n_kv_heads * draw(st.integers(1, 3))
+    d_model = 2 * draw(st.integers(2, 9))
+    layout = draw(st.sampled_from(HeadLayout))
+    d_value = draw(st.integers(1, 7)) if layout is HeadLayout.SPLIT else d_model
+    joined = n_heads * d_value if layout is HeadLayout.SPLIT else d_value
+    return {
+        "vocabulary_size": draw(st.integers(5, 23)),
+        "context_length": draw(st.integers(13, 19)),
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "n_kv_heads": n_kv_heads,
+        "d_head": 2 * draw(st.integers(1, 4)),
+        "d_value": d_value,
+        "head_layout": layout,
+        "output_projection": joined != d_model or draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+        "scale_scores": draw(st.booleans()),
+        "window": draw(st.none() | st.integers(1, 17)),
+        "d_ff": draw(st.integers(1, 29)),
+        "activation": draw(st.sampled_from(Activation)),
+        "gated": draw(st.booleans()),
+        "feedforward_bias": draw(st.booleans()),
+        "norm": draw(st.sampled_from(NormKind)),
+        "norm_position": draw(st.sampled_from(NormPosition)),
+        "norm_bias": draw(st.booleans()),
+        "embedding_norm": draw(st.booleans()),
+        "final_norm": draw(st.booleans()),
+        "positions": draw(st.sampled_from(PositionKind)),
+        "position_offset": draw(st.integers(0, 2)),
+        "relative_buckets": draw(st.sampled_from([4, 8])),
+        "scale_embedding": draw(st.booleans()),
+        "scale_logits": draw(st.booleans()),
+        "tie_embeddings": draw(st.booleans()),
+        "unembedding_bias": draw(st.booleans()),
+    }
+
+
+layers = st.integers(1, 3)
+
+gpt = st.builds(
+    lambda shared, n, causal: GPTConfig(**shared, n_layers=n, causal=causal), settings(), layers, st.booleans()
+)
+
+
+@st.composite
+def bert(draw):
+    has_pooler = draw(st.booleans())
+    return BERTConfig(
+        **draw(settings()),
+        n_layers=draw(layers),
+        n_segments=draw(st.integers(1, 3)),
+        pooler=has_pooler,
+        masked_word_head=draw(st.booleans()),
+        next_sentence_head=has_pooler and draw(st.booleans()),
+        n_classes=draw(st.none() | st.integers(1, 5)) if has_pooler else None,
+    )
+
+
+@st.composite
+def seq2seq(draw):
+    shared = draw(settings())
+    shares = draw(st.booleans())
+    return Seq2SeqConfig(
+        **shared,
+        n_encoder_layers=draw(layers),
+        n_decoder_layers=draw(layers),
+        share_embeddings=shares,
+        source_vocabulary_size=shared["vocabulary_size"] if shares else draw(st.integers(5, 23)),
+    )
+
+
+rnn = st.builds(
+    RNNConfig,
+    vocabulary_size=st.integers(5, 23),
+    source_vocabulary_size=st.integers(5, 23),
+    d_model=st.integers(1, 9).map(lambda half: 2 * half),
+    n_encoder_layers=layers,
+    n_decoder_layers=layers,
+    cell=st.sampled_from(CellKind),
+    attention=st.sampled_from(ScoreKind),
+    tie_embeddings=st.booleans(),
+)
+
+FAMILIES = {"gpt": gpt, "bert": bert(), "seq2seq": seq2seq(), "rnn": rnn}

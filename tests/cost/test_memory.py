@@ -1,0 +1,157 @@
+"""Bytes from a config are the bytes that the model takes."""
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from qkv.choices import Kernel
+from qkv.config import GPTConfig, preset
+from qkv.cost import cache_bytes, estimate, parameters
+from qkv.models import build
+from qkv.nn import using
+from tests.cost.drawn import FAMILIES
+
+CONFIGS = {
+    "gpt-fused": (preset("gpt2", n_layers=3, d_model=60, n_heads=4, vocabulary_size=101), "fused", 41),
+    "gpt-plain": (preset("gpt2", n_layers=3, d_model=60, n_heads=4, vocabulary_size=101), "plain", 41),
+    "llama-fused": (preset("llama-nano", n_layers=3, vocabulary_size=101), "fused", 41),
+    "llama-plain": (preset("llama-nano", n_layers=3, vocabulary_size=101), "plain", 41),
+    "bert-fused": (preset("bert-nano", masked_word_head=True, vocabulary_size=101), "fused", 41),
+    "t5-plain": (preset("t5-small", d_model=60, n_heads=4, d_head=15, d_ff=200, vocabulary_size=101), "plain", 41),
+    "transformer": (preset("transformer-nano", vocabulary_size=101), "fused", 41),
+    "rnn-gru": (preset("rnn-nano", vocabulary_size=101), "fused", 41),
+    "rnn-lstm": (preset("rnn-nano", vocabulary_size=101, cell="lstm", attention="additive"), "fused", 41),
+}
+
+
+def kept_bytes(model, run) -> int:
+    """What autograd keeps: every stored tensor once, parameters left out."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = run()  # held, so that no storage is used twice
+    del loss
+    return sum(kept.values())
+
+
+def loss_of(model, config, batch, n):
+    ids = torch.randint(config.vocabulary_size, (batch, n))
+    match config.family:
+        case "gpt":
+            logits = model(ids)
+        case "bert":
+            logits = model.masked_word_logits(model(ids))
+        case _:
+            logits = model(ids, ids)
+    return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_activations_are_what_autograd_keeps_to_about_a_tenth(name):
+    config, kernel, n = CONFIGS[name]
+    model = build(config)
+    with using(model, Kernel(kernel)):
+        real = kept_bytes(model, lambda: loss_of(model, config, 3, n))
+    ours = estimate(config, batch=3, length=n, kernel=kernel).memory.activations
+    assert ours == pytest.approx(real, rel=0.11)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "fused"])
+def test_gpt_s_activations_are_exact_to_a_hundredth(kernel):
+    config, _, n = CONFIGS["gpt-fused"]
+    model = build(config)
+    with using(model, Kernel(kernel)):
+        real = kept_bytes(model, lambda: loss_of(model, config, 3, n))
+    assert estimate(config, batch=3, length=n, kernel=kernel).memory.activations == pytest.approx(real, rel=0.01)
+
+
+def test_checkpointing_keeps_block_inputs_and_one_block():
+    config = preset("gpt2", n_layers=5, d_model=60, n_heads=4, vocabulary_size=101)
+    model = build(config)
+    forwards = [block.forward for block in model.blocks]
+    for block, forward in zip(model.blocks, forwards, strict=True):
+        block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
+    inputs = kept_bytes(model, lambda: loss_of(model, config, 3, 41))
+    one_layer = estimate(config.replace(n_layers=1), batch=3, length=41).memory.activations
+    no_layers = one_layer - (estimate(config.replace(n_layers=2), batch=3, length=41).memory.activations - one_layer)
+    ours = estimate(config, batch=3, length=41, checkpointing=True).memory.activations
+    assert ours == pytest.approx(inputs + one_layer - no_layers, rel=0.05)
+
+
+def test_a_chunked_loss_never_holds_all_logits():
+    whole = estimate(preset("gpt2"), batch=8, length=1024).memory
+    chunked = estimate(preset("gpt2"), batch=8, length=1024, loss_chunk=1024).memory
+    logits = 8 * 1024 * 50257 * 4
+    assert whole.activations - chunked.activations == logits
+    assert (whole.working, chunked.working) == (2 * logits, 3 * logits // 8)
+
+
+@pytest.mark.parametrize("family", ["gpt", "seq2seq"])
+def test_cache_bytes_are_the_real_cache_s(family):
+    @settings(max_examples=20)
+    @given(FAMILIES[family])
+    def check(config):
+        with torch.device("meta"):
+            model = build(config)
+        cache = model.new_cache(batch=3, capacity=13)
+        if family == "seq2seq":
+            ids = torch.zeros(3, 7, dtype=torch.long, device="meta")
+            model.decode(ids, model.encode(ids[:, :5]), cache=cache)
+        assert cache.n_bytes == cache_bytes(config, batch=3, length=13, source_length=5)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "expected"),
+    [("gpt2", 1024, 37_748_736), ("llama-2-7b", 4096, 2 * 2**30), ("llama-3-8b", 8192, 2**30)],
+)
+def test_the_known_caches_at_16_bits(name, length, expected):
+    step = estimate(preset(name), batch=1, length=length, mode="decode", dtype="bfloat16")
+    assert step.memory.cache == step.traffic.cache == expected
+
+
+def test_an_rnn_keeps_the_source_s_states_and_its_own():
+    config = preset("rnn-nano", cell="lstm", n_decoder_layers=3)
+    assert cache_bytes(config, batch=2, length=7, source_length=11) == 4 * 2 * 64 * (11 + 2 * 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights", "optimizer"), [("float32", 4, 8), ("bfloat16", 2, 4), ("float16", 2, 4), ("mixed", 4, 8)]
+)
+def test_weights_gradients_and_moments_by_precision(dtype, weights, optimizer):
+    n = parameters(preset("gpt2")).total
+    held = estimate(preset("gpt2"), batch=1, length=8, dtype=dtype).memory
+    assert (held.weights, held.gradients, held.optimizer) == (weights * n, weights * n, optimizer * n)
+    assert (held.casts > 0) == (dtype == "mixed")
+
+
+def test_adamw_moves_28_bytes_a_parameter():
+    assert estimate(preset("gpt2"), batch=1, length=8).traffic.update == 28 * 124_439_808
+
+
+def test_the_peak_holds_gradients_beside_activations_only_when_they_wait():
+    once = estimate(preset("gpt2"), batch=8, length=64).memory
+    more = estimate(preset("gpt2"), batch=8, length=64, accumulation=2).memory
+    assert once.peak == once.weights + once.optimizer + max(once.activations + once.working, once.gradients)
+    assert more.peak == more.weights + more.optimizer + more.activations + more.working + more.gradients
+
+
+def test_inference_holds_weights_cache_and_one_operation():
+    config = GPTConfig(vocabulary_size=101, context_length=7, d_model=12, n_heads=3, n_layers=2)
+    held = estimate(config, batch=5, length=7, mode="prefill").memory
+    assert held.activations == 4 * 5 * 7 * (12 + 101)  # the logits and what they are made from
+    assert held.peak == held.weights + held.cache + held.activations
+    assert (held.gradients, held.optimizer, held.working) == (0, 0, 0)
+    assert estimate(config, batch=5, length=7, mode="forward").memory.cache == 0
