@@ -92,6 +92,26 @@ DECODERS = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "llama, linear scaling": Case(
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig,
+        {
+            **LLAMA, "hidden_size": 28, "intermediate_size": 29, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 700.0, "factor": 3.0},
+        },
+    ),
+    # Turns in 29 positions: 4.6 (kept), 2.4 and 1.2 (between), 0.6 down to 0.09 (slowed down).
+    "llama, llama3 scaling": Case(
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig,
+        {
+            **LLAMA, "hidden_size": 42, "intermediate_size": 29, "num_hidden_layers": 2, "num_attention_heads": 3,
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 100.0, "factor": 5.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 29,
+            },
+        },
+    ),
     "mistral, window": Case(
         hf.MistralForCausalLM,
         hf.MistralConfig,

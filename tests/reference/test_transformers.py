@@ -6,7 +6,7 @@ import transformers as hf
 
 from qkv.models import build
 from qkv.weights import config_from_published, load_published, published_from_config, to_published
-from tests.reference.published_shapes import CASES, DECODERS, ENCODERS, NO_IDS, PAIRS
+from tests.reference.published_shapes import CASES, DECODERS, ENCODERS, NO_IDS, PAIRS, sides
 
 TOLERANCE = 1e-4
 BATCH, LENGTH = 3, 11
@@ -198,3 +198,33 @@ def test_a_swapped_pair_of_tensors_would_be_seen(name):
         before = ours(*inputs)
         load_published(ours, wrong)
         assert (ours(*inputs) - before).abs().max() > 100 * TOLERANCE
+
+
+LEAST = {
+    hf.GPT2Config: ["vocab_size", "n_positions", "n_embd", "n_head", "n_layer"],
+    hf.LlamaConfig: [
+        "vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads",
+    ],
+    hf.MistralConfig: [
+        "vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads",
+    ],
+    hf.BertConfig: [
+        "vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads",
+    ],
+    hf.MarianConfig: ["vocab_size", "max_position_embeddings", "d_model", *sides(1, 2, 3, 5)],
+    hf.BartConfig: ["vocab_size", "max_position_embeddings", "d_model", *sides(1, 2, 3, 5)],
+    hf.T5Config: ["vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LEAST, ids=lambda kind: kind.model_type)
+def test_what_a_file_leaves_out_has_the_value_that_transformers_gives_it(kind):
+    whole = kind().to_dict()
+    least = {key: whole[key] for key in ["model_type", *LEAST[kind]]}
+    training_alone = {"dropout"}
+    assert config_from_published(least).model_dump(exclude=training_alone) == config_from_published(whole).model_dump(
+        exclude=training_alone
+    )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qkv.choices import Activation, NormKind, PositionKind, SinusoidStyle
-from qkv.config import PRESETS, GPTConfig, preset
+from qkv.config import PRESETS, GPTConfig, RotaryScaling, preset
 from qkv.errors import ConfigError, WeightsError
 from qkv.models import build
 from qkv.weights import config_from_published, load_published, published_from_config, to_published
@@ -24,6 +24,10 @@ LLAMA = {
     "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
     "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
+LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
 }  # fmt: skip
 BERT = {
     **TOKEN_IDS, "model_type": "bert", "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
@@ -104,6 +108,9 @@ REFUSED = [
     ({k: v for k, v in GPT2.items() if k != "vocab_size"}, "vocabulary_size is missing"),
     ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
     ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({**LLAMA, "rope_scaling": {"type": "linear"}}, "kind 'linear' with nothing else are not supported"),
+    ({**LLAMA, "rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_frequency_factor=4.0 must be less than"),
+    ({**LLAMA, "rope_scaling": 2.0}, "rope_scaling=2.0 is a float, not a table of settings"),
     ({**LLAMA, "rope_interleaved": True}, "rope_interleaved=True is not supported"),
     ({**BERT, "position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supported"),
     ({**BERT, "is_decoder": True}, "is_decoder=True is not supported"),
@@ -128,6 +135,18 @@ def test_settings_survive_the_way_there_and_back(name):
     published = published_from_config(config)
     assert published["model_type"] == name
     assert config_from_published(published).model_dump() == config.model_dump()
+
+
+@pytest.mark.parametrize("scaling", [LLAMA3, {"rope_type": "linear", "factor": 2.0}])
+def test_rotary_scaling_survives_the_way_there_and_back(scaling):
+    config = config_from_published({**LLAMA, "rope_scaling": scaling})
+    assert config.rotary_scaling is not None
+    assert published_from_config(config)["rope_scaling"] == scaling
+
+
+def test_rotary_scaling_is_for_rotary_positions():
+    with pytest.raises(ConfigError, match="rotary_scaling is set, but positions='learned' are not rotary"):
+        preset("gpt-nano", rotary_scaling=RotaryScaling(factor=2.0))
 
 
 @pytest.mark.parametrize("name", ["gpt-nano", "llama-nano", "bert-nano"])
@@ -186,5 +205,5 @@ def test_every_preset_of_a_published_family_can_be_published(name):
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("transformer")])
 def test_the_2017_transformer_was_never_published_so(name):
-    with pytest.raises(ConfigError, match="a published marian cannot have .*sinusoid="):
+    with pytest.raises(ConfigError, match=r"a published marian cannot have .*sinusoid="):
         published_from_config(preset(name))

@@ -1,9 +1,10 @@
 """Settings as data: frozen, checked when made, TOML and JSON in and out. Never imports torch."""
 
 from qkv.config.base import Config
-from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
+from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, RotaryScaling, Seq2SeqConfig, TransformerConfig
 from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
 from qkv.config.presets import PRESETS, preset
+from qkv.config.recipe import DataConfig, Recipe, TokenizerConfig, load_recipe
 from qkv.config.sampling import SamplingConfig
 from qkv.config.training import TrainingConfig
 
@@ -11,15 +12,20 @@ __all__ = [
     "PRESETS",
     "BERTConfig",
     "Config",
+    "DataConfig",
     "GPTConfig",
     "ModelConfig",
     "RNNConfig",
+    "Recipe",
+    "RotaryScaling",
     "SamplingConfig",
     "Seq2SeqConfig",
+    "TokenizerConfig",
     "TrainingConfig",
     "TransformerConfig",
     "config_from_dict",
     "load_config",
+    "load_recipe",
     "preset",
     "save_config",
 ]

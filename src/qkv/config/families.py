@@ -26,6 +26,28 @@ def _default_d_value(given: dict[str, Any]) -> int:
     return given["d_head"] if given["head_layout"] is HeadLayout.SPLIT else given["d_model"]
 
 
+class RotaryScaling(Config):
+    """Rotary angles slowed down, so that a longer text keeps to angles that a shorter one has taught."""
+
+    factor: float = Field(gt=0)
+    """Angles are divided by it."""
+    original_context_length: Count | None = None
+    """None: all angles alike (linear). Else Llama 3.1's rule: only turns that are slow, compared with this length."""
+    low_frequency_factor: float = Field(default=1.0, gt=0)
+    """Fewer turns than this in the original context: slowed down in full."""
+    high_frequency_factor: float = Field(default=4.0, gt=0)
+    """More turns than this: kept; a smooth change between the two."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.low_frequency_factor >= self.high_frequency_factor:
+            raise ConfigError(
+                f"low_frequency_factor={self.low_frequency_factor} must be less than "
+                f"high_frequency_factor={self.high_frequency_factor}"
+            )
+        return self
+
+
 class TransformerConfig(Config):
     """What GPT, BERT and the encoder–decoder have in common; the defaults are GPT-2's."""
 
@@ -68,6 +90,7 @@ class TransformerConfig(Config):
     """Rows of a learned table that stand before position 0 (2 in BART and RoBERTa)."""
     sinusoid: SinusoidStyle = SinusoidStyle.INTERLEAVED
     rotary_base: float = Field(default=10000.0, gt=0)
+    rotary_scaling: RotaryScaling | None = None
     relative_buckets: Count = 32
     relative_max_distance: Count = 128
 
@@ -93,6 +116,8 @@ class TransformerConfig(Config):
         self._check_layout()
         if self.positions is PositionKind.ROTARY and self.d_head % 2:
             raise ConfigError(f"rotary positions turn pairs: d_head={self.d_head} must be even")
+        if self.rotary_scaling is not None and self.positions is not PositionKind.ROTARY:
+            raise ConfigError(f"rotary_scaling is set, but positions={self.positions.value!r} are not rotary")
         if self.positions in (PositionKind.SINUSOIDAL, PositionKind.CONCATENATED) and self.d_model % 2:
             raise ConfigError(f"sinusoidal positions come in pairs: d_model={self.d_model} must be even")
         if self.positions is PositionKind.RELATIVE and self.relative_buckets % 4:

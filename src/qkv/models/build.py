@@ -18,6 +18,7 @@ from qkv.nn import (
     RMSNorm,
     Rotary,
     SinusoidalPositions,
+    Slowing,
     TokenEmbedding,
     Unembedding,
     norm,
@@ -69,7 +70,7 @@ def build_blocks(config: TransformerConfig, n_layers: int, *, cross: bool = Fals
 def build_relation(config: TransformerConfig, *, bidirectional: bool) -> Rotary | ALiBi | RelativeBias | None:
     match config.positions:
         case PositionKind.ROTARY:
-            return Rotary(config.d_head, base=config.rotary_base)
+            return Rotary(config.d_head, base=config.rotary_base, slowing=_slowing(config))
         case PositionKind.ALIBI:
             return ALiBi(config.n_heads)
         case PositionKind.RELATIVE:
@@ -81,6 +82,18 @@ def build_relation(config: TransformerConfig, *, bidirectional: bool) -> Rotary 
             )
         case _:
             return None
+
+
+def _slowing(config: TransformerConfig) -> Slowing | None:
+    scaling = config.rotary_scaling
+    if scaling is None:
+        return None
+    return Slowing(
+        factor=scaling.factor,
+        original_context_length=scaling.original_context_length,
+        low=scaling.low_frequency_factor,
+        high=scaling.high_frequency_factor,
+    )
 
 
 def build_embedding(

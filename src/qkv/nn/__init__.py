@@ -11,7 +11,7 @@ from qkv.nn.memory import SoftMemory
 from qkv.nn.norm import LayerNorm, RMSNorm, norm
 from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoid
 from qkv.nn.recurrent import AttentiveDecoder, RecurrentEncoder, State, StateAttention
-from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary, alibi_slopes
+from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary, Slowing, alibi_slopes
 from qkv.nn.tap import Tap
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "RelativeBias",
     "Rotary",
     "SinusoidalPositions",
+    "Slowing",
     "SoftMemory",
     "Source",
     "SourceCache",

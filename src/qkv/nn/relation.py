@@ -27,18 +27,37 @@ class Relation:
         return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slowing:
+    """Angles divided by `factor`: all of them, or (Llama 3.1) those that turn seldom in the original context."""
+
+    factor: float
+    original_context_length: int | None = None
+    low: float = 1.0
+    high: float = 4.0
+    """Turns in the original context: below `low` slowed down in full, above `high` kept, smooth between."""
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        if self.original_context_length is None:
+            return frequencies / self.factor
+        turns = self.original_context_length * frequencies / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
 class Rotary(nn.Module):
     """Dimension i and i + d_head/2 of a query or key are turned together, by position × base^(−2i/d_head).
 
     arXiv:2104.09864, in the halves layout of Llama's published weights.
     """
 
-    def __init__(self, d_head: int, *, base: float = 10000.0) -> None:
+    def __init__(self, d_head: int, *, base: float = 10000.0, slowing: Slowing | None = None) -> None:
         super().__init__()
         if d_head % 2:
             raise ConfigError(f"rotary positions turn pairs: d_head={d_head} must be even")
         self.d_head = d_head
         self.base = base
+        self.slowing = slowing
 
     def forward(
         self,
@@ -51,8 +70,10 @@ class Rotary(nn.Module):
         exact = torch.promote_types(dtype, torch.float32)
         device = query_positions.device
         exponents = torch.arange(0, self.d_head, 2, dtype=torch.float64, device=device) / self.d_head
-        frequencies = (self.base**-exponents).to(exact)
-        angles = query_positions[:, None, :, None].to(exact) * frequencies
+        frequencies = self.base**-exponents
+        if self.slowing is not None:
+            frequencies = self.slowing(frequencies)
+        angles = query_positions[:, None, :, None].to(exact) * frequencies.to(exact)
         angles = torch.cat((angles, angles), dim=-1)
         return Relation(rotation=(angles.cos(), angles.sin()))
 

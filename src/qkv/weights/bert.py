@@ -22,14 +22,8 @@ SETTINGS = {
 }
 # What Google's conversions of the multilingual models carry along; nothing reads it.
 INERT = frozenset(
-    [
-        "directionality",
-        "pooler_fc_size",
-        "pooler_num_attention_heads",
-        "pooler_num_fc_layers",
-        "pooler_size_per_head",
-        "pooler_type",
-    ]
+    {"directionality", "pooler_type", "pooler_fc_size", "pooler_num_fc_layers"}
+    | {"pooler_num_attention_heads", "pooler_size_per_head"}
 )
 HEADS = {
     "BertModel": ("pooler",),
@@ -49,7 +43,7 @@ _TELLING = {
 def read(given: Settings) -> BERTConfig:
     given.expect({"position_embedding_type": "absolute"})
     heads = _heads(given)
-    n_classes = len(given.take("id2label", ())) or given.take("num_labels", 2)
+    n_classes = len(given.take_table("id2label")) or given.take("num_labels", 2)
     return BERTConfig(
         activation=given.activation("hidden_act", "gelu"),
         pooler="pooler" in heads,
@@ -62,7 +56,7 @@ def read(given: Settings) -> BERTConfig:
 
 def _heads(given: Settings) -> tuple[str, ...]:
     """From the tensors where they are known: a file often holds other heads than its config says."""
-    architecture = given.take("architectures", ["BertModel"])[0]
+    architecture = (given.take("architectures") or ["BertModel"])[0]
     if architecture not in HEADS:
         raise ConfigError(f"architectures=['{architecture}'] is not supported; known: {', '.join(HEADS)}")
     if not given.tensor_names:

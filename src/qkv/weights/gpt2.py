@@ -21,15 +21,8 @@ SETTINGS = {
 }
 # A head for multiple choice, an old copy of n_positions, and an order of the same steps for half precision.
 INERT = frozenset(
-    [
-        "n_ctx",
-        "reorder_and_upcast_attn",
-        "summary_type",
-        "summary_use_proj",
-        "summary_activation",
-        "summary_proj_to_labels",
-        "summary_first_dropout",
-    ]
+    {"n_ctx", "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation"}
+    | {"summary_proj_to_labels", "summary_first_dropout"}
 )
 
 

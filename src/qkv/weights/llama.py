@@ -3,7 +3,7 @@
 from typing import Any
 
 from qkv.choices import NormKind, PositionKind
-from qkv.config import GPTConfig
+from qkv.config import GPTConfig, RotaryScaling
 from qkv.errors import ConfigError
 from qkv.weights.settings import Settings, activation_word, written
 from qkv.weights.tensors import NameTable, Rename, layers, linear
@@ -23,6 +23,12 @@ SETTINGS = {
     "mlp_bias": "feedforward_bias",
     "initializer_range": "initial_std",
 }
+LINEAR = {"factor": "factor"}
+LLAMA3 = {
+    "low_freq_factor": "low_frequency_factor",
+    "high_freq_factor": "high_frequency_factor",
+    "original_max_position_embeddings": "original_context_length",
+}
 INERT = frozenset({"is_llama_config", "transformers.js_config"})
 
 
@@ -41,24 +47,34 @@ def read(given: Settings) -> GPTConfig:
         norm=NormKind.RMS,
         positions=PositionKind.ROTARY,
         dropout=given.take("attention_dropout", 0.0),
-        rotary_base=_rotary_base(given),
+        **_rotary(given),
         **shape,
     )
 
 
 def read_mistral(given: Settings) -> GPTConfig:
-    window = given.take("sliding_window")
+    window = 4096 if given.lacks("sliding_window") else given.take("sliding_window")  # null: no window
     return read(given) if window is None else read(given).replace(window=window)
 
 
-def _rotary_base(given: Settings) -> float:
+def _rotary(given: Settings) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling` stood apart before they became `rope_parameters`."""
-    rope = {**given.take("rope_scaling", {}), **given.take("rope_parameters", {})}
+    rope = {**given.take_table("rope_scaling"), **given.take_table("rope_parameters")}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     base = rope.pop("rope_theta", given.take("rope_theta", 10000.0))
-    if kind != "default" or rope:
-        raise ConfigError(f"rope_scaling of kind {kind!r} with {rope} is not supported")
-    return base
+    known = {"default": {}, "linear": LINEAR, "llama3": {**LINEAR, **LLAMA3}}
+    if kind not in known or rope.keys() != known[kind].keys():
+        raise ConfigError(f"rotary positions of kind {kind!r} with {rope or 'nothing else'} are not supported")
+    scaling = {ours: rope[theirs] for theirs, ours in known[kind].items()}
+    return {"rotary_base": base, "rotary_scaling": RotaryScaling(**scaling) if scaling else None}
+
+
+def _rope_scaling(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    if scaling.original_context_length is None:
+        return {"rope_type": "linear", **written(scaling, LINEAR)}
+    return {"rope_type": "llama3", **written(scaling, {**LINEAR, **LLAMA3})}
 
 
 def write(config: GPTConfig) -> dict[str, Any]:
@@ -67,6 +83,7 @@ def write(config: GPTConfig) -> dict[str, Any]:
         "hidden_act": activation_word(config.activation),
         "attention_dropout": config.dropout,
         "rope_theta": config.rotary_base,
+        "rope_scaling": _rope_scaling(config.rotary_scaling),
         **written(config, SETTINGS),
     }
 

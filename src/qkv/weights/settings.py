@@ -57,6 +57,16 @@ class Settings:
         self._taken.add(key)
         return default if value is None else value
 
+    def take_table(self, key: str) -> dict[Any, Any]:
+        table = self.take(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{key}={table!r} is a {type(table).__name__}, not a table of settings")
+        return table
+
+    def lacks(self, key: str) -> bool:
+        """Not even null: the published default holds."""
+        return key not in self._left
+
     def renamed(self, names: Mapping[str, str]) -> dict[str, Any]:
         """The settings that are there, by our names; the config's own defaults stand for the others."""
         values = {ours: self.take(theirs) for theirs, ours in names.items()}
