@@ -1,0 +1,119 @@
+"""The heat map: saved in every format, not blank, and its numbers where they belong."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from qkv.errors import MissingExtraError, ShapeError
+from qkv.inspection import HeatMap, heat_maps, new_figure
+
+MATRIX = torch.tensor([[0.9, 0.1, 0.0], [0.25, 0.5, 0.25]])
+
+
+def one(matrix=MATRIX, **settings):
+    rows = [f"q{i}" for i in range(matrix.shape[0])]
+    columns = [f"k{i}" for i in range(matrix.shape[1])]
+    return HeatMap(matrix=matrix, rows=rows, columns=columns, **settings)
+
+
+def pixels(figure):
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    file.seek(0)
+    return imread(file)
+
+
+@pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_a_heat_map_is_saved_in_every_format(ending, magic, tmp_path):
+    path = tmp_path / f"map.{ending}"
+    heat_maps(one(title="head 0")).savefig(path)
+    assert path.read_bytes().startswith(magic)
+    assert path.stat().st_size > 2000
+
+
+def test_a_heat_map_is_not_blank_and_shows_its_numbers():
+    picture = pixels(heat_maps(one()))
+    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 50
+    assert not np.array_equal(picture, pixels(heat_maps(one(MATRIX.flip(0)))))
+
+
+def test_rows_and_columns_are_labelled():
+    figure = heat_maps(one(title="head 3", row_axis="target", column_axis="source"), title="All")
+    axis = figure.axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["q0", "q1"]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["k0", "k1", "k2"]
+    assert (axis.get_ylabel(), axis.get_xlabel(), axis.get_title()) == ("target", "source", "head 3")
+    assert figure.get_suptitle() == "All"
+    assert {text.get_text() for text in axis.texts} == {"0.90", "0.10", "0.00", "0.25", "0.50"}
+
+
+def test_the_picture_holds_the_matrix_row_by_row():
+    image = heat_maps(one()).axes[0].images[0]
+    np.testing.assert_allclose(image.get_array(), MATRIX.numpy())
+
+
+@pytest.mark.parametrize(
+    ("matrix", "is_signed", "limits"),
+    [
+        ([[0.25, 0.75]], False, (0.0, 0.75)),
+        ([[-5.0, -1.0]], False, (-5.0, 0.0)),
+        ([[-2.0, 3.0]], False, (-2.0, 3.0)),
+        ([[-5.0, 1.0]], True, (-5.0, 5.0)),
+        ([[1.0, 2.0]], True, (-2.0, 2.0)),
+    ],
+)
+def test_colours_span_the_values(matrix, is_signed, limits):
+    figure = heat_maps(one(torch.tensor(matrix), is_signed=is_signed))
+    assert figure.axes[0].images[0].get_clim() == limits
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        torch.tensor([[0.0, float("-inf")], [1.0, 2.0]]),
+        torch.full((2, 3), float("-inf")),
+        torch.zeros(2, 3),
+        torch.full((2, 3), float("nan")),
+        torch.ones(1, 1, dtype=torch.bfloat16),
+        torch.randn(2, 2, requires_grad=True),
+    ],
+    ids=["masked", "all masked", "zeros", "nan", "bfloat16", "with a graph"],
+)
+def test_hard_matrices_are_drawn_too(matrix, is_signed):
+    assert pixels(heat_maps(one(matrix, is_signed=is_signed))).std() > 0
+
+
+def test_what_the_mask_forbids_says_so():
+    figure = heat_maps(one(torch.tensor([[0.0, float("-inf")]])))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.00", "−∞"]
+
+
+def test_maps_stand_side_by_side():
+    figure = heat_maps(one(), one(torch.randn(5, 7)))
+    assert [axis.images[0].get_array().shape for axis in figure.axes[:2]] == [(2, 3), (5, 7)]
+
+
+def test_numbers_can_be_left_out_and_are_where_there_are_too_many():
+    assert not heat_maps(one(show_numbers=False)).axes[0].texts
+    assert not heat_maps(one(torch.rand(15, 15))).axes[0].texts
+
+
+def test_labels_must_fit_the_matrix():
+    with pytest.raises(ShapeError, match=r"the matrix is \(2, 3\), there are 3 row labels and 3 column labels"):
+        HeatMap(matrix=MATRIX, rows="abc", columns="abc")
+
+
+def test_no_map_is_refused():
+    with pytest.raises(ShapeError, match="0 heat maps were given, there must be at least 1"):
+        heat_maps()
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"figures need matplotlib: pip install 'qkv\[plot\]'"):
+        new_figure(width=1.0, height=1.0)

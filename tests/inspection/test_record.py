@@ -1,0 +1,263 @@
+"""Recording: by name and pattern, several passes, weights from the fused kernel with their error."""
+
+import pytest
+import torch
+
+import qkv
+from qkv.choices import Kernel, PositionKind, ScoreKind
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.errors import InputError, TapError
+from qkv.inspection import SeenAttention, change, cut_edge, record
+from qkv.nn import using
+from tests.agreement.families import close, shaken, some_ids, some_source
+from tests.agreement.operators import Operators
+
+SMALL = {"vocabulary_size": 23, "context_length": 29, "d_model": 10, "n_heads": 5}
+
+
+def gpt(**changes):
+    return shaken(GPTConfig(**{**SMALL, "n_layers": 2, **changes}))
+
+
+def seq2seq(**changes):
+    both = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocabulary_size": 19, "share_embeddings": False}
+    return shaken(Seq2SeqConfig(**{**SMALL, **both, **changes}))
+
+
+def weights_of_the_plain_road(model, name, run):
+    """What really passes the tap when the weights are computed on the way."""
+    seen = []
+    stop = dict(model.named_modules())[name].watch(seen.append)
+    with using(model, Kernel.PLAIN):
+        run()
+    stop()
+    return seen
+
+
+def test_a_tap_is_recorded_by_name():
+    model, ids = gpt(), some_ids(1, 3, 7)
+    with record(model, "final", "blocks.0.residual_pre") as trace:
+        model(ids)
+    close(trace["final"], model.states(ids))
+    assert trace["blocks.0.residual_pre"].shape == (3, 7, 10)
+    assert trace.names == ["blocks.0.residual_pre", "final"]
+
+
+def test_the_residual_stream_is_the_sum_of_what_was_written():
+    model = gpt()
+    with record(model, "blocks.*") as trace:
+        model(some_ids(1, 3, 7))
+    block = "blocks.1"
+    close(trace[f"{block}.residual_mid"], trace[f"{block}.residual_pre"] + trace[f"{block}.attention_write"])
+    close(trace[f"{block}.residual_post"], trace[f"{block}.residual_mid"] + trace[f"{block}.feedforward_write"])
+    assert torch.equal(trace["blocks.0.residual_post"], trace["blocks.1.residual_pre"])
+
+
+def test_recording_ends_with_the_with():
+    model = gpt()
+    with record(model, "final") as trace:
+        model(some_ids(1, 3, 7))
+    model(some_ids(2, 3, 7))
+    assert trace.n_passes("final") == 1
+    with Operators() as operators, torch.no_grad():
+        model(some_ids(2, 3, 7))
+    assert operators.n_fused == 2
+
+
+def test_recording_ends_when_the_pass_fails_too():
+    model = gpt()
+    with pytest.raises(InputError), record(model) as trace:
+        model(torch.full((3, 7), 99))
+    model(some_ids(2, 3, 7))
+    assert trace.names == []
+
+
+@pytest.mark.parametrize("positions", PositionKind)
+@pytest.mark.parametrize("n_kv_heads", [5, 1])
+def test_recomputed_weights_are_those_of_the_plain_road(positions, n_kv_heads):
+    model = gpt(positions=positions, n_kv_heads=n_kv_heads, window=3, relative_buckets=8, relative_max_distance=13)
+    ids = some_ids(1, 3, 7)
+    is_token = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
+    with record(model, "*.weights") as trace:
+        model(ids, is_token=is_token)
+    for i in range(2):
+        name = f"blocks.{i}.attention.weights"
+        (plain,) = weights_of_the_plain_road(model, name, lambda: model(ids, is_token=is_token))
+        close(trace[name], plain)
+
+
+def test_scores_are_recorded_with_the_fused_kernel_on():
+    model = gpt()
+    with torch.no_grad(), Operators() as operators, record(model, "blocks.0.attention.scores") as trace:
+        model(some_ids(1, 3, 7))
+    assert operators.n_fused == 2
+    scores = trace["blocks.0.attention.scores"]
+    assert (scores[0, 0, 2] == float("-inf")).tolist() == [False] * 3 + [True] * 4
+    close(scores.softmax(-1), trace["blocks.0.attention.weights"])
+
+
+def test_overlapping_patterns_record_a_pass_once():
+    model = gpt()
+    with record(model, "*.weights", "blocks.0.*", "*.lookup", "*") as trace:
+        model(some_ids(1, 3, 7))
+    assert {trace.n_passes(name) for name in trace.names} == {1}
+
+
+def test_only_the_rows_asked_for_are_computed():
+    model = gpt()
+    with record(model, "*.weights") as trace:
+        model(some_ids(1, 3, 7))
+    seen = trace.attention("blocks.1.attention")
+    close(seen.weights(rows=[5, 2]), seen.weights()[:, :, [5, 2]])
+    assert seen.weights(rows=[3]).shape == (3, 5, 1, 7)
+    close(seen.scores(rows=[4]), seen.scores()[:, :, [4]])
+    with pytest.raises(InputError, match=r"row 7 is outside the 7 queries \(0 … 6\)"):
+        seen.weights(rows=[0, 7])
+    with pytest.raises(InputError, match="row -1 is outside the 7 queries"):
+        seen.weights(rows=[-1])
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_the_error_is_small(dtype, limit):
+    model = gpt().to(dtype)
+    with record(model, "*.weights") as trace:
+        model(some_ids(1, 3, 7))
+    assert trace["blocks.0.attention.weights"].dtype == torch.promote_types(dtype, torch.float32)
+    assert all(trace.attention(f"blocks.{i}.attention").error < limit for i in range(2))
+
+
+def test_the_error_is_real():
+    """A kernel that did something else than the weights shown is found out."""
+    model = gpt()
+    with record(model, "*.weights") as trace:
+        model(some_ids(1, 3, 7))
+    seen = trace.attention("blocks.0.attention")
+    other = seen.heads.clone()
+    other[1, 2, 3, 1] += 0.25
+    assert SeenAttention(seen.lookup, other).error == pytest.approx(0.25)
+
+
+def test_each_step_of_a_cached_generation_is_a_pass():
+    model, ids = gpt(), some_ids(1, 3, 7)
+    cache = model.new_cache(batch=3)
+    with record(model, "*.weights", "final") as trace:
+        for piece in ids.split((4, 1, 1, 1), dim=1):
+            model(piece, cache=cache)
+    name = "blocks.1.attention.weights"
+    assert trace.n_passes(name) == trace.n_passes("final") == trace.n_passes("blocks.1.attention") == 4
+    assert [trace.at(name, i).shape for i in range(4)] == [(3, 5, 4, 4), (3, 5, 1, 5), (3, 5, 1, 6), (3, 5, 1, 7)]
+    (whole,) = weights_of_the_plain_road(model, name, lambda: model(ids))
+    close(trace.at(name, 0), whole[:, :, :4, :4])
+    for step in range(1, 4):
+        close(trace.at(name, step), whole[:, :, 3 + step : 4 + step, : 4 + step])
+    close(trace[name], trace.at(name, 3))
+    assert trace.attention("blocks.1.attention", 2).error < 1e-12
+
+
+def test_what_was_recorded_stays_when_the_cache_goes_on():
+    """Rows of different lengths: later passes write slots that an earlier one showed as empty."""
+    model = gpt()
+    is_token = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    cache = model.new_cache(batch=2)
+    with record(model, "blocks.0.attention.*") as trace:
+        model(some_ids(1, 2, 5), is_token=is_token, cache=cache)
+        before = {name: trace.at(name, 0).clone() for name in trace.names}
+        model(some_ids(2, 2, 3), cache=cache)
+    for name, kept in before.items():
+        assert torch.equal(trace.at(name, 0), kept), name
+
+
+@pytest.mark.parametrize("positions", [PositionKind.LEARNED, PositionKind.RELATIVE])
+def test_nothing_recorded_holds_on_to_the_graph(positions):
+    model = gpt(positions=positions, relative_buckets=8, relative_max_distance=13)
+    with record(model) as trace:
+        model(some_ids(1, 3, 7))
+    assert not any(trace[name].requires_grad for name in trace.names)
+
+
+def test_changed_weights_are_recorded_as_changed():
+    model = gpt()
+    with change(model, {"blocks.0.attention.weights": 0.25}), record(model, "*.weights") as trace:
+        model(some_ids(1, 3, 7))
+    assert (trace["blocks.0.attention.weights"] == 0.25).all()
+    assert (trace.attention("blocks.0.attention").weights(rows=[2]) == 0.25).all()
+    assert trace.attention("blocks.0.attention").error < 1e-12
+    assert (trace["blocks.1.attention.weights"][:, :, 0, 0] == 1.0).all()
+
+
+def test_changed_scores_are_recorded_with_the_weights_they_give():
+    model = gpt()
+    with record(model, "*.weights") as trace, change(model, {"blocks.0.attention.scores": 1.0}):
+        model(some_ids(1, 3, 7))
+    assert (trace["blocks.0.attention.scores"] == 1.0).all()
+    close(trace["blocks.0.attention.weights"], torch.full((3, 5, 7, 7), 1 / 7, dtype=torch.float64))
+
+
+def test_a_cut_edge_is_recorded_as_cut():
+    model = gpt()
+    with cut_edge(model, "blocks.0.attention", query=4, key=1), record(model, "*.weights") as trace:
+        model(some_ids(1, 3, 7))
+    assert (trace["blocks.0.attention.weights"][:, :, 4, 1] == 0).all()
+    assert trace.attention("blocks.0.attention").error < 1e-12
+
+
+def test_beams_that_share_a_source_are_recorded_one_a_row():
+    model, ids = seq2seq(), some_ids(1, 6, 7)
+    source = model.encode(some_source(1, 2, 5))
+    with record(model, "decoder.blocks.1.cross.*") as trace:
+        model.decode(ids, source)
+    alone = type(source)(states=source.states.repeat_interleave(3, dim=0))
+    with record(model, "decoder.blocks.1.cross.*") as one_by_one:
+        model.decode(ids, alone)
+    for last in ("queries", "weights", "scores", "heads"):
+        name = f"decoder.blocks.1.cross.{last}"
+        assert trace[name].shape[0] == 6
+        close(trace[name], one_by_one[name])
+    seen = trace.attention("decoder.blocks.1.cross")
+    close(seen.weights(rows=[6, 0]), seen.weights()[:, :, [6, 0]])
+    assert seen.error < 1e-12
+
+
+@pytest.mark.parametrize("kind", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
+def test_an_rnns_weights_are_recorded(kind):
+    config = RNNConfig(vocabulary_size=23, source_vocabulary_size=19, d_model=10, attention=kind)
+    model = shaken(config)
+    with record(model) as trace:
+        model(some_source(1, 3, 5), some_ids(1, 3, 7))
+    weights = trace["decoder.attention.weights"]
+    assert weights.shape == (3, 1, 7, 5)
+    close(weights.sum(-1), torch.ones(3, 1, 7, dtype=torch.float64))
+    close(trace["decoder.attention.heads"][:, 0], weights[:, 0] @ trace["encoder.states"])
+
+
+def test_bert_and_the_front_door():
+    model = shaken(BERTConfig(**SMALL, n_layers=2))
+    with qkv.record(model, "blocks.*.attention.weights") as trace:
+        model(some_ids(1, 3, 7))
+    assert trace["blocks.1.attention.weights"].shape == (3, 5, 7, 7)
+
+
+def test_an_unknown_tap_names_the_nearest():
+    with (
+        pytest.raises(TapError, match=r"no tap is named 'blocks\.0\.atention\.weights'; did you mean 'blocks\.0\.att"),
+        record(gpt(), "blocks.0.atention.weights"),
+    ):
+        pass
+
+
+def test_what_was_not_recorded_says_what_was():
+    model = gpt()
+    with record(model, "blocks.0.attention.weights") as trace:
+        pass
+    with pytest.raises(TapError, match="nothing was recorded at 'final'; recorded: nothing"):
+        trace["final"]
+    with record(model, "blocks.0.attention.weights") as trace:
+        model(some_ids(1, 3, 7))
+    recorded = r"recorded: blocks\.0\.attention\.scores, blocks\.0\.attention\.weights"
+    with pytest.raises(TapError, match=rf"nothing was recorded at 'blocks\.1\.attention\.weights'; {recorded}"):
+        trace["blocks.1.attention.weights"]
+    with pytest.raises(TapError, match=rf"nothing was recorded at 'blocks\.1\.attention'; {recorded}"):
+        trace.attention("blocks.1.attention")
+    with pytest.raises(TapError, match=r"pass 1 of 'blocks\.0\.attention' was asked for, 1 were recorded"):
+        trace.at("blocks.0.attention.weights", 1)
+    assert trace.n_passes("blocks.0.attention.queries") == 0
