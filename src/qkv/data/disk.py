@@ -1,0 +1,47 @@
+"""Files that are whole or not there, and what is said when the disk refuses."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qkv.errors import DiskError
+
+
+@contextmanager
+def writing(path: Path, n_bytes: int) -> Iterator[None]:
+    """Turns the system's refusal into a line with the path, the bytes needed and the bytes free."""
+    try:
+        yield
+    except OSError as error:
+        there = next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
+        free = shutil.disk_usage(there).free
+        raise DiskError(
+            f"{path}: cannot write {n_bytes} bytes: {error.strerror or error} ({free} bytes free)"
+        ) from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Written aside, synced, renamed: a reader sees the old file or the new one, never half."""
+    with writing(path, len(data)):
+        aside = aside_of(path)
+        with aside.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(path)
+        sync_folder(path.parent)
+
+
+def aside_of(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def sync_folder(folder: Path) -> None:
+    """A rename outlives a power cut only when the folder itself is synced."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,214 @@
+"""Documents out of files: one a file, one a separator, one a JSON line, one a table row.
+
+Nothing is ever held whole but a JSON or table line: a long document comes in parts, cut where no token changes
+(see `qkv.text.cut`). White space at a document's ends is not part of it; documents without text are passed over.
+"""
+
+import codecs
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+
+from qkv.data.sources import Source, find_sources, open_source
+from qkv.errors import InputError
+from qkv.text import END_OF_TEXT, MAX_PART, cut
+from qkv.text.cut import seam
+
+_BLOCK = 1 << 20
+_SEPARATOR = re.compile(rf"^[^\S\n]*{re.escape(END_OF_TEXT)}[^\S\n]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A document, or a part of a long one; joined without anything between, the parts are the document."""
+
+    text: str
+    ends: bool
+    """Whether the document ends here."""
+
+
+def read_documents(paths: Sequence[str | Path], *, field: str = "text") -> Iterator[str]:
+    """Every document whole, for texts known to be of sensible length; `read_parts` for all others."""
+    for source in find_sources(paths):
+        with open_source(source) as (_, stream):
+            parts: list[str] = []
+            for part in read_parts(source, stream, field=field):
+                parts.append(part.text)
+                if part.ends:
+                    yield "".join(parts)
+                    parts = []
+
+
+def read_parts(source: Source, stream: BufferedIOBase, *, field: str = "text") -> Iterator[Part]:
+    """By the file's ending. `field` is the key of a .jsonl line, or a table's column.
+
+    A column is named as the first row names it, or counted from 1 where the table has no such row.
+    A .csv may quote; in a .tsv a quotation mark is a character like any other.
+    """
+    empty = True
+    for part in _by_ending(source, stream, field):
+        empty = False
+        yield part
+    if empty and source.named:
+        raise InputError(f"{source.name}: is empty: it holds no text")
+
+
+def _by_ending(source: Source, stream: BufferedIOBase, field: str) -> Iterator[Part]:
+    match source.ending:
+        case ".jsonl":
+            texts = _json_texts(source.name, stream, field)
+        case ".csv" | ".tsv":
+            texts = _table_texts(source.name, stream, field, tabs=source.ending == ".tsv")
+        case _:
+            return _plain_parts(_blocks(source.name, stream))
+    return (part for text in texts for part in _parts_of(text))
+
+
+def _parts_of(document: str) -> Iterator[Part]:
+    document = document.strip()
+    if document:
+        *firsts, last = cut(document)
+        for first in firsts:
+            yield Part(first, ends=False)
+        yield Part(last, ends=True)
+
+
+def _plain_parts(blocks: Iterator[str]) -> Iterator[Part]:
+    """A document a separator line; a long one leaves in parts before its end is seen."""
+    buffer, begun = "", False
+    for block in blocks:
+        buffer += block
+        complete = buffer.rfind("\n") + 1  # the last line may still become a separator, or cease to be one
+        start = 0
+        for found in _SEPARATOR.finditer(buffer, 0, complete):
+            if found.start() == 0 and begun:
+                continue  # this is the middle of a line that was cut
+            yield from _rest(buffer[start : found.start()], begun=begun)
+            start, begun = found.end(), False
+        buffer = buffer[start:] if begun else buffer[start:].lstrip()
+        while len(buffer.rstrip()) > MAX_PART:
+            end = seam(buffer, start=0, stop=MAX_PART)
+            yield Part(buffer[:end], ends=False)
+            buffer, begun = buffer[end:], True
+    start = 0
+    for found in _SEPARATOR.finditer(buffer):
+        if not (found.start() == 0 and begun):
+            yield from _rest(buffer[start : found.start()], begun=begun)
+            start, begun = found.end(), False
+    yield from _rest(buffer[start:], begun=begun)
+
+
+def _rest(text: str, *, begun: bool) -> Iterator[Part]:
+    """The end of a document whose beginning has left already, or all of it."""
+    if not begun:
+        yield from _parts_of(text)
+        return
+    *firsts, last = cut(text.rstrip())
+    for first in firsts:
+        yield Part(first, ends=False)
+    yield Part(last, ends=True)
+
+
+def _blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
+    """Text in blocks of one size, whatever the decompressor gives at a time."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    offset, line = 0, 1
+    while True:
+        data = _fill(stream)
+        pending = len(decoder.getstate()[0])
+        _refuse_binary(name, data, offset=offset)
+        try:
+            text = decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            line += error.object.count(b"\n", 0, error.start)
+            raise _not_utf8(name, error, offset=offset - pending, line=line) from None
+        offset += len(data)
+        line += text.count("\n")
+        if text:
+            yield text
+        if not data:
+            return
+
+
+def _fill(stream: BufferedIOBase) -> bytes:
+    got: list[bytes] = []
+    missing = _BLOCK
+    while missing and (data := stream.read(missing)):
+        got.append(data)
+        missing -= len(data)
+    return b"".join(got)
+
+
+def _lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
+    offset = 0
+    for number, data in enumerate(stream, start=1):
+        _refuse_binary(name, data, offset=offset)
+        try:
+            yield data.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise _not_utf8(name, error, offset=offset, line=number) from None
+        offset += len(data)
+
+
+def _refuse_binary(name: str, data: bytes, *, offset: int) -> None:
+    if (nul := data.find(b"\0")) >= 0:
+        raise InputError(f"{name}: byte {offset + nul} is NUL: this is a binary file, not text")
+
+
+def _not_utf8(name: str, error: UnicodeDecodeError, *, offset: int, line: int) -> InputError:
+    byte = error.object[error.start]
+    return InputError(f"{name}: line {line}: byte {offset + error.start} (0x{byte:02X}) is not UTF-8")
+
+
+def _json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
+    for number, line in enumerate(_lines(name, stream), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name}: line {number}: not valid JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise InputError(f"{name}: line {number}: holds a {type(record).__name__}, not an object")
+        if field not in record:
+            known = ", ".join(map(str, record)) or "none"
+            raise InputError(f"{name}: line {number}: has no field '{field}' (it has: {known[:200]})")
+        text = record[field]
+        if not isinstance(text, str):
+            raise InputError(f"{name}: line {number}: field '{field}' is a {type(text).__name__}, not text")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{name}: line {number}: field '{field}' holds half a surrogate pair") from None
+        yield text
+
+
+def _table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bool) -> Iterator[str]:
+    csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KB, is far below a document
+    layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    rows = csv.reader(_lines(name, stream), **layout)
+    try:
+        column = int(field) - 1 if field.isdigit() else None
+        for row in rows:
+            if column is None:
+                column = _column(name, row, field)
+                continue
+            if not row:
+                continue
+            if not 0 <= column < len(row):
+                raise InputError(
+                    f"{name}: line {rows.line_num}: has {len(row)} columns, and column '{field}' is {column + 1}"
+                )
+            yield row[column]
+    except csv.Error as error:
+        raise InputError(f"{name}: line {rows.line_num}: not a table: {error}") from None
+
+
+def _column(name: str, header: list[str], field: str) -> int:
+    if field not in header:
+        raise InputError(f"{name}: has no column '{field}' (it has: {', '.join(header)[:200]})")
+    return header.index(field)

@@ -1,0 +1,63 @@
+"""In which order the windows come: a keyed permutation of [0, n), computed and never stored.
+
+A Feistel network over the bits of n, with cycle walking: a value that lands at n or above is sent through again.
+The domain is less than 2n, so a value goes through twice on average at most; memory is that of the values asked.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.errors import ConfigError
+
+Indices = NDArray[np.int64]
+
+_N_ROUNDS = 8
+_MAX = 1 << 62
+
+
+class Permutation:
+    """A bijection of [0, n) onto itself, another one for each key; both ends of `key` are whole numbers."""
+
+    def __init__(self, n: int, *key: int) -> None:
+        if not 1 <= n <= _MAX:
+            raise ConfigError(f"a permutation of n={n} values: n goes from 1 to 2^62")
+        self.n = n
+        n_bits = (n - 1).bit_length()
+        self._low = np.uint64(n_bits // 2)
+        self._low_mask = np.uint64((1 << (n_bits // 2)) - 1)
+        self._high_mask = np.uint64((1 << (n_bits - n_bits // 2)) - 1)
+        self._keys = np.frombuffer(_digest(*key), dtype="<u8").astype(np.uint64)
+
+    def __call__(self, indices: Indices) -> Indices:
+        """Where each index goes."""
+        if indices.size and not 0 <= indices.min() <= indices.max() < self.n:
+            raise ConfigError(f"indices {indices.min()} to {indices.max()} of a permutation of {self.n} values")
+        values = self._once(indices.astype(np.uint64))
+        while (outside := values >= self.n).any():
+            values[outside] = self._once(values[outside])
+        return values.astype(np.int64)
+
+    def _once(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        low, high = values & self._low_mask, values >> self._low
+        for first, second in self._keys.reshape(-1, 2):
+            low = low ^ (_mix(high ^ first) & self._low_mask)
+            high = high ^ (_mix(low ^ second) & self._high_mask)
+        return (high << self._low) | low
+
+
+def keyed_integer(n: int, *key: int) -> int:
+    """One number of [0, n), as good as drawn, the same for the same key."""
+    return int.from_bytes(_digest(*key)[:16], "little") % n
+
+
+def _digest(*key: int) -> bytes:
+    return blake2b(",".join(map(str, key)).encode(), digest_size=8 * _N_ROUNDS).digest()
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit in moves half the bits out."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,31 @@
+"""The next batches made ready by other threads while this one is used, in the same order."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def prefetch(
+    batch: Callable[[int], T], start: int, *, stop: int | None = None, n_ahead: int = 2, n_workers: int = 1
+) -> Iterator[T]:
+    """batch(start), batch(start + 1), …; an error comes out at its own place in the row.
+
+    Since a batch is a function of its number, the workers change nothing but the waiting.
+    """
+    waiting: deque[Future[T]] = deque()
+    number = start
+    with ThreadPoolExecutor(n_workers, thread_name_prefix="prefetch") as pool:
+        try:
+            while True:
+                while len(waiting) < n_ahead + 1 and (stop is None or number < stop):
+                    waiting.append(pool.submit(batch, number))
+                    number += 1
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,298 @@
+"""Text files into a token store: in parallel, in one order, going on after a kill where it stopped.
+
+The store's bytes depend on the sources, the tokenizer and the shard size alone. Each finished shard is synced,
+renamed into place and noted in `progress.json` with the place in the sources where the next one begins.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from qkv.choices import Role
+from qkv.config.base import Config
+from qkv.data.disk import write_whole, writing
+from qkv.data.documents import Part, read_parts
+from qkv.data.shard import Encoded, ShardWriter, encode_parts
+from qkv.data.sources import STANDARD_INPUT, Source, find_sources, open_source
+from qkv.data.store import (
+    INDEX_FILE,
+    Index,
+    ShardRecord,
+    SourceRecord,
+    TokenStore,
+    check_shard,
+    index_bytes,
+    read_object,
+)
+from qkv.errors import ConfigError, InputError
+from qkv.text import Tokenizer, save_tokenizer
+
+PROGRESS_FILE = "progress.json"
+SHARD_TOKENS = 1 << 25
+"""A kill costs at most this many tokens' work: a minute or so on two cores."""
+Progress = Callable[[int, int], None]
+"""Called with the source bytes done and those there are in all (0: not known)."""
+
+_GROUP = 1 << 20  # characters a worker encodes at a time: large against the cost of a call, small against memory
+
+
+def prepare_store(
+    paths: Sequence[str | Path],
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer,
+    field: str = "text",
+    n_workers: int | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: Progress | None = None,
+) -> TokenStore:
+    """`folder` is new or empty, or holds this very store unfinished: then finished shards are kept.
+
+    `n_workers` None takes every core this process may use. For `field` see `read_parts`.
+    """
+    folder = Path(folder)
+    sources = find_sources(paths)
+    end_id = _end_id(tokenizer)
+    plan = _plan(sources, tokenizer=tokenizer, field=field, shard_tokens=shard_tokens)
+    state = _begin(folder, plan, tokenizer)
+    if not (folder / INDEX_FILE).exists():
+        encode = partial(encode_parts, tokenizer, end_id=end_id, dtype=plan.dtype)
+        groups = _encoded(_groups(sources, field, state), encode, n_workers or len(os.sched_getaffinity(0)))
+        total = 0 if any(source.name == STANDARD_INPUT for source in sources) else sum(plan.sizes)
+        state = _write_shards(folder, state, groups, progress=progress, total=total)
+        _write_index(folder, state, tokenizer=tokenizer, end_id=end_id)
+    with writing(folder, 0):
+        (folder / PROGRESS_FILE).unlink(missing_ok=True)
+    return TokenStore.open(folder)
+
+
+class Plan(Config):
+    """What decides the store's bytes; a store is continued only under the same plan."""
+
+    sources: tuple[str, ...]
+    sizes: tuple[int, ...]
+    changed: tuple[int, ...]
+    """When each source was last written, in nanoseconds."""
+    tokenizer: str
+    dtype: str
+    field: str
+    shard_tokens: int
+
+
+class State(Config):
+    """How far a store has come, at the end of a shard."""
+
+    plan: Plan
+    shards: tuple[ShardRecord, ...] = ()
+    sources: tuple[SourceRecord, ...] = ()
+    """Those read to their end."""
+    n_parts: int = 0
+    """Of the next source, already in a shard."""
+    open_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parts of one source that are encoded together."""
+
+    parts: list[Part]
+    n_parts: int
+    """Of this source, up to the end of this group."""
+    done: int
+    """Bytes of all sources read so far."""
+    finished: SourceRecord | None
+    """Set with a source's last group."""
+
+
+def is_unfinished(folder: str | Path) -> bool:
+    """Whether `prepare_store` began here and can go on."""
+    return (Path(folder) / PROGRESS_FILE).is_file()
+
+
+def _end_id(tokenizer: Tokenizer) -> int:
+    for role in (Role.END, Role.SEPARATE):
+        if (found := tokenizer.find(role)) is not None:
+            return found
+    raise InputError("the tokenizer has neither eos_token nor sep_token: nothing can mark a document's end")
+
+
+def _plan(sources: list[Source], *, tokenizer: Tokenizer, field: str, shard_tokens: int) -> Plan:
+    if shard_tokens < 1:
+        raise ConfigError(f"shard_tokens={shard_tokens} must be at least 1")
+    files = [None if source.name == STANDARD_INPUT else Path(source.name).stat() for source in sources]
+    return Plan(
+        sources=tuple(source.name for source in sources),
+        sizes=tuple(0 if file is None else file.st_size for file in files),
+        changed=tuple(0 if file is None else file.st_mtime_ns for file in files),
+        tokenizer=tokenizer.fingerprint,
+        dtype="uint16" if tokenizer.vocabulary_size <= 1 << 16 else "uint32",
+        field=field,
+        shard_tokens=shard_tokens,
+    )
+
+
+def _begin(folder: Path, plan: Plan, tokenizer: Tokenizer) -> State:
+    """The state to go on from, with everything on disk that it needs."""
+    if is_unfinished(folder):
+        state = _read_state(folder / PROGRESS_FILE)
+        if state.plan == plan and STANDARD_INPUT not in plan.sources:
+            for number, shard in enumerate(state.shards):
+                itemsize = 2 if plan.dtype == "uint16" else 4
+                check_shard(folder, number, shard, itemsize=itemsize, verify=True)
+            save_tokenizer(tokenizer, folder)
+            return state
+        if state.shards or (folder / INDEX_FILE).exists():
+            differs = [name for name in Plan.model_fields if getattr(plan, name) != getattr(state.plan, name)]
+            raise InputError(
+                f"{folder}: holds an unfinished store that cannot be continued: "
+                f"other {', '.join(differs) or 'standard input'}; name a new folder"
+            )
+    elif folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file, not a folder")
+    elif (folder / INDEX_FILE).exists():
+        raise InputError(f"{folder}: already holds a finished store; name a new folder")
+    elif folder.is_dir() and (held := sorted(p.name for p in folder.iterdir() if p.suffix != ".partial")):
+        raise InputError(f"{folder}: is not empty (it holds {held[0]}); name a new folder")
+    state = State(plan=plan)
+    with writing(folder, 0):
+        folder.mkdir(parents=True, exist_ok=True)
+    _write_state(folder, state)
+    save_tokenizer(tokenizer, folder)
+    return state
+
+
+def _groups(sources: list[Source], field: str, state: State) -> Iterator[_Group]:
+    """What is still to do. A group never holds parts of two sources."""
+    done = sum(record.size for record in state.sources)
+    for number in range(len(state.sources), len(sources)):
+        source = sources[number]
+        skipped = state.n_parts if number == len(state.sources) else 0
+        with open_source(source) as (opened, stream):
+            parts: list[Part] = []
+            n_parts = size = 0
+            for part in read_parts(source, stream, field=field):
+                n_parts += 1
+                if n_parts <= skipped:
+                    continue
+                parts.append(part)
+                size += len(part.text)
+                if size >= _GROUP:
+                    yield _Group(parts, n_parts, done + opened.n_bytes, finished=None)
+                    parts, size = [], 0
+            digest = opened.finish()
+            done += opened.n_bytes
+            record = SourceRecord(name=source.name, size=opened.n_bytes, hash=digest)
+        yield _Group(parts, n_parts, done, finished=record)
+
+
+def _encoded(
+    groups: Iterator[_Group], encode: Callable[[list[Part]], Encoded], n_workers: int
+) -> Iterator[tuple[_Group, Encoded]]:
+    """Encoded by several threads at once (`tokenizers` works outside Python's lock), in the groups' own order."""
+    waiting: deque[tuple[_Group, Future[Encoded]]] = deque()
+    with _one_thread_a_call(), ThreadPoolExecutor(n_workers, thread_name_prefix="encode") as pool:
+        try:
+            for group in groups:
+                waiting.append((group, pool.submit(encode, group.parts)))
+                if len(waiting) > 2 * n_workers:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for group, future in waiting:
+                yield group, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+@contextmanager
+def _one_thread_a_call() -> Iterator[None]:
+    """Keeps `tokenizers` from starting threads of its own below ours: n_workers means that many."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _write_shards(
+    folder: Path,
+    state: State,
+    groups: Iterator[tuple[_Group, Encoded]],
+    *,
+    progress: Progress | None,
+    total: int,
+) -> State:
+    sources = list(state.sources)
+    writer: ShardWriter | None = None
+    try:
+        for group, encoded in groups:
+            if encoded.lengths:
+                writer = writer or ShardWriter(folder, len(state.shards), open_bytes=state.open_bytes)
+                writer.add(group.parts, encoded)
+            n_parts = group.n_parts
+            if group.finished is not None:
+                sources.append(group.finished)
+                n_parts = 0
+            if writer is not None and writer.n_tokens >= state.plan.shard_tokens:
+                state = _finish_shard(folder, state, writer, sources=sources, n_parts=n_parts)
+                writer = None
+            if progress is not None:
+                progress(group.done, total)
+        if writer is not None:
+            state = _finish_shard(folder, state, writer, sources=sources, n_parts=0)
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+        raise
+    return state.replace(sources=tuple(sources))
+
+
+def _finish_shard(
+    folder: Path, state: State, writer: ShardWriter, *, sources: list[SourceRecord], n_parts: int
+) -> State:
+    state = state.replace(
+        shards=(*state.shards, writer.finish()),
+        sources=tuple(sources),
+        n_parts=n_parts,
+        open_bytes=writer.open_bytes,
+    )
+    _write_state(folder, state)
+    return state
+
+
+def _write_index(folder: Path, state: State, *, tokenizer: Tokenizer, end_id: int) -> None:
+    if not state.shards:
+        raise InputError(f"{', '.join(state.plan.sources)[:200]}: hold no text")
+    index = Index(
+        dtype="uint16" if state.plan.dtype == "uint16" else "uint32",
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_id=end_id,
+        tokenizer=tokenizer.fingerprint,
+        n_tokens=sum(shard.n_tokens for shard in state.shards),
+        n_documents=sum(shard.n_documents for shard in state.shards),
+        n_bytes=sum(shard.n_bytes for shard in state.shards),
+        shards=state.shards,
+        sources=state.sources,
+    )
+    write_whole(folder / INDEX_FILE, index_bytes(index))
+
+
+def _write_state(folder: Path, state: State) -> None:
+    write_whole(folder / PROGRESS_FILE, state.model_dump_json(indent=1).encode())
+
+
+def _read_state(path: Path) -> State:
+    try:
+        return State(**read_object(path))
+    except (ConfigError, TypeError) as error:
+        raise InputError(f"{path}: {error}") from None

@@ -1,0 +1,141 @@
+"""Where the text comes from: files, folders, standard input; plain or compressed; sized and hashed as read."""
+
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from gzip import GzipFile
+from hashlib import blake2b
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
+
+from qkv.errors import InputError, MissingExtraError
+
+STANDARD_INPUT = "-"
+TEXT_ENDINGS = (".txt", ".md", ".jsonl", ".csv", ".tsv")
+_COMPRESSIONS = (".gz", ".xz", ".zst")
+
+
+@dataclass(frozen=True)
+class Source:
+    name: str
+    """As the caller wrote it; this is what messages say."""
+    named: bool = True
+    """False for a file found in a folder: there, an empty one is passed over."""
+
+    @property
+    def ending(self) -> str:
+        """What the file holds, without its compression: `.jsonl` of `a.jsonl.gz`."""
+        path = PurePath(self.name)
+        return path.with_suffix("").suffix if path.suffix in _COMPRESSIONS else path.suffix
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk; 0 for standard input, which does not say."""
+        return 0 if self.name == STANDARD_INPUT else Path(self.name).stat().st_size
+
+
+def find_sources(paths: Sequence[str | Path]) -> list[Source]:
+    """Every file to read, in order; a folder gives its text files, the folders in it too, sorted by path."""
+    sources = []
+    for path in map(str, paths):
+        if path == STANDARD_INPUT or Path(path).is_file():
+            sources.append(Source(path))
+        elif Path(path).is_dir():
+            sources.extend(_in_folder(Path(path)))
+        else:
+            raise InputError(f"{path}: there is no such file or folder")
+    if [source.name for source in sources].count(STANDARD_INPUT) > 1:
+        raise InputError("standard input (-) can be read only once")
+    return sources
+
+
+class Opened(io.RawIOBase):
+    """A file that counts and hashes the bytes that are read from it."""
+
+    def __init__(self, stream: BinaryIO | io.RawIOBase | io.BufferedIOBase) -> None:
+        self._stream = stream
+        self._hash = blake2b(digest_size=32)
+        self.n_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any writable buffer
+        data = self._stream.read(len(buffer)) or b""
+        buffer[: len(data)] = data
+        self._hash.update(data)
+        self.n_bytes += len(data)
+        return len(data)
+
+    def finish(self) -> str:
+        """Read what a decompressor left unread, so that the hash is the whole file's."""
+        while self.read(1 << 20):
+            pass
+        return self._hash.hexdigest()
+
+
+@contextmanager
+def open_source(source: Source) -> Iterator[tuple[Opened, io.BufferedIOBase]]:
+    """The file as it lies on disk, and its content decompressed. A broken file is an `InputError`."""
+    try:
+        with io.BytesIO() if source.name == STANDARD_INPUT else Path(source.name).open("rb", buffering=0) as file:
+            opened = Opened(sys.stdin.buffer if source.name == STANDARD_INPUT else file)
+            yield opened, _decompressed(source, opened)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"{source.name}: cannot be read: {reason}") from None
+
+
+def _decompressed(source: Source, opened: Opened) -> io.BufferedIOBase:
+    buffered = io.BufferedReader(opened, 1 << 20)
+    match PurePath(source.name).suffix:
+        case ".gz":
+            return GzipFile(fileobj=buffered)
+        case ".xz":
+            return lzma.LZMAFile(buffered)
+        case ".zst":
+            return _zstandard(source, buffered)
+        case _:
+            return buffered
+
+
+def _zstandard(source: Source, stream: io.BufferedIOBase) -> io.BufferedIOBase:
+    try:
+        zstandard = import_module("zstandard")
+    except ImportError:
+        raise MissingExtraError(
+            f"{source.name}: .zst needs the package zstandard; install it with: pip install 'qkv[formats]'"
+        ) from None
+    inner = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    return io.BufferedReader(_ZstandardReader(inner, zstandard.ZstdError), 1 << 20)
+
+
+class _ZstandardReader(io.RawIOBase):
+    """Gives a broken file's error the type that every other reader gives it."""
+
+    def __init__(self, inner: Any, error: type[Exception]) -> None:  # noqa: ANN401 - of a library that may be missing
+        self._inner = inner
+        self._error = error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any writable buffer
+        try:
+            return self._inner.readinto(buffer)
+        except self._error as error:
+            raise OSError(str(error)) from None
+
+
+def _in_folder(folder: Path) -> list[Source]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    sources = [Source(str(path), named=False) for path in found]
+    texts = [source for source in sources if source.ending in TEXT_ENDINGS]
+    if not texts:
+        raise InputError(f"{folder}: holds no text ({', '.join(TEXT_ENDINGS)}, or one of these as .gz .xz .zst)")
+    return texts

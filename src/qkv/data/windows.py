@@ -1,0 +1,202 @@
+"""Next-token batches out of a token store: batch t is a pure function of (seed, t).
+
+An epoch cuts the tokens, seen as a ring, into windows from a random offset on, and takes the windows in a keyed
+order. Each token is the target of exactly one window an epoch. Nothing is stored or shuffled, so any step can be
+had at once, on any number of workers, from a corpus of any size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qkv.data.order import Permutation, keyed_integer
+from qkv.data.store import TokenSource
+from qkv.errors import ConfigError, InputError
+from qkv.tensors import Ids
+
+NOTHING = -100
+"""As a target: nothing is to be predicted here (torch's own `ignore_index`)."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`targets[row, i]` is the token that follows `ids[row, i]`, or NOTHING."""
+
+    ids: Ids
+    targets: Ids
+    documents: Ids | None
+    """Which document each position works for: that of its target. The end token before a document is therefore
+    its first position, from which its first token is predicted. None: attention crosses documents."""
+    counts: Int[Tensor, "batch"]
+    """Targets in each row."""
+
+    @property
+    def n_targets(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def n_tokens(self) -> int:
+        return self.ids.numel()
+
+    def split(self, n_rows: int) -> "Iterator[Batch]":
+        """The batch in parts of n_rows rows."""
+        for start in range(0, len(self.ids), n_rows):
+            part = slice(start, start + n_rows)
+            documents = None if self.documents is None else self.documents[part]
+            yield Batch(self.ids[part], self.targets[part], documents, self.counts[part])
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return replace(
+            self,
+            ids=self.ids.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            documents=None if self.documents is None else self.documents.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """Endless: epoch follows epoch, and a batch may hold the end of one and the start of the next."""
+
+    source: TokenSource
+    context_length: int
+    batch_size: int
+    seed: int
+    across_documents: bool = True
+    """False numbers the documents, so that attention stays within one."""
+
+    def __post_init__(self) -> None:
+        _check(self.source, self.context_length, self.batch_size)
+
+    @property
+    def n_windows(self) -> int:
+        """In an epoch; the last one is shorter where the length does not divide the tokens."""
+        return -(-self.source.n_tokens // self.context_length)
+
+    def epoch(self, t: int) -> float:
+        """How many times the text has been seen when batch t begins."""
+        return t * self.batch_size / self.n_windows
+
+    def batch(self, t: int, *, rank: int = 0, world: int = 1) -> Batch:
+        """This rank's rows of batch t: the ranks' rows in order are the batch of one."""
+        if t < 0:
+            raise InputError(f"batch {t}: batches are counted from 0")
+        first, last = _share(self.batch_size, rank=rank, world=world)
+        numbers = np.arange(first, last, dtype=np.int64) + t * self.batch_size
+        starts, lengths = np.empty_like(numbers), np.empty_like(numbers)
+        epochs, windows = np.divmod(numbers, self.n_windows)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            ordered = Permutation(self.n_windows, self.seed, int(epoch), 0)(windows[here])
+            offset = keyed_integer(self.source.n_tokens, self.seed, int(epoch), 1)
+            starts[here] = offset + ordered * self.context_length
+            lengths[here] = np.minimum(self.context_length, self.source.n_tokens - ordered * self.context_length)
+        rows = [self._row(int(start)) for start in starts]
+        return _assemble(rows, lengths, with_documents=not self.across_documents)
+
+    def _row(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """context_length + 1 tokens from `start` on around the ring, and the targets' documents."""
+        n = self.source.n_tokens
+        tokens, documents = [], []
+        for turn, low, high in _around(start, self.context_length + 1, n):
+            tokens.append(self.source.read(low, high))
+            if not self.across_documents:
+                # Counted on from turn to turn: the text's end and its beginning are two documents, even of one.
+                documents.append(self.source.documents(low, high) + turn * self.source.n_documents)
+        return np.concatenate(tokens), np.concatenate(documents)[1:] if documents else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Every token once, in order, for validation; the first is predicted from the end token."""
+
+    source: TokenSource
+    context_length: int
+    batch_size: int
+    across_documents: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.source, self.context_length, self.batch_size)
+
+    def __len__(self) -> int:
+        return (self.source.n_tokens - 1) // (self.context_length * self.batch_size) + 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batch(t) for t in range(len(self)))
+
+    def batch(self, t: int, *, rank: int = 0, world: int = 1) -> Batch:
+        """As `Batches.batch`; the last batch may have fewer rows, and a rank then none."""
+        if not 0 <= t < len(self):
+            raise InputError(f"batch {t} of a sweep of {len(self)}")
+        n_windows = -(-self.source.n_tokens // self.context_length)
+        first = t * self.batch_size
+        low, high = _share(min(self.batch_size, n_windows - first), rank=rank, world=world)
+        starts = np.arange(first + low, first + high, dtype=np.int64) * self.context_length
+        lengths = np.minimum(self.context_length, self.source.n_tokens - starts)
+        rows = [self._row(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)]
+        if not rows:
+            return self._no_rows()
+        return _assemble(rows, lengths, with_documents=not self.across_documents)
+
+    def _row(self, start: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Tokens start − 1 … start + length − 1, filled up at the end with end tokens."""
+        end = np.array([self.source.end_id], dtype=np.int64)
+        before = end if start == 0 else self.source.read(start - 1, start)
+        missing = self.context_length - length
+        tokens = np.concatenate([before, self.source.read(start, start + length), np.repeat(end, missing)])
+        if self.across_documents:
+            return tokens, None
+        documents = self.source.documents(start, start + length)
+        return tokens, np.concatenate([documents, np.repeat(documents[-1:], missing)])
+
+    def _no_rows(self) -> Batch:
+        none = torch.empty(0, self.context_length, dtype=torch.int64)
+        documents = None if self.across_documents else none
+        return Batch(ids=none, targets=none, documents=documents, counts=torch.empty(0, dtype=torch.int64))
+
+
+def _check(source: TokenSource, context_length: int, batch_size: int) -> None:
+    if context_length < 1 or batch_size < 1:
+        raise ConfigError(f"context_length={context_length} and batch_size={batch_size} must be at least 1")
+    if source.n_tokens < 1:
+        raise ConfigError("the token store is empty")
+
+
+def _share(n_rows: int, *, rank: int, world: int) -> tuple[int, int]:
+    """A contiguous slice of the rows; where the ranks do not divide them, some get one more."""
+    if not 0 <= rank < world:
+        raise ConfigError(f"rank={rank} must be from 0 to world={world} less 1")
+    return n_rows * rank // world, n_rows * (rank + 1) // world
+
+
+def _around(start: int, length: int, n: int) -> Iterator[tuple[int, int, int]]:
+    """(turn, from, to) for each stretch of [start, start + length) on a ring of n."""
+    stop = start + length
+    while start < stop:
+        turn, low = divmod(start, n)
+        high = min(n, low + stop - start)
+        yield turn, low, high
+        start += high - low
+
+
+def _assemble(
+    rows: list[tuple[NDArray[np.int64], NDArray[np.int64] | None]],
+    lengths: NDArray[np.int64],
+    *,
+    with_documents: bool,
+) -> Batch:
+    tokens = np.stack([row for row, _ in rows])
+    targets = tokens[:, 1:].copy()
+    targets[np.arange(targets.shape[1]) >= lengths[:, None]] = NOTHING
+    documents = np.stack([numbers for _, numbers in rows if numbers is not None]) if with_documents else None
+    return Batch(
+        ids=torch.from_numpy(tokens[:, :-1].copy()),
+        targets=torch.from_numpy(targets),
+        documents=None if documents is None else torch.from_numpy(documents),
+        counts=torch.from_numpy(lengths.copy()),
+    )
