@@ -5,7 +5,7 @@ import torch
 
 from qkv.choices import HeadLayout, Kernel
 from qkv.errors import ConfigError, ShapeError
-from qkv.nn import CAUSAL, Attention, Heads, Lookup, Mask, Relation, attend, attend_fused, using, weights_of
+from qkv.nn import CAUSAL, Attention, Heads, KVCache, Lookup, Mask, Relation, attend, attend_fused, using, weights_of
 
 BATCH, N, N_KEYS, D_MODEL, N_HEADS, D_HEAD, D_VALUE = 2, 7, 5, 13, 3, 4, 11
 
@@ -153,6 +153,22 @@ def test_some_rows_of_a_lookup_are_the_rows_of_the_whole():
 def test_weights_are_a_softmax_with_zeros_where_nothing_is_seen():
     scores = torch.tensor([[[[0.0, 0.0], [float("-inf"), 1.0], [float("-inf")] * 2]]])
     assert weights_of(scores).tolist() == [[[[0.5, 0.5], [0.0, 1.0], [0.0, 0.0]]]]
+    scores.requires_grad_()
+    weights_of(scores).square().sum().backward()
+    assert bool(scores.grad.isfinite().all())
+
+
+@kernels
+@pytest.mark.parametrize("n_first", [1, 4, 6])
+def test_a_cached_step_equals_the_same_rows_of_the_full_pass(n_first, kernel):
+    attention, x = Attention(6, Heads.split(6, 3)).eval(), torch.randn(BATCH, N, 6)
+    whole = attention(x, mask=CAUSAL)
+    cache = KVCache(layers=1, batch=BATCH, capacity=N, key_shape=(3, 2), value_shape=(3, 2), like=x)
+    with using(attention, kernel), torch.no_grad():
+        for rows in (slice(0, n_first), slice(n_first, N)):
+            positions = cache.reserve(batch=BATCH, n_new=rows.stop - rows.start)
+            step = attention(x[:, rows], mask=Mask(causal=True, query_positions=positions), cache=cache.layers[0])
+            torch.testing.assert_close(step, whole[:, rows])
 
 
 def test_dropout_works_in_training_alone():

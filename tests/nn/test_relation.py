@@ -35,6 +35,13 @@ def test_rotary_turns_number_i_with_number_i_plus_half():
     torch.testing.assert_close(turned(vector, 5), expected)
 
 
+def test_rotary_angles_of_a_float64_model_are_float64():
+    at = torch.tensor([[100_003]])
+    cos, _ = Rotary(D_HEAD)(at, at, torch.float64).rotation
+    expected = [math.cos(100_003 * 10000 ** (-2 * i / D_HEAD)) for i in range(D_HEAD // 2)]
+    assert cos[0, 0, 0].tolist() == pytest.approx(expected * 2, abs=1e-9)
+
+
 def test_rotary_leaves_lengths_and_position_0_as_they_are():
     vector = torch.randn(D_HEAD, dtype=torch.float64)
     torch.testing.assert_close(turned(vector, 777).norm(), vector.norm())
