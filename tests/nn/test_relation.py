@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import ConfigError
-from qkv.nn import ALiBi, Relation, RelativeBias, Rotary, alibi_slopes
+from qkv.nn import ALiBi, Relation, RelativeBias, Rotary, Slowing, alibi_slopes
 
 D_HEAD, N_HEADS = 6, 3
 
@@ -60,6 +60,17 @@ def test_rotary_angles_are_not_rounded_with_the_weights():
     exact = Rotary(D_HEAD)(at, at, torch.float64).rotation[0]
     rotary = Rotary(D_HEAD).bfloat16()
     torch.testing.assert_close(rotary(at, at, torch.bfloat16).rotation[0].double(), exact, rtol=0, atol=1e-4)
+
+
+def test_a_linear_slowing_divides_all_frequencies():
+    torch.testing.assert_close(Slowing(factor=4.0)(torch.tensor([1.0, 0.2])), torch.tensor([0.25, 0.05]))
+
+
+def test_llamas_slowing_keeps_fast_turns_divides_slow_ones_and_is_smooth_between():
+    """In a context of 100: 8 turns are kept, half a turn is divided, 2.5 turns lie midway between 1 and 4."""
+    frequencies = torch.tensor([8.0, 2.5, 0.5]) * 2 * math.pi / 100
+    slowed = Slowing(factor=8.0, original_context_length=100)(frequencies)
+    torch.testing.assert_close(slowed / frequencies, torch.tensor([1.0, (1 + 1 / 8) / 2, 1 / 8]))
 
 
 def test_no_rotation_is_no_change():

@@ -17,7 +17,7 @@ from qkv.choices import (
     ScoreKind,
     SinusoidStyle,
 )
-from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, RotaryScaling, Seq2SeqConfig
 
 CONTEXT_LENGTH = 13
 
@@ -33,6 +33,7 @@ def transformer_settings(draw) -> dict[str, Any]:
         "sinusoid": draw(st.sampled_from(SinusoidStyle)),
         "position_offset": draw(st.integers(0, 2)) if positions is PositionKind.LEARNED else 0,
         "rotary_base": draw(st.sampled_from([10000.0, 7.0])),
+        "rotary_scaling": draw(st.none() | _scalings()) if positions is PositionKind.ROTARY else None,
         "relative_buckets": draw(st.sampled_from([4, 8, 12])),
         # A prime, so that no distance falls on the edge of a bucket, where rounding would decide.
         "relative_max_distance": draw(st.sampled_from([7, 11, 31])),
@@ -49,6 +50,17 @@ def transformer_settings(draw) -> dict[str, Any]:
         "scale_embedding tie_embeddings unembedding_bias scale_logits"
     )
     return chosen | {name: draw(st.booleans()) for name in switches.split()} | draw(_heads(positions))
+
+
+@st.composite
+def _scalings(draw) -> RotaryScaling:
+    """Short first contexts, so that frequencies fall below, between and above the two bounds."""
+    return RotaryScaling(
+        factor=draw(st.sampled_from([0.5, 3.0])),
+        original_context_length=draw(st.none() | st.integers(2, 40)),
+        low_frequency_factor=draw(st.sampled_from([0.3, 1.0])),
+        high_frequency_factor=draw(st.sampled_from([1.5, 4.0])),
+    )
 
 
 @st.composite

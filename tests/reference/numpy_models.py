@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.reference.numpy_positions import bucket, sinusoid, slopes, turn
+
 Array = np.ndarray
 Settings = Mapping[str, Any]
 Weights = Mapping[str, Array]
@@ -133,22 +135,11 @@ def _embed(s: Settings, w: Weights, name: str, ids: Array, places: list[int], se
     if s["positions"] == "learned":
         x = x + w[f"{name}.position.table.weight"][np.array(places) + s["position_offset"]]
     if s["positions"] == "sinusoidal":
-        x = x + np.array([_sinusoid(place, d, s["sinusoid"]) for place in places])
+        x = x + np.array([sinusoid(place, d, s["sinusoid"]) for place in places])
     if s["positions"] == "concatenated":
-        both = np.concatenate([x, [_sinusoid(place, d, s["sinusoid"]) for place in places]], axis=1)
+        both = np.concatenate([x, [sinusoid(place, d, s["sinusoid"]) for place in places]], axis=1)
         x = both @ w[f"{name}.position.project.weight"].T
     return _norm(s, w, f"{name}.norm", x) if s["embedding_norm"] else x
-
-
-def _sinusoid(place: int, d: int, style: str) -> list[float]:
-    first = 1 if style == "interleaved-from-one" else 0
-    pairs = [
-        (math.sin(place / 10000 ** (2 * i / d)), math.cos(place / 10000 ** (2 * i / d)))
-        for i in range(first, first + d // 2)
-    ]
-    if style == "halves":
-        return [sine for sine, _ in pairs] + [cosine for _, cosine in pairs]
-    return [number for pair in pairs for number in pair]
 
 
 def _stack(
@@ -186,7 +177,7 @@ def _attention(
         k = _one_head(s, w, f"{name}.key", source, kv_head, d_head)
         v = _one_head(s, w, f"{name}.value", source, kv_head, d_value)
         if turning is not None:
-            q, k = _turn(q, turning, s["rotary_base"]), _turn(k, turning, s["rotary_base"])
+            q, k = turn(s, q, turning), turn(s, k, turning)
         scores = q @ k.T / (math.sqrt(d_head) if s["scale_scores"] else 1.0)
         if bias is not None:
             scores = scores + bias[head]
@@ -207,14 +198,6 @@ def _one_head(s: Settings, w: Weights, name: str, x: Array, head: int, width: in
     return out + w[f"{name}.bias"][own] if s["attention_bias"] else out
 
 
-def _turn(x: Array, places: list[int], base: float) -> Array:
-    """Numbers i and i + d/2 are one complex number; a place turns it by place · base^(−2i/d)."""
-    half = x.shape[1] // 2
-    angles = np.outer(places, [base ** (-i / half) for i in range(half)])
-    turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angles)
-    return np.concatenate([turned.real, turned.imag], axis=1)
-
-
 def _softmax(scores: Array, visible: Array) -> Array:
     weights = np.zeros_like(scores)
     for row in range(len(scores)):
@@ -229,30 +212,11 @@ def _distance_bias(s: Settings, w: Weights, name: str, places: list[int], *, is_
     """(head, query, key), or None where the positions come in elsewhere."""
     ahead = np.subtract.outer(places, places).T
     if s["positions"] == "alibi":
-        return np.array([-slope * abs(ahead) for slope in _slopes(s["n_heads"])])
+        return np.array([-slope * abs(ahead) for slope in slopes(s["n_heads"])])
     if s["positions"] == "relative":
-        bucket = np.vectorize(lambda a: _bucket(s, int(a), is_bidirectional=is_bidirectional))
-        return w[f"{name}.table.weight"][bucket(ahead)].transpose(2, 0, 1)
+        numbers = [[bucket(s, int(a), is_bidirectional=is_bidirectional) for a in row] for row in ahead]
+        return w[f"{name}.table.weight"][np.array(numbers)].transpose(2, 0, 1)
     return None
-
-
-def _slopes(n_heads: int) -> list[float]:
-    """A power of two: a geometric row that ends at 2^−8; else the odd ones of twice as many heads fill up."""
-    if n_heads & (n_heads - 1) == 0:
-        return [2 ** (-8 * i / n_heads) for i in range(1, n_heads + 1)]
-    below = 1 << (n_heads.bit_length() - 1)
-    return (_slopes(below) + _slopes(2 * below)[::2])[:n_heads]
-
-
-def _bucket(s: Settings, ahead: int, *, is_bidirectional: bool) -> int:
-    n = s["relative_buckets"] // (2 if is_bidirectional else 1)
-    first = n if is_bidirectional and ahead > 0 else 0
-    distance = abs(ahead) if is_bidirectional else max(0, -ahead)
-    exact = n // 2
-    if distance < exact:
-        return first + distance
-    growth = math.log(distance / exact) / math.log(s["relative_max_distance"] / exact)
-    return first + min(n - 1, exact + math.floor(growth * (n - exact)))
 
 
 def _norm(s: Settings, w: Weights, name: str, x: Array) -> Array:
