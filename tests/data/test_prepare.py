@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from qkv.choices import Role
-from qkv.data import TokenStore, is_unfinished, prepare_store
+from qkv.data import TokenStore, is_unfinished, prepare_store, read_texts
 from qkv.data import prepare as preparing
 from qkv.errors import ConfigError, DiskError, InputError
 from qkv.text import MAX_PART, Tokenizer, save_tokenizer
@@ -201,7 +201,7 @@ def test_a_read_only_disk_is_named(tmp_path, paths, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "mkdir", read_only)
-    with pytest.raises(DiskError, match="new: cannot write 0 bytes: Read-only file system"):
+    with pytest.raises(DiskError, match=r"new: cannot be written: Read-only file system \(\d+ bytes free\)"):
         prepare_store(paths, tmp_path / "new", tokenizer=tokenizer())
 
 
@@ -230,13 +230,22 @@ def test_a_text_of_blanks_alone_is_refused(tmp_path):
 
 
 def test_one_long_line_has_the_tokens_of_the_whole(tmp_path):
-    line = "the cat sat on the ñandú " * (MAX_PART // 10)
+    line = "the cat sat on the ñandú " * (MAX_PART // 16)
     (tmp_path / "a.txt").write_text(line)
     store = prepare_store([tmp_path / "a.txt"], tmp_path / "new", tokenizer=tokenizer(), shard_tokens=10**5)
     assert len(store.index.shards) > 1
     assert store.n_documents == 1
     assert store.document(0).tolist()[:-1] == tokenizer().encode(line.strip())
     assert store.document_bytes().tolist() == [len(line.strip().encode())]
+
+
+def test_texts_for_a_tokenizer_come_in_parts_up_to_a_limit(tmp_path, paths):
+    calls = []
+    texts = list(read_texts(paths, progress=lambda done, total: calls.append((done, total))))
+    assert texts == TEXTS
+    size = sum(path.stat().st_size for path in paths)
+    assert calls[-1] == (size, size)
+    assert list(read_texts(paths, max_characters=len(TEXTS[0]) + 1)) == TEXTS[:2]
 
 
 def test_a_large_vocabulary_takes_four_bytes(tmp_path, paths):

@@ -137,6 +137,17 @@ def test_a_position_works_for_the_document_of_its_target(sizes, t):
                 assert int(targets[position] - 1) % length == 0
 
 
+def test_documents_keep_their_own_numbers_but_past_the_end_of_the_text():
+    source = Numbered(100, 13)
+    batches = Batches(source=source, context_length=10, batch_size=10, seed=0, across_documents=False)
+    batch = batches.batch(0)
+    outside = (batch.documents >= source.n_documents) & (batch.targets != NOTHING)
+    wrapped = (batch.targets[:, :1] > batch.targets) & (batch.targets != NOTHING)
+    assert torch.equal(outside, wrapped)
+    assert wrapped.any()
+    assert batch.documents.min() == 0
+
+
 def test_packed_stories_begin_and_end_with_the_end_token(tmp_path):
     store = small_store(tmp_path)
     batch = Batches(source=store, context_length=211, batch_size=3, seed=0, across_documents=False).batch(0)

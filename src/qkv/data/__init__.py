@@ -3,7 +3,7 @@
 The names here need no torch; the batches themselves are in `qkv.data.windows`, which does.
 """
 
-from qkv.data.documents import read_documents
+from qkv.data.documents import read_documents, read_texts
 from qkv.data.order import Permutation
 from qkv.data.prefetch import prefetch
 from qkv.data.prepare import is_unfinished, prepare_store
@@ -20,4 +20,5 @@ __all__ = [
     "prefetch",
     "prepare_store",
     "read_documents",
+    "read_texts",
 ]

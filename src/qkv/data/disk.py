@@ -17,9 +17,8 @@ def writing(path: Path, n_bytes: int) -> Iterator[None]:
     except OSError as error:
         there = next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
         free = shutil.disk_usage(there).free
-        raise DiskError(
-            f"{path}: cannot write {n_bytes} bytes: {error.strerror or error} ({free} bytes free)"
-        ) from None
+        what = f"cannot write {n_bytes} bytes" if n_bytes else "cannot be written"
+        raise DiskError(f"{path}: {what}: {error.strerror or error} ({free} bytes free)") from None
 
 
 def write_whole(path: Path, data: bytes) -> None:

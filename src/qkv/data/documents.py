@@ -8,7 +8,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -41,6 +41,31 @@ def read_documents(paths: Sequence[str | Path], *, field: str = "text") -> Itera
                 if part.ends:
                     yield "".join(parts)
                     parts = []
+
+
+def read_texts(
+    paths: Sequence[str | Path],
+    *,
+    field: str = "text",
+    max_characters: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[str]:
+    """Parts of documents for those who do not ask where one ends, such as a tokenizer's training.
+
+    Stops after about `max_characters`. `progress` gets the source bytes read and those there are in all.
+    """
+    sources = find_sources(paths)
+    total, done, n_characters = sum(source.size for source in sources), 0, 0
+    for source in sources:
+        with open_source(source) as (opened, stream):
+            for part in read_parts(source, stream, field=field):
+                yield part.text
+                n_characters += len(part.text)
+                if progress is not None:
+                    progress(done + opened.n_bytes, total)
+                if max_characters is not None and n_characters >= max_characters:
+                    return
+            done += opened.n_bytes
 
 
 def read_parts(source: Source, stream: BufferedIOBase, *, field: str = "text") -> Iterator[Part]:

@@ -1,7 +1,7 @@
 """The next batches made ready by other threads while this one is used, in the same order."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 def prefetch(
     batch: Callable[[int], T], start: int, *, stop: int | None = None, n_ahead: int = 2, n_workers: int = 1
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """batch(start), batch(start + 1), …; an error comes out at its own place in the row.
 
     Since a batch is a function of its number, the workers change nothing but the waiting.

@@ -51,6 +51,7 @@ class ShardWriter:
         self._hash = blake2b(digest_size=32)
         self._ends: list[int] = []
         self._document_bytes: list[int] = []
+        self._n_written = 0
         self.n_tokens = 0
         self.n_bytes = 0
         self.open_bytes = open_bytes
@@ -60,6 +61,7 @@ class ShardWriter:
         with writing(self._path, len(data)):
             self._stream.write(data)
         self._hash.update(data)
+        self._n_written += len(data)
         for part, length, n_bytes in zip(parts, encoded.lengths, encoded.n_bytes, strict=True):
             self.n_tokens += length
             self.n_bytes += n_bytes
@@ -73,7 +75,7 @@ class ShardWriter:
         """After this the shard stands on the disk, whatever happens next."""
         documents = np.array([self._ends, self._document_bytes], dtype="<u8").tobytes()
         write_whole(self._documents_path, documents)
-        with writing(self._path, 0):
+        with writing(self._path, self._n_written):
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()

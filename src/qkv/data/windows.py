@@ -106,8 +106,9 @@ class Batches:
         for turn, low, high in _around(start, self.context_length + 1, n):
             tokens.append(self.source.read(low, high))
             if not self.across_documents:
-                # Counted on from turn to turn: the text's end and its beginning are two documents, even of one.
-                documents.append(self.source.documents(low, high) + turn * self.source.n_documents)
+                # Counted on past the ring's end: the text's end and its beginning are two documents, even of one.
+                further = turn - (start + 1) // n
+                documents.append(self.source.documents(low, high) + further * self.source.n_documents)
         return np.concatenate(tokens), np.concatenate(documents)[1:] if documents else None
 
 

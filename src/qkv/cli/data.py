@@ -1,0 +1,140 @@
+"""`qkv data`: make a token store of texts, or look at the batches that training will see."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.choices import TokenizerKind
+from qkv.errors import InputError
+
+if TYPE_CHECKING:
+    from qkv.data.windows import Batch
+    from qkv.text import Tokenizer
+
+data = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Prepare texts for training, or look at batches.")
+
+
+@data.command()
+def prepare(
+    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Texts, tables, folders; - is stdin.")],
+    *,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New, empty, or this very store unfinished.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="A tokenizer; without, one is trained on the texts.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Ids of the tokenizer that is trained; 8192 unless said.")
+    ] = None,
+    kind: Annotated[TokenizerKind | None, typer.Option(help="Its kind; bpe unless said.")] = None,
+    field: Annotated[str, typer.Option(help="Key of a .jsonl line; name or number of a column.")] = "text",
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads; every core unless said.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Turn texts into a memory-mapped store of token ids.
+
+    .txt (documents parted by a line <|endoftext|>), .jsonl, .csv, .tsv, each also .gz .xz .zst. Stopped or killed,
+    the same command goes on after the last finished shard; the result is the same to the byte.
+
+    \b
+    Examples:
+      qkv data prepare book.txt --out store --size 4096
+      qkv data prepare stories/ reviews.jsonl --out store --tokenizer my-tokenizer --workers 8
+    """
+    from qkv.cli.progress import bar, say
+    from qkv.data import is_unfinished, prepare_store
+    from qkv.data.sources import find_sources
+
+    find_sources(files)
+    if is_unfinished(out):
+        say(f"{out}: going on with an unfinished store")
+    chosen = _tokenizer(files, out, tokenizer, size=size, kind=kind, field=field)
+    started = time.perf_counter()
+    with bar("tokenizing") as move:
+        store = prepare_store(files, out, tokenizer=chosen, field=field, n_workers=workers, progress=move)
+    seconds = time.perf_counter() - started
+    say(f"{seconds:.1f} s, {store.n_tokens / seconds:,.0f} tokens a second")
+    counts = {
+        "documents": store.n_documents, "tokens": store.n_tokens, "bytes": store.n_bytes,
+        "vocabulary_size": store.vocabulary_size, "shards": len(store.index.shards),
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps({"folder": str(out), **counts}))
+    else:
+        print(f"{out}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))
+
+
+@data.command()
+def show(
+    store: Annotated[Path, typer.Argument(help="A folder made by qkv data prepare.")],
+    *,
+    batch: Annotated[int, typer.Option(min=0, help="Which batch, counted from 0.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the windows.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 1,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 32,
+    packed: Annotated[bool, typer.Option("--packed", help="Keep attention within a document.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="First check every byte against its hash.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each row.")] = False,
+) -> None:
+    """Print a batch token by token: what goes in, what is to be predicted, for which document.
+
+    \b
+    Examples:
+      qkv data show store --batch 3 --rows 2
+      qkv data show store --packed --length 64 --json
+    """
+    from qkv.data import TokenStore
+    from qkv.data.windows import Batches
+
+    opened = TokenStore.open(store, verify=verify)
+    batches = Batches(source=opened, context_length=length, batch_size=rows, seed=seed, across_documents=not packed)
+    asked = batches.batch(batch)
+    if as_json:
+        _print_json(asked)
+    else:
+        _print_rows(asked, opened.tokenizer())
+
+
+def _tokenizer(
+    files: list[str], out: Path, path: Path | None, *, size: int | None, kind: TokenizerKind | None, field: str
+) -> "Tokenizer":
+    from qkv.cli.tokenizer import refuse_used, train_on
+    from qkv.data import is_unfinished
+    from qkv.text import load_tokenizer
+
+    if path is not None and (size is not None or kind is not None):
+        raise InputError("--tokenizer names one that is trained: leave out --size and --kind")
+    if path is not None:
+        return load_tokenizer(path)
+    if is_unfinished(out) and (out / "tokenizer.json").is_file():
+        return load_tokenizer(out)
+    if "-" in files:
+        raise InputError("standard input can be read only once: train a tokenizer first, and name it by --tokenizer")
+    if not is_unfinished(out):
+        refuse_used(out)
+    return train_on(files, kind=kind or TokenizerKind.BPE, size=size or 8192, field=field)
+
+
+def _print_rows(batch: "Batch", tokenizer: "Tokenizer") -> None:
+    from qkv.data.windows import NOTHING
+
+    def spelt(number: int) -> str:
+        text = tokenizer.decode([number], skip_specials=False)
+        return json.dumps(tokenizer.token(number) if "\ufffd" in text else text, ensure_ascii=False)
+
+    for row, (ids, targets) in enumerate(zip(batch.ids.tolist(), batch.targets.tolist(), strict=True)):
+        documents = None if batch.documents is None else batch.documents[row].tolist()
+        print(f"row {row}: {int(batch.counts[row])} targets")
+        for place, (given, wanted) in enumerate(zip(ids, targets, strict=True)):
+            aim = "nothing" if wanted == NOTHING else f"{wanted:>6} {spelt(wanted)}"
+            document = "" if documents is None else f"document {documents[place]:<6} "
+            print(f"{place:>5}  {document}{given:>6} {spelt(given):<14} → {aim}")
+
+
+def _print_json(batch: "Batch") -> None:
+    documents = None if batch.documents is None else batch.documents.tolist()
+    for row, (ids, targets) in enumerate(zip(batch.ids.tolist(), batch.targets.tolist(), strict=True)):
+        line = {"ids": ids, "targets": targets, "documents": None if documents is None else documents[row]}
+        print(json.dumps({**line, "n_targets": int(batch.counts[row])}))
