@@ -60,7 +60,7 @@ def _check_picture(plot: Path) -> None:
         raise InputError(f"--plot {plot}: the name must end in one of {' '.join(PICTURE_TYPES)}")
     from qkv.inspection import new_figure
 
-    new_figure(width=1, height=1)
+    new_figure(width=1.0, height=1.0)
 
 
 def _save(draw: Callable[[], Any], plot: Path) -> None:

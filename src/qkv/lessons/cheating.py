@@ -85,7 +85,7 @@ def _look(cheat: GPT) -> None:
 
 
 def _draw(losses: dict[str, list[float]], shares: dict[str, float]) -> Figure:
-    figure = new_figure(width=10, height=4)
+    figure = new_figure(width=10.0, height=4.0)
     curves, bars = figure.subplots(1, 2, width_ratios=[3, 2])
     for (name, loss), colour, style in zip(losses.items(), (BLUE, RED), ("-", "--"), strict=True):
         curves.plot(range(1, N_STEPS + 1), loss, color=colour, linestyle=style, label=name)

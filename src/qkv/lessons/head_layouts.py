@@ -109,7 +109,7 @@ def _size(layout: str, d: int, h: int) -> int:
 
 
 def _draw() -> Figure:
-    figure = new_figure(width=7, height=4.5)
+    figure = new_figure(width=7.0, height=4.5)
     axes = figure.subplots()
     for name, colour, marker in zip(LAYOUTS, (BLUE, ORANGE, GREEN, RED), "os^D", strict=True):
         sizes = [_size(name, D_MODEL, h) / D_MODEL**2 for h in HEAD_COUNTS]

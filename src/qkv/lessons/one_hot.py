@@ -82,14 +82,14 @@ def _draw(embedding: TokenEmbedding) -> Figure:
     """A's layout: the 1 of a one-hot stands above the column of W that it picks."""
     ids = torch.tensor([3, 17, A_TOKEN, 20])
     columns = embedding.weight.detach().T
-    figure = new_figure(width=10, height=5.2)
+    figure = new_figure(width=10.0, height=5.2)
     grid = figure.subplots(2, 2, sharex="col", sharey="row", width_ratios=[25, 6], height_ratios=[4, 10])
     (hot, corner), (table_of_all, picked) = grid
-    hot.imshow(F.one_hot(ids, 25), cmap="Greys", vmin=0, vmax=1, aspect="auto")
+    hot.imshow(F.one_hot(ids, 25).numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto")
     corner.axis("off")
     limit = columns.abs().max().item()
-    image = table_of_all.imshow(columns, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
-    picked.imshow(columns[:, ids], cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    image = table_of_all.imshow(columns.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    picked.imshow(columns[:, ids].numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
     figure.colorbar(image, ax=grid, fraction=0.03)
     hot.set_yticks(range(4), [f"id {i}" for i in ids.tolist()])
     table_of_all.set_xticks(range(25))

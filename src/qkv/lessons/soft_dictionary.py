@@ -86,7 +86,7 @@ def _analogy() -> torch.Tensor:
 
 
 def _draw(by_length: torch.Tensor, shares: torch.Tensor) -> Figure:
-    figure = new_figure(width=10, height=4)
+    figure = new_figure(width=10.0, height=4.0)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     colours = dict(zip(WINDS, (BLUE, ORANGE, GREEN, SKY), strict=True))
     for i, (wind, colour) in enumerate(colours.items()):

@@ -96,7 +96,7 @@ def _short(weight: float) -> str:
 
 
 def _draw(weights: Tensor) -> Figure:
-    figure = new_figure(width=10, height=4)
+    figure = new_figure(width=10.0, height=4.0)
     first, all_four = figure.subplots(1, 2)
     tokens = [f"x{i}" for i in SUB]
     shown = (("exact", BLUE, -0.2, weights[0].tolist()), ("the slide", ORANGE, 0.2, SLIDE_WEIGHTS))

@@ -89,7 +89,7 @@ def _short(weight: float) -> str:
 
 
 def _draw(plain: dict[int, Measured], scaled: dict[int, Measured]) -> Figure:
-    figure = new_figure(width=12, height=4)
+    figure = new_figure(width=12.0, height=4.0)
     spread, largest, slope = figure.subplots(1, 3)
     for measured, colour, name, marker in ((plain, RED, "q·k", "o"), (scaled, BLUE, "q·k/√d", "s")):
         rows = measured.values()
