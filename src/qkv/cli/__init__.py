@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 
 import qkv
+from qkv.cli.data import data
 from qkv.cli.lesson import lesson
-from qkv.errors import QKVError
+from qkv.cli.tokenizer import tokenizer
+from qkv.errors import DiskError, QKVError
 
 # Plain help text: laying it out with rich would triple the time `qkv --help` takes.
 app = typer.Typer(
@@ -19,6 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(lesson)
+app.add_typer(tokenizer, name="tokenizer")
+app.add_typer(data, name="data")
 
 
 def main() -> None:
@@ -27,7 +31,7 @@ def main() -> None:
         app(prog_name="qkv")
     except QKVError as error:
         print(f"qkv: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, DiskError) else 2)
 
 
 def _show_version(wanted: bool) -> bool:
