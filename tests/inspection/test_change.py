@@ -57,9 +57,9 @@ def test_a_tensor_of_another_dtype_is_taken():
 def test_changes_follow_each_other_and_end_with_the_with():
     model, ids = gpt(), some_ids(1, 3, 7)
     before = model(ids)
-    with change(model, {"final": lambda x: x + 1}), change(model, {"final": lambda x: x * 3}):
-        with record(model, "final") as trace:
-            model(ids)
+    add, multiply = change(model, {"final": lambda x: x + 1}), change(model, {"final": lambda x: x * 3})
+    with add, multiply, record(model, "final") as trace:
+        model(ids)
     close(trace["final"], 3 * (model.states(ids) + 1))
     assert torch.equal(model(ids), before)
 

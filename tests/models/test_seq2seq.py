@@ -38,6 +38,14 @@ def test_every_decoder_layer_reads_the_encoders_last_output(model):
         close(trace[f"decoder.blocks.{i}.cross.keys"], keys)
 
 
+def test_the_source_passes_every_encoder_layer(model):
+    with qkv.record(model, "encoder.*") as trace:
+        source = model.encode(some_source(1, 3, 5))
+    assert torch.equal(source.states, trace["encoder.final"])
+    assert torch.equal(trace["encoder.final"], trace["encoder.blocks.1.residual_post"])
+    assert torch.equal(trace["encoder.blocks.0.residual_post"], trace["encoder.blocks.1.residual_pre"])
+
+
 def test_without_a_source_mask_and_with_one_of_tokens_alone_are_the_same(model):
     source, ids = some_source(1, 3, 5), some_ids(1, 3, 7)
     close(model(source, ids, source_is_token=torch.ones(3, 5, dtype=torch.bool)), model(source, ids))

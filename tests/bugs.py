@@ -1,0 +1,257 @@
+"""Bugs that were made, or nearly made, and the tests that must see them; planted by `planted_bugs.py`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A change of the source, as (file, old text, new text), and tests of which one must turn red."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+    tests: tuple[str, ...]
+
+
+def bug(name: str, file: str, old: str, new: str, *tests: str) -> Bug:
+    return Bug(name=name, edits=((file, old, new),), tests=tests)
+
+
+CACHED = "agreement/test_cached.py"
+BATCHED = "agreement/test_batched.py"
+FUSED = "agreement/test_fused.py"
+GROUPED = "agreement/test_grouped.py"
+NUMPY = "reference/test_numpy.py"
+CUT = "inspection/test_change.py"
+RECORD = "inspection/test_record.py"
+
+FOUNDATION = [
+    bug(
+        "causal mask off by one", "nn/mask.py", "seen & (distance >= 0)", "seen & (distance >= -1)",
+        f"{CACHED}::test_gpt_in_pieces_equals_gpt_at_once",
+    ),
+    bug(
+        "cached position offset dropped", "nn/cache.py",
+        "return torch.arange(self.n_filled, self.n_filled + n_new, device=self.lengths.device)[None]",
+        "return torch.arange(n_new, device=self.lengths.device)[None]",
+        f"{CACHED}::test_gpt_in_pieces_equals_gpt_at_once",
+    ),
+    bug(
+        "no √d", "nn/attention.py", "heads.d_head**-0.5 if scale_scores else 1.0", "1.0",
+        f"{GROUPED}::test_grouped_with_all_heads_is_plain_attention_head_by_head",
+    ),
+    bug(
+        "KV heads repeated in the wrong order", "nn/attention.py",
+        "kv.repeat_interleave(self.queries.shape[1] // kv.shape[1], dim=1)",
+        "kv.repeat(1, self.queries.shape[1] // kv.shape[1], 1, 1)",
+        f"{FUSED}::test_gpt_by_the_fused_kernel_equals_the_plain_road",
+    ),
+    bug(
+        "padding visible", "nn/mask.py", "seen = seen & self.key_is_token[:, None, None, :]", "pass",
+        f"{BATCHED}::test_bert_padded_with_garbage_equals_unpadded",
+    ),
+    Bug(
+        name="pre- and post-norm swapped",
+        edits=(
+            ("nn/block.py", "def _before(self, norm: nn.Module, x: Tensor) -> Tensor:\n",
+             "def _before(self, norm: nn.Module, x: Tensor) -> Tensor:\n"
+             "        return norm(x) if self.norm_position is NormPosition.POST else x\n"),
+            ("nn/block.py", "x = x + self.dropout(write)\n",
+             "x = x + self.dropout(write)\n        return norm(x) if self.norm_position is NormPosition.PRE else x\n"),
+        ),
+        tests=(f"{RECORD}::test_the_residual_stream_is_the_sum_of_what_was_written",),
+    ),
+    bug(
+        "segments ignored", "nn/embedding.py", "self._segments(ids, segments)", "self._segments(ids, None)",
+        "models/test_bert.py::test_segments_count_and_are_zero_unless_given",
+    ),
+    bug(
+        "dropout in evaluation", "nn/attention.py", "dropout = self.dropout if self.training else 0.0",
+        "dropout = self.dropout",
+        "agreement/test_built.py::test_dropout_is_for_training_alone",
+    ),
+    bug(
+        "untied after load", "nn/embedding.py",
+        "else tied_to.weight", "else nn.Parameter(tied_to.weight.detach().clone())",
+        "agreement/test_built.py::test_a_tied_model_is_tied_when_built_copied_and_loaded",
+    ),
+    bug(
+        "window off by one", "nn/mask.py", "distance.abs() < self.window", "distance.abs() <= self.window",
+        "agreement/test_causality.py::test_a_window_of_three_sees_itself_and_two_back",
+    ),
+    bug(
+        "K and V swapped", "nn/attention.py",
+        "keys=self.keys(keys),\n            values=self.values(values),",
+        "keys=self.keys(values),\n            values=self.values(keys),",
+        "reference/test_torch_nn.py::test_self_attention_equals_torch_multihead_attention",
+    ),
+    bug(
+        "cross-attention given the causal mask", "nn/block.py", "source=source.states, mask=source.mask",
+        "source=source.states, mask=Mask(causal=True, query_positions=torch.arange(x.shape[1])[None])",
+        "agreement/test_causality.py::test_the_first_target_position_sees_the_whole_source",
+    ),
+]  # fmt: skip
+
+MASKS_AND_PADDING = [
+    bug(
+        "packed documents see each other", "nn/mask.py",
+        "seen = seen & (self.documents[:, None, :, None] == self.documents[:, None, None, :])", "pass",
+        "agreement/test_packed.py::test_gpts_packed_documents_equal_separate_ones",
+    ),
+    bug(
+        "packed documents share positions", "models/placing.py",
+        "return n_before if documents is None else n_before - _starts(documents, n_before)", "return n_before",
+        "agreement/test_packed.py::test_gpts_packed_documents_equal_separate_ones",
+    ),
+    bug(
+        "padding takes a position", "models/placing.py", "is_token.long().cumsum(1) - is_token.long()",
+        "torch.arange(ids.shape[1])[None].expand_as(ids)",
+        f"{BATCHED}::test_gpt_padded_with_garbage_equals_unpadded",
+    ),
+    bug(
+        "padding of the source visible", "nn/block.py", "source=source.states, mask=source.mask",
+        "source=source.states, mask=None",
+        f"{BATCHED}::test_seq2seq_padded_with_garbage_equals_unpadded",
+    ),
+    bug(
+        "a row that sees nothing is NaN", "nn/attention.py",
+        "safe = scores.masked_fill(sees_nothing, 0.0)\n    return safe.softmax(-1).masked_fill(sees_nothing, 0.0)",
+        "return scores.softmax(-1)",
+        f"{FUSED}::test_bert_by_the_fused_kernel_equals_the_plain_road",
+    ),
+    bug(
+        "an RNN reads padding", "nn/recurrent.py", "if is_token is None:", "if is_token is None or True:",
+        f"{BATCHED}::test_an_rnns_source_padded_with_garbage_equals_unpadded",
+    ),
+]  # fmt: skip
+
+CACHE_AND_BEAMS = [
+    bug(
+        "values not selected with their keys", "nn/cache.py",
+        "layer.values = layer.values.index_select(0, rows)", "layer.values = layer.values[: len(rows)]",
+        f"{CACHED}::test_selected_rows_go_on_as_if_they_had_been_there_from_the_start",
+    ),
+    bug(
+        "lengths not selected with their rows", "nn/cache.py",
+        "self.lengths = self.lengths.index_select(0, rows)", "pass",
+        f"{CACHED}::test_a_ragged_cache_is_selected_with_its_lengths",
+    ),
+    bug(
+        "ragged slot off by one", "nn/cache.py", "(is_token.long().cumsum(1) - 1).clamp(min=0)",
+        "is_token.long().cumsum(1)",
+        f"{CACHED}::test_rows_of_different_lengths_share_a_cache",
+    ),
+    bug(
+        "keys of a cache stand one further", "nn/block.py", "torch.arange(n_keys, device=x.device)",
+        "torch.arange(1, n_keys + 1, device=x.device)",
+        f"{CACHED}::test_gpt_in_pieces_equals_gpt_at_once",
+    ),
+    bug(
+        "beams folded in the wrong order", "nn/attention.py",
+        "queries.view(rows // n_shared, n_shared, n_heads, n, width).transpose(1, 2)",
+        "queries.view(n_shared, rows // n_shared, n_heads, n, width).transpose(0, 1).transpose(1, 2)",
+        "agreement/test_shared_source.py::test_seq2seqs_beams_share_a_source",
+    ),
+    bug(
+        "an RNN's state is not carried on", "models/rnn.py",
+        "states, state = self.decoder(", "states, _ = self.decoder(",
+        f"{CACHED}::test_rnn_in_pieces_equals_rnn_at_once",
+    ),
+    bug(
+        "a refused pass moves the cache on", "models/gpt.py", "check_ids(ids, self.config.vocabulary_size)", "pass",
+        "models/test_gpt.py::test_a_refused_pass_leaves_the_cache_as_it_was",
+    ),
+]  # fmt: skip
+
+PARTS = [
+    bug(
+        "softmax over the queries", "nn/attention.py", "safe.softmax(-1)", "safe.softmax(-2)",
+        f"{FUSED}::test_gpt_by_the_fused_kernel_equals_the_plain_road",
+    ),
+    bug(
+        "rotary applied to the values too", "nn/attention.py",
+        "return (keys if relation is None else relation.rotate(keys)), values",
+        "return (keys, values) if relation is None else (relation.rotate(keys), relation.rotate(values))",
+        f"{NUMPY}::test_gpt_computes_what_the_mathematics_says",
+    ),
+    bug(
+        "rotary pairs interleaved", "nn/relation.py", "first, second = x.chunk(2, dim=-1)",
+        "first, second = x[..., ::2], x[..., 1::2]",
+        "nn/test_relation.py::test_rotary_turns_number_i_with_number_i_plus_half",
+    ),
+    bug(
+        "ALiBi rewards distance", "nn/relation.py", "bias=-slopes * distance", "bias=slopes * distance",
+        "nn/test_relation.py::test_alibi_takes_slope_times_distance_from_the_score",
+    ),
+    bug(
+        "T5's own position counted as ahead", "nn/relation.py",
+        "first = (ahead > 0).long()", "first = (ahead >= 0).long()",
+        "nn/test_relation.py::test_an_encoder_has_half_of_the_buckets_for_each_side",
+    ),
+    bug(
+        "LayerNorm by the sample's variance", "nn/norm.py",
+        "return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)",
+        "bias = 0.0 if self.bias is None else self.bias\n        centred = x - x.mean(-1, keepdim=True)\n"
+        "        return centred / (x.var(-1, keepdim=True) + self.epsilon).sqrt() * self.weight + bias",
+        "nn/test_norm.py::test_layer_norm_divides_by_the_populations_variance",
+    ),
+    bug(
+        "GELU variants swapped", "nn/feedforward.py", 'F.gelu(x, approximate="tanh")', "F.gelu(x)",
+        "nn/test_feedforward.py::test_each_activation_is_its_formula",
+    ),
+    bug(
+        "gate and expansion swapped", "nn/feedforward.py", "activate(self.gate(x), self.activation) * self.expand(x)",
+        "activate(self.expand(x), self.activation) * self.gate(x)",
+        "nn/test_feedforward.py::test_gated_multiplies_the_expansion_by_the_activated_gate",
+    ),
+    bug(
+        "learned positions forget their offset", "nn/positions.py", "self.table(positions + self.offset)",
+        "self.table(positions)",
+        "nn/test_positions.py::test_learned_positions_are_rows_of_a_table_after_the_offset",
+    ),
+    bug(
+        "averaged heads are added", "nn/attention.py", "heads.mean(1)", "heads.sum(1)",
+        f"{GROUPED}::test_grouped_with_all_heads_is_plain_attention_head_by_head",
+    ),
+    bug(
+        "no residual", "nn/block.py", "x = x + self.dropout(write)", "x = self.dropout(write)",
+        f"{RECORD}::test_the_residual_stream_is_the_sum_of_what_was_written",
+    ),
+    bug(
+        "decoder reads the encoder's first block", "models/seq2seq.py", "side.blocks(side.embedding(source_ids",
+        "side.blocks[:1](side.embedding(source_ids",
+        "models/test_seq2seq.py::test_the_source_passes_every_encoder_layer",
+    ),
+]  # fmt: skip
+
+LOOKING_AND_SETTINGS = [
+    bug(
+        "the edge is cut the wrong way round", "inspection/change.py",
+        "looks = lookup.standing() == query", "looks = lookup.standing() == key",
+        f"{CUT}::test_a_cut_is_minus_infinity_added_to_the_score_and_stays_fused",
+    ),
+    bug(
+        "watching leaves the fused kernel", "inspection/record.py",
+        "attention.weights.watch_if_computed(", "attention.weights.watch(",
+        "agreement/test_watched.py::test_watched_equals_unwatched_bit_for_bit_and_stays_fused",
+    ),
+    bug(
+        "what was recorded changes with the cache", "inspection/record.py",
+        "passing.clone() if is_of_cache else passing", "passing",
+        f"{RECORD}::test_what_was_recorded_stays_when_the_cache_goes_on",
+    ),
+    bug(
+        "the fused kernel is not used", "nn/attention.py", "self.kernel = Kernel.FUSED", "self.kernel = Kernel.PLAIN",
+        f"{FUSED}::test_gpt_by_the_fused_kernel_equals_the_plain_road",
+    ),
+    bug(
+        "unknown keys are taken in silence", "config/base.py", 'extra="forbid"', 'extra="ignore"',
+        "config/test_base.py::test_an_unknown_key_is_refused_with_the_nearest_known_one",
+    ),
+    bug(
+        "a changed width keeps the old derived ones", "config/base.py",
+        "self.model_dump(exclude_unset=True)", "self.model_dump()",
+        "config/test_base.py::test_replace_derives_again_what_was_derived",
+    ),
+]  # fmt: skip
+
+BUGS = FOUNDATION + MASKS_AND_PADDING + CACHE_AND_BEAMS + PARTS + LOOKING_AND_SETTINGS
