@@ -93,6 +93,6 @@ def lesson(seed: int) -> Draw:
         HeatMap(
             matrix=run, rows=short, columns=SENTENCE, title=title, row_axis="block and place", column_axis="stream of"
         )
-        for run, title in ((free, "free"), (direct, "edge it→animal cut"), (every, "all edges →animal cut"))
+        for run, title in ((free, "free"), (direct, "edge it→animal cut in every block"))
     ]
     return lambda: heat_maps(*maps, title="“animal” exchanged: how far every token's residual stream moves")

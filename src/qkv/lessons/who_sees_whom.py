@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.inspection import HeatMap, heat_maps
+from qkv.inspection import new_figure
 from qkv.lessons import wirings
-from qkv.lessons.drawing import Draw
+from qkv.lessons.drawing import BLUE, Draw, Figure, label
 from qkv.lessons.printing import say, section, slip, table
 from qkv.lessons.wirings import IDS, OTHER
 from qkv.models import Seq2Seq
@@ -64,14 +64,14 @@ def lesson(seed: int) -> Draw:
     wrong = _slide(seq2seq)
     section("Which encoder layer does each decoder layer read? (lecture E's quiz)")
     wirings.answer(seq2seq)
-    titles = ("encoder: all", "decoder: the prefix", "cross: the whole source", "cross by C's code: wrong")
-    axes = ((SOURCE, SOURCE), (TARGET, TARGET), (TARGET, SOURCE), (TARGET, SOURCE))
-    maps = [
-        HeatMap(matrix=(m > 0).float(), rows=rows, columns=columns, title=title, row_axis="this position …",
-                column_axis="… sees", show_numbers=False)
-        for m, title, (rows, columns) in zip((encoder, decoder, cross, wrong), titles, axes, strict=True)
-    ]  # fmt: skip
-    return lambda: heat_maps(*maps, title="Who sees whom, measured by exchanging vectors (1, yellow: sees)")
+    return lambda: _draw(
+        {
+            "Encoder self-attention: all": (encoder, SOURCE, SOURCE),
+            "Decoder self-attention: the prefix": (decoder, TARGET, TARGET),
+            "Cross-attention: the whole source": (cross, TARGET, SOURCE),
+            "Cross-attention by C's code: wrong": (wrong, TARGET, SOURCE),
+        }
+    )
 
 
 def _slide(seq2seq: Seq2Seq) -> Moves:
@@ -97,3 +97,18 @@ def _dots(title: str, moves: Moves, rows: tuple[str, ...], columns: tuple[str, .
     lines = zip(rows, moves.tolist(), strict=True)
     say(f"{title}:")
     table(["", *columns], [(row, *("●" if cell > 0 else "·" for cell in line)) for row, line in lines])
+
+
+def _draw(panels: dict[str, tuple[Moves, tuple[str, ...], tuple[str, ...]]]) -> Figure:
+    figure = new_figure(width=9, height=8)
+    for axes, (title, (moves, rows, columns)) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
+        for sees, marker, size, colour in ((True, "o", 160, BLUE), (False, "x", 30, "0.6")):
+            i, j = ((moves > 0) == sees).nonzero().T
+            axes.scatter(j, i, marker=marker, s=size, color=colour)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.margins(0.12)
+        axes.invert_yaxis()
+        label(axes, title=title, x="… sees this one", y="this position …")
+    figure.suptitle("Who sees whom (● sees, × does not), measured by exchanging one vector")
+    return figure
