@@ -108,6 +108,11 @@ BAD = {
         '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}',
         "tokenizer.json: ",
     ),
+    "fails at work": (
+        "tokenizer.json",
+        '{"model": {"type": "Unigram", "vocab": [["x", 0.0]], "unk_id": null}}',
+        "tokenizer.json: the pair cannot be encoded: .*unknown token",
+    ),
     "no merges": ("vocab.json", "{}", "merges.txt: not found"),
     "no specials": ("vocab.txt", "cat\ndog", r"has no \[UNK\] \[CLS\] \[SEP\]"),
 }
@@ -120,6 +125,17 @@ def test_a_bad_file_is_refused_in_a_line_that_names_it(name, content, line, tmp_
         load_tokenizer(tmp_path / name)
     assert str(tmp_path) in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_template_that_names_an_unknown_token_is_refused_before_rust_panics(tmp_path, capfd):
+    save_tokenizer(trained(TokenizerKind.BPE, SpecialStyle.BERT), tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    del state["post_processor"]["special_tokens"]["[SEP]"]
+    for processor in (state["post_processor"], {"type": "Sequence", "processors": [state["post_processor"]]}):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**state, "post_processor": processor}))
+        with pytest.raises(InputError, match=r"special_tokens has no '\[SEP\]', which its template names"):
+            load_tokenizer(tmp_path)
+    assert capfd.readouterr().err == ""
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):

@@ -44,8 +44,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         backend = _load_gpt2(file)
     else:
         backend = _load_json(file)
-    with border(str(file)):
-        return Tokenizer(backend, _roles(backend, settings))
+    try:
+        tokenizer = Tokenizer(backend, _roles(backend, settings))
+        # A file that is whole may still fail at work: then here, where its name is known.
+        tokenizer.decode(tokenizer.encode_pair("a é", "B.").ids)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    return tokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
@@ -81,8 +86,28 @@ def _load_json(file: Path) -> tokenizers.Tokenizer:
     for number in ids:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_ID:
             raise InputError(f"{file}: the vocabulary has the id {number!r}; ids go from 0 to {MAX_ID - 1}")
+    _check_template(file, state.get("post_processor"))
     with border(str(file)):
         return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
+def _check_template(file: Path, processor: Any) -> None:  # noqa: ANN401 - whatever the file holds
+    """`tokenizers` panics at a template whose special token it was not told the id of."""
+    if isinstance(processor, list):
+        for each in processor:
+            _check_template(file, each)
+    elif isinstance(processor, dict):
+        _check_template(file, processor.get("processors"))
+        pieces = [*_listed(processor.get("single")), *_listed(processor.get("pair"))]
+        named = [piece.get("SpecialToken") for piece in pieces if isinstance(piece, dict)]
+        known = processor.get("special_tokens")
+        for token in (each.get("id") for each in named if isinstance(each, dict)):
+            if not isinstance(known, dict) or token not in known:
+                raise InputError(f"{file}: post_processor.special_tokens has no {token!r}, which its template names")
+
+
+def _listed(value: Any) -> list[Any]:  # noqa: ANN401
+    return value if isinstance(value, list) else []
 
 
 def _load_gpt2(file: Path) -> tokenizers.Tokenizer:
