@@ -102,7 +102,7 @@ def _check_template(file: Path, processor: Any) -> None:  # noqa: ANN401 - whate
         named = [piece.get("SpecialToken") for piece in pieces if isinstance(piece, dict)]
         known = processor.get("special_tokens")
         for token in (each.get("id") for each in named if isinstance(each, dict)):
-            if not isinstance(known, dict) or token not in known:
+            if not isinstance(token, str) or not isinstance(known, dict) or token not in known:
                 raise InputError(f"{file}: post_processor.special_tokens has no {token!r}, which its template names")
 
 
