@@ -23,9 +23,9 @@ CONTEXT_LENGTH = 13
 
 
 @st.composite
-def transformer_settings(draw) -> dict[str, Any]:
-    """What the three Transformer families share; every setting takes every kind of value."""
-    positions = draw(st.sampled_from(PositionKind))
+def transformer_settings(draw, positions: PositionKind | None) -> dict[str, Any]:
+    """What the three Transformer families share; every setting takes every kind of value, or that one."""
+    positions = positions or draw(st.sampled_from(PositionKind))
     chosen = {
         "vocabulary_size": draw(st.integers(2, 17)),
         "context_length": CONTEXT_LENGTH,
@@ -74,7 +74,8 @@ def _heads(draw, positions: PositionKind) -> dict[str, Any]:
         "output_projection": draw(st.booleans()),
     }
     d_head = 2 * draw(st.integers(1, 3)) if positions is PositionKind.ROTARY else draw(st.integers(1, 5))
-    chosen["d_model"] = 2 * n_heads if (is_usual := draw(st.booleans())) else 2 * draw(st.integers(1, 7))
+    is_usual = draw(st.booleans())
+    chosen["d_model"] = draw(st.sampled_from([2, 4])) * n_heads if is_usual else 2 * draw(st.integers(1, 7))
     if not is_usual:
         chosen["d_head"] = d_head
     if layout is HeadLayout.SPLIT and chosen["output_projection"] and draw(st.booleans()):
@@ -85,15 +86,17 @@ def _heads(draw, positions: PositionKind) -> dict[str, Any]:
 
 
 @st.composite
-def gpt_configs(draw) -> GPTConfig:
-    return GPTConfig(**draw(transformer_settings()), n_layers=draw(st.integers(1, 3)), causal=draw(st.booleans()))
+def gpt_configs(draw, positions: PositionKind | None = None) -> GPTConfig:
+    return GPTConfig(
+        **draw(transformer_settings(positions)), n_layers=draw(st.integers(1, 3)), causal=draw(st.booleans())
+    )
 
 
 @st.composite
-def bert_configs(draw) -> BERTConfig:
+def bert_configs(draw, positions: PositionKind | None = None) -> BERTConfig:
     pooler = draw(st.booleans())
     return BERTConfig(
-        **draw(transformer_settings()),
+        **draw(transformer_settings(positions)),
         n_layers=draw(st.integers(1, 3)),
         n_segments=draw(st.integers(1, 3)),
         pooler=pooler,
@@ -104,8 +107,8 @@ def bert_configs(draw) -> BERTConfig:
 
 
 @st.composite
-def seq2seq_configs(draw) -> Seq2SeqConfig:
-    shared = draw(transformer_settings())
+def seq2seq_configs(draw, positions: PositionKind | None = None) -> Seq2SeqConfig:
+    shared = draw(transformer_settings(positions))
     share_embeddings = draw(st.booleans())
     return Seq2SeqConfig(
         **shared,

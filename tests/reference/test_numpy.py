@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.choices import Kernel
+from qkv.choices import Kernel, PositionKind
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import using
@@ -25,6 +25,7 @@ from tests.reference.drawing import (
 
 seeds = st.integers(0, 2**32 - 1)
 kernels = st.sampled_from(Kernel)
+each_kind_of_positions = pytest.mark.parametrize("positions", list(PositionKind))
 
 
 class Watched(dict):
@@ -156,19 +157,25 @@ def check_rnn(config: RNNConfig, seed: int) -> None:
     assert_agree(got, expected)
 
 
-@given(gpt_configs(), seeds, kernels)
-def test_gpt_computes_what_the_mathematics_says(config, seed, kernel):
-    check_gpt(config, seed, kernel)
+@each_kind_of_positions
+@settings(max_examples=8)
+@given(st.data(), seeds, kernels)
+def test_gpt_computes_what_the_mathematics_says(positions, data, seed, kernel):
+    check_gpt(data.draw(gpt_configs(positions)), seed, kernel)
 
 
-@given(bert_configs(), seeds, kernels)
-def test_bert_and_its_heads_compute_what_the_mathematics_says(config, seed, kernel):
-    check_bert(config, seed, kernel)
+@each_kind_of_positions
+@settings(max_examples=8)
+@given(st.data(), seeds, kernels)
+def test_bert_and_its_heads_compute_what_the_mathematics_says(positions, data, seed, kernel):
+    check_bert(data.draw(bert_configs(positions)), seed, kernel)
 
 
-@given(seq2seq_configs(), seeds, kernels)
-def test_the_encoder_decoder_computes_what_the_mathematics_says(config, seed, kernel):
-    check_seq2seq(config, seed, kernel)
+@each_kind_of_positions
+@settings(max_examples=8)
+@given(st.data(), seeds, kernels)
+def test_the_encoder_decoder_computes_what_the_mathematics_says(positions, data, seed, kernel):
+    check_seq2seq(data.draw(seq2seq_configs(positions)), seed, kernel)
 
 
 @given(rnn_configs(), seeds)
