@@ -99,7 +99,7 @@ def learn_to_reverse(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_transformer_learns_to_reverse_and_looks_at_the_token_it_writes(seed):
     model = transformer(seed)
-    learn_to_reverse(model, n_steps=250, learning_rate=3e-3, seed=seed)
+    learn_to_reverse(model, n_steps=300, learning_rate=3e-3, seed=seed)
     reached = grade(model, "decoder.blocks.*.cross.weights")
     assert min(reached.told, reached.written, reached.pointed) >= 0.99, reached
 
@@ -116,7 +116,7 @@ def test_a_transformer_learns_to_reverse_and_looks_at_the_token_it_writes(seed):
 )
 def test_an_rnn_with_attention_learns_to_reverse_and_looks_at_the_token_it_writes(cell, attention, seed):
     model = rnn(seed, cell=cell, attention=attention)
-    learn_to_reverse(model, n_steps=300, learning_rate=1e-2, seed=seed)
+    learn_to_reverse(model, n_steps=400, learning_rate=1e-2, seed=seed)
     reached = grade(model, "decoder.attention.weights")
     assert min(reached.told, reached.written, reached.pointed) >= 0.99, reached
 
@@ -130,4 +130,4 @@ def test_an_rnn_without_attention_falls_behind_on_longer_sequences(seed):
         learn_to_reverse(model, n_steps=200, learning_rate=1e-2, seed=seed, lengths=(9, 13))
         right[attention] = fraction_right(written(model, pairs), pairs.target)
     assert right["general"] >= 0.95, right
-    assert right["none"] <= 0.75, right
+    assert right["none"] <= 0.6, right
