@@ -181,3 +181,14 @@ def test_one_line_of_many_megabytes_comes_in_parts(file):
     assert all(after.text.startswith(" w") and not before.ends for before, after in pairwise(parts))
     assert "".join(part.text for part in parts) == line.strip()
     assert opened.n_bytes == len(line)
+
+
+@pytest.mark.parametrize("rest", ["", "\nmore"])
+def test_the_rest_of_a_line_that_was_cut_is_no_separator(rest, monkeypatch):
+    monkeypatch.setattr(documents, "_BLOCK", 26)
+    monkeypatch.setattr(documents, "MAX_PART", 13)
+    monkeypatch.setattr(documents, "cut", partial(cut, max_part=13))
+    text = "x" * 13 + "<|endoftext|>" + rest
+    parts = list(read_parts(Source("a.txt"), io.BytesIO(text.encode())))
+    assert "".join(part.text for part in parts) == text
+    assert [part.ends for part in parts].count(True) == 1
