@@ -24,6 +24,8 @@ NUMPY = "reference/test_numpy.py"
 CUT = "inspection/test_change.py"
 RECORD = "inspection/test_record.py"
 
+BEFORE = "def _before(self, norm: nn.Module, x: Tensor) -> Tensor:\n"
+
 FOUNDATION = [
     bug(
         "causal mask off by one", "nn/mask.py", "seen & (distance >= 0)", "seen & (distance >= -1)",
@@ -52,9 +54,8 @@ FOUNDATION = [
     Bug(
         name="pre- and post-norm swapped",
         edits=(
-            ("nn/block.py", "def _before(self, norm: nn.Module, x: Tensor) -> Tensor:\n",
-             "def _before(self, norm: nn.Module, x: Tensor) -> Tensor:\n"
-             "        return norm(x) if self.norm_position is NormPosition.POST else x\n"),
+            ("nn/block.py", BEFORE,
+             BEFORE + "        return norm(x) if self.norm_position is NormPosition.POST else x\n"),
             ("nn/block.py", "x = x + self.dropout(write)\n",
              "x = x + self.dropout(write)\n        return norm(x) if self.norm_position is NormPosition.PRE else x\n"),
         ),
