@@ -80,14 +80,18 @@ def _range(values: Float[Tensor, " key"]) -> str:
 
 
 def _draw(raw: Vectors, on_plane: Vectors) -> Figure:
-    figure = new_figure(width=11, height=5.2)
+    figure = new_figure(width=11.0, height=5.2)
     for i, (keys, name) in enumerate(((raw, "without LayerNorm"), (on_plane, "with LayerNorm"))):
         axes: Any = figure.add_subplot(1, 2, i + 1, projection="3d")
         found = selectable(keys)
-        axes.scatter(*keys[found].T, color=BLUE, s=24, label=f"{int(found.sum())} selectable keys", depthshade=False)
+        axes.scatter(
+            *keys[found].T.numpy(), color=BLUE, s=24, label=f"{int(found.sum())} selectable keys", depthshade=False
+        )
         if not found.all():
             lost = keys[~found]
-            axes.scatter(*lost.T, color=RED, s=30, marker="x", label=f"{len(lost)} unselectable keys", depthshade=False)
+            axes.scatter(
+                *lost.T.numpy(), color=RED, s=30, marker="x", label=f"{len(lost)} unselectable keys", depthshade=False
+            )
         axes.quiver(
             0,
             0,

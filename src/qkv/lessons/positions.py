@@ -100,17 +100,17 @@ def _size(part: torch.nn.Module) -> int:
 
 
 def _draw(b: Tensor, e: Tensor, cloud: Tensor) -> Figure:
-    figure = new_figure(width=14, height=4.4)
+    figure = new_figure(width=14.0, height=4.4)
     of_b, of_e, clouds = figure.subplots(1, 3)
     for axes, rows, title in ((of_b, b, "B: i from 0"), (of_e, e, "E: i from 1")):
-        image = axes.imshow(rows, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+        image = axes.imshow(rows.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
         axes.set(title=f"Sinusoids, {title}", xlabel="dimension", ylabel="position")
     figure.colorbar(image, ax=[of_b, of_e], fraction=0.03)
     flat = cloud.flatten(0, 1)
     axis = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[:2].T
     for i, colour in enumerate((BLUE, ORANGE, GREEN, PINK, SKY, RED)):
         points, centre = (cloud[i] - flat.mean(0)) @ axis, (b[i] - flat.mean(0)) @ axis
-        clouds.scatter(*points.T, s=9, color=colour, alpha=0.6)
+        clouds.scatter(*points.T.numpy(), s=9, color=colour, alpha=0.6)
         clouds.text(*centre, str(i), weight="bold", ha="center", va="center",
                     bbox={"boxstyle": "circle", "facecolor": "white", "edgecolor": colour})  # fmt: skip
     label(

@@ -100,11 +100,11 @@ def _dots(title: str, moves: Moves, rows: tuple[str, ...], columns: tuple[str, .
 
 
 def _draw(panels: dict[str, tuple[Moves, tuple[str, ...], tuple[str, ...]]]) -> Figure:
-    figure = new_figure(width=9, height=8)
+    figure = new_figure(width=9.0, height=8.0)
     for axes, (title, (moves, rows, columns)) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
         for sees, marker, size, colour in ((True, "o", 160, BLUE), (False, "x", 30, "0.6")):
             i, j = ((moves > 0) == sees).nonzero().T
-            axes.scatter(j, i, marker=marker, s=size, color=colour)
+            axes.scatter(j.numpy(), i.numpy(), marker=marker, s=size, color=colour)
         axes.set_xticks(range(len(columns)), columns)
         axes.set_yticks(range(len(rows)), rows)
         axes.margins(0.12)

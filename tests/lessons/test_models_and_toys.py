@@ -1,0 +1,224 @@
+"""The key numbers of the lessons about positions, blocks, models and toys."""
+
+import pytest
+import torch
+
+from qkv.choices import PositionKind
+from qkv.lessons import (
+    layernorm_geometry,
+    majority,
+    no_positions,
+    one_block,
+    positions,
+    quiz,
+    quiz_cost,
+    residual_stream,
+    toy_head_5,
+    toy_head_7,
+    toy_head_slide,
+    vanishing_gradients,
+    who_sees_whom,
+    wirings,
+)
+from qkv.lessons.selecting import selectable
+from qkv.models import GPT
+from qkv.nn import CAUSAL, Mask, sinusoid
+
+
+def test_lecture_e_s_sinusoid_is_lecture_b_s_moved_by_a_pair():
+    b, e = (sinusoid(torch.arange(13)[None], 10, style)[0] for style in (positions.B, positions.E))
+    assert torch.equal(e[:, :-2], b[:, 2:])
+    assert (b - e).abs().max() > 1
+
+
+@pytest.mark.parametrize("style", [positions.B, positions.E])
+def test_any_two_rows_of_positions_differ(style):
+    rows = sinusoid(torch.arange(positions.N)[None], positions.D, style)[0]
+    assert torch.pdist(rows).min() > 1
+
+
+def test_small_words_are_found_at_their_own_position():
+    rows = sinusoid(torch.arange(5)[None], positions.D, positions.B)[0]
+    assert positions._found(rows[:, None].expand(-1, 3, -1), rows) == 1
+    assert positions._found(rows.flip(0)[:, None].expand(-1, 3, -1), rows) == pytest.approx(1 / 5)
+
+
+SHUFFLED, REVERSED = torch.tensor([3, 0, 6, 2, 5, 1, 4]), torch.arange(7).flip(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal", "order", "sees_order"),
+    [
+        (PositionKind.NONE, False, SHUFFLED, False),
+        (PositionKind.NONE, True, SHUFFLED, True),
+        (PositionKind.LEARNED, False, SHUFFLED, True),
+        (PositionKind.SINUSOIDAL, False, SHUFFLED, True),
+        (PositionKind.ROTARY, False, SHUFFLED, True),
+        (PositionKind.ALIBI, False, SHUFFLED, True),
+        (PositionKind.ALIBI, False, REVERSED, False),
+    ],
+)
+def test_permuted_input_gives_permuted_output_only_where_order_is_unseen(kind, causal, order, sees_order):
+    moved = no_positions.moved(order, kind=kind, causal=causal)
+    assert moved > 0.01 if sees_order else moved < 1e-12
+
+
+def test_normed_keys_lie_on_the_plane_orthogonal_to_1_at_distance_root_d():
+    keys = layernorm_geometry.normed(torch.randn(17, 11, dtype=torch.float64) + 3)
+    assert keys.sum(1).abs().max() < 1e-9
+    assert keys.norm(dim=1).tolist() == pytest.approx([11**0.5] * 17)
+    weights = layernorm_geometry.weights(torch.ones(11, dtype=torch.float64), keys)
+    assert weights.tolist() == pytest.approx([1 / 17] * 17)
+
+
+def test_a_key_within_the_hull_of_the_others_is_unselectable():
+    square = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1], [0.2, 0.3], [1, 0.5]])
+    assert selectable(square).tolist() == [True, True, True, True, False, False]
+
+
+def test_a_shifted_triangle_has_its_corners_selectable_though_0_is_outside():
+    keys = torch.tensor([[5.0, 5, 0], [6, 5, 0], [5, 6, 1], [5.3, 5.3, 0.3]], dtype=torch.float64)
+    assert selectable(keys).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("d", [3, 5])
+def test_layer_norm_leaves_no_key_unselectable(d):
+    keys = torch.randn(43, d, dtype=torch.float64)
+    assert not selectable(keys).all()
+    assert selectable(layernorm_geometry.normed(keys)).all()
+
+
+def test_the_counter_learns_and_leans_towards_1_with_layer_norm():
+    counter, accuracy = majority.train(normed=True, seed=0)
+    assert accuracy > 0.4  # a guess is right once in ten
+    assert counter.likeness() > majority.by_chance(0)
+
+
+def test_gradients_die_without_residual_and_norm_and_live_with_both():
+    neither, _, _, both = (vanishing_gradients.by_depth(wiring) for wiring in vanishing_gradients.WIRINGS)
+    assert neither[0] < 1e-15
+    assert 0.3 < both[0] < 10
+
+
+def test_gradients_die_with_the_distance_in_an_rnn_and_not_in_attention():
+    readers = vanishing_gradients.readers()
+    reach = {name: vanishing_gradients.by_distance(reader)[-1].item() for name, reader in readers.items()}
+    assert reach["RNN"] < reach["LSTM"] < 1e-15
+    assert reach["LSTM, gate open"] > 0.01
+    assert reach["attention"] > 0.01
+
+
+def test_the_mask_is_the_one_switch_between_gpt_and_bert():
+    past = torch.ones(6, 6).tril().T.bool()  # row: which token was changed
+    assert torch.equal(one_block.influence(mask=True) > 1e-6, past)
+    assert (one_block.influence(mask=False) > 1e-6).all()
+    assert one_block.as_bert() < 1e-6
+
+
+def test_another_token_enters_a_stream_at_the_first_attention_and_by_no_other_way():
+    gpt = residual_stream.model()
+    of_it = residual_stream.moved(gpt, at=residual_stream.SOURCE)[:, residual_stream.TARGET]
+    assert of_it[0] == 0
+    assert (of_it[1:] > 0.1).all()
+
+
+def test_a_cut_edge_leaves_detours_and_cutting_all_edges_leaves_nothing():
+    gpt = residual_stream.model()
+    source, target = residual_stream.SOURCE, residual_stream.TARGET
+    with residual_stream.edges_cut(gpt, queries=[target]):
+        detour = residual_stream.moved(gpt, at=source)[:, target]
+    with residual_stream.edges_cut(gpt, queries=list(range(source + 1, len(residual_stream.SENTENCE)))):
+        nothing = residual_stream.moved(gpt, at=source)[:, target]
+    assert detour[:4].max() == 0  # a detour needs a second layer
+    assert detour[-1] > 0.1
+    assert nothing.max() == 0
+
+
+def test_encoder_decoder_and_cross_attention_see_what_the_lectures_say():
+    model = wirings.new_model()
+    assert (who_sees_whom.of_tokens(model, decoder=False) > 0).all()
+    assert torch.equal(who_sees_whom.of_tokens(model, decoder=True) > 0, torch.ones(5, 5).tril().bool())
+    assert (who_sees_whom.of_states(model) > 0).all()
+
+
+def test_the_slide_s_cross_attention_hides_later_source_states():
+    causal = CAUSAL.visible(5, 5, torch.device("cpu"))[0, 0].int()
+    rule = who_sees_whom.slide_mask(causal, torch.ones(5, dtype=torch.int)).bool()
+    seen = who_sees_whom.of_states(wirings.new_model(), Mask(table=rule[None, None])) > 0
+    assert torch.equal(seen, torch.ones(5, 5).tril().bool())
+    with pytest.raises(UnboundLocalError, match="padding_mask"):
+        who_sees_whom.slide_mask(causal)
+
+
+def test_every_decoder_layer_reads_the_last_encoder_layer():
+    measured = wirings.gaps(wirings.new_model()) == 0
+    assert [name for name, wiring in wirings.drawn().items() if torch.equal(wiring, measured)] == [
+        "last encoder layer → every decoder layer"
+    ]
+
+
+def test_the_bigram_table_is_the_slide_s():
+    x = toy_head_5.bigram()
+    assert x[1].tolist() == x[4].tolist() == [0, 0, 0.5, 0.5, 0]
+    assert x[5].tolist() == [1, 0, 0, 0, 0]
+    assert torch.equal(x[:, toy_head_5.MAN], x[:, toy_head_5.CHICKEN])
+
+
+@pytest.mark.parametrize(("last_row", "distance"), [(1.0, 1.0), (0.0, 2.0)])
+def test_no_mix_of_the_bigram_table_reaches_the_target(last_row, distance):
+    x = toy_head_5.bigram()
+    x[-1, 0] = last_row
+    best = toy_head_5.best_mix(x)
+    assert (best - toy_head_5.wanted()).square().sum().item() == pytest.approx(distance, abs=1e-5)
+    assert best[1, 2:4].tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_man_and_woman_are_alike_in_the_bigram_table_of_seven_tokens():
+    x = toy_head_7.bigram()
+    assert torch.equal(x[0, :4], x[1, :4])
+    assert x.sum(-1).unique().tolist() == [1]
+
+
+def test_the_slide_s_weights_sum_to_1_and_its_predictions_do_not():
+    assert toy_head_slide.SLIDE_WEIGHTS.sum(-1).flatten().tolist() == pytest.approx([1] * 10, abs=0.0015)
+    assert (toy_head_slide.SLIDE_PREDICTIONS.sum(-1) > 2).all()
+
+
+def test_what_is_trained_is_all_there_is():
+    model = GPT(quiz.SMALL)
+    sizes = quiz.trained(model)
+    assert sum(sizes.values()) == sum(parameter.numel() for parameter in model.parameters())
+    assert sizes["7. W_o"] == 2 * 48 * 48
+    assert sizes["2. W_q and W_k (and W_v)"] == 2 * 3 * 48 * 48
+
+
+def test_counted_operations_of_a_product_are_2nmk():
+    assert quiz_cost.counted(lambda: torch.ones(3, 5) @ torch.ones(5, 7)) == 2 * 3 * 5 * 7
+
+
+def test_the_encoder_decoder_costs_what_the_formula_says(capsys):
+    measured = quiz_cost.answer(0)
+    assert measured["encoder"] == [2 * (24 * m * 64**2 + 4 * m**2 * 64) for m in quiz_cost.SOURCE_LENGTHS]
+    m_64, m_128, m_256, _ = measured["decoder"]
+    assert m_256 - m_128 == 2 * (m_128 - m_64)  # in proportion to m, no m²
+    assert "2ndL" in capsys.readouterr().out
+
+
+SAID = {
+    "positions": ["the shape [1 × N]. It is [N × d]", "B and E index differently"],
+    "no-positions": ["Who bit whom?", "cannot tell a sentence from its reversal"],
+    "layernorm-geometry": ["‖k‖ = √d = 8.000", "unselectable without"],
+    "vanishing-gradients": ["LSTM, gate open"],
+    "one-block": ["mask on: GPT", "max|difference| = 0"],
+    "residual-stream": ["only attention moves information"],
+    "who-sees-whom": ["target t sees only source ≤ t", "padding_mask is undefined", "yes: correct"],
+    "toy-head-5": ["is 1.0 on one slide and 0 on the next", "max|difference| = 0. W mixes rows"],
+    "toy-head-7": ["T×H = 5×20", "T×V = 5×7", "its rows do not sum to 1"],
+    "quiz": ["nm twice", "m² is the encoder's", "x·W_Eᵀ", "Answer: B", "Answer 4: 2ndL", "Column w_j", "Batches: yes"],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_lesson_runs_draws_and_says_where_the_slide_slips(told, name):
+    text = " ".join(told(name).text.split())
+    assert [words for words in SAID[name] if words not in text] == []
