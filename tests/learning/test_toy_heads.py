@@ -32,3 +32,9 @@ def test_the_bigram_table_cannot_tell_man_from_woman_so_nothing_is_learnt_from_i
 def test_with_neither_positions_nor_mask_both_the_get_the_same_answer():
     _, p = toy_head_5.learn(0, with_positions=False, causal=False)
     assert p[1].tolist() == pytest.approx(p[4].tolist(), abs=1e-6)
+
+
+def test_positions_alone_tell_the_two_the_apart():
+    _, p = toy_head_5.learn(0, causal=False)
+    assert p[1, FIVE.index("man")] >= 0.95
+    assert p[4, FIVE.index("chicken")] >= 0.95

@@ -201,7 +201,10 @@ def test_the_encoder_decoder_costs_what_the_formula_says(capsys):
     assert measured["encoder"] == [2 * (24 * m * 64**2 + 4 * m**2 * 64) for m in quiz_cost.SOURCE_LENGTHS]
     m_64, m_128, m_256, _ = measured["decoder"]
     assert m_256 - m_128 == 2 * (m_128 - m_64)  # in proportion to m, no m²
-    assert "2ndL" in capsys.readouterr().out
+    rows = [line.split() for line in capsys.readouterr().out.split("what does a pass cost?")[1].splitlines()]
+    rows = [row for row in rows if len(row) == 6 and row[0].isdigit()]
+    assert len(rows) == len(quiz_cost.SOURCE_LENGTHS) + 2
+    assert all(row[2] == row[3] and row[4] == row[5] for row in rows)
 
 
 SAID = {

@@ -35,7 +35,7 @@ class ToyHead(nn.Module):
         return self.attention(x, mask=self.mask)
 
 
-def train(head: ToyHead, x: Residual, target: Logits, *, n_steps: int = 400) -> list[float]:
+def train(head: ToyHead, x: Residual, target: Logits, *, n_steps: int = 500) -> list[float]:
     """Cross-entropy with the target's distributions; the loss of every step."""
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
     losses = []
