@@ -7,8 +7,11 @@ import typer
 
 import qkv
 from qkv.cli.data import data
+from qkv.cli.evaluate import evaluate
+from qkv.cli.generate import generate
 from qkv.cli.lesson import lesson
 from qkv.cli.tokenizer import tokenizer
+from qkv.cli.train import train
 from qkv.errors import DiskError, QKVError
 
 # Plain help text: laying it out with rich would triple the time `qkv --help` takes.
@@ -21,6 +24,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(lesson)
+app.command()(train)
+app.command()(generate)
+app.command()(evaluate)
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(data, name="data")
 

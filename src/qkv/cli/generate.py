@@ -16,18 +16,24 @@ if TYPE_CHECKING:
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, or a Hugging Face folder.")],
-    prompts: Annotated[list[str] | None, typer.Argument(help="What to go on from; none: one a line from stdin.")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="What to go on from; none: one a line from stdin.")
+    ] = None,
     *,
     max_new: Annotated[int, typer.Option("--max-new", "-n", min=1, help="Most new tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest; below 1 sharper, above 1 flatter.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Choose among the fewest that reach p together.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Leave out what is less than this share of the likeliest.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Leave out what is less than this share of the likeliest.")
+    ] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: say less again.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this string; may be given again.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Where chance starts.")] = 0,
     stream: Annotated[bool, typer.Option("--stream", help="Print each piece as it comes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, with ids and log-probabilities.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a prompt, with ids and log-probabilities.")
+    ] = False,
 ) -> None:
     """Go on from a prompt; the prompt itself is printed too.
 

@@ -17,9 +17,7 @@ def lesson(
         Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Save the lesson's picture here.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Where the lesson's chance starts.")] = 0,
-    run_all: Annotated[
-        bool, typer.Option("--all", help="Run every lesson; times go to standard error.")
-    ] = False,
+    run_all: Annotated[bool, typer.Option("--all", help="Run every lesson; times go to standard error.")] = False,
 ) -> None:
     """List the lectures' examples, or run one.
 
@@ -46,9 +44,7 @@ def lesson(
 def _check_plot(plot: Path, *, one_lesson: bool) -> None:
     """A picture that cannot be saved is refused before the lesson computes, not after."""
     if not one_lesson:
-        raise InputError(
-            "--plot saves the picture of one lesson: name it, as in qkv lesson walkthrough --plot a.png"
-        )
+        raise InputError("--plot saves the picture of one lesson: name it, as in qkv lesson walkthrough --plot a.png")
     if not plot.parent.is_dir():
         raise InputError(f"--plot {plot}: there is no folder {plot.parent}")
 
@@ -57,9 +53,7 @@ def _list() -> None:
     from qkv.lessons import LESSONS
 
     header = ("NAME", "LECTURES", "ROWS", "TITLE")
-    rows = [
-        (info.name, " ".join(info.lectures), " ".join(info.rows), info.title) for info in LESSONS.values()
-    ]
+    rows = [(info.name, " ".join(info.lectures), " ".join(info.rows), info.title) for info in LESSONS.values()]
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(3)]
     for row in [header, *rows]:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))

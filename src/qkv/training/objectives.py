@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from qkv.choices import Precision
 from qkv.config import TrainingConfig
+from qkv.data.windows import Batch
 from qkv.errors import ConfigError
 from qkv.models import GPT
 from qkv.training.losses import Summed, unembedded_loss_sum
 
 
 class TrainingBatch(Protocol):
-    """A batch of any family: the trainer splits it and counts its targets, the objective reads it."""
+    """A batch of any family: the trainer splits it and counts its targets, its own objective reads it."""
 
     @property
     def n_targets(self) -> int: ...
@@ -26,33 +27,32 @@ class TrainingBatch(Protocol):
     def split(self, n_rows: int) -> Iterator["TrainingBatch"]: ...
 
 
-Objective = Callable[[TrainingBatch], Summed]
+Objective = Callable[[Any], Summed]
+"""From one family's batch to −Σ log p of its targets."""
 
 
 def next_token(model: GPT, config: TrainingConfig) -> Objective:
     """At every position a distribution over what comes next; the sum of −log p of what came."""
     device = model.embedding.token.weight.device
-    autocast = _autocast(config, device)
+    autocast = autocasting(config.precision, device)
 
     def loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         states = model.states(ids, documents=documents)
         return unembedded_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk)
 
-    compute = torch.compile(loss) if config.compiled else loss
+    compute = torch.compile(loss, dynamic=False) if config.compiled else loss
 
-    def objective(batch: TrainingBatch) -> Tensor:
-        ids, targets, documents = (
-            None if part is None else part.to(device, non_blocking=True)
-            for part in (batch.ids, batch.targets, batch.documents)  # type: ignore[attr-defined]
-        )
+    def objective(batch: Batch) -> Tensor:
+        there = batch.to(device)
         with autocast():
-            return compute(ids, targets, documents)
+            return compute(there.ids, there.targets, there.documents)
 
     return objective
 
 
-def _autocast(config: TrainingConfig, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    is_bf16 = config.precision is Precision.BF16 or (config.precision is Precision.AUTO and device.type == "cuda")
+def autocasting(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """A maker of contexts in which products run in that precision."""
+    is_bf16 = precision is Precision.BF16 or (precision is Precision.AUTO and device.type == "cuda")
     if not is_bf16:
         return nullcontext
     if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001 - there is no public question

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.config import TrainingConfig
+from qkv.data import prefetch
 from qkv.errors import TrainingError
 from qkv.training.averaging import Averaged
 from qkv.training.evaluation import evaluate
@@ -56,13 +58,13 @@ class Trainer:
     def train(self) -> StopRequest:
         """Go on until the last step, early stopping, or a signal; a checkpoint of where it stopped is saved."""
         self.model.train()
-        with stop_requests() as stop:
+        with stop_requests() as stop, closing(prefetch(self.data.batch, self.progress.step)) as batches:
             while True:
                 self._evaluate_if_due()
                 self._save_if_due(must=self._is_done or stop.signal is not None)
                 if self._is_done or stop.signal is not None:
                     return stop
-                self._step()
+                self._step(next(batches))
 
     def resume(self, say: Callable[[str], None]) -> None:
         """Take up the run's last good checkpoint."""
@@ -78,25 +80,13 @@ class Trainer:
         patience = self.config.patience
         return self.progress.step >= self.config.steps or (patience is not None and self.progress.n_worse >= patience)
 
-    def _step(self) -> None:
+    def _step(self, batch: TrainingBatch) -> None:
         started = time.perf_counter()
-        step, config = self.progress.step, self.config
-        batch = self.data.batch(step)
-        if batch.n_targets == 0:
-            raise TrainingError(f"step {step}: the batch has no target to predict")
-        loss = torch.zeros((), device=self._parameters[0].device)
-        for i, part in enumerate(batch.split(config.micro_batch_size)):
-            # Dropout, too, is a function of (seed, step, part), so nothing of it need be saved.
-            torch.manual_seed((config.seed * 1_000_003 + step) * 1_009 + i)
-            # Weighted by real target counts: the parts' gradients add up to the whole batch's.
-            part_loss = self.objective(part) / batch.n_targets
-            part_loss.backward()
-            loss += part_loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, config.clip or math.inf, foreach=True)
-        value, size = torch.stack((loss, norm.float())).tolist()
-        if not (math.isfinite(value) and math.isfinite(size)):
-            raise TrainingError(self._not_a_number(step, value))
-        rate = learning_rate(config, step)
+        step = self.progress.step
+        loss, norm = self._gradients(batch, step)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainingError(self._not_a_number(step, loss))
+        rate = learning_rate(self.config, step)
         self._update(rate)
         self.progress = replace(
             self.progress,
@@ -104,10 +94,43 @@ class Trainer:
             n_tokens=self.progress.n_tokens + batch.n_tokens,
             seconds=self.progress.seconds + time.perf_counter() - started,
         )
-        self._log({
-            "step": step + 1, "loss": value, "gradient_norm": size, "learning_rate": rate,
-            "tokens": self.progress.n_tokens, "seconds": round(self.progress.seconds, 4),
-        })  # fmt: skip
+        self._log(
+            {
+                "step": step + 1,
+                "loss": loss,
+                "gradient_norm": norm,
+                "learning_rate": rate,
+                "tokens": self.progress.n_tokens,
+                "seconds": round(self.progress.seconds, 4),
+            }
+        )
+
+    def _gradients(self, batch: TrainingBatch, step: int) -> tuple[float, float]:
+        """Leave the batch's gradients in the model; the loss a target, and the gradients' norm before clipping."""
+        if batch.n_targets == 0:
+            raise TrainingError(f"step {step}: the batch has no target to predict")
+        loss = torch.zeros((), device=self._parameters[0].device)
+        for i, part in enumerate(batch.split(self.config.micro_batch_size)):
+            # Dropout, too, is a function of (seed, step, part), so nothing of it need be saved.
+            torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + i)
+            # Weighted by real target counts: the parts' gradients add up to the whole batch's.
+            part_loss = self.objective(part) / batch.n_targets
+            part_loss.backward()
+            loss += part_loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.clip or math.inf, foreach=True)
+        value, size = torch.stack((loss, norm.float())).tolist()
+        return value, size
+
+    def seconds_a_step(self, n: int = 5) -> float:
+        """Measured on the first batches; the model is changed by it, so use one made for that."""
+        self.model.train()
+        # The first two steps also compile, allocate and fill caches.
+        ends = []
+        for step in range(n + 2):
+            self._gradients(self.data.batch(step), step)
+            self._update(learning_rate(self.config, step))
+            ends.append(time.perf_counter())
+        return (ends[-1] - ends[1]) / n
 
     def _update(self, rate: float) -> None:
         for optimizer in self.optimizers:

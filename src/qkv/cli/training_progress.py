@@ -1,0 +1,69 @@
+"""A run as it goes: loss, tokens a second, share of the machine, time left."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from qkv.config import Recipe
+from qkv.cost import estimate
+
+
+class TrainingProgress:
+    """On a terminal one line that changes; in a pipe a line an evaluation."""
+
+    def __init__(self, recipe: Recipe, *, rate: float, vocabulary_size: int) -> None:
+        training = recipe.training
+        self._steps = training.steps
+        self._rate = rate
+        config = recipe.model_config_for(vocabulary_size)
+        work = estimate(config, batch=training.batch_size, length=training.length, mode="train")
+        self._flops = work.flops.total
+        self._console = Console(stderr=True)
+        self._live = Live(Text(), console=self._console, transient=True, refresh_per_second=4)
+        self._first: tuple[int, int, float] | None = None
+        self._last: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def report(self, entry: Mapping[str, Any]) -> None:
+        if "validation_loss" in entry:
+            best = " (best so far)" if entry["is_best"] else ""
+            line = f"step {entry['step']:,}: validation loss {entry['validation_loss']:.4f}{best}  {self._speed()}"
+            self._console.print(line, highlight=False)
+            return
+        if self._first is None:
+            self._first = (entry["step"], entry["tokens"], entry["seconds"])
+        self._last = entry
+        if self._console.is_terminal:
+            self._live.update(
+                Text(f"step {entry['step']:,}/{self._steps:,}  loss {entry['loss']:.4f}  {self._speed()}")
+            )
+
+    def _speed(self) -> str:
+        if self._first is None or not self._last or self._last["step"] == self._first[0]:
+            return ""
+        step, tokens, seconds = self._first
+        elapsed = max(1e-9, self._last["seconds"] - seconds)
+        n_steps = self._last["step"] - step
+        left = (self._steps - self._last["step"]) * elapsed / n_steps
+        share = n_steps * self._flops / elapsed / self._rate
+        return f"{(self._last['tokens'] - tokens) / elapsed:,.0f} tokens/s  {share:.0%} of peak  {_clock(left)} left"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,43 @@
+"""How the loss went: a run's metrics as a picture."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qkv.errors import InputError
+from qkv.inspection.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def loss_curve(metrics: Path) -> "Figure":
+    """Training loss (thin: each step, thick: smoothed) and validation loss against steps."""
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
+    trained = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    held_out = [(line["step"], line["validation_loss"]) for line in lines if "validation_loss" in line]
+    if not trained:
+        raise InputError(f"{metrics}: holds no training step to draw")
+    figure = new_figure(width=7, height=4)
+    axis = figure.subplots()
+    axis.plot(*zip(*trained, strict=True), color="#9ecae1", linewidth=0.6)
+    axis.plot(*zip(*_smoothed(trained), strict=True), color="#08519c", linewidth=1.6, label="training")
+    if held_out:
+        axis.plot(*zip(*held_out, strict=True), color="#d95f02", marker="o", markersize=3, label="validation")
+        step, best = min(held_out, key=lambda point: point[1])
+        axis.annotate(f"best {best:.3f}", (step, best), xytext=(0, -14), textcoords="offset points", ha="center")
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss (nats a token)")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    return figure
+
+
+def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """A running mean over about a fiftieth of the run."""
+    keep = 1 - 1 / max(1, len(points) // 50)
+    smooth, value = [], points[0][1]
+    for step, loss in points:
+        value = keep * value + (1 - keep) * loss
+        smooth.append((step, value))
+    return smooth

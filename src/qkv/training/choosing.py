@@ -1,0 +1,99 @@
+"""Settings for someone's own text, from its size, the time given and the machine's speed."""
+
+import math
+import time
+from typing import Any
+
+import torch
+
+from qkv.config import Recipe
+
+SHAPES = ((2, 64, 2), (3, 96, 3), (4, 128, 4), (5, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8), (12, 768, 12))
+"""(layers, width, heads) to choose from, small to large."""
+SHARE_OF_RATE = 0.35
+"""What part of the measured matrix rate training a small model reaches."""
+
+
+def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float) -> Recipe:
+    """`rate`: FLOP/s of this device's matrix products. Steps are a guess that `fit_steps` makes exact."""
+    kind, vocabulary_size = _tokenizer(n_bytes)
+    n_layers, d_model, n_heads = choose_shape(n_bytes=n_bytes, flops=seconds * rate * SHARE_OF_RATE)
+    length = 64 if n_bytes < 100_000 else 128 if d_model <= 128 else 256
+    batch_size = 16 if d_model <= 256 else 64
+    model: dict[str, Any] = {
+        "context_length": length,
+        "n_layers": n_layers,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "gelu",
+        "attention_bias": False,
+        "feedforward_bias": False,
+        "dropout": 0.1,
+    }
+    training = {
+        "steps": 1000,
+        "batch_size": batch_size,
+        "length": length,
+        "optimizer": "muon",
+        "learning_rate": 4e-3 if d_model <= 128 else 2e-3,
+        "schedule": "linear",
+        "final_learning_rate": 0.0,
+        "warmup_steps": 50,
+        "evaluate_every": 100,
+    }
+    return Recipe(
+        family="gpt",
+        tokenizer={"kind": kind, "vocabulary_size": vocabulary_size},  # type: ignore[arg-type]
+        model=model,
+        data={"train": tuple(files), "validation_share": 0.05},  # type: ignore[arg-type]
+        training=training,  # type: ignore[arg-type]
+    )
+
+
+def choose_shape(*, n_bytes: int, flops: float) -> tuple[int, int, int]:
+    """The largest that the time lets see four tokens a parameter, and whose parameters the text can fill."""
+    chosen = SHAPES[0]
+    for n_layers, d_model, n_heads in SHAPES:
+        n_parameters = 12 * n_layers * d_model**2
+        n_tokens = flops / (6 * n_parameters)
+        if n_tokens >= 4 * n_parameters and n_parameters <= 5 * n_bytes:
+            chosen = (n_layers, d_model, n_heads)
+    return chosen
+
+
+def _tokenizer(n_bytes: int) -> tuple[str, int]:
+    """Short texts do not show a long vocabulary often enough to learn it."""
+    if n_bytes < 200_000:
+        return "char", 1024
+    return "bpe", 1024 if n_bytes < 3_000_000 else 2048 if n_bytes < 30_000_000 else 4096
+
+
+def fit_steps(recipe: Recipe, *, seconds: float, seconds_a_step: float) -> Recipe:
+    """The same recipe with as many steps as the time allows; about a tenth is left for evaluating and saving."""
+    steps = max(20, math.floor(0.9 * seconds / seconds_a_step))
+    every = max(10, steps // 10)
+    training = recipe.training.replace(
+        steps=steps, warmup_steps=max(1, min(100, steps // 10)), evaluate_every=every, save_every=every
+    )
+    return recipe.replace(training=training)
+
+
+def matmul_rate(device: torch.device) -> float:
+    """FLOP/s of a large product, measured in about a fifth of a second."""
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    best = math.inf
+    for _ in range(4):
+        _wait(device)
+        started = time.perf_counter()
+        _ = a @ a
+        _wait(device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * n**3 / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
