@@ -32,6 +32,7 @@ def config_from_dict(settings: dict[str, Any]) -> ModelConfig:
 
 
 def load_config(path: str | Path) -> ModelConfig:
+    """The config in a .json or .toml file; its `family` says which kind it is."""
     path = Path(path)
     try:
         settings = _parse(path)
