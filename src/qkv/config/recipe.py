@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from qkv.choices import TokenizerKind
 from qkv.config.base import Config, Count
-from qkv.config.files import config_from_dict
+from qkv.config.files import ModelConfig, config_from_dict
 from qkv.config.training import TrainingConfig
 from qkv.errors import ConfigError
 
@@ -58,7 +58,7 @@ class Recipe(Config):
             )
         return self
 
-    def model_config_for(self, vocabulary_size: int):  # noqa: ANN201 - one of the families' configs
+    def model_config_for(self, vocabulary_size: int) -> ModelConfig:
         """The model's config, now that the tokenizer's size is known."""
         if "vocabulary_size" in self.model:
             raise ConfigError("model.vocabulary_size is the tokenizer's: set tokenizer.vocabulary_size")
