@@ -1,46 +1,41 @@
 """`qkv train`: your own text in, a trained model out."""
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.errors import ConfigError, InputError, QKVError
+from qkv.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     import torch
 
     from qkv.config import Recipe
-    from qkv.training import Prepared, Trainer
+
+What = Annotated[str | None, typer.Argument(help="`gpt` to train on --text, or a recipe (RECIPE.toml).")]
+More = Annotated[list[str] | None, typer.Argument(help="More text files; for a recipe, settings such as a.b=c.")]
+Text = Annotated[list[str] | None, typer.Option(help="A text file or folder to train on; may be given again.")]
+Minutes = Annotated[float | None, typer.Option(min=0.05, help="Time to train for; sets the steps.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Updates to make.")]
+Start = Annotated[Path | None, typer.Option("--from", help="A model to begin with.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder: new or empty.")]
+Data = Annotated[Path, typer.Option(envvar="QKV_DATA", help="The folder that a recipe's files lie in.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")]
 
 
 def train(
-    what: Annotated[str | None, typer.Argument(help="`gpt` to train on --text, or a recipe (RECIPE.toml).")] = None,
-    more: Annotated[
-        list[str] | None, typer.Argument(help="More text files; for a recipe, settings such as a.b=c.")
-    ] = None,
-    *,
-    text: Annotated[
-        list[str] | None, typer.Option(help="A text file or folder to train on; may be given again.")
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.05, help="Time to train for; sets the steps.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Updates to make.")] = None,
-    start: Annotated[Path | None, typer.Option("--from", help="A model to begin with.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder: new or empty.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(envvar="QKV_DATA", help="The folder that a recipe's files lie in.")
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
-    seed: Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")] = None,
-) -> None:
+    what: What = None, more: More = None, *, text: Text = None, minutes: Minutes = None, steps: Steps = None,
+    start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None, dry_run: DryRun = False,
+    device: Device = "auto", seed: Seed = None,
+) -> None:  # fmt: skip
     """Train a model on your own text, follow a recipe, or go on with a run.
 
     A run can be stopped with Ctrl-C and resumed: nothing is lost, and the numbers are those of an unbroken run.
+    Exit 0 done, 1 failed, 2 bad input, 130 or 143 stopped by Ctrl-C or SIGTERM; a second one leaves at once.
 
     \b
     Examples:
@@ -48,38 +43,42 @@ def train(
       qkv train recipes/shakespeare.toml training.steps=200 --data texts --out run
       qkv train --resume run
     """
-    from qkv.training import open_run
+    from qkv.cli.training_run import preflight, resume_run, start_run
 
     target = _device(device)
     if resume is not None:
-        if what is not None or text or out is not None:
+        if what is not None or text or out is not None or start is not None or minutes or steps or seed is not None:
             raise InputError("--resume goes on with a run as it was: give nothing else with it")
-        _run(open_run(resume), target, start=None, resuming=True)
+        resume_run(resume, target)
         return
+    if what == "gpt":
+        recipe = _own_text([*(text or []), *(more or [])], minutes=minutes, steps=steps, device=target, start=start)
+        data = Path()
+        minutes = 5.0 if minutes is None and steps is None else minutes
+    else:
+        recipe = _from_file(what, more or [], text=text, steps=steps, start=start)
+    if seed is not None:
+        recipe = recipe.replace(training=recipe.training.replace(seed=seed))
+    if dry_run:
+        preflight(recipe, recipe.tokenizer.vocabulary_size, target)
+        return
+    start_run(recipe, out or _next_run_folder(), data, device=target, minutes=minutes)
+
+
+def _from_file(
+    what: str | None, overrides: list[str], *, text: list[str] | None, steps: int | None, start: Path | None
+) -> "Recipe":
+    from qkv.config import load_recipe
+
     if what is None:
         raise InputError(
             "what to train? `qkv train gpt --text FILE`, `qkv train RECIPE.toml`, or `qkv train --resume RUN`"
         )
-    if what == "gpt":
-        recipe = _own_text([*(text or []), *(more or [])], minutes=minutes, steps=steps, device=target, start=start)
-        folder = Path()
-    else:
-        from qkv.config import load_recipe
-
-        if text or steps is not None:
-            raise InputError("a recipe says its text and steps itself; change them: data.train=… training.steps=…")
-        recipe, folder = load_recipe(what, tuple(more or [])), data if data is not None else Path()
-    if seed is not None:
-        recipe = recipe.replace(training=recipe.training.replace(seed=seed))
-    if dry_run:
-        _preflight(recipe, recipe.tokenizer.vocabulary_size, target)
-        return
-    prepared = _prepare(recipe, out or _next_run_folder(), folder)
-    if what == "gpt" and steps is None and minutes is None:
-        minutes = 5.0
-    if minutes is not None:
-        prepared = _fit(prepared, target, 60 * minutes)
-    _run(prepared, target, start=start, resuming=False)
+    if text or steps is not None:
+        raise InputError("a recipe says its text and steps itself; change them: data.train=… training.steps=…")
+    recipe = load_recipe(what, tuple(overrides))
+    start = start or (None if recipe.start_from is None else Path(recipe.start_from))
+    return recipe if start is None else recipe.replace(start_from=str(start.resolve()))
 
 
 def _own_text(
@@ -123,107 +122,6 @@ def _shaped_like(recipe: "Recipe", start: Path) -> "Recipe":
         training=recipe.training.replace(length=length, learning_rate=recipe.training.learning_rate / 4),
         start_from=str(start.resolve()),
     )
-
-
-def _prepare(recipe: "Recipe", folder: Path, data: Path) -> "Prepared":
-    from contextlib import ExitStack
-
-    from qkv.cli.progress import bar, say
-    from qkv.training import prepare_run
-
-    with ExitStack() as stack:
-        bars: list[ExitStack] = []
-
-        def next_bar(label: str) -> Callable[[int, int], None]:
-            while bars:
-                bars.pop().close()
-            own = ExitStack()
-            bars.append(stack.enter_context(own))
-            return own.enter_context(bar(label))
-
-        prepared = prepare_run(recipe, folder, data, progress=next_bar)
-    held_out = 0 if prepared.validation is None else prepared.validation.n_tokens
-    say(
-        f"{folder}: {prepared.train.n_tokens:,} tokens to train on, {held_out:,} held out, "
-        f"vocabulary {prepared.tokenizer.vocabulary_size:,}"
-    )
-    return prepared
-
-
-def _fit(prepared: "Prepared", device: "torch.device", seconds: float) -> "Prepared":
-    """Time a few steps on a throw-away model, and write into the recipe how many fit."""
-    from dataclasses import replace
-
-    from qkv.training import build_trainer, fit_steps
-    from qkv.training.prepare import write_recipe
-
-    trainer = build_trainer(prepared, device=device, report=lambda _entry: None)
-    recipe = fit_steps(prepared.recipe, seconds=seconds, seconds_a_step=trainer.seconds_a_step())
-    write_recipe(prepared.run, recipe)
-    return replace(prepared, recipe=recipe)
-
-
-def _run(prepared: "Prepared", device: "torch.device", *, start: Path | None, resuming: bool) -> None:
-    from qkv.cli.progress import say
-    from qkv.cli.training_progress import TrainingProgress
-    from qkv.tasks import load_weights
-    from qkv.training import build_trainer
-
-    begin: Any = None if start is None else load_weights(start).model
-    rate = _preflight(prepared.recipe, prepared.tokenizer.vocabulary_size, device)
-    progress = TrainingProgress(prepared.recipe, rate=rate, vocabulary_size=prepared.tokenizer.vocabulary_size)
-    trainer = build_trainer(prepared, device=device, report=progress.report, start=begin)
-    if resuming:
-        trainer.resume(say)
-        say(f"going on at step {trainer.progress.step} of {prepared.recipe.training.steps}")
-    with progress:
-        stop = trainer.train()
-    _finish(trainer)
-    if stop.signal is not None:
-        say(
-            f"stopped by {stop.signal.name} at step {trainer.progress.step}; "
-            f"go on: qkv train --resume {trainer.run.path}"
-        )
-        sys.exit(stop.exit_code)
-
-
-def _finish(trainer: "Trainer") -> None:
-    from qkv.cli.progress import say
-    from qkv.inspection.curves import loss_curve
-
-    path, progress = trainer.run.path, trainer.progress
-    try:
-        loss_curve(trainer.run.metrics).savefig(path / "loss.png")
-    except QKVError as error:
-        say(str(error))
-    best = (
-        ""
-        if progress.best_loss is None
-        else f"; best validation loss {progress.best_loss:.4f} at step {progress.best_step}"
-    )
-    print(f"{path}: {progress.step:,} steps, {progress.n_tokens:,} tokens, {progress.seconds:.0f} s{best}")
-    say(f'try it: qkv generate {path} "Once upon a time"')
-
-
-def _preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") -> float:
-    """Say what the run will take; returns the device's matrix rate."""
-    from qkv.cli.progress import say
-    from qkv.cost import preflight
-    from qkv.training import matmul_rate
-
-    rate, training = matmul_rate(device), recipe.training
-    plan = preflight(
-        recipe.model_config_for(vocabulary_size),
-        batch=training.micro_batch_size,
-        length=training.length,
-        steps=training.steps,
-        matmul_rate=rate,
-        accumulation=training.batch_size // training.micro_batch_size,
-        checkpointing=training.checkpoint_activations,
-        loss_chunk=training.loss_chunk,
-    )
-    say(plan.line)
-    return rate
 
 
 def _device(name: str) -> "torch.device":
