@@ -98,6 +98,34 @@ def test_once_ragged_a_step_without_padding_goes_on_at_each_rows_end():
     assert cache.lengths.tolist() == [3, 2, 3]
 
 
+@pytest.mark.parametrize("n_new", [1, 3])
+def test_once_ragged_new_tokens_are_written_at_each_rows_end(n_new):
+    cache = new_cache()
+    is_token = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
+    cache.reserve(batch=BATCH, n_new=4, is_token=is_token)
+    keys, values = drawn(4)
+    cache.layers[0].append(keys, values)
+    more_keys, more_values = drawn(n_new)
+    positions = cache.reserve(batch=BATCH, n_new=n_new)
+    assert positions.tolist() == [list(range(n, n + n_new)) for n in (4, 2, 1)]
+    got_keys, got_values = cache.layers[0].append(more_keys, more_values)
+    assert got_keys.shape[2] == 4 + n_new
+    for row, n in enumerate((4, 2, 1)):
+        assert torch.equal(got_keys[row, :, : n + n_new], torch.cat((keys[row, :, :n], more_keys[row]), dim=1))
+        assert torch.equal(got_values[row, :, : n + n_new], torch.cat((values[row, :, :n], more_values[row]), dim=1))
+        assert not got_keys[row, :, n + n_new :].any()
+
+
+def test_when_the_longest_row_leaves_the_others_have_its_room():
+    cache = new_cache()
+    cache.reserve(batch=BATCH, n_new=9, is_token=torch.arange(9) < torch.tensor([[9], [4], [1]]))
+    cache.select(torch.tensor([1, 2]))
+    assert cache.n_filled == 4
+    cache.reserve(batch=2, n_new=7)
+    with pytest.raises(CacheError, match="the cache holds 11 tokens a row, 12 are needed"):
+        cache.reserve(batch=2, n_new=1)
+
+
 def test_selected_rows_are_kept_in_their_order_with_repeats():
     cache = new_cache()
     keys, values = drawn(4)

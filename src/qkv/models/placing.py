@@ -72,13 +72,15 @@ def causal_mask(
     n = positions.shape[1]
     if cache is None:
         return mask_of(positions, causal=True, window=window, is_token=is_token, documents=documents)
+    # Without padding every query's own key is among those just written.
+    sees_itself = is_token is None
     if cache.is_ragged:
-        return Mask(causal=True, window=window, query_positions=positions)
+        return Mask(causal=True, window=window, query_positions=positions, sees_itself=sees_itself)
     if cache.n_filled == n:
         return Mask(causal=True, window=window)
     if n == 1 and window is None:
         return None
-    return Mask(causal=True, window=window, query_positions=positions)
+    return Mask(causal=True, window=window, query_positions=positions, sees_itself=sees_itself)
 
 
 def check_length(n: int, context_length: int, cache: KVCache | None = None) -> None:

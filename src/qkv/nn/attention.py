@@ -110,8 +110,10 @@ def attend_fused(lookup: Lookup, *, dropout: float = 0.0) -> HeadResults:
     elif mask is not None:
         is_causal = False
         visible = mask.visible(n_queries, n_keys, lookup.queries.device)
-        sees_nothing = ~visible.any(-1, keepdim=True)
-        bias = visible | sees_nothing
+        bias = visible
+        if not mask.sees_itself:
+            sees_nothing = ~visible.any(-1, keepdim=True)
+            bias = visible | sees_nothing
         if lookup.bias is not None:
             bias = lookup.bias.masked_fill(~bias, float("-inf"))
         else:

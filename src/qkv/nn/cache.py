@@ -24,6 +24,16 @@ class _Scattered:
     slots: Int[Tensor, " token"]
 
 
+@dataclass(frozen=True)
+class _AtEnds:
+    """Where the tokens of a ragged batch go when none of them is padding: each row's at its own end."""
+
+    slots: Int[Tensor, "batch 1 new 1"]
+
+    def write(self, kept: Tensor, new: Tensor) -> None:
+        kept.scatter_(2, self.slots.expand_as(new), new)
+
+
 class LayerCache:
     """One layer's keys and values, (batch, kv_head, capacity, width)."""
 
@@ -43,6 +53,9 @@ class LayerCache:
             case slice():
                 self.keys[:, :, place] = keys
                 self.values[:, :, place] = values
+            case _AtEnds():
+                place.write(self.keys, keys)
+                place.write(self.values, values)
             case _Scattered():
                 self.keys[place.rows, :, place.slots] = keys[place.rows, :, place.columns]
                 self.values[place.rows, :, place.slots] = values[place.rows, :, place.columns]
@@ -88,7 +101,7 @@ class KVCache:
         self.is_ragged = False
         self.positions: Positions | None = None
         """Where the tokens of the latest pass stand."""
-        self.place: slice | _Scattered | None = None
+        self.place: slice | _AtEnds | _Scattered | None = None
         self.layers = [
             LayerCache(
                 self,
@@ -115,14 +128,15 @@ class KVCache:
         if batch != self.batch:
             raise CacheError(f"the cache was made for batch={self.batch}, the ids have batch={batch}")
         is_ragged = self.is_ragged or (is_token is not None and not bool(is_token.all()))
-        added = torch.full_like(self.lengths, n_new) if is_token is None else is_token.sum(1)
-        n_needed = int((self.lengths + added).max()) if is_ragged else self.n_filled + n_new
+        added = n_new if is_token is None else is_token.sum(1)
+        # Looking at the lengths makes a GPU wait; without padding the longest row stays the longest.
+        n_needed = self.n_filled + n_new if is_token is None or not is_ragged else int((self.lengths + added).max())
         if n_needed > self.capacity:
             raise CacheError(f"the cache holds {self.capacity} tokens a row, {n_needed} are needed")
         self.is_ragged = is_ragged
         self.positions = positions = self._positions(n_new, is_token)
         self.lengths = self.lengths + added
-        self.n_filled = max(self.n_filled, n_needed)
+        self.n_filled = n_needed
         return positions
 
     def _positions(self, n_new: int, is_token: IsToken | None) -> Positions:
@@ -130,7 +144,11 @@ class KVCache:
             self.place = slice(self.n_filled, self.n_filled + n_new)
             return torch.arange(self.n_filled, self.n_filled + n_new, device=self.lengths.device)[None]
         if is_token is None:
-            is_token = torch.ones(self.batch, n_new, dtype=torch.bool, device=self.lengths.device)
+            positions = self.lengths[:, None]
+            if n_new > 1:
+                positions = positions + torch.arange(n_new, device=self.lengths.device)
+            self.place = _AtEnds(positions[:, None, :, None])
+            return positions
         positions = self.lengths[:, None] + (is_token.long().cumsum(1) - 1).clamp(min=0)
         rows, columns = is_token.nonzero(as_tuple=True)
         self.place = _Scattered(rows, columns, positions[rows, columns])
@@ -145,3 +163,5 @@ class KVCache:
             layer.keys = layer.keys.index_select(0, rows)
             layer.values = layer.values.index_select(0, rows)
         self.lengths = self.lengths.index_select(0, rows)
+        if self.is_ragged and len(rows):
+            self.n_filled = int(self.lengths.max())

@@ -29,6 +29,8 @@ class Mask:
     query_positions: QueryPositions | None = None
     """Where the queries stand; None: 0, 1, 2 …"""
     key_positions: KeyPositions | None = None
+    sees_itself: bool = False
+    """Said by one who knows: every query may see the key at its own position, so none sees nothing."""
     table: Visible | None = None
     """The rule written out, once for all layers; see `written_out`."""
 
