@@ -1,33 +1,61 @@
 """A run from its first file to its last step, told on standard error."""
 
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qkv.cli.progress import bar, say
-from qkv.errors import QKVError
+from qkv.errors import InputError, QKVError, RunError
 
 if TYPE_CHECKING:
     import torch
 
     from qkv.config import Recipe
+    from qkv.models import GPT
     from qkv.training import Prepared, Trainer
 
 
 def start_run(recipe: "Recipe", folder: Path, data: Path, *, device: "torch.device", minutes: float | None) -> None:
     """`minutes`: change the recipe's steps to as many as fit."""
-    prepared = _prepare(recipe, folder, data)
-    if minutes is not None:
-        prepared = _fit(prepared, device, 60 * minutes)
-    _run(prepared, device, resuming=False)
+    from qkv.training import prepare_run
+
+    seconds = None if minutes is None else 60 * minutes
+    with _stoppable(folder), _bars() as bars:
+        prepared = prepare_run(recipe, folder, data, progress=bars, seconds=seconds)
+    with prepared.run.locked(), _stoppable(folder):
+        _run(_made_ready(prepared, device, seconds=seconds), device)
 
 
 def resume_run(folder: Path, device: "torch.device") -> None:
-    from qkv.training import open_run
+    """Go on where the run stood, be it in the middle of its preparation."""
+    from qkv.training import RunFolder, go_on_preparing, open_run, preparing
 
-    _run(open_run(folder), device, resuming=True)
+    if not folder.is_dir():
+        raise RunError(f"{folder}: there is no such run")
+    with RunFolder(folder).locked(), _stoppable(folder):
+        if (state := preparing(folder)) is None:
+            prepared = open_run(folder)
+        else:
+            say(f"{folder}: the preparation was not finished; going on with it")
+            with _bars() as bars:
+                prepared = go_on_preparing(folder, progress=bars)
+            prepared = _made_ready(prepared, device, seconds=state.seconds)
+        _run(prepared, device)
+
+
+@contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Where there is no step to finish, a signal ends the command at once; what is done so far stays."""
+    from qkv.training import Stopped, stop_at_once
+
+    try:
+        with stop_at_once():
+            yield
+    except Stopped as stop:
+        say(f"stopped by {stop.signal.name}; go on: qkv train --resume {folder}")
+        sys.exit(128 + stop.signal)
 
 
 def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") -> float:
@@ -50,71 +78,87 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
     return rate
 
 
-def _prepare(recipe: "Recipe", folder: Path, data: Path) -> "Prepared":
-    from qkv.training import prepare_run
-
+@contextmanager
+def _bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Gives a new bar for each label, and takes the one before away."""
     with ExitStack() as stack:
-        bars: list[ExitStack] = []
 
         def next_bar(label: str) -> Callable[[int, int], None]:
-            while bars:
-                bars.pop().close()
-            own = ExitStack()
-            bars.append(stack.enter_context(own))
-            return own.enter_context(bar(label))
+            stack.close()
+            return stack.enter_context(bar(label))
 
-        prepared = prepare_run(recipe, folder, data, progress=next_bar)
+        yield next_bar
+
+
+def _made_ready(prepared: "Prepared", device: "torch.device", *, seconds: float | None) -> "Prepared":
+    from qkv.training import finish_preparing
+
     held_out = 0 if prepared.validation is None else prepared.validation.n_tokens
     say(
-        f"{folder}: {prepared.train.n_tokens:,} tokens to train on, {held_out:,} held out, "
+        f"{prepared.run.path}: {prepared.train.n_tokens:,} tokens to train on, {held_out:,} held out, "
         f"vocabulary {prepared.tokenizer.vocabulary_size:,}"
     )
+    if seconds is not None:
+        prepared = _fit(prepared, device, seconds)
+    finish_preparing(prepared)
     return prepared
 
 
 def _fit(prepared: "Prepared", device: "torch.device", seconds: float) -> "Prepared":
-    """Time a few steps on a throw-away model, and write into the recipe how many fit."""
+    """Time a few steps on a throw-away model, and see how many fit."""
     from dataclasses import replace
 
     from qkv.training import build_trainer, fit_steps
-    from qkv.training.prepare import write_recipe
 
     trainer = build_trainer(prepared, device=device, report=lambda _entry: None)
     recipe = fit_steps(prepared.recipe, seconds=seconds, seconds_a_step=trainer.seconds_a_step())
-    write_recipe(prepared.run, recipe)
     return replace(prepared, recipe=recipe)
 
 
-def _run(prepared: "Prepared", device: "torch.device", *, resuming: bool) -> None:
+def _run(prepared: "Prepared", device: "torch.device") -> None:
     from qkv.cli.training_progress import TrainingProgress
-    from qkv.tasks import load_weights
     from qkv.training import build_trainer
 
     recipe = prepared.recipe
-    begin: Any = None if recipe.start_from is None or resuming else load_weights(recipe.start_from).model
     rate = preflight(recipe, prepared.tokenizer.vocabulary_size, device)
     progress = TrainingProgress(recipe, rate=rate, vocabulary_size=prepared.tokenizer.vocabulary_size)
-    trainer = build_trainer(prepared, device=device, report=progress.report, start=begin)
-    if resuming:
-        trainer.resume(say)
-        say(f"going on at step {trainer.progress.step} of {recipe.training.steps}")
+    trainer = build_trainer(prepared, device=device, report=progress.report, start=_first_weights(prepared))
+    trainer.resume(say)
+    if trainer.progress.step:
+        say(f"going on at step {trainer.progress.step:,} of {recipe.training.steps:,}")
     with progress:
         stop = trainer.train()
     _finish(trainer)
     if stop.signal is not None:
         say(
-            f"stopped by {stop.signal.name} at step {trainer.progress.step}; "
+            f"stopped by {stop.signal.name} at step {trainer.progress.step:,}; "
             f"go on: qkv train --resume {trainer.run.path}"
         )
-        sys.exit(stop.exit_code)
+        sys.exit(128 + stop.signal)
+
+
+def _first_weights(prepared: "Prepared") -> "GPT | None":
+    """What the run begins with; later its own checkpoints say."""
+    from qkv.models import GPT
+    from qkv.tasks import load_weights
+
+    start = prepared.recipe.start_from
+    if start is None or prepared.run.steps():
+        return None
+    model = load_weights(start).model
+    if not isinstance(model, GPT):
+        raise InputError(f"{start}: is a {type(model).__name__}, and the recipe trains a gpt")
+    return model
 
 
 def _finish(trainer: "Trainer") -> None:
+    from qkv.data.disk import writing
     from qkv.inspection.curves import loss_curve
 
     path, progress = trainer.run.path, trainer.progress
     try:
-        loss_curve(trainer.run.metrics).savefig(path / "loss.png")
+        with writing(path / "loss.png", 0):
+            loss_curve(trainer.run.metrics).savefig(path / "loss.png")
     except QKVError as error:
         say(str(error))
     best = (

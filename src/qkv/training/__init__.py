@@ -2,8 +2,17 @@
 
 from qkv.training.choosing import choose_recipe, choose_shape, fit_steps, matmul_rate
 from qkv.training.evaluation import Score, evaluate
-from qkv.training.prepare import Prepared, build_trainer, open_run, prepare_run
+from qkv.training.prepare import (
+    Prepared,
+    build_trainer,
+    finish_preparing,
+    go_on_preparing,
+    open_run,
+    prepare_run,
+    preparing,
+)
 from qkv.training.run import Progress, RunFolder
+from qkv.training.signals import Stopped, stop_at_once
 from qkv.training.trainer import Trainer, TrainingData
 
 __all__ = [
@@ -11,14 +20,19 @@ __all__ = [
     "Progress",
     "RunFolder",
     "Score",
+    "Stopped",
     "Trainer",
     "TrainingData",
     "build_trainer",
     "choose_recipe",
     "choose_shape",
     "evaluate",
+    "finish_preparing",
     "fit_steps",
+    "go_on_preparing",
     "matmul_rate",
     "open_run",
     "prepare_run",
+    "preparing",
+    "stop_at_once",
 ]

@@ -12,6 +12,7 @@ from qkv.config import TrainingConfig
 from qkv.data.windows import Batch
 from qkv.errors import ConfigError
 from qkv.models import GPT
+from qkv.nn import check_ids
 from qkv.training.losses import Summed, unembedded_loss_sum
 
 
@@ -33,7 +34,7 @@ Objective = Callable[[Any], Summed]
 
 def next_token(model: GPT, config: TrainingConfig) -> Objective:
     """At every position a distribution over what comes next; the sum of −log p of what came."""
-    device = model.embedding.token.weight.device
+    device, vocabulary_size = model.embedding.token.weight.device, model.config.vocabulary_size
     autocast = autocasting(config.precision, device)
 
     def loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
@@ -43,6 +44,9 @@ def next_token(model: GPT, config: TrainingConfig) -> Objective:
     compute = torch.compile(loss, dynamic=False) if config.compiled else loss
 
     def objective(batch: Batch) -> Tensor:
+        # Here, where the ids are still on the CPU: a GPU would end the whole process.
+        check_ids(batch.ids, vocabulary_size)
+        check_ids(batch.targets.clamp(min=0), vocabulary_size)
         there = batch.to(device)
         with autocast():
             return compute(there.ids, there.targets, there.documents)

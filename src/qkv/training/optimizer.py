@@ -9,6 +9,7 @@ from torch.optim import AdamW, Optimizer
 
 from qkv.choices import OptimizerKind
 from qkv.config import TrainingConfig
+from qkv.errors import RunError
 
 
 class Muon(Optimizer):
@@ -102,5 +103,17 @@ def restore_optimizers(model: nn.Module, optimizers: list[Optimizer], kept: dict
     owner = {id(p): one for one in optimizers for group in one.param_groups for p in group["params"]}
     for key, value in kept.items():
         name, _, what = key.rpartition("/")
+        if name not in parameters or what not in _remembered(owner.get(id(parameters[name]))):
+            raise RunError(f"the checkpoint's optimizer kept '{key}', this one does not: was the recipe changed?")
         parameter = parameters[name]
         owner[id(parameter)].state[parameter][what] = value.to(parameter.device)
+
+
+def _remembered(optimizer: Optimizer | None) -> tuple[str, ...]:
+    match optimizer:
+        case Muon():
+            return ("velocity",)
+        case AdamW():
+            return ("step", "exp_avg", "exp_avg_sq")
+        case _:
+            return ()

@@ -1,25 +1,32 @@
 """From a recipe to a trainer: tokenizer, token stores, model."""
 
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from qkv.config import GPTConfig, Recipe, load_recipe
-from qkv.data import TokenSource, TokenStore, find_sources, prepare_store, read_documents
+from qkv.config.base import Config
+from qkv.data import TokenSource, TokenStore, find_sources, is_unfinished, prepare_store, read_texts
+from qkv.data.disk import write_whole, writing
+from qkv.data.store import INDEX_FILE
 from qkv.data.windows import Batches, Sweep
 from qkv.errors import ConfigError, InputError, RunError
 from qkv.models import GPT
 from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
 from qkv.training.lora import add_lora
 from qkv.training.objectives import next_token
+from qkv.training.recompute import recompute_blocks
 from qkv.training.run import RunFolder
 from qkv.training.trainer import Report, Trainer, TrainingData
 
 Progress = Callable[[int, int], None]
+Bars = Callable[[str], Progress]
 RECIPE = "recipe.toml"
+PREPARING = "preparing.json"
 TOKENIZER_CHARACTERS = 100_000_000
 """More text than this makes a tokenizer slower, not better."""
 
@@ -35,29 +42,78 @@ class Prepared:
     validation: TokenSource | None
 
 
-def prepare_run(recipe: Recipe, folder: Path, data_folder: Path, *, progress: Callable[[str], Progress]) -> Prepared:
-    """Write the recipe, train or load the tokenizer, tokenize the texts; `progress(label)` gives a bar to move."""
-    train_files = resolve(recipe.data.train, data_folder)
-    validation_files = resolve(recipe.data.validation, data_folder)
+class Preparing(Config):
+    """What making a run ready needs besides its recipe; kept until it is, so that a killed one can go on."""
+
+    data: str
+    """The folder that the recipe's files lie in."""
+    seconds: float | None = None
+    """The time that the recipe's steps are still to be fitted to."""
+
+
+def prepare_run(
+    recipe: Recipe, folder: Path, data_folder: Path, *, progress: Bars, seconds: float | None = None
+) -> Prepared:
+    """Write the recipe, train or load the tokenizer, tokenize the texts; `progress(label)` gives a bar to move.
+
+    `seconds` is noted for whoever fits the steps; `finish_preparing` ends it. Bad input leaves an empty folder.
+    """
+    resolve((*recipe.data.train, *recipe.data.validation), data_folder)
     run = RunFolder.create(folder)
-    tokenizer = _tokenizer(recipe, train_files, data_folder, progress("training the tokenizer"))
+    state = Preparing(data=str(data_folder.resolve()), seconds=seconds)
+    write_whole(run.path / PREPARING, state.model_dump_json().encode())
     write_recipe(run, recipe)
-    prepare_store(train_files, run.path / "data" / "train", tokenizer=tokenizer, progress=progress("reading the text"))
-    if validation_files:
-        prepare_store(
-            validation_files,
-            run.path / "data" / "validation",
-            tokenizer=tokenizer,
-            progress=progress("reading validation"),
-        )
-    return open_run(run.path)
+    try:
+        with run.locked():
+            return go_on_preparing(run.path, progress=progress)
+    except (ConfigError, InputError):
+        for left_over in run.path.iterdir():
+            shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        raise
+
+
+def preparing(folder: Path) -> Preparing | None:
+    """How the run's preparation was meant, if it is not finished."""
+    path = folder / PREPARING
+    try:
+        return Preparing(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    except (OSError, ValueError, TypeError, ConfigError) as error:
+        raise RunError(f"{path}: not what a run needs to go on: {error}") from None
+
+
+def go_on_preparing(folder: Path, *, progress: Bars) -> Prepared:
+    """What is there already is kept: the tokenizer, finished shards."""
+    state, recipe = preparing(folder), _read_recipe(folder)
+    assert state is not None
+    data_folder, stores = Path(state.data), folder / "data"
+    train_files = resolve(recipe.data.train, data_folder)
+    if (stores / "train" / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(stores / "train")
+    else:
+        tokenizer = _tokenizer(recipe, train_files, data_folder, progress("training the tokenizer"))
+    _store(train_files, stores / "train", tokenizer, progress("reading the text"))
+    if recipe.data.validation:
+        files = resolve(recipe.data.validation, data_folder)
+        _store(files, stores / "validation", tokenizer, progress("reading validation"))
+    return _open(folder, recipe)
+
+
+def finish_preparing(prepared: Prepared) -> None:
+    """From now on the run is what its recipe says, and can be resumed without the texts."""
+    write_recipe(prepared.run, prepared.recipe)
+    with writing(prepared.run.path, 0):
+        (prepared.run.path / PREPARING).unlink(missing_ok=True)
 
 
 def open_run(folder: Path) -> Prepared:
     """A run that was prepared before."""
-    if not (folder / RECIPE).is_file():
-        raise RunError(f"{folder}: holds no {RECIPE}, so it is no run to go on with")
-    recipe = load_recipe(folder / RECIPE)
+    recipe = _read_recipe(folder)
+    if preparing(folder) is not None:
+        raise RunError(f"{folder}: was stopped while it was prepared; go on: qkv train --resume {folder}")
+    return _open(folder, recipe)
+
+
+def _open(folder: Path, recipe: Recipe) -> Prepared:
     store = TokenStore.open(folder / "data" / "train")
     train: TokenSource = store
     validation: TokenSource | None = None
@@ -75,6 +131,17 @@ def open_run(folder: Path) -> Prepared:
     )
 
 
+def _read_recipe(folder: Path) -> Recipe:
+    if not (folder / RECIPE).is_file():
+        raise RunError(f"{folder}: holds no {RECIPE}, so it is no run to go on with")
+    return load_recipe(folder / RECIPE)
+
+
+def _store(files: list[Path], folder: Path, tokenizer: Tokenizer, progress: Progress) -> None:
+    if is_unfinished(folder) or not (folder / INDEX_FILE).exists():
+        prepare_store(files, folder, tokenizer=tokenizer, progress=progress)
+
+
 def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, start: GPT | None = None) -> Trainer:
     """`start`: a model to begin with; it must have the recipe's shape."""
     recipe, training = prepared.recipe, prepared.recipe.training
@@ -84,6 +151,8 @@ def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, s
     model = GPT(config, seed=training.seed)
     if start is not None:
         _copy(start, model)
+    if training.checkpoint_activations:
+        recompute_blocks(model)
     if training.lora_rank is not None:
         add_lora(model, rank=training.lora_rank, seed=training.seed)
     model.to(device)
@@ -141,16 +210,8 @@ def _tokenizer(recipe: Recipe, files: list[Path], data_folder: Path, move: Progr
             raise ConfigError(f"tokenizer.vocabulary_size={settings.vocabulary_size}, but {settings.path} has {n_ids}")
         return tokenizer
 
-    def texts() -> Iterator[str]:
-        n_read = 0
-        for document in read_documents(files):
-            n_read += len(document)
-            move(n_read, TOKENIZER_CHARACTERS)
-            yield document
-            if n_read > TOKENIZER_CHARACTERS:
-                return
-
-    return train_tokenizer(settings.kind, texts(), vocabulary_size=settings.vocabulary_size)
+    texts = read_texts(files, max_characters=TOKENIZER_CHARACTERS, progress=move)
+    return train_tokenizer(settings.kind, texts, vocabulary_size=settings.vocabulary_size)
 
 
 def _texts(config: GPTConfig, tokenizer: Tokenizer) -> dict[str, str]:
@@ -171,8 +232,4 @@ def _copy(start: GPT, model: GPT) -> None:
 
 
 def write_recipe(run: RunFolder, recipe: Recipe) -> None:
-    path = run.path / RECIPE
-    try:
-        path.write_text(recipe.as_toml(), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+    write_whole(run.path / RECIPE, recipe.as_toml().encode())

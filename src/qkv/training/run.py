@@ -2,16 +2,22 @@
 
 run/
   recipe.toml                  what was asked for, every setting
+  data/                        the texts as token stores
+  preparing.json               only until the stores are there: what making them needs
   metrics.jsonl                one line a step or evaluation
   checkpoints/step-00000500/   whole or not there; manifest.json holds every file's hash
     model.safetensors  config.json  tokenizer.json  …   what others load
     resume.safetensors  progress.json                   what going on needs
 """
 
+import fcntl
 import json
+import os
 import platform
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.data.disk import sync_folder, writing
 from qkv.errors import RunError, WeightsError
-from qkv.weights.folder import PARTIAL, check_folder, read_tensors, sync, write_folder
+from qkv.weights.folder import PARTIAL, check_folder, read_tensors, write_folder
 
 Say = Callable[[str], None]
 
@@ -44,9 +51,12 @@ class Progress:
     """Build, threads and machine; on others the numbers may differ in the last bit."""
 
 
-def this_machine() -> str:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
+def this_machine(device: torch.device) -> str:
+    """What, besides settings and data, decides the last bits of every number."""
+    if device.type == "cuda":
+        return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
+    kind = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {kind}"
 
 
 class RunFolder:
@@ -60,18 +70,34 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
         """A new folder, or an empty one; a run never writes over another."""
-        try:
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path}: is a file; a run needs a folder, new or empty")
+        with writing(path, 0):
             path.mkdir(parents=True, exist_ok=True)
-            is_empty = not any(path.iterdir())
-        except OSError as error:
-            raise RunError(f"{path}: cannot be made: {error.strerror}") from None
-        if not is_empty:
-            raise RunError(f"{path}: not empty; give another --out, or go on with --resume {path}")
+            held = sorted(there.name for there in path.iterdir() if there.suffix != ".partial")
+        if held:
+            raise RunError(
+                f"{path}: is not empty (it holds {held[0]}); give another --out, or go on: qkv train --resume {path}"
+            )
         return cls(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside the `with` no other process can train here. However this one ends, the lock ends with it."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path}: another process is training here") from None
+            yield
+        finally:
+            os.close(handle)
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, oldest first; not all need be good."""
-        return sorted(int(folder.name.removeprefix("step-")) for folder in self.checkpoints.glob("step-*"))
+        names = (re.fullmatch(r"step-(\d{8,})", folder.name) for folder in self.checkpoints.glob("step-*"))
+        return sorted(int(name[1]) for name in names if name)
 
     def folder(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:08d}"
@@ -83,17 +109,22 @@ class RunFolder:
         if self.folder(progress.step).exists():
             return
         if self.metrics.exists():
-            sync(self.metrics)
+            with writing(self.metrics, 0):
+                sync_folder(self.metrics)
         state = json.dumps(asdict(progress), indent=1)
         write_folder(self.folder(progress.step), tensors=tensors, texts={**texts, "progress.json": state})
 
     def rotate(self, *, keep: int, best: int | None) -> None:
         """Delete what is neither among the last `keep` nor the best. Renamed first, so that none is ever half there."""
-        for step in self.steps()[:-keep]:
-            if step != best:
-                aside = self.checkpoints / f"{PARTIAL}old-{step}"
-                self.folder(step).rename(aside)
-                shutil.rmtree(aside)
+        with writing(self.checkpoints, 0):
+            for step in self.steps()[:-keep]:
+                if step != best:
+                    self._delete(step)
+
+    def _delete(self, step: int) -> None:
+        aside = self.checkpoints / f"{PARTIAL}old-{step}"
+        self.folder(step).rename(aside)
+        shutil.rmtree(aside)
 
     def last_good(self, say: Say) -> tuple[Progress, Path]:
         """The newest checkpoint whose every byte is right; what is wrong with newer ones is said."""
@@ -101,11 +132,10 @@ class RunFolder:
             folder = self.folder(step)
             try:
                 check_folder(folder)
+                return _read_progress(folder, step), folder
             except WeightsError as error:
                 say(f"{error}; falling back to the checkpoint before")
-                continue
-            return Progress(**json.loads((folder / "progress.json").read_text(encoding="utf-8"))), folder
-        raise RunError(f"{self.path}: no good checkpoint to go on from ({len(self.steps())} were found)")
+        raise RunError(f"{self.path}: none of the {len(self.steps())} checkpoints is good: nothing to go on from")
 
     def best(self) -> Path:
         """The checkpoint with the lowest validation loss that is kept, else the last; its bytes are checked."""
@@ -115,26 +145,39 @@ class RunFolder:
             check_folder(folder)
         return folder
 
-    def tidy(self, progress: Progress) -> None:
+    def tidy(self, progress: Progress, say: Say) -> None:
         """Undo what came after the checkpoint: half-written folders, newer checkpoints, newer metrics."""
-        for left_over in self.checkpoints.glob(f"{PARTIAL}*"):
-            shutil.rmtree(left_over)
-        for step in self.steps():
-            if step > progress.step:
-                shutil.rmtree(self.folder(step))
-        n_bytes = self.metrics.stat().st_size if self.metrics.exists() else 0
+        with writing(self.checkpoints, 0):
+            for left_over in self.checkpoints.glob(f"{PARTIAL}*"):
+                shutil.rmtree(left_over)
+            for step in self.steps():
+                if step > progress.step:
+                    self._delete(step)
+        n_bytes = self.metrics_bytes()
         if n_bytes < progress.metrics_bytes:
-            raise RunError(f"{self.metrics}: {n_bytes} bytes, the checkpoint was made at {progress.metrics_bytes}")
-        if n_bytes:
-            with self.metrics.open("r+b") as file:
-                file.truncate(progress.metrics_bytes)
+            say(f"{self.metrics}: {n_bytes} bytes of {progress.metrics_bytes} are left: the curve has a gap")
+        elif n_bytes:
+            with writing(self.metrics, 0):
+                os.truncate(self.metrics, progress.metrics_bytes)
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        line = json.dumps(entry) + "\n"
+        with writing(self.metrics, len(line)), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(line)
 
     def metrics_bytes(self) -> int:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
+
+
+def _read_progress(folder: Path, step: int) -> Progress:
+    path = folder / "progress.json"
+    try:
+        progress = Progress(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise WeightsError(f"{path}: not the progress of a run: {error}") from None
+    if progress.step != step:
+        raise WeightsError(f"{folder}: holds the checkpoint of step {progress.step}")
+    return progress
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,10 +1,22 @@
-"""Being asked to stop: the first signal ends the run after its step, a second one at once."""
+"""Being asked to stop: in the loop the first signal ends the run after its step, elsewhere at once.
 
-import os
+Exit codes are those that shells give: 130 for Ctrl-C (SIGINT), 143 for SIGTERM. A second signal always leaves at once.
+"""
+
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised by a signal that comes where there is no step to finish."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+        super().__init__(self.signal.name)
 
 
 class StopRequest:
@@ -13,25 +25,42 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
-    @property
-    def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, as shells count."""
-        return 0 if self.signal is None else 128 + self.signal
-
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal is not None:
-            os._exit(128 + number)
+        _next_one_kills()
         self.signal = signal.Signals(number)
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM inside the `with`; afterwards they do what they did before."""
+    """Inside the `with`, a signal is noted and nothing else."""
     request = StopRequest()
-    caught = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, request.receive) for number in caught}
-    try:
+    with _handled_by(request.receive):
         yield request
+
+
+@contextmanager
+def stop_at_once() -> Iterator[None]:
+    """Inside the `with`, a signal raises `Stopped`."""
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        _next_one_kills()
+        raise Stopped(number)
+
+    with _handled_by(receive):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in CAUGHT}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def _next_one_kills() -> None:
+    # By the system itself, so that it works even while Python waits for a long operation.
+    for number in CAUGHT:
+        signal.signal(number, signal.SIG_DFL)

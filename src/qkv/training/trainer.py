@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
-from qkv.errors import TrainingError
+from qkv.errors import InputError, RunError, TrainingError, WeightsError
 from qkv.training.averaging import Averaged
 from qkv.training.evaluation import evaluate
+from qkv.training.finite import bad_weight, first_bad
 from qkv.training.lora import merged_weights
 from qkv.training.objectives import Objective, TrainingBatch
 from qkv.training.optimizer import build_optimizers, optimizer_tensors, restore_optimizers
 from qkv.training.run import Progress, RunFolder, read_checkpoint, this_machine
 from qkv.training.schedule import learning_rate
 from qkv.training.signals import StopRequest, stop_requests
+from qkv.weights.tensors import NameTable, Rename, fill
 
 Report = Callable[[Mapping[str, Any]], None]
 """Called with each line that goes into metrics.jsonl, for a progress bar to draw."""
@@ -33,6 +35,10 @@ class TrainingData:
 
     batch: Callable[[int], TrainingBatch]
     validation: Callable[[], Iterable[TrainingBatch]] | None = None
+
+
+class _EvaluationStopped(Exception):  # noqa: N818 - nothing is wrong
+    """A signal came; what was summed so far is thrown away."""
 
 
 class Trainer:
@@ -50,30 +56,36 @@ class Trainer:
         self.run = run
         self.texts = texts
         self.report = report
-        self.progress = Progress(made_on=this_machine())
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._device = self._parameters[0].device
+        self.progress = Progress(made_on=this_machine(self._device))
         self.optimizers = build_optimizers(model, config)
         self.averaged = None if config.averaging is None else Averaged(model, config.averaging)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
 
     def train(self) -> StopRequest:
         """Go on until the last step, early stopping, or a signal; a checkpoint of where it stopped is saved."""
         self.model.train()
+        self._check_weights()
         with stop_requests() as stop, closing(prefetch(self.data.batch, self.progress.step)) as batches:
             while True:
-                self._evaluate_if_due()
-                self._save_if_due(must=self._is_done or stop.signal is not None)
-                if self._is_done or stop.signal is not None:
+                self._evaluate_if_due(stop)
+                # Asked once: a signal between two questions would end the run unsaved.
+                ends = self._is_done or stop.signal is not None
+                self._save_if_due(must=ends)
+                if ends:
                     return stop
                 self._step(next(batches))
 
     def resume(self, say: Callable[[str], None]) -> None:
-        """Take up the run's last good checkpoint."""
-        progress, folder = self.run.last_good(say)
-        self._restore(folder)
-        self.run.tidy(progress)
-        if progress.made_on != this_machine():
-            say(f"the run was made on {progress.made_on}, this is {this_machine()}: the last bits may differ")
-        self.progress = progress
+        """Take up the run's last good checkpoint; a run that was cut off before its first one begins anew."""
+        if self.run.steps():
+            progress, folder = self.run.last_good(say)
+            self._restore(folder)
+            made_on = self.progress.made_on
+            if progress.made_on != made_on:
+                say(f"the run was made on {progress.made_on}, this is {made_on}: the last bits may differ")
+            self.progress = progress
+        self.run.tidy(self.progress, say)
 
     @property
     def _is_done(self) -> bool:
@@ -84,8 +96,6 @@ class Trainer:
         started = time.perf_counter()
         step = self.progress.step
         loss, norm = self._gradients(batch, step)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise TrainingError(self._not_a_number(step, loss))
         rate = learning_rate(self.config, step)
         self._update(rate)
         self.progress = replace(
@@ -108,18 +118,32 @@ class Trainer:
     def _gradients(self, batch: TrainingBatch, step: int) -> tuple[float, float]:
         """Leave the batch's gradients in the model; the loss a target, and the gradients' norm before clipping."""
         if batch.n_targets == 0:
-            raise TrainingError(f"step {step}: the batch has no target to predict")
-        loss = torch.zeros((), device=self._parameters[0].device)
+            raise self._stopping("the batch has no target to predict")
+        loss = torch.zeros((), device=self._device)
+        for part_loss in self._losses(batch, step):
+            # Weighted by real target counts: the parts' gradients add up to the whole batch's.
+            share = part_loss / batch.n_targets
+            share.backward()
+            loss += share.detach()
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        value, size = torch.stack((loss, norm.float())).tolist()
+        if not (math.isfinite(value) and math.isfinite(size)):
+            bad = first_bad(self.model, lambda: self._losses(batch, step))
+            raise self._stopping(f"loss {value}: {bad} is not a finite number")
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm, foreach=True)
+        return value, size
+
+    def _losses(self, batch: TrainingBatch, step: int) -> Iterator[Tensor]:
+        """The summed loss of each part that fits in memory."""
         for i, part in enumerate(batch.split(self.config.micro_batch_size)):
             # Dropout, too, is a function of (seed, step, part), so nothing of it need be saved.
             torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + i)
-            # Weighted by real target counts: the parts' gradients add up to the whole batch's.
-            part_loss = self.objective(part) / batch.n_targets
-            part_loss.backward()
-            loss += part_loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.clip or math.inf, foreach=True)
-        value, size = torch.stack((loss, norm.float())).tolist()
-        return value, size
+            try:
+                yield self.objective(part)
+            except InputError as error:
+                raise self._stopping(str(error)) from None
 
     def seconds_a_step(self, n: int = 5) -> float:
         """Measured on the first batches; the model is changed by it, so use one made for that."""
@@ -141,16 +165,18 @@ class Trainer:
         if self.averaged is not None:
             self.averaged.update(self.progress.step)
 
-    def _evaluate_if_due(self) -> None:
+    def _evaluate_if_due(self, stop: StopRequest) -> None:
         progress = self.progress
         is_due = progress.step > 0 and (progress.step % self.config.evaluate_every == 0 or self._is_done)
         if self.data.validation is None or not is_due or progress.evaluated_step == progress.step:
             return
-        if self.averaged is None:
-            score = evaluate(self.model, self.objective, self.data.validation())
-        else:
-            with self.averaged.in_place():
-                score = evaluate(self.model, self.objective, self.data.validation())
+        try:
+            with nullcontext() if self.averaged is None else self.averaged.in_place():
+                score = evaluate(self.model, self.objective, self._unless_stopped(self.data.validation(), stop))
+        except _EvaluationStopped:
+            return
+        if not math.isfinite(score.loss):
+            raise self._stopping(f"validation loss {score.loss} is not a finite number", undone="nothing was saved")
         is_best = progress.best_loss is None or score.loss < progress.best_loss
         self.progress = replace(
             progress,
@@ -161,6 +187,15 @@ class Trainer:
         )
         self._log({"step": progress.step, "validation_loss": score.loss, "is_best": is_best})
 
+    def _unless_stopped(self, batches: Iterable[TrainingBatch], stop: StopRequest) -> Iterator[TrainingBatch]:
+        """An evaluation that a resumed run will do again may be cut short; one that can end the run is finished."""
+        patience = self.config.patience
+        may_end_run = self._is_done or (patience is not None and self.progress.n_worse + 1 >= patience)
+        for batch in batches:
+            if stop.signal is not None and not may_end_run:
+                raise _EvaluationStopped
+            yield batch
+
     def _save_if_due(self, *, must: bool) -> None:
         progress = self.progress
         is_due = progress.step > 0 and (
@@ -168,6 +203,7 @@ class Trainer:
         )
         if not (is_due or must) or self.run.folder(progress.step).exists():
             return
+        self._check_weights()
         progress = self.progress = replace(progress, metrics_bytes=self.run.metrics_bytes())
         self.run.save(progress, tensors=self._tensors(), texts=self.texts)
         self.run.rotate(keep=self.config.keep, best=progress.best_step)
@@ -185,9 +221,11 @@ class Trainer:
     def _restore(self, folder: Path) -> None:
         used, resume = read_checkpoint(folder)
         raw = {key.removeprefix("weights/"): t for key, t in resume.items() if key.startswith("weights/")}
-        parameters = dict(self.model.named_parameters())
-        for name, tensor in (raw or used).items():
-            parameters[name].copy_(tensor)
+        names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
+        try:
+            fill(self.model, raw or used, NameTable(renames=[Rename(name, (name,)) for name in names]))
+        except WeightsError as error:
+            raise RunError(f"{folder}: {error}; was the recipe changed?") from None
         if self.averaged is not None:
             for name, average in self.averaged.weights.items():
                 average.copy_(used[name])
@@ -198,11 +236,12 @@ class Trainer:
         self.run.log(entry)
         self.report(entry)
 
-    def _not_a_number(self, step: int, loss: float) -> str:
-        named = dict(self.model.named_parameters())
-        bad = [f"weight {n}" for n, p in named.items() if not p.isfinite().all()]
-        bad += [f"gradient of {n}" for n, p in named.items() if p.grad is not None and not p.grad.isfinite().all()]
-        what = bad[0] if bad else "the loss"
+    def _check_weights(self) -> None:
+        """What is not a number never gets into a checkpoint."""
+        if (bad := bad_weight(self.model)) is not None:
+            raise self._stopping(f"{bad} is not a finite number", undone="nothing was saved")
+
+    def _stopping(self, reason: str, *, undone: str = "no update was made") -> TrainingError:
         kept = self.run.steps()
         last = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no checkpoint yet"
-        return f"step {step}: loss {loss}: {what} is not a finite number; no update was made, {last}"
+        return TrainingError(f"step {self.progress.step}: {reason}; {undone}, {last}")

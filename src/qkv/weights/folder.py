@@ -3,45 +3,61 @@
 It is written under another name, each file hashed and synced, and renamed into place at the end.
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from qkv.data.disk import sync_folder, writing
 from qkv.errors import WeightsError
 
 MANIFEST = "manifest.json"
+TORCHS = MappingProxyType({"format": "pt"})
+"""Metadata without which some readers refuse a file: whose tensors it holds."""
 PARTIAL = ".partial-"
 """Names that start so are left over from a write that was cut off; they may be deleted."""
 
 
-def write_folder(target: Path, *, tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> None:
-    """`tensors`: safetensors files by name; `texts`: other files by name. `target` must not exist yet."""
+def write_folder(
+    target: Path,
+    *,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    texts: Mapping[str, str],
+    metadata: Mapping[str, str] = TORCHS,
+) -> None:
+    """`tensors`: safetensors files by name; `texts`: other files by name. `target` must not exist yet.
+
+    `metadata` goes into the header of every safetensors file: one entry, for the order of several is not fixed.
+    """
     n_needed = sum(t.numel() * t.element_size() for file in tensors.values() for t in file.values())
+    n_needed += sum(len(text.encode()) for text in texts.values())
     aside = target.parent / f"{PARTIAL}{target.name}-{os.getpid()}"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        n_free = shutil.disk_usage(target.parent).free
-        if n_free < n_needed:
-            raise WeightsError(_no_room(target, n_needed, n_free))
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        for name, file in tensors.items():
-            save_file({key: t.detach().contiguous() for key, t in file.items()}, aside / name)
-        for name, text in texts.items():
-            (aside / name).write_text(text, encoding="utf-8")
-        _seal(aside)
-        aside.rename(target)
-        sync(target.parent)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise WeightsError(_cannot_write(target, n_needed, error)) from None
+    with writing(target, n_needed):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(target.parent).free < n_needed:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            for name, file in tensors.items():
+                _save_tensors(aside / name, file, metadata)
+            for name, text in texts.items():
+                (aside / name).write_text(text, encoding="utf-8")
+            _seal(aside)
+            aside.rename(target)
+            sync_folder(target.parent)
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
 
 
 def check_folder(folder: Path) -> None:
@@ -54,9 +70,13 @@ def check_folder(folder: Path) -> None:
         path = folder / name
         if name not in found:
             raise WeightsError(f"{path}: missing; the manifest lists it")
-        if path.stat().st_size != expected["bytes"]:
-            raise WeightsError(f"{path}: {path.stat().st_size} bytes, the manifest says {expected['bytes']}")
-        if digest(path) != expected["blake2b"]:
+        try:
+            n_bytes, hashed = path.stat().st_size, digest(path)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
+        if n_bytes != expected["bytes"]:
+            raise WeightsError(f"{path}: {n_bytes} bytes, the manifest says {expected['bytes']}")
+        if hashed != expected["blake2b"]:
             raise WeightsError(f"{path}: its bytes are not those that were written (hash differs)")
 
 
@@ -69,18 +89,30 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path}: not a safetensors file: {error}") from None
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """What the header of a safetensors file says beside its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise WeightsError(f"{path}: not a safetensors file: {error}") from None
+
+
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def sync(path: Path) -> None:
-    """What was written to this file, or into this folder, is on the disk when this returns."""
-    handle = os.open(path, os.O_RDONLY)
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        save_file(contiguous, path, metadata=dict(metadata))
+    except SafetensorError as error:
+        # The library tells of a disk that refuses in words alone: "… (os error 28)".
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from None
 
 
 def _seal(folder: Path) -> None:
@@ -91,8 +123,8 @@ def _seal(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({"files": entries, "blake2b": seal}, indent=1), encoding="utf-8")
     for path in [*files, folder / MANIFEST]:
         path.chmod(0o644)
-        sync(path)
-    sync(folder)
+        sync_folder(path)
+    sync_folder(folder)
 
 
 def _read_manifest(folder: Path) -> dict[str, dict[str, int | str]]:
@@ -112,16 +144,3 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, int | str]]:
     if json.dumps({"files": entries, "blake2b": seal}, indent=1).encode() != path.read_bytes():
         raise WeightsError(f"{path}: its bytes are not those that were written")
     return entries
-
-
-def _no_room(target: Path, n_needed: int, n_free: int) -> str:
-    return f"{target}: the disk is too full: {n_needed:,} bytes are needed, {n_free:,} are free"
-
-
-def _cannot_write(target: Path, n_needed: int, error: Exception) -> str:
-    try:
-        n_free = f"{shutil.disk_usage(target.parent).free:,}"
-    except OSError:
-        n_free = "an unknown number"
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return f"{target}: cannot be written: {reason} ({n_needed:,} bytes are needed, {n_free} are free)"
