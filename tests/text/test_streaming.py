@@ -86,3 +86,15 @@ def test_words_keep_the_blank_between_them():
 def test_an_id_outside_the_vocabulary_is_refused():
     with pytest.raises(InputError, match="id 999 is outside the tokenizer's vocabulary of 257"):
         StreamingDecoder(trained(TokenizerKind.BPE, None, 257)).add(999)
+
+
+@pytest.mark.parametrize("first", ["▁the", "a", "<0xC3>"])
+def test_a_text_that_goes_on_keeps_the_blank_between_it_and_what_was_before(first):
+    tokenizer = byte_fallback()
+    before, after = (
+        [tokenizer.backend.token_to_id(token) for token in tokens]
+        for tokens in (["▁cat"], [first, "<0xB1>", "▁cat", "a"])
+    )
+    decoder = StreamingDecoder(tokenizer, before=before)
+    said = "".join([*map(decoder.add, after), decoder.finish()])
+    assert tokenizer.decode(before) + said == tokenizer.decode(before + after)

@@ -34,7 +34,12 @@ class LanguageModel:
         self.tokenizer = tokenizer
 
     def generate(
-        self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), **sampling: Any  # noqa: ANN401
+        self,
+        prompt: str,
+        *,
+        max_new: int = 200,
+        stop: Sequence[str] = (),
+        **sampling: Any,  # noqa: ANN401
     ) -> str:
         """The text that follows the prompt; keywords are those of `SamplingConfig` (temperature, top_k, seed …)."""
         return self.continue_all([prompt], max_new=max_new, stop=stop, sampling=SamplingConfig(**sampling))[0].text
@@ -79,9 +84,9 @@ class LanguageModel:
     def _pieces(
         self, prompts: Sequence[str], *, max_new: int, stop: Sequence[str], sampling: SamplingConfig
     ) -> Iterator[tuple[int, str, Text]]:
-        decoders = [StreamingDecoder(self.tokenizer) for _ in prompts]
         stops = [StopStrings(stop) for _ in prompts]
         ids = [self.encode(prompt) for prompt in prompts]
+        decoders = [StreamingDecoder(self.tokenizer, before=each) for each in ids]
         for step in steps(self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids):
             stopping = stops[step.row]
             piece = stopping.feed(decoders[step.row].add(step.id))
@@ -115,7 +120,7 @@ class LanguageModel:
         """
         begin, end = self.tokenizer.id_of(Role.BEGIN), self.tokenizer.id_of(Role.END)
         text = document.strip()
-        ids = [begin, *self.tokenizer.encode(text), end]
+        ids = [begin, *self.tokenizer.encode(text, add_specials=False), end]
         device = self.model.embedding.token.weight.device
         window = self.model.config.context_length
         total, scored, start = 0.0, 1, 0

@@ -4,7 +4,7 @@ The law: the pieces joined are `decode` of all ids.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from qkv.text.tokenizer import Tokenizer
 
@@ -15,11 +15,12 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 class StreamingDecoder:
     """Holds back what a later id may still change: part of a character, or a run of `<0xF0>` bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_specials: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_specials: bool = True, before: Sequence[int] = ()) -> None:
+        """`before`: ids that the text goes on from. SentencePiece's decoders drop the blank a whole text opens with."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_specials else frozenset()
         # Decoders look at most at the neighbour before, so the ids of the last piece given are context enough.
-        self._context: list[int] = []
+        self._context = [number for number in before if number not in tokenizer.special_ids]
         self._pending: list[int] = []
 
     def add(self, number: int) -> str:
