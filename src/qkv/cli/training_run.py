@@ -139,12 +139,12 @@ def _run(prepared: "Prepared", device: "torch.device") -> None:
 
 def _first_weights(prepared: "Prepared") -> "GPT | None":
     """What the run begins with; later its own checkpoints say."""
-    from qkv.models import GPT
-    from qkv.tasks import load_weights
-
     start = prepared.recipe.start_from
     if start is None or prepared.run.steps():
         return None
+    from qkv.models import GPT
+    from qkv.tasks import load_weights
+
     model = load_weights(start).model
     if not isinstance(model, GPT):
         raise InputError(f"{start}: is a {type(model).__name__}, and the recipe trains a gpt")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from qkv.nn import check_ids
 from qkv.training.losses import Summed, unembedded_loss_sum
 
 
+@runtime_checkable
 class TrainingBatch(Protocol):
     """A batch of any family: the trainer splits it and counts its targets, its own objective reads it."""
 

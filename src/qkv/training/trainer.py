@@ -86,6 +86,7 @@ class Trainer:
                 say(f"the run was made on {progress.made_on}, this is {made_on}: the last bits may differ")
             self.progress = progress
         self.run.tidy(self.progress, say)
+        self.run.rotate(keep=self.config.keep, best=self.progress.best_step)
 
     @property
     def _is_done(self) -> bool:
