@@ -5,12 +5,13 @@ from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, RotaryScaling,
 from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
 from qkv.config.presets import PRESETS, preset
 from qkv.config.recipe import DataConfig, Recipe, TokenizerConfig, load_recipe
-from qkv.config.sampling import SamplingConfig
+from qkv.config.sampling import BeamConfig, SamplingConfig
 from qkv.config.training import TrainingConfig
 
 __all__ = [
     "PRESETS",
     "BERTConfig",
+    "BeamConfig",
     "Config",
     "DataConfig",
     "GPTConfig",

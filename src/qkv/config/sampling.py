@@ -1,8 +1,11 @@
-"""How the next token is chosen from its probabilities."""
+"""How the next token is chosen from its probabilities, or a whole text by search."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from qkv.config.base import Config, Count
+from qkv.errors import ConfigError
 
 
 class SamplingConfig(Config):
@@ -21,3 +24,20 @@ class SamplingConfig(Config):
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Above 1, what was said becomes less likely: positive logits are divided, negative ones multiplied."""
     seed: int = Field(default=0, ge=0)
+
+
+class BeamConfig(Config):
+    """Search instead of chance: the likeliest text that a few running guesses can find."""
+
+    n_beams: Count
+    """Running guesses; 1 is greedy."""
+    n_best: Count = 1
+    """How many texts to give back."""
+    length_penalty: float = 1.0
+    """A text's score is Σ log p ÷ length^this: 0 favours short ones, 1 is the mean, more favours long ones."""
+
+    @model_validator(mode="after")
+    def _no_more_than_there_are(self) -> Self:
+        if self.n_best > self.n_beams:
+            raise ConfigError(f"n_best={self.n_best} must be at most n_beams={self.n_beams}")
+        return self

@@ -1,7 +1,34 @@
-"""Logits to ids: sampling, prefill and decode with the cache, stopping."""
+"""Logits to ids: sampling, prefill and decode with the cache, beam search, stopping."""
 
-from qkv.generation.generate import Ended, Step, Text, generate, prefill, steps
-from qkv.generation.sampling import adjusted, draw
+from qkv.generation.beam import Hypothesis, beam_generate, beam_search
+from qkv.generation.candidates import Candidate, candidates
+from qkv.generation.decoder import Decoder, GPTDecoder, Seq2SeqDecoder
+from qkv.generation.generate import Step, decode, generate, steps
+from qkv.generation.plain import generate_plainly
+from qkv.generation.sampling import adjusted, choose, draw
 from qkv.generation.stopping import StopStrings
+from qkv.generation.text import Ended, Limit, Text, begin
 
-__all__ = ["Ended", "Step", "StopStrings", "Text", "adjusted", "draw", "generate", "prefill", "steps"]
+__all__ = [
+    "Candidate",
+    "Decoder",
+    "Ended",
+    "GPTDecoder",
+    "Hypothesis",
+    "Limit",
+    "Seq2SeqDecoder",
+    "Step",
+    "StopStrings",
+    "Text",
+    "adjusted",
+    "beam_generate",
+    "beam_search",
+    "begin",
+    "candidates",
+    "choose",
+    "decode",
+    "draw",
+    "generate",
+    "generate_plainly",
+    "steps",
+]

@@ -1,24 +1,33 @@
 """From logits to the next token: pure functions, one a setting."""
 
+from math import log
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.config import SamplingConfig
 
 NextLogits = Float[Tensor, "batch vocabulary"]
+Said = Bool[Tensor, "batch vocabulary"]
+"""True at the ids that a row holds already."""
 OUT = float("-inf")
+COLDEST = 1e-30
+"""float32 cannot divide by less; the likeliest has had all the probability long before."""
 
 
-def penalise_repetition(logits: NextLogits, said: list[list[int]], penalty: float) -> NextLogits:
-    """`said`: each row's ids so far. The rule is that of arXiv:1909.05858."""
-    if penalty == 1.0:
-        return logits
-    logits = logits.clone()
-    for row, ids in zip(logits, said, strict=True):
-        seen = torch.tensor(sorted(set(ids)), dtype=torch.long, device=logits.device)
-        row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
-    return logits
+def penalise_repetition(logits: NextLogits, said: Said, penalty: float) -> NextLogits:
+    """The rule of arXiv:1909.05858: what was said loses, whichever sign its logit has."""
+    return torch.where(said, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def heat(logits: NextLogits, temperature: float) -> NextLogits:
+    """Logits over temperature; at 0 the likeliest alone is left, the first of them where several are."""
+    if temperature == 0:
+        best = logits.argmax(-1, keepdim=True)
+        return torch.full_like(logits, OUT).scatter(-1, best, logits.gather(-1, best))
+    # The greatest becomes 0 first, so that no logit over a small temperature is infinite.
+    return (logits - logits.max(-1, keepdim=True).values) / max(temperature, COLDEST)
 
 
 def keep_top_k(logits: NextLogits, k: int) -> NextLogits:
@@ -30,37 +39,44 @@ def keep_top_k(logits: NextLogits, k: int) -> NextLogits:
 
 def keep_top_p(logits: NextLogits, p: float) -> NextLogits:
     """The fewest that reach p together; the likeliest always stays."""
+    if p >= 1:
+        return logits
     ordered, order = logits.softmax(-1).sort(dim=-1, descending=True)
-    is_beyond = ordered.cumsum(-1) - ordered >= p
-    return logits.masked_fill(_unsorted(is_beyond, order), OUT)
+    return _keep_until(p, logits, ordered, order)
 
 
 def keep_min_p(logits: NextLogits, share: float) -> NextLogits:
-    probabilities = logits.softmax(-1)
-    return logits.masked_fill(probabilities < share * probabilities.max(-1, keepdim=True).values, OUT)
+    """Those at least this share as likely as the likeliest."""
+    if share == 0:
+        return logits
+    return logits.masked_fill(logits < logits.max(-1, keepdim=True).values + log(share), OUT)
 
 
 def keep_typical(logits: NextLogits, p: float) -> NextLogits:
     """Those whose surprise −log p is nearest to the expected one, until p is reached."""
+    if p >= 1:
+        return logits
     log_p = logits.log_softmax(-1)
-    surprise = -log_p
-    expected = (log_p.exp() * surprise).nansum(-1, keepdim=True)
-    order = (surprise - expected).abs().sort(dim=-1).indices
-    ordered = log_p.exp().gather(-1, order)
+    probabilities = log_p.exp()
+    expected = -(probabilities * log_p).nansum(-1, keepdim=True)
+    order = (-log_p - expected).abs().argsort(dim=-1)
+    return _keep_until(p, logits, probabilities.gather(-1, order), order)
+
+
+def _keep_until(p: float, logits: Tensor, ordered: Tensor, order: Tensor) -> Tensor:
     is_beyond = ordered.cumsum(-1) - ordered >= p
-    return logits.masked_fill(_unsorted(is_beyond, order), OUT)
+    return logits.masked_fill(torch.zeros_like(is_beyond).scatter(-1, order, is_beyond), OUT)
 
 
-def _unsorted(flags: Tensor, order: Tensor) -> Tensor:
-    return torch.zeros_like(flags).scatter(-1, order, flags)
+def adjusted(logits: NextLogits, config: SamplingConfig, said: Said | None = None) -> NextLogits:
+    """The logits after every setting; their softmax is what a token is drawn from.
 
-
-def adjusted(logits: NextLogits, config: SamplingConfig, said: list[list[int]]) -> NextLogits:
-    """The logits after every setting; their softmax is what a sample is drawn from."""
-    logits = penalise_repetition(logits.float(), said, config.repetition_penalty)
-    if config.temperature == 0:
-        return logits.masked_fill(logits < logits.max(-1, keepdim=True).values, OUT)
-    logits = logits / config.temperature
+    `said` is needed where repetition is penalised.
+    """
+    logits = _wide(logits)
+    if config.repetition_penalty != 1.0 and said is not None:
+        logits = penalise_repetition(logits, said, config.repetition_penalty)
+    logits = heat(logits, config.temperature)
     if config.top_k is not None:
         logits = keep_top_k(logits, config.top_k)
     if config.top_p is not None:
@@ -72,9 +88,29 @@ def adjusted(logits: NextLogits, config: SamplingConfig, said: list[list[int]]) 
     return logits
 
 
-def draw(logits: NextLogits, generators: list[torch.Generator]) -> Int[Tensor, " batch"]:
-    """One id a row, with the row's own chance, so that a row's text does not depend on its neighbours."""
-    chance = torch.stack([torch.rand((), generator=generator, dtype=torch.float64) for generator in generators])
-    reached = logits.double().softmax(-1).cumsum(-1)
-    wanted = chance.to(reached.device)[:, None] * reached[:, -1:]
+def draw(logits: NextLogits, chance: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """The id at which the probabilities, added up from id 0, pass `chance`: a number from 0 up to 1, one a row."""
+    reached = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+    wanted = chance.double()[:, None] * reached[:, -1:]
     return torch.searchsorted(reached, wanted, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def choose(
+    logits: NextLogits, config: SamplingConfig, *, said: Said | None, chance: Float[Tensor, " batch"]
+) -> Int[Tensor, " batch"]:
+    """The next id of each row: `draw` from `adjusted`; the likeliest, without any drawing, at temperature 0."""
+    if config.temperature > 0:
+        return draw(adjusted(logits, config, said), chance)
+    if config.repetition_penalty != 1.0 and said is not None:
+        logits = penalise_repetition(_wide(logits), said, config.repetition_penalty)
+    return logits.argmax(-1)
+
+
+def log_probabilities(logits: NextLogits, ids: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    """Of each row's id under the model itself, before any setting."""
+    logits = _wide(logits)
+    return logits.gather(-1, ids[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

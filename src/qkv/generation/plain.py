@@ -1,0 +1,37 @@
+"""What generation means, as plainly as it can be said: one text, no cache, all computed anew at each step.
+
+Every other road must give the same ids. It costs n times as much for n tokens, so nobody else takes it.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+import torch
+
+from qkv.choices import Kernel
+from qkv.config import SamplingConfig
+from qkv.generation.sampling import choose
+from qkv.generation.text import Text, begin
+from qkv.models import GPT
+from qkv.nn import using
+
+
+@torch.inference_mode()
+def generate_plainly(
+    model: GPT,
+    prompt: Sequence[int],
+    *,
+    max_new: int,
+    sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
+    stop_ids: frozenset[int] = frozenset(),
+) -> Text:
+    (text,) = begin([prompt], max_new=max_new, context_length=model.config.context_length)
+    chance = Random(sampling.seed)
+    with using(model, Kernel.PLAIN):
+        while text.ended is None:
+            logits = model(torch.tensor([text.ids], device=model.embedding.token.weight.device))[:, -1]
+            said = torch.zeros_like(logits, dtype=torch.bool)
+            said[0, text.ids] = True
+            number = int(choose(logits, sampling, said=said, chance=torch.tensor([chance.random()])))
+            text.add(number, float(logits.log_softmax(-1)[0, number]), stop_ids)
+    return text
