@@ -1,19 +1,21 @@
 """Text goes on: a GPT with its tokenizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from qkv.choices import Role
-from qkv.config import SamplingConfig
+from qkv.config import BeamConfig, SamplingConfig
 from qkv.errors import InputError
-from qkv.generation import Ended, StopStrings, Text, steps
+from qkv.generation import Ended, Hypothesis, Step, StopStrings, Text, beam_generate, steps
 from qkv.models import GPT
+from qkv.tasks.scoring import loss_sums
 from qkv.text import StreamingDecoder, Tokenizer
 from qkv.training.evaluation import Score
-from qkv.training.losses import cross_entropy_sum
+
+ROWS_AT_ONCE = 32
+"""Prompts that are generated from together; more of them only need more memory."""
+PLAIN = SamplingConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +24,20 @@ class Continuation:
 
     text: str
     ids: list[int]
+    """All new ones, those of an end token or a stop string too, which the text leaves out."""
     log_probabilities: list[float]
     ended: Ended
+    score: float | None = None
+    """Of a text that a beam search found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One new token of one prompt, and the text that has become certain with it: none, or several characters."""
+
+    row: int
+    text: str
+    step: Step
 
 
 class LanguageModel:
@@ -34,67 +48,60 @@ class LanguageModel:
         self.tokenizer = tokenizer
 
     def generate(
-        self,
-        prompt: str,
-        *,
-        max_new: int = 200,
-        stop: Sequence[str] = (),
-        **sampling: Any,  # noqa: ANN401
-    ) -> str:
+        self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), **sampling: Any  # noqa: ANN401
+    ) -> str:  # fmt: skip
         """The text that follows the prompt; keywords are those of `SamplingConfig` (temperature, top_k, seed …)."""
         return self.continue_all([prompt], max_new=max_new, stop=stop, sampling=SamplingConfig(**sampling))[0].text
 
     def continue_all(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new: int = 200,
-        stop: Sequence[str] = (),
-        sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
+        self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = PLAIN
     ) -> list[Continuation]:
-        """All prompts in one batch; each text is what it would have been alone."""
-        shown = ["" for _ in prompts]
-        texts: dict[int, Text] = {}
-        for row, piece, text in self._pieces(prompts, max_new=max_new, stop=stop, sampling=sampling):
-            shown[row] += piece
-            texts[row] = text
-        return [
-            Continuation(
-                text=shown[row],
-                ids=texts[row].new,
-                log_probabilities=texts[row].log_probabilities,
-                ended=texts[row].ended or Ended.STOP,
-            )
-            for row in range(len(prompts))
-        ]
+        """In batches; each text is what it would have been alone, with seed + its number among the prompts."""
+        done: list[Continuation] = []
+        for start in range(0, len(prompts), ROWS_AT_ONCE):
+            own = sampling.replace(seed=sampling.seed + start)
+            some = prompts[start : start + ROWS_AT_ONCE]
+            shown, texts = [""] * len(some), dict[int, Text]()
+            for piece in self.pieces(some, max_new=max_new, stop=stop, sampling=own):
+                shown[piece.row] += piece.text
+                texts[piece.row] = piece.step.text
+            done += [_continuation(texts[row], shown[row]) for row in range(len(some))]
+        return done
 
     def stream(
-        self,
-        prompt: str,
-        *,
-        max_new: int = 200,
-        stop: Sequence[str] = (),
-        sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
+        self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = PLAIN
     ) -> Iterator[str]:
         """The same text, piece by piece as it comes; no character is split."""
-        for _, piece, _ in self._pieces([prompt], max_new=max_new, stop=stop, sampling=sampling):
-            if piece:
-                yield piece
+        for piece in self.pieces([prompt], max_new=max_new, stop=stop, sampling=sampling):
+            if piece.text:
+                yield piece.text
 
-    def _pieces(
-        self, prompts: Sequence[str], *, max_new: int, stop: Sequence[str], sampling: SamplingConfig
-    ) -> Iterator[tuple[int, str, Text]]:
-        stops = [StopStrings(stop) for _ in prompts]
+    def pieces(
+        self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = PLAIN
+    ) -> Iterator[Piece]:
+        """Every new token of every prompt as it comes, the prompts side by side in one batch."""
         ids = [self.encode(prompt) for prompt in prompts]
-        decoders = [StreamingDecoder(self.tokenizer, before=each) for each in ids]
+        decoders = [StreamingDecoder(self.tokenizer, before=own) for own in ids]
+        stops = [StopStrings(stop) for _ in prompts]
         for step in steps(self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids):
-            stopping = stops[step.row]
-            piece = stopping.feed(decoders[step.row].add(step.id))
+            decoder, stopping = decoders[step.row], stops[step.row]
+            shown = stopping.feed(self._said(decoder, step.id))
+            if step.text.ended is not None and not stopping.is_stopped:
+                shown += stopping.feed(decoder.finish())
+                shown += stopping.flush()
             if stopping.is_stopped:
                 step.text.ended = Ended.STOP
-            elif step.text.ended is not None:
-                piece += stopping.feed(decoders[step.row].finish()) + stopping.flush()
-            yield step.row, piece, step.text
+            yield Piece(step.row, shown, step)
+
+    def search(self, prompts: Sequence[str], *, max_new: int = 200, beam: BeamConfig) -> list[list[Continuation]]:
+        """The `beam.n_best` best continuations of each prompt, best first."""
+        found: list[list[Continuation]] = []
+        for start in range(0, len(prompts), ROWS_AT_ONCE):
+            ids = [self.encode(prompt) for prompt in prompts[start : start + ROWS_AT_ONCE]]
+            results = beam_generate(self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids)
+            for own, hypotheses in zip(ids, results, strict=True):
+                found.append([self._found(own, one) for one in hypotheses])
+        return found
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -108,26 +115,46 @@ class LanguageModel:
             return ids
         begin = self.tokenizer.find(Role.BEGIN)
         if begin is None:
-            raise InputError("the prompt is empty, and this tokenizer has no token for the beginning of a text")
+            raise InputError("the prompt is empty: 0 tokens, and this tokenizer has none for the beginning of a text")
         return [begin]
 
-    @torch.inference_mode()
     def score(self, document: str) -> Score:
-        """−Σ log p of the document's tokens and its end token, from a fresh context.
+        """−Σ log p of the document's tokens and its end token, from a fresh context; see `score_all`."""
+        return next(self.score_all([document]))
 
-        A document longer than the context is read in windows; from the second on, the first half is there to
-        be seen alone and the second half is scored.
+    def score_all(self, documents: Iterable[str]) -> Iterator[Score]:
+        """The score of each document, in order, computed in batches of like length.
+
+        White space at its ends is not part of a document. It begins with the tokenizer's token for that and is
+        scored with its end token; its bytes are those of its UTF-8 text. One longer than the context is read in
+        overlapping windows: `scoring.windows`.
         """
         begin, end = self.tokenizer.id_of(Role.BEGIN), self.tokenizer.id_of(Role.END)
-        text = document.strip()
-        ids = [begin, *self.tokenizer.encode(text, add_specials=False), end]
-        device = self.model.embedding.token.weight.device
-        window = self.model.config.context_length
-        total, scored, start = 0.0, 1, 0
-        while scored < len(ids):
-            part = torch.tensor([ids[start : start + window + 1]], device=device)
-            logits = self.model(part[:, :-1])[:, scored - start - 1 :]
-            total += float(cross_entropy_sum(logits, part[:, scored - start :]))
-            scored = start + part.shape[1]
-            start = scored - 1 - window // 2
-        return Score(loss_sum=total, n_targets=len(ids) - 1, n_bytes=len(text.encode()))
+        sizes: list[tuple[int, int]] = []
+
+        def encoded() -> Iterator[list[int]]:
+            for document in documents:
+                text = document.strip()
+                ids = [begin, *self.tokenizer.encode(text, add_specials=False), end]
+                sizes.append((len(ids) - 1, len(text.encode())))
+                yield ids
+
+        for number, loss_sum in enumerate(loss_sums(self.model, encoded())):
+            n_targets, n_bytes = sizes[number]
+            yield Score(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
+
+    def _said(self, decoder: StreamingDecoder, number: int) -> str:
+        """A model may have more ids than its tokenizer, to fill a matrix up; those say nothing."""
+        return decoder.add(number) if number < self.tokenizer.vocabulary_size else ""
+
+    def _found(self, prompt: list[int], one: Hypothesis) -> Continuation:
+        decoder = StreamingDecoder(self.tokenizer, before=prompt)
+        text = "".join([*(self._said(decoder, number) for number in one.ids), decoder.finish()])
+        return Continuation(
+            text=text, ids=one.ids, log_probabilities=one.log_probabilities, ended=one.ended, score=one.score
+        )
+
+
+def _continuation(text: Text, shown: str) -> Continuation:
+    assert text.ended is not None
+    return Continuation(text=shown, ids=text.new, log_probabilities=text.log_probabilities, ended=text.ended)

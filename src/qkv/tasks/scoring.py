@@ -1,0 +1,106 @@
+"""How well a model guesses documents: −Σ log p of every token and of the end, each from a fresh context."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.errors import InputError
+from qkv.models import GPT
+from qkv.training.losses import NO_TARGET
+
+TOKENS_AT_ONCE = 4096
+"""Of a batch, padding counted; on a CPU larger ones are no faster."""
+LOGITS_AT_ONCE = 1024
+"""Positions whose logits are held at once: all of a batch's would be gigabytes for a large vocabulary."""
+BATCHES_AHEAD = 32
+"""Documents for so many batches are read ahead and sorted by length, so that a batch has little padding."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Part of a document that fits the context: ids[:-1] are read, ids[1:] guessed."""
+
+    document: int
+    ids: list[int]
+    n_scored: int
+    """So many of the guesses, from the left, were scored in the window before."""
+
+
+def windows(document: int, ids: list[int], context_length: int) -> Iterator[Window]:
+    """A document longer than the context in overlapping windows.
+
+    From the second on, a window's first half is there to be seen alone, and its second half is scored; so every
+    token is scored once, and but for the first window's with at least half a context before it.
+    """
+    start, scored = 0, 1
+    while scored < len(ids):
+        part = ids[start : start + context_length + 1]
+        yield Window(document, part, scored - start - 1)
+        scored = start + len(part)
+        start = scored - 1 - context_length // 2
+
+
+def loss_sums(model: GPT, documents: Iterable[list[int]], *, tokens_at_once: int = TOKENS_AT_ONCE) -> Iterator[float]:
+    """−Σ log p of all ids of each document but its first, in the documents' order; nats."""
+    if not model.config.causal:
+        raise InputError("a model with causal=False sees the tokens it is asked for: there is nothing to score")
+    ahead: list[list[int]] = []
+    n_ahead = 0
+    for ids in documents:
+        ahead.append(ids)
+        n_ahead += len(ids)
+        if n_ahead >= BATCHES_AHEAD * tokens_at_once:
+            yield from _scored(model, ahead, tokens_at_once)
+            ahead, n_ahead = [], 0
+    yield from _scored(model, ahead, tokens_at_once)
+
+
+def _scored(model: GPT, documents: list[list[int]], tokens_at_once: int) -> list[float]:
+    length = model.config.context_length
+    parts = [part for number, ids in enumerate(documents) for part in windows(number, ids, length)]
+    sums = [0.0] * len(documents)
+    for batch in _batches(sorted(parts, key=lambda part: len(part.ids)), tokens_at_once):
+        for part, loss in zip(batch, _losses(model, batch), strict=True):
+            sums[part.document] += loss
+    return sums
+
+
+def _batches(parts: list[Window], tokens_at_once: int) -> Iterator[list[Window]]:
+    """`parts` from short to long: the last of a batch says how wide it is."""
+    batch: list[Window] = []
+    for part in parts:
+        if batch and (len(batch) + 1) * len(part.ids) > tokens_at_once:
+            yield batch
+            batch = []
+        batch.append(part)
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def _losses(model: GPT, batch: list[Window]) -> list[float]:
+    ids, targets = (table.to(model.embedding.token.weight.device) for table in _tables(batch))
+    # Padding stands on the right, where no token looks: the mask stays a plain triangle.
+    states = model.states(ids)
+    rows, columns = (targets != NO_TARGET).nonzero(as_tuple=True)
+    states, targets = states[rows, columns], targets[rows, columns]
+    sums = torch.zeros(len(batch), dtype=torch.float64, device=rows.device)
+    for start in range(0, len(rows), LOGITS_AT_ONCE):
+        part = slice(start, start + LOGITS_AT_ONCE)
+        logits = model.unembedding(states[None, part])[0].float()
+        sums.index_add_(0, rows[part], F.cross_entropy(logits, targets[part], reduction="none").double())
+    return sums.tolist()
+
+
+def _tables(batch: list[Window]) -> tuple[Tensor, Tensor]:
+    longest = max(len(part.ids) for part in batch) - 1
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    targets = torch.full_like(ids, NO_TARGET)
+    for row, part in enumerate(batch):
+        whole = torch.tensor(part.ids)
+        ids[row, : len(whole) - 1] = whole[:-1]
+        targets[row, part.n_scored : len(whole) - 1] = whole[1 + part.n_scored :]
+    return ids, targets

@@ -1,0 +1,37 @@
+"""A small random language model with a small trained tokenizer, in memory or as a folder."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+from qkv.choices import TokenizerKind
+from qkv.config import GPTConfig
+from qkv.tasks import LanguageModel
+from qkv.text import Tokenizer, save_tokenizer
+from qkv.weights.folder import write_folder
+from tests.agreement.families import shaken
+from tests.text.samples import trained
+
+CONTEXT = 41
+
+
+@cache
+def small_task(kind: TokenizerKind = TokenizerKind.BPE, seed: int = 0, context: int = CONTEXT) -> LanguageModel:
+    tokenizer = trained(kind)
+    return LanguageModel(small_model(tokenizer, seed=seed, context=context), tokenizer)
+
+
+def small_model(tokenizer: Tokenizer, *, seed: int = 0, context: int = CONTEXT):
+    config = GPTConfig(
+        vocabulary_size=tokenizer.vocabulary_size, context_length=context, d_model=12, n_heads=3, n_layers=2
+    )
+    return shaken(config, seed)
+
+
+def saved(task: LanguageModel, folder: Path) -> Path:
+    """As float32, so what is loaded differs in the last digits."""
+    tensors = {name: tensor.float() for name, tensor in task.model.named_parameters()}
+    settings = json.dumps(task.model.config.model_dump(mode="json", exclude_none=True))
+    write_folder(folder, tensors={"model.safetensors": tensors}, texts={"config.json": settings})
+    save_tokenizer(task.tokenizer, folder)
+    return folder

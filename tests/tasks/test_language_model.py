@@ -1,0 +1,244 @@
+"""Text in, text out: streamed is whole, stop strings cut, documents are scored as one by one."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.choices import Role, SpecialStyle, TokenizerKind
+from qkv.config import BeamConfig, GPTConfig, SamplingConfig
+from qkv.errors import ConfigError, ContextLengthError, InputError
+from qkv.generation import Ended
+from qkv.models import GPT
+from qkv.tasks import LanguageModel
+from qkv.tasks.language_model import ROWS_AT_ONCE
+from qkv.tasks.scoring import loss_sums, windows
+from qkv.text import Tokenizer
+from tests.tasks.small import CONTEXT, small_model, small_task
+from tests.text.samples import TEXTS, trained
+
+PROMPTS = ["The cat", "El niño comió", "Zwölf 😀", "👩‍👩‍👧", "", "It's  two"]
+samplings = st.builds(SamplingConfig, temperature=st.sampled_from((0.0, 1.0, 2.0)), seed=st.integers(0, 99))
+
+
+class Scripted(LanguageModel):
+    """Says what it is told to, whatever its weights: chance and the model are out of play."""
+
+    def __init__(self, task: LanguageModel, says: str) -> None:
+        ids = task.encode("The cat")
+        script = [*task.tokenizer.encode(says), task.tokenizer.id_of(Role.END)]
+        config = GPTConfig(
+            vocabulary_size=task.model.config.vocabulary_size, context_length=len(ids) + len(script) + 5,
+            d_model=2, n_heads=1, n_layers=1,
+        )  # fmt: skip
+        super().__init__(GPT(config), task.tokenizer)
+
+        def say(logits):
+            said = torch.full_like(logits, -30.0)
+            for row in range(logits.shape[0]):
+                said[row, -1, script[min(self.n_said, len(script) - 1)]] = 30.0
+            self.n_said += 1
+            return said
+
+        self.n_said = 0
+        self.model.unembedding.logits.change(say)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(PROMPTS), samplings, st.sampled_from([(), ("a",), ("e", " d"), ("ñ", "😀")]))
+def test_streamed_is_whole_and_is_what_its_ids_say(prompt, sampling, stop):
+    task = small_task()
+    (whole,) = task.continue_all([prompt], max_new=17, stop=stop, sampling=sampling)
+    assert "".join(task.stream(prompt, max_new=17, stop=stop, sampling=sampling)) == whole.text
+    said = task.tokenizer.decode(whole.ids)
+    cuts = [said.find(string) for string in stop if string in said]
+    assert whole.text == (said[: min(cuts)] if cuts else said)
+    assert (whole.ended is Ended.STOP) == (bool(cuts) or whole.ids[-1] in task.stop_ids)
+
+
+@pytest.mark.parametrize("text", [" comió más: ¿qué? 😀👩‍👩‍👧 ñandú …", " sat.\nThen\n\nslept", " 日本 𝔘𝔫𝔦"])
+def test_emoji_and_spanish_come_in_whole_characters(text):
+    """Byte-level pieces: each of these characters is several ids, and no piece ends inside one."""
+    task = Scripted(small_task(), text)
+    assert len(task.tokenizer.encode(text)) > len(text) / 2
+    pieces = list(task.stream("The cat"))
+    assert "".join(pieces) == text
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert len(pieces) > 3
+
+
+@pytest.mark.parametrize(
+    ("says", "stop", "shown"),
+    [
+        (" sat on the mat", ["on the"], " sat "),
+        (" sat on the mat", ["zzz", "t o"], " sa"),
+        (" sat on", ["\n\n"], " sat on"),
+        (" niño 😀 más", ["😀"], " niño "),
+        (" niño 😀 más", ["o 😀 m"], " niñ"),
+        (" sat on", [" "], ""),
+    ],
+)
+def test_a_stop_string_split_over_tokens_ends_the_text_before_it(says, stop, shown):
+    base = small_task()
+    (got,) = Scripted(base, says).continue_all(["The cat"], stop=stop)
+    assert got.text == shown
+    assert got.ended is Ended.STOP
+    assert "".join(Scripted(base, says).stream("The cat", stop=stop)) == shown
+
+
+def test_the_end_token_ends_the_text_and_is_not_shown():
+    (got,) = Scripted(small_task(), " sat").continue_all(["The cat"])
+    assert got.text == " sat"
+    assert got.ids[-1] == small_task().tokenizer.id_of(Role.END)
+    assert got.ended is Ended.STOP
+
+
+@pytest.mark.parametrize("kind", list(TokenizerKind))
+def test_prompt_and_continuation_join_to_what_all_ids_say(kind):
+    """A SentencePiece or WordPiece decoder drops the first blank; after a prompt it must not be dropped."""
+    task = LanguageModel(small_model(trained(kind, SpecialStyle.GPT)), trained(kind, SpecialStyle.GPT))
+    for seed in range(5):
+        sampling = SamplingConfig(temperature=2.0, seed=seed)
+        (got,) = task.continue_all(["The cat sat"], max_new=7, sampling=sampling)
+        prompt = task.encode("The cat sat")
+        assert task.tokenizer.decode(prompt) + got.text == task.tokenizer.decode([*prompt, *got.ids])
+
+
+def test_all_prompts_together_are_each_prompt_alone():
+    task, sampling = small_task(), SamplingConfig(seed=7)
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(ROWS_AT_ONCE + 3)]
+    together = task.continue_all(prompts, max_new=5, sampling=sampling)
+    for row in (0, 1, 5, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, ROWS_AT_ONCE + 2):
+        (alone,) = task.continue_all([prompts[row]], max_new=5, sampling=sampling.replace(seed=7 + row))
+        assert (together[row].text, together[row].ids) == (alone.text, alone.ids)
+
+
+def test_generate_takes_the_settings_by_name():
+    task = small_task()
+    greedy = task.generate("The cat", max_new=9, temperature=0, seed=3)
+    assert greedy == task.generate("The cat", max_new=9, temperature=0, seed=4)
+    assert task.generate("The cat", max_new=9, temperature=3, seed=3) != greedy
+    with pytest.raises(ConfigError, match="unknown key 'temprature'; did you mean 'temperature'"):
+        task.generate("The cat", temprature=1)
+    with pytest.raises(ConfigError, match=r"temperature=-1: input should be greater than or equal to 0"):
+        task.generate("The cat", temperature=-1)
+
+
+def test_an_empty_prompt_is_the_beginning_of_a_text():
+    task = small_task()
+    assert task.encode("") == [task.tokenizer.id_of(Role.BEGIN)]
+    assert task.generate("", max_new=3, temperature=0)
+    without = LanguageModel(task.model, Tokenizer(task.tokenizer.backend, {}))
+    with pytest.raises(InputError, match="the prompt is empty: 0 tokens, and this tokenizer has none for the beg"):
+        without.generate("")
+
+
+def test_a_prompt_at_the_context_and_beyond():
+    task = small_task()
+    ids = task.tokenizer.encode(" ".join(TEXTS))
+    prompt = task.tokenizer.decode(ids[:CONTEXT])
+    assert len(task.encode(prompt)) == CONTEXT
+    (got,) = task.continue_all([prompt])
+    assert (len(got.ids), got.ended) == (1, Ended.CONTEXT)
+    with pytest.raises(ContextLengthError, match=rf"prompt 0 has \d+ tokens; the model's context_length is {CONTEXT}"):
+        task.generate(prompt + " and more")
+
+
+def test_an_id_that_the_tokenizer_does_not_have_says_nothing():
+    tokenizer = trained(TokenizerKind.BPE)
+    config = GPTConfig(
+        vocabulary_size=tokenizer.vocabulary_size + 7, context_length=9, d_model=2, n_heads=1, n_layers=1
+    )
+    task = LanguageModel(GPT(config), tokenizer)
+    task.model.unembedding.logits.change(
+        lambda logits: torch.zeros_like(logits).index_fill(-1, torch.tensor([logits.shape[-1] - 1]), 9.0)
+    )
+    assert task.generate("The", max_new=3, temperature=0) == ""
+
+
+def test_a_search_gives_the_best_first_with_their_scores():
+    task = small_task()
+    (found,) = task.search(["The cat"], max_new=6, beam=BeamConfig(n_beams=4, n_best=3))
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+    for one in found:
+        assert one.score == pytest.approx(sum(one.log_probabilities) / len(one.ids))
+        assert one.text == task.tokenizer.decode(one.ids)
+    ((one,),) = task.search(["The cat"], max_new=6, beam=BeamConfig(n_beams=1))
+    assert one.text == task.generate("The cat", max_new=6, temperature=0)
+
+
+@torch.no_grad()
+def scored_plainly(task, text):
+    """One document at a time, one target at a time, in float64; windows as the documentation says."""
+    begin, end = task.tokenizer.id_of(Role.BEGIN), task.tokenizer.id_of(Role.END)
+    ids, n = [begin, *task.tokenizer.encode(text), end], task.model.config.context_length
+    total, half = 0.0, n // 2
+    for at in range(1, len(ids)):
+        first = 0 if at <= n else n - half + (at - n - 1) // (n - half) * (n - half)
+        total -= float(task.model(torch.tensor([ids[first:at]]))[0, -1].log_softmax(-1)[ids[at]])
+    return total
+
+
+DOCUMENTS = ["The cat sat.", "  El niño comió 😀\n", "x", TEXTS[0], "\n".join(TEXTS[:3]), "the mat", "", TEXTS[1] * 2]
+
+
+@pytest.mark.parametrize("context", [7, 20, CONTEXT])
+def test_batches_of_like_length_score_as_one_by_one(context):
+    task = small_task(context=context)
+    scores = list(task.score_all(DOCUMENTS))
+    assert len(scores) == len(DOCUMENTS)
+    for document, score in zip(DOCUMENTS, scores, strict=True):
+        text = document.strip()
+        assert score.loss_sum == pytest.approx(scored_plainly(task, text), rel=1e-6)
+        assert score.n_targets == len(task.tokenizer.encode(text)) + 1
+        assert score.n_bytes == len(text.encode())
+        assert task.score(document).loss_sum == pytest.approx(score.loss_sum, rel=1e-6)
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 13, 50, 10**6])
+def test_the_size_of_a_batch_changes_no_sum(tokens_at_once):
+    model = small_model(trained(TokenizerKind.BPE))
+    generator = torch.Generator().manual_seed(1)
+    documents = [torch.randint(0, 300, (n,), generator=generator).tolist() for n in (2, 90, 5, 41, 42, 43, 3, 2)]
+    expected = [next(loss_sums(model, [ids])) for ids in documents]
+    assert list(loss_sums(model, documents, tokens_at_once=tokens_at_once)) == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.integers(2, 60), st.integers(1, 17))
+def test_windows_score_every_token_once_with_half_a_context_before_it(n, context):
+    scored = []
+    for window in windows(0, list(range(n)), context):
+        assert len(window.ids) <= context + 1
+        new = window.ids[1 + window.n_scored :]
+        assert new
+        if window.ids[0] > 0:
+            assert new[0] - window.ids[0] > context // 2
+        scored += new
+    assert scored == list(range(1, n))
+
+
+def test_bits_a_byte_are_log2_over_the_stripped_bytes():
+    task = small_task()
+    score = task.score(" niño ")
+    assert score.n_bytes == 5
+    assert score.bits_per_byte == pytest.approx(scored_plainly(task, "niño") / math.log(2) / 5, rel=1e-6)
+
+
+def test_a_template_puts_nothing_into_a_scored_document():
+    """Of a tokenizer that adds <bos> itself, the beginning stands once."""
+    tokenizer = trained(TokenizerKind.BPE, SpecialStyle.SEQ2SEQ)
+    assert len(tokenizer.encode("The cat")) == len(tokenizer.encode("The cat", add_specials=False)) + 2
+    score = LanguageModel(small_model(tokenizer), tokenizer).score("The cat")
+    assert score.n_targets == len(tokenizer.encode("The cat", add_specials=False)) + 1
+
+
+def test_a_model_that_sees_the_future_is_not_scored():
+    tokenizer = trained(TokenizerKind.BPE)
+    config = GPTConfig(
+        vocabulary_size=tokenizer.vocabulary_size, context_length=9, d_model=2, n_heads=1, n_layers=1, causal=False
+    )
+    with pytest.raises(InputError, match="causal=False sees the tokens it is asked for"):
+        LanguageModel(GPT(config), tokenizer).score("The cat")
