@@ -1,5 +1,5 @@
 # Each target sets up what it needs in .venv; a second call finds it there.
-.PHONY: help demo test test-long lint format
+.PHONY: help demo test test-long bench lint format
 .DELETE_ON_ERROR:
 
 # The first Python that is new enough; `make PYTHON=/path/to/python test` chooses another.
@@ -13,6 +13,7 @@ help:
 	@echo "make demo       three lessons: what attention is, step by step, and a head that learns"
 	@echo "make test       all tests but the long ones"
 	@echo "make test-long  the long ones"
+	@echo "make bench      speed and quality beside the peers; PEERS=FOLDER names clones of those that pip has not"
 	@echo "make lint       style, types, imports"
 	@echo "make format     put the code in the formatter's shape"
 
@@ -32,6 +33,10 @@ test: .venv/.ready-dev
 test-long: .venv/.ready-dev
 	$(BIN)/pytest -q -n auto -m "long and not compiled" || test $$? -eq 5
 	$(UNCHECKED) -m "compiled and long" || test $$? -eq 5
+
+bench: .venv/.ready-dev
+	for name in train-small train-124m shakespeare-cpu; do \
+		$(BIN)/python -m benchmarks $$name $(if $(PEERS),--peers $(PEERS)) || exit 1; done
 
 lint: .venv/.ready-dev
 	$(BIN)/ruff check

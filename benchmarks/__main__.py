@@ -1,0 +1,49 @@
+"""`python -m benchmarks NAME`: arguments, the run, the table."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks import results, shakespeare, training_speed
+
+BENCHMARKS = {
+    "train-small": (training_speed.train_small, 5, "a training step of nanoGPT's small CPU model, beside its peers"),
+    "train-124m": (training_speed.train_124m, 3, "a training step of GPT-2 124M, beside its peers"),
+    "shakespeare-cpu": (shakespeare.shakespeare_cpu, 1, "validation loss after as many CPU seconds as nanoGPT took"),
+}
+"""Name: what measures, rounds unless said, what it is."""
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: measured. 1: an engine that is here failed or gave other outputs; slowness is never a failure."""
+    asked = _parser().parse_args(arguments)
+    measure, rounds, _ = BENCHMARKS[asked.name]
+    repeats = rounds if asked.repeats is None else asked.repeats
+    report = measure(peers=asked.peers, repeats=repeats, say=_say)
+    results.append(report, asked.out)
+    sys.stdout.write(report.text())
+    return 1 if any(note.startswith("Failed") for note in report.notes) else 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    described = "\n".join(f"  {name:16} {what}" for name, (*_, what) in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Ours beside the peers, in one run.\n\nbenchmarks:\n" + described,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=list(BENCHMARKS), metavar="NAME")
+    parser.add_argument("--peers", type=Path, help="a folder that holds clones of peers, each under its name: nanoGPT")
+    parser.add_argument("--repeats", type=int, help="rounds, of which the best counts (for shakespeare-cpu: seeds)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the table is appended (benchmarks/RESULTS.md)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What is measured: small scripts, each in a process of its own."""

@@ -1,0 +1,75 @@
+"""Our training step: the Trainer's own, its log line included."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import qkv
+from benchmarks.engines.next_token_work import Built, Work, serve_training
+from benchmarks.engines.speaking import scratch_folder
+from qkv.choices import Activation, ScheduleKind
+from qkv.config import GPTConfig, TrainingConfig
+from qkv.data.windows import Batch
+from qkv.models import GPT
+from qkv.training import Trainer, TrainingData
+from qkv.training.objectives import next_token
+from qkv.training.run import RunFolder
+from qkv.weights.published import load_published
+
+
+def build(work: Work, options: dict[str, Any]) -> Built:
+    model = GPT(model_config(work)).train()
+    load_published(model, work.first_weights())
+    training = TrainingConfig(
+        steps=10**9,
+        batch_size=work.batch,
+        length=work.length,
+        learning_rate=work.learning_rate,
+        schedule=ScheduleKind.CONSTANT,
+        warmup_steps=0,
+        weight_decay=work.weight_decay,
+        beta1=work.beta1,
+        beta2=work.beta2,
+        clip=work.clip,
+        **options,
+    )
+    losses: list[float] = []
+    trainer = Trainer(
+        model,
+        training,
+        objective=next_token(model, training),
+        data=TrainingData(batch=_no_batch),
+        run=RunFolder(scratch_folder()),
+        texts={},
+        report=lambda entry: losses.append(entry["loss"]),
+    )
+    counts = torch.full((work.batch,), work.length)
+
+    def step(ids: Tensor, targets: Tensor) -> float:
+        trainer._step(Batch(ids, targets, None, counts))  # noqa: SLF001 - one step alone has no public name
+        return losses.pop()
+
+    return Built(step=step, versions={"qkv": qkv.__version__})
+
+
+def model_config(work: Work) -> GPTConfig:
+    return GPTConfig(
+        vocabulary_size=work.vocabulary_size,
+        context_length=work.context_length,
+        d_model=work.d_model,
+        n_heads=work.n_heads,
+        n_layers=work.n_layers,
+        attention_bias=work.bias,
+        feedforward_bias=work.bias,
+        norm_bias=work.bias,
+        activation=Activation.GELU,
+    )
+
+
+def _no_batch(t: int) -> Batch:
+    raise AssertionError(f"batch {t} was asked of the trainer; the benchmark gives it its batches")
+
+
+if __name__ == "__main__":
+    serve_training(build)

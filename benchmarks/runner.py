@@ -1,0 +1,110 @@
+"""Engines beside each other: outputs compared, then timed in turn, the best of each kept."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.engine import Engine, EngineError, MissingEngineError, Running
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The least seconds of any repeat; wall and CPU each by itself."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """What came of it: figures of those that ran, reasons for those that did not."""
+
+    best: dict[str, Best] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    ceilings: dict[int, dict[str, float]] = field(default_factory=dict)
+    largest_difference: float = 0.0
+    """Between any engine's output and the first engine's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What every engine is asked."""
+
+    work: Mapping[str, Any]
+    check_steps: int
+    time_steps: int
+    tolerance: float
+    threads: int
+
+
+def compare(engines: Sequence[Engine], plan: Plan, *, ceilings: Engine, repeats: int, say: Say) -> Comparison:
+    """The first engine's output is the one that the others must give."""
+    found = Comparison()
+    with ExitStack() as stack:
+        running: dict[str, Running] = {}
+        expected: list[float] | None = None
+        for engine in engines:
+            process = stack.enter_context(Running(engine.command, threads=plan.threads))
+            output = _first_answers(engine, process, plan, found)
+            if output is None:
+                say(f"{engine.name}: {found.missing.get(engine.name) or found.failed[engine.name]}")
+                continue
+            expected = output if expected is None else expected
+            apart = _distance(output, expected)
+            if not apart <= plan.tolerance:
+                found.failed[engine.name] = f"outputs differ by {apart:.2g}, more than {plan.tolerance:.2g}: not timed"
+                say(f"{engine.name}: {found.failed[engine.name]}")
+                continue
+            found.largest_difference = max(found.largest_difference, apart)
+            say(f"{engine.name}: output agrees ({apart:.1e})")
+            running[engine.name] = process
+        meter = stack.enter_context(Running(ceilings.command, threads=plan.threads))
+        _time_in_turn(running, meter, plan, found, repeats=repeats, say=say)
+    return found
+
+
+def _first_answers(engine: Engine, process: Running, plan: Plan, found: Comparison) -> list[float] | None:
+    try:
+        answer = process.ask("describe", work=plan.work, options=engine.options)
+        found.versions |= answer["versions"]
+        return process.ask("check", steps=plan.check_steps)["output"]
+    except MissingEngineError as missing:
+        found.missing[engine.name] = str(missing)
+    except EngineError as failed:
+        found.failed[engine.name] = str(failed)
+    return None
+
+
+def _distance(output: list[float], expected: list[float]) -> float:
+    """Largest difference; infinite where the lengths differ, NaN stays NaN and so agrees with nothing."""
+    if len(output) != len(expected):
+        return float("inf")
+    apart = [abs(a - b) for a, b in zip(output, expected, strict=True)]
+    return next((value for value in apart if math.isnan(value)), max(apart))
+
+
+def _time_in_turn(
+    running: dict[str, Running], meter: Running, plan: Plan, found: Comparison, *, repeats: int, say: Say
+) -> None:
+    for repeat in range(repeats):
+        rates = meter.ask("time", threads=sorted({1, plan.threads}))["ceilings"]
+        for threads, rate in rates.items():
+            known = found.ceilings.setdefault(int(threads), rate)
+            found.ceilings[int(threads)] = {what: max(value, known[what]) for what, value in rate.items()}
+        for name, process in list(running.items()):
+            try:
+                seconds = process.ask("time", steps=plan.time_steps)
+            except EngineError as failed:
+                found.failed[name] = str(failed)
+                found.best.pop(name, None)
+                del running[name]
+                continue
+            known = found.best.get(name, Best(wall=float("inf"), cpu=float("inf")))
+            found.best[name] = Best(wall=min(known.wall, seconds["wall"]), cpu=min(known.cpu, seconds["cpu"]))
+        say(f"round {repeat + 1} of {repeats}: " + ", ".join(f"{n} {b.wall:.3g} s" for n, b in found.best.items()))

@@ -1,0 +1,100 @@
+"""Tokens a second of a whole training step: loss, gradients, clipping, AdamW."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.engine import Engine
+from benchmarks.engines.next_token_work import Work
+from benchmarks.results import Report
+from benchmarks.runner import Comparison, Plan, Say, compare
+
+SMALL: dict[str, Any] = {
+    "n_layers": 4, "n_heads": 4, "d_model": 128, "vocabulary_size": 65, "context_length": 64, "bias": False,
+    "batch": 12, "length": 64,
+}  # fmt: skip
+"""nanoGPT's own example for a CPU."""
+GPT2: dict[str, Any] = {
+    "n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary_size": 50257, "context_length": 1024, "bias": True,
+    "batch": 2, "length": 128,
+}  # fmt: skip
+
+CEILINGS = Engine(name="ceilings", module="benchmarks.engines.ceilings")
+
+
+def engines(peers: Path | None) -> list[Engine]:
+    """Every engine at its best setting, and nanoGPT also at its own (AdamW not fused)."""
+    of_peers = {"peers": None if peers is None else str(peers)}
+    ours, nanogpt, hugging_face = (f"benchmarks.engines.train_{name}" for name in ("qkv", "nanogpt", "transformers"))
+    return [
+        Engine(name="qkv", module=ours, is_ours=True),
+        Engine(name="qkv, compiled", module=ours, options={"compiled": True}, is_ours=True),
+        Engine(name="nanoGPT", module=nanogpt, options=of_peers),
+        Engine(name="nanoGPT, fused AdamW", module=nanogpt, options={**of_peers, "fused": True}),
+        Engine(name="nanoGPT, fused, compiled", module=nanogpt, options={**of_peers, "fused": True, "compiled": True}),
+        Engine(name="Hugging Face", module=hugging_face),
+        Engine(name="Hugging Face, compiled", module=hugging_face, options={"compiled": True}),
+    ]
+
+
+def train_small(*, peers: Path | None, repeats: int, say: Say) -> Report:
+    return _measure("train-small", SMALL, steps=20, peers=peers, repeats=repeats, say=say)
+
+
+def train_124m(*, peers: Path | None, repeats: int, say: Say) -> Report:
+    return _measure("train-124m", GPT2, steps=2, peers=peers, repeats=repeats, say=say)
+
+
+def _measure(name: str, shape: dict[str, Any], *, steps: int, peers: Path | None, repeats: int, say: Say) -> Report:
+    load = machine.others_load()
+    work = Work(**shape, threads=machine.n_cores())
+    plan = Plan(work=asdict(work), check_steps=3, time_steps=steps, tolerance=1e-4, threads=work.threads)
+    chosen = engines(peers)
+    found = compare(chosen, plan, ceilings=CEILINGS, repeats=repeats, say=say)
+    what = (
+        f"A whole training step in float32: {work.n_layers} layers, {work.n_heads} heads, width {work.d_model}, "
+        f"vocabulary {work.vocabulary_size:,}, batch {work.batch} × {work.length} tokens, {work.threads} threads; "
+        f"best of {repeats} × {steps} steps."
+    )
+    return Report(
+        name=name,
+        what=what,
+        columns=["engine", "tokens/s", "ms a step", "CPU ms a step", "ours ÷ it", "by CPU time", "of matrix rate"],
+        rows=rows(chosen, found, work, steps=steps),
+        notes=notes(found, work),
+        versions=found.versions,
+        load=load,
+    )
+
+
+def rows(chosen: list[Engine], found: Comparison, work: Work, *, steps: int) -> list[list[str]]:
+    """`ours ÷ it`: our best tokens/s over this engine's."""
+    ours = [found.best[engine.name] for engine in chosen if engine.is_ours and engine.name in found.best]
+    table = []
+    for engine in chosen:
+        best = found.best.get(engine.name)
+        if best is None:
+            continue
+        tokens_a_second = work.batch * work.length * steps / best.wall
+        share = tokens_a_second * work.flops_a_token / found.ceilings[work.threads]["flops"]
+        ratios = ["–", "–"]
+        if ours and not engine.is_ours:
+            wall, cpu = min(own.wall for own in ours), min(own.cpu for own in ours)
+            ratios = [f"{best.wall / wall:.2f}", f"{best.cpu / cpu:.2f}"]
+        milliseconds = [f"{1000 * seconds / steps:.1f}" for seconds in (best.wall, best.cpu)]
+        table.append([engine.name, f"{tokens_a_second:,.0f}", *milliseconds, *ratios, f"{share:.0%}"])
+    return table
+
+
+def notes(found: Comparison, work: Work) -> list[str]:
+    said = [
+        f"Ceiling, {threads} thread{'s' if threads > 1 else ''}: {rate['flops'] / 1e9:.0f} GFLOP/s of matrix products, "
+        f"{rate['bytes'] / 1e9:.1f} GB/s read."
+        for threads, rate in sorted(found.ceilings.items())
+    ]
+    said.append(f"A token takes {work.flops_a_token / 1e6:.2f} MFLOP (6 a multiplying weight, causal attention once).")
+    said.append(f"Same first weights and batches: losses of the first steps agree to {found.largest_difference:.1e}.")
+    said += [f"Not here: {name}: {reason}." for name, reason in found.missing.items()]
+    said += [f"Failed: {name}: {reason}." for name, reason in found.failed.items()]
+    return said

@@ -1,0 +1,58 @@
+import math
+
+import pytest
+import torch
+
+from benchmarks.engines import train_qkv, train_transformers
+from benchmarks.engines.heldout import heldout_loss, split_text
+from benchmarks.engines.nanogpt import find
+from benchmarks.engines.next_token_work import Work
+from benchmarks.engines.speaking import MissingPeerError
+
+SHAPE = {"n_layers": 2, "n_heads": 3, "d_model": 12, "vocabulary_size": 17, "context_length": 13, "batch": 2}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_ours_and_hugging_faces_steps_have_the_same_losses(bias):
+    work = Work(**SHAPE, bias=bias, length=11, threads=1)
+    built = [train_qkv.build(work, {}), train_transformers.build(work, {})]
+    ours, theirs = ([one.step(*batch) for batch in work.batches()[:3]] for one in built)
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert len(set(ours)) == 3
+
+
+def test_weights_and_batches_are_a_pure_function_of_the_seed():
+    one, other = (Work(**SHAPE, bias=True, length=11, threads=1) for _ in range(2))
+    assert all(torch.equal(one.first_weights()[name], given) for name, given in other.first_weights().items())
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(one.batches(), other.batches(), strict=True))
+
+
+def test_a_folder_without_nanogpt_is_a_missing_peer(tmp_path):
+    with pytest.raises(MissingPeerError, match=r"no folder of peers was named"):
+        find(None)
+    with pytest.raises(MissingPeerError, match=r"has no nanoGPT/model\.py"):
+        find(str(tmp_path))
+
+
+@pytest.mark.parametrize("length", [1 + 3 * 64 * 5, 1 + 64 * 5 + 2, 4])
+def test_the_held_out_loss_counts_every_character_but_the_first_once(length):
+    ids = torch.arange(length) % 7
+    seen = []
+
+    def logits(given):
+        seen.append(given)
+        # All but certain of the next id, save that an even chance is given where the right answer is 0.
+        answer = torch.nn.functional.one_hot((given + 1) % 7, 7) * 100.0
+        return torch.where(((given + 1) % 7 == 0)[..., None], 0.0, answer)
+
+    n_zeros = int((ids[1:] == 0).sum())
+    expected = n_zeros * math.log(7) / (length - 1)
+    assert heldout_loss(logits, ids, window=5) == pytest.approx(expected, abs=1e-6)
+    assert torch.equal(torch.cat([given.flatten() for given in seen]), ids[:-1])
+    assert all(given.shape[1] <= 5 for given in seen)
+
+
+def test_the_last_tenth_is_held_out(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("abcdefghijklm")
+    assert split_text(path) == ("abcdefghijk", "lm")
