@@ -1,8 +1,11 @@
 """A run small enough to be made, killed and resumed in a second."""
 
 import json
+import os
 import random
 import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,8 +46,13 @@ def make_ready(folder: Path, **training) -> Prepared:
     return prepared
 
 
-def copy_of(prepared: Prepared, folder: Path) -> Prepared:
+def copy_of(prepared: Prepared, folder: Path, **training) -> Prepared:
+    """The same run in another folder, with some of its training settings changed."""
     shutil.copytree(prepared.run.path, folder)
+    if training:
+        copy = open_run(folder)
+        recipe = copy.recipe.replace(training=copy.recipe.training.replace(**training))
+        finish_preparing(replace(copy, recipe=recipe))
     return open_run(folder)
 
 
@@ -59,6 +67,17 @@ def go_on(folder: Path) -> list[str]:
     trainer.resume(said.append)
     trainer.train()
     return said
+
+
+def stopped_after(trainer: Trainer, n_steps: int) -> None:
+    """Train until a signal comes, just after so many steps."""
+
+    def report(entry):
+        if entry["step"] == n_steps and "loss" in entry:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer.report = report
+    assert trainer.train().signal is signal.SIGTERM
 
 
 def curve(folder: Path) -> list[dict[str, object]]:

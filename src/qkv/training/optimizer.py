@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class Muon(Optimizer):
             for shape, parameters in alike.items():
                 self._update(parameters, group, scale=0.2 * max(shape) ** 0.5)
 
-    def _update(self, parameters: list[nn.Parameter], group: dict[str, float], *, scale: float) -> None:
+    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any], *, scale: float) -> None:
         ahead = []
         for parameter in parameters:
             assert parameter.grad is not None
@@ -66,7 +67,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[Optimizer]:
-    """One optimizer, or two where Muon takes the blocks' matrices. Weight decay is for matrices alone."""
+    """AdamW for all, or for what Muon leaves: it takes the blocks' matrices. Weight decay is for matrices alone."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     is_muon = config.optimizer is OptimizerKind.MUON
     hidden = [parameter for name, parameter in named if is_muon and parameter.ndim == 2 and "blocks." in name]
@@ -76,15 +77,12 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[Optimizer
         {"params": [parameter for parameter in rest if parameter.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [parameter for parameter in rest if parameter.ndim < 2], "weight_decay": 0.0},
     ]
-    adamw = AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
-    if not hidden:
-        return [adamw]
-    return [adamw, Muon(hidden, lr=config.learning_rate, momentum=0.95, weight_decay=config.weight_decay)]
+    groups = [group for group in groups if group["params"]]
+    betas = (config.beta1, config.beta2)
+    optimizers: list[Optimizer] = [AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)] if groups else []
+    if hidden:
+        optimizers.append(Muon(hidden, lr=config.learning_rate, momentum=0.95, weight_decay=config.weight_decay))
+    return optimizers
 
 
 def optimizer_tensors(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Tensor]:

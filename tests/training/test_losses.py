@@ -1,0 +1,86 @@
+"""The chunked loss is the plain one, in less memory."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.nn import TokenEmbedding, Unembedding
+from qkv.training.losses import NO_TARGET, cross_entropy_sum, unembedded_loss_sum
+
+N_WORDS, D_MODEL = 23, 7
+
+
+def loss_and_gradients(unembedding, states, targets, *, chunk):
+    states = states.clone().requires_grad_()
+    unembedding.zero_grad()
+    loss = unembedded_loss_sum(unembedding, states, targets, chunk=chunk)
+    (loss / 3).backward()
+    return [loss.detach(), states.grad, *[p.grad.clone() for p in unembedding.parameters()]]
+
+
+@given(
+    batch=st.integers(1, 3), length=st.integers(1, 13), chunk=st.integers(1, 50), bias=st.booleans(),
+    tied=st.booleans(), scale=st.sampled_from([1.0, 0.3]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(batch, length, chunk, bias, tied, scale, seed):
+    torch.manual_seed(seed)
+    tokens = TokenEmbedding(N_WORDS, D_MODEL) if tied else None
+    unembedding = Unembedding(N_WORDS, D_MODEL, tied_to=tokens, bias=bias, scale=scale)
+    if unembedding.bias is not None:
+        torch.nn.init.normal_(unembedding.bias)
+    states = torch.randn(batch, length, D_MODEL)
+    targets = torch.randint(0, N_WORDS, (batch, length))
+    targets[torch.rand(batch, length) < 0.3] = NO_TARGET
+    plain = loss_and_gradients(unembedding, states, targets, chunk=None)
+    chunked = loss_and_gradients(unembedding, states, targets, chunk=chunk)
+    for one, other in zip(plain, chunked, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_tied_table_gets_the_gradient_of_both_its_uses():
+    ids, targets = torch.randint(0, N_WORDS, (2, 5)), torch.randint(0, N_WORDS, (2, 5))
+    gradients = []
+    for chunk in (None, 3):
+        torch.manual_seed(1)
+        tokens = TokenEmbedding(N_WORDS, D_MODEL)
+        unembedding = Unembedding(N_WORDS, D_MODEL, tied_to=tokens)
+        unembedded_loss_sum(unembedding, tokens(ids), targets, chunk=chunk).backward()
+        gradients.append(tokens.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_without_gradients_the_loss_is_the_same():
+    unembedding = Unembedding(N_WORDS, D_MODEL)
+    states, targets = torch.randn(2, 11, D_MODEL), torch.randint(0, N_WORDS, (2, 11))
+    with torch.no_grad():
+        plain = unembedded_loss_sum(unembedding, states, targets)
+        torch.testing.assert_close(unembedded_loss_sum(unembedding, states, targets, chunk=4), plain)
+
+
+def test_where_nothing_is_predicted_nothing_is_lost():
+    logits, targets = torch.randn(2, 3, N_WORDS), torch.full((2, 3), NO_TARGET)
+    assert cross_entropy_sum(logits, targets) == 0
+
+
+def largest_allocation(function) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    held = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+@pytest.mark.filterwarnings("ignore")  # the profiler's own
+def test_the_chunked_loss_never_holds_all_logits():
+    n_words, n_positions = 1009, 512
+    unembedding = Unembedding(n_words, D_MODEL)
+    states, targets = torch.randn(1, n_positions, D_MODEL), torch.randint(0, n_words, (1, n_positions))
+    all_logits = 4 * n_words * n_positions
+    plain = largest_allocation(lambda: loss_and_gradients(unembedding, states, targets, chunk=None))
+    chunked = largest_allocation(lambda: loss_and_gradients(unembedding, states, targets, chunk=32))
+    assert plain > all_logits
+    assert chunked < all_logits / 2

@@ -1,0 +1,122 @@
+"""AdamW and Muon: who gets which weights, and what an orthogonal update is."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from qkv.choices import OptimizerKind
+from qkv.config import GPTConfig, TrainingConfig
+from qkv.errors import RunError
+from qkv.models import GPT
+from qkv.training.optimizer import Muon, build_optimizers, optimizer_tensors, orthogonal, restore_optimizers
+
+CONFIG = GPTConfig(vocabulary_size=19, context_length=13, n_layers=2, d_model=14, n_heads=2)
+
+
+def training(kind, **changes):
+    return TrainingConfig(steps=9, batch_size=1, length=13, warmup_steps=0, optimizer=kind, **changes)
+
+
+def step(model, optimizers, seed=0):
+    ids = torch.randint(0, 19, (3, 13), generator=torch.Generator().manual_seed(seed))
+    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 31, 7), (2, 5, 64)])
+def test_an_orthogonal_updates_singular_values_are_near_one(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    values = torch.linalg.svdvals(orthogonal(matrices))
+    assert values.max() < 1.3
+    # A random square matrix has values near 0, which five steps do not lift all the way.
+    assert values.median() > 0.65
+    if shape[1] != shape[2]:
+        assert values.min() > 0.5
+
+
+def test_an_orthogonal_update_keeps_the_directions():
+    matrix = torch.randn(1, 7, 31, generator=torch.Generator().manual_seed(3))
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    along = (u.mT @ orthogonal(matrix) @ v.mT)[0]
+    assert (along - along.diag().diag()).abs().max() < 1e-3
+
+
+def test_muon_is_an_orthogonal_step_scaled_to_the_longer_side():
+    weight = torch.nn.Parameter(torch.randn(5, 20))
+    before, gradient = weight.detach().clone(), torch.randn(5, 20)
+    weight.grad = gradient
+    Muon([weight], lr=0.1, momentum=0.0, weight_decay=0.0).step()
+    expected = before - 0.1 * 0.2 * 20**0.5 * orthogonal(gradient[None])[0]
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_muon_takes_the_blocks_matrices_and_adamw_the_rest():
+    model = GPT(CONFIG)
+    adamw, muon = build_optimizers(model, training(OptimizerKind.MUON))
+    named = {id(p): name for name, p in model.named_parameters()}
+    taken = [named[id(p)] for group in muon.param_groups for p in group["params"]]
+    left = [named[id(p)] for group in adamw.param_groups for p in group["params"]]
+    assert len(taken) == 2 * 6
+    assert all(".weight" in name and name.startswith("blocks.") and "norm" not in name for name in taken)
+    assert sorted(taken + left) == sorted(named.values())
+
+
+@pytest.mark.parametrize("kind", list(OptimizerKind))
+def test_only_matrices_decay(kind):
+    for optimizer in build_optimizers(GPT(CONFIG), training(kind, weight_decay=0.3)):
+        for group in optimizer.param_groups:
+            assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
+
+
+@pytest.mark.parametrize("kind", list(OptimizerKind))
+def test_restored_optimizers_go_on_bit_by_bit(kind):
+    model, twin = GPT(CONFIG, seed=1), GPT(CONFIG, seed=2)
+    optimizers = build_optimizers(model, training(kind))
+    for seed in range(3):
+        step(model, optimizers, seed)
+    others = build_optimizers(twin, training(kind))
+    twin.load_state_dict(model.state_dict())
+    kept = {name: tensor.clone() for name, tensor in optimizer_tensors(model, optimizers).items()}
+    restore_optimizers(twin, others, kept)
+    for seed in range(3, 6):
+        step(model, optimizers, seed)
+        step(twin, others, seed)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_memory_of_another_optimizer_is_refused():
+    model = GPT(CONFIG)
+    muon = build_optimizers(model, training(OptimizerKind.MUON))
+    step(model, muon)
+    kept = optimizer_tensors(model, muon)
+    with pytest.raises(RunError, match=r"kept 'blocks\.0\..*velocity', this one does not: was the recipe changed"):
+        restore_optimizers(model, build_optimizers(model, training(OptimizerKind.ADAMW)), kept)
+
+
+def error_after(kind, learning_rate, n_steps=100):
+    """Of a linear map learnt from inputs whose directions differ a hundredfold in size."""
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(24, 24, generator=generator))[0]
+    inputs = torch.randn(128, 24, generator=generator) * torch.logspace(0, -2, 24) @ turn
+    target = torch.linalg.qr(torch.randn(24, 24, generator=generator))[0]
+    weight = torch.nn.Parameter(torch.zeros(24, 24))
+    if kind is OptimizerKind.MUON:
+        optimizer = Muon([weight], lr=learning_rate, momentum=0.95, weight_decay=0.0)
+    else:
+        optimizer = torch.optim.AdamW([weight], lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    for i in range(n_steps):
+        optimizer.param_groups[0]["lr"] = learning_rate * (1 - i / n_steps)
+        ((inputs @ (weight - target)) ** 2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return float(((inputs @ (weight - target)) ** 2).mean().detach())
+
+
+def test_muon_learns_faster_than_adamw_each_at_its_best_learning_rate():
+    grid = (0.01, 0.03, 0.1, 0.3)
+    muon, adamw = (min(error_after(kind, rate) for rate in grid) for kind in (OptimizerKind.MUON, OptimizerKind.ADAMW))
+    assert muon < adamw / 10

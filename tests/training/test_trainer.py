@@ -1,0 +1,277 @@
+"""The loop: batches in parts, packed documents, numbers that are none, stopping early, stopping when asked."""
+
+import os
+import re
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qkv.config import GPTConfig, TrainingConfig
+from qkv.data import prefetch
+from qkv.data.windows import NOTHING, Batch
+from qkv.errors import RunError, TrainingError
+from qkv.models import GPT
+from qkv.training import Trainer, TrainingData, open_run
+from qkv.training.objectives import next_token
+from qkv.training.prepare import training_data
+from tests.training.runs import checkpoints, curve, go_on, stopped_after, trainer_of
+
+N_WORDS = 19
+
+
+def batch(lengths, *, seed=0, width=13, documents=None) -> Batch:
+    """Rows of which only the first `lengths` positions have a target."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, N_WORDS, (len(lengths), width), generator=generator)
+    targets = torch.randint(0, N_WORDS, (len(lengths), width), generator=generator)
+    for row, length in enumerate(lengths):
+        targets[row, length:] = NOTHING
+    return Batch(ids, targets, documents, torch.tensor(lengths))
+
+
+def bare_trainer(run_folder, given, *, model=None, dropout=0.0, **training) -> Trainer:
+    """On batches that the test makes itself."""
+    config = GPTConfig(vocabulary_size=N_WORDS, context_length=13, n_layers=2, d_model=14, n_heads=2, dropout=dropout)
+    model = model or GPT(config, seed=3)
+    settings = TrainingConfig(
+        **{"steps": 4, "batch_size": len(given(0).counts), "length": 13, "warmup_steps": 0, "save_every": 2} | training
+    )
+    objective = next_token(model, settings)
+    return Trainer(model, settings, objective=objective, data=TrainingData(batch=given), run=run_folder, texts={})
+
+
+def gradients(trainer, given):
+    loss, norm = trainer._gradients(given, 0)
+    return loss, norm, {name: p.grad for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
+def test_parts_of_a_batch_add_up_to_the_whole_with_unequal_counts(run, micro_batch_size):
+    given = batch([13, 1, 7, 2, 13, 5])
+    folder = run().run
+    loss, norm, whole = gradients(bare_trainer(folder, lambda _t: given, clip=None), given)
+    parts = bare_trainer(folder, lambda _t: given, clip=None, micro_batch_size=micro_batch_size)
+    part_loss, part_norm, parted = gradients(parts, given)
+    assert part_loss == pytest.approx(loss, rel=1e-6)
+    assert part_norm == pytest.approx(norm, rel=1e-6)
+    difference = torch.cat([(whole[name] - parted[name]).flatten() for name in whole])
+    assert float(difference.norm()) <= 1e-6 * norm
+    # The average of the parts' averages, which this is not, would be far off.
+    rows = [gradients(bare_trainer(folder, lambda _t, row=row: row, clip=None), row)[0] for row in given.split(1)]
+    assert abs(sum(rows) / 6 - loss) > 1e-3
+
+
+def test_packed_documents_are_trained_as_if_they_were_alone(run):
+    folder = run().run
+    ids = torch.randint(0, N_WORDS, (1, 13))
+    targets = torch.randint(0, N_WORDS, (1, 13))
+    packed = Batch(ids, targets, torch.tensor([[4] * 5 + [5] * 8]), torch.tensor([13]))
+    loss, _, together = gradients(bare_trainer(folder, lambda _t: packed, clip=None), packed)
+    sums, apart = 0.0, {}
+    for part in (slice(0, 5), slice(5, 13)):
+        alone = Batch(ids[:, part], targets[:, part], None, torch.tensor([part.stop - part.start]))
+        one, _, grads = gradients(bare_trainer(folder, lambda _t, alone=alone: alone, clip=None), alone)
+        n = part.stop - part.start
+        sums += one * n
+        apart = {name: apart.get(name, 0) + g * n / 13 for name, g in grads.items()}
+    assert loss == pytest.approx(sums / 13, rel=1e-6)
+    for name, g in together.items():
+        torch.testing.assert_close(g, apart[name], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_clipped_to_the_norm_and_reported_before(run):
+    given = batch([13, 7])
+    trainer = bare_trainer(run().run, lambda _t: given, clip=0.01)
+    _, norm, clipped = gradients(trainer, given)
+    assert norm > 0.1
+    assert float(torch.linalg.vector_norm(torch.stack([g.norm() for g in clipped.values()]))) == pytest.approx(
+        0.01, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("n_workers", [1, 2, 4])
+def test_workers_and_ranks_change_no_batch(run, n_workers, across):
+    data = training_data(run(cross_documents=across))
+    expected = [data.batch(t) for t in range(7)]
+    ahead = prefetch(data.batch, 0, stop=7, n_workers=n_workers, n_ahead=5)
+    batches = data.batch.__self__
+    for t, (one, other) in enumerate(zip(expected, ahead, strict=True)):
+        shares = [batches.batch(t, rank=rank, world=n_workers) for rank in range(n_workers)]
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.targets, torch.cat([share.targets for share in shares]))
+        assert (one.documents is None) == across
+        if not across:
+            assert torch.equal(one.documents, torch.cat([share.documents for share in shares]))
+
+
+def test_a_run_stopped_and_resumed_is_the_unbroken_one(run, trained):
+    stopped = run()
+    for n_steps in (1, 5, 6, 13):
+        trainer = trainer_of(open_run(stopped.run.path))
+        trainer.resume(print)
+        stopped_after(trainer, n_steps)
+        assert stopped.run.steps()[-1] == n_steps
+    go_on(stopped.run.path)
+    assert curve(stopped.run.path) == curve(trained.run.path)
+    assert checkpoints(stopped.run.path).keys() >= checkpoints(trained.run.path).keys()
+
+
+def test_a_signal_during_an_evaluation_cuts_it_short_and_the_resumed_run_does_it_again(run, trained):
+    stopped = run()
+    trainer = trainer_of(stopped)
+    sweep, asked = trainer.data.validation, []
+
+    def signalled():
+        for given in sweep():
+            asked.append(trainer.progress.step)
+            if len(asked) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield given
+
+    trainer.data = replace(trainer.data, validation=signalled)
+    assert trainer.train().signal is signal.SIGINT
+    assert asked == [5, 5]
+    assert len(list(sweep())) > 3
+    assert trainer.progress.evaluated_step == 0
+    assert go_on(stopped.run.path) == []
+    assert curve(stopped.run.path) == curve(trained.run.path)
+    assert checkpoints(stopped.run.path) == checkpoints(trained.run.path)
+
+
+def test_an_evaluation_that_ends_the_run_is_finished(run, trained):
+    stopped = run()
+    trainer = trainer_of(stopped)
+    sweep = trainer.data.validation
+
+    def signalled():
+        if trainer.progress.step == 13:
+            os.kill(os.getpid(), signal.SIGINT)
+        return sweep()
+
+    trainer.data = replace(trainer.data, validation=signalled)
+    trainer.train()
+    assert curve(stopped.run.path) == curve(trained.run.path)
+    assert checkpoints(stopped.run.path) == checkpoints(trained.run.path)
+
+
+def test_it_stops_after_so_many_evaluations_without_a_better_loss(run):
+    early = run(patience=2, evaluate_every=2, learning_rate=1e-9, steps=99, warmup_steps=0)
+    trainer = trainer_of(early)
+    trainer.objective = worse_each_time(trainer)
+    trainer.train()
+    assert (trainer.progress.step, trainer.progress.best_step, trainer.progress.n_worse) == (6, 2, 2)
+    assert early.run.best() == early.run.folder(2)
+    go_on(early.run.path)
+    assert curve(early.run.path)[-1]["step"] == 6
+
+
+def worse_each_time(trainer):
+    plain = trainer.objective
+    return lambda part: plain(part) * (1 if trainer.model.training else 1 + trainer.progress.step)
+
+
+def at_step(trainer, step, poison):
+    trainer.report = lambda entry: poison() if entry["step"] == step and "loss" in entry else None
+    return trainer
+
+
+def fails(trainer, message, kept):
+    """It stops with this line, no weight has changed, and the last checkpoint is as it was."""
+    with pytest.raises(TrainingError, match=message):
+        trainer.train()
+    assert trainer.run.steps()[-1] == kept
+    assert trainer.run.last_good(lambda said: pytest.fail(said))[0].step == kept
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_named_before_the_update(run, value):
+    trainer = trainer_of(run(save_every=2))
+    name = "blocks.1.feedforward.expand.weight"
+    weight = trainer.model.get_parameter(name)
+    before = {}
+
+    def poison():
+        weight.data.view(-1)[3] = value
+        before.update({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+
+    at_step(trainer, 3, poison)
+    message = rf"step 3: loss nan: weight {re.escape(name)} is not a finite number; no update was made, "
+    fails(trainer, message + "the checkpoint of step 2 is intact", kept=2)
+    for other, p in trainer.model.named_parameters():
+        assert torch.equal(p.nan_to_num(), before[other].nan_to_num())
+
+
+def test_a_bad_weight_that_no_loss_shows_never_gets_into_a_checkpoint(run):
+    trainer = trainer_of(run(save_every=2, evaluate_every=99))
+    position = trainer.model.embedding.position.table.weight
+    # Positions from 11 on are never used by windows of 11.
+    at_step(trainer, 3, lambda: position.data[12].fill_(float("nan")))
+    fails(trainer, r"step 4: weight embedding\.position\.table\.weight is not a finite number; nothing was saved, "
+                   "the checkpoint of step 2 is intact", kept=2)  # fmt: skip
+
+
+def test_the_first_output_that_is_no_number_is_named(run):
+    trainer = trainer_of(run(save_every=2))
+    attention = trainer.model.blocks[1].attention
+
+    def poison():
+        attention.register_forward_hook(lambda _part, _inputs, output: output / 0)
+
+    at_step(trainer, 3, poison)
+    fails(trainer, r"step 3: loss nan: the output of blocks\.1\.attention is not a finite number", kept=2)
+
+
+def test_a_gradient_that_is_no_number_is_named(run):
+    trainer = trainer_of(run(save_every=2))
+    norm = trainer.model.final_norm.weight
+    at_step(trainer, 3, lambda: norm.register_hook(lambda gradient: gradient * float("inf")))
+    fails(trainer, r"step 3: loss [\d.]+: the gradient of final_norm\.weight is not a finite number", kept=2)
+
+
+def test_ids_outside_the_vocabulary_are_refused_with_the_step(run):
+    for place in ("ids", "targets"):
+        trainer = trainer_of(run(place, save_every=2))
+        plain = trainer.data.batch
+
+        def given(t, plain=plain, place=place):
+            good = plain(t)
+            bad = getattr(good, place).clone()
+            bad[0, -1] = 999
+            return replace(good, **{place: bad}) if t == 3 else good
+
+        trainer.data = replace(trainer.data, batch=given)
+        fails(trainer, "step 3: id 999 is outside the vocabulary of 16 .*; no update was made", kept=2)
+
+
+def test_a_batch_without_targets_is_refused(run):
+    trainer = bare_trainer(run().run, lambda _t: batch([0, 0]))
+    with pytest.raises(TrainingError, match="step 0: the batch has no target to predict; .*there is no checkpoint yet"):
+        trainer.train()
+
+
+def test_a_recipe_changed_to_another_shape_is_said_on_resume(run):
+    changed = run()
+    trainer_of(changed).train()
+    recipe = changed.recipe.replace(model={**changed.recipe.model, "d_model": 16})
+    trainer = trainer_of(replace(changed, recipe=recipe))
+    with pytest.raises(RunError, match=r"step-00000013: weights do not fit the model: .*; was the recipe changed\?"):
+        trainer.resume(print)
+
+
+def test_more_steps_can_be_asked_of_a_finished_run(run):
+    finished = run(schedule="constant")
+    trainer_of(finished).train()
+    more = finished.recipe.training.replace(steps=17)
+    trainer = trainer_of(replace(finished, recipe=finished.recipe.replace(training=more)))
+    trainer.resume(print)
+    trainer.train()
+    assert [line["step"] for line in curve(finished.run.path) if "loss" in line] == list(range(1, 18))
+
+
+def test_timing_the_steps_takes_no_note(run):
+    timed = run()
+    assert trainer_of(timed).seconds_a_step(2) > 0
+    assert not timed.run.metrics.exists()
