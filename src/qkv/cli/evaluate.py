@@ -1,14 +1,17 @@
 """`qkv evaluate`: how well a model guesses a text."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from qkv.errors import InputError
+
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, or a Hugging Face folder.")],
+    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
     *,
     text: Annotated[list[Path], typer.Option(help="Text files; documents are parted by a line <|endoftext|>.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Score the first so many documents alone.")] = None,
@@ -16,7 +19,9 @@ def evaluate(
 ) -> None:
     """Loss, perplexity and bits a byte of a text, each document from a fresh context.
 
-    Bits a byte: −log2 p of every token and of the end of each document, over the document's bytes.
+    Bits a byte: −log2 p of every token and of the end of each document, over the document's bytes (UTF-8, without
+    white space at its ends). A document longer than the context is read in overlapping windows: from the second on
+    the first half of a window is only seen, the second half scored.
 
     \b
     Examples:
@@ -28,17 +33,18 @@ def evaluate(
     from qkv.tasks import load
     from qkv.training.evaluation import Score
 
+    documents = islice(read_documents(text), limit)
     task = load(model)
-    total, n_targets, n_bytes, n_documents = 0.0, 0, 0, 0
-    for document in counted(read_documents(text), "documents"):
-        if limit is not None and n_documents >= limit:
-            break
-        score = task.score(document)
-        total, n_targets = total + score.loss_sum, n_targets + score.n_targets
-        n_bytes, n_documents = n_bytes + (score.n_bytes or 0), n_documents + 1
-    whole = Score(loss_sum=total, n_targets=n_targets, n_bytes=n_bytes)
+    scores = list(counted(task.score_all(documents), "documents"))
+    if not scores:
+        raise InputError("the texts hold 0 documents; at least 1 is needed")
+    whole = Score(
+        loss_sum=sum(score.loss_sum for score in scores),
+        n_targets=sum(score.n_targets for score in scores),
+        n_bytes=sum(score.n_bytes or 0 for score in scores),
+    )
     result = {
-        "documents": n_documents, "tokens": n_targets, "bytes": n_bytes,
+        "documents": len(scores), "tokens": whole.n_targets, "bytes": whole.n_bytes,
         "loss": whole.loss, "perplexity": whole.perplexity, "bits_per_byte": whole.bits_per_byte,
     }  # fmt: skip
     if as_json:

@@ -2,71 +2,139 @@
 
 import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.config import SamplingConfig
-    from qkv.tasks import LanguageModel
+    from qkv.config import BeamConfig, SamplingConfig
+    from qkv.tasks import Continuation, LanguageModel
+
+DEFAULT_TEMPERATURE = 0.8
+"""A little sharper than the model itself, which reads better."""
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, or a Hugging Face folder.")],
-    prompts: Annotated[
-        list[str] | None, typer.Argument(help="What to go on from; none: one a line from stdin.")
-    ] = None,
+    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    prompts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     max_new: Annotated[int, typer.Option("--max-new", "-n", min=1, help="Most new tokens.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest; below 1 sharper, above 1 flatter.")] = 0.8,
+    temperature: Annotated[float | None, typer.Option(help="0: the likeliest; 1: as it is; else 0.8.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Choose among the fewest that reach p together.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Leave out what is less than this share of the likeliest.")
-    ] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: say less again.")] = 1.0,
+    min_p: Annotated[float | None, typer.Option(help="Leave out less than this share of the likeliest.")] = None,
+    typical_p: Annotated[float | None, typer.Option(help="As top-p, nearest to the expected surprise first.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: say less again.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End at this string; may be given again.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Where chance starts.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless said.")] = None,
+    beam: Annotated[int | None, typer.Option(metavar="N", help="No chance: search with N running guesses.")] = None,
+    n_best: Annotated[int, typer.Option(help="With --beam: so many texts, best first, with their scores.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="With --beam: score is Σ log p ÷ length^this.")] = 1.0,
     stream: Annotated[bool, typer.Option("--stream", help="Print each piece as it comes.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a prompt, with ids and log-probabilities.")
-    ] = False,
-) -> None:
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="Below each text, its tokens and log p.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="At each step the candidates, as they are revised.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, with ids and log p.")] = False,
+) -> None:  # fmt: skip
     """Go on from a prompt; the prompt itself is printed too.
 
     \b
     Examples:
       qkv generate run "Once upon a time"
-      qkv generate run "The sea" --temperature 0.5 --max-new 50 --seed 7
+      qkv generate run "The sea" --temperature 0.5 --max-new 50 --seed 7 --stream
+      qkv generate run "The cat" --steps --top-k 40 -n 5
+      qkv generate run "The cat" --beam 4 --n-best 3
       printf 'One day\\nIt was\\n' | qkv generate run --json
     """
-    from qkv.config import SamplingConfig
-    from qkv.tasks import load
+    chance = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p,
+        "repetition_penalty": repetition_penalty, "seed": seed,
+    }  # fmt: skip
+    given = {name: value for name, value in chance.items() if value is not None}
+    ways = {"--stream": stream, "--steps": steps, "--logprobs": logprobs}
+    _refuse_contradictions(ways, as_json=as_json, beam=beam, given=given, stop=stop, n_best=n_best)
+    _run(
+        model, prompts, max_new=max_new, stop=stop or [], given=given,
+        beam=None if beam is None else {"n_beams": beam, "n_best": n_best, "length_penalty": length_penalty},
+        stream=stream, steps=steps, logprobs=logprobs, as_json=as_json,
+    )  # fmt: skip
 
+
+def _run(
+    model: str, prompts: list[str] | None, *, max_new: int, stop: list[str], given: dict[str, Any],
+    beam: dict[str, Any] | None, stream: bool, steps: bool, logprobs: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from qkv.config import BeamConfig, SamplingConfig
+    from qkv.generation import StopStrings
+
+    # Settings are checked before the model is loaded, which may take long.
+    sampling = SamplingConfig(**{"temperature": DEFAULT_TEMPERATURE, **given})
+    search = None if beam is None else BeamConfig(**beam)
+    StopStrings(stop)
     wanted = prompts or [line.rstrip("\n") for line in sys.stdin]
     if not wanted:
         raise InputError("no prompt was given, and standard input is empty")
-    sampling = SamplingConfig(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, seed=seed
-    )
+    from qkv.tasks import load
+
     task = load(model)
-    if stream:
-        _stream(task, wanted, max_new=max_new, stop=stop or [], sampling=sampling)
+    if search is not None:
+        _search(task, wanted, max_new=max_new, beam=search, logprobs=logprobs, as_json=as_json)
+    elif stream:
+        _stream(task, wanted, max_new=max_new, stop=stop, sampling=sampling)
+    elif steps:
+        from qkv.cli.generation_steps import show_steps
+
+        show_steps(task, wanted, max_new=max_new, stop=stop, sampling=sampling, as_json=as_json)
+    else:
+        texts = task.continue_all(wanted, max_new=max_new, stop=stop, sampling=sampling)
+        for prompt, text in zip(wanted, texts, strict=True):
+            _print(task, prompt, text, logprobs=logprobs, as_json=as_json)
+
+
+def _refuse_contradictions(
+    ways: dict[str, bool], *, as_json: bool, beam: int | None, n_best: int, given: dict[str, Any],
+    stop: list[str] | None,
+) -> None:  # fmt: skip
+    asked = [name for name, is_asked in ways.items() if is_asked]
+    if len(asked) > 1:
+        raise InputError(f"{asked[0]} and {asked[1]} are two ways to print: choose one")
+    if as_json and ways["--stream"]:
+        raise InputError("--stream prints text as it comes, --json whole objects: choose one")
+    if beam is None:
+        if n_best > 1:
+            raise InputError(f"--n-best {n_best} belongs to --beam: without it there is one text a prompt")
         return
-    for prompt, text in zip(
-        wanted, task.continue_all(wanted, max_new=max_new, stop=stop or [], sampling=sampling), strict=True
-    ):
-        if as_json:
-            result = {
-                "prompt": prompt, "text": text.text, "ids": text.ids,
-                "log_probabilities": text.log_probabilities, "ended": text.ended,
-            }  # fmt: skip
-            print(json.dumps(result, ensure_ascii=False))
-        else:
-            print(prompt + text.text)
+    flags = [f"--{name.replace('_', '-')}" for name in given] + ["--stop"] * bool(stop)
+    flags += [name for name in asked if name != "--logprobs"]
+    if flags:
+        raise InputError(f"--beam searches and leaves nothing to chance: leave out {', '.join(flags)}")
+
+
+def _print(task: "LanguageModel", prompt: str, text: "Continuation", *, logprobs: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"prompt": prompt, **_as_dict(task, text)}, ensure_ascii=False))
+        return
+    print(prompt + text.text)
+    if logprobs:
+        _print_log_probabilities(task, text)
+
+
+def _print_log_probabilities(task: "LanguageModel", text: "Continuation") -> None:
+    from qkv.cli.tokens import spelt
+
+    for number, log_p in zip(text.ids, text.log_probabilities, strict=True):
+        print(f"  {log_p:9.4f}  {spelt(task.tokenizer, number)}")
+
+
+def _as_dict(task: "LanguageModel", text: "Continuation") -> dict[str, Any]:
+    from qkv.cli.tokens import text_of
+
+    score = {} if text.score is None else {"score": text.score}
+    return {
+        "text": text.text, "ids": text.ids, "tokens": [text_of(task.tokenizer, number) for number in text.ids],
+        "log_probabilities": text.log_probabilities, "ended": text.ended, **score,
+    }  # fmt: skip
 
 
 def _stream(
@@ -78,3 +146,18 @@ def _stream(
         for piece in task.stream(prompt, max_new=max_new, stop=stop, sampling=own):
             print(piece, end="", flush=True)
         print()
+
+
+def _search(
+    task: "LanguageModel", prompts: list[str], *, max_new: int, beam: "BeamConfig", logprobs: bool, as_json: bool
+) -> None:
+    for prompt, found in zip(prompts, task.search(prompts, max_new=max_new, beam=beam), strict=True):
+        if as_json:
+            texts = [_as_dict(task, text) for text in found]
+            print(json.dumps({"prompt": prompt, "found": texts}, ensure_ascii=False))
+            continue
+        for text in found:
+            score = f"{text.score:.4f}\t" if beam.n_best > 1 else ""
+            print(f"{score}{prompt}{text.text}")
+            if logprobs:
+                _print_log_probabilities(task, text)
