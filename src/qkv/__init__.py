@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, preset
     from qkv.inspection import change, record
     from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
+    from qkv.tasks import load
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "Seq2SeqConfig",
     "__version__",
     "change",
+    "load",
     "load_config",
     "preset",
     "record",
@@ -36,6 +38,7 @@ _HOME = {
     "Seq2Seq": "qkv.models",
     "Seq2SeqConfig": "qkv.config",
     "change": "qkv.inspection",
+    "load": "qkv.tasks",
     "load_config": "qkv.config",
     "preset": "qkv.config",
     "record": "qkv.inspection",

@@ -6,13 +6,15 @@ from typing import Annotated
 import typer
 
 import qkv
+from qkv.cli.convert import convert
 from qkv.cli.data import data
 from qkv.cli.evaluate import evaluate
 from qkv.cli.generate import generate
 from qkv.cli.lesson import lesson
+from qkv.cli.models import models
 from qkv.cli.tokenizer import tokenizer
 from qkv.cli.train import train
-from qkv.errors import DiskError, QKVError
+from qkv.errors import DiskError, QKVError, TrainingError
 
 # Plain help text: laying it out with rich would triple the time `qkv --help` takes.
 app = typer.Typer(
@@ -27,6 +29,8 @@ app.command()(lesson)
 app.command()(train)
 app.command()(generate)
 app.command()(evaluate)
+app.command()(convert)
+app.command()(models)
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(data, name="data")
 
@@ -37,7 +41,7 @@ def main() -> None:
         app(prog_name="qkv")
     except QKVError as error:
         print(f"qkv: error: {error}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, DiskError) else 2)
+        sys.exit(1 if isinstance(error, DiskError | TrainingError) else 2)
 
 
 def _show_version(wanted: bool) -> bool:

@@ -1,39 +1,71 @@
-"""MODEL, as every command takes it: a run folder, a checkpoint, or a Hugging Face folder."""
+"""MODEL, as every command takes it: a shipped name, a run or model folder, a file, or a name on the hub."""
 
+import re
 from pathlib import Path
 
+from qkv.config.base import nearest
 from qkv.errors import InputError
 from qkv.models import GPT
 from qkv.tasks.language_model import LanguageModel
 from qkv.training.run import RunFolder
+from qkv.weights.hub import download
 from qkv.weights.models import Loaded, load_model, needs_tokenizer
+from qkv.weights.single_file import load_file_model
+from qkv.zoo import shipped
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def find_model(name: str | Path) -> Path:
+    """Where MODEL lies: a folder with config.json and weights (of a run, its best checkpoint), or one file.
+
+    A folder here with a shipped model's name is meant where it holds a model; else the shipped one is.
+    """
+    path = Path(name)
+    zoo = shipped()
+    if path.is_file():
+        return path
+    if path.is_dir() and (_holds_model(path) or str(name) not in zoo):
+        return _model_in(path)
+    if str(name) in zoo:
+        return zoo[str(name)]
+    if _HUB_NAME.fullmatch(str(name)):
+        return download(str(name))
+    hint = nearest(str(name), list(zoo))
+    raise InputError(f"{path}: there is no such folder or file, nor a shipped model of that name{hint}")
 
 
 def find_folder(name: str | Path) -> Path:
-    """The folder that holds config.json and weights: of a run, its best checkpoint, else its last."""
-    path = Path(name)
-    if not path.exists():
-        raise InputError(f"{path}: there is no such model folder")
-    if not path.is_dir():
-        raise InputError(f"{path}: is a file; a model is a folder with config.json and model.safetensors")
-    if (path / "checkpoints").is_dir():
-        return RunFolder(path).best()
-    if not (path / "config.json").is_file():
-        raise InputError(f"{path}: holds no model (config.json) and no run (checkpoints/)")
-    return path
+    """As `find_model`, for those who need a folder."""
+    found = find_model(name)
+    if found.is_file():
+        raise InputError(f"{found}: is a file; a folder with config.json and model.safetensors is needed here")
+    return found
 
 
 def load_weights(name: str | Path) -> Loaded:
-    return load_model(find_folder(name))
+    found = find_model(name)
+    return load_file_model(found) if found.is_file() else load_model(found)
 
 
 def load(name: str | Path) -> LanguageModel:
-    """The model with its tokenizer, ready for its task: `qkv.load("run").generate("Once upon a time")`."""
-    folder = find_folder(name)
-    loaded = load_model(folder)
-    tokenizer = needs_tokenizer(loaded, folder)
+    """The model with its tokenizer, ready for its task: `qkv.load("stories").generate("Once upon a time")`."""
+    loaded = load_weights(name)
+    tokenizer = needs_tokenizer(loaded, Path(name))
     match loaded.model:
         case GPT():
             return LanguageModel(loaded.model, tokenizer)
         case other:
-            raise InputError(f"{folder}: a {type(other).__name__} has no task yet; load its weights with qkv.models")
+            raise InputError(f"{name}: a {type(other).__name__} has no task yet; load its weights with qkv.models")
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir() or (folder / "config.json").is_file()
+
+
+def _model_in(folder: Path) -> Path:
+    if (folder / "checkpoints").is_dir():
+        return RunFolder(folder).best()
+    if not _holds_model(folder):
+        raise InputError(f"{folder}: holds no model (config.json) and no run (checkpoints/)")
+    return folder

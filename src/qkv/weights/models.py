@@ -1,10 +1,9 @@
 """A model's folder: config.json, model.safetensors (one file or shards), tokenizer.json. Ours, or Hugging Face's."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,7 +12,8 @@ from qkv.config import config_from_dict
 from qkv.errors import InputError, QKVError, WeightsError
 from qkv.models import Model, build
 from qkv.text import Tokenizer, load_tokenizer
-from qkv.weights.folder import read_tensors
+from qkv.weights.folder import read_metadata, read_tensors
+from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, from_int8
 from qkv.weights.published import config_from_published, load_published
 from qkv.weights.tensors import NameTable, Rename, fill
 
@@ -36,24 +36,28 @@ def load_model(folder: Path) -> Loaded:
     try:
         if "family" in settings:
             model = build(config_from_dict(settings))
-            load_own(model, tensors)
+            fill(model, tensors, own_names(model))
         else:
             model = build(config_from_published(settings, tensors))
             load_published(model, tensors)
     except QKVError as error:
         raise type(error)(f"{folder}: {error}") from None
-    tokenizer = _tokenizer(folder)
-    if tokenizer is not None and tokenizer.vocabulary_size > model.config.vocabulary_size:
-        raise WeightsError(
-            f"{folder}: the tokenizer has {tokenizer.vocabulary_size} ids, the model {model.config.vocabulary_size}"
-        )
-    return Loaded(model.eval(), tokenizer)
+    loaded = Loaded(model.eval(), _tokenizer(folder))
+    check_vocabulary(loaded, folder)
+    return loaded
 
 
-def load_own(model: Model, tensors: Mapping[str, Tensor]) -> None:
-    """Weights under our own names; tied ones may be named once."""
+def check_vocabulary(loaded: Loaded, place: Path) -> None:
+    """A tokenizer may have fewer ids than the model (rows left empty), never more."""
+    n_rows = loaded.model.config.vocabulary_size
+    if loaded.tokenizer is not None and loaded.tokenizer.vocabulary_size > n_rows:
+        raise WeightsError(f"{place}: the tokenizer has {loaded.tokenizer.vocabulary_size} ids, the model {n_rows}")
+
+
+def own_names(model: Model) -> NameTable:
+    """Our own names; tied weights may be named once."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    fill(model, tensors, NameTable(renames=[Rename(name, (name,)) for name in names]))
+    return NameTable(renames=[Rename(name, (name,)) for name in names])
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -69,17 +73,35 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
+    """One file or shards, as floating-point numbers whatever they are stored as."""
     if (folder / SINGLE).is_file():
-        return read_tensors(folder / SINGLE)
+        return _read_single(folder / SINGLE)
     if (folder / INDEX).is_file():
         return _read_shards(folder)
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
     if pickled:
-        raise WeightsError(
-            f"{folder / pickled[0]}: pickled weights can run code when opened, so they are not; "
-            "save them anew with `save_pretrained(folder, safe_serialization=True)`"
-        )
+        refuse_pickle(folder / pickled[0])
     raise WeightsError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
+
+
+def refuse_pickle(file: Path) -> NoReturn:
+    raise WeightsError(
+        f"{file}: pickled weights can run code when opened, so they are not; "
+        "save them anew with `save_pretrained(folder, safe_serialization=True)`"
+    )
+
+
+def _read_single(path: Path) -> dict[str, Tensor]:
+    storage = read_metadata(path).get(STORAGE_KEY)
+    tensors = read_tensors(path)
+    if storage is None:
+        return tensors
+    if storage != INT8_ROWS:
+        raise WeightsError(f"{path}: is stored as {storage!r}; this version reads {INT8_ROWS!r}")
+    try:
+        return from_int8(tensors)
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from None
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:

@@ -1,0 +1,89 @@
+"""How does a model leave: in our own int8 folder, or in the folder that `transformers` loads?"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.choices import Role
+from qkv.errors import InputError
+from qkv.text import Tokenizer, save_tokenizer
+from qkv.weights.folder import write_folder
+from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, to_int8
+from qkv.weights.models import SINGLE, Loaded, own_names
+from qkv.weights.published import published_from_config, to_published
+from qkv.weights.tensors import published
+
+
+class Numbers(StrEnum):
+    """How the numbers of a weights file are stored."""
+
+    F32 = "f32"
+    F16 = "f16"
+    Q8_0 = "q8_0"
+    """GGUF's: 32 whole numbers of one byte share a 16-bit scale."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        if self is Numbers.Q8_0:
+            raise InputError("q8_0 is a kind of number that GGUF files alone have")
+        return torch.float32 if self is Numbers.F32 else torch.float16
+
+
+def save_int8(loaded: Loaded, target: Path) -> None:
+    """Our own folder with a byte for each weight of a matrix; `load_model` brings it back."""
+    texts = {"config.json": _json(loaded.model.config.model_dump(mode="json", exclude_none=True))}
+    write_folder(
+        _new(target),
+        tensors={SINGLE: to_int8(published(loaded.model, own_names(loaded.model)))},
+        texts={**texts, **tokenizer_files(loaded.tokenizer)},
+        metadata={STORAGE_KEY: INT8_ROWS},
+    )
+
+
+def save_hf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) -> None:
+    """The folder that `AutoModelForCausalLM` and `AutoTokenizer` load, with names and settings as published."""
+    ids = token_ids(loaded.tokenizer)
+    settings = {**published_from_config(loaded.model.config), **ids, "dtype": str(numbers.dtype).removeprefix("torch.")}
+    texts = {"config.json": _json(settings), "generation_config.json": _json(ids)}
+    write_folder(
+        _new(target),
+        tensors={SINGLE: _as(to_published(loaded.model), numbers.dtype)},
+        texts={**texts, **tokenizer_files(loaded.tokenizer)},
+    )
+
+
+def token_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
+    """`bos_token_id` and the like, for the roles that a token plays."""
+    if tokenizer is None:
+        return {}
+    found = {role: tokenizer.find(role) for role in (Role.BEGIN, Role.END, Role.PAD)}
+    return {f"{role.value}_id": number for role, number in found.items() if number is not None}
+
+
+def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
+    """tokenizer.json and tokenizer_config.json, as texts by file name."""
+    if tokenizer is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        save_tokenizer(tokenizer, folder)
+        return {file.name: file.read_text(encoding="utf-8") for file in sorted(Path(folder).iterdir())}
+
+
+def _as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def _new(target: Path) -> Path:
+    if target.exists():
+        raise InputError(f"{target}: is there already; name a new folder")
+    return target
+
+
+def _json(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, indent=2) + "\n"
