@@ -120,3 +120,15 @@ def test_muon_learns_faster_than_adamw_each_at_its_best_learning_rate():
     grid = (0.01, 0.03, 0.1, 0.3)
     muon, adamw = (min(error_after(kind, rate) for rate in grid) for kind in (OptimizerKind.MUON, OptimizerKind.ADAMW))
     assert muon < adamw / 10
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 13), (3, 11, 7)])
+def test_an_orthogonal_update_is_the_quintic_written_out(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    x = matrices if shape[1] < shape[2] else matrices.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    expected = x if shape[1] < shape[2] else x.mT
+    torch.testing.assert_close(orthogonal(matrices), expected, atol=1e-6, rtol=1e-5)
