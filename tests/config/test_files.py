@@ -89,3 +89,8 @@ def test_a_dict_becomes_the_config_of_its_family():
     settings = preset("gpt-nano").model_dump(mode="json")
     assert isinstance(config_from_dict(settings), GPTConfig)
     assert config_from_dict(settings) == preset("gpt-nano")
+
+
+def test_a_config_that_cannot_be_written_says_where(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere/config.json: cannot be written: No such file or directory"):
+        save_config(preset("gpt-nano"), tmp_path / "nowhere" / "config.json")

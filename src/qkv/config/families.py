@@ -65,12 +65,12 @@ class TransformerConfig(Config):
     d_value: Count = Field(default_factory=_default_d_value)
     """Width of one head's value; d_head when split, d_model when pooled."""
     output_projection: bool = True
-    """Project the heads' result (W_O); only pooled heads can do without."""
+    """Project the heads' result (W_O); without it that result must itself be d_model wide."""
     attention_bias: bool = True
     scale_scores: bool = True
     """Divide scores by √d_head; T5 alone does not."""
     window: Count | None = None
-    """Look at most this many positions back, itself included; None: all."""
+    """See only what stands less than this many positions away, on both sides where one may look ahead; None: all."""
 
     d_ff: Count = Field(default_factory=lambda given: 4 * given["d_model"])
     activation: Activation = Activation.GELU_TANH
@@ -99,7 +99,7 @@ class TransformerConfig(Config):
     tie_embeddings: bool = True
     unembedding_bias: bool = False
     scale_logits: bool = False
-    """Multiply the last states by 1/√d_model before a tied unembedding, as T5 does."""
+    """Multiply the last states by 1/√d_model before the unembedding, tied or not; T5 does where it is tied."""
 
     dropout: Fraction = 0.0
     initial_std: float = Field(default=0.02, gt=0)

@@ -59,7 +59,10 @@ def save_config(config: ModelConfig, path: str | Path) -> None:
             text = tomli_w.dumps(settings)
         case _:
             raise ConfigError(_unknown_ending(path))
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _parse(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds, checked by the caller
