@@ -207,3 +207,19 @@ def test_every_preset_of_a_published_family_can_be_published(name):
 def test_the_2017_transformer_was_never_published_so(name):
     with pytest.raises(ConfigError, match=r"a published marian cannot have .*sinusoid="):
         published_from_config(preset(name))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": ["gpt2"]}, r"model_type=\['gpt2'\] is unknown"),
+        ({"model_type": "gpt2", "activation_function": ["relu"]}, r"activation_function=\['relu'\] is not supported"),
+        ({"model_type": "bert", "architectures": 5}, "architectures=5 is not supported"),
+        ({"model_type": "bert", "architectures": [["BertModel"]]}, r"architectures=\[\['BertModel'\]\] is not"),
+        ({"model_type": "llama", "rope_scaling": {"type": ["linear"]}}, r"of kind \['linear'\] with"),
+        ({"model_type": "t5", "vocab_size": 7, "d_model": 6, "num_heads": 3}, "n_encoder_layers is missing"),
+    ],
+)
+def test_a_hostile_or_partial_config_is_refused_in_one_line(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        config_from_published(settings)

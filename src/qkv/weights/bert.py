@@ -56,9 +56,13 @@ def read(given: Settings) -> BERTConfig:
 
 def _heads(given: Settings) -> tuple[str, ...]:
     """From the tensors where they are known: a file often holds other heads than its config says."""
-    architecture = (given.take("architectures") or ["BertModel"])[0]
-    if architecture not in HEADS:
-        raise ConfigError(f"architectures=['{architecture}'] is not supported; known: {', '.join(HEADS)}")
+    match given.take("architectures", []):
+        case []:
+            architecture = "BertModel"
+        case [str(architecture), *_] if architecture in HEADS:
+            pass
+        case others:
+            raise ConfigError(f"architectures={others!r} is not supported; known: {', '.join(HEADS)}")
     if not given.tensor_names:
         return HEADS[architecture]
     bare = {name.removeprefix("bert.") for name in given.tensor_names}

@@ -63,7 +63,7 @@ def _rotary(given: Settings) -> dict[str, Any]:
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     base = rope.pop("rope_theta", given.take("rope_theta", 10000.0))
     known = {"default": {}, "linear": LINEAR, "llama3": {**LINEAR, **LLAMA3}}
-    if kind not in known or rope.keys() != known[kind].keys():
+    if not isinstance(kind, str) or kind not in known or rope.keys() != known[kind].keys():
         raise ConfigError(f"rotary positions of kind {kind!r} with {rope or 'nothing else'} are not supported")
     scaling = {ours: rope[theirs] for theirs, ours in known[kind].items()}
     return {"rotary_base": base, "rotary_scaling": RotaryScaling(**scaling) if scaling else None}

@@ -46,7 +46,7 @@ def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[st
     is taken.
     """
     model_type = settings.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         hint = nearest(str(model_type), list(FAMILIES))
         raise ConfigError(f"model_type={model_type!r} is unknown; known: {', '.join(FAMILIES)}{hint}")
     family = FAMILIES[model_type]

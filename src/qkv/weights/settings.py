@@ -103,8 +103,8 @@ class Settings:
             raise ConfigError(f"unknown setting {key}={value!r} in the published config{hint}{more}")
 
 
-def activation_of(key: str, word: str) -> Activation:
-    if word not in ACTIVATIONS:
+def activation_of(key: str, word: object) -> Activation:
+    if not isinstance(word, str) or word not in ACTIVATIONS:
         raise ConfigError(f"{key}={word!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[word]
 

@@ -27,7 +27,7 @@ def read(given: Settings) -> Seq2SeqConfig:
     activation, gated = _feedforward(given)
     tied, scaled = _unembedding(given)
     return Seq2SeqConfig(
-        n_decoder_layers=given.take("num_decoder_layers", shape["n_encoder_layers"]),
+        n_decoder_layers=given.take("num_decoder_layers", shape.get("n_encoder_layers")),
         activation=activation,
         gated=gated,
         tie_embeddings=tied,
