@@ -80,3 +80,11 @@ def test_a_matrix_is_no_key(unchecked):
         SoftMemory()[torch.ones(2, 3)] = [1.0]
     with pytest.raises(ShapeError, match=r"one vector, not a tensor of shape \(0,\)"):
         SoftMemory()[[]] = [1.0]
+
+
+def test_keys_values_and_queries_may_be_of_any_precision():
+    memory = SoftMemory()
+    memory[torch.tensor([1.0, 0.0])] = torch.tensor([10.0], dtype=torch.float64)
+    memory[torch.tensor([0.0, 1.0])] = torch.tensor([20.0], dtype=torch.float64)
+    assert memory.lookup(torch.tensor([0.0, 0.0], dtype=torch.float64)).tolist() == [15.0]
+    assert memory.lookup(torch.tensor([0.0, 0.0], dtype=torch.bfloat16)).tolist() == [15.0]

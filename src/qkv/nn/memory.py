@@ -50,12 +50,15 @@ class SoftMemory:
             raise InputError("the memory is empty: 0 entries, a look-up needs at least 1")
         query = _vector(query)
         _same_width("query", query, self._keys[0])
-        scores = torch.stack(self._keys) @ query
+        keys = torch.stack(self._keys)
+        scores = keys @ query.to(keys.dtype)
         return torch.softmax(scores / len(query) ** 0.5 if self.scaled else scores, dim=0)
 
     def lookup(self, query: Vector | Sequence[float]) -> Vector:
         """The values, mixed by `weights(query)`."""
-        return self.weights(query) @ torch.stack(self._values)
+        weights = self.weights(query)
+        values = torch.stack(self._values)
+        return weights.to(values.dtype) @ values
 
 
 def _vector(numbers: Vector | Sequence[float]) -> Vector:
