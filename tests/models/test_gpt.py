@@ -146,3 +146,21 @@ def test_without_its_mask_gpt_is_an_encoder_like_bert(positions):
         masked.load_state_dict(gpt.state_dict())
         assert not torch.allclose(masked.states(ids), bert(ids))
         close(masked.states(ids)[:, :1], bert(ids[:, :1]))
+
+
+def test_ids_of_another_shape_or_type_are_refused(model, unchecked):
+    with pytest.raises(ShapeError, match=r"ids have 1 axes, shape \(7,\); they need 2"):
+        model(some_ids(1, 3, 7)[0])
+    with pytest.raises(InputError, match=r"ids are torch.float32, they must be torch.int64"):
+        model(some_ids(1, 3, 7).float())
+
+
+def test_a_padding_mask_of_numbers_is_refused(model, unchecked):
+    with pytest.raises(InputError, match=r"is_token is torch.int64, it must be torch.bool"):
+        model(some_ids(1, 3, 7), is_token=torch.ones(3, 7, dtype=torch.long))
+
+
+def test_the_cache_of_another_model_is_refused_with_both_numbers(model):
+    deeper = GPT(model.config.replace(n_layers=5)).double()
+    with pytest.raises(CacheError, match="the cache is for 5 layers, the model has 2"):
+        model(some_ids(1, 3, 7), cache=deeper.new_cache(batch=3))

@@ -68,7 +68,7 @@ def test_source_and_target_are_checked_against_the_context(model):
 
 def test_rows_that_cannot_share_the_sources_evenly_are_refused(model):
     source = model.encode(some_source(1, 2, 5))
-    with pytest.raises(ShapeError, match="3 rows of x cannot share 2 sources evenly"):
+    with pytest.raises(ShapeError, match="3 rows of ids cannot share 2 sources evenly"):
         model.decode(some_ids(1, 3, 7), source)
 
 
@@ -80,6 +80,10 @@ def test_a_refused_step_leaves_the_cache_as_it_was(model):
         model.decode(torch.full((3, 1), 99), source, cache=cache)
     with pytest.raises(CacheError, match="the cache holds 4 tokens a row, 5 are needed"):
         model.decode(ids[:, :3], source, cache=cache)
+    with pytest.raises(ShapeError, match="3 rows of ids cannot share 2 sources evenly"):
+        model.decode(ids[:, 2:], model.encode(some_source(1, 2, 5)), cache=cache)
+    with pytest.raises(CacheError, match="another source of 3 × 5 tokens"):
+        model.decode(ids[:, 2:], model.encode(some_source(2, 3, 5)), cache=cache)
     close(model.decode(ids[:, 2:], source, cache=cache), model.decode(ids, source)[:, 2:])
 
 

@@ -163,7 +163,7 @@ def test_weights_are_a_softmax_with_zeros_where_nothing_is_seen():
 def test_a_cached_step_equals_the_same_rows_of_the_full_pass(n_first, kernel):
     attention, x = Attention(6, Heads.split(6, 3)).eval(), torch.randn(BATCH, N, 6)
     whole = attention(x, mask=CAUSAL)
-    cache = KVCache(layers=1, batch=BATCH, capacity=N, key_shape=(3, 2), value_shape=(3, 2), like=x)
+    cache = KVCache(n_layers=1, batch=BATCH, capacity=N, key_shape=(3, 2), value_shape=(3, 2), like=x)
     with using(attention, kernel), torch.no_grad():
         for rows in (slice(0, n_first), slice(n_first, N)):
             positions = cache.reserve(batch=BATCH, n_new=rows.stop - rows.start)
@@ -248,3 +248,12 @@ def test_a_mask_of_the_wrong_shape_is_refused_with_both_numbers(kernel, unchecke
             attention(x, mask=Mask(table=torch.ones(3, 1, 1, N, dtype=torch.bool)))
         with pytest.raises(ShapeError, match=r"table is \(1, 1, 1, 1\), the scores are \(2, 3, 7, 7\)"):
             attention(x, mask=Mask(table=torch.ones(1, 1, 1, 1, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("kernel", list(Kernel))
+def test_heads_and_rows_that_do_not_fit_are_refused_with_their_numbers(kernel, unchecked):
+    queries = torch.randn(2, 3, 5, 7)
+    for rows, n_heads in ((2, 2), (2, 6), (1, 3)):
+        keys = torch.randn(rows, n_heads, 11, 7)
+        with pytest.raises(ShapeError, match=f"queries have 2 rows of 3 heads, keys {rows} of {n_heads}"):
+            attend(queries, keys, keys, kernel=kernel)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from qkv.choices import NormPosition
+from qkv.errors import ConfigError
 from qkv.nn import CAUSAL, ALiBi, Attention, Block, Blocks, FeedForward, Heads, LayerNorm, Mask, Source
 
 BATCH, N, N_SOURCE, D_MODEL, N_HEADS, D_FF = 2, 7, 5, 6, 3, 11
@@ -104,3 +105,11 @@ def test_every_block_of_a_stack_reads_the_same_source():
     got = Blocks([first, second])(x, positions=torch.arange(N)[None], mask=CAUSAL, source=source)
     expected = second(first(x, mask=CAUSAL, source=source), mask=CAUSAL, source=source)
     torch.testing.assert_close(got, expected)
+
+
+def test_a_source_without_cross_attention_and_the_reverse_are_refused():
+    source = Source(states=torch.randn(BATCH, N_SOURCE, D_MODEL))
+    with pytest.raises(ConfigError, match="a block with no cross-attention was given a source"):
+        block()(stream(), source=source)
+    with pytest.raises(ConfigError, match="a block with a cross-attention was given no source"):
+        block(cross=True)(stream())

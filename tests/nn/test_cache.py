@@ -15,7 +15,7 @@ LAYERS, BATCH, CAPACITY, KV_HEADS, D_HEAD, D_VALUE = 2, 3, 11, 5, 7, 4
 
 def new_cache(dtype: torch.dtype = torch.float32, batch: int = BATCH) -> KVCache:
     return KVCache(
-        layers=LAYERS,
+        n_layers=LAYERS,
         batch=batch,
         capacity=CAPACITY,
         key_shape=(KV_HEADS, D_HEAD),
@@ -187,3 +187,41 @@ def test_a_cache_of_nothing_is_refused():
 def test_nothing_is_appended_where_nothing_was_reserved():
     with pytest.raises(CacheError, match="no room reserved"):
         new_cache().layers[0].append(*drawn(1))
+
+
+def test_keys_of_another_model_are_refused_with_both_shapes():
+    cache = new_cache()
+    cache.reserve(batch=BATCH, n_new=1)
+    keys, values = drawn(1)
+    # One head would be written to all five without a word.
+    with pytest.raises(CacheError, match="for 5 heads of keys of width 7, the layer gives 1 of width 7"):
+        cache.layers[0].append(keys[:, :1], values[:, :1])
+    with pytest.raises(CacheError, match="for 5 heads of values of width 4, the layer gives 5 of width 3"):
+        cache.layers[0].append(keys, values[..., :3])
+
+
+def filled_from(states: torch.Tensor) -> KVCache:
+    cache = new_cache()
+    cache.check_source(states)
+    cache.sources[0].fetch(lambda: drawn(states.shape[1], batch=len(states)))
+    return cache
+
+
+def test_another_source_is_refused_once_one_is_kept():
+    states = torch.randn(2, 3, 13)
+    cache = filled_from(states)
+    with pytest.raises(CacheError, match="a source of 2 × 3 tokens, it was now given one of 2 × 5"):
+        cache.check_source(torch.randn(2, 5, 13))
+    with pytest.raises(CacheError, match="another source of 2 × 3 tokens; make a new cache"):
+        cache.check_source(torch.randn(2, 3, 13))
+    cache.check_source(states)
+    cache.check_source(states.clone())
+
+
+def test_a_source_of_which_some_rows_are_left_is_still_the_same():
+    states, rows = torch.randn(3, 5, 13), torch.tensor([0, 2])
+    cache = filled_from(states)
+    keys, values = cache.sources[0].kept
+    cache.sources[0].kept = keys[rows], values[rows]
+    cache.check_source(states[rows])
+    cache.check_source(states[rows])

@@ -98,7 +98,21 @@ def test_segments_that_do_not_fit_are_refused(unchecked):
     with_segments = InputEmbedding(tokens, position=None, n_segments=N_SEGMENTS)
     with pytest.raises(ShapeError, match=r"segments have shape \(2, 6\), ids \(2, 7\)"):
         with_segments(ids, positions, torch.zeros(BATCH, 6, dtype=torch.long))
-    with pytest.raises(InputError, match="id 3 is outside the vocabulary of 3"):
+    with pytest.raises(InputError, match=r"segment 3 is outside the model's 3 segments \(0 … 2\)"):
         with_segments(ids, positions, torch.full((BATCH, N), 3))
     with pytest.raises(ConfigError, match="n_segments is not set"):
         InputEmbedding(tokens, position=None)(ids, positions, torch.zeros_like(ids))
+
+
+def test_what_is_no_batch_of_ids_is_refused_with_its_shape():
+    with pytest.raises(ShapeError, match=r"ids have 1 axes, shape \(3,\); they need 2"):
+        check_ids(torch.tensor([1, 2, 3]), 11)
+    with pytest.raises(ShapeError, match=r"ids have 3 axes, shape \(1, 1, 2\); they need 2"):
+        check_ids(torch.tensor([[[1, 2]]]), 11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8, torch.int16])
+def test_ids_that_no_table_takes_are_refused_by_their_type(dtype):
+    with pytest.raises(InputError, match=f"ids are {dtype}, they must be torch.int64 or torch.int32"):
+        check_ids(torch.ones(BATCH, N, dtype=dtype), 11)
+    check_ids(torch.ones(BATCH, N, dtype=torch.int32), 11)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.choices import Kernel
-from qkv.errors import ConfigError, ShapeError
+from qkv.errors import ConfigError, InputError, ShapeError
 from qkv.nn import CAUSAL, Attention, Heads, Mask, attend, using
 
 CPU = torch.device("cpu")
@@ -141,3 +141,11 @@ def test_masks_of_the_wrong_length_are_refused_with_both_numbers():
         Mask(causal=True, query_positions=torch.tensor([[3, 4]])).visible(3, 5, CPU)
     with pytest.raises(ShapeError, match="key_positions cover 2 positions, there are 5"):
         Mask(window=1, key_positions=torch.tensor([[3, 4]])).visible(3, 5, CPU)
+
+
+@pytest.mark.parametrize("name", ["key_is_token", "table"])
+def test_a_mask_of_numbers_is_refused(name, unchecked):
+    """As numbers, 0 and 1 would be added to the scores."""
+    given = torch.ones((2, 5) if name == "key_is_token" else (1, 1, 3, 5), dtype=torch.long)
+    with pytest.raises(InputError, match=f"the mask's {name} is torch.int64, it must be torch.bool"):
+        Mask(**{name: given})

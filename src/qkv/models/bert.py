@@ -8,7 +8,7 @@ from qkv.config import BERTConfig
 from qkv.errors import ConfigError
 from qkv.models.build import build_blocks, build_embedding, build_norm, build_relation
 from qkv.models.placing import check_length, mask_of, place
-from qkv.nn import Tap, TokenEmbedding, Unembedding, activate, initialise
+from qkv.nn import Tap, TokenEmbedding, Unembedding, activate, check_ids, initialise
 from qkv.tensors import Ids, IsToken, Logits, Residual
 
 
@@ -59,6 +59,7 @@ class BERT(nn.Module):
         documents: Ids | None = None,
     ) -> Residual:
         """Every position's state, having seen all others. `segments`: 0 for sentence A (the default), 1 for B."""
+        check_ids(ids, self.config.vocabulary_size)
         check_length(ids.shape[1], self.config.context_length)
         positions = place(ids, is_token=is_token, documents=documents)
         x = self.embedding(ids, positions, segments)

@@ -132,7 +132,7 @@ def build_cache(
     config: TransformerConfig, like: TokenEmbedding, *, n_layers: int, batch: int, capacity: int
 ) -> KVCache:
     return KVCache(
-        layers=n_layers,
+        n_layers=n_layers,
         batch=batch,
         capacity=capacity,
         key_shape=(config.n_kv_heads, config.d_head),

@@ -54,8 +54,8 @@ class GPT(nn.Module):
         """The last residual stream, normed: what the unembedding reads."""
         if cache is not None and not self.config.causal:
             raise ConfigError("a cache holds the past; with causal=False there is none, every position sees all")
-        check_length(ids.shape[1], self.config.context_length, cache)
         check_ids(ids, self.config.vocabulary_size)  # before the cache moves on
+        check_length(ids.shape[1], self.config.context_length, cache)
         positions = place(ids, is_token=is_token, documents=documents, cache=cache)
         x = self.embedding(ids, positions)
         if self.config.causal:

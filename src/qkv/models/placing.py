@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from qkv.errors import ConfigError, ContextLengthError, ShapeError
-from qkv.nn import KVCache, Mask
+from qkv.errors import ConfigError, ContextLengthError, InputError, ShapeError
+from qkv.nn import KVCache, Mask, Source
 from qkv.tensors import Ids, IsToken, Positions
 
 
@@ -12,7 +12,7 @@ def place(
     ids: Ids, *, is_token: IsToken | None = None, documents: Ids | None = None, cache: KVCache | None = None
 ) -> Positions:
     """Padding takes no position; each packed document starts at 0; a cache goes on where it stopped."""
-    check_shape("is_token", is_token, ids)
+    check_is_token(is_token, ids)
     check_shape("documents", documents, ids)
     if cache is not None:
         if documents is not None:
@@ -35,6 +35,19 @@ def _starts(documents: Tensor, n_before: Tensor) -> Tensor:
 def check_shape(name: str, given: Tensor | None, ids: Ids) -> None:
     if given is not None and given.shape != ids.shape:
         raise ShapeError(f"{name} has shape {tuple(given.shape)}, ids {tuple(ids.shape)}")
+
+
+def check_is_token(is_token: Tensor | None, ids: Ids) -> None:
+    """0 and 1 are refused: as numbers they would be added to the scores."""
+    check_shape("is_token", is_token, ids)
+    if is_token is not None and is_token.dtype != torch.bool:
+        raise InputError(f"is_token is {is_token.dtype}, it must be torch.bool: True where a token stands")
+
+
+def check_rows(ids: Ids, source: Source) -> None:
+    n_rows, n_sources = ids.shape[0], source.states.shape[0]
+    if n_rows % n_sources:
+        raise ShapeError(f"{n_rows} rows of ids cannot share {n_sources} sources evenly")
 
 
 def mask_of(

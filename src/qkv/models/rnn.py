@@ -6,7 +6,7 @@ from torch import nn
 
 from qkv.config import RNNConfig
 from qkv.errors import ShapeError
-from qkv.models.placing import check_length, check_shape
+from qkv.models.placing import check_is_token, check_length, check_rows
 from qkv.nn import (
     AttentiveDecoder,
     Mask,
@@ -15,6 +15,7 @@ from qkv.nn import (
     State,
     TokenEmbedding,
     Unembedding,
+    check_ids,
     initialise,
 )
 from qkv.tensors import Ids, Logits, SourceIds, SourceIsToken
@@ -66,20 +67,20 @@ class RNNSeq2Seq(nn.Module):
         return self.decode(ids, start.source, start.state)[0]
 
     def encode(self, source_ids: SourceIds, *, is_token: SourceIsToken | None = None) -> RNNSource:
+        check_ids(source_ids, self.config.source_vocabulary_size)
         check_length(source_ids.shape[1], self.config.context_length)
-        check_shape("is_token", is_token, source_ids)
+        check_is_token(is_token, source_ids)
         states, first = self.encoder(self.dropout(self.source_embedding(source_ids)), is_token)
         mask = None if is_token is None else Mask(key_is_token=is_token)
         return RNNSource(source=Source(states=states, mask=mask), state=first)
 
     def decode(self, ids: Ids, source: Source, state: State) -> tuple[Logits, State]:
         """Any number of steps on from `state`; one id a row is a decoder's single step."""
+        check_ids(ids, self.config.vocabulary_size)
         check_length(ids.shape[1], self.config.context_length)
-        n_rows, n_sources = ids.shape[0], source.states.shape[0]
-        if state[0].shape[1] != n_rows:
-            raise ShapeError(f"the state is of {state[0].shape[1]} rows, the ids have {n_rows}")
-        if n_rows % n_sources:
-            raise ShapeError(f"{n_rows} rows of ids cannot share {n_sources} sources evenly")
+        if state[0].shape[1] != ids.shape[0]:
+            raise ShapeError(f"the state is of {state[0].shape[1]} rows, the ids have {ids.shape[0]}")
+        check_rows(ids, source)
         x = self.dropout(self.embedding(ids))
         states, state = self.decoder(x, state, source=source.states, mask=source.mask)
         return self.unembedding(self.dropout(states)), state

@@ -11,7 +11,7 @@ from qkv.models.build import (
     build_relation,
     build_unembedding,
 )
-from qkv.models.placing import causal_mask, check_length, mask_of, place
+from qkv.models.placing import causal_mask, check_length, check_rows, mask_of, place
 from qkv.nn import KVCache, Mask, Source, Tap, TokenEmbedding, check_ids, initialise
 from qkv.tensors import Ids, IsToken, Logits, Residual, SourceIds, SourceIsToken
 
@@ -54,6 +54,7 @@ class Seq2Seq(nn.Module):
         return self.decode(ids, self.encode(source_ids, is_token=source_is_token), is_token=is_token)
 
     def encode(self, source_ids: SourceIds, *, is_token: SourceIsToken | None = None) -> Source:
+        check_ids(source_ids, self.config.source_vocabulary_size)
         check_length(source_ids.shape[1], self.config.context_length)
         positions = place(source_ids, is_token=is_token)
         mask = None if is_token is None else Mask(key_is_token=is_token)
@@ -71,8 +72,12 @@ class Seq2Seq(nn.Module):
     def states(
         self, ids: Ids, source: Source, *, is_token: IsToken | None = None, cache: KVCache | None = None
     ) -> Residual:
+        # All of these before the cache moves on.
+        check_ids(ids, self.config.vocabulary_size)
         check_length(ids.shape[1], self.config.context_length, cache)
-        check_ids(ids, self.config.vocabulary_size)  # before the cache moves on
+        check_rows(ids, source)
+        if cache is not None:
+            cache.check_source(source.states)
         positions = place(ids, is_token=is_token, cache=cache)
         side = self.decoder
         x = side.blocks(

@@ -142,6 +142,10 @@ def attend(
             f"queries have width {queries.shape[-1]} and keys {keys.shape[-1]}; "
             f"there are {keys.shape[-2]} keys and {values.shape[-2]} values"
         )
+    if queries.shape[0] != keys.shape[0] or queries.shape[1] % keys.shape[1]:
+        raise ShapeError(
+            f"queries have {queries.shape[0]} rows of {queries.shape[1]} heads, keys {keys.shape[0]} of {keys.shape[1]}"
+        )
     lookup = Lookup(queries=queries, keys=keys, values=values, scale=queries.shape[-1] ** -0.5, mask=mask)
     return attend_fused(lookup) if kernel is Kernel.FUSED else lookup.mix(lookup.weights())
 

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.choices import NormPosition
+from qkv.errors import CacheError, ConfigError
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache, LayerCache, SourceCache
 from qkv.nn.feedforward import FeedForward
@@ -66,6 +67,9 @@ class Block(nn.Module):
         cache: tuple[LayerCache, SourceCache] | None = None,
         source: Source | None = None,
     ) -> Residual:
+        if (self.cross is None) != (source is None):
+            has, given = ("no" if part is None else "a" for part in (self.cross, source))
+            raise ConfigError(f"a block with {has} cross-attention was given {given} source")
         own, of_source = cache if cache is not None else (None, None)
         x = self.residual_pre(x)
         write = self.attention(self._before(self.attention_norm, x), mask=mask, relation=relation, cache=own)
@@ -100,6 +104,8 @@ class Blocks(nn.ModuleList):
         source: Source | None = None,
     ) -> Residual:
         """`positions`: where the tokens of x stand, for `relation` to use."""
+        if cache is not None and len(cache.layers) != len(self):
+            raise CacheError(f"the cache is for {len(cache.layers)} layers, the model has {len(self)}")
         n_keys = x.shape[1] if cache is None else cache.n_filled
         if mask is not None:
             mask = mask.written_out(x.shape[1], n_keys, x.device)

@@ -46,6 +46,12 @@ class LayerCache:
         self, keys: Float[Tensor, "batch kv_head new d_head"], values: Float[Tensor, "batch kv_head new d_value"]
     ) -> tuple[Keys, Values]:
         """Write the new ones where `KVCache.reserve` said, and give back all that are filled."""
+        for name, kept, new in (("keys", self.keys, keys), ("values", self.values, values)):
+            if (kept.shape[1], kept.shape[3]) != (new.shape[1], new.shape[3]):
+                raise CacheError(
+                    f"the cache is for {kept.shape[1]} heads of {name} of width {kept.shape[3]}, "
+                    f"the layer gives {new.shape[1]} of width {new.shape[3]}"
+                )
         place = self._parent.place
         match place:
             case None:
@@ -88,7 +94,7 @@ class KVCache:
     """The cache of a whole decoder; models take it as an argument and hold none themselves."""
 
     def __init__(
-        self, *, layers: int, batch: int, capacity: int, key_shape: tuple[int, int], value_shape: tuple[int, int],
+        self, *, n_layers: int, batch: int, capacity: int, key_shape: tuple[int, int], value_shape: tuple[int, int],
         like: Tensor,
     ) -> None:  # fmt: skip
         """Shapes are (kv_heads, width); `like` gives dtype and device."""
@@ -108,9 +114,10 @@ class KVCache:
                 like.new_zeros(batch, key_shape[0], capacity, key_shape[1]),
                 like.new_zeros(batch, value_shape[0], capacity, value_shape[1]),
             )
-            for _ in range(layers)
+            for _ in range(n_layers)
         ]
-        self.sources = [SourceCache(self) for _ in range(layers)]
+        self.sources = [SourceCache(self) for _ in range(n_layers)]
+        self._source: Tensor | None = None
 
     @property
     def batch(self) -> int:
@@ -153,6 +160,31 @@ class KVCache:
         rows, columns = is_token.nonzero(as_tuple=True)
         self.place = _Scattered(rows, columns, positions[rows, columns])
         return positions
+
+    def check_source(self, states: Float[Tensor, "source key d_model"]) -> None:
+        """Refuse another source than the one whose keys and values are kept.
+
+        Another tensor's numbers are compared on the CPU alone: elsewhere a look would wait for the device.
+        """
+        kept = self.sources[0].kept
+        if kept is not None:
+            filled, given = (kept[0].shape[0], kept[0].shape[2]), tuple(states.shape[:2])
+            if filled != given:
+                raise CacheError(
+                    f"the cache was filled from a source of {filled[0]} × {filled[1]} tokens, "
+                    f"it was now given one of {given[0]} × {given[1]}"
+                )
+            if self._is_other(states):
+                raise CacheError(
+                    f"the cache was filled from another source of {given[0]} × {given[1]} tokens; make a new cache"
+                )
+        self._source = states
+
+    def _is_other(self, states: Tensor) -> bool:
+        known = self._source
+        if known is None or known is states or known.shape != states.shape:
+            return False
+        return states.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.equal(known, states)
 
     def select(self, rows: Int[Tensor, " row"]) -> None:
         """Keep these rows, in this order, repeats allowed: a beam search's reordering.

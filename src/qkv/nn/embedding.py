@@ -23,23 +23,33 @@ class TokenEmbedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-def check_ids(ids: Ids, vocabulary_size: int) -> None:
-    """Refuse empty sequences and ids outside the vocabulary.
+def check_ids(ids: Tensor, vocabulary_size: int) -> None:
+    """Refuse what is no batch of sequences of ids, empty sequences, and ids outside the vocabulary.
 
     Values are looked at on the CPU alone: elsewhere a look would wait for the device, and inside a compiled
     graph it would break the graph. What feeds a GPU checks its ids before they leave the CPU.
     """
+    if ids.ndim != 2:
+        raise ShapeError(f"ids have {ids.ndim} axes, shape {tuple(ids.shape)}; they need 2, (batch, position)")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"ids are {ids.dtype}, they must be torch.int64 or torch.int32")
     if ids.shape[1] == 0:
         raise InputError("the sequence is empty: 0 ids, there must be at least 1")
     if ids.shape[0] == 0:
         raise InputError("the batch is empty: 0 sequences, there must be at least 1")
+    outside = _outside(ids, vocabulary_size)
+    if outside is not None:
+        raise InputError(f"id {outside} is outside the vocabulary of {vocabulary_size} (0 … {vocabulary_size - 1})")
+
+
+def _outside(ids: Tensor, n: int) -> int | None:
+    """One of the ids that is not among 0 … n − 1, where it may be looked at."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
-        return
+        return None
     low, high = (int(end) for end in ids.aminmax())
-    if low < 0 or high >= vocabulary_size:
-        raise InputError(
-            f"id {low if low < 0 else high} is outside the vocabulary of {vocabulary_size} (0 … {vocabulary_size - 1})"
-        )
+    if low < 0:
+        return low
+    return high if high >= n else None
 
 
 class InputEmbedding(nn.Module):
@@ -83,6 +93,10 @@ class InputEmbedding(nn.Module):
         if segments.shape != ids.shape:
             raise ShapeError(f"segments have shape {tuple(segments.shape)}, ids {tuple(ids.shape)}")
         assert self.segment is not None
+        n_segments = self.segment.weight.shape[0]
+        outside = _outside(segments, n_segments)
+        if outside is not None:
+            raise InputError(f"segment {outside} is outside the model's {n_segments} segments (0 … {n_segments - 1})")
         return self.segment(segments)
 
 

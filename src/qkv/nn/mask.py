@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from qkv.errors import ConfigError, ShapeError
+from qkv.errors import ConfigError, InputError, ShapeError
 from qkv.tensors import KeyPositions, Positions, QueryPositions, Visible
 
 
@@ -37,6 +37,10 @@ class Mask:
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window={self.window} must be at least 1")
+        for name, given in (("key_is_token", self.key_is_token), ("table", self.table)):
+            # 0 and 1 as numbers would be added to the scores.
+            if given is not None and given.dtype != torch.bool:
+                raise InputError(f"the mask's {name} is {given.dtype}, it must be torch.bool: True = may look")
 
     @property
     def is_causal_alone(self) -> bool:
