@@ -183,7 +183,7 @@ def fails(trainer, message, kept):
     with pytest.raises(TrainingError, match=message):
         trainer.train()
     assert trainer.run.steps()[-1] == kept
-    assert trainer.run.last_good(lambda said: pytest.fail(said))[0].step == kept
+    assert trainer.run.last_good(pytest.fail)[0].step == kept
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -248,7 +248,9 @@ def test_ids_outside_the_vocabulary_are_refused_with_the_step(run):
 
 def test_a_batch_without_targets_is_refused(run):
     trainer = bare_trainer(run().run, lambda _t: batch([0, 0]))
-    with pytest.raises(TrainingError, match="step 0: the batch has no target to predict; .*there is no checkpoint yet"):
+    with pytest.raises(
+        TrainingError, match=r"step 0: the batch has no target to predict; .*there is no checkpoint yet"
+    ):
         trainer.train()
 
 

@@ -69,10 +69,10 @@ class Trainer:
         with stop_requests() as stop, closing(prefetch(self.data.batch, self.progress.step)) as batches:
             while True:
                 self._evaluate_if_due(stop)
-                # Asked once: a signal between two questions would end the run unsaved.
-                ends = self._is_done or stop.signal is not None
-                self._save_if_due(must=ends)
-                if ends:
+                self._save_if_due(must=self._is_done or stop.signal is not None)
+                # A signal may have come since that question: then this step ends the run only if it was saved.
+                is_saved = self.run.folder(self.progress.step).exists()
+                if is_saved and (self._is_done or stop.signal is not None):
                     return stop
                 self._step(next(batches))
 

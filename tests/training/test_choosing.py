@@ -1,0 +1,45 @@
+"""What is chosen for someone's own text: larger for more text and more time, never absurd."""
+
+import pytest
+import torch
+
+from qkv.training import choose_recipe, choose_shape, fit_steps, matmul_rate
+
+CPU, GPU = 5e10, 4e14
+
+
+def n_parameters(shape):
+    n_layers, d_model, _ = shape
+    return 12 * n_layers * d_model**2
+
+
+@pytest.mark.parametrize("n_bytes", [20, 20_000, 1_000_000, 50_000_000, 10**10])
+@pytest.mark.parametrize("rate", [CPU, GPU])
+def test_every_text_gets_a_recipe_that_can_be(n_bytes, rate):
+    recipe = choose_recipe(["a.txt"], n_bytes=n_bytes, seconds=300.0, rate=rate)
+    config = recipe.model_config_for(recipe.tokenizer.vocabulary_size)
+    assert recipe.training.length <= config.context_length
+
+
+def test_more_text_and_more_time_never_make_a_model_smaller():
+    sizes = [n_parameters(choose_shape(n_bytes=10**n, flops=1e20)) for n in range(2, 11)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    sizes = [n_parameters(choose_shape(n_bytes=10**9, flops=10.0**n)) for n in range(10, 20)]
+    assert sizes == sorted(sizes)
+
+
+def test_a_short_text_is_read_by_characters():
+    assert choose_recipe(["a.txt"], n_bytes=20_000, seconds=300.0, rate=CPU).tokenizer.kind == "char"
+    assert choose_recipe(["a.txt"], n_bytes=10**6, seconds=300.0, rate=CPU).tokenizer.kind == "bpe"
+
+
+def test_steps_fill_the_time_but_for_a_tenth():
+    recipe = choose_recipe(["a.txt"], n_bytes=10**6, seconds=300.0, rate=CPU)
+    fitted = fit_steps(recipe, seconds=300.0, seconds_a_step=0.1).training
+    assert (fitted.steps, fitted.warmup_steps, fitted.evaluate_every) == (2700, 100, 270)
+    assert fit_steps(recipe, seconds=1.0, seconds_a_step=10.0).training.steps == 20
+
+
+def test_the_rate_of_this_machine_is_a_number():
+    assert 1e8 < matmul_rate(torch.device("cpu")) < 1e15

@@ -1,0 +1,45 @@
+"""Sums over counts, and the figures made of them."""
+
+import math
+
+import pytest
+import torch
+
+from qkv.training import Score, evaluate
+
+
+class Counted:
+    def __init__(self, total, n_targets):
+        self.total, self.n_targets, self.n_tokens = total, n_targets, n_targets
+
+    def split(self, n_rows):
+        yield self
+
+
+def test_short_batches_weigh_no_more_than_their_targets():
+    model = torch.nn.Dropout(0.5)
+    batches = [Counted(10.0, 10), Counted(9.0, 3)]
+    score = evaluate(model, lambda batch: torch.tensor(batch.total), batches)
+    assert score.loss == pytest.approx(19 / 13)
+    assert model.training
+
+
+def test_a_model_is_evaluated_without_dropout_and_given_back_as_it_was():
+    model = torch.nn.Dropout(0.5)
+
+    def objective(_batch):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        evaluate(model, objective, [Counted(1.0, 1)])
+    assert model.training
+
+
+def test_perplexity_and_bits_a_byte():
+    score = Score(loss_sum=10 * math.log(2), n_targets=5, n_bytes=4)
+    assert score.perplexity == pytest.approx(4.0)
+    assert score.bits_per_byte == pytest.approx(2.5)
+    assert Score(loss_sum=1.0, n_targets=1).bits_per_byte is None
+    assert math.isfinite(Score(loss_sum=1e9, n_targets=1).perplexity)
