@@ -12,7 +12,7 @@ class Counted:
     def __init__(self, total, n_targets):
         self.total, self.n_targets, self.n_tokens = total, n_targets, n_targets
 
-    def split(self, n_rows):
+    def split(self, _n_rows):
         yield self
 
 

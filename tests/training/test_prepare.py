@@ -1,7 +1,6 @@
 """From a recipe to a trainer, and preparations that were cut off."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -57,7 +56,7 @@ def test_a_preparation_that_the_disk_cut_off_anywhere_goes_on_to_the_same_files(
         folder = tmp_path / f"cut-{at}"
         with refusing(at), pytest.raises(DiskError, match="No space left on device"):
             prepare_run(recipe(), folder, tmp_path, progress=silent)
-        with pytest.raises(RunError, match="it is no run to go on with|was stopped while it was prepared; go on: qkv"):
+        with pytest.raises(RunError, match=r"it is no run to go on with|was stopped while it was prepared; go on: qkv"):
             open_run(folder)
         if (folder / "recipe.toml").exists():
             go_on_preparing(folder, progress=silent)

@@ -42,7 +42,7 @@ class TrainingProgress:
         if "validation_loss" in entry:
             best = " (best so far)" if entry["is_best"] else ""
             line = f"step {entry['step']:,}: validation loss {entry['validation_loss']:.4f}{best}  {self._speed()}"
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._console.print(line.rstrip(), highlight=False, soft_wrap=True)
             return
         if self._first is None:
             self._first = (entry["step"], entry["tokens"], entry["seconds"])

@@ -18,7 +18,7 @@ def loss_curve(metrics: Path) -> "Figure":
     held_out = [(line["step"], line["validation_loss"]) for line in lines if "validation_loss" in line]
     if not trained:
         raise InputError(f"{metrics}: holds no training step to draw")
-    figure = new_figure(width=7, height=4)
+    figure = new_figure(width=7.0, height=4.0)
     axis = figure.subplots()
     axis.plot(*zip(*trained, strict=True), color="#9ecae1", linewidth=0.6)
     axis.plot(*zip(*_smoothed(trained), strict=True), color="#08519c", linewidth=1.6, label="training")

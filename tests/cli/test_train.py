@@ -1,0 +1,218 @@
+"""`qkv train`: from a text to a model in one command; bad input in one line."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from qkv.cli import main
+from qkv.text import save_tokenizer
+from qkv.training import RunFolder
+from tests.data.stores import tokenizer
+from tests.disks import refusing
+from tests.training.runs import recipe, write_text
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QKV_DATA", raising=False)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
+
+    return call
+
+
+@pytest.fixture
+def recipe_file(tmp_path) -> Path:
+    write_text(tmp_path / "text.txt")
+    (tmp_path / "a.toml").write_text(recipe(steps=4, evaluate_every=2, save_every=2).as_toml())
+    return tmp_path / "a.toml"
+
+
+def refused(answer, line, status=2):
+    """One line, this one, and no traceback."""
+    assert (answer.status, answer.out) == (status, "")
+    assert answer.err.splitlines()[-1] == f"qkv: error: {line}"
+    assert "Traceback" not in answer.err
+
+
+def test_a_recipe_is_followed_and_can_be_gone_on_with(command, recipe_file, tmp_path):
+    answer = command("train", recipe_file, "training.seed=3", "--data", tmp_path, "--out", "run", "--device", "cpu")
+    assert answer.status == 0
+    assert answer.out.startswith("run: 4 steps, 176 tokens, ")
+    assert "best validation loss" in answer.out
+    assert "step 2: validation loss" in answer.err
+    assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "seed = 3" in (tmp_path / "run" / "recipe.toml").read_text()
+    again = command("train", "--resume", "run", "--device", "cpu")
+    assert again.status == 0
+    assert "going on at step 4 of 4" in again.err
+
+
+def test_own_text_needs_no_recipe(command, tmp_path):
+    write_text(tmp_path / "book.txt")
+    answer = command("train", "gpt", "--text", "book.txt", "--steps", 2, "--device", "cpu")
+    assert answer.status == 0
+    assert answer.out.startswith("runs/1: 2 steps")
+    assert RunFolder(tmp_path / "runs" / "1").steps() == [1, 2]
+    more = command("train", "gpt", "--text", "book.txt", "--steps", 1, "--from", "runs/1", "--device", "cpu")
+    assert more.out.startswith("runs/2: 1 steps")
+    assert "start_from" in (tmp_path / "runs" / "2" / "recipe.toml").read_text()
+
+
+def test_minutes_set_the_steps(command, tmp_path):
+    write_text(tmp_path / "book.txt")
+    answer = command("train", "gpt", "--text", "book.txt", "--minutes", 0.05, "--out", "run", "--device", "cpu")
+    assert answer.status == 0
+    assert not (tmp_path / "run" / "preparing.json").exists()
+    assert "steps = 1000\n" not in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+def test_a_dry_run_makes_nothing(command, recipe_file, tmp_path):
+    answer = command("train", recipe_file, "--dry-run", "--device", "cpu")
+    assert answer.status == 0
+    assert "parameters" in answer.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", "is empty: it holds no text"),
+        (b"\x7fELF\0\0", "byte 4 is NUL: this is a binary file, not text"),
+        (b"caf\xe9 au lait", "line 1: byte 3 (0xE9) is not UTF-8"),
+    ],
+)
+def test_text_that_is_none_is_refused(command, tmp_path, content, line):
+    (tmp_path / "book.txt").write_bytes(content)
+    answer = command("train", "gpt", "--text", "book.txt", "--steps", 2, "--out", "run", "--device", "cpu")
+    refused(answer, f"{tmp_path}/book.txt: {line}")
+    assert not list((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("text", ["twenty bytes of text", "x"])
+def test_a_few_letters_are_trained_on_all_the_same_or_refused(command, tmp_path, text):
+    (tmp_path / "book.txt").write_text(text)
+    answer = command("train", "gpt", "--text", "book.txt", "--steps", 2, "--out", "run", "--device", "cpu")
+    if len(text) > 1:
+        assert answer.status == 0
+    else:
+        refused(answer, "2 tokens are too few to keep 5% of them apart")
+
+
+def test_one_long_line_is_read(command, tmp_path):
+    (tmp_path / "book.txt").write_text("all on one line, " * (1_500_000 // 17))
+    answer = command("train", "gpt", "--text", "book.txt", "--steps", 1, "--out", "run", "--device", "cpu")
+    assert answer.status == 0
+
+
+def test_a_missing_text_is_refused(command):
+    refused(command("train", "gpt", "--text", "nowhere", "--steps", 2), "nowhere: there is no such file or folder")
+
+
+def test_missing_data_of_a_recipe_is_refused(command, recipe_file):
+    answer = command("train", recipe_file, "--data", "nowhere", "--out", "run")
+    refused(answer, "nowhere/text.txt: there is no such file or folder")
+
+
+def test_a_folder_that_is_not_empty_is_refused(command, recipe_file, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").touch()
+    refused(
+        command("train", recipe_file, "--out", "run"),
+        "run: is not empty (it holds mine.txt); give another --out, or go on: qkv train --resume run",
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_refused(command, recipe_file):
+    with refusing(1, errno.EROFS):
+        answer = command("train", recipe_file, "--out", "run")
+    assert answer.status == 1
+    assert answer.err.startswith("qkv: error: run: cannot be written: Read-only file system (")
+    assert answer.err.endswith(" bytes free)\n")
+
+
+def test_a_full_disk_is_said_with_the_bytes_and_the_run_goes_on_later(command, recipe_file, monkeypatch):
+    save = RunFolder.save
+
+    def save_on_a_full_disk(run, progress, **what):
+        with refusing(9 if progress.step == 4 else None):
+            save(run, progress, **what)
+
+    monkeypatch.setattr(RunFolder, "save", save_on_a_full_disk)
+    answer = command("train", recipe_file, "--out", "run", "--device", "cpu")
+    assert answer.status == 1
+    line = answer.err.splitlines()[-1]
+    assert line.startswith("qkv: error: run/checkpoints/step-00000004: cannot write ")
+    assert "bytes: No space left on device (" in line
+    monkeypatch.undo()
+
+
+def test_a_misspelt_key_is_refused_with_the_right_one(command, recipe_file):
+    refused(
+        command("train", recipe_file, "training.stepz=3"),
+        f"{recipe_file}: TrainingConfig: unknown key 'stepz'; did you mean 'steps'?",
+    )
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_with_both_numbers(command, recipe_file, tmp_path):
+    save_tokenizer(tokenizer(), tmp_path / "words")
+    options = ["tokenizer.path=words/tokenizer.json", "tokenizer.vocabulary_size=100", "--out", "run"]
+    refused(
+        command("train", recipe_file, *options, "--device", "cpu"),
+        "tokenizer.vocabulary_size=100, but words/tokenizer.json has 277",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "what to train? `qkv train gpt --text FILE`, `qkv train RECIPE.toml`, or `qkv train --resume RUN`"),
+        (["gpt"], "no text was given: qkv train gpt --text FILE"),
+        (["gpt", "--text", "a", "--steps", "1", "--minutes", "1"], "--minutes and --steps were both given; choose one"),
+        (["a.toml", "--steps", "1"],
+         "a recipe says its text and steps itself; change them: data.train=… training.steps=…"),
+        (["--resume", "run", "--steps", "1"], "--resume goes on with a run as it was: give nothing else with it"),
+        (["--resume", "nowhere"], "nowhere: there is no such run"),
+        (["--resume", "."], ".: holds no recipe.toml, so it is no run to go on with"),
+        (["gpt", "--text", "a", "--device", "tpu"], "--device tpu: it is cpu, cuda or auto"),
+        (["nowhere.toml"], "nowhere.toml: cannot be read: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_arguments_that_make_no_sense_are_refused(command, arguments, line):
+    refused(command("train", *arguments), line)
+
+
+def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypatch):
+    from qkv.training import Trainer
+
+    losses = Trainer._losses
+    monkeypatch.setattr(Trainer, "_losses", lambda *given: (loss * float("nan") for loss in losses(*given)))
+    refused(
+        command("train", recipe_file, "--out", "run", "--device", "cpu"),
+        "step 0: loss nan: the loss is not a finite number; no update was made, there is no checkpoint yet",
+        status=1,
+    )
+
+
+def test_a_killed_preparation_goes_on(command, recipe_file, tmp_path, monkeypatch):
+    import qkv.training.prepare
+
+    monkeypatch.setattr(qkv.training.prepare, "prepare_store", lambda *_given, **_named: os.kill(os.getpid(), 15))
+    answer = command("train", recipe_file, "--out", "run", "--device", "cpu")
+    assert answer.status == 143
+    assert answer.err == "qkv: stopped by SIGTERM; go on: qkv train --resume run\n"
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    answer = command("train", "--resume", "run", "--device", "cpu")
+    assert answer.status == 0
+    assert "qkv: run: the preparation was not finished; going on with it\n" in answer.err
+    assert answer.out.startswith("run: 4 steps")
