@@ -1,0 +1,68 @@
+"""`qkv convert`: a model in another format, and mistakes in a line."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from qkv.cli import main
+from qkv.tasks import load_weights
+from qkv.weights.save import save_hf
+from tests.weights.loaded_models import assert_same_weights, random_model
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path):
+    save_hf(random_model("llama, 2 queries a key"), tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(("to", "options"), [("hf", []), ("gguf", ["--numbers", "f32"])])
+def test_a_model_comes_back_as_it_was(command, model, to, options, tmp_path):
+    answer = command("convert", model, tmp_path / "out", "--to", to, *options)
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.startswith(f"{tmp_path / 'out'}: ")
+    assert_same_weights(load_weights(model), load_weights(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("to", "options"), [("int8", []), ("gguf", []), ("gguf", ["--numbers", "q8_0"]), ("hf", ["--numbers", "f16"])]
+)
+def test_a_smaller_model_comes_back_near(command, model, to, options, tmp_path):
+    assert command("convert", model, tmp_path / "out", "--to", to, *options).status == 0
+    before, after = load_weights(model).model, load_weights(tmp_path / "out").model
+    for name, parameter in before.named_parameters():
+        assert (after.get_parameter(name) - parameter).abs().max() <= parameter.abs().max() / 127
+
+
+@pytest.mark.parametrize(
+    ("options", "remark"),
+    [
+        (["--to", "int8", "--numbers", "f16"], "leave out --numbers f16"),
+        (["--to", "hf", "--numbers", "q8_0"], "--to hf stores f32 or f16, not q8_0"),
+        (["--to", "pickle"], "'pickle' is not one of"),
+        ([], "Missing option '--to'"),
+    ],
+)
+def test_what_cannot_be_asked_is_status_2(command, model, options, remark, tmp_path):
+    answer = command("convert", model, tmp_path / "out", *options)
+    assert answer.status == 2
+    assert remark in answer.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_written_over(command, model):
+    answer = command("convert", model, model, "--to", "hf")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == f"qkv: error: {model}: is there already; name a new one\n"

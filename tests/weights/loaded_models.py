@@ -1,0 +1,64 @@
+"""Small models with every number random, and tokenizers that fit them."""
+
+from functools import cache
+
+import torch
+
+from qkv.choices import Role, TokenizerKind
+from qkv.config import GPTConfig
+from qkv.models import GPT
+from qkv.text import Tokenizer, train_tokenizer
+from qkv.weights.models import Loaded
+from qkv.weights.pieces import Pieces, tokenizer_from_pieces
+
+TEXTS = ["The cat sat on the mat, and the dog sat by the cat.\nThen both slept. El niño comió 12 manzanas 😀."] * 5
+VOCABULARY = 307
+LLAMA = {
+    "activation": "silu", "gated": True, "norm": "rms", "positions": "rotary",
+    "attention_bias": False, "feedforward_bias": False,
+}  # fmt: skip
+SHAPES = {
+    "gpt2": GPTConfig(vocabulary_size=VOCABULARY, context_length=83, d_model=35, n_heads=5, n_layers=2),
+    "llama, 2 queries a key": GPTConfig(
+        vocabulary_size=VOCABULARY, context_length=89, d_model=36, n_heads=6, n_kv_heads=3, n_layers=3, d_ff=47, **LLAMA
+    ),
+    "llama, 5 queries a key, untied": GPTConfig(
+        vocabulary_size=VOCABULARY, context_length=79, d_model=40, n_heads=5, n_kv_heads=1, n_layers=2, d_ff=64,
+        tie_embeddings=False, rotary_base=5000.0, norm_epsilon=1e-6, **LLAMA,
+    ),
+}  # fmt: skip
+
+
+@cache
+def byte_level() -> Tokenizer:
+    return train_tokenizer(TokenizerKind.BPE, TEXTS, vocabulary_size=VOCABULARY)
+
+
+@cache
+def scored_pieces() -> Tokenizer:
+    """Llama 2's kind: pieces with scores, bytes for what no piece spells."""
+    words = ["▁", "▁t", "h", "e", "he", "▁the", "c", "a", "t", "at", "cat", "▁c", "▁cat", "s", "▁s", "▁sat", "▁sa"]
+    fixed = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    return tokenizer_from_pieces(
+        Pieces(
+            tokens=[*fixed, *words],
+            scores=[0.0] * len(fixed) + [-float(i) for i in range(len(words))],
+            control=frozenset({0, 1, 2}),
+            roles={Role.UNKNOWN: 0, Role.BEGIN: 1, Role.END: 2},
+        )
+    )
+
+
+def random_model(name: str, *, tokenizer: Tokenizer | None = None) -> Loaded:
+    model = GPT(SHAPES[name])
+    chance = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.normal_(std=0.3, generator=chance).add_(1.0 if "norm" in key and "bias" not in key else 0.0)
+    return Loaded(model.eval(), tokenizer or byte_level())
+
+
+def assert_same_weights(first: Loaded, second: Loaded) -> None:
+    ours, theirs = first.model.state_dict(), second.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())

@@ -1,0 +1,104 @@
+"""A model by its name on the hub, from a stand-in on this machine."""
+
+import json
+import sys
+import threading
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from qkv.errors import InputError, MissingExtraError
+from qkv.tasks import load_weights
+from qkv.weights.hub import download
+from qkv.weights.save import save_hf
+from tests.weights.loaded_models import assert_same_weights, random_model
+
+pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Just enough of the hub: a model's list of files, and each file."""
+
+    files: dict[str, bytes]
+    asked: list[str]
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, *, body):
+        self.asked.append(self.path)
+        path = self.path.partition("?")[0]
+        name = path.rpartition("/")[2]
+        if not path.removeprefix("/api/models").startswith("/org/model"):
+            self.reply(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}, body=body)
+        elif path.startswith("/api/"):
+            listed = [{"rfilename": file} for file in self.files]
+            about = {"_id": "1", "id": "org/model", "sha": COMMIT, "siblings": listed, "private": False, "tags": []}
+            if "/tree/" in path:
+                sizes = {file: len(data) for file, data in self.files.items()}
+                about = [{"type": "file", "path": file, "size": size, "oid": "0" * 40} for file, size in sizes.items()]
+            self.reply(200, json.dumps(about).encode(), {}, body=body)
+        else:
+            data = self.files[name]
+            tag = {"ETag": f'"{sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            self.reply(200, data, tag, body=body)
+
+    def reply(self, status, data, headers, *, body):
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    save_hf(random_model("gpt2"), tmp_path / "model")
+    Hub.files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
+    Hub.files |= {"pytorch_model.bin": b"a pickle", "run_me.py": b"print('no')"}
+    Hub.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield Hub
+        server.shutdown()
+
+
+def test_a_model_is_downloaded_without_anything_that_runs(hub, tmp_path):
+    folder = download("org/model", cache=tmp_path / "cache")
+    assert {file.name for file in folder.iterdir()} == {
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    assert not [path for path in hub.asked if "pytorch_model" in path or "run_me" in path]
+    assert_same_weights(load_weights(folder), random_model("gpt2"))
+
+
+def test_a_name_that_the_hub_does_not_know_is_one_line(hub, tmp_path):
+    with pytest.raises(
+        InputError, match=r"^org/nothing: there is no such folder here, and the hub gave no model: [^\n]+$"
+    ):
+        download("org/nothing", cache=tmp_path / "cache")
+
+
+def test_no_network_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        InputError, match=r"^org/model: there is no such folder here, and the hub gave no model: [^\n]+$"
+    ):
+        download("org/model", cache=tmp_path / "cache")
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"^org/model: there is no such folder here; .* install qkv\[hub\]"):
+        download("org/model")

@@ -1,0 +1,86 @@
+"""What we save, `transformers` loads and agrees with; what it saves, we load."""
+
+import pytest
+import torch
+import transformers as hf
+
+from qkv.choices import Role
+from qkv.errors import ConfigError, InputError
+from qkv.models import build
+from qkv.weights.folder import check_folder, read_tensors
+from qkv.weights.models import Loaded, load_model
+from qkv.weights.save import Numbers, save_hf
+from tests.weights.loaded_models import SHAPES, assert_same_weights, random_model
+
+hf.logging.set_verbosity_error()
+hf.logging.disable_progress_bar()
+PROMPT = "The cat sat 😀"
+
+
+def assert_agree(ours, theirs):
+    """Logits within 1e-4, and the same 64 tokens."""
+    ids = torch.randint(ours.config.vocabulary_size, (3, 11), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        assert (ours(ids) - theirs(ids).logits).abs().max() <= 1e-4
+        told = theirs.generate(ids[:1], max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
+    grown = ids[:1]
+    with torch.no_grad():
+        for _ in range(64):
+            logits = ours(grown)[:, -1]
+            logits[:, theirs.generation_config.eos_token_id] = -torch.inf  # as min_new_tokens does
+            grown = torch.cat([grown, logits.argmax(-1, keepdim=True)], 1)
+    assert grown.tolist() == told.tolist()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_transformers_loads_what_we_save_and_says_the_same(name, tmp_path):
+    loaded = random_model(name)
+    save_hf(loaded, tmp_path / "out")
+    check_folder(tmp_path / "out")
+    theirs = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert_agree(loaded.model, theirs)
+    tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer(PROMPT)["input_ids"] == loaded.tokenizer.encode(PROMPT)
+    assert tokenizer.eos_token_id == loaded.tokenizer.id_of(Role.END) == theirs.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_we_load_what_transformers_saves_and_give_it_back_byte_for_byte(name, tmp_path):
+    save_hf(random_model(name), tmp_path / "first")
+    theirs = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "first").eval()
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    ours = load_model(tmp_path / "theirs")
+    assert_agree(ours.model, theirs)
+    save_hf(ours, tmp_path / "again")
+    once, again = (read_tensors(tmp_path / folder / "model.safetensors") for folder in ("first", "again"))
+    assert once.keys() == again.keys()
+    assert all(torch.equal(tensor, again[key]) for key, tensor in once.items())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_our_own_road_there_and_back_changes_no_weight(name, tmp_path):
+    loaded = random_model(name)
+    save_hf(loaded, tmp_path / "out")
+    back = load_model(tmp_path / "out")
+    assert_same_weights(loaded, back)
+    assert back.model.config == loaded.model.config
+    assert back.tokenizer.fingerprint == loaded.tokenizer.fingerprint
+
+
+def test_half_precision_is_stored_in_half(tmp_path):
+    save_hf(random_model("gpt2"), tmp_path / "out", numbers=Numbers.F16)
+    assert {t.dtype for t in read_tensors(tmp_path / "out" / "model.safetensors").values()} == {torch.float16}
+    assert hf.AutoConfig.from_pretrained(tmp_path / "out").dtype is torch.float16
+
+
+def test_a_shape_that_nobody_published_is_refused_and_nothing_is_written(tmp_path):
+    model = build(SHAPES["gpt2"].replace(positions="alibi"))
+    with pytest.raises(ConfigError, match="a published gpt2 cannot have positions="):
+        save_hf(Loaded(model, None), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_over(tmp_path):
+    with pytest.raises(InputError, match="is there already; name a new folder"):
+        save_hf(random_model("gpt2"), tmp_path)
