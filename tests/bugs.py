@@ -42,7 +42,7 @@ FOUNDATION = [
         f"{GROUPED}::test_grouped_with_all_heads_is_plain_attention_head_by_head",
     ),
     bug(
-        "KV heads repeated in the wrong order", "nn/attention.py",
+        "KV heads repeated in the wrong order", "nn/lookup.py",
         "kv.repeat_interleave(self.queries.shape[1] // kv.shape[1], dim=1)",
         "kv.repeat(1, self.queries.shape[1] // kv.shape[1], 1, 1)",
         f"{FUSED}::test_gpt_by_the_fused_kernel_equals_the_plain_road",
@@ -114,7 +114,7 @@ MASKS_AND_PADDING = [
         f"{BATCHED}::test_seq2seq_padded_with_garbage_equals_unpadded",
     ),
     bug(
-        "a row that sees nothing is NaN", "nn/attention.py",
+        "a row that sees nothing is NaN", "nn/lookup.py",
         "safe = scores.masked_fill(sees_nothing, 0.0)\n    return safe.softmax(-1).masked_fill(sees_nothing, 0.0)",
         "return scores.softmax(-1)",
         f"{FUSED}::test_bert_by_the_fused_kernel_equals_the_plain_road",
@@ -165,7 +165,7 @@ CACHE_AND_BEAMS = [
 
 PARTS = [
     bug(
-        "softmax over the queries", "nn/attention.py", "safe.softmax(-1)", "safe.softmax(-2)",
+        "softmax over the queries", "nn/lookup.py", "safe.softmax(-1)", "safe.softmax(-2)",
         f"{FUSED}::test_gpt_by_the_fused_kernel_equals_the_plain_road",
     ),
     bug(

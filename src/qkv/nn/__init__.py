@@ -1,11 +1,12 @@
 """The parts, built from numbers: one attention for all families, and everything around it."""
 
-from qkv.nn.attention import Attention, Heads, Lookup, attend, attend_fused, using, weights_of
+from qkv.nn.attention import Attention, Heads, using
 from qkv.nn.block import Block, Blocks, Source
 from qkv.nn.cache import KVCache, LayerCache, SourceCache
 from qkv.nn.embedding import InputEmbedding, TokenEmbedding, Unembedding, check_ids
 from qkv.nn.feedforward import FeedForward, activate
 from qkv.nn.initialise import initialise
+from qkv.nn.lookup import Lookup, attend, attend_fused, weights_of
 from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.memory import SoftMemory
 from qkv.nn.norm import LayerNorm, RMSNorm, norm

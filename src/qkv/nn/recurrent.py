@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from qkv.choices import CellKind, ScoreKind
 from qkv.errors import InputError
-from qkv.nn.attention import Lookup, weights_of
+from qkv.nn.lookup import Lookup, weights_of
 from qkv.nn.mask import Mask
 from qkv.nn.tap import Tap
 from qkv.tensors import IsToken, Residual, Scores
