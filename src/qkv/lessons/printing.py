@@ -17,7 +17,7 @@ Cell = str | int | float
 
 
 def section(title: str) -> None:
-    print(f"{title}\n{'-' * len(title)}\n")
+    print(f"{title}\n{'-' * _width(title)}\n")
 
 
 def say(text: str) -> None:

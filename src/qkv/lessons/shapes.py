@@ -33,7 +33,7 @@ def _show_shapes() -> None:
     section(f"Shapes at every step: T = {TARGET} targets, T̄ = {SOURCE} sources, d = {D_MODEL}")
     say("""Self- and cross-attention are one function; only what it looks at differs. In qkv every tensor also has
         a batch and a head axis in front: (batch, head, position, width).""")
-    cases = {"self": (1, 1, False), "cross": (1, 1, True), "cross, batch 3, 4 heads": (3, 4, True)}
+    cases = {"self": (1, 1, None), "cross": (1, 1, SOURCE), "cross, batch 3, 4 heads": (3, 4, SOURCE)}
     columns = {name: _shapes(*case) for name, case in cases.items()}
     steps = [("input x", "", "T×d"), ("source", "", "T̄×d"), *(step[:3] for step in STEPS), ("output", "·W_O", "T×d")]
     table(
@@ -43,10 +43,10 @@ def _show_shapes() -> None:
         b×n×n scores, b×n×d out. With h heads a query has width d/h, and the heads are joined again by W_O.""")
 
 
-def _shapes(batch: int, n_heads: int, cross: bool) -> list[str]:  # noqa: FBT001
+def _shapes(batch: int, n_heads: int, n_source: int | None) -> list[str]:
     attention = Attention(D_MODEL, Heads.split(D_MODEL, n_heads))
     x = torch.randn(batch, TARGET, D_MODEL)
-    source = torch.randn(batch, SOURCE, D_MODEL) if cross else None
+    source = None if n_source is None else torch.randn(batch, n_source, D_MODEL)
     with torch.no_grad(), record(attention, *(tap for *_, tap in STEPS)) as seen:
         output = attention(x, source=source)
     looked_at = x if source is None else source
