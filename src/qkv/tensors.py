@@ -7,6 +7,9 @@ query      positions that look (n); key: positions looked at (m; T̄ in the lect
 head       attention heads (h); kv_head: key/value heads, each shared by h / h_kv query heads
 d_model    width of the residual stream (d); d_head of a query or key; d_value of a head's value
 vocabulary tokens the model knows (V)
+new        positions of this pass, which a cache does not hold yet
+text       rows of a batch where several share one source; source_batch: the sources they share
+width      any of the widths above
 """
 
 from jaxtyping import Bool, Float, Int
