@@ -10,7 +10,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 help:
-	@echo "make demo       three lessons: what attention is, step by step, and a head that learns"
+	@echo "make demo       what attention is, step by step; a head that learns; a story told"
 	@echo "make test       all tests but the long ones"
 	@echo "make test-long  the long ones"
 	@echo "make bench      speed and quality beside the peers; PEERS=FOLDER names clones of those that pip has not"
@@ -21,6 +21,7 @@ demo: .venv/.ready-demo
 	$(BIN)/qkv lesson soft-dictionary
 	$(BIN)/qkv lesson walkthrough
 	$(BIN)/qkv lesson toy-head-7
+	$(BIN)/qkv generate stories "Once upon a time" --seed 4 --max-new 150
 
 # torch.compile fails under run-time shape checking, so its tests run in a second call without it.
 UNCHECKED := $(BIN)/pytest -q -o addopts=--import-mode=importlib
