@@ -20,7 +20,7 @@ class LessonInfo:
     title: str
     lectures: tuple[str, ...]
     rows: tuple[str, ...]
-    """Numbers of the lectures' examples it works out: 1 attention, 2 inputs, 3 blocks, 6 translation, 7 toys."""
+    """Numbers of the lectures' examples it works out: 1 attention, 2 inputs, 3 blocks, 4 GPT, 6 translation, 7 toys."""
 
     @property
     def module(self) -> str:
@@ -51,6 +51,8 @@ _IN_ORDER = (
     _info("who-sees-whom", "BCE", "3.3 6.2", "What each position may see: encoder, decoder, cross-attention"),
     _info("toy-head-5", "A", "7.1", "The toy task with five tokens"),
     _info("toy-head-7", "A", "7.2", "The toy task with seven tokens: one head learns context"),
+    _info("generate", "E", "4.2", "Generating text: the probabilities are revised with each token"),
+    _info("kv-cache", "E", "4.3", "The KV cache: the same text for a fraction of the work"),
     _info("quiz", "AE", "10.1", "The lectures' quizzes, answered by computation"),
 )
 
