@@ -59,11 +59,13 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """The Transformer, whole: build it, run it, look inside.
+    """The Transformer, whole: build it, train it, run it, look inside.
 
     \b
     Examples:
-      qkv lesson                            what there is to see
-      qkv lesson soft-dictionary            the idea behind attention, in numbers
-      qkv lesson walkthrough --plot a.png   one attention step by step, with its picture
+      qkv lesson                                   the lectures' examples: what there is to see
+      qkv lesson walkthrough --plot a.png          one attention step by step, with its picture
+      qkv generate stories "Once upon a time"      a story from the model that ships with qkv
+      qkv train gpt --text book.txt --minutes 5    your own text in, a trained GPT out
+      qkv evaluate stories --text stories.txt      how well a model guesses a text
     """
