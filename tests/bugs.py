@@ -255,4 +255,85 @@ LOOKING_AND_SETTINGS = [
     ),
 ]  # fmt: skip
 
-BUGS = FOUNDATION + MASKS_AND_PADDING + CACHE_AND_BEAMS + PARTS + LOOKING_AND_SETTINGS
+BEAM = "generation/test_beam.py"
+GENERATE = "generation/test_generate.py"
+SAMPLING = "generation/test_sampling.py"
+TASK = "tasks/test_language_model.py"
+
+GENERATION = [
+    bug(
+        "beams not reordered in the cache", "generation/beam.py",
+        "elif rows.flatten().tolist() != list(range(rows.numel())):", "elif rows.numel() < 0:",
+        f"{BEAM}::test_scores_are_those_of_a_full_pass_and_fall",
+    ),
+    bug(
+        "beams not reordered in their own text", "generation/beam.py",
+        "torch.cat((self.ids[texts, of], ids[..., None]), dim=2)", "torch.cat((self.ids, ids[..., None]), dim=2)",
+        f"{BEAM}::test_scores_are_those_of_a_full_pass_and_fall",
+    ),
+    bug(
+        "a finished guess goes on", "generation/beam.py",
+        'best.sums.masked_fill(is_stop, float("-inf")).topk(n_beams)', "best.sums.topk(n_beams)",
+        f"{BEAM}::test_scores_are_those_of_a_full_pass_and_fall",
+    ),
+    bug(
+        "any end token finishes, however unlikely", "generation/beam.py",
+        "(is_stop[:, :n_beams] & best.sums[:, :n_beams].isfinite())", "(is_stop & best.sums.isfinite())",
+        f"{BEAM}::test_one_beam_is_greedy",
+    ),
+    bug(
+        "a source stays when its text is done", "generation/decoder.py",
+        "self._source = Source(states=self._source.states[texts], mask=mask)", "pass",
+        f"{BEAM}::test_the_same_search_serves_an_encoder_decoder",
+    ),
+    bug(
+        "rows that ended stay in the cache", "generation/generate.py", "decoder.select(kept, texts=kept)",
+        "decoder.cache.lengths = decoder.cache.lengths[: len(kept)]",
+        f"{GENERATE}::test_a_ragged_batch_equals_its_rows_alone",
+    ),
+    bug(
+        "what is said now is not remembered", "generation/generate.py",
+        "said = said.scatter(1, chosen[:, None], value=True)", "pass",
+        f"{GENERATE}::test_cached_equals_recomputing_everything",
+    ),
+    bug(
+        "all rows draw with one seed", "generation/generate.py", "Random(sampling.seed + row)",
+        "Random(sampling.seed)", f"{GENERATE}::test_the_seed_decides_and_rows_have_their_own",
+    ),
+    bug(
+        "log p after the settings", "generation/generate.py", "log_probabilities(logits, chosen).tolist()",
+        "log_probabilities(logits / max(sampling.temperature, 0.1), chosen).tolist()",
+        f"{GENERATE}::test_log_probabilities_are_those_of_a_full_pass",
+    ),
+    bug(
+        "top-p leaves out the one that reaches p", "generation/sampling.py",
+        "is_beyond = ordered.cumsum(-1) - ordered >= p", "is_beyond = ordered.cumsum(-1) >= p",
+        f"{SAMPLING}::test_top_p_keeps_the_fewest_that_reach_p",
+    ),
+    bug(
+        "negative logits are rewarded for repetition", "generation/sampling.py",
+        "torch.where(logits > 0, logits / penalty, logits * penalty)", "logits / penalty",
+        f"{SAMPLING}::test_repetition_is_penalised_whichever_sign_a_logit_has",
+    ),
+    bug(
+        "the last id is drawn too seldom", "generation/sampling.py", "chance.double()[:, None] * reached[:, -1:]",
+        "chance.double()[:, None] * (reached[:, -1:] - 0.005)",
+        f"{SAMPLING}::test_a_million_draws_have_the_frequencies_of_the_softmax",
+    ),
+    bug(
+        "a stop string within one token alone", "generation/stopping.py",
+        "n_kept = max((self._n_begun(string) for string in self._strings), default=0)", "n_kept = 0",
+        f"{TASK}::test_a_stop_string_split_over_tokens_ends_the_text_before_it",
+    ),
+    bug(
+        "windows score a token twice", "tasks/scoring.py", "yield Window(document, part, scored - start - 1)",
+        "yield Window(document, part, max(0, scored - start - 2))",
+        f"{TASK}::test_batches_of_like_length_score_as_one_by_one",
+    ),
+    bug(
+        "padding is scored", "tasks/scoring.py", "targets = torch.full_like(ids, NO_TARGET)",
+        "targets = torch.zeros_like(ids)", f"{TASK}::test_batches_of_like_length_score_as_one_by_one",
+    ),
+]  # fmt: skip
+
+BUGS = FOUNDATION + MASKS_AND_PADDING + CACHE_AND_BEAMS + PARTS + LOOKING_AND_SETTINGS + GENERATION
