@@ -41,7 +41,7 @@ def test_every_path_of_the_tree_has_its_phrase():
     assert [line for line in lines if len(line.split()) < 2] == ["docs/"]
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.splitlines()[0])
+@pytest.mark.parametrize("code", PYTHON, ids=[f"snippet {number}" for number in range(len(PYTHON))])
 def test_every_snippet_runs(code, tmp_path):
     command = [sys.executable, "-W", "error", "-c", code]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
