@@ -216,3 +216,12 @@ def test_a_killed_preparation_goes_on(command, recipe_file, tmp_path, monkeypatc
     assert answer.status == 0
     assert "qkv: run: the preparation was not finished; going on with it\n" in answer.err
     assert answer.out.startswith("run: 4 steps")
+
+
+def test_tensorboard_is_missed_before_the_run_begins(command, recipe_file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    refused(
+        command("train", recipe_file, "--out", "run", "--tensorboard"),
+        "TensorBoard's files need the package tensorboard; install it with: pip install tensorboard",
+    )
+    assert not (tmp_path / "run").exists()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qkv.training import choose_recipe, choose_shape, fit_steps, matmul_rate
+from qkv.training import choose_recipe, choose_shape, fit_steps, matmul_rate, with_steps
 
 CPU, GPU = 5e10, 4e14
 
@@ -37,8 +37,15 @@ def test_a_short_text_is_read_by_characters():
 def test_steps_fill_the_time_but_for_a_tenth():
     recipe = choose_recipe(["a.txt"], n_bytes=10**6, seconds=300.0, rate=CPU)
     fitted = fit_steps(recipe, seconds=300.0, seconds_a_step=0.1).training
-    assert (fitted.steps, fitted.warmup_steps, fitted.evaluate_every) == (2700, 100, 270)
+    assert (fitted.steps, fitted.warmup_steps, fitted.evaluate_every, fitted.evaluate_batches) == (2700, 100, 270, 45)
     assert fit_steps(recipe, seconds=1.0, seconds_a_step=10.0).training.steps == 20
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 10, 1000])
+def test_any_number_of_steps_can_be_asked_for(steps):
+    training = with_steps(choose_recipe(["a.txt"], n_bytes=10**6, seconds=300.0, rate=CPU), steps).training
+    assert training.steps == steps
+    assert training.evaluate_every == max(1, steps // 10)
 
 
 def test_the_rate_of_this_machine_is_a_number():

@@ -129,7 +129,7 @@ def test_a_disk_that_refuses_anywhere_leaves_nothing_half_written(tmp_path, numb
         target = tmp_path / f"{number}-{at}" / "new"
         with refusing(at, number), pytest.raises(DiskError) as refused:
             write_folder(target, tensors=TENSORS, texts=TEXTS)
-        line = f"{target}: cannot write 259 bytes: {os.strerror(number)} ("
+        line = f"{target}: cannot write 32768 bytes: {os.strerror(number)} ("
         assert str(refused.value).startswith(line)
         assert str(refused.value).endswith(" bytes free)")
         assert not list(target.parent.glob(f"{PARTIAL}*"))
@@ -138,8 +138,8 @@ def test_a_disk_that_refuses_anywhere_leaves_nothing_half_written(tmp_path, numb
 
 
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=258))
-    with pytest.raises(DiskError, match=r"new: cannot write 259 bytes: No space left on device \(258 bytes free\)"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=32767))
+    with pytest.raises(DiskError, match=r"new: cannot write 32768 bytes: No space left on device \(32767 bytes free\)"):
         write_folder(tmp_path / "new", tensors=TENSORS, texts=TEXTS)
     assert list(tmp_path.iterdir()) == []
 

@@ -24,13 +24,14 @@ Data = Annotated[Path, typer.Option(envvar="QKV_DATA", help="The folder that a r
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the curves for TensorBoard.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")]
 
 
 def train(
     what: What = None, more: More = None, *, text: Text = None, minutes: Minutes = None, steps: Steps = None,
     start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None, dry_run: DryRun = False,
-    device: Device = "auto", seed: Seed = None,
+    device: Device = "auto", seed: Seed = None, tensorboard: TensorBoard = False,
 ) -> None:  # fmt: skip
     """Train a model on your own text, follow a recipe, or go on with a run.
 
@@ -40,16 +41,21 @@ def train(
     \b
     Examples:
       qkv train gpt --text book.txt --minutes 5 --out run
-      qkv train recipes/shakespeare.toml training.steps=200 --data texts --out run
+      qkv train recipes/shakespeare-char.toml training.steps=200 --data texts --out run
       qkv train --resume run
     """
     from qkv.cli.training_run import preflight, resume_run, start_run
+
+    if tensorboard:
+        from qkv.inspection.tensorboard import need_tensorboard
+
+        need_tensorboard()  # better said now than after the run
 
     target = _device(device)
     if resume is not None:
         if what is not None or text or out is not None or start is not None or minutes or steps or seed is not None:
             raise InputError("--resume goes on with a run as it was: give nothing else with it")
-        resume_run(resume, target)
+        resume_run(resume, target, tensorboard=tensorboard)
         return
     if what == "gpt":
         recipe = _own_text([*(text or []), *(more or [])], minutes=minutes, steps=steps, device=target, start=start)
@@ -62,7 +68,7 @@ def train(
     if dry_run:
         preflight(recipe, recipe.tokenizer.vocabulary_size, target)
         return
-    start_run(recipe, out or _next_run_folder(), data, device=target, minutes=minutes)
+    start_run(recipe, out or _next_run_folder(), data, device=target, minutes=minutes, tensorboard=tensorboard)
 
 
 def _from_file(
@@ -85,7 +91,7 @@ def _own_text(
     files: list[str], *, minutes: float | None, steps: int | None, device: "torch.device", start: Path | None
 ) -> "Recipe":
     from qkv.data import find_sources
-    from qkv.training import choose_recipe, matmul_rate
+    from qkv.training import choose_recipe, matmul_rate, with_steps
 
     if not files:
         raise InputError("no text was given: qkv train gpt --text FILE")
@@ -99,11 +105,7 @@ def _own_text(
         rate=matmul_rate(device),
     )
     if steps is not None:
-        every = max(1, steps // 10)
-        training = recipe.training.replace(
-            steps=steps, warmup_steps=min(50, steps // 10), evaluate_every=every, save_every=every
-        )
-        recipe = recipe.replace(training=training)
+        recipe = with_steps(recipe, steps)
     return recipe if start is None else _shaped_like(recipe, start)
 
 

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from qkv.training import Prepared, Trainer
 
 
-def start_run(recipe: "Recipe", folder: Path, data: Path, *, device: "torch.device", minutes: float | None) -> None:
+def start_run(
+    recipe: "Recipe",
+    folder: Path,
+    data: Path,
+    *,
+    device: "torch.device",
+    minutes: float | None,
+    tensorboard: bool = False,
+) -> None:
     """`minutes`: change the recipe's steps to as many as fit."""
     from qkv.training import prepare_run
 
@@ -25,10 +33,10 @@ def start_run(recipe: "Recipe", folder: Path, data: Path, *, device: "torch.devi
     with _stoppable(folder), _bars() as bars:
         prepared = prepare_run(recipe, folder, data, progress=bars, seconds=seconds)
     with prepared.run.locked(), _stoppable(folder):
-        _run(_made_ready(prepared, device, seconds=seconds), device)
+        _run(_made_ready(prepared, device, seconds=seconds), device, tensorboard=tensorboard)
 
 
-def resume_run(folder: Path, device: "torch.device") -> None:
+def resume_run(folder: Path, device: "torch.device", *, tensorboard: bool = False) -> None:
     """Go on where the run stood, be it in the middle of its preparation."""
     from qkv.training import RunFolder, go_on_preparing, open_run, preparing
 
@@ -42,7 +50,7 @@ def resume_run(folder: Path, device: "torch.device") -> None:
             with _bars() as bars:
                 prepared = go_on_preparing(folder, progress=bars)
             prepared = _made_ready(prepared, device, seconds=state.seconds)
-        _run(prepared, device)
+        _run(prepared, device, tensorboard=tensorboard)
 
 
 @contextmanager
@@ -115,7 +123,7 @@ def _fit(prepared: "Prepared", device: "torch.device", seconds: float) -> "Prepa
     return replace(prepared, recipe=recipe)
 
 
-def _run(prepared: "Prepared", device: "torch.device") -> None:
+def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> None:
     from qkv.cli.training_progress import TrainingProgress
     from qkv.training import build_trainer
 
@@ -128,7 +136,7 @@ def _run(prepared: "Prepared", device: "torch.device") -> None:
         say(f"going on at step {trainer.progress.step:,} of {recipe.training.steps:,}")
     with progress:
         stop = trainer.train()
-    _finish(trainer)
+    _finish(trainer, tensorboard=tensorboard)
     if stop.signal is not None:
         say(
             f"stopped by {stop.signal.name} at step {trainer.progress.step:,}; "
@@ -151,14 +159,17 @@ def _first_weights(prepared: "Prepared") -> "GPT | None":
     return model
 
 
-def _finish(trainer: "Trainer") -> None:
+def _finish(trainer: "Trainer", *, tensorboard: bool) -> None:
     from qkv.data.disk import writing
     from qkv.inspection.curves import loss_curve
+    from qkv.inspection.tensorboard import write_events
 
     path, progress = trainer.run.path, trainer.progress
     try:
         with writing(path / "loss.png", 0):
             loss_curve(trainer.run.metrics).savefig(path / "loss.png")
+            if tensorboard:
+                write_events(trainer.run.metrics, path / "tensorboard")
     except QKVError as error:
         say(str(error))
     best = (

@@ -1,6 +1,6 @@
 """Loss to better weights: losses, optimizers, schedule, the loop, the run folder, evaluation."""
 
-from qkv.training.choosing import choose_recipe, choose_shape, fit_steps, matmul_rate
+from qkv.training.choosing import choose_recipe, choose_shape, fit_steps, matmul_rate, with_steps
 from qkv.training.evaluation import Score, evaluate
 from qkv.training.prepare import (
     Prepared,
@@ -35,4 +35,5 @@ __all__ = [
     "prepare_run",
     "preparing",
     "stop_at_once",
+    "with_steps",
 ]

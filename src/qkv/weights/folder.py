@@ -23,6 +23,7 @@ from qkv.errors import WeightsError
 MANIFEST = "manifest.json"
 TORCHS = MappingProxyType({"format": "pt"})
 """Metadata without which some readers refuse a file: whose tensors it holds."""
+BLOCK = 4096
 PARTIAL = ".partial-"
 """Names that start so are left over from a write that was cut off; they may be deleted."""
 
@@ -38,8 +39,10 @@ def write_folder(
 
     `metadata` goes into the header of every safetensors file: one entry, for the order of several is not fixed.
     """
-    n_needed = sum(t.numel() * t.element_size() for file in tensors.values() for t in file.values())
-    n_needed += sum(len(text.encode()) for text in texts.values())
+    sizes = [sum(t.numel() * t.element_size() for t in file.values()) for file in tensors.values()]
+    sizes += [len(text.encode()) for text in texts.values()]
+    # A file takes whole blocks, and one more for its header or its line in the manifest.
+    n_needed = sum((size // BLOCK + 2) * BLOCK for size in sizes)
     aside = target.parent / f"{PARTIAL}{target.name}-{os.getpid()}"
     with writing(target, n_needed):
         try:

@@ -1,0 +1,31 @@
+"""A run's metrics for TensorBoard."""
+
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import MissingExtraError
+
+
+def need_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
+    try:
+        return import_module("torch.utils.tensorboard")
+    except ImportError:
+        raise MissingExtraError(
+            "TensorBoard's files need the package tensorboard; install it with: pip install tensorboard"
+        ) from None
+
+
+def write_events(metrics: Path, folder: Path) -> None:
+    """Every number of metrics.jsonl as a scalar of its step. What the folder held is replaced."""
+    library = need_tensorboard()
+    shutil.rmtree(folder, ignore_errors=True)
+    with library.SummaryWriter(folder) as writer:
+        for line in metrics.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            step = entry.pop("step")
+            for name, value in entry.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    writer.add_scalar(name, value, step)

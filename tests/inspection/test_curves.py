@@ -1,0 +1,26 @@
+"""The loss curve: every step, the evaluations, the best one."""
+
+import json
+
+import pytest
+
+from qkv.errors import InputError
+from qkv.inspection.curves import loss_curve
+
+
+def test_steps_and_evaluations_are_drawn_where_they_are(tmp_path):
+    lines = [{"step": step, "loss": 4.0 - step / 50} for step in range(1, 101)]
+    lines += [{"step": 50, "validation_loss": 3.5}, {"step": 100, "validation_loss": 2.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (axis,) = loss_curve(tmp_path / "metrics.jsonl").axes
+    raw, smooth, held_out = axis.lines
+    assert list(raw.get_xdata()) == list(range(1, 101))
+    assert raw.get_ydata()[-1] == 2.0
+    assert 2.0 < smooth.get_ydata()[-1] < 2.2
+    assert list(held_out.get_ydata()) == [3.5, 2.5]
+    assert [text.get_text() for text in axis.texts] == ["best 2.500"]
+
+
+def test_a_run_without_a_step_has_no_curve(tmp_path):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: holds no training step to draw"):
+        loss_curve(tmp_path / "metrics.jsonl")

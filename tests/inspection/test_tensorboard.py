@@ -1,0 +1,48 @@
+"""The metrics as TensorBoard's scalars, where it is installed."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from qkv.errors import MissingExtraError
+from qkv.inspection.tensorboard import need_tensorboard, write_events
+
+
+class Writer:
+    """Stands in for TensorBoard's own; holds what it was given."""
+
+    given: list[tuple[str, float, int]]
+
+    def __init__(self, folder):
+        folder.mkdir()
+        type(self).given = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        pass
+
+    def add_scalar(self, name, value, step):
+        self.given.append((name, value, step))
+
+
+def test_every_number_of_a_step_is_a_scalar_and_old_files_go(tmp_path, monkeypatch):
+    library = ModuleType("torch.utils.tensorboard")
+    library.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", library)
+    lines = [{"step": 1, "loss": 2.5, "tokens": 7}, {"step": 1, "validation_loss": 3.0, "is_best": True}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "old").touch()
+    write_events(tmp_path / "metrics.jsonl", tmp_path / "events")
+    assert Writer.given == [("loss", 2.5, 1), ("tokens", 7, 1), ("validation_loss", 3.0, 1)]
+    assert not (tmp_path / "events" / "old").exists()
+
+
+def test_without_tensorboard_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtraError, match="need the package tensorboard; install it with: pip install tensorb"):
+        need_tensorboard()
