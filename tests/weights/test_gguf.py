@@ -84,13 +84,16 @@ def test_the_tokenizer_inside_cuts_as_it_did(tokenizer, text, tmp_path):
     assert after.specials == before.specials
 
 
-def test_query_rows_lie_in_rotary_pairs(tmp_path):
+def test_query_and_key_rows_lie_in_rotary_pairs(tmp_path):
     loaded = random_model("llama, 2 queries a key")
     write_gguf(loaded, tmp_path / "a.gguf", numbers=Numbers.F32)
     stored = {each.name: torch.tensor(each.data) for each in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
-    ours = loaded.model.blocks[0].attention.query.weight
-    # d_head = 6: rows 0 and 3 of the first head are its first pair.
-    assert torch.equal(stored["blk.0.attn_q.weight"][:6], ours[[0, 3, 1, 4, 2, 5]])
+    # d_head = 6: rows 0 and 3 of a head are its first pair.
+    pairs = torch.tensor([0, 3, 1, 4, 2, 5])
+    for part, ours in (("q", "query"), ("k", "key")):
+        weight = loaded.model.blocks[0].attention.get_submodule(ours).weight
+        rows = torch.cat([pairs + start for start in range(0, len(weight), 6)])
+        assert torch.equal(stored[f"blk.0.attn_{part}.weight"], weight[rows])
     assert torch.equal(stored["blk.0.attn_v.weight"], loaded.model.blocks[0].attention.value.weight)
 
 

@@ -91,12 +91,11 @@ def _values(gguf: ModuleType, stored: Any) -> Tensor:  # noqa: ANN401 - the pack
 
 
 def _reordered(tensors: Mapping[str, Tensor], config: GPTConfig, order: Any) -> dict[str, Tensor]:  # noqa: ANN401
-    n_heads = {"attn_q": config.n_heads, "attn_k": config.n_kv_heads}
     turned = dict(tensors)
     for name, tensor in tensors.items():
-        part = name.split(".")[-2]
-        if part in n_heads and tensor.shape[0] == n_heads[part] * config.d_head:
-            turned[name] = order(tensor, n_heads=n_heads[part])
+        # Rows that do not make whole heads are misshapen: `fill` says so, with both shapes.
+        if name.split(".")[-2] in ("attn_q", "attn_k") and tensor.shape[0] % config.d_head == 0:
+            turned[name] = order(tensor, n_heads=tensor.shape[0] // config.d_head)
     return turned
 
 

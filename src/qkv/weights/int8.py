@@ -56,7 +56,7 @@ def _rows_to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sixteen_bits_up(scale: Tensor) -> Tensor:
-    """The next float32 whose last 8 bits are 0: then whole number × scale is exact, and so is the way back."""
+    """The next float32 whose last 8 bits are 0: then whole number × scale is exact, on every machine the same."""
     bits = scale.view(torch.int32)
     return ((bits + 0xFF) & ~0xFF).view(torch.float32)
 
