@@ -70,6 +70,17 @@ def test_top_p_keeps_the_fewest_that_reach_p(row, p):
     assert is_close or kept(keep_top_p(tensor(row), p)) == expected
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 9.0])
+@pytest.mark.parametrize("p", [0.001, 0.5, 0.9, 0.9999, 1 - 1e-7])
+def test_top_p_is_the_same_as_by_sorting_everything(spread, p):
+    """Ties aside: what is kept has the same probabilities."""
+    logits = torch.randn(3, 5003, generator=torch.Generator().manual_seed(1)) * spread
+    ordered, order = logits.softmax(-1).sort(dim=-1, descending=True)
+    beyond = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) - ordered >= p)
+    expected = logits.masked_fill(beyond, float("-inf"))
+    assert torch.equal(keep_top_p(logits, p).sort().values, expected.sort().values)
+
+
 def test_top_p_counts_the_one_that_reaches_p():
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
     assert kept(keep_top_p(logits, 0.5)) == {0}

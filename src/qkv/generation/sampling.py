@@ -41,7 +41,11 @@ def keep_top_p(logits: NextLogits, p: float) -> NextLogits:
     """The fewest that reach p together; the likeliest always stays."""
     if p >= 1:
         return logits
-    ordered, order = logits.softmax(-1).sort(dim=-1, descending=True)
+    probabilities = logits.softmax(-1)
+    # What is rarer than (1 − p)/V is not among them, for all of it together is less than 1 − p; half of that is
+    # safe from rounding. So few need to be put in order, where sorting thousands would cost more than a model's step.
+    is_worth_sorting = probabilities > (1 - p) / logits.shape[-1] / 2
+    ordered, order = probabilities.topk(int(is_worth_sorting.sum(-1).max()))
     return _keep_until(p, logits, ordered, order)
 
 
@@ -64,8 +68,9 @@ def keep_typical(logits: NextLogits, p: float) -> NextLogits:
 
 
 def _keep_until(p: float, logits: Tensor, ordered: Tensor, order: Tensor) -> Tensor:
+    """What stands in `order` before p is reached; what does not stand there is out."""
     is_beyond = ordered.cumsum(-1) - ordered >= p
-    return logits.masked_fill(torch.zeros_like(is_beyond).scatter(-1, order, is_beyond), OUT)
+    return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, is_beyond), OUT)
 
 
 def adjusted(logits: NextLogits, config: SamplingConfig, said: Said | None = None) -> NextLogits:
