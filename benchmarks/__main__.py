@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import results, shakespeare, training_speed
+from benchmarks.runner import Asked
 
 BENCHMARKS = {
     "train-small": (training_speed.train_small, 5, "a training step of nanoGPT's small CPU model, beside its peers"),
@@ -20,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     measure, rounds, _ = BENCHMARKS[asked.name]
     repeats = rounds if asked.repeats is None else asked.repeats
-    report = measure(peers=asked.peers, repeats=repeats, say=_say)
+    report = measure(Asked(peers=asked.peers, repeats=repeats, threads=asked.threads, say=_say))
     results.append(report, asked.out)
     sys.stdout.write(report.text())
     return 1 if any(note.startswith("Failed") for note in report.notes) else 0
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", choices=list(BENCHMARKS), metavar="NAME")
     parser.add_argument("--peers", type=Path, help="a folder that holds clones of peers, each under its name: nanoGPT")
     parser.add_argument("--repeats", type=int, help="rounds, of which the best counts (for shakespeare-cpu: seeds)")
+    parser.add_argument("--threads", type=int, help="for each engine; all cores (shakespeare-cpu: 1) unless said")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the table is appended (benchmarks/RESULTS.md)")
     return parser
 

@@ -4,11 +4,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.engine import Engine, EngineError, MissingEngineError, Running
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user asks of any benchmark."""
+
+    peers: Path | None
+    """A folder of clones."""
+    repeats: int
+    threads: int | None
+    """None: what the benchmark itself takes."""
+    say: Say
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from benchmarks import machine
 from benchmarks.engine import Engine
 from benchmarks.engines.next_token_work import Work
 from benchmarks.results import Report
-from benchmarks.runner import Comparison, Plan, Say, compare
+from benchmarks.runner import Asked, Comparison, Plan, compare
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "n_heads": 4, "d_model": 128, "vocabulary_size": 65, "context_length": 64, "bias": False,
@@ -38,24 +38,24 @@ def engines(peers: Path | None) -> list[Engine]:
     ]
 
 
-def train_small(*, peers: Path | None, repeats: int, say: Say) -> Report:
-    return _measure("train-small", SMALL, steps=20, peers=peers, repeats=repeats, say=say)
+def train_small(asked: Asked) -> Report:
+    return _measure("train-small", SMALL, asked, steps=20)
 
 
-def train_124m(*, peers: Path | None, repeats: int, say: Say) -> Report:
-    return _measure("train-124m", GPT2, steps=2, peers=peers, repeats=repeats, say=say)
+def train_124m(asked: Asked) -> Report:
+    return _measure("train-124m", GPT2, asked, steps=2)
 
 
-def _measure(name: str, shape: dict[str, Any], *, steps: int, peers: Path | None, repeats: int, say: Say) -> Report:
+def _measure(name: str, shape: dict[str, Any], asked: Asked, *, steps: int) -> Report:
     load = machine.others_load()
-    work = Work(**shape, threads=machine.n_cores())
+    work = Work(**shape, threads=asked.threads or machine.n_cores())
     plan = Plan(work=asdict(work), check_steps=3, time_steps=steps, tolerance=1e-4, threads=work.threads)
-    chosen = engines(peers)
-    found = compare(chosen, plan, ceilings=CEILINGS, repeats=repeats, say=say)
+    chosen = engines(asked.peers)
+    found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
     what = (
         f"A whole training step in float32: {work.n_layers} layers, {work.n_heads} heads, width {work.d_model}, "
-        f"vocabulary {work.vocabulary_size:,}, batch {work.batch} × {work.length} tokens, {work.threads} threads; "
-        f"best of {repeats} × {steps} steps."
+        f"vocabulary {work.vocabulary_size:,}, batch {work.batch} × {work.length} tokens, {_threads(work.threads)}; "
+        f"best of {asked.repeats} × {steps} steps."
     )
     return Report(
         name=name,
@@ -89,7 +89,7 @@ def rows(chosen: list[Engine], found: Comparison, work: Work, *, steps: int) -> 
 
 def notes(found: Comparison, work: Work) -> list[str]:
     said = [
-        f"Ceiling, {threads} thread{'s' if threads > 1 else ''}: {rate['flops'] / 1e9:.0f} GFLOP/s of matrix products, "
+        f"Ceiling, {_threads(threads)}: {rate['flops'] / 1e9:.0f} GFLOP/s of matrix products, "
         f"{rate['bytes'] / 1e9:.1f} GB/s read."
         for threads, rate in sorted(found.ceilings.items())
     ]
@@ -98,3 +98,7 @@ def notes(found: Comparison, work: Work) -> list[str]:
     said += [f"Not here: {name}: {reason}." for name, reason in found.missing.items()]
     said += [f"Failed: {name}: {reason}." for name, reason in found.failed.items()]
     return said
+
+
+def _threads(n: int) -> str:
+    return "1 thread" if n == 1 else f"{n} threads"
