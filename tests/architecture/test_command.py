@@ -73,9 +73,7 @@ def test_a_mistake_of_the_caller_is_one_line_and_status_2(command, ran):
         (["soft", "--plot", "nowhere/a.png"], "there is no folder nowhere"),
     ],
 )
-def test_arguments_that_contradict_each_other_are_refused_before_anything_runs(
-    command, ran, arguments, remark
-):
+def test_arguments_that_contradict_each_other_are_refused_before_anything_runs(command, ran, arguments, remark):
     answer = command("lesson", *arguments)
     assert answer.status == 2
     assert remark in answer.err

@@ -37,9 +37,7 @@ def test_a_lesson_fits_on_two_screens(path):
 def test_annotations_can_be_checked_at_run_time(path):
     # jaxtyping reads annotations as objects; postponed, they are strings and nothing is checked.
     source = path.read_text()
-    assert not (
-        "from __future__ import annotations" in source and re.search(r"jaxtyping|qkv\.tensors", source)
-    )
+    assert not ("from __future__ import annotations" in source and re.search(r"jaxtyping|qkv\.tensors", source))
 
 
 def test_no_file_is_named_for_nothing():

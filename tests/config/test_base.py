@@ -89,3 +89,8 @@ def test_configs_are_equal_by_value_and_differ_by_kind():
 def test_nearest_says_nothing_where_nothing_is_near():
     assert nearest("gpt", ["gpt2", "bert"]) == "; did you mean 'gpt2'?"
     assert nearest("zzz", ["gpt2", "bert"]) == ""
+
+
+def test_a_misspelt_key_is_told_before_the_one_it_leaves_missing():
+    with pytest.raises(ConfigError, match="unknown key 'vocab_size'; did you mean 'vocabulary_size'"):
+        GPTConfig(vocab_size=512, context_length=64, d_model=32, n_heads=2, n_layers=1)

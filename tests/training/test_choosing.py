@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from qkv.training import choose_recipe, choose_shape, fit_steps, matmul_rate, with_steps
+from qkv.weights import published_from_config
 
 CPU, GPU = 5e10, 4e14
 
@@ -27,6 +28,13 @@ def test_more_text_and_more_time_never_make_a_model_smaller():
     assert sizes[0] < sizes[-1]
     sizes = [n_parameters(choose_shape(n_bytes=10**9, flops=10.0**n)) for n in range(10, 20)]
     assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("n_bytes", [20_000, 1_000_000, 50_000_000])
+def test_what_is_chosen_can_be_written_for_others(n_bytes):
+    recipe = choose_recipe(["a.txt"], n_bytes=n_bytes, seconds=300.0, rate=CPU)
+    config = recipe.model_config_for(recipe.tokenizer.vocabulary_size).replace(dropout=0.0)
+    assert published_from_config(config)["model_type"] == "llama"
 
 
 def test_a_short_text_is_read_by_characters():

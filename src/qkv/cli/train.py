@@ -80,6 +80,8 @@ def _from_file(
         raise InputError(
             "what to train? `qkv train gpt --text FILE`, `qkv train RECIPE.toml`, or `qkv train --resume RUN`"
         )
+    if not what.endswith(".toml"):
+        raise InputError(f"'{what}' is neither `gpt`, to train on --text, nor a recipe (a file that ends in .toml)")
     if text or steps is not None:
         raise InputError("a recipe says its text and steps itself; change them: data.train=… training.steps=…")
     recipe = load_recipe(what, tuple(overrides))

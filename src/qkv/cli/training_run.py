@@ -137,7 +137,9 @@ def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> 
     with progress:
         stop = trainer.train()
     _finish(trainer, tensorboard=tensorboard)
-    if stop.signal is not None:
+    if stop.signal is None:
+        say(f'try it: qkv generate {trainer.run.path} "Once upon a time"')
+    else:
         say(
             f"stopped by {stop.signal.name} at step {trainer.progress.step:,}; "
             f"go on: qkv train --resume {trainer.run.path}"
@@ -178,4 +180,3 @@ def _finish(trainer: "Trainer", *, tensorboard: bool) -> None:
         else f"; best validation loss {progress.best_loss:.4f} at step {progress.best_step}"
     )
     print(f"{path}: {progress.step:,} steps, {progress.n_tokens:,} tokens, {progress.seconds:.0f} s{best}")
-    say(f'try it: qkv generate {path} "Once upon a time"')

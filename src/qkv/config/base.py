@@ -40,7 +40,8 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 def _sentence(cls: type[Config], error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+    # A misspelt key is also a missing one; the misspelling is what the reader must be told.
+    first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])
     match first["type"]:
         case "extra_forbidden":

@@ -41,7 +41,9 @@ class Preflight:
         ]
         if self.seconds is not None and self.matmul_rate is not None:
             rate = readable_flops(self.matmul_rate)
-            said.append(f"about {readable_time(self.seconds)} at {self.share:.0%} of {rate}/s".replace("%", " %"))
+            time = readable_time(self.seconds)
+            about = "" if time.startswith("under") else "about "
+            said.append(f"{about}{time} at {self.share:.0%} of {rate}/s".replace("%", " %"))
         return " · ".join(said)
 
 

@@ -25,7 +25,8 @@ def loss_curve(metrics: Path) -> "Figure":
     if held_out:
         axis.plot(*zip(*held_out, strict=True), color="#d95f02", marker="o", markersize=3, label="validation")
         step, best = min(held_out, key=lambda point: point[1])
-        axis.annotate(f"best {best:.3f}", (step, best), xytext=(0, -14), textcoords="offset points", ha="center")
+        # Written to the left and above, where neither border nor curve is: the best step is often the last.
+        axis.annotate(f"best {best:.3f}", (step, best), xytext=(-4, 8), textcoords="offset points", ha="right")
     axis.set_xlabel("step")
     axis.set_ylabel("loss (nats a token)")
     axis.grid(alpha=0.3)

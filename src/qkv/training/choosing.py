@@ -27,7 +27,11 @@ def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float
         "n_heads": n_heads,
         "positions": "rotary",
         "norm": "rms",
-        "activation": "gelu",
+        # Gated, at two thirds of the width: as many parameters, and the Llama family's shape, so that a run's
+        # model can be written for others (`qkv convert`).
+        "d_ff": 32 * round(8 * d_model / 3 / 32),
+        "gated": True,
+        "activation": "silu",
         "attention_bias": False,
         "feedforward_bias": False,
         "dropout": 0.1,

@@ -48,7 +48,7 @@ def architecture_of(config: ModelConfig) -> str:
     # What only training knows is no part of a GGUF.
     same = config.replace(dropout=back.dropout, initial_std=back.initial_std)
     lost = [
-        f"{field}={getattr(config, field)!r}"
+        f"{field}={getattr(config, field)}"
         for field in type(config).model_fields
         if getattr(same, field) != getattr(back, field)
     ]

@@ -63,7 +63,7 @@ def published_from_config(config: ModelConfig) -> dict[str, Any]:
     settings = {"model_type": model_type, **family.write(config)}
     back = config_from_published(settings, (rename.theirs for rename in family.names(config).renames))
     lost = [
-        f"{name}={getattr(config, name)!r}"
+        f"{name}={getattr(config, name)}"
         for name in type(config).model_fields
         if getattr(config, name) != getattr(back, name)
     ]
