@@ -30,6 +30,9 @@ class Engine:
     module: str
     options: Mapping[str, Any] = field(default_factory=dict)
     is_ours: bool = False
+    """Counts as ours where ratios are taken."""
+    tolerance: float | None = None
+    """For an engine in lower precision; None: the plan's own."""
 
     @property
     def command(self) -> list[str]:

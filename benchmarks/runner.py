@@ -42,7 +42,7 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
     ceilings: dict[int, dict[str, float]] = field(default_factory=dict)
     largest_difference: float = 0.0
-    """Between any engine's output and the first engine's."""
+    """Between the first engine's output and any other's in the same precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +70,13 @@ def compare(engines: Sequence[Engine], plan: Plan, *, ceilings: Engine, repeats:
                 continue
             expected = output if expected is None else expected
             apart = _distance(output, expected)
-            if not apart <= plan.tolerance:
-                found.failed[engine.name] = f"outputs differ by {apart:.2g}, more than {plan.tolerance:.2g}: not timed"
+            allowed = plan.tolerance if engine.tolerance is None else engine.tolerance
+            if not apart <= allowed:
+                found.failed[engine.name] = f"outputs differ by {apart:.2g}, more than {allowed:.2g}: not timed"
                 say(f"{engine.name}: {found.failed[engine.name]}")
                 continue
-            found.largest_difference = max(found.largest_difference, apart)
+            if engine.tolerance is None:
+                found.largest_difference = max(found.largest_difference, apart)
             say(f"{engine.name}: output agrees ({apart:.1e})")
             running[engine.name] = process
         meter = stack.enter_context(Running(ceilings.command, threads=plan.threads))

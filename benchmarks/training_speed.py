@@ -20,16 +20,22 @@ GPT2: dict[str, Any] = {
     "batch": 2, "length": 128,
 }  # fmt: skip
 
+BF16_LOSS = 0.02
+"""bfloat16 keeps 8 bits: losses of about 10 differ in the third digit."""
+
 CEILINGS = Engine(name="ceilings", module="benchmarks.engines.ceilings")
 
 
 def engines(peers: Path | None) -> list[Engine]:
-    """Every engine at its best setting, and nanoGPT also at its own (AdamW not fused)."""
+    """Every engine at its best setting in float32; nanoGPT also at its own (AdamW not fused), ours also in bfloat16."""
     of_peers = {"peers": None if peers is None else str(peers)}
     ours, nanogpt, hugging_face = (f"benchmarks.engines.train_{name}" for name in ("qkv", "nanogpt", "transformers"))
     return [
         Engine(name="qkv", module=ours, is_ours=True),
         Engine(name="qkv, compiled", module=ours, options={"compiled": True}, is_ours=True),
+        Engine(
+            name=f"qkv, bf16 (losses to {BF16_LOSS})", module=ours, options={"precision": "bf16"}, tolerance=BF16_LOSS
+        ),
         Engine(name="nanoGPT", module=nanogpt, options=of_peers),
         Engine(name="nanoGPT, fused AdamW", module=nanogpt, options={**of_peers, "fused": True}),
         Engine(name="nanoGPT, fused, compiled", module=nanogpt, options={**of_peers, "fused": True, "compiled": True}),
@@ -53,8 +59,8 @@ def _measure(name: str, shape: dict[str, Any], asked: Asked, *, steps: int) -> R
     chosen = engines(asked.peers)
     found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
     what = (
-        f"A whole training step in float32: {work.n_layers} layers, {work.n_heads} heads, width {work.d_model}, "
-        f"vocabulary {work.vocabulary_size:,}, batch {work.batch} × {work.length} tokens, {_threads(work.threads)}; "
+        f"A whole training step, float32 unless said: {work.n_layers} layers, {work.n_heads} heads, "
+        f"width {work.d_model}, vocabulary {work.vocabulary_size:,}, batch {work.batch} × {work.length} tokens, {_threads(work.threads)}; "
         f"best of {asked.repeats} × {steps} steps."
     )
     return Report(

@@ -51,7 +51,7 @@ class NanoGPTRecipe:
         ids = torch.tensor([ids_of[character] for character in heldout])
         # Without targets it gives the last position's logits alone.
         loss = heldout_loss(lambda given: model(given, given)[0], ids, window=WINDOW)
-        return {"output": [loss], "parameters": model.get_num_params()}
+        return {"output": [loss], "parameters": model.get_num_params(non_embedding=False)}
 
     def _texts(self) -> tuple[str, str, dict[str, int]]:
         train, heldout = split_text(Path(self.question["work"]["text"]))

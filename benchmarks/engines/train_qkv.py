@@ -7,10 +7,11 @@ from torch import Tensor
 
 import qkv
 from benchmarks.engines.next_token_work import Built, Work, serve_training
-from benchmarks.engines.speaking import scratch_folder
+from benchmarks.engines.speaking import MissingPeerError, scratch_folder
 from qkv.choices import Activation, ScheduleKind
 from qkv.config import GPTConfig, TrainingConfig
 from qkv.data.windows import Batch
+from qkv.errors import ConfigError
 from qkv.models import GPT
 from qkv.training import Trainer, TrainingData
 from qkv.training.objectives import next_token
@@ -34,11 +35,15 @@ def build(work: Work, options: dict[str, Any]) -> Built:
         clip=work.clip,
         **options,
     )
+    try:
+        objective = next_token(model, training)
+    except ConfigError as error:
+        raise MissingPeerError(str(error)) from None  # bfloat16 on a CPU that has no instruction for it
     losses: list[float] = []
     trainer = Trainer(
         model,
         training,
-        objective=next_token(model, training),
+        objective=objective,
         data=TrainingData(batch=_no_batch),
         run=RunFolder(scratch_folder()),
         texts={},

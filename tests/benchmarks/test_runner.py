@@ -32,9 +32,9 @@ def diary(tmp_path):
 
 @pytest.fixture
 def fake(diary):
-    def make(name, *, output=1.5, seconds=(5.0, 5.0, 5.0), **options):
+    def make(name, *, output=1.5, seconds=(5.0, 5.0, 5.0), tolerance=None, **options):
         given = {"name": name, "output": output, "seconds": seconds, "diary": str(diary), **options}
-        return FakeEngine(name=name, module="", options=given)
+        return FakeEngine(name=name, module="", options=given, tolerance=tolerance)
 
     return make
 
@@ -66,6 +66,13 @@ def test_an_engine_with_another_output_is_not_timed(fake, diary):
     assert found.failed == {"b": "outputs differ by 0.0002, more than 0.0001: not timed"}
     assert set(diary.read_text().split()) == {"a", "c"}
     assert found.largest_difference == pytest.approx(5e-5)
+
+
+def test_an_engine_of_lower_precision_has_its_own_tolerance(fake):
+    found, _ = run(fake("a"), fake("b", output=1.51, tolerance=0.02), fake("c", output=1.53, tolerance=0.02))
+    assert list(found.best) == ["a", "b"]
+    assert "more than 0.02" in found.failed["c"]
+    assert found.largest_difference == 0.0
 
 
 def test_not_a_number_agrees_with_nothing(fake):
