@@ -175,7 +175,8 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_both_numbers(command, rec
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("gpt2", "--text", "a.txt"), "'gpt2' is neither `gpt`, to train on --text, nor a recipe (a file that ends in .toml)"),
+        (["gpt2", "--text", "a"],
+         "'gpt2' is neither `gpt`, to train on --text, nor a recipe (a file that ends in .toml)"),
         ([], "what to train? `qkv train gpt --text FILE`, `qkv train RECIPE.toml`, or `qkv train --resume RUN`"),
         (["gpt"], "no text was given: qkv train gpt --text FILE"),
         (["gpt", "--text", "a", "--steps", "1", "--minutes", "1"], "--minutes and --steps were both given; choose one"),
