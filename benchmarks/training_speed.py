@@ -60,8 +60,8 @@ def _measure(name: str, shape: dict[str, Any], asked: Asked, *, steps: int) -> R
     found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
     what = (
         f"A whole training step, float32 unless said: {work.n_layers} layers, {work.n_heads} heads, "
-        f"width {work.d_model}, vocabulary {work.vocabulary_size:,}, batch {work.batch} × {work.length} tokens, {_threads(work.threads)}; "
-        f"best of {asked.repeats} × {steps} steps."
+        f"width {work.d_model}, vocabulary {work.vocabulary_size:,}, batch {work.batch} × {work.length} tokens, "
+        f"{_threads(work.threads)}; best of {asked.repeats} × {steps} steps."
     )
     return Report(
         name=name,
