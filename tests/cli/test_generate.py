@@ -40,6 +40,13 @@ def test_the_prompt_and_what_follows_are_printed_prompt_by_prompt(command, folde
     assert answer.out == "".join(f"{text}\n" for text in expected)
 
 
+def test_a_full_context_is_said_beside_the_text(command, folder, task):
+    n = task.model.config.context_length
+    assert command(folder, "The cat", "-n", 7, "--temperature", 0).err == ""
+    answer = command(folder, "The cat", "-n", n + 7, "--temperature", 0)
+    assert answer.err == f"qkv: ended there: the model's context of {n} tokens is full\n"
+
+
 def test_streamed_is_the_same_with_the_same_seeds(command, folder):
     options = ["The cat", "El niño 😀", "-n", 9, "--seed", 5, "--temperature", 1.5]
     assert command(folder, *options, "--stream").out == command(folder, *options).out

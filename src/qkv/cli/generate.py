@@ -112,10 +112,15 @@ def _refuse_contradictions(
 
 
 def _print(task: "LanguageModel", prompt: str, text: "Continuation", *, logprobs: bool, as_json: bool) -> None:
+    from qkv.cli.progress import say
+    from qkv.generation import Ended
+
     if as_json:
         print(json.dumps({"prompt": prompt, **_as_dict(task, text)}, ensure_ascii=False))
         return
     print(prompt + text.text)
+    if text.ended is Ended.CONTEXT:
+        say(f"ended there: the model's context of {task.model.config.context_length} tokens is full")
     if logprobs:
         _print_log_probabilities(task, text)
 

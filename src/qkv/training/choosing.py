@@ -18,7 +18,7 @@ def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float
     """`rate`: FLOP/s of this device's matrix products. Steps are a guess that `fit_steps` makes exact."""
     kind, vocabulary_size = _tokenizer(n_bytes)
     n_layers, d_model, n_heads = choose_shape(n_bytes=n_bytes, flops=seconds * rate * SHARE_OF_RATE)
-    length = 64 if n_bytes < 100_000 else 128 if d_model <= 128 else 256
+    length = 128 if d_model <= 128 else 256
     batch_size = 16 if d_model <= 256 else 64
     model: dict[str, Any] = {
         "context_length": length,
@@ -41,7 +41,7 @@ def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float
         "batch_size": batch_size,
         "length": length,
         "optimizer": "muon",
-        "learning_rate": 4e-3 if d_model <= 128 else 2e-3,
+        "learning_rate": 8e-3 if d_model <= 128 else 4e-3 if d_model <= 256 else 2e-3,
         "schedule": "linear",
         "final_learning_rate": 0.0,
         "warmup_steps": 50,
