@@ -138,3 +138,32 @@ class Role(StrEnum):
     CLASSIFY = "cls_token"
     SEPARATE = "sep_token"
     MASK = "mask_token"
+
+
+class ProblemKind(StrEnum):
+    """What a classification head answers; Hugging Face calls it `problem_type`."""
+
+    ONE_CLASS = "one-class"
+    """One of several classes: softmax."""
+    SEVERAL_LABELS = "several-labels"
+    """Each label for itself, yes or no: sigmoid."""
+    NUMBER = "number"
+    """A number, as it stands."""
+
+
+class PoolerActivation(StrEnum):
+    """What stands between the pooler and the heads that read it."""
+
+    TANH = "tanh"
+    """BERT, RoBERTa."""
+    RELU = "relu"
+    """DistilBERT."""
+
+
+class Pooling(StrEnum):
+    """How the states of a text's tokens become one vector."""
+
+    MEAN = "mean"
+    """The mean over all tokens, [CLS] and [SEP] too."""
+    CLS = "cls"
+    """The first token's state."""

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from qkv.choices import HeadLayout, NormPosition, PositionKind
-from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.choices import HeadLayout, NormPosition, PositionKind, ProblemKind
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, save_config
 from qkv.errors import ConfigError
 
 SMALL = {"vocabulary_size": 31, "context_length": 13, "d_model": 12, "n_heads": 3}
@@ -62,6 +62,42 @@ def test_words_of_a_choice_may_be_given_as_text():
 def test_berts_heads_on_cls_need_the_pooler(head):
     with pytest.raises(ConfigError, match="pooler=False, but next_sentence_head and n_classes read the pooler"):
         BERTConfig(**GPT, pooler=False, **head)
+
+
+def test_class_names_say_how_many_classes_there_are():
+    config = BERTConfig(**GPT, class_names=["no", "maybe", "yes"])
+    assert (config.class_names, config.n_classes, config.problem) == (("no", "maybe", "yes"), 3, ProblemKind.ONE_CLASS)
+
+
+def test_one_output_is_a_number_unless_said():
+    assert BERTConfig(**GPT, n_classes=1).problem is ProblemKind.NUMBER
+    assert BERTConfig(**GPT, n_classes=1, problem="several-labels").problem is ProblemKind.SEVERAL_LABELS
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"class_names": ["a", "b"], "n_classes": 3}, "n_classes=3, but class_names has 2 names"),
+        ({"class_names": ["a", "b", "a"]}, "class_names has 'a' twice"),
+        ({"class_names": []}, "BERTConfig: class_names=.*at least 1 item"),
+        ({"problem": "number"}, r"problem='number', but there is no classification head \(n_classes, class_names\)"),
+        ({"n_classes": 2, "problem": "number"}, "problem='number' has one output, not n_classes=2"),
+        ({"n_classes": 1, "problem": "one-class"}, "problem='one-class' needs at least 2 classes, not n_classes=1"),
+    ],
+)
+def test_classes_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        BERTConfig(**GPT, **settings)
+
+
+@pytest.mark.parametrize("ending", ["json", "toml"])
+def test_a_bert_with_names_and_pooling_is_the_same_after_a_file(tmp_path, ending):
+    config = BERTConfig(
+        **GPT, n_segments=0, class_names=["bad", "good"], problem="several-labels",
+        sentence_embedding={"pooling": "cls", "normalise": True},
+    )  # fmt: skip
+    save_config(config, tmp_path / f"config.{ending}")
+    assert load_config(tmp_path / f"config.{ending}") == config
 
 
 def test_one_table_needs_one_vocabulary():

@@ -8,6 +8,7 @@ from qkv.choices import (
     HeadLayout,
     NormKind,
     NormPosition,
+    PoolerActivation,
     PositionKind,
     ScoreKind,
 )
@@ -68,8 +69,9 @@ def bert(draw):
     return BERTConfig(
         **draw(settings()),
         n_layers=draw(layers),
-        n_segments=draw(st.integers(1, 3)),
+        n_segments=draw(st.integers(0, 3)),
         pooler=has_pooler,
+        pooler_activation=draw(st.sampled_from(PoolerActivation)),
         masked_word_head=draw(st.booleans()),
         next_sentence_head=has_pooler and draw(st.booleans()),
         n_classes=draw(st.none() | st.integers(1, 5)) if has_pooler else None,

@@ -13,6 +13,7 @@ from qkv.choices import (
     HeadLayout,
     NormKind,
     NormPosition,
+    PoolerActivation,
     PositionKind,
     ScoreKind,
     SinusoidStyle,
@@ -98,8 +99,9 @@ def bert_configs(draw, positions: PositionKind | None = None) -> BERTConfig:
     return BERTConfig(
         **draw(transformer_settings(positions)),
         n_layers=draw(st.integers(1, 3)),
-        n_segments=draw(st.integers(1, 3)),
+        n_segments=draw(st.integers(0, 3)),
         pooler=pooler,
+        pooler_activation=draw(st.sampled_from(PoolerActivation)),
         masked_word_head=draw(st.booleans()),
         next_sentence_head=pooler and draw(st.booleans()),
         n_classes=draw(st.none() | st.integers(1, 5)) if pooler else None,

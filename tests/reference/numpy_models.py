@@ -45,13 +45,15 @@ def bert(
         real, texts = _row(is_token, b), _row(documents, b)
         places = _places(len(ids[b]), real, texts)
         of = np.zeros(len(ids[b]), int) if segments is None else segments[b]
+        of = of if s["n_segments"] else None
         x = _embed(s, w, "embedding", ids[b], places, segments=of)
         visible = _visible(places, causal=False, window=s["window"], real=real, texts=texts)
         rows.append(_stack(s, w, "", x, visible=visible, places=places, is_bidirectional=True))
     states = np.stack(rows)
     out = {"states": states}
     if s["pooler"]:
-        out["pooled"] = np.tanh(_linear(w, "pooler", states[:, 0]))
+        dense = _linear(w, "pooler", states[:, 0])
+        out["pooled"] = np.tanh(dense) if s["pooler_activation"] == "tanh" else np.maximum(dense, 0)
     if s["next_sentence_head"]:
         out["next_sentence"] = _linear(w, "next_sentence", out["pooled"])
     if s["n_classes"] is not None:
@@ -59,8 +61,7 @@ def bert(
     if s["masked_word_head"]:
         hidden = _activation(s["activation"], _linear(w, "masked_word.dense", states))
         hidden = _norm(s, w, "masked_word.norm", hidden)
-        table = w["embedding.token.weight" if s["tie_embeddings"] else "masked_word.unembedding.weight"]
-        out["masked_word"] = hidden @ table.T + w["masked_word.unembedding.bias"]
+        out["masked_word"] = _unembed(s, w, hidden, tied="embedding.token.weight", prefix="masked_word.")
     return out
 
 
@@ -257,7 +258,7 @@ def _linear(w: Weights, name: str, x: Array, *, bias: bool = True) -> Array:
     return out + w[f"{name}.bias"] if bias else out
 
 
-def _unembed(s: Settings, w: Weights, x: Array, *, tied: str) -> Array:
-    table = w[tied if s["tie_embeddings"] else "unembedding.weight"]
+def _unembed(s: Settings, w: Weights, x: Array, *, tied: str, prefix: str = "") -> Array:
+    table = w[tied if s["tie_embeddings"] else f"{prefix}unembedding.weight"]
     logits = (x / math.sqrt(s["d_model"]) if s["scale_logits"] else x) @ table.T
-    return logits + w["unembedding.bias"] if s["unembedding_bias"] else logits
+    return logits + w[f"{prefix}unembedding.bias"] if s["unembedding_bias"] else logits

@@ -1,7 +1,15 @@
 """Settings as data: frozen, checked when made, TOML and JSON in and out. Never imports torch."""
 
 from qkv.config.base import Config
-from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, RotaryScaling, Seq2SeqConfig, TransformerConfig
+from qkv.config.families import (
+    BERTConfig,
+    GPTConfig,
+    RNNConfig,
+    RotaryScaling,
+    SentenceEmbedding,
+    Seq2SeqConfig,
+    TransformerConfig,
+)
 from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
 from qkv.config.presets import PRESETS, preset
 from qkv.config.recipe import DataConfig, Recipe, TokenizerConfig, load_recipe
@@ -20,6 +28,7 @@ __all__ = [
     "Recipe",
     "RotaryScaling",
     "SamplingConfig",
+    "SentenceEmbedding",
     "Seq2SeqConfig",
     "TokenizerConfig",
     "TrainingConfig",

@@ -1,6 +1,6 @@
 """What describes a GPT, a BERT, an encoder–decoder and an RNN with attention."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,7 +10,10 @@ from qkv.choices import (
     HeadLayout,
     NormKind,
     NormPosition,
+    PoolerActivation,
+    Pooling,
     PositionKind,
+    ProblemKind,
     ScoreKind,
     SinusoidStyle,
 )
@@ -149,28 +152,70 @@ class GPTConfig(TransformerConfig):
     """Off, the same block is BERT's: it sees everything (lecture A's one switch)."""
 
 
+class SentenceEmbedding(Config):
+    """How a model that was trained for sentence vectors makes them, as sentence-transformers keeps it."""
+
+    pooling: Pooling = Pooling.MEAN
+    normalise: bool = False
+    """Divide each vector by its length."""
+    max_tokens: Count | None = None
+    """Longest text it was trained on, [CLS] and [SEP] counted; None: the context length."""
+
+
+def _default_n_classes(given: dict[str, Any]) -> int | None:
+    return None if given["class_names"] is None else len(given["class_names"])
+
+
+def _default_problem(given: dict[str, Any]) -> ProblemKind:
+    return ProblemKind.NUMBER if given["n_classes"] == 1 else ProblemKind.ONE_CLASS
+
+
 class BERTConfig(TransformerConfig):
     """An encoder-only Transformer with the heads of its two pre-training games and its fine-tuning."""
 
     family: Literal["bert"] = "bert"
     n_layers: Count
-    n_segments: Count = 2
+    n_segments: int = Field(default=2, ge=0)
+    """0: a model without segments (DistilBERT)."""
     activation: Activation = Activation.GELU
     norm_position: NormPosition = NormPosition.POST
     norm_epsilon: float = Field(default=1e-12, gt=0)
     embedding_norm: bool = True
     final_norm: bool = False
+    unembedding_bias: bool = True
     pooler: bool = True
     """tanh(W·[CLS]): what next-sentence and classification heads read."""
+    pooler_activation: PoolerActivation = PoolerActivation.TANH
     masked_word_head: bool = False
     next_sentence_head: bool = False
-    n_classes: Count | None = None
+    class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """What each output of the classification head means, in order."""
+    n_classes: Count | None = Field(default_factory=_default_n_classes)
     """Outputs of the classification head; None: there is no such head."""
+    problem: ProblemKind = Field(default_factory=_default_problem)
+    """What the classification head answers; one output is a number unless said."""
+    sentence_embedding: SentenceEmbedding | None = None
 
     @model_validator(mode="after")
     def _heads_have_a_pooler(self) -> Self:
         if not self.pooler and (self.next_sentence_head or self.n_classes is not None):
             raise ConfigError("pooler=False, but next_sentence_head and n_classes read the pooler")
+        return self
+
+    @model_validator(mode="after")
+    def _classes_agree(self) -> Self:
+        names, n, problem = self.class_names, self.n_classes, self.problem.value
+        if names is not None and n != len(names):
+            raise ConfigError(f"n_classes={n}, but class_names has {len(names)} names")
+        if names is not None and len(set(names)) < len(names):
+            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            raise ConfigError(f"class_names has {twice!r} twice")
+        if n is None and self.problem is not ProblemKind.ONE_CLASS:
+            raise ConfigError(f"problem={problem!r}, but there is no classification head (n_classes, class_names)")
+        if self.problem is ProblemKind.NUMBER and n != 1:
+            raise ConfigError(f"problem='number' has one output, not n_classes={n}")
+        if self.problem is ProblemKind.ONE_CLASS and n == 1:
+            raise ConfigError("problem='one-class' needs at least 2 classes, not n_classes=1")
         return self
 
 

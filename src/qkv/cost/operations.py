@@ -58,7 +58,7 @@ def _bert(config: BERTConfig, work: Workload) -> list[Operation]:
         kernel=work.kernel,
     )
     return [
-        *_embedding(config, work.n_tokens, n_segments=config.n_segments),
+        *_embedding(config, work.n_tokens, n_segments=config.n_segments or None),
         *_relation(config, work.length, work.length),
         *stack.operations(),
         *_final_norm(config, work.n_tokens),
@@ -85,9 +85,7 @@ def _bert_heads(config: BERTConfig, work: Workload) -> list[Operation]:
                 kept=Kept(wide=n),
             ),
             norm(config, part, rows=rows),
-            logits(
-                part, rows=rows, d_model=d, n_words=config.vocabulary_size, is_tied=config.tie_embeddings, bias=True
-            ),
+            _unembedding(config, rows, part=part),
         ]  # fmt: skip
     return heads
 
@@ -191,9 +189,9 @@ def _final_norm(config: TransformerConfig, rows: int, *, prefix: str = "") -> li
     return [norm(config, f"{prefix}final_norm", rows=rows)] if config.final_norm else []
 
 
-def _unembedding(config: TransformerConfig, rows: int) -> Operation:
+def _unembedding(config: TransformerConfig, rows: int, *, part: str = "unembedding") -> Operation:
     return logits(
-        "unembedding",
+        part,
         rows=rows,
         d_model=config.d_model,
         n_words=config.vocabulary_size,

@@ -4,28 +4,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.choices import PoolerActivation
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError
-from qkv.models.build import build_blocks, build_embedding, build_norm, build_relation
+from qkv.models.build import build_blocks, build_embedding, build_norm, build_relation, build_unembedding
 from qkv.models.placing import check_length, mask_of, place
-from qkv.nn import Tap, TokenEmbedding, Unembedding, activate, check_ids, initialise
+from qkv.nn import Tap, TokenEmbedding, activate, check_ids, initialise
 from qkv.tensors import Ids, IsToken, Logits, Residual
 
 
 class MaskedWordHead(nn.Module):
-    """Which word was hidden here: dense, activation, norm, then the token table with a bias."""
+    """Which word was hidden here: dense, activation, norm, then the token table."""
 
     def __init__(self, config: BERTConfig, tokens: TokenEmbedding) -> None:
         super().__init__()
         self.activation = config.activation
         self.dense = nn.Linear(config.d_model, config.d_model)
         self.norm = build_norm(config)
-        self.unembedding = Unembedding(
-            config.vocabulary_size,
-            config.d_model,
-            tied_to=tokens if config.tie_embeddings else None,
-            bias=True,
-        )
+        self.unembedding = build_unembedding(config, tokens)
 
     def forward(self, states: Residual) -> Logits:
         return self.unembedding(self.norm(activate(self.dense(states), self.activation)))
@@ -38,7 +34,7 @@ class BERT(nn.Module):
         super().__init__()
         self.config = config
         tokens = TokenEmbedding(config.vocabulary_size, config.d_model)
-        self.embedding = build_embedding(config, tokens, n_segments=config.n_segments)
+        self.embedding = build_embedding(config, tokens, n_segments=config.n_segments or None)
         self.relation = build_relation(config, bidirectional=True)
         self.blocks = build_blocks(config, config.n_layers)
         self.final_norm = build_norm(config) if config.final_norm else nn.Identity()
@@ -68,10 +64,11 @@ class BERT(nn.Module):
         return self.final(self.final_norm(x))
 
     def pooled(self, states: Residual) -> Float[Tensor, "batch d_model"]:
-        """tanh(W·[CLS]); [CLS] is the first position, so pad on the right."""
+        """tanh(W·[CLS]), or ReLU as the config says; [CLS] is the first position, so pad on the right."""
         if self.pooler is None:
             raise ConfigError(_missing("pooler", "pooler=True"))
-        return torch.tanh(self.pooler(states[:, 0]))
+        activation = torch.tanh if self.config.pooler_activation is PoolerActivation.TANH else torch.relu
+        return activation(self.pooler(states[:, 0]))
 
     def masked_word_logits(self, states: Residual) -> Logits:
         if self.masked_word is None:
