@@ -168,7 +168,7 @@ def _fill(stream: BufferedIOBase) -> bytes:
     return b"".join(got)
 
 
-def _lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
+def read_lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
     offset = 0
     for number, data in enumerate(stream, start=1):
         _refuse_binary(name, data, offset=offset)
@@ -190,7 +190,7 @@ def _not_utf8(name: str, error: UnicodeDecodeError, *, offset: int, line: int) -
 
 
 def _json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
-    for number, line in enumerate(_lines(name, stream), start=1):
+    for number, line in enumerate(read_lines(name, stream), start=1):
         if not line.strip():
             continue
         try:
@@ -215,7 +215,7 @@ def _json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
 def _table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bool) -> Iterator[str]:
     csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KB, is far below a document
     layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
-    rows = csv.reader(_lines(name, stream), **layout)
+    rows = csv.reader(read_lines(name, stream), **layout)
     try:
         column = int(field) - 1 if field.isdigit() else None
         for row in rows:

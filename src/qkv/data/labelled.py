@@ -1,0 +1,234 @@
+"""Texts with their labels, out of a table (.tsv, .csv) or JSON lines.
+
+A table's first row names its columns; where columns are given as numbers, counted from 1, it has no such row.
+A blank line may stand at the end alone: between rows it is a row that lost its text.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedIOBase
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from qkv.config.base import nearest
+from qkv.data.documents import read_lines
+from qkv.data.sources import Source, find_sources, open_source
+from qkv.errors import InputError
+
+SEPARATOR = ","
+"""Between the labels of one text, in a table; a JSON line has a list."""
+MAX_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Where a row's texts and its label stand; nothing said: the usual names, as far as the file has them."""
+
+    text: tuple[str, ...] = ()
+    """One column, or two for a pair; `text`, else `text_a` and `text_b`."""
+    label: str | None = None
+    """`label`; where a number is asked for, `score` if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """Rows in the order they were read."""
+
+    name: str
+    """What messages call it: the file."""
+    texts: list[tuple[str, ...]]
+    """One text, or the two of a pair."""
+    labels: list[tuple[str, ...]]
+    """As written; one, unless several were asked for."""
+    lines: list[int]
+
+    def __post_init__(self) -> None:
+        if not self.texts:
+            raise InputError(f"{self.name}: holds no row with text and label")
+
+    @property
+    def is_pairs(self) -> bool:
+        return len(self.texts[0]) == 2
+
+    def place(self, row: int) -> str:
+        return f"{self.name}: line {self.lines[row]}"
+
+    def numbers(self) -> list[float]:
+        """The labels as numbers."""
+        found = []
+        for row, (label, *_) in enumerate(self.labels):
+            try:
+                number = float(label)
+            except ValueError:
+                raise InputError(f"{self.place(row)}: '{label[:80]}' is no number") from None
+            if not isfinite(number):
+                raise InputError(f"{self.place(row)}: {label} is no finite number")
+            found.append(number)
+        return found
+
+    def class_names(self) -> tuple[str, ...]:
+        """Every label there is, sorted; there must be two."""
+        names = tuple(sorted({label for labels in self.labels for label in labels}))
+        if len(names) < 2:
+            what = f"all {len(self.labels)} rows have the label {names[0]!r}" if names else "no row has a label"
+            raise InputError(f"{self.name}: {what}; there must be at least 2 to tell apart")
+        return names
+
+    def class_numbers(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        """Each row's labels by their places in `names`, which were seen in training."""
+        place = {name: number for number, name in enumerate(names)}
+        numbers = []
+        for row, labels in enumerate(self.labels):
+            for label in labels:
+                if label not in place:
+                    shown = ", ".join(names[:MAX_SHOWN]) + (", …" if len(names) > MAX_SHOWN else "")
+                    raise InputError(
+                        f"{self.place(row)}: the label '{label[:80]}' is not among the {len(names)} of training "
+                        f"({shown}){nearest(label, list(names))}"
+                    )
+            numbers.append(tuple(place[label] for label in labels))
+        return numbers
+
+
+def labelled_rows(name: str, rows: Iterable[Sequence[Any]]) -> Labelled:
+    """Rows that are in memory: (text, label) or (text, text, label); several labels are a list."""
+    texts, labels = [], []
+    for number, row in enumerate(rows, 1):
+        if len(row) not in (2, 3):
+            raise InputError(f"{name}: row {number} has {len(row)} entries; it is (text, label) or (text, text, label)")
+        *own, label = row
+        texts.append(tuple(own))
+        labels.append(tuple(map(str, label)) if isinstance(label, list | tuple) else (str(label),))
+    if len({len(own) for own in texts}) > 1:
+        raise InputError(f"{name}: some rows have one text, some two")
+    return Labelled(name=name, texts=texts, labels=labels, lines=list(range(1, len(texts) + 1)))
+
+
+def read_labelled(
+    path: str | Path, columns: Columns = Columns(), *, is_number: bool = False, several: bool = False  # noqa: B008
+) -> Labelled:  # fmt: skip
+    """`is_number`: the label is a score. `several`: a text may have several labels, or none."""
+    (source,) = find_sources([path])[:1]
+    match source.ending:
+        case ".jsonl":
+            records = _json_records
+        case ".tsv" | ".csv":
+            records = _table_records
+        case ending:
+            raise InputError(f"{source.name}: labelled texts are .tsv, .csv or .jsonl, not '{ending}'")
+    texts, labels, lines = [], [], []
+    choose = _Choice(source.name, columns, is_number=is_number)
+    with open_source(source) as (_, stream):
+        for line, record in _without_blanks(source.name, records(source, stream, columns)):
+            where = f"{source.name}: line {line}"
+            names, label = choose.columns(record)
+            texts.append(tuple(_text(where, name, record) for name in names))
+            labels.append(_labels(where, label, record, several=several))
+            lines.append(line)
+    return Labelled(name=source.name, texts=texts, labels=labels, lines=lines)
+
+
+Record = dict[str, Any]
+
+
+class _Choice:
+    """Which columns are meant, decided at the first row."""
+
+    def __init__(self, name: str, columns: Columns, *, is_number: bool) -> None:
+        self._name = name
+        self._given = columns
+        self._is_number = is_number
+        self._chosen: tuple[tuple[str, ...], str] | None = None
+
+    def columns(self, record: Record) -> tuple[tuple[str, ...], str]:
+        if self._chosen is None:
+            text = self._given.text or (("text",) if "text" in record else ("text_a", "text_b"))
+            label = self._given.label or ("score" if self._is_number and "score" in record else "label")
+            for name in (*text, label):
+                if name not in record:
+                    self._refuse(name, list(record))
+            self._chosen = text, label
+        return self._chosen
+
+    def _refuse(self, name: str, known: list[str]) -> None:
+        wanted = "text" if name == "text_a" and not self._given.text else name
+        option = "--label" if name == (self._given.label or "label") else "--text"
+        has = ", ".join(known)[:200] or "none"
+        raise InputError(f"{self._name}: has no column '{wanted}' (it has: {has}); name another: {option} COLUMN")
+
+
+def _without_blanks(name: str, records: Iterator[tuple[int, Record | None]]) -> Iterator[tuple[int, Record]]:
+    blank = None
+    for line, record in records:
+        if record is None:
+            blank = blank or line
+        elif blank is not None:
+            raise InputError(f"{name}: line {blank}: is empty, and rows follow it")
+        else:
+            yield line, record
+
+
+def _table_records(source: Source, stream: BufferedIOBase, columns: Columns) -> Iterator[tuple[int, Record | None]]:
+    csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KB, is far below a document
+    layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.ending == ".tsv" else {}
+    rows = csv.reader(read_lines(source.name, stream), **layout)
+    given = (*columns.text, *(() if columns.label is None else (columns.label,)))
+    header: list[str] | None = None
+    try:
+        for row in rows:
+            if header is None and given and all(name.isdigit() for name in given):
+                header = [str(number) for number in range(1, len(row) + 1)]
+            elif header is None:
+                header = [name.strip() for name in row]
+                continue
+            if row and len(row) != len(header):
+                raise InputError(
+                    f"{source.name}: line {rows.line_num}: has {len(row)} columns, the first row has {len(header)}"
+                )
+            yield rows.line_num, dict(zip(header, row, strict=True)) if row else None
+    except csv.Error as error:
+        raise InputError(f"{source.name}: line {rows.line_num}: not a table: {error}") from None
+
+
+def _json_records(source: Source, stream: BufferedIOBase, _columns: Columns) -> Iterator[tuple[int, Record | None]]:
+    for number, line in enumerate(read_lines(source.name, stream), start=1):
+        if not line.strip():
+            yield number, None
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{source.name}: line {number}: not valid JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise InputError(f"{source.name}: line {number}: holds a {type(record).__name__}, not an object")
+        yield number, record
+
+
+def _field(where: str, name: str, record: Record) -> Any:  # noqa: ANN401 - whatever a JSON line holds
+    if name not in record:
+        raise InputError(f"{where}: has no field '{name}' (it has: {', '.join(record)[:200]})")
+    return record[name]
+
+
+def _text(where: str, name: str, record: Record) -> str:
+    text = _field(where, name, record)
+    if not isinstance(text, str):
+        raise InputError(f"{where}: '{name}' is a {type(text).__name__}, not text")
+    if not (text := text.strip()):
+        raise InputError(f"{where}: '{name}' is empty")
+    return text
+
+
+def _labels(where: str, name: str, record: Record, *, several: bool) -> tuple[str, ...]:
+    given = _field(where, name, record)
+    if several:
+        many = given if isinstance(given, list) else str(given).split(SEPARATOR)
+        return tuple(sorted({label for each in many if (label := str(each).strip())}))
+    if isinstance(given, list | dict):
+        raise InputError(f"{where}: '{name}' is a {type(given).__name__}; where a text may have several labels, say so")
+    if given is None or not (label := str(given).strip()):
+        raise InputError(f"{where}: '{name}' is empty")
+    return (label,)
