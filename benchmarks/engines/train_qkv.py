@@ -14,7 +14,7 @@ from qkv.data.windows import Batch
 from qkv.errors import ConfigError
 from qkv.models import GPT
 from qkv.training import Trainer, TrainingData
-from qkv.training.objectives import next_token
+from qkv.training.gpt import next_token
 from qkv.training.run import RunFolder
 from qkv.weights.published import load_published
 

@@ -11,6 +11,7 @@ import pytest
 from qkv.cli import main
 from qkv.text import save_tokenizer
 from qkv.training import RunFolder
+from qkv.training.objectives import Outcome
 from tests.data.stores import tokenizer
 from tests.disks import refusing
 from tests.training.runs import recipe, write_text
@@ -196,8 +197,9 @@ def test_arguments_that_make_no_sense_are_refused(command, arguments, line):
 def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypatch):
     from qkv.training import Trainer
 
-    losses = Trainer._losses
-    monkeypatch.setattr(Trainer, "_losses", lambda *given: (loss * float("nan") for loss in losses(*given)))
+    outcomes = Trainer._outcomes
+    nan = float("nan")
+    monkeypatch.setattr(Trainer, "_outcomes", lambda *given: (Outcome(one.loss * nan) for one in outcomes(*given)))
     refused(
         command("train", recipe_file, "--out", "run", "--device", "cpu"),
         "step 0: loss nan: the loss is not a finite number; no update was made, there is no checkpoint yet",
@@ -208,7 +210,7 @@ def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypat
 def test_a_killed_preparation_goes_on(command, recipe_file, tmp_path, monkeypatch):
     import qkv.training.prepare
 
-    monkeypatch.setattr(qkv.training.prepare, "prepare_store", lambda *_given, **_named: os.kill(os.getpid(), 15))
+    monkeypatch.setattr(qkv.training.texts, "prepare_store", lambda *_given, **_named: os.kill(os.getpid(), 15))
     answer = command("train", recipe_file, "--out", "run", "--device", "cpu")
     assert answer.status == 143
     assert answer.err == "qkv: stopped by SIGTERM; go on: qkv train --resume run\n"

@@ -37,7 +37,7 @@ def test_settings_are_changed_by_their_dotted_names(path):
         ("data.train=[]", "train"),
         ("training.steps.more=1", "'training.steps.more=1': steps is a value, not a table of settings"),
         ("steps", "'steps' is no setting; write name=value, such as training.steps=200"),
-        ("family=bert", "family='bert'"),
+        ("family=lstm", "family='lstm'"),
     ],
 )
 def test_a_wrong_setting_is_one_line_with_what_was_meant(path, override, message):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from qkv.training import Score, evaluate
+from qkv.training.objectives import Outcome
 
 
 class Counted:
@@ -19,7 +20,7 @@ class Counted:
 def test_short_batches_weigh_no_more_than_their_targets():
     model = torch.nn.Dropout(0.5)
     batches = [Counted(10.0, 10), Counted(9.0, 3)]
-    score = evaluate(model, lambda batch: torch.tensor(batch.total), batches)
+    score = evaluate(model, lambda batch: Outcome(torch.tensor(batch.total)), batches)
     assert score.loss == pytest.approx(19 / 13)
     assert model.training
 

@@ -25,16 +25,17 @@ def prepare(folder, settings=None, **options):
 
 
 def test_the_end_of_the_text_is_held_out(prepared):
-    n = prepared.train.n_tokens + prepared.validation.n_tokens
-    assert prepared.train.n_tokens == round(0.9 * n)
-    assert prepared.tokenizer.vocabulary_size == 16
+    corpus = prepared.corpus
+    n = corpus.train.n_tokens + corpus.validation.n_tokens
+    assert corpus.train.n_tokens == round(0.9 * n)
+    assert corpus.tokenizer.vocabulary_size == 16
 
 
 def test_validation_files_are_stores_of_their_own(tmp_path):
     write_text(tmp_path / "other.txt", 20)
     data = {"train": ("text.txt",), "validation": ("ot*.txt",)}
     ready = prepare(tmp_path, recipe().replace(data=data))
-    assert ready.validation.n_tokens < ready.train.n_tokens / 5
+    assert ready.corpus.validation.n_tokens < ready.corpus.train.n_tokens / 5
     assert (tmp_path / "run" / "data" / "validation").is_dir()
 
 
@@ -108,12 +109,12 @@ def test_missing_text_is_said_before_anything_is_made(tmp_path):
 
 
 def test_a_tokenizer_of_another_size_is_refused_with_both_numbers(prepared, tmp_path):
-    save_tokenizer(prepared.tokenizer, tmp_path)
+    save_tokenizer(prepared.corpus.tokenizer, tmp_path)
     settings = recipe().replace(tokenizer={"path": "tokenizer.json", "vocabulary_size": 99})
     with pytest.raises(ConfigError, match=r"tokenizer\.vocabulary_size=99, but tokenizer\.json has 16"):
         prepare(tmp_path, settings)
     fitting = recipe().replace(tokenizer={"path": "tokenizer.json", "vocabulary_size": 16})
-    assert prepare(tmp_path, fitting).tokenizer.fingerprint == prepared.tokenizer.fingerprint
+    assert prepare(tmp_path, fitting).corpus.tokenizer.fingerprint == prepared.corpus.tokenizer.fingerprint
 
 
 def test_a_text_smaller_than_a_window_is_trained_on_all_the_same(tmp_path):

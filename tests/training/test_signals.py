@@ -30,7 +30,7 @@ def test_elsewhere_a_signal_stops_at_once():
 
 def slowly(place: str, folder: str, arguments: list[str]) -> None:
     """The command, which says when it comes to this place and then waits there for a signal."""
-    from qkv.training import prepare, trainer
+    from qkv.training import texts, trainer
 
     def waiting(function):
         def wait(*given, **named):
@@ -43,8 +43,8 @@ def slowly(place: str, folder: str, arguments: list[str]) -> None:
         return wait
 
     owner, name = {
-        "tokenizer": (prepare, "train_tokenizer"),
-        "store": (prepare, "prepare_store"),
+        "tokenizer": (texts, "train_tokenizer"),
+        "store": (texts, "prepare_store"),
         "first step": (trainer.Trainer, "_gradients"),
         "evaluation": (trainer, "evaluate"),
         "save": (trainer.RunFolder, "save"),

@@ -1,5 +1,6 @@
 """The loop: batches in parts, packed documents, numbers that are none, stopping early, stopping when asked."""
 
+import json
 import os
 import re
 import signal
@@ -14,8 +15,8 @@ from qkv.data.windows import NOTHING, Batch
 from qkv.errors import RunError, TrainingError
 from qkv.models import GPT
 from qkv.training import Trainer, TrainingData, open_run
-from qkv.training.objectives import next_token
-from qkv.training.prepare import training_data
+from qkv.training.gpt import next_token
+from qkv.training.objectives import Measure, Outcome
 from tests.training.runs import checkpoints, curve, go_on, stopped_after, trainer_of
 
 N_WORDS = 19
@@ -43,8 +44,8 @@ def bare_trainer(run_folder, given, *, model=None, dropout=0.0, **training) -> T
 
 
 def gradients(trainer, given):
-    loss, norm = trainer._gradients(given, 0)
-    return loss, norm, {name: p.grad for name, p in trainer.model.named_parameters()}
+    made = trainer._gradients(given, 0)
+    return made.loss, made.norm, {name: p.grad for name, p in trainer.model.named_parameters()}
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
@@ -94,7 +95,8 @@ def test_gradients_are_clipped_to_the_norm_and_reported_before(run):
 @pytest.mark.parametrize("across", [True, False])
 @pytest.mark.parametrize("n_workers", [1, 2, 4])
 def test_workers_and_ranks_change_no_batch(run, n_workers, across):
-    data = training_data(run(cross_documents=across))
+    ready = run(cross_documents=across)
+    data = ready.corpus.data(ready.recipe.training)
     expected = [data.batch(t) for t in range(7)]
     ahead = prefetch(data.batch, 0, stop=7, n_workers=n_workers, n_ahead=5)
     batches = data.batch.__self__
@@ -170,7 +172,7 @@ def test_it_stops_after_so_many_evaluations_without_a_better_loss(run):
 
 def worse_each_time(trainer):
     plain = trainer.objective
-    return lambda part: plain(part) * (1 if trainer.model.training else 1 + trainer.progress.step)
+    return lambda part: Outcome(plain(part).loss * (1 if trainer.model.training else 1 + trainer.progress.step))
 
 
 def at_step(trainer, step, poison):
@@ -277,3 +279,27 @@ def test_timing_the_steps_takes_no_note(run):
     timed = run()
     assert trainer_of(timed).seconds_a_step(2) > 0
     assert not timed.run.metrics.exists()
+
+
+def test_what_an_objective_measures_is_logged_as_sums_over_counts_and_an_examination_beside_it(run):
+    ready = run(batch_size=6, micro_batch_size=2, steps=2, evaluate_every=2, warmup_steps=0)
+    trainer = trainer_of(ready)
+    plain = trainer.objective
+    rows = []
+
+    def measured(part):
+        rows.append(len(part.ids))
+        # 1 right of 1, 2 of 4, 3 of 9 …: sums over counts differ from an average of averages.
+        n = torch.tensor(float(len(rows)))
+        return Outcome(plain(part).loss, {"right": Measure(n, n * n)})
+
+    trainer.objective = measured
+    trainer.examine = lambda: {"bleu": 12.5, "is_eval": not trainer.model.training}
+    trainer.train()
+    entries = [json.loads(line) for line in ready.run.metrics.read_text().splitlines()]
+    assert entries[0]["right"] == pytest.approx((1 + 2 + 3) / (1 + 4 + 9))
+    assert entries[1]["right"] == pytest.approx((4 + 5 + 6) / (16 + 25 + 36))
+    n = range(7, len(rows) + 1)
+    assert entries[2]["validation_right"] == pytest.approx(sum(n) / sum(i * i for i in n))
+    assert entries[2]["bleu"] == 12.5
+    assert entries[2]["is_eval"]

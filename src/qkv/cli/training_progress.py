@@ -40,9 +40,7 @@ class TrainingProgress:
 
     def report(self, entry: Mapping[str, Any]) -> None:
         if "validation_loss" in entry:
-            best = " (best so far)" if entry["is_best"] else ""
-            line = f"step {entry['step']:,}: validation loss {entry['validation_loss']:.4f}{best}  {self._speed()}"
-            self._console.print(line.rstrip(), highlight=False, soft_wrap=True)
+            self._say_evaluation(entry)
             return
         if self._first is None:
             self._first = (entry["step"], entry["tokens"], entry["seconds"])
@@ -51,6 +49,17 @@ class TrainingProgress:
             self._live.update(
                 Text(f"step {entry['step']:,}/{self._steps:,}  loss {entry['loss']:.4f}  {self._speed()}")
             )
+
+    def _say_evaluation(self, entry: Mapping[str, Any]) -> None:
+        best = " (best so far)" if entry["is_best"] else ""
+        further = [
+            f"{name.removeprefix('validation_').replace('_', ' ')} {value:.4g}"
+            for name, value in entry.items()
+            if isinstance(value, float) and name != "validation_loss"
+        ]
+        line = ", ".join([f"step {entry['step']:,}: validation loss {entry['validation_loss']:.4f}{best}", *further])
+        lines = [f"{line}  {self._speed()}".rstrip(), *entry.get("samples", [])]
+        self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def _speed(self) -> str:
         if self._first is None or not self._last or self._last["step"] == self._first[0]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from qkv.config import Recipe
-    from qkv.models import GPT
+    from qkv.models import Model
     from qkv.training import Prepared, Trainer
 
 
@@ -101,11 +101,8 @@ def _bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 def _made_ready(prepared: "Prepared", device: "torch.device", *, seconds: float | None) -> "Prepared":
     from qkv.training import finish_preparing
 
-    held_out = 0 if prepared.validation is None else prepared.validation.n_tokens
-    say(
-        f"{prepared.run.path}: {prepared.train.n_tokens:,} tokens to train on, {held_out:,} held out, "
-        f"vocabulary {prepared.tokenizer.vocabulary_size:,}"
-    )
+    corpus = prepared.corpus
+    say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocabulary_size:,}")
     if seconds is not None:
         prepared = _fit(prepared, device, seconds)
     finish_preparing(prepared)
@@ -128,8 +125,9 @@ def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> 
     from qkv.training import build_trainer
 
     recipe = prepared.recipe
-    rate = preflight(recipe, prepared.tokenizer.vocabulary_size, device)
-    progress = TrainingProgress(recipe, rate=rate, vocabulary_size=prepared.tokenizer.vocabulary_size)
+    vocabulary_size = prepared.corpus.tokenizer.vocabulary_size
+    rate = preflight(recipe, vocabulary_size, device)
+    progress = TrainingProgress(recipe, rate=rate, vocabulary_size=vocabulary_size)
     trainer = build_trainer(prepared, device=device, report=progress.report, start=_first_weights(prepared))
     trainer.resume(say)
     if trainer.progress.step:
@@ -147,17 +145,16 @@ def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> 
         sys.exit(128 + stop.signal)
 
 
-def _first_weights(prepared: "Prepared") -> "GPT | None":
+def _first_weights(prepared: "Prepared") -> "Model | None":
     """What the run begins with; later its own checkpoints say."""
     start = prepared.recipe.start_from
     if start is None or prepared.run.steps():
         return None
-    from qkv.models import GPT
     from qkv.tasks import load_weights
 
     model = load_weights(start).model
-    if not isinstance(model, GPT):
-        raise InputError(f"{start}: is a {type(model).__name__}, and the recipe trains a gpt")
+    if model.config.family != prepared.recipe.family:
+        raise InputError(f"{start}: is a {model.config.family}, and the recipe trains a {prepared.recipe.family}")
     return model
 
 

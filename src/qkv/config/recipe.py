@@ -19,6 +19,8 @@ class TokenizerConfig(Config):
 
     kind: TokenizerKind = TokenizerKind.BPE
     vocabulary_size: Count = 4096
+    lowercase: bool = False
+    """Fold capitals and accents away, as `uncased` models do."""
     path: str | None = None
 
 
@@ -40,7 +42,7 @@ class DataConfig(Config):
 class Recipe(Config):
     """Model, tokenizer, data and training. The vocabulary's size comes from the tokenizer."""
 
-    family: Literal["gpt"]
+    family: Literal["gpt", "bert", "seq2seq", "rnn"]
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: dict[str, Any]
     data: DataConfig

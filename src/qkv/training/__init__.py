@@ -2,6 +2,7 @@
 
 from qkv.training.choosing import choose_recipe, choose_shape, fit_steps, matmul_rate, with_steps
 from qkv.training.evaluation import Score, evaluate
+from qkv.training.family import TrainingData
 from qkv.training.prepare import (
     Prepared,
     build_trainer,
@@ -13,7 +14,7 @@ from qkv.training.prepare import (
 )
 from qkv.training.run import Progress, RunFolder
 from qkv.training.signals import Stopped, stop_at_once
-from qkv.training.trainer import Trainer, TrainingData
+from qkv.training.trainer import Trainer
 
 __all__ = [
     "Prepared",

@@ -1,8 +1,8 @@
 """How good a model is on text it was not trained on."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ class Score:
     loss_sum: float
     n_targets: int
     n_bytes: int | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What else the objective measures, by name."""
 
     @property
     def loss(self) -> float:
@@ -38,10 +40,16 @@ def evaluate(model: nn.Module, objective: Objective, batches: Iterable[TrainingB
     was_training = model.training
     model.eval()
     total, n_targets = 0.0, 0
+    sums: dict[str, tuple[float, float]] = {}
     try:
         for batch in batches:
-            total += float(objective(batch))
+            outcome = objective(batch)
+            total += float(outcome.loss)
             n_targets += batch.n_targets
+            for name, measure in outcome.measures.items():
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = before[0] + float(measure.total), before[1] + float(measure.count)
     finally:
         model.train(was_training)
-    return Score(loss_sum=total, n_targets=max(1, n_targets))
+    measures = {name: of / max(count, 1.0) for name, (of, count) in sums.items()}
+    return Score(loss_sum=total, n_targets=max(1, n_targets), measures=measures)

@@ -1,19 +1,16 @@
 """What a model is trained to do: a batch in, the summed loss out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from qkv.choices import Precision
-from qkv.config import TrainingConfig
-from qkv.data.windows import Batch
 from qkv.errors import ConfigError
-from qkv.models import GPT
-from qkv.nn import check_ids
-from qkv.training.losses import Summed, unembedded_loss_sum
+from qkv.training.losses import Summed
 
 
 @runtime_checkable
@@ -29,30 +26,26 @@ class TrainingBatch(Protocol):
     def split(self, n_rows: int) -> Iterator["TrainingBatch"]: ...
 
 
-Objective = Callable[[Any], Summed]
+@dataclass(frozen=True)
+class Measure:
+    """Something worth knowing besides the loss, as a sum and a count: right answers of all answers, say."""
+
+    total: Summed
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an objective says of a batch. Everything stays on the device: the trainer asks for numbers once a step."""
+
+    loss: Summed
+    """The sum over the batch's targets; the trainer divides by how many the whole batch has."""
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    """By the name they are logged under; shown as total/count."""
+
+
+Objective = Callable[[Any], Outcome]
 """From one family's batch to −Σ log p of its targets."""
-
-
-def next_token(model: GPT, config: TrainingConfig) -> Objective:
-    """At every position a distribution over what comes next; the sum of −log p of what came."""
-    device, vocabulary_size = model.embedding.token.weight.device, model.config.vocabulary_size
-    autocast = autocasting(config.precision, device)
-
-    def loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
-        states = model.states(ids, documents=documents)
-        return unembedded_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk)
-
-    compute = torch.compile(loss, dynamic=False) if config.compiled else loss
-
-    def objective(batch: Batch) -> Tensor:
-        # Here, where the ids are still on the CPU: a GPU would end the whole process.
-        check_ids(batch.ids, vocabulary_size)
-        check_ids(batch.targets.clamp(min=0), vocabulary_size)
-        there = batch.to(device)
-        with autocast():
-            return compute(there.ids, there.targets, there.documents)
-
-    return objective
 
 
 def autocasting(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:

@@ -1,34 +1,29 @@
-"""From a recipe to a trainer: tokenizer, token stores, model."""
+"""From a recipe to a trainer: data made ready, model built, killed preparations taken up again."""
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from qkv.config import GPTConfig, Recipe, load_recipe
+from qkv.config import ModelConfig, Recipe, load_recipe
 from qkv.config.base import Config
-from qkv.data import TokenSource, TokenStore, find_sources, is_unfinished, prepare_store, read_texts
 from qkv.data.disk import write_whole, writing
-from qkv.data.store import INDEX_FILE
-from qkv.data.windows import Batches, Sweep
 from qkv.errors import ConfigError, InputError, RunError
-from qkv.models import GPT
-from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
+from qkv.models import Model, build
+from qkv.text import Tokenizer
+from qkv.training.families import family_of
+from qkv.training.family import Bars, Corpus
 from qkv.training.lora import add_lora
-from qkv.training.objectives import next_token
 from qkv.training.recompute import recompute_blocks
 from qkv.training.run import RunFolder
-from qkv.training.trainer import Report, Trainer, TrainingData
+from qkv.training.texts import resolve
+from qkv.training.trainer import Report, Trainer
 
-Progress = Callable[[int, int], None]
-Bars = Callable[[str], Progress]
 RECIPE = "recipe.toml"
 PREPARING = "preparing.json"
-TOKENIZER_CHARACTERS = 100_000_000
-"""More text than this makes a tokenizer slower, not better."""
+DATA = "data"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +32,12 @@ class Prepared:
 
     run: RunFolder
     recipe: Recipe
-    tokenizer: Tokenizer
-    train: TokenSource
-    validation: TokenSource | None
+    corpus: Corpus
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's, now that the tokenizer's size is known."""
+        return self.recipe.model_config_for(self.corpus.tokenizer.vocabulary_size)
 
 
 class Preparing(Config):
@@ -85,16 +83,7 @@ def go_on_preparing(folder: Path, *, progress: Bars) -> Prepared:
     """What is there already is kept: the tokenizer, finished shards."""
     state, recipe = preparing(folder), _read_recipe(folder)
     assert state is not None
-    data_folder, stores = Path(state.data), folder / "data"
-    train_files = resolve(recipe.data.train, data_folder)
-    if (stores / "train" / "tokenizer.json").is_file():
-        tokenizer = load_tokenizer(stores / "train")
-    else:
-        tokenizer = _tokenizer(recipe, train_files, data_folder, progress("training the tokenizer"))
-    _store(train_files, stores / "train", tokenizer, progress("reading the text"))
-    if recipe.data.validation:
-        files = resolve(recipe.data.validation, data_folder)
-        _store(files, stores / "validation", tokenizer, progress("reading validation"))
+    family_of(recipe.family).prepare(recipe, folder / DATA, Path(state.data), progress=progress)
     return _open(folder, recipe)
 
 
@@ -114,21 +103,8 @@ def open_run(folder: Path) -> Prepared:
 
 
 def _open(folder: Path, recipe: Recipe) -> Prepared:
-    store = TokenStore.open(folder / "data" / "train")
-    train: TokenSource = store
-    validation: TokenSource | None = None
-    if recipe.data.validation:
-        validation = TokenStore.open(folder / "data" / "validation")
-    elif recipe.data.validation_share is not None:
-        cut = round(store.n_tokens * (1 - recipe.data.validation_share))
-        if not 0 < cut < store.n_tokens:
-            raise InputError(
-                f"{store.n_tokens} tokens are too few to keep {recipe.data.validation_share:.0%} of them apart"
-            )
-        train, validation = store.part(0, cut), store.part(cut, store.n_tokens)
-    return Prepared(
-        run=RunFolder(folder), recipe=recipe, tokenizer=store.tokenizer(), train=train, validation=validation
-    )
+    corpus = family_of(recipe.family).open(recipe, folder / DATA)
+    return Prepared(run=RunFolder(folder), recipe=recipe, corpus=corpus)
 
 
 def _read_recipe(folder: Path) -> Recipe:
@@ -137,18 +113,10 @@ def _read_recipe(folder: Path) -> Recipe:
     return load_recipe(folder / RECIPE)
 
 
-def _store(files: list[Path], folder: Path, tokenizer: Tokenizer, progress: Progress) -> None:
-    if is_unfinished(folder) or not (folder / INDEX_FILE).exists():
-        prepare_store(files, folder, tokenizer=tokenizer, progress=progress)
-
-
-def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, start: GPT | None = None) -> Trainer:
+def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, start: Model | None = None) -> Trainer:
     """`start`: a model to begin with; it must have the recipe's shape."""
-    recipe, training = prepared.recipe, prepared.recipe.training
-    config = recipe.model_config_for(prepared.tokenizer.vocabulary_size)
-    if not isinstance(config, GPTConfig):
-        raise ConfigError(f"family={recipe.family!r} cannot be trained yet")
-    model = GPT(config, seed=training.seed)
+    training, corpus = prepared.recipe.training, prepared.corpus
+    model = build(prepared.config, seed=training.seed)
     if start is not None:
         _copy(start, model)
     if training.checkpoint_activations:
@@ -159,62 +127,16 @@ def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, s
     return Trainer(
         model,
         training,
-        objective=next_token(model, training),
-        data=training_data(prepared),
+        objective=family_of(prepared.recipe.family).objective(model, training),
+        data=corpus.data(training),
         run=prepared.run,
-        texts=_texts(config, prepared.tokenizer),
+        texts=_texts(prepared.config, corpus.tokenizer),
         report=report,
+        examine=lambda: corpus.examine(model, training),
     )
 
 
-def training_data(prepared: Prepared) -> TrainingData:
-    training = prepared.recipe.training
-    batches = Batches(
-        source=prepared.train,
-        context_length=training.length,
-        batch_size=training.batch_size,
-        seed=training.seed,
-        across_documents=training.cross_documents,
-    )
-    if prepared.validation is None:
-        return TrainingData(batch=batches.batch)
-    sweep = Sweep(
-        source=prepared.validation,
-        context_length=training.length,
-        batch_size=training.micro_batch_size,
-        across_documents=training.cross_documents,
-    )
-    n = len(sweep) if training.evaluate_batches is None else min(len(sweep), training.evaluate_batches)
-    return TrainingData(batch=batches.batch, validation=lambda: (sweep.batch(t) for t in range(n)))
-
-
-def resolve(patterns: tuple[str, ...], data_folder: Path) -> list[Path]:
-    """Files that the patterns mean, relative to the data folder; a pattern that means none is an error."""
-    found = []
-    for pattern in patterns:
-        path = data_folder / pattern
-        matches = sorted(path.parent.glob(path.name)) if "*" in pattern else [path]
-        if not matches:
-            raise InputError(f"{path}: no file matches")
-        found += matches
-    find_sources(found)
-    return found
-
-
-def _tokenizer(recipe: Recipe, files: list[Path], data_folder: Path, move: Progress) -> Tokenizer:
-    settings = recipe.tokenizer
-    if settings.path is not None:
-        tokenizer = load_tokenizer(data_folder / settings.path)
-        n_ids = tokenizer.vocabulary_size
-        if n_ids != settings.vocabulary_size:
-            raise ConfigError(f"tokenizer.vocabulary_size={settings.vocabulary_size}, but {settings.path} has {n_ids}")
-        return tokenizer
-
-    texts = read_texts(files, max_characters=TOKENIZER_CHARACTERS, progress=move)
-    return train_tokenizer(settings.kind, texts, vocabulary_size=settings.vocabulary_size)
-
-
-def _texts(config: GPTConfig, tokenizer: Tokenizer) -> dict[str, str]:
+def _texts(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, str]:
     roles = {role.value: token for role, token in tokenizer.specials.items()}
     return {
         "config.json": json.dumps(config.model_dump(mode="json", exclude_none=True), indent=2),
@@ -223,7 +145,7 @@ def _texts(config: GPTConfig, tokenizer: Tokenizer) -> dict[str, str]:
     }
 
 
-def _copy(start: GPT, model: GPT) -> None:
+def _copy(start: Model, model: Model) -> None:
     for field in type(model.config).model_fields:
         mine, theirs = getattr(model.config, field), getattr(start.config, field)
         if mine != theirs and field not in ("dropout", "initial_std"):

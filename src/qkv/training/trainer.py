@@ -16,9 +16,10 @@ from qkv.data import prefetch
 from qkv.errors import InputError, RunError, TrainingError, WeightsError
 from qkv.training.averaging import Averaged
 from qkv.training.evaluation import evaluate
+from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
 from qkv.training.lora import merged_weights
-from qkv.training.objectives import Objective, TrainingBatch
+from qkv.training.objectives import Objective, Outcome, TrainingBatch
 from qkv.training.optimizer import build_optimizers, optimizer_tensors, restore_optimizers
 from qkv.training.run import Progress, RunFolder, read_checkpoint, this_machine
 from qkv.training.schedule import learning_rate
@@ -30,11 +31,14 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """Batch t for every t, and the validation batches, always the same."""
+class _Gradients:
+    """What is known of a batch when its gradients are made."""
 
-    batch: Callable[[int], TrainingBatch]
-    validation: Callable[[], Iterable[TrainingBatch]] | None = None
+    loss: float
+    """A target."""
+    norm: float
+    """Before clipping."""
+    measures: Mapping[str, float]
 
 
 class _EvaluationStopped(Exception):  # noqa: N818 - nothing is wrong
@@ -47,8 +51,12 @@ class Trainer:
     def __init__(
         self, model: nn.Module, config: TrainingConfig, *, objective: Objective, data: TrainingData, run: RunFolder,
         texts: Mapping[str, str], report: Report = lambda _entry: None,
+        examine: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:  # fmt: skip
-        """`texts`: files that go into each checkpoint beside the weights, such as config.json."""
+        """`texts`: files that go into each checkpoint beside the weights, such as config.json.
+
+        `examine`: what an evaluation logs besides loss and measures, such as the quality of whole outputs.
+        """
         self.model = model
         self.config = config
         self.objective = objective
@@ -56,6 +64,7 @@ class Trainer:
         self.run = run
         self.texts = texts
         self.report = report
+        self.examine = examine
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         self.progress = Progress(made_on=this_machine(self._device))
@@ -96,7 +105,7 @@ class Trainer:
     def _step(self, batch: TrainingBatch) -> None:
         started = time.perf_counter()
         step = self.progress.step
-        loss, norm = self._gradients(batch, step)
+        made = self._gradients(batch, step)
         rate = learning_rate(self.config, step)
         self._update(rate)
         self.progress = replace(
@@ -108,36 +117,44 @@ class Trainer:
         self._log(
             {
                 "step": step + 1,
-                "loss": loss,
-                "gradient_norm": norm,
+                "loss": made.loss,
+                **made.measures,
+                "gradient_norm": made.norm,
                 "learning_rate": rate,
                 "tokens": self.progress.n_tokens,
                 "seconds": round(self.progress.seconds, 4),
             }
         )
 
-    def _gradients(self, batch: TrainingBatch, step: int) -> tuple[float, float]:
-        """Leave the batch's gradients in the model; the loss a target, and the gradients' norm before clipping."""
+    def _gradients(self, batch: TrainingBatch, step: int) -> "_Gradients":
+        """Leave the batch's gradients, clipped, in the model."""
         if batch.n_targets == 0:
             raise self._stopping("the batch has no target to predict")
         loss = torch.zeros((), device=self._device)
-        for part_loss in self._losses(batch, step):
+        sums: dict[str, Tensor] = {}
+        for outcome in self._outcomes(batch, step):
             # Weighted by real target counts: the parts' gradients add up to the whole batch's.
-            share = part_loss / batch.n_targets
+            share = outcome.loss / batch.n_targets
             share.backward()
             loss += share.detach()
+            for name, measure in outcome.measures.items():
+                both = torch.stack((measure.total.detach().float(), measure.count.detach().float()))
+                sums[name] = sums[name] + both if name in sums else both
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        value, size = torch.stack((loss, norm.float())).tolist()
+        # The one place in a step where the CPU waits for the device.
+        value, size, *measured = torch.cat((torch.stack((loss, norm.float())), *sums.values())).tolist()
         if not (math.isfinite(value) and math.isfinite(size)):
-            bad = first_bad(self.model, lambda: self._losses(batch, step))
+            bad = first_bad(self.model, lambda: (outcome.loss for outcome in self._outcomes(batch, step)))
             raise self._stopping(f"loss {value}: {bad} is not a finite number")
         if self.config.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm, foreach=True)
-        return value, size
+        totals, counts = measured[::2], measured[1::2]
+        measures = {name: of / max(n, 1.0) for name, of, n in zip(sums, totals, counts, strict=True)}
+        return _Gradients(loss=value, norm=size, measures=measures)
 
-    def _losses(self, batch: TrainingBatch, step: int) -> Iterator[Tensor]:
-        """The summed loss of each part that fits in memory."""
+    def _outcomes(self, batch: TrainingBatch, step: int) -> Iterator[Outcome]:
+        """Of each part that fits in memory."""
         for i, part in enumerate(batch.split(self.config.micro_batch_size)):
             # Dropout, too, is a function of (seed, step, part), so nothing of it need be saved.
             torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + i)
@@ -174,6 +191,9 @@ class Trainer:
         try:
             with nullcontext() if self.averaged is None else self.averaged.in_place():
                 score = evaluate(self.model, self.objective, self._unless_stopped(self.data.validation(), stop))
+                self.model.eval()
+                examined = self.examine()
+                self.model.train()
         except _EvaluationStopped:
             return
         if not math.isfinite(score.loss):
@@ -186,7 +206,9 @@ class Trainer:
             best_step=progress.step if is_best else progress.best_step,
             n_worse=0 if is_best else progress.n_worse + 1,
         )
-        self._log({"step": progress.step, "validation_loss": score.loss, "is_best": is_best})
+        measures = {f"validation_{name}": value for name, value in score.measures.items()}
+        entry = {"step": progress.step, "validation_loss": score.loss, **measures, **examined, "is_best": is_best}
+        self._log(entry)
 
     def _unless_stopped(self, batches: Iterable[TrainingBatch], stop: StopRequest) -> Iterator[TrainingBatch]:
         """An evaluation that a resumed run will do again may be cut short; one that can end the run is finished."""

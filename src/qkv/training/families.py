@@ -1,0 +1,13 @@
+"""Which family a recipe trains."""
+
+from qkv.errors import ConfigError
+from qkv.training.family import Family
+from qkv.training.gpt import GPTFamily
+
+FAMILIES: dict[str, Family] = {"gpt": GPTFamily()}
+
+
+def family_of(name: str) -> Family:
+    if name not in FAMILIES:
+        raise ConfigError(f"family={name!r} cannot be trained yet; these can: {', '.join(FAMILIES)}")
+    return FAMILIES[name]

@@ -1,0 +1,101 @@
+"""How a GPT is trained: windows of a token store in, the next token of every position out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.choices import SpecialStyle
+from qkv.config import Recipe, TrainingConfig
+from qkv.data import TokenSource
+from qkv.data.windows import Batch, Batches, Sweep
+from qkv.models import GPT, Model
+from qkv.nn import check_ids
+from qkv.text import Tokenizer, load_tokenizer
+from qkv.training.family import Bars, TrainingData
+from qkv.training.losses import unembedded_loss_sum
+from qkv.training.objectives import Objective, Outcome, autocasting
+from qkv.training.texts import make_store, open_parts, recipe_tokenizer, resolve
+
+
+class GPTFamily:
+    """Text files become one stream of ids, documents parted by their end token."""
+
+    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: Bars) -> None:
+        files = resolve(recipe.data.train, data_folder)
+        if (folder / "train" / "tokenizer.json").is_file():
+            tokenizer = load_tokenizer(folder / "train")
+        else:
+            bar = progress("training the tokenizer")
+            tokenizer = recipe_tokenizer(recipe, files, data_folder, specials=SpecialStyle.GPT, progress=bar)
+        make_store(files, folder / "train", tokenizer=tokenizer, progress=progress("reading the text"))
+        if recipe.data.validation:
+            files = resolve(recipe.data.validation, data_folder)
+            bar = progress("reading validation")
+            make_store(files, folder / "validation", tokenizer=tokenizer, progress=bar)
+
+    def open(self, recipe: Recipe, folder: Path) -> "TextCorpus":
+        store, train, validation = open_parts(recipe, folder)
+        return TextCorpus(tokenizer=store.tokenizer(), train=train, validation=validation)
+
+    def objective(self, model: GPT, training: TrainingConfig) -> Objective:
+        return next_token(model, training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCorpus:
+    tokenizer: Tokenizer
+    train: TokenSource
+    validation: TokenSource | None
+
+    @property
+    def summary(self) -> str:
+        held_out = 0 if self.validation is None else self.validation.n_tokens
+        return f"{self.train.n_tokens:,} tokens to train on, {held_out:,} held out"
+
+    def data(self, training: TrainingConfig) -> TrainingData:
+        batches = Batches(
+            source=self.train,
+            context_length=training.length,
+            batch_size=training.batch_size,
+            seed=training.seed,
+            across_documents=training.cross_documents,
+        )
+        if self.validation is None:
+            return TrainingData(batch=batches.batch)
+        sweep = Sweep(
+            source=self.validation,
+            context_length=training.length,
+            batch_size=training.micro_batch_size,
+            across_documents=training.cross_documents,
+        )
+        n = len(sweep) if training.evaluate_batches is None else min(len(sweep), training.evaluate_batches)
+        return TrainingData(batch=batches.batch, validation=lambda: (sweep.batch(t) for t in range(n)))
+
+    def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:  # noqa: ARG002
+        return {}
+
+
+def next_token(model: GPT, config: TrainingConfig) -> Objective:
+    """At every position a distribution over what comes next; the sum of −log p of what came."""
+    device, vocabulary_size = model.embedding.token.weight.device, model.config.vocabulary_size
+    autocast = autocasting(config.precision, device)
+
+    def loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        states = model.states(ids, documents=documents)
+        return unembedded_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk)
+
+    compute = torch.compile(loss, dynamic=False) if config.compiled else loss
+
+    def objective(batch: Batch) -> Outcome:
+        # Here, where the ids are still on the CPU: a GPU would end the whole process.
+        check_ids(batch.ids, vocabulary_size)
+        check_ids(batch.targets.clamp(min=0), vocabulary_size)
+        there = batch.to(device)
+        with autocast():
+            return Outcome(compute(there.ids, there.targets, there.documents))
+
+    return objective
