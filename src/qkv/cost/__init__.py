@@ -2,8 +2,9 @@
 
 from qkv.cost.estimate import Estimate, estimate
 from qkv.cost.flops import Flops, flops
+from qkv.cost.launch import Launch, launches
 from qkv.cost.memory import Memory, Traffic, cache_bytes
-from qkv.cost.operation import Kept, Operation, Product
+from qkv.cost.operation import Kept, Operation, Phase, Product
 from qkv.cost.operations import operations
 from qkv.cost.parameters import Parameters, parameters
 from qkv.cost.preflight import Preflight, preflight
@@ -13,10 +14,12 @@ __all__ = [
     "Estimate",
     "Flops",
     "Kept",
+    "Launch",
     "Memory",
     "Mode",
     "Operation",
     "Parameters",
+    "Phase",
     "Precision",
     "Preflight",
     "Product",
@@ -25,6 +28,7 @@ __all__ = [
     "cache_bytes",
     "estimate",
     "flops",
+    "launches",
     "operations",
     "parameters",
     "preflight",

@@ -117,16 +117,17 @@ class Stack:
             Operation(
                 **share, name="scores", product=Product(**looks, inner=config.d_head, columns=m), visible=visible,
                 reads=queries + (0 if is_cached else keys), cache=keys if is_cached else 0, writes=square,
-                inside=square,
+                inside_writes=square,
             ),
             Operation(
-                **share, name="softmax", elementwise=per_score * square, reads=square, writes=square, inside=2 * square,
+                **share, name="softmax", elementwise=per_score * square, reads=square, writes=square,
+                inside_reads=square, inside_writes=square, kernels=7,
                 kept=self._kept_weights(square, n * m, is_masked=seen < n * m, has_bias=has_bias),
             ),
             Operation(
                 **share, name="mix", product=Product(**looks, inner=m, columns=config.d_value), visible=visible,
                 reads=square + (0 if is_cached else values), cache=values if is_cached else 0, writes=results,
-                inside=square, kept=self._kept_results(results),
+                inside_reads=square, kept=self._kept_results(results),
             ),
         ]  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any
 from qkv.choices import Kernel
 from qkv.config import ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.cost.flops import Flops, flops_of, recomputed
+from qkv.cost.launch import Launch, launches
 from qkv.cost.memory import Memory, Traffic, memory_of, traffic_of
 from qkv.cost.operation import Operation
 from qkv.cost.operations import operations
@@ -31,6 +32,11 @@ class Estimate:
     flops: Flops
     memory: Memory
     traffic: Traffic
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The kernels of the step, in order of phase: what a time is made from."""
+        return launches(self.operations, self.work)
 
     @property
     def intensity(self) -> float:

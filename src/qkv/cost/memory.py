@@ -43,7 +43,7 @@ def memory_of(made: list[Operation], config: ModelConfig, work: Workload) -> Mem
     weights = parameters(config).total * work.dtype.wide
     if work.mode is Mode.TRAIN:
         return _training(made, work, weights)
-    activations = max(one.reads + one.writes - one.inside for one in made) * work.dtype.narrow
+    activations = max(one.reads + one.writes - one.inside_reads - one.inside_writes for one in made) * work.dtype.narrow
     casts = _casts(made, work)
     cache = 0
     if work.mode in (Mode.PREFILL, Mode.DECODE):

@@ -1,7 +1,21 @@
 """What one operation costs: products, element-wise work, numbers moved, numbers kept. All else is a sum of these."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
+
+
+class Phase(StrEnum):
+    """When in a step of work something is computed."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    """Forward work that checkpointing does once more."""
+    UPDATE = "update"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    """All decoding steps of one generation together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +30,14 @@ class Product:
     @property
     def multiply_adds(self) -> int:
         return self.groups * self.rows * self.inner * self.columns
+
+    @property
+    def gradients(self) -> "tuple[Product, Product]":
+        """Towards the left factor, and towards the right one."""
+        return (
+            Product(groups=self.groups, rows=self.rows, inner=self.columns, columns=self.inner),
+            Product(groups=self.groups, rows=self.inner, inner=self.rows, columns=self.columns),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +70,7 @@ class Operation:
     """One kind of step of a model, as it is run once; `runs` says how often.
 
     Numbers moved are told apart by what they are: `weights` and `cache` are read, `reads` and `writes` are
-    activations. `inside` of these never leave the chip where attention is one fused kernel.
+    activations. `inside_reads` and `inside_writes` of these never leave the chip where attention is one kernel.
     """
 
     part: str
@@ -69,7 +91,13 @@ class Operation:
     cache: int = 0
     reads: int = 0
     writes: int = 0
-    inside: int = 0
+    inside_reads: int = 0
+    inside_writes: int = 0
+    is_wide: bool = False
+    """Reads and writes 32 bits under mixed precision: the residual stream, norms, the loss."""
+    kernels: int = 1
+    """Kernels that torch starts for one run, about."""
+    phase: Phase = Phase.FORWARD
     kept: Kept = NOTHING
 
     @property
@@ -104,8 +132,8 @@ class Operation:
 
     def moved(self, *, fused: bool) -> int:
         """Numbers read and written, in all runs."""
-        once = self.weights + self.cache + self.reads + self.writes - (self.inside if fused else 0)
-        return once * self.runs
+        inside = self.inside_reads + self.inside_writes if fused else 0
+        return (self.weights + self.cache + self.reads + self.writes - inside) * self.runs
 
     @property
     def is_block(self) -> bool:
@@ -115,7 +143,7 @@ class Operation:
     @property
     def is_attention_core(self) -> bool:
         """Scores, softmax and mix: what a fused kernel does in one."""
-        return self.inside > 0
+        return self.inside_reads + self.inside_writes > 0
 
 
 def linear(
