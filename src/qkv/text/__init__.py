@@ -2,6 +2,7 @@
 
 from qkv.text.cut import MAX_PART, cut
 from qkv.text.files import load_tokenizer, save_tokenizer
+from qkv.text.fitting import encode_cut, encode_rows
 from qkv.text.streaming import StreamingDecoder, stream_text
 from qkv.text.tokenizer import EncodedPair, Piece, Tokenizer
 from qkv.text.train import END_OF_TEXT, train_tokenizer
@@ -14,6 +15,8 @@ __all__ = [
     "StreamingDecoder",
     "Tokenizer",
     "cut",
+    "encode_cut",
+    "encode_rows",
     "load_tokenizer",
     "save_tokenizer",
     "stream_text",

@@ -87,7 +87,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_specials: bool = True, parse_specials: bool = False) -> list[int]:
         """`add_specials` puts around the text what the tokenizer's template says ([CLS] … [SEP], or nothing)."""
         with border("the text cannot be encoded"):
-            _check_unicode(text)
+            check_unicode(text)
             backend = self._parsing if parse_specials else self.backend
             return backend.encode(text, add_special_tokens=add_specials).ids
 
@@ -97,7 +97,7 @@ class Tokenizer:
         """Many texts at once: the same ids, in less time, and other Python threads run meanwhile."""
         with border("the texts cannot be encoded"):
             for text in texts:
-                _check_unicode(text)
+                check_unicode(text)
             backend = self._parsing if parse_specials else self.backend
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_specials)
             return [encoding.ids for encoding in encodings]
@@ -105,8 +105,8 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> EncodedPair:
         """Two texts in one sequence, as BERT reads them: [CLS] first [SEP] second [SEP]."""
         with border("the pair cannot be encoded"):
-            _check_unicode(first)
-            _check_unicode(second)
+            check_unicode(first)
+            check_unicode(second)
             backend = self._parsing if parse_specials else self.backend
             encoding = backend.encode(first, second)
             return EncodedPair(ids=encoding.ids, segments=encoding.type_ids)
@@ -125,7 +125,7 @@ class Tokenizer:
     def pieces(self, text: str, *, parse_specials: bool = False) -> list[Piece]:
         """The text's own tokens with their bytes. Several may share the bytes of one character they divide."""
         with border("the text cannot be encoded"):
-            _check_unicode(text)
+            check_unicode(text)
             backend = self._parsing if parse_specials else self.backend
             encoding = backend.encode(text, add_special_tokens=False)
         spans = self._byte_level_spans(encoding.tokens, text) or _byte_spans(encoding.offsets, text)
@@ -161,7 +161,7 @@ def _byte_spans(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, in
     return [(ends[start], ends[end]) for start, end in offsets]
 
 
-def _check_unicode(text: str) -> None:
+def check_unicode(text: str) -> None:
     if not text.isascii():  # a flag of the string: costs nothing
         try:
             text.encode()

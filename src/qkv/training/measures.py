@@ -26,8 +26,9 @@ def measure(problem: ProblemKind, answers: NDArray, truth: NDArray, *, n_classes
         case ProblemKind.SEVERAL_LABELS:
             tables = [confusion(answers[:, i], truth[:, i], n_classes=2) for i in range(n_classes)]
             each = np.array([f1(table)[1] for table in tables])
+            together = float(f1(np.sum(tables, axis=0))[1])
             all_right = float((answers == truth).all(axis=1).mean())
-            return {"f1_micro": float(f1(np.sum(tables, axis=0))[1]), "f1_macro": float(each.mean()), "accuracy": all_right}
+            return {"f1_micro": together, "f1_macro": float(each.mean()), "accuracy": all_right}
         case ProblemKind.NUMBER:
             error = float(np.abs(answers - truth).mean())
             return {"pearson": pearson(answers, truth), "spearman": spearman(answers, truth), "absolute_error": error}

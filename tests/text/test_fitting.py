@@ -1,0 +1,39 @@
+"""Rows of one text or two become what BERT reads, whole or cut where that was asked."""
+
+import pytest
+
+from qkv.choices import SpecialStyle, TokenizerKind
+from qkv.text import encode_cut, encode_rows, train_tokenizer
+
+WORDS = "one two three four five six seven eight nine ten eleven"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TokenizerKind.WORDPIECE, [WORDS] * 9, vocabulary_size=97, style=SpecialStyle.BERT)
+
+
+def tokens(tokenizer, encoded):
+    return " ".join(tokenizer.token(number) for number in encoded.ids)
+
+
+def test_many_rows_are_what_each_is_alone(tokenizer):
+    pair, single = encode_rows(tokenizer, [("one two", "three"), ("four",)])
+    assert pair == tokenizer.encode_pair("one two", "three")
+    assert single.ids == tokenizer.encode("four")
+    assert pair.segments == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens(tokenizer):
+    assert tokens(tokenizer, encode_cut(tokenizer, (WORDS,), 5)) == "[CLS] one two three [SEP]"
+    assert encode_cut(tokenizer, ("one two",), 5).ids == tokenizer.encode("one two")
+
+
+def test_of_a_pair_the_longer_text_is_cut_first(tokenizer):
+    cut = encode_cut(tokenizer, ("one", WORDS), 7)
+    assert tokens(tokenizer, cut) == "[CLS] one [SEP] one two three [SEP]"
+    assert cut.segments == [0, 0, 0, 1, 1, 1, 1]
+    assert (
+        tokens(tokenizer, encode_cut(tokenizer, (WORDS, "nine ten"), 8)) == "[CLS] one two three [SEP] nine ten [SEP]"
+    )
+    assert tokens(tokenizer, encode_cut(tokenizer, (WORDS, WORDS), 8)) == "[CLS] one two [SEP] one two three [SEP]"
