@@ -21,8 +21,9 @@ class Averaged:
     @torch.no_grad()
     def update(self, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        for name, average in self.weights.items():
-            average.lerp_(self._parameters[name], 1 - decay)
+        # One call for all of them: on a GPU a launch each would cost more than the work.
+        now: list[Tensor] = [parameter.detach() for parameter in self._parameters.values()]
+        torch._foreach_lerp_(list(self.weights.values()), now, 1 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

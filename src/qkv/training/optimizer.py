@@ -18,7 +18,8 @@ class Muon(Optimizer):
 
     Matrices of one shape are treated together. The update is scaled by 0.2·√(larger side), so that AdamW's
     learning rates fit (arXiv:2502.16982). torch's own Muon computes in bfloat16, many times slower than float32
-    on most CPUs; this one does so on a GPU alone.
+    on most CPUs; this one does so on a GPU alone. Lists of tensors are updated in one call each (`_foreach_…`, which
+    torch's own optimizers use): on a GPU the launches of many small kernels would cost more than the work.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
@@ -35,15 +36,14 @@ class Muon(Optimizer):
                 self._update(parameters, group, scale=0.2 * max(shape) ** 0.5)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any], *, scale: float) -> None:
-        ahead = []
-        for parameter in parameters:
-            assert parameter.grad is not None
-            velocity = self._velocity(parameter).lerp_(parameter.grad, 1 - group["momentum"])
-            ahead.append(parameter.grad.lerp(velocity, group["momentum"]))
+        weights: list[Tensor] = [parameter.data for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        velocities = [self._velocity(parameter) for parameter in parameters]
+        torch._foreach_lerp_(velocities, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, velocities, group["momentum"])  # noqa: SLF001
         updates = orthogonal(torch.stack(ahead)).to(parameters[0].dtype)
-        for parameter, update in zip(parameters, updates, strict=True):
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(update, alpha=-group["lr"] * scale)
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, list(updates.unbind()), alpha=-group["lr"] * scale)
 
     def _velocity(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]
