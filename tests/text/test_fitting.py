@@ -2,7 +2,7 @@
 
 import pytest
 
-from qkv.choices import SpecialStyle, TokenizerKind
+from qkv.choices import Role, SpecialStyle, TokenizerKind
 from qkv.text import encode_cut, encode_rows, train_tokenizer
 
 WORDS = "one two three four five six seven eight nine ten eleven"
@@ -37,3 +37,12 @@ def test_of_a_pair_the_longer_text_is_cut_first(tokenizer):
         tokens(tokenizer, encode_cut(tokenizer, (WORDS, "nine ten"), 8)) == "[CLS] one two three [SEP] nine ten [SEP]"
     )
     assert tokens(tokenizer, encode_cut(tokenizer, (WORDS, WORDS), 8)) == "[CLS] one two [SEP] one two three [SEP]"
+
+
+def test_a_spelt_special_token_is_one_where_that_is_asked(tokenizer):
+    (read,) = encode_rows(tokenizer, [("one [MASK] two",)], parse_specials=True)
+    assert tokens(tokenizer, read) == "[CLS] one [MASK] two [SEP]"
+    cut = encode_cut(tokenizer, ("one [MASK] two",), 4, parse_specials=True)
+    assert tokens(tokenizer, cut) == "[CLS] one [MASK] [SEP]"
+    (plain,) = encode_rows(tokenizer, [("one [MASK] two",)])
+    assert tokenizer.id_of(Role.MASK) not in plain.ids

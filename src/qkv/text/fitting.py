@@ -6,19 +6,24 @@ from qkv.text.border import border
 from qkv.text.tokenizer import EncodedPair, Tokenizer, check_unicode
 
 
-def encode_rows(tokenizer: Tokenizer, rows: Sequence[tuple[str, ...]]) -> list[EncodedPair]:
+def encode_rows(
+    tokenizer: Tokenizer, rows: Sequence[tuple[str, ...]], *, parse_specials: bool = False
+) -> list[EncodedPair]:
     """Each row is (text,) or (text, text); nothing is cut."""
     for row in rows:
         for text in row:
             check_unicode(text)
     inputs = [row[0] if len(row) == 1 else row for row in rows]
     with border("the texts cannot be encoded"):
-        return [EncodedPair(one.ids, one.type_ids) for one in tokenizer.backend.encode_batch_fast(inputs)]
+        backend = tokenizer.parsing if parse_specials else tokenizer.backend
+        return [EncodedPair(one.ids, one.type_ids) for one in backend.encode_batch_fast(inputs)]
 
 
-def encode_cut(tokenizer: Tokenizer, row: tuple[str, ...], max_length: int) -> EncodedPair:
+def encode_cut(
+    tokenizer: Tokenizer, row: tuple[str, ...], max_length: int, *, parse_specials: bool = False
+) -> EncodedPair:
     """The row with as many tokens as fit; of a pair the longer text loses first. Special tokens stay."""
-    backend = tokenizer.backend
+    backend = tokenizer.parsing if parse_specials else tokenizer.backend
     with border("the text cannot be encoded"):
         parts = [backend.encode(text, add_special_tokens=False) for text in row]
         left = max_length - backend.num_special_tokens_to_add(is_pair=len(parts) == 2)

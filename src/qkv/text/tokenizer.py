@@ -88,7 +88,7 @@ class Tokenizer:
         """`add_specials` puts around the text what the tokenizer's template says ([CLS] … [SEP], or nothing)."""
         with border("the text cannot be encoded"):
             check_unicode(text)
-            backend = self._parsing if parse_specials else self.backend
+            backend = self.parsing if parse_specials else self.backend
             return backend.encode(text, add_special_tokens=add_specials).ids
 
     def encode_batch(
@@ -98,7 +98,7 @@ class Tokenizer:
         with border("the texts cannot be encoded"):
             for text in texts:
                 check_unicode(text)
-            backend = self._parsing if parse_specials else self.backend
+            backend = self.parsing if parse_specials else self.backend
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_specials)
             return [encoding.ids for encoding in encodings]
 
@@ -107,7 +107,7 @@ class Tokenizer:
         with border("the pair cannot be encoded"):
             check_unicode(first)
             check_unicode(second)
-            backend = self._parsing if parse_specials else self.backend
+            backend = self.parsing if parse_specials else self.backend
             encoding = backend.encode(first, second)
             return EncodedPair(ids=encoding.ids, segments=encoding.type_ids)
 
@@ -126,7 +126,7 @@ class Tokenizer:
         """The text's own tokens with their bytes. Several may share the bytes of one character they divide."""
         with border("the text cannot be encoded"):
             check_unicode(text)
-            backend = self._parsing if parse_specials else self.backend
+            backend = self.parsing if parse_specials else self.backend
             encoding = backend.encode(text, add_special_tokens=False)
         spans = self._byte_level_spans(encoding.tokens, text) or _byte_spans(encoding.offsets, text)
         return [
@@ -135,8 +135,11 @@ class Tokenizer:
         ]
 
     @cached_property
-    def _parsing(self) -> tokenizers.Tokenizer:
-        """A copy, for the switch is the backend's state and other threads may be using it."""
+    def parsing(self) -> tokenizers.Tokenizer:
+        """A backend that reads spelt special tokens as tokens.
+
+        It is a copy, for the switch is the backend's state and other threads may be using it.
+        """
         return tokenizers.Tokenizer.from_str(self.backend.to_str())
 
     def _byte_level_spans(self, tokens: list[str], text: str) -> list[tuple[int, int]] | None:
