@@ -22,6 +22,7 @@ def test_what_is_not_given_follows_from_what_is():
         ({"micro_batch_size": 5}, "batch_size=12 must be a multiple of micro_batch_size=5"),
         ({"steps": 99}, "warmup_steps=100 must not be more than steps=99"),
         ({"averaging": 0.9, "lora_rank": 2}, "averaging and lora_rank cannot be used together"),
+        ({"optimizer": "muon", "layer_decay": 0.9}, "layer_decay is for optimizer='adamw'"),
         ({"steps": 0}, "steps=0: input should be greater than or equal to 1"),
         ({"learning_rate": 0}, "learning_rate=0: input should be greater than 0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),

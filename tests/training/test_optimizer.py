@@ -8,7 +8,14 @@ from qkv.choices import OptimizerKind
 from qkv.config import GPTConfig, TrainingConfig
 from qkv.errors import RunError
 from qkv.models import GPT
-from qkv.training.optimizer import Muon, build_optimizers, optimizer_tensors, orthogonal, restore_optimizers
+from qkv.training.optimizer import (
+    Muon,
+    build_optimizers,
+    optimizer_tensors,
+    orthogonal,
+    restore_optimizers,
+    set_learning_rate,
+)
 
 CONFIG = GPTConfig(vocabulary_size=19, context_length=13, n_layers=2, d_model=14, n_heads=2)
 
@@ -69,6 +76,18 @@ def test_only_matrices_decay(kind):
     for optimizer in build_optimizers(GPT(CONFIG), training(kind, weight_decay=0.3)):
         for group in optimizer.param_groups:
             assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
+
+
+def test_with_layer_decay_each_layer_learns_slower_than_the_one_above():
+    model = GPT(CONFIG)
+    (optimizer,) = build_optimizers(model, training(OptimizerKind.ADAMW, layer_decay=0.5))
+    set_learning_rate(optimizer, 8.0)
+    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    named = {name: rate[id(p)] for name, p in model.named_parameters()}
+    assert {named[name] for name in named if name.startswith("embedding.")} == {1.0}
+    assert {named[name] for name in named if name.startswith("blocks.0.")} == {2.0}
+    assert {named[name] for name in named if name.startswith("blocks.1.")} == {4.0}
+    assert named["final_norm.weight"] == 8.0
 
 
 @pytest.mark.parametrize("kind", list(OptimizerKind))

@@ -41,6 +41,8 @@ class TrainingConfig(Config):
     """Evaluate and keep a running average of the weights, with this decay a step."""
     lora_rank: Count | None = None
     """Train a product of two thin matrices beside each attention matrix, and nothing else."""
+    layer_decay: float | None = Field(default=None, gt=0, le=1)
+    """Each layer learns this much slower than the one above it, the embeddings slowest; None: all alike."""
 
     precision: Precision = Precision.AUTO
     compiled: bool = False
@@ -56,7 +58,9 @@ class TrainingConfig(Config):
     keep: Count = 2
     """How many of the last checkpoints stay, besides the best."""
     patience: Count | None = None
-    """Stop after this many evaluations without a better loss."""
+    """Stop after this many evaluations without a better one."""
+    best_by: str | None = None
+    """The measure by which an evaluation is the best, more being better; None: the loss, less being better."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -68,4 +72,6 @@ class TrainingConfig(Config):
             raise ConfigError(f"warmup_steps={self.warmup_steps} must not be more than steps={self.steps}")
         if self.averaging is not None and self.lora_rank is not None:
             raise ConfigError("averaging and lora_rank cannot be used together")
+        if self.layer_decay is not None and self.optimizer is OptimizerKind.MUON:
+            raise ConfigError("layer_decay is for optimizer='adamw'; muon moves every layer equally far")
         return self

@@ -1,5 +1,6 @@
 """Turning gradients into better weights: AdamW, and Muon for the blocks' matrices."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -74,17 +75,35 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[Optimizer
     is_muon = config.optimizer is OptimizerKind.MUON
     hidden = [parameter for name, parameter in named if is_muon and parameter.ndim == 2 and "blocks." in name]
     taken = {id(parameter) for parameter in hidden}
-    rest = [parameter for _, parameter in named if id(parameter) not in taken]
+    scale = _layer_scales([name for name, _ in named], config.layer_decay)
+    alike: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in named:
+        if id(parameter) not in taken:
+            alike[scale[name], parameter.ndim >= 2].append(parameter)
     groups = [
-        {"params": [parameter for parameter in rest if parameter.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [parameter for parameter in rest if parameter.ndim < 2], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": config.weight_decay if is_matrix else 0.0, "scale": share}
+        for (share, is_matrix), parameters in alike.items()
     ]
-    groups = [group for group in groups if group["params"]]
     betas = (config.beta1, config.beta2)
     optimizers: list[Optimizer] = [AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)] if groups else []
     if hidden:
         optimizers.append(Muon(hidden, lr=config.learning_rate, momentum=0.95, weight_decay=config.weight_decay))
     return optimizers
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("scale", 1.0)
+
+
+def _layer_scales(names: list[str], decay: float | None) -> dict[str, float]:
+    """What part of the learning rate each weight gets: decay^(layers above it). Heads are on top, embeddings below."""
+    if decay is None:
+        return dict.fromkeys(names, 1.0)
+    layer = {name: int(found[1]) + 1 for name in names if (found := re.search(r"(?:^|\.)blocks\.(\d+)\.", name))}
+    top = max(layer.values(), default=0) + 1
+    layer |= {name: 0 if name.startswith("embedding.") else top for name in names if name not in layer}
+    return {name: decay ** (top - layer[name]) for name in names}
 
 
 def optimizer_tensors(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Tensor]:

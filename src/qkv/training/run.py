@@ -41,6 +41,9 @@ class Progress:
     evaluated_step: int = 0
     """The last step whose validation loss is known."""
     best_loss: float | None = None
+    """The best evaluation's."""
+    best_measure: float | None = None
+    """Where a measure decides which is the best."""
     best_step: int | None = None
     n_worse: int = 0
     """Evaluations since the best one."""

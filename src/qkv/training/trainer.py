@@ -20,7 +20,7 @@ from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
 from qkv.training.lora import merged_weights
 from qkv.training.objectives import Objective, Outcome, TrainingBatch
-from qkv.training.optimizer import build_optimizers, optimizer_tensors, restore_optimizers
+from qkv.training.optimizer import build_optimizers, optimizer_tensors, restore_optimizers, set_learning_rate
 from qkv.training.run import Progress, RunFolder, read_checkpoint, this_machine
 from qkv.training.schedule import learning_rate
 from qkv.training.signals import StopRequest, stop_requests
@@ -176,8 +176,7 @@ class Trainer:
 
     def _update(self, rate: float) -> None:
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_learning_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if self.averaged is not None:
@@ -198,11 +197,13 @@ class Trainer:
             return
         if not math.isfinite(score.loss):
             raise self._stopping(f"validation loss {score.loss} is not a finite number", undone="nothing was saved")
-        is_best = progress.best_loss is None or score.loss < progress.best_loss
+        measure = None if self.config.best_by is None else score.measures[self.config.best_by]
+        is_best = _is_better(score.loss, progress.best_loss, measure=measure, best_measure=progress.best_measure)
         self.progress = replace(
             progress,
             evaluated_step=progress.step,
             best_loss=score.loss if is_best else progress.best_loss,
+            best_measure=measure if is_best else progress.best_measure,
             best_step=progress.step if is_best else progress.best_step,
             n_worse=0 if is_best else progress.n_worse + 1,
         )
@@ -268,3 +269,12 @@ class Trainer:
         kept = self.run.steps()
         last = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no checkpoint yet"
         return TrainingError(f"step {self.progress.step}: {reason}; {undone}, {last}")
+
+
+def _is_better(loss: float, best_loss: float | None, *, measure: float | None, best_measure: float | None) -> bool:
+    """By the measure where there is one; where it is equal, or there is none, by the loss."""
+    if best_loss is None:
+        return True
+    if measure is not None and best_measure is not None and measure != best_measure:
+        return measure > best_measure
+    return loss < best_loss
