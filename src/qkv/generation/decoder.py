@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.generation.sampling import NextLogits
-from qkv.models import GPT, Seq2Seq
-from qkv.nn import Mask, Source
+from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
+from qkv.models.rnn import RNNSource
+from qkv.nn import Source, SourceCache
 
 Rows = Int[Tensor, " row"]
 Texts = Int[Tensor, " text"]
@@ -45,15 +46,10 @@ class GPTDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> NextLogits:
         """All prompts in one pass; the logits after each prompt's last token."""
-        lengths = [len(prompt) for prompt in prompts]
-        longest = max(lengths)
-        ids = torch.tensor(
-            [[*prompt, *[0] * (longest - n)] for prompt, n in zip(prompts, lengths, strict=True)], device=self.device
-        )
-        n = torch.tensor(lengths, device=self.device)
-        is_token = None if min(lengths) == longest else torch.arange(longest, device=self.device) < n[:, None]
+        ids, is_token = padded(prompts, self.device)
         states = self._model.states(ids, is_token=is_token, cache=self.cache)
-        last = states[torch.arange(len(lengths), device=self.device), n - 1]
+        n = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        last = states[torch.arange(len(prompts), device=self.device), n - 1]
         return self._model.unembedding(last[:, None])[:, 0]
 
     def step(self, ids: Rows) -> NextLogits:
@@ -68,20 +64,58 @@ class Seq2SeqDecoder:
 
     def __init__(self, model: Seq2Seq, source: Source, *, capacity: int) -> None:
         self._model = model
-        self._source = source
+        self._source = source.written_out()
         self.cache = model.new_cache(batch=source.states.shape[0], capacity=capacity)
 
     def step(self, ids: Rows) -> NextLogits:
         return self._model.decode(ids[:, None], self._source, cache=self.cache)[:, 0]
 
     def select(self, rows: Rows, *, texts: Texts | None = None) -> None:
-        self.cache.select(rows)
-        if texts is None:
-            return
-        is_token = None if self._source.mask is None else self._source.mask.key_is_token
-        mask = None if is_token is None else Mask(key_is_token=is_token[texts])
-        self._source = Source(states=self._source.states[texts], mask=mask)
-        for layer in self.cache.sources:
-            if layer.kept is not None:
-                keys, values = layer.kept
-                layer.kept = keys[texts], values[texts]
+        self.cache.select(rows, sources=texts)
+        if texts is not None:
+            self._source = self._source.select(texts).written_out()
+
+
+class RNNDecoder:
+    """The writing half of an RNN encoder–decoder: its state is all that it carries of the text so far."""
+
+    def __init__(self, model: RNNSeq2Seq, start: RNNSource) -> None:
+        self._model = model
+        self._source = start.source.written_out()
+        self._state = start.state
+        self._kept = SourceCache()
+
+    def step(self, ids: Rows) -> NextLogits:
+        logits, self._state = self._model.decode(ids[:, None], self._source, self._state, cache=self._kept)
+        return logits[:, 0]
+
+    def select(self, rows: Rows, *, texts: Texts | None = None) -> None:
+        self._state = tuple(part.index_select(1, rows) for part in self._state)
+        if texts is not None:
+            self._source = self._source.select(texts).written_out()
+            self._kept.select(texts)
+
+
+def read_sources(model: Seq2Seq | RNNSeq2Seq, sources: Sequence[Sequence[int]], *, capacity: int) -> Decoder:
+    """The encoder's pass over sources of any lengths; a decoder that stands before their first token.
+
+    `capacity`: how many tokens a text may hold, the one that begins it included.
+    """
+    ids, is_token = padded(sources, next(model.parameters()).device)
+    match model:
+        case Seq2Seq():
+            return Seq2SeqDecoder(model, model.encode(ids, is_token=is_token), capacity=capacity)
+        case RNNSeq2Seq():
+            return RNNDecoder(model, model.encode(ids, is_token=is_token))
+
+
+def padded(
+    texts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "text position"], Bool[Tensor, "text position"] | None]:
+    """One table, filled up with 0 on the right, and where tokens stand; None where they all have one length."""
+    lengths = [len(text) for text in texts]
+    longest = max(lengths)
+    ids = torch.tensor([[*text, *[0] * (longest - n)] for text, n in zip(texts, lengths, strict=True)], device=device)
+    if min(lengths) == longest:
+        return ids, None
+    return ids, torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]

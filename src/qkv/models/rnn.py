@@ -12,6 +12,7 @@ from qkv.nn import (
     Mask,
     RecurrentEncoder,
     Source,
+    SourceCache,
     State,
     TokenEmbedding,
     Unembedding,
@@ -74,13 +75,18 @@ class RNNSeq2Seq(nn.Module):
         mask = None if is_token is None else Mask(key_is_token=is_token)
         return RNNSource(source=Source(states=states, mask=mask), state=first)
 
-    def decode(self, ids: Ids, source: Source, state: State) -> tuple[Logits, State]:
-        """Any number of steps on from `state`; one id a row is a decoder's single step."""
+    def decode(
+        self, ids: Ids, source: Source, state: State, *, cache: SourceCache | None = None
+    ) -> tuple[Logits, State]:
+        """Any number of steps on from `state`; one id a row is a decoder's single step.
+
+        `cache` keeps what attention makes of the source, for the steps that follow.
+        """
         check_ids(ids, self.config.vocabulary_size)
         check_length(ids.shape[1], self.config.context_length)
         if state[0].shape[1] != ids.shape[0]:
             raise ShapeError(f"the state is of {state[0].shape[1]} rows, the ids have {ids.shape[0]}")
         check_rows(ids, source)
         x = self.dropout(self.embedding(ids))
-        states, state = self.decoder(x, state, source=source.states, mask=source.mask)
+        states, state = self.decoder(x, state, source=source.states, mask=source.mask, cache=cache)
         return self.unembedding(self.dropout(states)), state

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.choices import NormPosition
@@ -24,6 +24,12 @@ class Source:
 
     states: Float[Tensor, "batch key d_model"]
     mask: Mask | None = None
+
+    def select(self, rows: Int[Tensor, " row"]) -> "Source":
+        """These sources alone, in this order."""
+        is_token = None if self.mask is None else self.mask.key_is_token
+        mask = None if is_token is None else Mask(key_is_token=is_token.index_select(0, rows))
+        return Source(states=self.states.index_select(0, rows), mask=mask)
 
     def written_out(self) -> "Source":
         if self.mask is None:

@@ -89,6 +89,12 @@ class SourceCache:
             self.kept = compute()
         return self.kept
 
+    def select(self, sources: Int[Tensor, " source"]) -> None:
+        """Keep these sources alone, in this order."""
+        if self.kept is not None:
+            keys, values = self.kept
+            self.kept = keys.index_select(0, sources), values.index_select(0, sources)
+
 
 class KVCache:
     """The cache of a whole decoder; models take it as an argument and hold none themselves."""
@@ -186,11 +192,15 @@ class KVCache:
             return False
         return states.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.equal(known, states)
 
-    def select(self, rows: Int[Tensor, " row"]) -> None:
+    def select(self, rows: Int[Tensor, " row"], *, sources: Int[Tensor, " source"] | None = None) -> None:
         """Keep these rows, in this order, repeats allowed: a beam search's reordering.
 
-        The source's part stays as it is: beams of one source share it.
+        Beams of one source share its part, which is not reordered with them; `sources` says which are left, None: all.
         """
+        if sources is not None:
+            for source in self.sources:
+                source.select(sources)
+            self._source = None
         for layer in self.layers:
             layer.keys = layer.keys.index_select(0, rows)
             layer.values = layer.values.index_select(0, rows)

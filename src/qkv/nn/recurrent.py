@@ -7,10 +7,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from qkv.choices import CellKind, ScoreKind
 from qkv.errors import InputError
+from qkv.nn.cache import SourceCache
 from qkv.nn.lookup import Lookup, weights_of
 from qkv.nn.mask import Mask
 from qkv.nn.tap import Tap
-from qkv.tensors import IsToken, Residual, Scores
+from qkv.tensors import IsToken, Keys, Residual, Scores, Values
 
 State = tuple[Float[Tensor, "layer batch d_model"], ...]
 """What a recurrence carries from one step to the next: (h,) for a GRU, (h, c) for an LSTM."""
@@ -100,23 +101,28 @@ class StateAttention(nn.Module):
         states: Float[Tensor, "source_batch key d_model"],
         *,
         mask: Mask | None = None,
+        cache: SourceCache | None = None,
     ) -> Residual:
+        """With a cache the source's projection is computed at the first step and kept."""
         n_shared = queries.shape[0] // states.shape[0]
         folded = queries.reshape(states.shape[0], n_shared * queries.shape[1], -1)
-        scores = self._scores(folded, states)
+        keys = self._keys(states)[0] if cache is None else cache.fetch(lambda: self._keys(states))[0]
+        scores = self._scores(folded, keys)
         if mask is not None:
             scores = scores.masked_fill(~mask.visible(scores.shape[-2], scores.shape[-1], scores.device), float("-inf"))
         mixed = self.heads(self.weights(weights_of(self.scores(scores))) @ states[:, None])
         return mixed[:, 0].reshape(queries.shape)
 
-    def _scores(self, queries: Tensor, states: Tensor) -> Scores:
-        match self.kind:
-            case ScoreKind.ADDITIVE:
-                both = self.query(queries)[:, :, None] + self.key(states)[:, None]
-                return self.similarity(torch.tanh(both)).squeeze(-1)[:, None]
-            case _:
-                keys = self.key(states) if self.kind is ScoreKind.GENERAL else states
-                return Lookup(queries=queries[:, None], keys=keys[:, None], values=states[:, None], scale=1.0).scores()
+    def _keys(self, states: Tensor) -> tuple[Keys, Values]:
+        """Of one head; the values are the states themselves."""
+        keys = states if self.kind is ScoreKind.DOT else self.key(states)
+        return keys[:, None], states[:, None]
+
+    def _scores(self, queries: Tensor, keys: Keys) -> Scores:
+        if self.kind is ScoreKind.ADDITIVE:
+            both = self.query(queries)[:, :, None] + keys
+            return self.similarity(torch.tanh(both)).squeeze(-1)[:, None]
+        return Lookup(queries=queries[:, None], keys=keys, values=keys, scale=1.0).scores()
 
 
 class AttentiveDecoder(nn.Module):
@@ -139,10 +145,11 @@ class AttentiveDecoder(nn.Module):
         *,
         source: Float[Tensor, "source_batch key d_model"],
         mask: Mask | None = None,
+        cache: SourceCache | None = None,
     ) -> tuple[Residual, State]:
         states, last = self.recurrence(x, state[0] if len(state) == 1 else state)
         states = self.states(states)
         if self.attention is not None and self.combine is not None:
-            context = self.attention(states, source, mask=mask)
+            context = self.attention(states, source, mask=mask, cache=cache)
             states = torch.tanh(self.combine(torch.cat((context, states), dim=-1)))
         return states, last if isinstance(last, tuple) else (last,)
