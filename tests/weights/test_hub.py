@@ -34,7 +34,7 @@ class Hub(BaseHTTPRequestHandler):
     def answer(self, *, body):
         self.asked.append(self.path)
         path = self.path.partition("?")[0]
-        name = path.rpartition("/")[2]
+        name = path.partition("/resolve/")[2].partition("/")[2]
         if not path.removeprefix("/api/models").startswith("/org/model"):
             self.reply(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}, body=body)
         elif path.startswith("/api/"):
@@ -65,7 +65,7 @@ class Hub(BaseHTTPRequestHandler):
 def hub(tmp_path, monkeypatch):
     save_hf(random_model("gpt2"), tmp_path / "model")
     Hub.files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
-    Hub.files |= {"pytorch_model.bin": b"a pickle", "run_me.py": b"print('no')"}
+    Hub.files |= {"pytorch_model.bin": b"a pickle", "run_me.py": b"print('no')", "onnx/model.safetensors": b"other"}
     Hub.asked = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -79,8 +79,15 @@ def test_a_model_is_downloaded_without_anything_that_runs(hub, tmp_path):
     assert {file.name for file in folder.iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    assert not [path for path in hub.asked if "pytorch_model" in path or "run_me" in path]
+    assert not [path for path in hub.asked if "pytorch_model" in path or "run_me" in path or "onnx" in path]
     assert_same_weights(load_weights(folder), random_model("gpt2"))
+
+
+def test_a_sentence_models_pooling_comes_along(hub, tmp_path):
+    hub.files |= {"modules.json": b"[]", "1_Pooling/config.json": b"{}"}
+    folder = download("org/model", cache=tmp_path / "cache")
+    assert (folder / "modules.json").read_bytes() == b"[]"
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == b"{}"
 
 
 def test_a_name_that_the_hub_does_not_know_is_one_line(hub, tmp_path):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.progress import say
 from qkv.errors import InputError
 
 
@@ -53,6 +54,8 @@ def convert(
     from qkv.weights.gguf_file import write_gguf
 
     loaded = load_weights(model)
+    for remark in loaded.remarks:
+        say(f"{model}: {remark}")
     match to:
         case Format.HF:
             save.save_hf(loaded, out, numbers=save.Numbers(numbers or "f32"))
@@ -60,5 +63,5 @@ def convert(
             save.save_int8(loaded, out)
         case Format.GGUF:
             write_gguf(loaded, out, numbers=save.Numbers(numbers or "f16"))
-    files = [out] if out.is_file() else sorted(out.iterdir())
+    files = [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
     print(f"{out}: {sum(file.stat().st_size for file in files):,} bytes")

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -37,6 +38,7 @@ def write_folder(
 ) -> None:
     """`tensors`: safetensors files by name; `texts`: other files by name. `target` must not exist yet.
 
+    A text's name may have one folder before it (`1_Pooling/config.json`).
     `metadata` goes into the header of every safetensors file: one entry, for the order of several is not fixed.
     """
     sizes = [sum(t.numel() * t.element_size() for t in file.values()) for file in tensors.values()]
@@ -51,6 +53,8 @@ def write_folder(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
+            for inner in {(aside / name).parent for name in texts} - {aside}:
+                inner.mkdir()
             for name, file in tensors.items():
                 _save_tensors(aside / name, file, metadata)
             for name, text in texts.items():
@@ -66,8 +70,9 @@ def write_folder(
 def check_folder(folder: Path) -> None:
     """Every file is the one that was written: none missing, none more, no byte changed."""
     manifest = _read_manifest(folder)
-    found = {path.name for path in folder.iterdir()} - {MANIFEST}
-    for name in sorted(found - set(manifest)):
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - {MANIFEST}
+    inner = {str(Path(name).parent) for name in manifest}
+    for name in sorted(found - set(manifest) - inner):
         raise WeightsError(f"{folder / name}: not in the manifest, which lists {len(manifest)} files")
     for name, expected in manifest.items():
         path = folder / name
@@ -81,6 +86,22 @@ def check_folder(folder: Path) -> None:
             raise WeightsError(f"{path}: {n_bytes} bytes, the manifest says {expected['bytes']}")
         if hashed != expected["blake2b"]:
             raise WeightsError(f"{path}: its bytes are not those that were written (hash differs)")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    settings = read_json(path)
+    if not isinstance(settings, dict):
+        raise WeightsError(f"{path}: holds a {type(settings).__name__}, not a table of settings")
+    return settings
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds, checked by the callers
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: not valid JSON: {error}") from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -119,15 +140,18 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def _seal(folder: Path) -> None:
-    files = sorted(folder.iterdir())
-    entries = {path.name: {"bytes": path.stat().st_size, "blake2b": digest(path)} for path in files}
+    files = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    entries = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": digest(path)} for path in files
+    }
     body = json.dumps(entries, indent=1)
     seal = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
     (folder / MANIFEST).write_text(json.dumps({"files": entries, "blake2b": seal}, indent=1), encoding="utf-8")
     for path in [*files, folder / MANIFEST]:
         path.chmod(0o644)
         sync_folder(path)
-    sync_folder(folder)
+    for inner in {path.parent for path in files} | {folder}:
+        sync_folder(inner)
 
 
 def _read_manifest(folder: Path) -> dict[str, dict[str, int | str]]:

@@ -8,6 +8,7 @@ from qkv.errors import InputError, MissingExtraError
 WANTED = [
     "*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json",
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt",
+    "modules.json", "*_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
 ]  # fmt: skip
 """Nothing that runs, nothing pickled."""
 
@@ -25,8 +26,10 @@ def download(name: str, *, cache: Path | None = None) -> Path:
         ) from None
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        # Folders inside a repository hold the same model for other programs.
-        folder = api.snapshot_download(name, allow_patterns=WANTED, ignore_patterns=["*/*"], cache_dir=cache)
+        # Weights in folders inside a repository are the same model for other programs.
+        folder = api.snapshot_download(
+            name, allow_patterns=WANTED, ignore_patterns=["*/*.safetensors"], cache_dir=cache
+        )
     except Exception as error:  # noqa: BLE001 - each of its versions raises others, from several HTTP libraries
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{name}: there is no such folder here, and the hub gave no model: {reason}") from None

@@ -1,20 +1,20 @@
 """A model's folder: config.json, model.safetensors (one file or shards), tokenizer.json. Ours, or Hugging Face's."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from qkv.config import config_from_dict
-from qkv.errors import InputError, QKVError, WeightsError
+from qkv.config import BERTConfig, ModelConfig, SentenceEmbedding, config_from_dict
+from qkv.errors import ConfigError, InputError, QKVError, WeightsError
 from qkv.models import Model, build
 from qkv.text import Tokenizer, load_tokenizer
-from qkv.weights.folder import read_metadata, read_tensors
+from qkv.weights.folder import read_metadata, read_settings, read_tensors
 from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, from_int8
-from qkv.weights.published import config_from_published, load_published
+from qkv.weights.published import load_published, read_published
+from qkv.weights.sentence_transformers import MODULES, model_folder, read_sentence_embedding
 from qkv.weights.tensors import NameTable, Rename, fill
 
 SINGLE = "model.safetensors"
@@ -27,10 +27,14 @@ class Loaded:
 
     model: Model
     tokenizer: Tokenizer | None
+    remarks: tuple[str, ...] = ()
+    """What the user should be told: heads that the config promises and the weights lack, a prompt left out."""
 
 
 def load_model(folder: Path) -> Loaded:
     """`config.json` says which kind it is: `family` for ours, `model_type` for Hugging Face's."""
+    embedding, remarks = read_sentence_embedding(folder)
+    folder = model_folder(folder)
     settings = read_settings(folder / "config.json")
     tensors = read_weights(folder)
     try:
@@ -38,13 +42,21 @@ def load_model(folder: Path) -> Loaded:
             model = build(config_from_dict(settings))
             fill(model, tensors, own_names(model))
         else:
-            model = build(config_from_published(settings, tensors))
+            config, more = read_published(settings, tensors)
+            remarks += more
+            model = build(config if embedding is None else _with(embedding, config))
             load_published(model, tensors)
     except QKVError as error:
         raise type(error)(f"{folder}: {error}") from None
-    loaded = Loaded(model.eval(), _tokenizer(folder))
+    loaded = Loaded(model.eval(), _tokenizer(folder), tuple(remarks))
     check_vocabulary(loaded, folder)
     return loaded
+
+
+def _with(embedding: SentenceEmbedding, config: ModelConfig) -> ModelConfig:
+    if not isinstance(config, BERTConfig):
+        raise ConfigError(f"{MODULES} makes sentence vectors of a {config.family}; supported: bert")
+    return config.replace(sentence_embedding=embedding)
 
 
 def check_vocabulary(loaded: Loaded, place: Path) -> None:
@@ -58,18 +70,6 @@ def own_names(model: Model) -> NameTable:
     """Our own names; tied weights may be named once."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return NameTable(renames=[Rename(name, (name,)) for name in names])
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise WeightsError(f"{path}: holds a {type(settings).__name__}, not a table of settings")
-    return settings
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

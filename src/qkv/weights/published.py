@@ -11,7 +11,7 @@ from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqCon
 from qkv.config.base import nearest
 from qkv.errors import ConfigError, WeightsError
 from qkv.models import Model
-from qkv.weights import bart, bert, gpt2, llama, marian, t5
+from qkv.weights import bart, bert, distilbert, gpt2, llama, marian, roberta, t5
 from qkv.weights.settings import Settings
 from qkv.weights.tensors import NameTable, fill, published
 
@@ -32,10 +32,16 @@ FAMILIES = {
     "llama": Family(read=llama.read, write=llama.write, names=llama.names, inert=llama.INERT),
     "mistral": Family(read=llama.read_mistral, write=llama.write_mistral, names=llama.names),
     "bert": Family(read=bert.read, write=bert.write, names=bert.names, inert=bert.INERT),
+    "distilbert": Family(read=distilbert.read, write=distilbert.write, names=distilbert.names, inert=distilbert.INERT),
+    "roberta": Family(read=roberta.read, write=roberta.write, names=roberta.names),
     "marian": Family(read=marian.read, write=marian.write, names=marian.names, inert=bart.INERT),
     "bart": Family(read=bart.read, write=bart.write, names=bart.names, inert=bart.INERT),
     "t5": Family(read=t5.read, write=t5.write, names=t5.names),
 }
+
+
+BESIDE = frozenset({"sentence_embedding"})
+"""Settings that others keep in files beside `config.json`."""
 
 
 def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[str] = ()) -> ModelConfig:
@@ -45,6 +51,11 @@ def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[st
     heads a BERT has, whether a T5 is tied and a BART has its bias. Of several dropouts the residual stream's
     is taken.
     """
+    return read_published(settings, tensor_names)[0]
+
+
+def read_published(settings: Mapping[str, Any], tensor_names: Iterable[str]) -> tuple[ModelConfig, list[str]]:
+    """As `config_from_published`, with remarks: heads that the settings promise and the file lacks."""
     model_type = settings.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         hint = nearest(str(model_type), list(FAMILIES))
@@ -53,7 +64,7 @@ def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[st
     given = Settings(settings, tensor_names=frozenset(tensor_names))
     config = family.read(given)
     given.finish(inert=family.inert)
-    return config
+    return config, given.remarks
 
 
 def published_from_config(config: ModelConfig) -> dict[str, Any]:
@@ -65,7 +76,7 @@ def published_from_config(config: ModelConfig) -> dict[str, Any]:
     lost = [
         f"{name}={getattr(config, name)}"
         for name in type(config).model_fields
-        if getattr(config, name) != getattr(back, name)
+        if name not in BESIDE and getattr(config, name) != getattr(back, name)
     ]
     if lost:
         raise ConfigError(f"a published {model_type} cannot have {', '.join(lost)}")
@@ -97,7 +108,8 @@ def _model_type(config: ModelConfig) -> str:
         case GPTConfig():
             return "gpt2"
         case BERTConfig():
-            return "bert"
+            kind = "bert" if config.position_offset == 0 else "roberta"
+            return kind if config.n_segments else "distilbert"
         case Seq2SeqConfig(positions=PositionKind.RELATIVE):
             return "t5"
         case Seq2SeqConfig(positions=PositionKind.LEARNED):

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from qkv.choices import Role
+from qkv.config import BERTConfig
 from qkv.errors import InputError
 from qkv.text import Tokenizer, save_tokenizer
+from qkv.text.files import CONFIG_FILE
 from qkv.weights.folder import write_folder
 from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, to_int8
 from qkv.weights.models import SINGLE, Loaded, own_names
 from qkv.weights.published import published_from_config, to_published
+from qkv.weights.sentence_transformers import sentence_files
 from qkv.weights.tensors import published
 
 
@@ -47,15 +50,25 @@ def save_int8(loaded: Loaded, target: Path) -> None:
 
 
 def save_hf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) -> None:
-    """The folder that `AutoModelForCausalLM` and `AutoTokenizer` load, with names and settings as published."""
+    """The folder that `AutoModel…` and `AutoTokenizer` load, with names and settings as published."""
     ids = token_ids(loaded.tokenizer)
-    settings = {**published_from_config(loaded.model.config), **ids, "dtype": str(numbers.dtype).removeprefix("torch.")}
-    texts = {"config.json": _json(settings), "generation_config.json": _json(ids)}
-    write_folder(
-        _new(target),
-        tensors={SINGLE: _as(to_published(loaded.model), numbers.dtype)},
-        texts={**texts, **tokenizer_files(loaded.tokenizer)},
-    )
+    # RoBERTa counts positions from the padding's id, so what the config says of it stands.
+    settings = {**ids, **published_from_config(loaded.model.config), "dtype": str(numbers.dtype).removeprefix("torch.")}
+    texts = {"config.json": _json(settings), **tokenizer_files(loaded.tokenizer)}
+    if isinstance(loaded.model.config, BERTConfig):
+        texts |= {**_encoder_tokenizer(texts, loaded.model.config), **sentence_files(loaded.model.config)}
+    else:
+        texts["generation_config.json"] = _json(ids)
+    write_folder(_new(target), tensors={SINGLE: _as(to_published(loaded.model), numbers.dtype)}, texts=texts)
+
+
+def _encoder_tokenizer(texts: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
+    """With what `transformers` would not guess: the longest text, and whether the model takes segments."""
+    if CONFIG_FILE not in texts:
+        return {}
+    inputs = ["input_ids", *(["token_type_ids"] if config.n_segments else []), "attention_mask"]
+    more = {"model_max_length": config.context_length, "model_input_names": inputs}
+    return {CONFIG_FILE: _json({**json.loads(texts[CONFIG_FILE]), **more})}
 
 
 def token_ids(tokenizer: Tokenizer | None) -> dict[str, int]:

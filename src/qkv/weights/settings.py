@@ -49,6 +49,8 @@ class Settings:
     def __init__(self, published: Mapping[str, Any], *, tensor_names: frozenset[str] = frozenset()) -> None:
         """`tensor_names`: what the weights file holds, where it is at hand; empty: not known."""
         self.tensor_names = tensor_names
+        self.remarks: list[str] = []
+        """What the user should be told of, though it is no fault."""
         self._left = dict(published)
         self._taken: set[str] = set()
 
@@ -56,6 +58,13 @@ class Settings:
         value = self._left.pop(key, None)
         self._taken.add(key)
         return default if value is None else value
+
+    def take_number(self, key: str, default: int) -> int:
+        """For settings that are reckoned with before a config checks them."""
+        value = self.take(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError(f"{key}={value!r} is a {type(value).__name__}, not a whole number")
+        return value
 
     def take_table(self, key: str) -> dict[Any, Any]:
         table = self.take(key, {})
