@@ -84,3 +84,12 @@ def test_the_chunked_loss_never_holds_all_logits():
     chunked = largest_allocation(lambda: loss_and_gradients(unembedding, states, targets, chunk=32))
     assert plain > all_logits
     assert chunked < all_logits / 2
+
+
+def test_the_chunked_loss_lets_its_gradients_go_once_they_are_used():
+    unembedding = Unembedding(N_WORDS, D_MODEL)
+    states = torch.randn(1, 11, D_MODEL, requires_grad=True)
+    loss = unembedded_loss_sum(unembedding, states, torch.randint(0, N_WORDS, (1, 11)), chunk=4)
+    assert len(loss.grad_fn.gradients) == 3
+    loss.backward()
+    assert not loss.grad_fn.gradients

@@ -82,5 +82,6 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: ANN401
-        gradients = [None if part is None else part * upstream for part in ctx.gradients]
-        return (*gradients, None, None)
+        # In place, and let go: a second set, as large as the vocabulary's table, would stay until the step's end.
+        gradients, ctx.gradients = ctx.gradients, ()
+        return (*(None if part is None else part.mul_(upstream) for part in gradients), None, None)
