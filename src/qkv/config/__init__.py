@@ -11,6 +11,7 @@ from qkv.config.families import (
     TransformerConfig,
 )
 from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
+from qkv.config.finetuning import FinetuningConfig, load_finetuning
 from qkv.config.presets import PRESETS, preset
 from qkv.config.recipe import DataConfig, Recipe, TokenizerConfig, load_recipe
 from qkv.config.sampling import BeamConfig, SamplingConfig
@@ -22,6 +23,7 @@ __all__ = [
     "BeamConfig",
     "Config",
     "DataConfig",
+    "FinetuningConfig",
     "GPTConfig",
     "ModelConfig",
     "RNNConfig",
@@ -35,6 +37,7 @@ __all__ = [
     "TransformerConfig",
     "config_from_dict",
     "load_config",
+    "load_finetuning",
     "load_recipe",
     "preset",
     "save_config",

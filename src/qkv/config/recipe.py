@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import Field, model_validator
@@ -12,6 +12,8 @@ from qkv.config.base import Config, Count
 from qkv.config.files import ModelConfig, config_from_dict
 from qkv.config.training import TrainingConfig
 from qkv.errors import ConfigError
+
+C = TypeVar("C", bound=Config)
 
 
 class TokenizerConfig(Config):
@@ -72,7 +74,11 @@ class Recipe(Config):
 
 def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
     """A recipe file, with some settings changed: `training.steps=200`."""
-    path = Path(path)
+    return load_settings(Recipe, Path(path), overrides)
+
+
+def load_settings(kind: type[C], path: Path, overrides: tuple[str, ...] = ()) -> C:
+    """Settings of any kind from a TOML file."""
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -82,7 +88,7 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
     for override in overrides:
         _override(settings, override)
     try:
-        return Recipe(**settings)
+        return kind(**settings)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
