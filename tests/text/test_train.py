@@ -118,3 +118,13 @@ def test_too_small_a_vocabulary_is_refused_with_both_numbers():
 def test_no_text_is_refused(kind):
     with pytest.raises(InputError, match="no text to train a tokenizer on"):
         train_tokenizer(kind, [""], vocabulary_size=300)
+
+
+def test_spaced_the_ids_of_two_sentences_are_those_of_each():
+    tokenizer = train_tokenizer(TokenizerKind.BPE, TEXTS, vocabulary_size=401, style=SpecialStyle.SEQ2SEQ, spaced=True)
+    first, second = "¿Dónde está?", "Here he is. ñ😀"
+    one, other, both = (tokenizer.encode(t, add_specials=False) for t in (first, second, f"{first} {second}"))
+    assert both == one + other
+    assert [tokenizer.decode(ids) for ids in (one, both)] == [first, f"{first} {second}"]
+    pieces = tokenizer.pieces(first)
+    assert (pieces[0].start, pieces[-1].end) == (0, len(first.encode()))

@@ -46,10 +46,13 @@ def train_tokenizer(
     vocabulary_size: int,
     style: SpecialStyle | None = None,
     lowercase: bool = False,
+    spaced: bool = False,
 ) -> Tokenizer:
     """At most `vocabulary_size` ids, special ones included; fewer where the texts are too small for them.
 
     `style` None takes the kind's usual one: GPT's for bpe and char, BERT's for wordpiece, seq2seq's for unigram.
+    `spaced`, for bpe: a text's first word is spelt as any other, with a space before it, which decoding takes off
+    again. Then the ids of two sentences in a row are those of the first and those of the second.
     The same texts give the same bpe and char tokenizer each time; in wordpiece and unigram `tokenizers` breaks
     ties between equally good pieces by chance.
     """
@@ -63,6 +66,9 @@ def train_tokenizer(
             f"vocabulary_size={vocabulary_size} is too small: {kind} with these special tokens needs {least}"
         )
     backend = _untrained(kind, unknown=roles.get(Role.UNKNOWN), lowercase=lowercase)
+    if spaced and kind is TokenizerKind.BPE:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     with border(f"a {kind} tokenizer of {vocabulary_size} cannot be trained on this text"):
         _train(kind, backend, _parts(texts), roles=roles, vocabulary_size=vocabulary_size)
         # Set after training, which drops it.

@@ -1,0 +1,120 @@
+"""Translation pairs on disk: two token stores side by side; document i of one is the translation of document i there.
+
+pairs.json    how many pairs of each file there are, and how many were dropped, by reason
+source/       a token store
+target/       a token store
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.config.base import Config
+from qkv.data.disk import read_object, write_whole, writing
+from qkv.data.pair_split import Pair
+from qkv.data.prepare import is_unfinished, prepare_store
+from qkv.data.store import INDEX_FILE, TokenStore, Whole
+from qkv.errors import ConfigError, InputError
+from qkv.text import Tokenizer
+
+PAIRS_FILE, TEXTS_FILE = "pairs.json", "pairs.jsonl"
+SIDES = ("source", "target")
+Progress = Callable[[int, int], None]
+
+
+class PairsRecord(Config):
+    """Pairs of each file, in the order they stand in the stores."""
+
+    files: dict[str, Whole]
+    dropped: dict[str, Whole]
+
+
+def write_pairs(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]) -> None:
+    """The texts, to be encoded next; `dropped` is read when all pairs have been."""
+    with writing(folder, 0):
+        folder.mkdir(parents=True, exist_ok=True)
+        counts = dict.fromkeys(files, 0)
+        with (folder / TEXTS_FILE).open("w", encoding="utf-8") as stream:
+            for name, pairs in files.items():
+                for pair in pairs:
+                    stream.write(json.dumps(dict(zip(SIDES, pair, strict=True))) + "\n")
+                    counts[name] += 1
+    write_whole(folder / PAIRS_FILE, PairsRecord(files=counts, dropped=dict(dropped)).model_dump_json().encode())
+
+
+def encode_pairs(
+    folder: Path, tokenizers: Mapping[str, Tokenizer], *, progress: Callable[[str], Progress]
+) -> None:  # fmt: skip
+    """What is finished is kept; the texts are not needed after this."""
+    texts = folder / TEXTS_FILE
+    for side in SIDES:
+        if is_unfinished(folder / side) or not (folder / side / INDEX_FILE).exists():
+            bar = progress(f"reading the {side}s")
+            prepare_store([texts], folder / side, tokenizer=tokenizers[side], field=side, progress=bar)
+    with writing(texts, 0):
+        texts.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairStore:
+    """A finished store. Lengths are tokens without the end token that the stores keep after every sentence."""
+
+    source: TokenStore
+    target: TokenStore
+    record: PairsRecord
+
+    @classmethod
+    def open(cls, folder: Path) -> "PairStore":
+        path = folder / PAIRS_FILE
+        try:
+            record = PairsRecord(**read_object(path))
+        except (ConfigError, TypeError) as error:
+            raise InputError(f"{path}: {error}") from None
+        stores = [TokenStore.open(folder / side) for side in SIDES]
+        for store in stores:
+            if store.n_documents != sum(record.files.values()):
+                raise InputError(f"{path}: {sum(record.files.values())} pairs, {store.folder} has {store.n_documents}")
+        return cls(source=stores[0], target=stores[1], record=record)
+
+    def __len__(self) -> int:
+        return self.source.n_documents
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """(side, pair): where each sentence's first token stands."""
+        ends = np.stack([store.document_ends() for store in (self.source, self.target)])
+        return np.concatenate([np.zeros((2, 1), np.int64), ends[:, :-1]], axis=1)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """(side, pair)."""
+        ends = np.stack([store.document_ends() for store in (self.source, self.target)])
+        return ends - self.starts - 1
+
+    def times(self, repeat: Mapping[str, int]) -> NDArray[np.int64]:
+        """How often an epoch takes each pair, from how often it takes each file's."""
+        counts = [np.full(n, repeat.get(name, 1)) for name, n in self.record.files.items()]
+        return np.concatenate(counts).astype(np.int64)
+
+    @cached_property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Of sources and of targets; one and the same where the vocabulary is joint."""
+        return self.source.tokenizer(), self.target.tokenizer()
+
+    def text(self, side: int, number: int) -> str:
+        """A sentence as it was."""
+        store = (self.source, self.target)[side]
+        return self.tokenizers[side].decode(store.document(number)[:-1].tolist())
+
+
+def pair_texts(folder: Path, *, side: str | None = None) -> Iterable[str]:
+    """The texts of `write_pairs`, for a tokenizer's training: of one side, or of both."""
+    with (folder / TEXTS_FILE).open(encoding="utf-8") as stream:
+        records = map(json.loads, stream)
+        yield from chain.from_iterable(r.values() if side is None else (r[side],) for r in records)
