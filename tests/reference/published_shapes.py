@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 
 hf.logging.set_verbosity_error()  # remarks on token ids outside of these tiny vocabularies
+BACKBONES = (hf.BertModel, hf.DistilBertModel, hf.RobertaModel)
 NO_IDS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 
 
@@ -18,16 +19,23 @@ class Case:
     config: type
     settings: dict[str, Any]
 
+    @property
+    def prefix(self) -> str:
+        """What a bare backbone leaves off before its names."""
+        return f"{self.model.base_model_prefix}." if self.model in BACKBONES else ""
+
     def published(self) -> Any:
         """Every number is random, biases and norms too, and large: a swapped pair cannot hide behind zeros."""
         torch.manual_seed(7)
-        model = self.model(self.config(**NO_IDS, **self.settings)).eval()
+        model = self.model(self.config(**{**NO_IDS, **self.settings})).eval()
         if self.config is hf.T5Config and not model.config.scale_decoder_outputs:
             # `transformers` ties T5 1.1 until it reads a file that has a matrix apart, as the published ones do.
             model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-        if self.model is hf.BertForMaskedLM:
-            # Where the matrix is not tied, this bias has a second, dead copy: one for both, as ever before.
+        # Where the matrix is not tied, this bias has a second, dead copy: one for both, as ever before.
+        if self.model in (hf.BertForMaskedLM, hf.BertForPreTraining):
             model.cls.predictions.bias = model.cls.predictions.decoder.bias
+        if self.model is hf.RobertaForMaskedLM:
+            model.lm_head.bias = model.lm_head.decoder.bias
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 if "embed_positions" in name and self.config is hf.MarianConfig:
@@ -39,7 +47,6 @@ class Case:
 
 GPT2 = {"vocab_size": 31, "n_positions": 23}
 LLAMA = {"vocab_size": 31, "max_position_embeddings": 41}
-BERT = {"vocab_size": 31, "max_position_embeddings": 23}
 BART = {"vocab_size": 31, "max_position_embeddings": 23}
 T5 = {"vocab_size": 31}
 
@@ -121,42 +128,62 @@ DECODERS = {
         },
     ),
 }  # fmt: skip
+
+
+def bert(d_model: int, n_layers: int, n_heads: int, d_ff: int, **more: Any) -> dict[str, Any]:
+    names = {"hidden_size": d_model, "num_hidden_layers": n_layers, "num_attention_heads": n_heads}
+    return {
+        "vocab_size": 31,
+        "max_position_embeddings": 23,
+        **names,
+        "intermediate_size": d_ff,
+        "num_labels": 5,
+        **more,
+    }
+
+
+def distilbert(d_model: int, n_layers: int, n_heads: int, d_ff: int, **more: Any) -> dict[str, Any]:
+    names = {"dim": d_model, "n_layers": n_layers, "n_heads": n_heads, "hidden_dim": d_ff}
+    return {"vocab_size": 31, "max_position_embeddings": 23, **names, "num_labels": 5, **more}
+
+
+ENCODER_HEADS = {
+    "bert": {
+        "backbone": hf.BertModel,
+        "both games": hf.BertForPreTraining,
+        "masked words": hf.BertForMaskedLM,
+        "next sentence": hf.BertForNextSentencePrediction,
+        "classes": hf.BertForSequenceClassification,
+    },
+    "distilbert": {
+        "backbone": hf.DistilBertModel,
+        "masked words": hf.DistilBertForMaskedLM,
+        "classes": hf.DistilBertForSequenceClassification,
+    },
+    "roberta": {
+        "backbone": hf.RobertaModel,
+        "masked words": hf.RobertaForMaskedLM,
+        "classes": hf.RobertaForSequenceClassification,
+    },
+}
+ENCODER_SHAPES = {
+    "bert": [
+        bert(35, 2, 5, 43),
+        bert(21, 3, 3, 17, type_vocab_size=3, hidden_act="relu", num_labels=1),
+        bert(26, 1, 2, 29, hidden_act="gelu_new", layer_norm_eps=1e-2, tie_word_embeddings=False),
+    ],
+    "distilbert": [distilbert(35, 2, 5, 43), distilbert(22, 3, 1, 29, activation="relu", tie_word_embeddings=False)],
+    "roberta": [
+        bert(35, 2, 5, 43, type_vocab_size=1, pad_token_id=1),
+        bert(26, 3, 2, 17, layer_norm_eps=1e-2, pad_token_id=3, tie_word_embeddings=False),
+    ],
+}
 ENCODERS = {
-    "bert, backbone": Case(
-        hf.BertModel,
-        hf.BertConfig,
-        {**BERT, "hidden_size": 35, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 43},
-    ),
-    "bert, both games": Case(
-        hf.BertForPreTraining,
-        hf.BertConfig,
-        {
-            **BERT, "hidden_size": 21, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 17,
-            "type_vocab_size": 3, "hidden_act": "relu",
-        },
-    ),
-    "bert, masked words, untied": Case(
-        hf.BertForMaskedLM,
-        hf.BertConfig,
-        {
-            **BERT, "hidden_size": 26, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 29,
-            "hidden_act": "gelu_new", "layer_norm_eps": 1e-2, "tie_word_embeddings": False,
-        },
-    ),
-    "bert, next sentence": Case(
-        hf.BertForNextSentencePrediction,
-        hf.BertConfig,
-        {**BERT, "hidden_size": 22, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 19},
-    ),
-    "bert, classes": Case(
-        hf.BertForSequenceClassification,
-        hf.BertConfig,
-        {
-            **BERT, "hidden_size": 33, "num_hidden_layers": 2, "num_attention_heads": 11, "intermediate_size": 13,
-            "num_labels": 5,
-        },
-    ),
-}  # fmt: skip
+    f"{family}, {head}, {i}": Case(model, model.config_class, settings)
+    for family, heads in ENCODER_HEADS.items()
+    for head, model in heads.items()
+    for i, settings in enumerate(ENCODER_SHAPES[family])
+}
 PAIRS = {
     "marian, swish": Case(
         hf.MarianMTModel,

@@ -42,11 +42,13 @@ def places(is_token: torch.Tensor) -> torch.Tensor:
     return (is_token.long().cumsum(1) - 1).clamp(min=0)
 
 
-def assert_agree(ours: torch.Tensor, theirs: torch.Tensor, is_token: torch.Tensor | None = None) -> None:
+def assert_agree(
+    ours: torch.Tensor, theirs: torch.Tensor, is_token: torch.Tensor | None = None, *, tolerance: float = TOLERANCE
+) -> None:
     assert ours.shape == theirs.shape
     if is_token is not None:
         ours, theirs = ours[is_token], theirs[is_token]
-    assert (ours - theirs).abs().max() <= TOLERANCE
+    assert (ours - theirs).abs().max() <= tolerance
 
 
 @pytest.mark.parametrize("side", PADDINGS)
@@ -64,19 +66,16 @@ def test_a_decoder_gives_the_published_logits(name, side):
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_gives_the_published_states_and_every_head(name, side):
     theirs = ENCODERS[name].published()
-    ids, is_token = some_ids(31), padding(side)
-    segments = some_ids(theirs.config.type_vocab_size, seed=13)
     ours = loaded(theirs)
+    ids, is_token = some_ids(31), padding(side)
+    inputs = {"attention_mask": is_token.long(), "position_ids": places(is_token) + ours.config.position_offset}
+    segments = None
+    if ours.config.n_segments:
+        segments = inputs["token_type_ids"] = some_ids(ours.config.n_segments, seed=13)
     with torch.no_grad():
-        answer = theirs(
-            ids,
-            attention_mask=is_token.long(),
-            position_ids=places(is_token),
-            token_type_ids=segments,
-            output_hidden_states=True,
-        )
+        answer = theirs(ids, **inputs, output_hidden_states=True)
         states = ours(ids, segments=segments, is_token=None if side == "none" else is_token)
-        assert_agree(states, answer.hidden_states[-1], is_token)
+        assert_agree(states, answer.hidden_states[-1], is_token, tolerance=1e-5)
         for head, expected in heads_of(answer, name).items():
             # The pooler reads the first position, which is padding when that stands on the left.
             rows = is_token if head == "masked_word_logits" else is_token[:, 0]
@@ -86,7 +85,7 @@ def test_an_encoder_gives_the_published_states_and_every_head(name, side):
 def heads_of(answer, name: str) -> dict[str, torch.Tensor]:
     match name.split(", ")[1]:
         case "backbone":
-            return {"pooled": answer.pooler_output}
+            return {} if name.startswith("distilbert") else {"pooled": answer.pooler_output}
         case "both games":
             return {
                 "masked_word_logits": answer.prediction_logits,
@@ -98,6 +97,18 @@ def heads_of(answer, name: str) -> dict[str, torch.Tensor]:
             return {"next_sentence_logits": answer.logits}
         case _:
             return {"class_logits": answer.logits}
+
+
+def test_roberta_finds_the_positions_from_the_padding_as_we_do():
+    theirs = ENCODERS["roberta, masked words, 1"].published()
+    is_token = padding("right")
+    pad = theirs.config.pad_token_id
+    ids = some_ids(31 - pad - 1) + pad + 1  # no token but padding may have its id
+    ids[~is_token] = pad
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=is_token.long(), output_hidden_states=True)
+        ours = loaded(theirs)(ids, is_token=is_token)
+    assert_agree(ours, expected.hidden_states[-1], is_token, tolerance=1e-5)
 
 
 # On the left, `transformers` gives padding positions of its own where we give none: only distances agree.
@@ -129,8 +140,7 @@ def test_an_encoder_decoder_gives_the_published_logits(name, side):
 def test_what_was_loaded_is_given_back_to_the_byte(name):
     theirs = CASES[name].published()
     given, back = theirs.state_dict(), to_published(loaded(theirs))
-    prefix = "" if name != "bert, backbone" else "bert."
-    given = {prefix + key: tensor for key, tensor in given.items()}
+    given = {CASES[name].prefix + key: tensor for key, tensor in given.items()}
     for key, tensor in back.items():
         assert torch.equal(tensor, given[key]), key
         assert tensor.is_contiguous()
@@ -146,10 +156,10 @@ def test_transformers_rebuilds_the_model_from_what_we_publish(name):
     theirs = case.published()
     ours = loaded(theirs)
     settings, tensors = published_from_config(ours.config), to_published(ours)
-    again = case.model(case.config(**{**settings, **NO_IDS})).eval()
+    again = case.model(case.config(**{**NO_IDS, **settings})).eval()
     if not ours.config.tie_embeddings and case.config is hf.T5Config:
         again.lm_head.weight = torch.nn.Parameter(again.lm_head.weight.clone())
-    fitting = {key.removeprefix("bert.") if name == "bert, backbone" else key: t for key, t in tensors.items()}
+    fitting = {key.removeprefix(case.prefix): tensor for key, tensor in tensors.items()}
     assert not again.load_state_dict(fitting, strict=False).unexpected_keys
     inputs = {"input_ids": some_ids(31)}
     if name in PAIRS:
@@ -177,7 +187,8 @@ def test_sixteen_greedy_tokens_are_the_same_with_our_cache(name):
 SWAPS = {
     "gpt2": ("transformer.h.0.ln_1.weight", "transformer.h.0.ln_2.weight"),
     "llama, grouped heads": ("self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-    "bert, both games": ("attention.self.key.weight", "attention.self.value.weight"),
+    "distilbert, classes, 0": ("attention.k_lin.weight", "attention.v_lin.weight"),
+    "bert, both games, 0": ("attention.self.key.weight", "attention.self.value.weight"),
     "marian, swish": ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight"),
     "bart": ("decoder.layers.1.self_attn.k_proj.weight", "decoder.layers.1.self_attn.v_proj.weight"),
     "t5 1.1": ("DenseReluDense.wi_0.weight", "DenseReluDense.wi_1.weight"),
@@ -211,6 +222,11 @@ LEAST = {
         "num_attention_heads", "num_key_value_heads",
     ],
     hf.BertConfig: [
+        "vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads",
+    ],
+    hf.DistilBertConfig: ["vocab_size", "max_position_embeddings", "dim", "hidden_dim", "n_layers", "n_heads"],
+    hf.RobertaConfig: [
         "vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads",
     ],
