@@ -35,6 +35,10 @@ class BeamConfig(Config):
     """How many texts to give back."""
     length_penalty: float = 1.0
     """A text's score is Σ log p ÷ length^this: 0 favours short ones, 1 is the mean, more favours long ones."""
+    min_new: int = Field(default=0, ge=0)
+    """A text may not end before it has so many tokens."""
+    no_repeat_ngram: Count | None = None
+    """No n tokens in a row come twice."""
 
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> Self:

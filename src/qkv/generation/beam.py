@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.config import BeamConfig
-from qkv.errors import WeightsError
+from qkv.errors import InputError, WeightsError
 from qkv.generation.decoder import Decoder, GPTDecoder
+from qkv.generation.forcing import Terms, spread
 from qkv.generation.sampling import NextLogits
 from qkv.generation.text import Ended, Limit, begin
 from qkv.models import GPT
 
 NO_STOPS: frozenset[int] = frozenset()
+NEVER = float("-inf")
+_Tables = tuple[list[list[float]], list[list[int]], list[list[float]]]
+"""Sums, where found, and log p."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,140 +52,182 @@ def beam_search(
     *,
     beam: BeamConfig,
     stop_ids: frozenset[int] = NO_STOPS,
+    forced: Sequence[Sequence[Sequence[int]]] = (),
 ) -> list[list[Hypothesis]]:
-    """For any decoder that stands at the beginning of as many texts as there are limits.
+    """For any decoder that stands at the beginning of as many texts as there are limits, one row a text.
 
     Each step keeps the `n_beams` likeliest of all one-token continuations. One that ends leaves the beam and
     is kept as finished. A text is done when it has `n_beams` finished ones and no running one scores better,
-    as it stands, than the worst of them.
+    as it stands, than the worst of them. `forced`: for each text the terms, as ids, that it must hold.
     """
-    n_texts, n_beams = len(limits), beam.n_beams
-    finished = [_Finished(beam) for _ in limits]
-    texts = list(range(n_texts))
-    beams = _Beams.start(n_texts, n_beams, like=logits)
-    stops = torch.tensor(sorted(stop_ids), dtype=torch.long, device=logits.device)
-    first = torch.arange(n_texts, device=logits.device).repeat_interleave(n_beams)
-    decoder.select(first)
-    logits = logits[first]
+    terms = [Terms(own) for own in forced] or [Terms([]) for _ in limits]
+    texts = [_Text(limit, beam, stop_ids, own) for limit, own in zip(limits, terms, strict=True)]
+    running, all_texts = texts, texts
     while True:
-        best = _best_continuations(beams, logits, n=n_beams * (1 + len(stops)))
-        is_stop = torch.isin(best.ids, stops)
-        for place, rank in (is_stop[:, :n_beams] & best.sums[:, :n_beams].isfinite()).nonzero().tolist():
-            finished[texts[place]].add(*best.hypothesis(beams, place, rank), ended=Ended.STOP)
-        beams, rows = beams.extended(best, is_stop)
-        going = []
-        for place, text in enumerate(texts):
-            if beams.n_new >= limits[text].n_new:
-                beams.finish(place, finished[text], limits[text].ended)
-            elif not finished[text].is_done(float(beams.sums[place, 0]), beams.n_new):
-                going.append(place)
+        continued = _best_continuations(running, logits, n=beam.n_beams * (1 + len(stop_ids)))
+        width = len(running[0].guesses)
+        for text, own in zip(running, continued, strict=True):
+            text.advance(own)
+        going = [place for place, text in enumerate(running) if not text.is_done]
         if not going:
-            return [one.best() for one in finished]
-        _go_on(decoder, rows.view(-1, n_beams), going)
-        if len(going) < len(texts):
-            texts, beams = [texts[place] for place in going], beams.of(going)
-        logits = decoder.step(beams.ids[:, :, -1].flatten())
+            return [text.best(number) for number, text in enumerate(all_texts)]
+        rows = [place * width + guess.of for place in going for guess in running[place].guesses]
+        kept = None if len(going) == len(running) else torch.tensor(going, device=logits.device)
+        running = [running[place] for place in going]
+        if kept is not None or rows != list(range(len(rows))):
+            decoder.select(torch.tensor(rows, device=logits.device), texts=kept)
+        latest = [guess.ids[-1] for text in running for guess in text.guesses]
+        logits = decoder.step(torch.tensor(latest, device=logits.device))
 
 
-def _go_on(decoder: Decoder, rows: Int[Tensor, "text beam"], going: list[int]) -> None:
-    if len(going) < len(rows):
-        kept = torch.tensor(going, device=rows.device)
-        decoder.select(rows[kept].flatten(), texts=kept)
-    elif rows.flatten().tolist() != list(range(rows.numel())):
-        decoder.select(rows.flatten())
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """A running text; one of sum −∞ only fills a row."""
+
+    ids: list[int]
+    log_p: list[float]
+    total: float
+    of: int = 0
+    """Which guess of the step before it goes on from."""
 
 
-@dataclass(frozen=True)
-class _Best:
-    """The best one-token continuations of each text, best first."""
-
-    sums: Float[Tensor, "text rank"]
-    beams: Int[Tensor, "text rank"]
-    ids: Int[Tensor, "text rank"]
-    log_p: Float[Tensor, "text rank"]
-
-    def hypothesis(self, beams: "_Beams", place: int, rank: int) -> tuple[list[int], list[float]]:
-        of = int(self.beams[place, rank])
-        ids = [*beams.ids[place, of].tolist(), int(self.ids[place, rank])]
-        return ids, [*beams.log_p[place, of].tolist(), float(self.log_p[place, rank])]
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    total: float
+    of: int
+    id: int
+    log_p: float
 
 
-@dataclass(frozen=True)
-class _Beams:
-    """The running guesses of each text, best first; a guess of sum −∞ only fills a place."""
+def _best_continuations(texts: list["_Text"], logits: NextLogits, *, n: int) -> list[list[_Continuation]]:
+    """Of each text, best first: the n likeliest; where terms are forced, those of each guess and what terms want."""
+    guesses = [guess for text in texts for guess in text.guesses]
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    # Forbidden below, not here: a log p stays the model's own.
+    log_p = logits.to(wide).log_softmax(-1)
+    sums = torch.tensor([guess.total for guess in guesses], dtype=wide, device=logits.device)
+    totals = sums[:, None] + log_p
+    forbidden = [(row, number) for row, guess in enumerate(guesses) for number in texts[0].forbidden(guess.ids)]
+    if forbidden:
+        totals[tuple(torch.tensor(forbidden, device=logits.device).T)] = NEVER
+    n_rows = 1 if any(text.terms.n_ids for text in texts) else len(texts[0].guesses)
+    best = totals.view(len(guesses) // n_rows, -1)
+    best, found = best.topk(min(n, best.shape[1]))
+    of_found = log_p.view(len(best), -1).gather(1, found)
+    if bool(best.isnan().any()):
+        raise WeightsError(f"after {len(guesses[0].ids)} new tokens the logits are no numbers (NaN)")
+    return _by_text(texts, (best.tolist(), found.tolist(), of_found.tolist()), log_p, totals)
 
-    ids: Int[Tensor, "text beam new"]
-    log_p: Float[Tensor, "text beam new"]
-    sums: Float[Tensor, "text beam"]
 
-    @classmethod
-    def start(cls, n_texts: int, n_beams: int, *, like: NextLogits) -> "_Beams":
-        """Nothing said yet: all guesses are the same, so one alone counts."""
-        wide = torch.promote_types(like.dtype, torch.float32)
-        sums = torch.full((n_texts, n_beams), float("-inf"), dtype=wide, device=like.device)
-        sums[:, 0] = 0.0
-        empty = sums.new_empty(n_texts, n_beams, 0)
-        return cls(empty.long(), empty, sums)
+def _by_text(texts: list["_Text"], tables: _Tables, log_p: Tensor, totals: Tensor) -> list[list[_Continuation]]:
+    size, width = log_p.shape[1], len(texts[0].guesses)
+    n_tables = len(tables[0]) // len(texts)  # one a text, or one a guess
+    result: list[list[_Continuation]] = []
+    for place, text in enumerate(texts):
+        own = [
+            _Continuation(total, of + found // size, found % size, log)
+            for of in range(n_tables)
+            for total, found, log in zip(*(table[place * n_tables + of] for table in tables), strict=True)
+            if total > NEVER
+        ]
+        if n_tables > 1 or text.terms.n_ids:
+            rows = slice(place * width, (place + 1) * width)
+            own = sorted(own + _wanted(text, own, log_p[rows], totals[rows]), key=lambda one: -one.total)
+        result.append(own)
+    return result
+
+
+def _wanted(text: "_Text", known: list[_Continuation], log_p: Tensor, totals: Tensor) -> list[_Continuation]:
+    """What the forced terms want next, where it is not among the likeliest."""
+    have = {(one.of, one.id) for one in known}
+    asked = [(of, number) for of, guess in enumerate(text.guesses) for number in sorted(text.wanted(guess.ids))]
+    return [
+        _Continuation(float(totals[of, number]), of, number, float(log_p[of, number]))
+        for of, number in asked
+        if (of, number) not in have and float(totals[of, number]) > NEVER
+    ]
+
+
+class _Text:
+    """One text as it is searched: its running guesses, best first, and the finished ones, at most `n_beams`."""
+
+    def __init__(self, limit: Limit, beam: BeamConfig, stop_ids: frozenset[int], terms: Terms) -> None:
+        if terms.n_ids > limit.n_new:
+            raise InputError(f"the forced terms are {terms.n_ids} tokens, the text may have {limit.n_new}")
+        self.terms = terms
+        self.guesses = [_Guess([], [], 0.0)]
+        self._limit, self._beam, self._stop_ids = limit, beam, stop_ids
+        self._finished: list[Hypothesis] = []
+
+    def forbidden(self, ids: list[int]) -> set[int]:
+        """What a guess may not go on with: an end that comes too early, or the last of an n-gram it holds already."""
+        found: set[int] = set()
+        if len(ids) < self._beam.min_new:
+            found |= self._stop_ids
+        n = self._beam.no_repeat_ngram
+        if n is not None and len(ids) >= n:
+            tail = ids[len(ids) - n + 1 :]
+            found |= {ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == tail}
+        return found
+
+    def wanted(self, ids: list[int]) -> set[int]:
+        """What the terms want next; the end, once all of them are there."""
+        if self.terms.n_ids == 0:
+            return set()
+        return self.terms.wanted(ids) or set(self._stop_ids)
+
+    def advance(self, continued: list[_Continuation]) -> None:
+        """Ends are finished where they are among the best; the best of the others are the new guesses."""
+        n_beams, is_forced = self._beam.n_beams, self.terms.n_ids > 0
+        going: list[_Guess] = []
+        for rank, one in enumerate(continued):
+            before = self.guesses[one.of]
+            guess = _Guess([*before.ids, one.id], [*before.log_p, one.log_p], one.total, one.of)
+            if one.id not in self._stop_ids:
+                going.append(guess)
+                if len(going) == n_beams and rank >= n_beams and not is_forced:
+                    break
+            elif (rank < n_beams or is_forced) and self._is_complete(guess):
+                self._finish(guess, Ended.STOP)
+        if is_forced:
+            going = self._on_the_way(going)
+        self.guesses = going[:n_beams]
+        if self.guesses and len(self.guesses[0].ids) >= self._limit.n_new:
+            for guess in filter(self._is_complete, self.guesses):
+                self._finish(guess, self._limit.ended)
+            self.guesses = []
+        if self.guesses:
+            self.guesses += [_Guess(self.guesses[0].ids, [], NEVER)] * (n_beams - len(self.guesses))
 
     @property
-    def n_new(self) -> int:
-        return self.ids.shape[2]
-
-    def extended(self, best: _Best, is_stop: Tensor) -> tuple["_Beams", Int[Tensor, " row"]]:
-        """The likeliest continuations that do not end, and the rows they continue."""
-        n_texts, n_beams = self.sums.shape
-        sums, ranks = best.sums.masked_fill(is_stop, float("-inf")).topk(n_beams)
-        of, ids, log_p = (part.gather(1, ranks) for part in (best.beams, best.ids, best.log_p))
-        texts = torch.arange(n_texts, device=of.device)[:, None]
-        extended = _Beams(
-            torch.cat((self.ids[texts, of], ids[..., None]), dim=2),
-            torch.cat((self.log_p[texts, of], log_p[..., None]), dim=2),
-            sums,
-        )
-        return extended, (texts * n_beams + of).flatten()
-
-    def of(self, places: list[int]) -> "_Beams":
-        return _Beams(self.ids[places], self.log_p[places], self.sums[places])
-
-    def finish(self, place: int, finished: "_Finished", ended: Ended) -> None:
-        for i, total in enumerate(self.sums[place].tolist()):
-            if total > float("-inf"):
-                finished.add(self.ids[place, i].tolist(), self.log_p[place, i].tolist(), ended=ended)
-
-
-def _best_continuations(beams: _Beams, logits: NextLogits, *, n: int) -> _Best:
-    n_texts, n_beams = beams.sums.shape
-    log_p = logits.to(beams.sums.dtype).log_softmax(-1).view(n_texts, n_beams, -1)
-    totals = (beams.sums[..., None] + log_p).flatten(1)
-    sums, found = totals.topk(min(n, totals.shape[1]))
-    if bool(sums.isnan().any()):
-        raise WeightsError(f"after {beams.n_new} new tokens the logits are no numbers (NaN)")
-    size = logits.shape[-1]
-    return _Best(sums, found // size, found % size, log_p.flatten(1).gather(1, found))
-
-
-class _Finished:
-    """The best finished texts after one prompt, at most `n_beams`."""
-
-    def __init__(self, beam: BeamConfig) -> None:
-        self._beam = beam
-        self._found: list[Hypothesis] = []
-
-    def add(self, ids: list[int], log_p: list[float], *, ended: Ended) -> None:
-        score = self._score(sum(log_p), len(ids))
-        self._found.append(Hypothesis(ids=ids, log_probabilities=log_p, score=score, ended=ended))
-        self._found.sort(key=lambda one: -one.score)
-        del self._found[self._beam.n_beams :]
-
-    def is_done(self, best_running: float, n_new: int) -> bool:
+    def is_done(self) -> bool:
         """Nothing runs any more, or all places are taken by better ones."""
-        if best_running == float("-inf"):
+        if not self.guesses:
             return True
-        is_full = len(self._found) == self._beam.n_beams
-        return is_full and self._found[-1].score >= self._score(best_running, n_new)
+        best = self.guesses[0]
+        is_full = len(self._finished) == self._beam.n_beams
+        return is_full and self._finished[-1].score >= self._score(best.total, len(best.ids))
 
-    def best(self) -> list[Hypothesis]:
-        return self._found[: self._beam.n_best]
+    def best(self, number: int) -> list[Hypothesis]:
+        if not self._finished:
+            raise InputError(f"text {number}: none of {self._limit.n_new} tokens holds all its forced terms")
+        return self._finished[: self._beam.n_best]
+
+    def _on_the_way(self, guesses: list[_Guess]) -> list[_Guess]:
+        """Those that can still reach all terms, spread over how far they have come."""
+        reached = [(self.terms.n_reached(guess.ids), guess) for guess in guesses]
+        n_left = self._limit.n_new - len(guesses[0].ids) if guesses else 0
+        able = [(n, guess) for n, guess in reached if self.terms.n_ids - n <= n_left]
+        return sorted(spread(able, self._beam.n_beams), key=lambda guess: -guess.total)
+
+    def _is_complete(self, guess: _Guess) -> bool:
+        return self.terms.n_ids == 0 or self.terms.n_reached(guess.ids) == self.terms.n_ids
+
+    def _finish(self, guess: _Guess, ended: Ended) -> None:
+        score = self._score(sum(guess.log_p), len(guess.ids))
+        self._finished.append(Hypothesis(ids=guess.ids, log_probabilities=guess.log_p, score=score, ended=ended))
+        self._finished.sort(key=lambda one: -one.score)
+        del self._finished[self._beam.n_beams :]
 
     def _score(self, total: float, n: int) -> float:
         return total / n**self._beam.length_penalty

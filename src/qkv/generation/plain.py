@@ -11,8 +11,8 @@ import torch
 from qkv.choices import Kernel
 from qkv.config import SamplingConfig
 from qkv.generation.sampling import choose
-from qkv.generation.text import Text, begin
-from qkv.models import GPT
+from qkv.generation.text import Ended, Limit, Text, begin
+from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import using
 
 
@@ -34,4 +34,19 @@ def generate_plainly(
             said[0, text.ids] = True
             number = int(choose(logits, sampling, said=said, chance=torch.tensor([chance.random()])))
             text.add(number, float(logits.log_softmax(-1)[0, number]), stop_ids)
+    return text
+
+
+@torch.inference_mode()
+def translate_plainly(
+    model: Seq2Seq | RNNSeq2Seq, source: Sequence[int], *, first: int, max_new: int, stop_ids: frozenset[int]
+) -> Text:
+    """The likeliest next id at each step; source and text are read anew each time."""
+    text = Text([first], Limit(max_new, Ended.LENGTH))
+    source_ids = torch.tensor([list(source)], device=next(model.parameters()).device)
+    with using(model, Kernel.PLAIN):
+        while text.ended is None:
+            log_p = model(source_ids, torch.tensor([text.ids], device=source_ids.device))[0, -1].log_softmax(-1)
+            number = int(log_p.argmax())
+            text.add(number, float(log_p[number]), stop_ids)
     return text

@@ -1,0 +1,47 @@
+"""A source in, the best texts for it out: ids alone."""
+
+from collections.abc import Sequence
+
+import torch
+
+from qkv.config import BeamConfig
+from qkv.errors import ContextLengthError, InputError
+from qkv.generation.beam import Hypothesis, beam_search
+from qkv.generation.decoder import read_sources
+from qkv.generation.text import Ended, Limit
+from qkv.models import RNNSeq2Seq, Seq2Seq
+
+GREEDY = BeamConfig(n_beams=1)
+
+
+def translate(
+    model: Seq2Seq | RNNSeq2Seq,
+    sources: Sequence[Sequence[int]],
+    *,
+    first: int,
+    max_new: Sequence[int],
+    stop_ids: frozenset[int],
+    beam: BeamConfig = GREEDY,
+    forced: Sequence[Sequence[Sequence[int]]] = (),
+) -> list[list[Hypothesis]]:
+    """The best `beam.n_best` texts for each source, best first; sources have any lengths.
+
+    `first`: the id that every text begins with, which is not given back. `max_new`, `forced`: one a source; the
+    model's context bounds a text too.
+    """
+    if not sources:
+        return []
+    room = model.config.context_length
+    for row, source in enumerate(sources):
+        if not source:
+            raise InputError(f"source {row} is empty: 0 tokens, there must be at least 1")
+        if len(source) > room:
+            raise ContextLengthError(f"source {row} has {len(source)} tokens; the model's context_length is {room}")
+    limits = [Limit(n, Ended.LENGTH) if n < room else Limit(room, Ended.CONTEXT) for n in max_new]
+    # The last new token is never read, and the first one is read without being new.
+    capacity = max(limit.n_new for limit in limits)
+    with torch.inference_mode():
+        decoder = read_sources(model, sources, capacity=capacity)
+        begun = torch.full((len(sources),), first, device=next(model.parameters()).device)
+        logits = decoder.step(begun)
+    return beam_search(decoder, logits, limits, beam=beam, stop_ids=stop_ids, forced=forced)
