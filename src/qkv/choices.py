@@ -94,6 +94,8 @@ class ScheduleKind(StrEnum):
     LINEAR = "linear"
     WSD = "wsd"
     """Warm-up, stable, then a linear decay at the end (arXiv:2404.06395)."""
+    NOAM = "noam"
+    """As 1/√step after the warm-up, so that it need not know the last step (arXiv:1706.03762, eq. 3)."""
 
 
 class Precision(StrEnum):

@@ -11,19 +11,22 @@ from qkv.training.losses import NO_TARGET, cross_entropy_sum, unembedded_loss_su
 N_WORDS, D_MODEL = 23, 7
 
 
-def loss_and_gradients(unembedding, states, targets, *, chunk):
+def loss_and_gradients(unembedding, states, targets, *, chunk, smoothing=0.0):
     states = states.clone().requires_grad_()
     unembedding.zero_grad()
-    loss = unembedded_loss_sum(unembedding, states, targets, chunk=chunk)
+    loss = unembedded_loss_sum(unembedding, states, targets, chunk=chunk, smoothing=smoothing)
     (loss / 3).backward()
     return [loss.detach(), states.grad, *[p.grad.clone() for p in unembedding.parameters()]]
 
 
 @given(
     batch=st.integers(1, 3), length=st.integers(1, 13), chunk=st.integers(1, 50), bias=st.booleans(),
-    tied=st.booleans(), scale=st.sampled_from([1.0, 0.3]), seed=st.integers(0, 99),
+    tied=st.booleans(), scale=st.sampled_from([1.0, 0.3]), smoothing=st.sampled_from([0.0, 0.1, 0.9]),
+    seed=st.integers(0, 99),
 )  # fmt: skip
-def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(batch, length, chunk, bias, tied, scale, seed):
+def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(
+    batch, length, chunk, bias, tied, scale, smoothing, seed
+):
     torch.manual_seed(seed)
     tokens = TokenEmbedding(N_WORDS, D_MODEL) if tied else None
     unembedding = Unembedding(N_WORDS, D_MODEL, tied_to=tokens, bias=bias, scale=scale)
@@ -32,10 +35,17 @@ def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(batch, length, ch
     states = torch.randn(batch, length, D_MODEL)
     targets = torch.randint(0, N_WORDS, (batch, length))
     targets[torch.rand(batch, length) < 0.3] = NO_TARGET
-    plain = loss_and_gradients(unembedding, states, targets, chunk=None)
-    chunked = loss_and_gradients(unembedding, states, targets, chunk=chunk)
+    plain = loss_and_gradients(unembedding, states, targets, chunk=None, smoothing=smoothing)
+    chunked = loss_and_gradients(unembedding, states, targets, chunk=chunk, smoothing=smoothing)
     for one, other in zip(plain, chunked, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_smoothing_aims_at_a_share_of_every_word():
+    logits, targets = torch.randn(5, N_WORDS), torch.randint(0, N_WORDS, (5,))
+    aim = torch.full((5, N_WORDS), 0.1 / N_WORDS).scatter_add(1, targets[:, None], torch.full((5, 1), 0.9))
+    expected = -(aim * logits.log_softmax(-1)).sum()
+    torch.testing.assert_close(cross_entropy_sum(logits, targets, smoothing=0.1), expected)
 
 
 def test_a_tied_table_gets_the_gradient_of_both_its_uses():

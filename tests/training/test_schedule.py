@@ -42,3 +42,9 @@ def test_wsd_stays_up_until_its_last_share():
 
 def test_no_warm_up_begins_at_the_top():
     assert rates(ScheduleKind.LINEAR, warmup_steps=0)[0] == 0.5
+
+
+def test_noam_is_the_papers_scaled_to_its_peak():
+    rate, warmup = rates(ScheduleKind.NOAM), 11
+    paper = [min((s + 1) ** -0.5, (s + 1) * warmup**-1.5) for s in range(len(rate))]
+    assert rate == pytest.approx([0.5 * p / max(paper) for p in paper])

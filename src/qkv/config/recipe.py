@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from qkv.choices import TokenizerKind
 from qkv.config.base import Config, Count
 from qkv.config.files import ModelConfig, config_from_dict
+from qkv.config.pairs import PairsConfig
 from qkv.config.training import TrainingConfig
 from qkv.errors import ConfigError
 
@@ -48,12 +49,16 @@ class Recipe(Config):
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: dict[str, Any]
     data: DataConfig
+    pairs: PairsConfig | None = Field(default_factory=lambda given: _if_pairs(given.get("family", "")))
+    """Translation's alone."""
     training: TrainingConfig
     start_from: str | None = None
     """A model whose weights the run begins with."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if self.pairs is not None and _if_pairs(self.family) is None:
+            raise ConfigError(f"pairs: is for translation (seq2seq, rnn), and family={self.family!r}")
         config = self.model_config_for(self.tokenizer.vocabulary_size)
         if self.training.length > config.context_length:
             raise ConfigError(
@@ -66,10 +71,17 @@ class Recipe(Config):
         """The model's config, now that the tokenizer's size is known."""
         if "vocabulary_size" in self.model:
             raise ConfigError("model.vocabulary_size is the tokenizer's: set tokenizer.vocabulary_size")
-        return config_from_dict({**self.model, "family": self.family, "vocabulary_size": vocabulary_size})
+        settings = {**self.model, "family": self.family, "vocabulary_size": vocabulary_size}
+        if self.pairs is not None and self.pairs.source_vocabulary_size is not None:
+            settings["source_vocabulary_size"] = self.pairs.source_vocabulary_size
+        return config_from_dict(settings)
 
     def as_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _if_pairs(family: str) -> PairsConfig | None:
+    return PairsConfig() if family in ("seq2seq", "rnn") else None
 
 
 def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:

@@ -44,6 +44,10 @@ class TrainingConfig(Config):
     layer_decay: float | None = Field(default=None, gt=0, le=1)
     """Each layer learns this much slower than the one above it, the embeddings slowest; None: all alike."""
 
+    label_smoothing: Fraction = 0.0
+    """Share of the aim that is spread evenly over all words, in training alone: validation is scored without.
+    For translation."""
+
     precision: Precision = Precision.AUTO
     compiled: bool = False
     loss_chunk: Count | None = None

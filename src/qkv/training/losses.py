@@ -15,9 +15,15 @@ NO_TARGET = -100
 Summed = Float[Tensor, ""]
 
 
-def cross_entropy_sum(logits: Float[Tensor, "*place vocabulary"], targets: Int[Tensor, "*place"]) -> Summed:
-    """−Σ log p(target), in float32; the caller divides by the number of targets it knows of."""
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
+def cross_entropy_sum(
+    logits: Float[Tensor, "*place vocabulary"], targets: Int[Tensor, "*place"], *, smoothing: float = 0.0
+) -> Summed:
+    """−Σ log p(target), in float32; the caller divides by the number of targets it knows of.
+
+    With `smoothing` ε the aim is 1 − ε for the target and ε spread evenly over all words (arXiv:1512.00567).
+    """
+    flat, wanted = logits.flatten(0, -2).float(), targets.flatten()
+    return F.cross_entropy(flat, wanted, ignore_index=NO_TARGET, reduction="sum", label_smoothing=smoothing)
 
 
 def unembedded_loss_sum(
@@ -26,12 +32,13 @@ def unembedded_loss_sum(
     targets: Int[Tensor, "batch position"],
     *,
     chunk: int | None = None,
+    smoothing: float = 0.0,
 ) -> Summed:
     """The same as `cross_entropy_sum(unembedding(states), targets)`, for `chunk` positions at a time if given."""
     if chunk is None:
-        return cross_entropy_sum(unembedding(states), targets)
+        return cross_entropy_sum(unembedding(states), targets, smoothing=smoothing)
     flat = states.flatten(0, 1) * unembedding.scale
-    return _Chunked.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk)
+    return _Chunked.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk, smoothing)
 
 
 class _Chunked(torch.autograd.Function):
@@ -45,6 +52,7 @@ class _Chunked(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         chunk: int,
+        smoothing: float,
     ) -> Tensor:
         # Without gradients wanted (evaluation) only the loss is made.
         wants_gradient = any(ctx.needs_input_grad[:3])
@@ -67,11 +75,14 @@ class _Chunked(torch.autograd.Function):
             log_p = logits.log_softmax(-1)
             is_wanted = wanted != NO_TARGET
             at = wanted.clamp(min=0)[:, None]
-            total += -(log_p.gather(1, at).squeeze(1) * is_wanted).sum()
+            total -= (1 - smoothing) * (log_p.gather(1, at).squeeze(1) * is_wanted).sum()
+            if smoothing:
+                total -= smoothing * (log_p.mean(1) * is_wanted).sum()
             if state_gradient is None or weight_gradient is None:
                 continue
             error = log_p.exp_()
-            error.scatter_add_(1, at, -torch.ones_like(at, dtype=error.dtype))
+            error -= smoothing / error.shape[1]
+            error.scatter_add_(1, at, torch.full_like(at, smoothing - 1, dtype=error.dtype))
             error *= is_wanted[:, None]
             state_gradient[part] = error.to(dtype) @ used
             weight_gradient += (error.to(dtype).T @ x).to(weight.dtype)
@@ -84,4 +95,4 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: ANN401
         # In place, and let go: a second set, as large as the vocabulary's table, would stay until the step's end.
         gradients, ctx.gradients = ctx.gradients, ()
-        return (*(None if part is None else part.mul_(upstream) for part in gradients), None, None)
+        return (*(None if part is None else part.mul_(upstream) for part in gradients), None, None, None)

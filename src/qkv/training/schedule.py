@@ -22,4 +22,6 @@ def learning_rate(config: TrainingConfig, step: int) -> float:
         case ScheduleKind.WSD:
             left = (1 - progress) / config.decay_share
             share = lowest + (1 - lowest) * min(1.0, left)
+        case ScheduleKind.NOAM:
+            share = math.sqrt(max(1, config.warmup_steps) / (step + 1))
     return config.learning_rate * share
