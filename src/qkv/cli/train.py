@@ -1,12 +1,12 @@
 """`qkv train`: your own text in, a trained model out."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.errors import ConfigError, InputError
+from qkv.cli.places import chosen_device, next_run_folder
+from qkv.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def train(
 
         need_tensorboard()  # better said now than after the run
 
-    target = _device(device)
+    target = chosen_device(device)
     if resume is not None:
         if what is not None or text or out is not None or start is not None or minutes or steps or seed is not None:
             raise InputError("--resume goes on with a run as it was: give nothing else with it")
@@ -68,7 +68,7 @@ def train(
     if dry_run:
         preflight(recipe, recipe.tokenizer.vocabulary_size, target)
         return
-    start_run(recipe, out or _next_run_folder(), data, device=target, minutes=minutes, tensorboard=tensorboard)
+    start_run(recipe, out or next_run_folder(), data, device=target, minutes=minutes, tensorboard=tensorboard)
 
 
 def _from_file(
@@ -126,22 +126,3 @@ def _shaped_like(recipe: "Recipe", start: Path) -> "Recipe":
         training=recipe.training.replace(length=length, learning_rate=recipe.training.learning_rate / 4),
         start_from=str(start.resolve()),
     )
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {name}: it is cpu, cuda or auto")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no GPU here")
-    return torch.device(name)
-
-
-def _next_run_folder() -> Path:
-    number = 1
-    while os.path.lexists(f"runs/{number}"):
-        number += 1
-    return Path(f"runs/{number}")
