@@ -1,0 +1,39 @@
+"""Which class is taken for which: a confusion matrix as a picture."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int
+
+from qkv.inspection.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_NUMBERED = 20
+"""Classes up to which the counts are printed into the cells."""
+
+
+def confusion_map(table: Int[np.ndarray, "true answered"], class_names: Sequence[str], *, title: str = "") -> "Figure":
+    """Colours are shares of a row: of the texts of a class, how many were called what. Numbers are counts."""
+    n = len(class_names)
+    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    cell = 0.75 if n <= 8 else 0.45 if n <= MAX_NUMBERED else 0.16
+    label_width = 0.085 * max(map(len, class_names)) * (1.0 if n <= MAX_NUMBERED else 0.6)
+    side = max(1.8, cell * n) + label_width
+    figure = new_figure(width=side + 1.8, height=side + 0.9)
+    axis = figure.subplots()
+    image = axis.imshow(shares, cmap="viridis", vmin=0.0, vmax=1.0)
+    size = "medium" if n <= MAX_NUMBERED else 5
+    axis.set_xticks(range(n), class_names, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
+    axis.set_yticks(range(n), class_names, fontsize=size)
+    axis.set_xlabel("answered")
+    axis.set_ylabel("true")
+    axis.set_title(title, fontsize="medium")
+    figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, label="share of the true class")
+    if n <= MAX_NUMBERED:
+        for i, j in np.ndindex(n, n):
+            ink = "black" if shares[i, j] > 0.6 else "white"
+            axis.text(j, i, f"{table[i, j]:,}", ha="center", va="center", fontsize="small", color=ink)
+    return figure
