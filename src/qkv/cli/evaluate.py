@@ -30,11 +30,11 @@ def evaluate(
     """
     from qkv.cli.progress import counted
     from qkv.data import read_documents
-    from qkv.tasks import load
+    from qkv.tasks import LanguageModel, load_as
     from qkv.training.evaluation import Score
 
     documents = islice(read_documents(text), limit)
-    task = load(model)
+    task = load_as(LanguageModel, model)
     scores = list(counted(task.score_all(documents), "documents"))
     if not scores:
         raise InputError("the texts hold 0 documents; at least 1 is needed")

@@ -75,9 +75,9 @@ def _run(
     wanted = prompts or [line.rstrip("\n") for line in sys.stdin]
     if not wanted:
         raise InputError("no prompt was given, and standard input is empty")
-    from qkv.tasks import load
+    from qkv.tasks import LanguageModel, load_as
 
-    task = load(model)
+    task = load_as(LanguageModel, model)
     if search is not None:
         _search(task, wanted, max_new=max_new, beam=search, logprobs=logprobs, as_json=as_json)
     elif stream:

@@ -8,7 +8,7 @@ from qkv.generation import adjusted, generate, steps
 from qkv.inspection import new_figure
 from qkv.lessons.drawing import BLUE, ORANGE, Draw, Figure, label
 from qkv.lessons.printing import difference, say, section, table
-from qkv.tasks import LanguageModel, load
+from qkv.tasks import LanguageModel, load_as
 
 PROMPT = "The cat sat"
 N_NEW = 8
@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 def lesson(seed: int) -> Draw:
-    task = load("stories")
+    task = load_as(LanguageModel, "stories")
     section(f"“{PROMPT}” goes on: the likeliest token (argmax), fed back")
     say(f"""The model is `stories`: {sum(p.numel() for p in task.model.parameters()):,} parameters, trained on short
         stories. At each step every one of its {task.model.config.vocabulary_size:,} tokens gets a probability; the

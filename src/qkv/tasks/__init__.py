@@ -1,6 +1,21 @@
 """Text in, answer out: a model with its tokenizer."""
 
 from qkv.tasks.language_model import Continuation, LanguageModel
-from qkv.tasks.loading import find_folder, load, load_weights
+from qkv.tasks.loading import Task, find_folder, load, load_as, load_weights
+from qkv.tasks.text_encoder import Answer, Encoded, Filled, Guess, Similar, TextEncoder
 
-__all__ = ["Continuation", "LanguageModel", "find_folder", "load", "load_weights"]
+__all__ = [
+    "Answer",
+    "Continuation",
+    "Encoded",
+    "Filled",
+    "Guess",
+    "LanguageModel",
+    "Similar",
+    "Task",
+    "TextEncoder",
+    "find_folder",
+    "load",
+    "load_as",
+    "load_weights",
+]

@@ -9,6 +9,7 @@ from qkv.config import BeamConfig, SamplingConfig
 from qkv.errors import InputError
 from qkv.generation import Ended, Hypothesis, Step, StopStrings, Text, beam_generate, steps
 from qkv.models import GPT
+from qkv.tasks.describing import described
 from qkv.tasks.scoring import loss_sums
 from qkv.text import StreamingDecoder, Tokenizer
 from qkv.training.evaluation import Score
@@ -43,9 +44,13 @@ class Piece:
 class LanguageModel:
     """`generate` goes on from a prompt; `score` says how well it would have guessed a text."""
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: GPT, tokenizer: Tokenizer, *, name: str = "") -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.name = name
+
+    def __repr__(self) -> str:
+        return described("LanguageModel", self.model, self.name) + ")"
 
     def generate(
         self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), **sampling: Any  # noqa: ANN401

@@ -2,16 +2,21 @@
 
 import re
 from pathlib import Path
+from typing import TypeVar
 
 from qkv.config.base import nearest
 from qkv.errors import InputError
-from qkv.models import GPT
+from qkv.models import BERT, GPT
 from qkv.tasks.language_model import LanguageModel
+from qkv.tasks.text_encoder import TextEncoder
 from qkv.training.run import RunFolder
 from qkv.weights.hub import download
 from qkv.weights.models import Loaded, load_model, needs_tokenizer
 from qkv.weights.single_file import load_file_model
 from qkv.zoo import shipped
+
+Task = LanguageModel | TextEncoder
+AnyTask = TypeVar("AnyTask", LanguageModel, TextEncoder)
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -48,15 +53,25 @@ def load_weights(name: str | Path) -> Loaded:
     return load_file_model(found) if found.is_file() else load_model(found)
 
 
-def load(name: str | Path) -> LanguageModel:
+def load(name: str | Path) -> Task:
     """The model with its tokenizer, ready for its task: `qkv.load("stories").generate("Once upon a time")`."""
     loaded = load_weights(name)
     tokenizer = needs_tokenizer(loaded, Path(name))
     match loaded.model:
         case GPT():
-            return LanguageModel(loaded.model, tokenizer)
+            return LanguageModel(loaded.model, tokenizer, name=str(name))
+        case BERT():
+            return TextEncoder(loaded.model, tokenizer, name=str(name))
         case other:
             raise InputError(f"{name}: a {type(other).__name__} has no task yet; load its weights with qkv.models")
+
+
+def load_as(kind: type[AnyTask], name: str | Path) -> AnyTask:
+    """As `load`, for those who need one kind of task alone."""
+    task = load(name)
+    if not isinstance(task, kind):
+        raise InputError(f"{name}: is no {kind.__name__}, which is needed here: {task!r}")
+    return task
 
 
 def _holds_model(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from qkv.errors import InputError
 from qkv.models import GPT
+from qkv.tasks.batches import of_like_length
 from qkv.training.losses import NO_TARGET
 
 TOKENS_AT_ONCE = 4096
@@ -62,22 +63,11 @@ def _scored(model: GPT, documents: list[list[int]], tokens_at_once: int) -> list
     length = model.config.context_length
     parts = [part for number, ids in enumerate(documents) for part in windows(number, ids, length)]
     sums = [0.0] * len(documents)
-    for batch in _batches(sorted(parts, key=lambda part: len(part.ids)), tokens_at_once):
+    for places in of_like_length([len(part.ids) for part in parts], tokens_at_once):
+        batch = [parts[place] for place in places]
         for part, loss in zip(batch, _losses(model, batch), strict=True):
             sums[part.document] += loss
     return sums
-
-
-def _batches(parts: list[Window], tokens_at_once: int) -> Iterator[list[Window]]:
-    """`parts` from short to long: the last of a batch says how wide it is."""
-    batch: list[Window] = []
-    for part in parts:
-        if batch and (len(batch) + 1) * len(part.ids) > tokens_at_once:
-            yield batch
-            batch = []
-        batch.append(part)
-    if batch:
-        yield batch
 
 
 @torch.inference_mode()

@@ -1,0 +1,186 @@
+"""Fine-tuning by name: models and labelled texts in, models for the task and a table of scores out."""
+
+import json
+import re
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qkv.config import FinetuningConfig, load_finetuning
+from qkv.data.disk import write_whole, writing
+from qkv.data.labelled import Labelled, labelled_rows
+from qkv.errors import MissingExtraError, RunError
+from qkv.inspection.confusion import confusion_map
+from qkv.inspection.curves import loss_curve
+from qkv.tasks.loading import load, load_as
+from qkv.tasks.text_encoder import TextEncoder
+from qkv.training.finetune import Material, Result, fine_tune
+from qkv.training.finetune_data import LabelledTask, make_task, read_task
+from qkv.training.run import RunFolder, Say
+from qkv.training.trainer import Report
+from qkv.weights.folder import digest
+
+SETTINGS = "finetune.toml"
+DIGESTS = "data.json"
+Reports = Callable[[str, int], Report]
+"""`reports(model, seed)` gives what is told of each step of that run."""
+Rows = str | Path | Sequence[Sequence[Any]]
+"""A file, or rows (text, label) or (text, text, label)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuned:
+    """One model's runs on a task, one a seed."""
+
+    name: str
+    results: list[Result]
+    folders: list[Path]
+
+    @property
+    def measures(self) -> list[str]:
+        """The chief one first."""
+        return list(self.results[0].scores)
+
+    def mean(self, measure: str) -> float:
+        return statistics.fmean(result.scores[measure] for result in self.results)
+
+    def spread(self, measure: str) -> float:
+        """The standard deviation over the seeds; 0 for one."""
+        values = [result.scores[measure] for result in self.results]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    @property
+    def best(self) -> Path:
+        """The folder of the seed with the best chief score."""
+        scores = [result.scores[self.measures[0]] for result in self.results]
+        return self.folders[scores.index(max(scores))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetuned:
+    """What `finetune` gives."""
+
+    task: TextEncoder
+    """The model of the best seed, ready: `task.classify([text])`."""
+    scores: dict[str, float]
+    """On the evaluation rows, the mean over the seeds."""
+    runs: FineTuned
+
+
+def finetune(
+    model: str | Path | TextEncoder, train: Rows, evaluation: Rows | None = None, *, out: str | Path | None = None,
+    device: str | None = None, **settings: Any,  # noqa: ANN401
+) -> Finetuned:  # fmt: skip
+    """A classifier out of a pre-trained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
+
+    Keywords are those of `FinetuningConfig` (seeds, epochs, learning_rate, problem …). `out`: a folder for the run;
+    without one nothing is left on the disk.
+    """
+    start = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
+    named = {"train": _named(train, "train"), "evaluation": None if evaluation is None else _named(evaluation, "eval")}
+    config = FinetuningConfig(models=(start.name or "model",), **named, **settings)
+    if all(isinstance(rows, str | Path | None) for rows in (train, evaluation)):
+        task = read_task(config)
+    else:
+        held_out = None if evaluation is None else _rows(evaluation, "eval", config)
+        task = make_task(config, _rows(train, "train", config), held_out)
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = RunFolder.create(Path(out or temporary)).path
+        runs = _seeds(start, task, config, folder=folder, device=target, reports=_silent, say=lambda _line: None)
+        tuned = load_as(TextEncoder, runs.best)
+    scores = {name: runs.mean(name) for name in runs.measures}
+    return Finetuned(task=TextEncoder(tuned.model, tuned.tokenizer, name=config.models[0]), scores=scores, runs=runs)
+
+
+def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path()) -> FinetuningConfig:
+    """A new folder with all that going on needs. The files' paths become absolute."""
+    files = {"train": settings.train, "evaluation": settings.evaluation}
+    places = {kind: str((data / name).resolve()) for kind, name in files.items() if name is not None}
+    settings = settings.replace(**places)
+    read_task(settings)
+    RunFolder.create(out)
+    write_whole(out / SETTINGS, settings.as_toml().encode())
+    digests = {place: digest(Path(place)) for place in places.values()}
+    write_whole(out / DIGESTS, json.dumps(digests, indent=1).encode())
+    return settings
+
+
+def resume_finetuning(out: Path) -> FinetuningConfig:
+    """The settings of a run that was begun, if its data are what they were."""
+    if not (out / SETTINGS).is_file():
+        raise RunError(f"{out}: holds no {SETTINGS}, so it is no fine-tuning to go on with")
+    settings = load_finetuning(out / SETTINGS)
+    for place, expected in json.loads((out / DIGESTS).read_text(encoding="utf-8")).items():
+        if not Path(place).is_file() or digest(Path(place)) != expected:
+            raise RunError(f"{place}: is gone or was changed since {out} was begun")
+    return settings
+
+
+def run_finetuning(
+    settings: FinetuningConfig, out: Path, *, device: torch.device, reports: Reports, say: Say
+) -> Iterator[FineTuned]:
+    """Each model in turn, each with every seed; what is finished already is only told of."""
+    task = read_task(settings)
+    with RunFolder(out).locked():
+        for name in settings.models:
+            start = load_as(TextEncoder, name)
+            folder = out if len(settings.models) == 1 else out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
+            yield _seeds(start, task, settings, folder=folder, device=device, reports=reports, say=say, name=name)
+
+
+def _seeds(
+    start: TextEncoder, task: LabelledTask, settings: FinetuningConfig, *, folder: Path, device: torch.device,
+    reports: Reports, say: Say, name: str | None = None,
+) -> FineTuned:  # fmt: skip
+    name = name or settings.models[0]
+    material = Material.gather(start.model, start.tokenizer, task, settings, say=say)
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    folders = [folder if settings.seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
+    results = []
+    for seed, own in zip(seeds, folders, strict=True):
+        with writing(own, 0):
+            own.mkdir(parents=True, exist_ok=True)
+        # What is new in the model is the same for every seed: said once.
+        remark = say if seed == settings.seed else _unsaid
+        result = fine_tune(material, seed=seed, folder=own, device=device, report=reports(name, seed), say=remark)
+        results.append(result)
+        _draw(own, result, say)
+    return FineTuned(name=name, results=results, folders=folders)
+
+
+def _draw(folder: Path, result: Result, say: Say) -> None:
+    try:
+        with writing(folder, 0):
+            loss_curve(folder / "metrics.jsonl").savefig(folder / "loss.png")
+            if result.confusion is not None and result.class_names is not None:
+                measure, score = next(iter(result.scores.items()))
+                title = f"{measure} {score:.3f} on {result.n_evaluation:,} texts"
+                figure = confusion_map(np.array(result.confusion), result.class_names, title=title)
+                figure.savefig(folder / "confusion.png")
+    except MissingExtraError as error:
+        say(str(error))
+
+
+def _rows(rows: Rows, name: str, settings: FinetuningConfig) -> Labelled:
+    if isinstance(rows, str | Path):
+        return read_task(settings.replace(train=str(rows), evaluation=None)).train
+    return labelled_rows(name, rows)
+
+
+def _named(rows: Rows, name: str) -> str:
+    return str(rows) if isinstance(rows, str | Path) else name
+
+
+def _silent(_name: str, _seed: int) -> Report:
+    return _unsaid
+
+
+def _unsaid(_said: object) -> None:
+    """Nothing is told."""

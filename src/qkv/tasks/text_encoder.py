@@ -1,0 +1,261 @@
+"""Texts are read whole: a BERT with its tokenizer fills masks, tells classes apart, and gives vectors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.choices import Pooling, ProblemKind, Role
+from qkv.config import SentenceEmbedding
+from qkv.errors import ContextLengthError, InputError
+from qkv.models import BERT
+from qkv.tasks.batches import of_like_length
+from qkv.tasks.describing import described
+from qkv.tensors import Ids, IsToken, Residual
+from qkv.text import Tokenizer, encode_cut, encode_rows
+
+TOKENS_AT_ONCE = {"cpu": 512}
+"""Of a batch on that device: on a CPU the fewest are the fastest, for what a layer writes stays in its cache."""
+TOKENS_AT_ONCE_ELSEWHERE = 1 << 16
+
+Text = str | tuple[str, str]
+"""One text, or a pair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A text or pair as the model reads it."""
+
+    row: tuple[str, ...]
+    number: int
+    """What messages call it."""
+    ids: list[int]
+    segments: list[int]
+    n_cut: int = 0
+    """Tokens that were left out at its end, because that was asked."""
+
+
+Texts = Sequence[Text | Encoded]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One token that may stand in a mask's place."""
+
+    id: int
+    token: str
+    """Its text; ## before it where it goes on with a word."""
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    text: str
+    """With the likeliest token in each mask's place, each chosen for itself."""
+    masks: list[list[Guess]]
+    """Of each mask from left to right, the likeliest tokens, best first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a classification head says of a text."""
+
+    labels: tuple[str, ...]
+    """The likeliest class; where a text may have several labels, all of at least one half; of a number, none."""
+    probabilities: dict[str, float]
+    """Of every class, in the order of the config; of a number, none."""
+    number: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    place: int
+    """Among the texts that were compared, from 0."""
+    cosine: float
+
+
+@dataclass(frozen=True)
+class _Batch:
+    places: list[int]
+    ids: Ids
+    is_token: IsToken
+    states: Residual
+
+
+class TextEncoder:
+    """`embed` and `similar` work with every BERT; `fill`, `classify` and `next_sentence` where it has the head.
+
+    All take texts, or what `encode` made of them. Texts of like length are computed together; each answer is what
+    it would be alone. A text longer than the context is refused, unless `truncate` asks to cut it at its end.
+    """
+
+    def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "") -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.name = name
+
+    def __repr__(self) -> str:
+        heads = {
+            "fill": self.model.masked_word, "classify": self.model.classifier, "next_sentence": self.model.next_sentence
+        }  # fmt: skip
+        can = ["embed", *(task for task, head in heads.items() if head is not None)]
+        return f"{described('TextEncoder', self.model, self.name)}: {', '.join(can)})"
+
+    def encode(
+        self, texts: Texts, *, truncate: bool = False, max_tokens: int | None = None, parse_specials: bool = False,
+        first: int = 1,
+    ) -> list[Encoded]:  # fmt: skip
+        """As the model reads them; what is encoded already stays as it is.
+
+        `max_tokens`: less than the whole context. `first`: the number that messages give to the first text.
+        """
+        if isinstance(texts, str):
+            raise InputError("the texts are one string; give a list: [text]")
+        limit = min(self.model.config.context_length, max_tokens or self.model.config.context_length)
+        rows = [(text,) if isinstance(text, str) else text for text in texts if not isinstance(text, Encoded)]
+        whole = zip(rows, encode_rows(self.tokenizer, rows, parse_specials=parse_specials), strict=True)
+        read = []
+        for number, text in enumerate(texts, start=first):
+            if isinstance(text, Encoded):
+                one = text
+            else:
+                row, ids = next(whole)
+                one = Encoded(row=row, number=number, ids=ids.ids, segments=ids.segments)
+                if truncate and len(one.ids) > limit:
+                    cut = encode_cut(self.tokenizer, row, limit, parse_specials=parse_specials)
+                    one = replace(one, ids=cut.ids, segments=cut.segments, n_cut=len(one.ids) - limit)
+            if len(one.ids) > limit:
+                raise ContextLengthError(
+                    f"text {one.number} has {len(one.ids):,} tokens, the model takes {limit:,}; truncate would cut it"
+                )
+            read.append(one)
+        return read
+
+    @torch.no_grad()
+    def embed(
+        self, texts: Texts, *, pooling: Pooling | None = None, normalise: bool | None = None, truncate: bool = False
+    ) -> Float[Tensor, "text d_model"]:  # fmt: skip
+        """One vector a text. Not said: as the model was trained for, else the mean of its states, of length 1."""
+        settings = self.embedding
+        pooling = settings.pooling if pooling is None else Pooling(pooling)
+        read = self.encode(texts, max_tokens=settings.max_tokens, truncate=truncate)
+        vectors = self.model.embedding.token.weight.new_empty(len(read), self.model.config.d_model)
+        for batch in self._batches(read):
+            match pooling:
+                case Pooling.CLS:
+                    vectors[batch.places] = batch.states[:, 0]
+                case Pooling.MEAN:
+                    sums = (batch.states * batch.is_token[..., None]).sum(1)
+                    vectors[batch.places] = sums / batch.is_token.sum(1, keepdim=True)
+        return F.normalize(vectors, dim=-1) if (settings.normalise if normalise is None else normalise) else vectors
+
+    @property
+    def embedding(self) -> SentenceEmbedding:
+        """How `embed` works unless told otherwise."""
+        return self.model.config.sentence_embedding or SentenceEmbedding(normalise=True)
+
+    def similar(self, queries: Texts, among: Texts, *, n: int = 5) -> list[list[Similar]]:
+        """For each query the `n` texts whose vectors have the greatest cosine with its own, best first."""
+        if not among:
+            raise InputError("there are 0 texts to compare with; at least 1 is needed")
+        cosines = self.embed(queries, normalise=True) @ self.embed(among, normalise=True).T
+        best = cosines.topk(min(n, len(among)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [[Similar(place, cosine) for place, cosine in zip(*row, strict=True)] for row in pairs]
+
+    @torch.no_grad()
+    def fill(self, texts: Texts, *, n: int = 5, truncate: bool = False) -> list[Filled]:
+        """The `n` likeliest tokens for every mask of every text; a mask is spelt as in the tokenizer ([MASK])."""
+        self._needs("masked_word", "masked-word head", "fill masks")
+        mask = self.tokenizer.id_of(Role.MASK)
+        read = self.encode(texts, parse_specials=True, truncate=truncate)
+        for one in read:
+            if mask not in one.ids:
+                where = f" among its first {len(one.ids)} tokens" if one.n_cut else ""
+                raise InputError(f"text {one.number}: has no {self.tokenizer.token(mask)}{where}: nothing to fill")
+        filled: list[list[list[Guess]]] = [[] for _ in read]
+        for batch in self._batches(read):
+            rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
+            logits = self.model.masked_word_logits(batch.states[rows, columns][None])[0].float()
+            # A model may have more rows than its tokenizer has ids; those are no guesses.
+            best = logits.softmax(-1)[:, : self.tokenizer.vocabulary_size].topk(min(n, self.tokenizer.vocabulary_size))
+            for row, ids, probabilities in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
+                guesses = zip(ids, probabilities, strict=True)
+                filled[batch.places[row]].append([Guess(i, self._text(i), p) for i, p in guesses])
+        return [Filled(text=self._with(one, masks), masks=masks) for one, masks in zip(read, filled, strict=True)]
+
+    @torch.no_grad()
+    def classify(self, texts: Texts, *, truncate: bool = False) -> list[Answer]:
+        """Of each text or pair the class, the labels or the number, as the model was trained for."""
+        self._needs("classifier", "classification head", "classify")
+        read = self.encode(texts, truncate=truncate)
+        answers: list[Answer | None] = [None] * len(read)
+        for batch in self._batches(read):
+            logits = self.model.class_logits(batch.states).float()
+            for place, row in zip(batch.places, logits, strict=True):
+                answers[place] = self._answer(row)
+        return [answer for answer in answers if answer is not None]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Numbers from 0 where the model has no names for its classes."""
+        config = self.model.config
+        return config.class_names or tuple(str(number) for number in range(config.n_classes or 0))
+
+    @torch.no_grad()
+    def next_sentence(self, first: str, second: str) -> float:
+        """The probability that the second text is what follows the first."""
+        self._needs("next_sentence", "next-sentence head", "tell what follows")
+        (batch,) = self._batches(self.encode([(first, second)]))
+        return float(self.model.next_sentence_logits(batch.states).float().softmax(-1)[0, 0])
+
+    def _answer(self, logits: Float[Tensor, " class"]) -> Answer:
+        problem = self.model.config.problem
+        if problem is ProblemKind.NUMBER:
+            return Answer(labels=(), probabilities={}, number=float(logits[0]))
+        values = logits.softmax(-1) if problem is ProblemKind.ONE_CLASS else logits.sigmoid()
+        probabilities = dict(zip(self.class_names, values.tolist(), strict=True))
+        if problem is ProblemKind.ONE_CLASS:
+            return Answer(labels=(self.class_names[int(values.argmax())],), probabilities=probabilities)
+        return Answer(labels=tuple(name for name, p in probabilities.items() if p >= 0.5), probabilities=probabilities)
+
+    def _batches(self, read: Sequence[Encoded]) -> Iterator[_Batch]:
+        """The last states of all, in batches of like length."""
+        device = self.model.embedding.token.weight.device
+        at_once = TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE_ELSEWHERE)
+        for places in of_like_length([len(one.ids) for one in read], at_once):
+            own = [read[place] for place in places]
+            ids = _table([one.ids for one in own]).to(device)
+            is_token = _table([[1] * len(one.ids) for one in own]).bool().to(device)
+            segments = None
+            if self.model.config.n_segments and any(len(one.row) == 2 for one in own):
+                segments = _table([one.segments for one in own]).to(device)
+            mask = None if bool(is_token.all()) else is_token
+            yield _Batch(places, ids, is_token, self.model(ids, segments=segments, is_token=mask))
+
+    def _needs(self, part: str, head: str, verb: str) -> None:
+        if getattr(self.model, part) is None:
+            raise InputError(f"{self.name or 'this model'} has no {head}, so it cannot {verb}: {self!r}")
+
+    def _text(self, number: int) -> str:
+        text = self.tokenizer.decode([number], skip_specials=False).strip()
+        return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.tokenizer.token(number)
+
+    def _with(self, one: Encoded, masks: list[list[Guess]]) -> str:
+        text, spelt = "\t".join(one.row), self.tokenizer.specials[Role.MASK]
+        for guesses in masks:
+            before, _, after = text.partition(spelt)
+            token = guesses[0].token
+            text = (before.rstrip() + token[2:] if token.startswith("##") else before + token) + after
+        return text
+
+
+def _table(rows: Sequence[Sequence[int]]) -> Ids:
+    """Rows filled up with zeros on the right."""
+    table = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = torch.tensor(row)
+    return table

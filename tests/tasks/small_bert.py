@@ -1,0 +1,29 @@
+"""A small random BERT with every head and a small trained tokenizer, in memory or as a folder."""
+
+from functools import cache
+from pathlib import Path
+
+from qkv.choices import TokenizerKind
+from qkv.config import BERTConfig
+from qkv.tasks import TextEncoder
+from tests.agreement.families import shaken
+from tests.tasks.small import saved
+from tests.text.samples import trained
+
+CONTEXT = 43
+NAMES = ("bad", "good", "neither")
+
+
+@cache
+def small_bert(**settings) -> TextEncoder:
+    tokenizer = trained(TokenizerKind.WORDPIECE)
+    heads = {"masked_word_head": True, "next_sentence_head": True, "class_names": NAMES}
+    config = BERTConfig(
+        vocabulary_size=tokenizer.vocabulary_size, context_length=CONTEXT, d_model=12, n_heads=3, n_layers=2,
+        **(heads | settings),
+    )  # fmt: skip
+    return TextEncoder(shaken(config, 0), tokenizer)
+
+
+def saved_bert(folder: Path, **settings) -> Path:
+    return saved(small_bert(**settings), folder)
