@@ -169,3 +169,12 @@ class Pooling(StrEnum):
     """The mean over all tokens, [CLS] and [SEP] too."""
     CLS = "cls"
     """The first token's state."""
+
+
+class Averaging(StrEnum):
+    """Which of the weights between a source and its translation are averaged into one table."""
+
+    ALL = "all"
+    """Every layer's and head's."""
+    BEST_LAYER = "best-layer"
+    """The heads of the layer that points at words most sharply."""
