@@ -1,12 +1,14 @@
 """Files that are whole or not there, and what is said when the disk refuses."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from qkv.errors import DiskError
+from qkv.errors import DiskError, InputError
 
 
 @contextmanager
@@ -31,6 +33,19 @@ def write_whole(path: Path, data: bytes) -> None:
             os.fsync(stream.fileno())
         aside.replace(path)
         sync_folder(path.parent)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or an error that names the file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: holds a {type(content).__name__}, not an object")
+    return content
 
 
 def aside_of(path: Path) -> Path:

@@ -52,6 +52,25 @@ def keyed_integer(n: int, *key: int) -> int:
     return int.from_bytes(_digest(*key)[:16], "little") % n
 
 
+def keyed_draws(counters: Indices, *key: int) -> NDArray[np.uint64]:
+    """64 bits for each counter, as good as drawn: splitmix64's stream of this key, read at any place."""
+    first, second = np.frombuffer(_digest(*key), dtype="<u8")[:2]
+    # Keyed twice, so that no stream is another one shifted.
+    return _mix(_mix(counters.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + first) ^ second)
+
+
+def keyed_fractions(counters: Indices, *key: int) -> NDArray[np.float64]:
+    """For each counter a number of [0, 1)."""
+    return (keyed_draws(counters, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def rank_rows(n_rows: int, *, rank: int, world: int) -> tuple[int, int]:
+    """A contiguous slice of the rows; where the ranks do not divide them, some get one more."""
+    if not 0 <= rank < world:
+        raise ConfigError(f"rank={rank} must be from 0 to world={world} less 1")
+    return n_rows * rank // world, n_rows * (rank + 1) // world
+
+
 def _digest(*key: int) -> bytes:
     return blake2b(",".join(map(str, key)).encode(), digest_size=8 * _N_ROUNDS).digest()
 

@@ -8,16 +8,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from qkv.choices import Role
 from qkv.config.base import Config
-from qkv.data.disk import write_whole, writing
+from qkv.data.disk import read_object, write_whole, writing
 from qkv.data.documents import Part, read_parts
-from qkv.data.shard import Encoded, ShardWriter, encode_parts
+from qkv.data.sentences import encode_sentences
+from qkv.data.shard import Encoded, ShardWriter, encode_parts, one_thread_a_call
 from qkv.data.sources import STANDARD_INPUT, Source, find_sources, open_source
 from qkv.data.store import (
     INDEX_FILE,
@@ -27,7 +27,6 @@ from qkv.data.store import (
     TokenStore,
     check_shard,
     index_bytes,
-    read_object,
 )
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer, save_tokenizer
@@ -49,19 +48,21 @@ def prepare_store(
     field: str = "text",
     n_workers: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
+    sentences: bool = False,
     progress: Progress | None = None,
 ) -> TokenStore:
     """`folder` is new or empty, or holds this very store unfinished: then finished shards are kept.
 
+    With `sentences`, the separator stands after each one, not at a document's end alone (see `SentenceStore`).
     `n_workers` None takes every core this process may use. For `field` see `read_parts`.
     """
     folder = Path(folder)
     sources = find_sources(paths)
-    end_id = _end_id(tokenizer)
-    plan = _plan(sources, tokenizer=tokenizer, field=field, shard_tokens=shard_tokens)
+    end_id = tokenizer.id_of(Role.SEPARATE) if sentences else _end_id(tokenizer)
+    plan = _plan(sources, tokenizer=tokenizer, field=field, shard_tokens=shard_tokens, sentences=sentences)
     state = _begin(folder, plan, tokenizer)
     if not (folder / INDEX_FILE).exists():
-        encode = partial(encode_parts, tokenizer, end_id=end_id, dtype=plan.dtype)
+        encode = partial(encode_sentences if sentences else encode_parts, tokenizer, end_id=end_id, dtype=plan.dtype)
         groups = _encoded(_groups(sources, field, state), encode, n_workers or len(os.sched_getaffinity(0)))
         total = 0 if any(source.name == STANDARD_INPUT for source in sources) else sum(plan.sizes)
         state = _write_shards(folder, state, groups, progress=progress, total=total)
@@ -82,6 +83,7 @@ class Plan(Config):
     dtype: str
     field: str
     shard_tokens: int
+    sentences: bool = False
 
 
 class State(Config):
@@ -121,7 +123,7 @@ def _end_id(tokenizer: Tokenizer) -> int:
     raise InputError("the tokenizer has neither eos_token nor sep_token: nothing can mark a document's end")
 
 
-def _plan(sources: list[Source], *, tokenizer: Tokenizer, field: str, shard_tokens: int) -> Plan:
+def _plan(sources: list[Source], *, tokenizer: Tokenizer, field: str, shard_tokens: int, sentences: bool) -> Plan:
     if shard_tokens < 1:
         raise ConfigError(f"shard_tokens={shard_tokens} must be at least 1")
     files = [None if source.name == STANDARD_INPUT else Path(source.name).stat() for source in sources]
@@ -133,6 +135,7 @@ def _plan(sources: list[Source], *, tokenizer: Tokenizer, field: str, shard_toke
         dtype="uint16" if tokenizer.vocabulary_size <= 1 << 16 else "uint32",
         field=field,
         shard_tokens=shard_tokens,
+        sentences=sentences,
     )
 
 
@@ -195,7 +198,7 @@ def _encoded(
 ) -> Iterator[tuple[_Group, Encoded]]:
     """Encoded by several threads at once (`tokenizers` works outside Python's lock), in the groups' own order."""
     waiting: deque[tuple[_Group, Future[Encoded]]] = deque()
-    with _one_thread_a_call(), ThreadPoolExecutor(n_workers, thread_name_prefix="encode") as pool:
+    with one_thread_a_call(), ThreadPoolExecutor(n_workers, thread_name_prefix="encode") as pool:
         try:
             for group in groups:
                 waiting.append((group, pool.submit(encode, group.parts)))
@@ -207,21 +210,6 @@ def _encoded(
         finally:
             for _, future in waiting:
                 future.cancel()
-
-
-@contextmanager
-def _one_thread_a_call() -> Iterator[None]:
-    """Keeps `tokenizers` from starting threads of its own below ours: n_workers means that many."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _write_shards(

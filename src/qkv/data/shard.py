@@ -1,7 +1,8 @@
 """One shard of a token store while it is written: aside, hashed on the way, renamed when it is whole."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -32,12 +33,32 @@ def encode_parts(tokenizer: Tokenizer, parts: Sequence[Part], *, end_id: int, dt
     for row, part in zip(rows, parts, strict=True):
         if part.ends:
             row.append(end_id)
+    return encoded_rows(rows, parts, dtype=dtype)
+
+
+def encoded_rows(rows: Sequence[list[int]], parts: Sequence[Part], *, dtype: str) -> Encoded:
+    """`rows`: each part's ids."""
     lengths = [len(row) for row in rows]
     return Encoded(
         tokens=np.fromiter(chain.from_iterable(rows), dtype=np.dtype(dtype).newbyteorder("<"), count=sum(lengths)),
         lengths=lengths,
         n_bytes=[len(part.text.encode()) for part in parts],
     )
+
+
+@contextmanager
+def one_thread_a_call() -> Iterator[None]:
+    """Keeps `tokenizers` from starting threads of its own below ours: n_workers means that many."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class ShardWriter:

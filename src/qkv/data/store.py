@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from qkv.config.base import Config, Count
+from qkv.data.disk import read_object
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer, load_tokenizer
 
@@ -134,6 +135,22 @@ class TokenStore:
         parts = [self._shard_tokens(shard)[low:high] for shard, low, high in self._within(start, stop)]
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
+    def take(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens at these places, in any order."""
+        if len(self.index.shards) == 1:
+            return self._shard_tokens(0)[positions].astype(np.int64)
+        taken = np.empty(positions.shape, np.int64)
+        shards = np.searchsorted(self._first_token, positions, side="right") - 1
+        for shard in np.unique(shards):
+            here = shards == shard
+            taken[here] = self._shard_tokens(int(shard))[positions[here] - self._first_token[shard]]
+        return taken
+
+    def document_ends(self) -> NDArray[np.int64]:
+        """Where every document ends, exclusive."""
+        shards = range(len(self.index.shards))
+        return np.concatenate([self._shard_ends(n).astype(np.int64) + self._first_token[n] for n in shards])
+
     def documents(self, start: int, stop: int) -> NDArray[np.int64]:
         self._check_range(start, stop)
         parts = []
@@ -179,7 +196,8 @@ class TokenStore:
 
     def _shard_tokens(self, shard: int) -> NDArray[Any]:
         if shard not in self._tokens:
-            self._tokens[shard] = np.memmap(tokens_file(self.folder, shard), dtype=self._dtype, mode="r")
+            # As a plain array: a memmap's own indexing is several times slower.
+            self._tokens[shard] = np.asarray(np.memmap(tokens_file(self.folder, shard), dtype=self._dtype, mode="r"))
         return self._tokens[shard]
 
     def _shard_ends(self, shard: int) -> NDArray[np.uint64]:
@@ -237,19 +255,6 @@ def index_bytes(index: Index) -> bytes:
     """The index as written, with its own hash in it."""
     content = index.model_dump(mode="json")
     return (json.dumps({**content, "hash": _hash_of(content)}, indent=1) + "\n").encode()
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an error that names the file."""
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: holds a {type(content).__name__}, not an object")
-    return content
 
 
 def _read_index(path: Path) -> Index:

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.data.order import Permutation, keyed_integer
+from qkv.data.order import Permutation, keyed_integer, rank_rows
 from qkv.data.store import TokenSource
 from qkv.errors import ConfigError, InputError
 from qkv.tensors import Ids
@@ -86,7 +86,7 @@ class Batches:
         """This rank's rows of batch t: the ranks' rows in order are the batch of one."""
         if t < 0:
             raise InputError(f"batch {t}: batches are counted from 0")
-        first, last = _share(self.batch_size, rank=rank, world=world)
+        first, last = rank_rows(self.batch_size, rank=rank, world=world)
         numbers = np.arange(first, last, dtype=np.int64) + t * self.batch_size
         starts, lengths = np.empty_like(numbers), np.empty_like(numbers)
         epochs, windows = np.divmod(numbers, self.n_windows)
@@ -136,7 +136,7 @@ class Sweep:
             raise InputError(f"batch {t} of a sweep of {len(self)}")
         n_windows = -(-self.source.n_tokens // self.context_length)
         first = t * self.batch_size
-        low, high = _share(min(self.batch_size, n_windows - first), rank=rank, world=world)
+        low, high = rank_rows(min(self.batch_size, n_windows - first), rank=rank, world=world)
         starts = np.arange(first + low, first + high, dtype=np.int64) * self.context_length
         lengths = np.minimum(self.context_length, self.source.n_tokens - starts)
         rows = [self._row(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)]
@@ -166,13 +166,6 @@ def _check(source: TokenSource, context_length: int, batch_size: int) -> None:
         raise ConfigError(f"context_length={context_length} and batch_size={batch_size} must be at least 1")
     if source.n_tokens < 1:
         raise ConfigError("the token store is empty")
-
-
-def _share(n_rows: int, *, rank: int, world: int) -> tuple[int, int]:
-    """A contiguous slice of the rows; where the ranks do not divide them, some get one more."""
-    if not 0 <= rank < world:
-        raise ConfigError(f"rank={rank} must be from 0 to world={world} less 1")
-    return n_rows * rank // world, n_rows * (rank + 1) // world
 
 
 def _around(start: int, length: int, n: int) -> Iterator[tuple[int, int, int]]:

@@ -1,0 +1,135 @@
+"""A token store whose documents are parted into sentences, and where each of them begins.
+
+sentences.bin beside the store's own files: for each document the sentences up to its end, then for each sentence
+where it begins, and where the last one ends; int64, little endian. Places count words alone, not the separators
+that stand after every sentence on disk: sentence s's separator is the s-th, so a word's place on disk is its place
+here plus the number of its sentence.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.data.disk import write_whole
+from qkv.data.order import Indices
+from qkv.data.prepare import is_unfinished, prepare_store
+from qkv.data.store import INDEX_FILE, TokenStore
+from qkv.errors import InputError
+from qkv.text import Tokenizer
+
+SENTENCES_FILE = "sentences.bin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceStore:
+    """Some documents in a row; all places and numbers are those of the whole store."""
+
+    store: TokenStore
+    documents: range
+    borders: Indices
+    """borders[s] is where sentence s begins, borders[s + 1] where it ends."""
+    document_ends: Indices
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Reads the index and where documents end; everything else is mapped."""
+        folder = Path(folder)
+        store = TokenStore.open(folder)
+        path = folder / SENTENCES_FILE
+        if not path.is_file():
+            raise InputError(f"{folder}: was not prepared by sentences ({SENTENCES_FILE} is missing)")
+        table = np.asarray(np.memmap(path, dtype="<i8", mode="r"))
+        n_sentences = len(table) - store.n_documents - 1
+        counts, borders = table[: store.n_documents], table[store.n_documents :]
+        if n_sentences < 1 or counts[-1] != n_sentences or borders[-1] + n_sentences != store.n_tokens:
+            raise InputError(f"{path}: does not fit the store of {store.n_tokens} tokens beside it")
+        return cls(store=store, documents=range(store.n_documents), borders=borders, document_ends=borders[counts])
+
+    @property
+    def start(self) -> int:
+        """The place of the first word."""
+        first = self.documents.start
+        return 0 if first == 0 else int(self.document_ends[first - 1])
+
+    @property
+    def stop(self) -> int:
+        return int(self.document_ends[self.documents.stop - 1])
+
+    @property
+    def n_words(self) -> int:
+        return self.stop - self.start
+
+    def split(self, share: float) -> "tuple[SentenceStore, SentenceStore]":
+        """Two parts; the second has the last documents, with about this share of the words."""
+        goal = self.stop - share * self.n_words
+        n = len(self.documents)
+        first = int(np.searchsorted(self.document_ends[self.documents.start : self.documents.stop], goal, "right"))
+        if n < 2:
+            raise InputError(f"{n} document cannot be parted into training and validation documents")
+        middle = self.documents.start + min(max(first, 1), n - 1)
+        return self._part(self.documents.start, middle), self._part(middle, self.documents.stop)
+
+    def _part(self, start: int, stop: int) -> "SentenceStore":
+        return SentenceStore(
+            store=self.store, documents=range(start, stop), borders=self.borders, document_ends=self.document_ends
+        )
+
+    def document_at(self, places: Indices) -> Indices:
+        return np.searchsorted(self.document_ends, places, side="right")
+
+    def document_span(self, documents: Indices) -> tuple[Indices, Indices]:
+        """Where each begins and ends."""
+        # Document 0 looks at the last entry, and gets 0 instead.
+        return np.where(documents > 0, self.document_ends[documents - 1], 0), self.document_ends[documents]
+
+    def sentence_at(self, places: Indices) -> Indices:
+        return np.searchsorted(self.borders, places, side="right") - 1
+
+    def border_from(self, places: Indices) -> Indices:
+        """The number of the first border at this place or after it."""
+        return np.searchsorted(self.borders, places, side="left")
+
+    def words(self, starts: Indices, lengths: Indices) -> Indices:
+        """The words of many stretches, one after the other, each at least one word long."""
+        first = self.sentence_at(starts)
+        n_on_disk = lengths + self.sentence_at(starts + lengths - 1) - first
+        tokens = self.store.take(stretches(starts + first, n_on_disk))
+        return tokens[tokens != self.store.end_id]
+
+
+def stretches(starts: Indices, lengths: Indices) -> Indices:
+    """start, start + 1, … for each stretch, joined."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
+
+
+def prepare_sentences(
+    paths: Sequence[str | Path],
+    folder: Path,
+    *,
+    tokenizer: Tokenizer,
+    field: str = "text",
+    n_workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SentenceStore:
+    """As `prepare_store`; what a killed call finished is kept, the whole store included."""
+    if is_unfinished(folder) or not (folder / INDEX_FILE).exists():
+        prepare_store(
+            paths, folder, tokenizer=tokenizer, field=field, n_workers=n_workers, sentences=True, progress=progress
+        )
+    if not (folder / SENTENCES_FILE).exists():
+        write_whole(folder / SENTENCES_FILE, _table(TokenStore.open(folder)).astype("<i8").tobytes())
+    return SentenceStore.open(folder)
+
+
+def _table(store: TokenStore, block: int = 1 << 24) -> NDArray[np.int64]:
+    blocks = range(0, store.n_tokens, block)
+    found = [np.flatnonzero(store.read(at, min(at + block, store.n_tokens)) == store.end_id) + at for at in blocks]
+    separators = np.concatenate(found)
+    counts = np.searchsorted(separators, store.document_ends(), side="left")
+    ends = separators - np.arange(len(separators))
+    return np.concatenate([counts, [0], ends])
