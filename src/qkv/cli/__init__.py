@@ -6,12 +6,17 @@ from typing import Annotated
 import typer
 
 import qkv
+from qkv.cli.classify import classify
 from qkv.cli.convert import convert
 from qkv.cli.data import data
+from qkv.cli.embed import embed
 from qkv.cli.evaluate import evaluate
+from qkv.cli.finetune import finetune
+from qkv.cli.fill import fill
 from qkv.cli.generate import generate
 from qkv.cli.lesson import lesson
 from qkv.cli.models import models
+from qkv.cli.similar import similar
 from qkv.cli.tokenizer import tokenizer
 from qkv.cli.train import train
 from qkv.errors import DiskError, QKVError, TrainingError
@@ -27,8 +32,13 @@ app = typer.Typer(
 )
 app.command()(lesson)
 app.command()(train)
+app.command()(finetune)
 app.command()(generate)
 app.command()(evaluate)
+app.command()(fill)
+app.command()(classify)
+app.command()(embed)
+app.command()(similar)
 app.command()(convert)
 app.command()(models)
 app.add_typer(tokenizer, name="tokenizer")

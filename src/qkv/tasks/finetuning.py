@@ -4,7 +4,7 @@ import json
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from qkv.data.labelled import Labelled, labelled_rows
 from qkv.errors import MissingExtraError, RunError
 from qkv.inspection.confusion import confusion_map
 from qkv.inspection.curves import loss_curve
-from qkv.tasks.loading import load, load_as
+from qkv.tasks.loading import load_as
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.training.finetune import Material, Result, fine_tune
-from qkv.training.finetune_data import LabelledTask, make_task, read_task
+from qkv.training.finetune_data import LabelledTask, make_task, read_rows, read_task
 from qkv.training.run import RunFolder, Say
 from qkv.training.trainer import Report
 from qkv.weights.folder import digest
@@ -35,7 +35,7 @@ Rows = str | Path | Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuned:
+class ModelRuns:
     """One model's runs on a task, one a seed."""
 
     name: str
@@ -63,20 +63,20 @@ class FineTuned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetuned:
+class FineTuned:
     """What `finetune` gives."""
 
     task: TextEncoder
     """The model of the best seed, ready: `task.classify([text])`."""
     scores: dict[str, float]
     """On the evaluation rows, the mean over the seeds."""
-    runs: FineTuned
+    runs: ModelRuns
 
 
 def finetune(
     model: str | Path | TextEncoder, train: Rows, evaluation: Rows | None = None, *, out: str | Path | None = None,
     device: str | None = None, **settings: Any,  # noqa: ANN401
-) -> Finetuned:  # fmt: skip
+) -> FineTuned:  # fmt: skip
     """A classifier out of a pre-trained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
 
     Keywords are those of `FinetuningConfig` (seeds, epochs, learning_rate, problem …). `out`: a folder for the run;
@@ -85,18 +85,15 @@ def finetune(
     start = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
     named = {"train": _named(train, "train"), "evaluation": None if evaluation is None else _named(evaluation, "eval")}
     config = FinetuningConfig(models=(start.name or "model",), **named, **settings)
-    if all(isinstance(rows, str | Path | None) for rows in (train, evaluation)):
-        task = read_task(config)
-    else:
-        held_out = None if evaluation is None else _rows(evaluation, "eval", config)
-        task = make_task(config, _rows(train, "train", config), held_out)
+    held_out = None if evaluation is None else _labelled(evaluation, "eval", config)
+    task = make_task(config, _labelled(train, "train", config), held_out)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder.create(Path(out or temporary)).path
         runs = _seeds(start, task, config, folder=folder, device=target, reports=_silent, say=lambda _line: None)
         tuned = load_as(TextEncoder, runs.best)
     scores = {name: runs.mean(name) for name in runs.measures}
-    return Finetuned(task=TextEncoder(tuned.model, tuned.tokenizer, name=config.models[0]), scores=scores, runs=runs)
+    return FineTuned(task=TextEncoder(tuned.model, tuned.tokenizer, name=config.models[0]), scores=scores, runs=runs)
 
 
 def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path()) -> FinetuningConfig:
@@ -125,7 +122,7 @@ def resume_finetuning(out: Path) -> FinetuningConfig:
 
 def run_finetuning(
     settings: FinetuningConfig, out: Path, *, device: torch.device, reports: Reports, say: Say
-) -> Iterator[FineTuned]:
+) -> Iterator[ModelRuns]:
     """Each model in turn, each with every seed; what is finished already is only told of."""
     task = read_task(settings)
     with RunFolder(out).locked():
@@ -138,7 +135,7 @@ def run_finetuning(
 def _seeds(
     start: TextEncoder, task: LabelledTask, settings: FinetuningConfig, *, folder: Path, device: torch.device,
     reports: Reports, say: Say, name: str | None = None,
-) -> FineTuned:  # fmt: skip
+) -> ModelRuns:  # fmt: skip
     name = name or settings.models[0]
     material = Material.gather(start.model, start.tokenizer, task, settings, say=say)
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -152,7 +149,7 @@ def _seeds(
         result = fine_tune(material, seed=seed, folder=own, device=device, report=reports(name, seed), say=remark)
         results.append(result)
         _draw(own, result, say)
-    return FineTuned(name=name, results=results, folders=folders)
+    return ModelRuns(name=name, results=results, folders=folders)
 
 
 def _draw(folder: Path, result: Result, say: Say) -> None:
@@ -168,10 +165,8 @@ def _draw(folder: Path, result: Result, say: Say) -> None:
         say(str(error))
 
 
-def _rows(rows: Rows, name: str, settings: FinetuningConfig) -> Labelled:
-    if isinstance(rows, str | Path):
-        return read_task(settings.replace(train=str(rows), evaluation=None)).train
-    return labelled_rows(name, rows)
+def _labelled(rows: Rows, name: str, settings: FinetuningConfig) -> Labelled:
+    return read_rows(settings, rows) if isinstance(rows, str | Path) else labelled_rows(name, rows)
 
 
 def _named(rows: Rows, name: str) -> str:

@@ -228,7 +228,7 @@ def _trainer(
             "config.json": json.dumps(model.config.model_dump(mode="json", exclude_none=True), indent=2),
             **tokenizer_files(material.tokenizer),
         },
-        report=report,
+        report=lambda entry: report({**entry, "of": training.steps}),
     )
 
 

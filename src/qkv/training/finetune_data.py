@@ -41,18 +41,16 @@ class LabelledTask:
         return float(self.train_targets.var(correction=0)) or 1.0
 
 
-def read_task(settings: FinetuningConfig, folder: Path = Path()) -> LabelledTask:
-    """Both files, which lie in `folder`; without an evaluation file a tenth of the rows is held out."""
+def read_task(settings: FinetuningConfig) -> LabelledTask:
+    """Both files; without one for evaluation a tenth of the rows is held out."""
+    train = read_rows(settings, settings.train)
+    return make_task(settings, train, None if settings.evaluation is None else read_rows(settings, settings.evaluation))
+
+
+def read_rows(settings: FinetuningConfig, path: str | Path) -> Labelled:
     columns = Columns(text=settings.text, label=settings.label)
-
-    def read(name: str) -> Labelled:
-        is_number = settings.problem is ProblemKind.NUMBER
-        several = settings.problem is ProblemKind.SEVERAL_LABELS
-        return read_labelled(folder / name, columns, is_number=is_number, several=several)
-
-    train = read(settings.train)
-    evaluation = None if settings.evaluation is None else read(settings.evaluation)
-    return make_task(settings, train, evaluation)
+    is_number = settings.problem is ProblemKind.NUMBER
+    return read_labelled(path, columns, is_number=is_number, several=settings.problem is ProblemKind.SEVERAL_LABELS)
 
 
 def make_task(settings: FinetuningConfig, train: Labelled, evaluation: Labelled | None) -> LabelledTask:

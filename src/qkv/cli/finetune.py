@@ -1,0 +1,201 @@
+"""`qkv finetune`: a pre-trained BERT and labelled texts in, a model for the task out."""
+
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.cli.places import chosen_device, next_run_folder
+from qkv.cli.progress import bar, say
+from qkv.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import torch
+
+    from qkv.config import FinetuningConfig
+    from qkv.tasks.finetuning import ModelRuns
+    from qkv.training.trainer import Report
+
+
+class Target(StrEnum):
+    """What a label is."""
+
+    CLASS = "class"
+    LABELS = "labels"
+    SCORE = "score"
+
+
+Models = Annotated[list[str] | None, typer.Argument(help="Models to fine-tune and compare, or one RECIPE.toml.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Training rows: .tsv, .csv or .jsonl. For a recipe: its files' folder.")
+]
+Evaluation = Annotated[Path | None, typer.Option("--eval", help="Rows to judge by; else a tenth is held out.")]
+Text = Annotated[list[str] | None, typer.Option(help="The text's column; given twice, a pair's. By name, or from 1.")]
+Label = Annotated[str | None, typer.Option(help="The label's column.")]
+TargetKind = Annotated[Target, typer.Option(help="class: one of several; labels: any of several; score: a number.")]
+Labels = Annotated[int | None, typer.Option(min=1, help="Learn from so many rows alone, drawn by chance.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are longer than the context.")]
+FromScratch = Annotated[bool, typer.Option("--from-scratch", help="The same shape with random weights.")]
+Freeze = Annotated[str, typer.Option(help="So many of the lowest layers learn nothing; all: only the head learns.")]
+Lora = Annotated[int | None, typer.Option(min=1, help="Learn two thin matrices of this rank beside each attention's.")]
+LayerDecay = Annotated[float | None, typer.Option(help="Each layer learns this much slower than the one above: 0.9.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs a model; the table has mean ± spread.")]
+Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Chosen from the number of rows unless said.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Chosen from the number of rows unless said.")]
+Rate = Annotated[float | None, typer.Option("--learning-rate", help="Chosen from the model's size unless said.")]
+Patience = Annotated[int | None, typer.Option(min=1, help="Stop after so many of the 10 evaluations brought nothing.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Compile the model: slower to start, then faster.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder: new or empty.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a model.")]
+
+
+def finetune(
+    models: Models = None, *, data: Data = None, evaluation: Evaluation = None, text: Text = None, label: Label = None,
+    target: TargetKind = Target.CLASS, labels: Labels = None, truncate: Truncate = False,
+    from_scratch: FromScratch = False, freeze: Freeze = "0", lora: Lora = None, layer_decay: LayerDecay = None,
+    seeds: Seeds = 1, seed: Seed = 0, epochs: Epochs = None, batch_size: BatchSize = None, learning_rate: Rate = None,
+    patience: Patience = 5, compiled: Compile = False, out: Out = None, resume: Resume = None, device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Fine-tune one or more models on labelled texts, one text or a pair a row, and print how good they are.
+
+    A table's first row names its columns: text and label, or text_a, text_b and label (score for a number). Each run
+    keeps its best checkpoint by the evaluation rows, and a confusion matrix (confusion.png). Ctrl-C stops a run so
+    that --resume goes on with it.
+
+    \b
+    Examples:
+      qkv finetune bert --data train.tsv --eval dev.tsv --out run
+      qkv finetune tiny small bert --data train.tsv --eval dev.tsv --seeds 3
+      qkv finetune bert --data sick.tsv --target score --labels 1000
+      qkv finetune recipes/sentiment.toml --data texts --out sentiment
+    """
+    from qkv.tasks.finetuning import resume_finetuning, start_finetuning
+    from qkv.training import Stopped, stop_at_once
+
+    where = chosen_device(device)
+    if resume is not None:
+        if models or data is not None or out is not None:
+            raise InputError("--resume goes on with a run as it was: give nothing else with it")
+        out, settings = resume, resume_finetuning(resume)
+    else:
+        out = out or next_run_folder()
+        if models and models[0].endswith(".toml"):
+            settings = _from_file(models, evaluation)
+        else:
+            given = {
+                "text": tuple(text or ()), "label": label, "problem": _PROBLEMS[target], "n_labels": labels,
+                "truncate": truncate, "from_scratch": from_scratch, "freeze": _layers(freeze), "lora_rank": lora,
+                "layer_decay": layer_decay, "seeds": seeds, "seed": seed, "epochs": epochs, "batch_size": batch_size,
+                "learning_rate": learning_rate, "patience": patience, "compiled": compiled,
+            }  # fmt: skip
+            settings, data = _from_options(models, data, evaluation, given), None
+        settings = start_finetuning(settings, out, data or Path())
+    try:
+        with stop_at_once():
+            _show(_runs(settings, out, where), as_json=as_json)
+    except Stopped as stop:
+        say(f"stopped by {stop.signal.name}; go on: qkv finetune --resume {out}")
+        sys.exit(128 + stop.signal)
+
+
+_PROBLEMS = {Target.CLASS: "one-class", Target.LABELS: "several-labels", Target.SCORE: "number"}
+
+
+def _from_file(models: list[str], evaluation: Path | None) -> "FinetuningConfig":
+    from qkv.config import load_finetuning
+
+    if evaluation is not None:
+        raise InputError("a recipe names its evaluation file itself; change it: evaluation=…")
+    return load_finetuning(Path(models[0]), tuple(models[1:]))
+
+
+def _from_options(
+    models: list[str] | None, data: Path | None, evaluation: Path | None, given: dict[str, Any]
+) -> "FinetuningConfig":
+    from qkv.config import FinetuningConfig
+
+    if not models or data is None:
+        raise InputError("which model, and on what? qkv finetune MODEL --data train.tsv --eval dev.tsv")
+    held_out = None if evaluation is None else str(evaluation)
+    # What was not said is left out, so that the settings' own words stand in the run's file.
+    said = {name: value for name, value in given.items() if value is not None}
+    return FinetuningConfig(models=tuple(models), train=str(data), evaluation=held_out, **said)
+
+
+def _layers(text: str) -> int | str:
+    if text == "all":
+        return text
+    if not text.isdigit():
+        raise InputError(f"--freeze {text}: it is a number of layers, or all")
+    return int(text)
+
+
+def _runs(settings: "FinetuningConfig", out: Path, device: "torch.device") -> "Iterator[ModelRuns]":
+    from qkv.tasks.finetuning import run_finetuning
+
+    with ExitStack() as stack:
+
+        def report(name: str, seed: int) -> "Report":
+            stack.close()
+            return _reporting(stack.enter_context(bar(f"{name}, seed {seed}")))
+
+        yield from run_finetuning(settings, out, device=device, reports=report, say=say)
+
+
+def _reporting(move: "Callable[[int, int], None]") -> "Report":
+    def report(entry: "Mapping[str, Any]") -> None:
+        if "validation_loss" not in entry:
+            move(entry["step"], entry["of"])
+            return
+        measures = {name.removeprefix("validation_"): entry[name] for name in entry if name.startswith("validation_")}
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in measures.items())
+        say(f"step {entry['step']:,} of {entry['of']:,}: {shown}{' (best so far)' if entry['is_best'] else ''}")
+
+    return report
+
+
+def _show(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
+    """JSON as each model is done; a table when all are."""
+    done = []
+    for one in runs:
+        first = one.results[0]
+        say(f"{one.name}: {first.n_train:,} rows, {first.epochs} epochs, learning rate {first.learning_rate:.2g}")
+        say(f'try it: qkv classify {one.best} "…"')
+        done.append(one)
+        if as_json:
+            print(json.dumps(_record(one)), flush=True)
+    if not as_json:
+        measures = done[0].measures
+        head = ["model", "parameters", *(measure.replace("_", " ") for measure in measures), "seconds"]
+        _print_table([head, *(_row(one) for one in done)])
+
+
+def _row(one: "ModelRuns") -> list[str]:
+    scores = []
+    for measure in one.measures:
+        spread = f" ± {one.spread(measure):.4f}" if len(one.results) > 1 else ""
+        scores.append(f"{one.mean(measure):.4f}{spread}")
+    seconds = sum(result.seconds for result in one.results) / len(one.results)
+    return [one.name, f"{one.results[0].n_parameters:,}", *scores, f"{seconds:.1f}"]
+
+
+def _record(one: "ModelRuns") -> dict[str, Any]:
+    means = {measure: {"mean": one.mean(measure), "spread": one.spread(measure)} for measure in one.measures}
+    return {"model": one.name, "scores": means, "best": str(one.best), "runs": [asdict(run) for run in one.results]}
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        print("  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]))
