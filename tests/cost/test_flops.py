@@ -192,8 +192,8 @@ def test_what_is_computed_again_in_backward_is_counted():
     fused = estimate(config, batch=2, length=64).flops
     assert fused.recomputed == by_part["blocks.attention", "scores"]
     assert fused.forward == plain.forward
-    chunked = estimate(config, batch=2, length=64, kernel="plain", loss_chunk=16).flops
-    assert chunked.recomputed == by_part["unembedding", "logits"]
+    # A chunked loss makes its gradients in the forward pass: nothing is done twice.
+    assert estimate(config, batch=2, length=64, kernel="plain", loss_chunk=16).flops == plain
     again = estimate(config, batch=2, length=64, kernel="plain", checkpointing=True).flops
     assert again.recomputed == plain.forward - by_part["unembedding", "logits"]
 

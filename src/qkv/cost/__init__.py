@@ -3,14 +3,18 @@
 from qkv.cost.estimate import Estimate, estimate
 from qkv.cost.flops import Flops, flops
 from qkv.cost.launch import Launch, launches
-from qkv.cost.memory import Memory, Traffic, cache_bytes
+from qkv.cost.memory import Memory, cache_bytes
 from qkv.cost.operation import Kept, Operation, Phase, Product
 from qkv.cost.operations import operations
 from qkv.cost.parameters import Parameters, parameters
 from qkv.cost.preflight import Preflight, preflight
-from qkv.cost.workload import Mode, Precision, Workload
+from qkv.cost.traffic import Traffic
+from qkv.cost.update import Communication
+from qkv.cost.workload import Backend, Mode, Precision, Sharding, Workload
 
 __all__ = [
+    "Backend",
+    "Communication",
     "Estimate",
     "Flops",
     "Kept",
@@ -23,6 +27,7 @@ __all__ = [
     "Precision",
     "Preflight",
     "Product",
+    "Sharding",
     "Traffic",
     "Workload",
     "cache_bytes",

@@ -3,7 +3,7 @@
 Kept for backward, by convention: each tensor once, at the operation that made it; the fused kernel keeps its
 result and one number a row, the plain road keeps the n×n weights twice (softmax's own and the mixed ones).
 torch on a CPU keeps more in two places: an RMSNorm its normed vectors, and under a learned bias (T5) its fused
-kernel steps back to n×n weights; together up to a quarter more.
+kernel steps back to n×n weights.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from qkv.choices import Activation, HeadLayout, Kernel, NormKind, PositionKind
 from qkv.config import TransformerConfig
-from qkv.cost.operation import NOTHING, Kept, Operation, Product, linear
+from qkv.cost.operation import Kept, Operation, Product, linear
 
 # Element-wise operations a number: add, multiply, compare, exp, erf, tanh and divide are one each.
 SOFTMAX = 5  # largest, subtract, exp, sum, divide
@@ -51,6 +51,7 @@ class Stack:
     n_source: int | None = None
     """Positions of the source that cross-attention looks at; None: there is no cross-attention."""
     kernel: Kernel = Kernel.FUSED
+    on_gpu: bool = True
 
     def operations(self) -> list[Operation]:
         cross = [] if self.n_source is None else [*self._sublayer("cross"), *self._residual("cross")]
@@ -58,7 +59,7 @@ class Stack:
             *self._sublayer("attention"),
             *self._residual("attention"),
             *cross,
-            norm(self.config, f"{self.prefix}blocks.feedforward_norm", rows=self.n_rows, copies=self.n_layers),
+            self._norm("feedforward"),
             *self._feedforward(),
             *self._residual("feedforward"),
         ]
@@ -68,8 +69,17 @@ class Stack:
         return self.batch * self.n_queries
 
     def _sublayer(self, which: str) -> list[Operation]:
-        before = norm(self.config, f"{self.prefix}blocks.{which}_norm", rows=self.n_rows, copies=self.n_layers)
-        return [before, *self._projections(which), *self._core(which), *self._output(which)]
+        return [self._norm(which), *self._projections(which), *self._core(which), *self._output(which)]
+
+    def _norm(self, which: str) -> Operation:
+        part = f"{self.prefix}blocks.{which}_norm"
+        return norm(self.config, part, rows=self.n_rows, on_gpu=self.on_gpu, copies=self.n_layers)
+
+    @property
+    def _is_written_out(self) -> bool:
+        """The n×n weights are held: on the plain road, and where a CPU's fused kernel cannot learn a bias."""
+        has_learned_bias = self.config.positions is PositionKind.RELATIVE
+        return self.kernel is Kernel.PLAIN or (has_learned_bias and not self.on_gpu)
 
     def _projections(self, which: str) -> list[Operation]:
         config, part = self.config, f"{self.prefix}blocks.{which}"
@@ -86,7 +96,7 @@ class Stack:
         made = [
             linear(
                 part, name, rows=n, d_in=config.d_model, d_out=heads * width, bias=config.attention_bias,
-                copies=self.n_layers, kept=Kept(numbers=n * held * width),
+                copies=self.n_layers, kept=Kept(numbers=n * held * width, copies=n * config.d_model),
             )
             for name, n, heads, held, width in shapes
         ]  # fmt: skip
@@ -94,7 +104,7 @@ class Stack:
             turned = self.n_rows * (config.n_heads + config.n_kv_heads) * config.d_head
             rotation = Operation(
                 part=part, name="rotation", copies=self.n_layers, elementwise=ROTATION * turned,
-                reads=turned, writes=turned,
+                reads=turned, writes=turned, kernels=10,
             )  # fmt: skip
             made.append(rotation)
         return made
@@ -134,12 +144,16 @@ class Stack:
     def _kept_weights(self, square: int, pairs: int, *, is_masked: bool, has_bias: bool) -> Kept:
         config = self.config
         rows = self.n_rows * config.n_heads
+        is_learned = has_bias and config.positions is PositionKind.RELATIVE
         if self.kernel is Kernel.PLAIN:
             dropped = square if config.dropout else 0
-            return Kept(numbers=2 * square + dropped, flags=(pairs if is_masked else 0) + rows + dropped)
+            return Kept(numbers=square + dropped, wide=square, flags=(pairs if is_masked else 0) + rows + dropped)
+        if is_learned and not self.on_gpu:
+            # Softmax's result and the mixed one, in which rows that see nothing are 0.
+            return Kept(numbers=2 * square, flags=(pairs if is_masked else 0) + rows)
         # The kernel is given a table where the mask is more than a triangle, or where there is a bias.
         given = pairs * (config.n_heads if has_bias else 1) if has_bias or config.window is not None else 0
-        return Kept(wide=rows, numbers=given)
+        return Kept(wide=rows, numbers=given, flags=pairs if is_learned and is_masked else 0)
 
     def _kept_results(self, results: int) -> Kept:
         """What the output projection reads; pooled heads are added first, and the fused kernel keeps its own."""
@@ -173,11 +187,12 @@ class Stack:
         shape = {"rows": rows, "bias": config.feedforward_bias, "copies": self.n_layers}
         inward = {**shape, "d_in": config.d_model, "d_out": config.d_ff}
         # ReLU goes back from its result; the others need what they were given.
-        entered = NOTHING if config.activation is Activation.RELU else Kept(numbers=hidden)
+        read = Kept(copies=rows * config.d_model)
+        entered = read if config.activation is Activation.RELU else read + Kept(numbers=hidden)
         cost = ACTIVATION[config.activation] + config.gated
         activation = Operation(
             part=part, name="activation", copies=self.n_layers, elementwise=cost * hidden,
-            reads=hidden * (2 if config.gated else 1), writes=hidden,
+            reads=hidden * (2 if config.gated else 1), writes=hidden, kernels=2 if config.gated else 1,
             kept=Kept(numbers=hidden * (2 if config.gated else 1)),
         )  # fmt: skip
         contract = linear(part, "contract", **shape, d_in=config.d_ff, d_out=config.d_model)
@@ -185,7 +200,7 @@ class Stack:
             return [linear(part, "expand", **inward, kept=entered), activation, contract]
         return [
             linear(part, "gate", **inward, kept=entered),
-            linear(part, "expand", **inward, kept=Kept(numbers=hidden)),
+            linear(part, "expand", **inward, kept=read + Kept(numbers=hidden)),
             activation,
             contract,
         ]
@@ -196,13 +211,17 @@ class Stack:
         part = f"{self.prefix}blocks.{which}_write"
         return [
             Operation(
-                part=part, name="add", copies=self.n_layers, elementwise=n, reads=2 * n, writes=n, kept=kept
+                part=part, name="add", copies=self.n_layers, elementwise=n, reads=2 * n, writes=n, is_wide=True,
+                kept=kept,
             )
         ]  # fmt: skip
 
 
-def norm(config: TransformerConfig, part: str, *, rows: int, copies: int = 1) -> Operation:
-    """Keeps what the next product reads, and one or two numbers a row; its input is kept by who made it."""
+def norm(config: TransformerConfig, part: str, *, rows: int, on_gpu: bool, copies: int = 1) -> Operation:
+    """Keeps what the next product reads, and one or two numbers a row; its input is kept by who made it.
+
+    An RMSNorm on a CPU is several kernels, which keep the normed vectors too.
+    """
     is_layer = config.norm is NormKind.LAYER
     has_bias = is_layer and config.norm_bias
     n, width = rows * config.d_model, config.d_model * (2 if has_bias else 1)
@@ -215,5 +234,6 @@ def norm(config: TransformerConfig, part: str, *, rows: int, copies: int = 1) ->
         weights=width,
         reads=n,
         writes=n,
-        kept=Kept(numbers=n, wide=rows * (2 if is_layer else 1)),
+        is_wide=True,
+        kept=Kept(whole=n, wide=rows * (2 if is_layer else 1) + (0 if is_layer or on_gpu else n)),
     )

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from qkv.choices import Kernel
 from qkv.config import ModelConfig
-from qkv.cost.operation import LOGITS, Operation
+from qkv.cost.operation import Operation, Phase
 from qkv.cost.operations import operations
 from qkv.cost.workload import Mode, Workload
 
@@ -18,7 +18,9 @@ class Flops:
     backward: int = 0
     useful_backward: int = 0
     recomputed: int = 0
-    """Forward work done again in backward: QKᵀ by a fused kernel, blocks by checkpointing, logits by a chunked loss."""
+    """Forward work done again in backward: QKᵀ by a fused kernel, blocks by checkpointing."""
+    decode: int = 0
+    """Of forward, what a generation's decoding steps compute."""
     elementwise: int = 0
     """Of the forward pass: softmax, norms, activations, biases, adds."""
 
@@ -46,6 +48,7 @@ def flops_of(made: list[Operation], work: Workload) -> Flops:
         backward=sum(one.backward_flops for one in made) if is_training else 0,
         useful_backward=sum(one.useful_backward_flops for one in made) if is_training else 0,
         recomputed=sum(recomputed(one, work) for one in made) if is_training else 0,
+        decode=sum(one.flops for one in made if one.phase is Phase.DECODE),
         elementwise=sum(one.elementwise_flops for one in made),
     )
 
@@ -56,7 +59,5 @@ def recomputed(one: Operation, work: Workload) -> int:
     if work.checkpointing and one.is_block:
         again += one.flops
     if work.kernel is Kernel.FUSED and one.is_attention_core and one.name == "scores":
-        again += one.flops
-    if work.loss_chunk is not None and one.name == LOGITS:
         again += one.flops
     return again

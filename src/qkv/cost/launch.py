@@ -1,7 +1,7 @@
 """Which kernels a step starts, and what each computes and moves: all that a time is made from."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
 from typing import Any
@@ -103,8 +103,7 @@ def _attentions(group: list[Operation]) -> list[list[Operation]]:
 
 def _single(operations: list[Operation], dtype: Precision, phase: Phase | None = None) -> list[Launch]:
     (one,) = operations
-    size = _size(one, dtype)
-    of_weights = dtype.narrow if one.product is not None else dtype.wide
+    read, written = one.forward_bytes(dtype, fused=False)
     launch = Launch(
         part=one.part,
         name=one.name,
@@ -114,29 +113,23 @@ def _single(operations: list[Operation], dtype: Precision, phase: Phase | None =
         products=() if one.product is None else (one.product,),
         visible=one.visible,
         elementwise=one.elementwise,
-        bytes_read=one.weights * of_weights + (one.cache + one.reads) * size,
-        bytes_written=one.writes * size,
+        bytes_read=read,
+        bytes_written=written,
     )
-    if dtype is Precision.MIXED and one.product is not None and one.weights:
-        return [_cast(one, dtype, phase), launch]
-    return [launch]
-
-
-def _cast(one: Operation, dtype: Precision, phase: Phase | None) -> Launch:
-    """A weight brought to 16 bits, once a pass."""
-    return Launch(
-        part=one.part,
-        name=f"cast {one.name}",
-        phase=phase or one.phase,
-        runs=one.copies,
-        bytes_read=one.weights * dtype.wide,
-        bytes_written=one.weights * dtype.narrow,
-    )
+    read, written = one.cast_bytes(dtype)
+    if not written:
+        return [launch]
+    # Its weight brought to 16 bits, once a pass.
+    cast = replace(
+        launch, name=f"cast {one.name}", runs=one.copies, kernels=1, products=(), elementwise=0, bytes_read=read,
+        bytes_written=written,
+    )  # fmt: skip
+    return [cast, launch]
 
 
 def _fused(operations: list[Operation], dtype: Precision, phase: Phase | None = None) -> list[Launch]:
     first = operations[0]
-    size = _size(first, dtype)
+    moved = [one.forward_bytes(dtype, fused=True) for one in operations]
     launch = Launch(
         part=first.part,
         name="attention",
@@ -146,31 +139,29 @@ def _fused(operations: list[Operation], dtype: Precision, phase: Phase | None = 
         products=tuple(one.product for one in operations if one.product is not None),
         visible=first.visible,
         elementwise=sum(one.elementwise for one in operations),
-        bytes_read=sum(one.reads + one.cache - one.inside_reads for one in operations) * size,
-        bytes_written=sum(one.writes - one.inside_writes for one in operations) * size,
+        bytes_read=sum(read for read, _ in moved),
+        bytes_written=sum(written for _, written in moved),
     )
     return [launch]
 
 
 def _backward(operations: list[Operation], dtype: Precision) -> list[Launch]:
-    """Products go back twice; everything else once, reading what it read and what comes back."""
+    """Products go back twice, everything else once."""
     (one,) = operations
-    size, is_product = _size(one, dtype), one.product is not None
-    times = 2 if is_product else 1
-    of_weights = dtype.narrow if is_product else 0
+    read, written = one.backward_bytes(dtype, fused=False)
     launch = Launch(
         part=one.part,
         name=one.name,
         phase=Phase.BACKWARD,
         runs=one.runs,
         # The two products, and a bias's sum.
-        kernels=one.kernels * (2 + (one.elementwise > 0) if is_product else 1),
+        kernels=one.kernels * (1 if one.product is None else 2 + (one.elementwise > 0)),
         products=() if one.product is None else one.product.gradients,
         visible=one.visible,
         skipped=one.no_gradient * one.copies,
         elementwise=one.elementwise * 2,
-        bytes_read=one.weights * of_weights + (one.reads + times * one.writes) * size,
-        bytes_written=one.reads * size + one.parameters * dtype.wide,
+        bytes_read=read,
+        bytes_written=written,
     )
     return [launch]
 
@@ -179,6 +170,7 @@ def _fused_backward(operations: list[Operation], dtype: Precision) -> list[Launc
     """Reads Q, K, V, the result and its gradient; computes QKᵀ again; writes three gradients."""
     (forward,) = _fused(operations, dtype)
     scores, mix = forward.products
+    moved = [one.backward_bytes(dtype, fused=True) for one in operations]
     launch = Launch(
         part=forward.part,
         name="attention",
@@ -188,11 +180,7 @@ def _fused_backward(operations: list[Operation], dtype: Precision) -> list[Launc
         products=(scores, *scores.gradients, *mix.gradients),
         visible=forward.visible,
         elementwise=forward.elementwise * 2,
-        bytes_read=forward.bytes_read + 2 * forward.bytes_written,
-        bytes_written=forward.bytes_read,
+        bytes_read=sum(read for read, _ in moved),
+        bytes_written=sum(written for _, written in moved),
     )
     return [launch]
-
-
-def _size(one: Operation, dtype: Precision) -> int:
-    return dtype.wide if one.is_wide else dtype.narrow

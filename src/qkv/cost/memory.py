@@ -1,38 +1,46 @@
-"""How many bytes a step holds, by class; and how many it moves."""
+"""How many bytes a step holds, by class, and the most it holds at one time."""
 
 from dataclasses import asdict, dataclass
 
 from qkv.choices import CellKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
-from qkv.cost.operation import LOGITS, NOTHING, Operation
-from qkv.cost.parameters import parameters, parameters_of
-from qkv.cost.workload import Mode, Precision, Workload
+from qkv.cost.operation import Operation
+from qkv.cost.operations import operations
+from qkv.cost.parameters import parameters
+from qkv.cost.timeline import held, peaks, weight_casts
+from qkv.cost.update import shard, update_of
+from qkv.cost.workload import Mode, Precision, Sharding, Workload
 
-ADAM_MOMENTS = 2
-ADAM_MOVES = 7
-"""Numbers AdamW moves a parameter: reads weight, gradient and two moments, writes weight and moments."""
+WORKSPACE = 2 * 32 * 2**20
+"""cuBLAS's own, as torch gives it on Hopper and Blackwell: 32 MiB for the forward thread, 32 for the backward one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes by class.
+    """Bytes by class, on each device.
 
-    Weights, gradients, optimizer (AdamW's two moments) and cache are exact. Activations in training are what
-    autograd keeps from forward to backward, to about 10 %: every tensor once, ids and temporary copies left
-    out; in inference, the inputs and results of the largest operation. Working memory is what the loss needs
-    besides: two more sets of logits' size for their gradient, or three of a chunk's.
+    Weights, gradients, optimizer and cache are exact. Activations in training are what autograd keeps from forward
+    to backward: every tensor once; in inference, the inputs and results of the largest operation. The peak is the
+    largest moment of a step, see `timeline`.
     """
 
     weights: int
+    averaged: int = 0
+    """The running average of the weights."""
     casts: int = 0
     """Copies of the weights at 16 bits that mixed precision makes."""
     gradients: int = 0
     optimizer: int = 0
+    """AdamW's two moments, Muon's one."""
     activations: int = 0
     working: int = 0
+    """What comes and goes at the peak: the loss's logits, gradients on their way, an optimizer's copies."""
+    workspace: int = 0
+    """cuBLAS's."""
+    gathered: int = 0
+    """FSDP: weights that are whole for a while, those outside the blocks and two blocks' worth."""
     cache: int = 0
     peak: int = 0
-    """Most at one time: gradients fill up while activations empty, unless they wait for an accumulated update."""
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -40,17 +48,25 @@ class Memory:
 
 def memory_of(made: list[Operation], config: ModelConfig, work: Workload) -> Memory:
     # Not of `made` alone: a cached step leaves out parts that are held all the same.
-    weights = parameters(config).total * work.dtype.wide
+    n_parameters = parameters(config).total
     if work.mode is Mode.TRAIN:
-        return _training(made, work, weights)
+        return _training(made, config, work, n_parameters)
+    weights = n_parameters * work.dtype.wide
+    if work.mode is Mode.GENERATE:
+        made = [*_pass(config, work, Mode.PREFILL, work.length), *_pass(config, work, Mode.DECODE, work.last_length)]
     activations = max(one.reads + one.writes - one.inside_reads - one.inside_writes for one in made) * work.dtype.narrow
-    casts = _casts(made, work)
+    casts = weight_casts(made, work)
     cache = 0
-    if work.mode in (Mode.PREFILL, Mode.DECODE):
-        cache = cache_bytes(config, batch=work.batch, length=work.length, source_length=work.n_source, dtype=work.dtype)
+    if work.mode in (Mode.PREFILL, Mode.DECODE, Mode.GENERATE):
+        lengths = {"length": work.last_length, "source_length": work.n_source}
+        cache = cache_bytes(config, batch=work.batch, **lengths, dtype=work.dtype)
     return Memory(
         weights=weights, casts=casts, activations=activations, cache=cache, peak=weights + casts + activations + cache
     )
+
+
+def _pass(config: ModelConfig, work: Workload, mode: Mode, length: int) -> list[Operation]:
+    return operations(config, work.replace(mode=mode, new=None, predictions=1, length=length))
 
 
 def cache_bytes(
@@ -76,83 +92,42 @@ def _kv_width(config: TransformerConfig) -> int:
     return config.n_kv_heads * (config.d_head + config.d_value)
 
 
-def _training(made: list[Operation], work: Workload, weights: int) -> Memory:
-    activations = _kept_bytes(made, work)
-    working = _loss_bytes(made, work)
-    casts = _casts(made, work)
-    gradients, optimizer = weights, ADAM_MOMENTS * weights
-    live = activations + working
-    live = live + gradients if work.accumulation > 1 else max(live, gradients)
+def _training(made: list[Operation], config: ModelConfig, work: Workload, n_parameters: int) -> Memory:
+    n_shards = work.n_devices if work.sharding is Sharding.FSDP else 1
+    size = work.dtype.wide
+    update = update_of(made, n_parameters, work)
+    always = {
+        "weights": shard(n_parameters, n_shards) * size,
+        "averaged": shard(n_parameters, n_shards) * size if work.averaging else 0,
+        "optimizer": shard(update.kept_numbers, n_shards) * size,
+        "workspace": WORKSPACE if work.on_gpu else 0,
+        "gathered": _gathered(made) * size if n_shards > 1 else 0,
+    }
+    between = held(made, work)
+    gradients = shard(n_parameters, n_shards) * size
+    moments = peaks(made, config, work, gradients=gradients)
+    moments["update"] = gradients + update.working_bytes(work.dtype, on_gpu=work.on_gpu)
+    top = max(moments.values())
     return Memory(
-        weights=weights,
-        casts=casts,
+        **always,
+        casts=between.casts,
         gradients=gradients,
-        optimizer=optimizer,
-        activations=activations,
-        working=working,
-        peak=weights + casts + optimizer + live,
+        activations=between.activations,
+        working=max(0, top - between.activations - between.casts),
+        peak=sum(always.values()) + _inputs(config, work) + top,
     )
 
 
-def _kept_bytes(made: list[Operation], work: Workload) -> int:
-    outside, blocks, inputs = NOTHING, {}, NOTHING
-    for one in made:
-        if work.loss_chunk is not None and one.name == LOGITS:
-            continue
-        if work.checkpointing and one.is_block:
-            # Each stack's blocks are computed again one at a time; the largest one counts.
-            stack = one.part.split("blocks")[0]
-            blocks[stack] = blocks.get(stack, NOTHING) + one.kept * one.steps
-            if one.part.endswith("feedforward_write"):
-                inputs = inputs + one.kept * one.copies
-        else:
-            outside = outside + one.kept * one.runs
-    sizes = {"narrow": work.dtype.narrow, "wide": work.dtype.wide}
-    again = max((kept.n_bytes(**sizes) for kept in blocks.values()), default=0)
-    return (outside + inputs).n_bytes(**sizes) + again
+def _inputs(config: ModelConfig, work: Workload) -> int:
+    """Ids and targets, 8 bytes each."""
+    reads_source = isinstance(config, Seq2SeqConfig | RNNConfig)
+    return 8 * work.batch * (2 * work.length + (work.n_source if reads_source else 0))
 
 
-def _loss_bytes(made: list[Operation], work: Workload) -> int:
-    largest = max((one for one in made if one.name == LOGITS), key=lambda one: one.writes, default=None)
-    if largest is None:
-        return 0
-    if work.loss_chunk is None:
-        return 2 * largest.writes * work.dtype.wide
-    n_words = largest.writes // work.n_tokens
-    return 3 * min(work.loss_chunk, work.n_tokens) * n_words * work.dtype.wide
-
-
-def _casts(made: list[Operation], work: Workload) -> int:
-    if work.dtype is not Precision.MIXED:
-        return 0
-    return sum(one.weights * one.copies for one in made if one.product is not None) * work.dtype.narrow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Bytes moved by the forward pass; a weight is read once a run.
-
-    `unfused`: every operation reads and writes. `fused`: attention reads Q, K, V and writes its result, never n×n.
-    """
-
-    weights: int
-    cache: int
-    unfused: int
-    fused: int
-    update: int = 0
-    """Bytes AdamW moves in a training step: 28 a parameter at 32 bits."""
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-
-def traffic_of(made: list[Operation], work: Workload) -> Traffic:
-    size = work.dtype.narrow
-    is_training = work.mode is Mode.TRAIN
-    return Traffic(
-        weights=sum(one.weights * one.runs for one in made) * size,
-        cache=sum(one.cache * one.runs for one in made) * size,
-        unfused=sum(one.moved(fused=False) for one in made) * size,
-        fused=sum(one.moved(fused=True) for one in made) * size,
-        update=ADAM_MOVES * parameters_of(made).total * work.dtype.wide if is_training else 0,
-    )
+def _gathered(made: list[Operation]) -> int:
+    outside = sum(one.n_parameters for one in made if not one.is_block)
+    of_a_block: dict[str, int] = {}
+    for one in (one for one in made if one.is_block):
+        stack = one.part.split("blocks")[0]
+        of_a_block[stack] = of_a_block.get(stack, 0) + one.parameters
+    return outside + 2 * max(of_a_block.values(), default=0)

@@ -1,8 +1,10 @@
 """What one operation costs: products, element-wise work, numbers moved, numbers kept. All else is a sum of these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from fractions import Fraction
+
+from qkv.cost.workload import Precision
 
 
 class Phase(StrEnum):
@@ -47,22 +49,30 @@ class Kept:
     numbers: int = 0
     """At the products' precision."""
     wide: int = 0
-    """Numbers that mixed precision keeps at 32 bits: residual stream, norm statistics, log-probabilities."""
+    """Numbers that mixed precision keeps at 32 bits: residual stream, norm statistics."""
+    whole: int = 0
+    """Numbers that mixed precision does not keep: it keeps the copies that products made of them."""
+    copies: int = 0
+    """Those copies, at 16 bits: one for each product that reads a wide tensor."""
     flags: int = 0
-    """Bytes whatever the precision: masks, indices."""
+    """Bytes whatever the precision: masks, indices, log-probabilities."""
 
     def __add__(self, other: "Kept") -> "Kept":
-        return Kept(numbers=self.numbers + other.numbers, wide=self.wide + other.wide, flags=self.flags + other.flags)
+        return Kept(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
 
     def __mul__(self, times: int) -> "Kept":
-        return Kept(numbers=self.numbers * times, wide=self.wide * times, flags=self.flags * times)
+        return Kept(**{field.name: getattr(self, field.name) * times for field in fields(self)})
 
-    def n_bytes(self, *, narrow: int, wide: int) -> int:
-        return self.numbers * narrow + self.wide * wide + self.flags
+    def n_bytes(self, dtype: Precision) -> int:
+        fixed = self.numbers * dtype.narrow + self.wide * dtype.wide + self.flags
+        return fixed + (self.copies * dtype.narrow if dtype is Precision.MIXED else self.whole * dtype.wide)
 
 
 NOTHING = Kept()
 LOGITS = "logits"
+LOSS = "loss"
+LOG_SOFTMAX = 5
+"""Element-wise operations a logit: largest, subtract, exp, sum, subtract."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +145,38 @@ class Operation:
         inside = self.inside_reads + self.inside_writes if fused else 0
         return (self.weights + self.cache + self.reads + self.writes - inside) * self.runs
 
+    def forward_bytes(self, dtype: Precision, *, fused: bool) -> tuple[int, int]:
+        """Read and written in one run."""
+        reads, writes = self._activations(fused=fused)
+        size = dtype.wide if self.is_wide else dtype.narrow
+        of_weights = dtype.wide if self.product is None else dtype.narrow
+        return self.weights * of_weights + (self.cache + reads) * size, writes * size
+
+    def backward_bytes(self, dtype: Precision, *, fused: bool) -> tuple[int, int]:
+        """What was read and what comes back are read (by a product twice), gradients of all that was read written.
+
+        A fused kernel reads its result too, for the sum that softmax's gradient needs.
+        """
+        reads, writes = self._activations(fused=fused)
+        size = dtype.wide if self.is_wide else dtype.narrow
+        of_weights = 0 if self.product is None else dtype.narrow
+        times = 1 if self.product is None else 2
+        return (
+            self.weights * of_weights + (reads + times * writes) * size,
+            reads * size + self.parameters * dtype.wide,
+        )
+
+    def cast_bytes(self, dtype: Precision) -> tuple[int, int]:
+        """Mixed precision brings each product's weight to 16 bits, once a pass: read and written for one copy."""
+        if dtype is not Precision.MIXED or self.product is None:
+            return 0, 0
+        return self.weights * dtype.wide, self.weights * dtype.narrow
+
+    def _activations(self, *, fused: bool) -> tuple[int, int]:
+        if not fused:
+            return self.reads, self.writes
+        return self.reads - self.inside_reads, self.writes - self.inside_writes
+
     @property
     def is_block(self) -> bool:
         """Part of a Transformer's block: what activation checkpointing computes again."""
@@ -176,11 +218,13 @@ def table(
         weights=rows * width,
         reads=rows * width if add else 0,
         writes=rows * width,
+        is_wide=True,
+        kernels=2,  # look up, then add or scale
     )
 
 
 def logits(part: str, *, rows: int, d_model: int, n_words: int, is_tied: bool, bias: bool) -> Operation:
-    """The unembedding: a tied one reads a table that is counted elsewhere. The loss keeps log-probabilities."""
+    """The unembedding: a tied one reads a table that is counted elsewhere."""
     own_bias = n_words if bias else 0
     return Operation(
         part=part,
@@ -191,5 +235,42 @@ def logits(part: str, *, rows: int, d_model: int, n_words: int, is_tied: bool, b
         weights=n_words * d_model + own_bias,
         reads=rows * d_model,
         writes=rows * n_words,
-        kept=Kept(wide=rows * n_words),
+        kept=Kept(copies=rows * d_model),
     )
+
+
+def loss(of: Operation) -> Operation:
+    """Cross-entropy of those logits, always in float32; it keeps their log-probabilities."""
+    return Operation(
+        part=LOSS,
+        name=of.part,
+        elementwise=LOG_SOFTMAX * of.writes,
+        reads=of.writes,
+        writes=of.writes,
+        is_wide=True,
+        kernels=3,  # to float32, log-softmax, the targets' sum
+        kept=Kept(flags=4 * of.writes),
+    )
+
+
+def over_steps(first: Operation, last: Operation, n: int) -> Operation:
+    """`n` decoding steps as one operation, exactly: between first and last every size grows evenly."""
+    if first == last:
+        return replace(first, steps=first.steps * n, phase=Phase.DECODE)
+
+    def total(one: int, other: int) -> int:
+        return n * (one + other) // 2
+
+    moved = ("elementwise", "weights", "cache", "reads", "writes", "inside_reads", "inside_writes")
+    sums = {name: total(getattr(first, name), getattr(last, name)) for name in moved}
+    product, visible = None, Fraction(1)
+    if first.product is not None and last.product is not None:
+        # One size of the product differs: the number of keys.
+        sizes = {name: (getattr(first.product, name), getattr(last.product, name)) for name in ("inner", "columns")}
+        grown = {name: pair[0] if pair[0] == pair[1] else total(*pair) for name, pair in sizes.items()}
+        product = replace(first.product, **grown)
+        useful = n * sum(one.visible * one.product.multiply_adds for one in (first, last) if one.product) / 2
+        visible = Fraction(useful) / product.multiply_adds
+    return replace(
+        first, **sums, product=product, visible=visible, kernels=first.kernels * n, phase=Phase.DECODE
+    )  # fmt: skip

@@ -1,11 +1,12 @@
 """What a model computes in one step of work, operation by operation, for the four families."""
 
+from dataclasses import replace
 from typing import assert_never
 
 from qkv.choices import PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.blocks import ACTIVATION, Stack, norm
-from qkv.cost.operation import Kept, Operation, linear, logits, table
+from qkv.cost.operation import LOGITS, Kept, Operation, Phase, linear, logits, loss, over_steps, table
 from qkv.cost.recurrent import rnn_operations
 from qkv.cost.workload import Mode, Workload
 
@@ -13,6 +14,35 @@ from qkv.cost.workload import Mode, Workload
 def operations(config: ModelConfig, work: Workload) -> list[Operation]:
     """In the order they are run; parts are named as the model's modules are, layer numbers left out."""
     work.check(config)
+    match work.mode:
+        case Mode.GENERATE:
+            return _generation(config, work)
+        case Mode.TRAIN:
+            made = _one_pass(config, work)
+            return [*made, *(loss(one) for one in made if one.name == LOGITS)]
+        case _:
+            return _one_pass(config, work)
+
+
+def _generation(config: ModelConfig, work: Workload) -> list[Operation]:
+    """The prompt's pass, then the decoding steps summed: exact, since each size grows evenly from step to step."""
+    prompt = work.replace(mode=Mode.PREFILL, new=None, predictions=work.predictions or 1)
+    made = [replace(one, phase=Phase.PREFILL) for one in _one_pass(config, prompt)]
+    # Past its window a mask begins to hide keys: what grows evenly before it and after it is summed apart.
+    window = config.window if isinstance(config, TransformerConfig) else None
+    first, last = work.length + 1, work.last_length
+    edge = last if window is None else min(max(window, work.length), last)
+    for start, end in ((first, edge), (edge + 1, last)):
+        if start <= end:
+            steps = [
+                _one_pass(config, work.replace(mode=Mode.DECODE, new=None, predictions=None, length=n))
+                for n in (start, end)
+            ]
+            made += [over_steps(*pair, end - start + 1) for pair in zip(*steps, strict=True)]
+    return made
+
+
+def _one_pass(config: ModelConfig, work: Workload) -> list[Operation]:
     match config:
         case GPTConfig():
             return _gpt(config, work)
@@ -36,18 +66,19 @@ def _gpt(config: GPTConfig, work: Workload) -> list[Operation]:
         causal=config.causal,
         is_cached=work.mode is Mode.DECODE,
         kernel=work.kernel,
+        on_gpu=work.on_gpu,
     )
     return [
-        *_embedding(config, work.n_tokens),
+        *_embedding(config, work, work.n_tokens),
         *_relation(config, work.n_new, work.length),
         *stack.operations(),
-        *_final_norm(config, work.n_tokens),
-        _unembedding(config, work.n_tokens),
+        *_final_norm(config, work, work.n_tokens),
+        _unembedding(config, work.n_predicted),
     ]
 
 
 def _bert(config: BERTConfig, work: Workload) -> list[Operation]:
-    """Every head of the config is run, once: the masked-word head at all positions, the others on [CLS]."""
+    """Every head of the config is run, once: the masked-word head where it predicts, the others on [CLS]."""
     stack = Stack(
         config=config,
         n_layers=config.n_layers,
@@ -56,18 +87,19 @@ def _bert(config: BERTConfig, work: Workload) -> list[Operation]:
         n_keys=work.length,
         causal=False,
         kernel=work.kernel,
+        on_gpu=work.on_gpu,
     )
     return [
-        *_embedding(config, work.n_tokens, n_segments=config.n_segments or None),
+        *_embedding(config, work, work.n_tokens, n_segments=config.n_segments or None),
         *_relation(config, work.length, work.length),
         *stack.operations(),
-        *_final_norm(config, work.n_tokens),
+        *_final_norm(config, work, work.n_tokens),
         *_bert_heads(config, work),
     ]
 
 
 def _bert_heads(config: BERTConfig, work: Workload) -> list[Operation]:
-    d, rows = config.d_model, work.n_tokens
+    d, rows = config.d_model, work.n_predicted
     heads = []
     if config.pooler:
         on_first = {"rows": work.batch, "bias": True}
@@ -79,12 +111,12 @@ def _bert_heads(config: BERTConfig, work: Workload) -> list[Operation]:
     if config.masked_word_head:
         n, part = rows * d, "masked_word"
         heads += [
-            linear(part, "dense", rows=rows, d_in=d, d_out=d, bias=True, kept=Kept(numbers=n)),
+            linear(part, "dense", rows=rows, d_in=d, d_out=d, bias=True, kept=Kept(numbers=n, copies=n)),
             Operation(
                 part=part, name="activation", elementwise=ACTIVATION[config.activation] * n, reads=n, writes=n,
                 kept=Kept(wide=n),
             ),
-            norm(config, part, rows=rows),
+            norm(config, part, rows=rows, on_gpu=work.on_gpu),
             _unembedding(config, rows, part=part),
         ]  # fmt: skip
     return heads
@@ -103,13 +135,14 @@ def _seq2seq(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
         is_cached=work.mode is Mode.DECODE,
         n_source=m,
         kernel=work.kernel,
+        on_gpu=work.on_gpu,
     )
     written = [
-        *_embedding(config, work.n_tokens, prefix="decoder."),
+        *_embedding(config, work, work.n_tokens, prefix="decoder."),
         *_relation(config, work.n_new, work.length, prefix="decoder."),
         *decoder.operations(),
-        *_final_norm(config, work.n_tokens, prefix="decoder."),
-        _unembedding(config, work.n_tokens),
+        *_final_norm(config, work, work.n_tokens, prefix="decoder."),
+        _unembedding(config, work.n_predicted),
     ]
     return written if work.mode is Mode.DECODE else [*_encoder(config, work), *written]
 
@@ -125,17 +158,18 @@ def _encoder(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
         n_keys=m,
         causal=False,
         kernel=work.kernel,
+        on_gpu=work.on_gpu,
     )
     return [
-        *_embedding(config, b * m, prefix="encoder.", n_words=config.source_vocabulary_size),
+        *_embedding(config, work, b * m, prefix="encoder.", n_words=config.source_vocabulary_size),
         *_relation(config, m, m, prefix="encoder."),
         *stack.operations(),
-        *_final_norm(config, b * m, prefix="encoder."),
+        *_final_norm(config, work, b * m, prefix="encoder."),
     ]
 
 
 def _embedding(
-    config: TransformerConfig, rows: int, *, prefix: str = "", n_words: int | None = None,
+    config: TransformerConfig, work: Workload, rows: int, *, prefix: str = "", n_words: int | None = None,
     n_segments: int | None = None,
 ) -> list[Operation]:  # fmt: skip
     """Token, segment, position, norm. `n_words`: of a source's table; a shared one is counted there."""
@@ -155,9 +189,9 @@ def _embedding(
             made.append(table(f"{part}.position", "look-up", rows=rows, n_entries=n_entries, width=d, add=True))
         case PositionKind.SINUSOIDAL:
             n = rows * d
-            made.append(Operation(part=f"{part}.position", name="add", elementwise=n, reads=n, writes=n))
+            made.append(Operation(part=f"{part}.position", name="add", elementwise=n, reads=n, writes=n, is_wide=True))
         case PositionKind.CONCATENATED:
-            kept = Kept(numbers=2 * rows * d)
+            kept = Kept(whole=2 * rows * d, copies=2 * rows * d)
             joined = {"rows": rows, "d_in": 2 * d, "d_out": d}
             made.append(linear(f"{part}.position", "project", **joined, bias=False, kept=kept))
         case _:
@@ -165,7 +199,7 @@ def _embedding(
     # What the first block reads, and what its norm goes back from.
     made.append(Operation(part=part, name="sum", kept=Kept(wide=rows * d)))
     if config.embedding_norm:
-        made.append(norm(config, f"{part}.norm", rows=rows))
+        made.append(norm(config, f"{part}.norm", rows=rows, on_gpu=work.on_gpu))
     return made
 
 
@@ -180,13 +214,14 @@ def _relation(config: TransformerConfig, n_queries: int, n_keys: int, *, prefix:
         parameters=config.relative_buckets * config.n_heads,
         weights=pairs * config.n_heads,
         writes=pairs * config.n_heads,
+        is_wide=True,
         kept=Kept(flags=8 * pairs),
     )
     return [look_up]
 
 
-def _final_norm(config: TransformerConfig, rows: int, *, prefix: str = "") -> list[Operation]:
-    return [norm(config, f"{prefix}final_norm", rows=rows)] if config.final_norm else []
+def _final_norm(config: TransformerConfig, work: Workload, rows: int, *, prefix: str = "") -> list[Operation]:
+    return [norm(config, f"{prefix}final_norm", rows=rows, on_gpu=work.on_gpu)] if config.final_norm else []
 
 
 def _unembedding(config: TransformerConfig, rows: int, *, part: str = "unembedding") -> Operation:

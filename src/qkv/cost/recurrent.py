@@ -30,7 +30,7 @@ def rnn_operations(config: RNNConfig, work: Workload) -> list[Operation]:
             copies=config.n_decoder_layers, starts_at_zero=False,
         ),
         *_attention(config, work),
-        logits("unembedding", rows=rows, d_model=d, n_words=v, is_tied=config.tie_embeddings, bias=True),
+        logits("unembedding", rows=work.n_predicted, d_model=d, n_words=v, is_tied=config.tie_embeddings, bias=True),
     ]  # fmt: skip
     return decoder if work.mode is Mode.DECODE else [*_encoder(config, work), *decoder]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from qkv.choices import Kernel
+from qkv.choices import Kernel, OptimizerKind
 from qkv.config import BERTConfig, Config, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import ConfigError, ContextLengthError
 
@@ -23,6 +23,24 @@ class Mode(StrEnum):
     """The same, keys and values kept in a cache."""
     DECODE = "decode"
     """One new token a row, with the cache; `length` counts the new one too."""
+    GENERATE = "generate"
+    """A prompt of `length` tokens, then `new` tokens more: the prompt's pass gives the first of them."""
+
+
+class Backend(StrEnum):
+    """On what torch computes; it decides what some kernels keep, and no FLOP."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Sharding(StrEnum):
+    """What several devices share."""
+
+    DDP = "ddp"
+    """Each holds all; gradients are added up (all-reduce)."""
+    FSDP = "fsdp"
+    """Each holds a part of weights, gradients and optimizer; weights are gathered for use (all-gather, twice)."""
 
 
 class Precision(StrEnum):
@@ -57,17 +75,38 @@ class Workload(Config):
     checkpointing: bool = False
     """Keep a block's input alone and compute the block again in backward."""
     loss_chunk: Size | None = None
-    """Tokens whose logits are held at once, computed again in backward; None: all logits are held."""
+    """Tokens whose logits are held at once; their gradients are made in the forward pass. None: all are held."""
     accumulation: Size = 1
     """Batches whose gradients are added up for one update; all other numbers are one batch's."""
+    new: Size | None = None
+    """Tokens a row that mode=generate writes."""
+    predictions: Size | None = None
+    """Positions a row whose logits are computed: about 15 % of them where BERT is trained on masked words.
+    None: all; in mode=generate the prompt's last alone."""
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
+    averaging: bool = False
+    """Keep a running average of the weights beside them."""
+    n_devices: Size = 1
+    sharding: Sharding = Sharding.DDP
+    backend: Backend = Backend.CUDA
 
     @model_validator(mode="after")
-    def _only_training_saves_memory(self) -> Self:
-        is_saving = self.checkpointing or self.loss_chunk is not None or self.accumulation > 1
-        if self.mode is not Mode.TRAIN and is_saving:
+    def _agree(self) -> Self:
+        of_training = {
+            "checkpointing": self.checkpointing,
+            "loss_chunk": self.loss_chunk is not None,
+            "accumulation": self.accumulation > 1,
+            "averaging": self.averaging,
+            "n_devices": self.n_devices > 1,
+        }
+        for name in (name for name, is_asked in of_training.items() if is_asked and self.mode is not Mode.TRAIN):
+            raise ConfigError(f"{name} belongs to mode=train, not mode={self.mode.value}")
+        if (self.new is None) == (self.mode is Mode.GENERATE):
             raise ConfigError(
-                f"checkpointing, loss_chunk and accumulation belong to mode=train, not mode={self.mode.value}"
+                f"mode=generate needs new, and no other mode has it: mode={self.mode.value}, new={self.new}"
             )
+        if self.predictions is not None and self.predictions > self.n_new:
+            raise ConfigError(f"predictions={self.predictions} is more than the {self.n_new} positions computed")
         return self
 
     @property
@@ -81,6 +120,20 @@ class Workload(Config):
         return 1 if self.mode is Mode.DECODE else self.length
 
     @property
+    def n_predicted(self) -> int:
+        """Rows of logits in one step."""
+        return self.n_tokens if self.predictions is None else self.batch * self.predictions
+
+    @property
+    def last_length(self) -> int:
+        """Tokens a row that stand in the cache at the end: a generation's last token is not read again."""
+        return self.length + (self.new or 1) - 1
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.backend is Backend.CUDA
+
+    @property
     def n_source(self) -> int:
         return self.length if self.source_length is None else self.source_length
 
@@ -92,11 +145,12 @@ class Workload(Config):
         reads_source = isinstance(config, Seq2SeqConfig | RNNConfig)
         if self.source_length is not None and not reads_source:
             raise ConfigError(f"source_length={self.source_length}, but {config.family} reads no source")
-        if self.mode in (Mode.DECODE, Mode.PREFILL):
+        if self.mode in (Mode.DECODE, Mode.PREFILL, Mode.GENERATE):
             if isinstance(config, BERTConfig):
                 raise ConfigError(f"mode={self.mode.value}: bert reads whole sequences and has no cache")
             if isinstance(config, GPTConfig) and not config.causal:
                 raise ConfigError(f"mode={self.mode.value} needs a cache; with causal=False there is no past to keep")
-        for name, n in (("length", self.length), ("source_length", self.n_source if reads_source else 1)):
+        length = "length" if self.new is None else f"length={self.length} + new={self.new} - 1"
+        for name, n in ((length, self.last_length), ("source_length", self.n_source if reads_source else 1)):
             if n > config.context_length:
                 raise ContextLengthError(f"{name}={n} is more than the model's context_length={config.context_length}")
