@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.choices import Pooling
 from qkv.config import BERTConfig, SentenceEmbedding
-from qkv.errors import WeightsError
+from qkv.errors import ConfigError, WeightsError
 from qkv.weights.folder import read_json, read_settings
 
 MODULES = "modules.json"
@@ -38,11 +38,12 @@ def read_sentence_embedding(folder: Path) -> tuple[SentenceEmbedding | None, lis
     settings = _if_there(model_folder(folder) / _SETTINGS)
     if settings.get("do_lower_case"):
         raise WeightsError(f"{folder}: {_SETTINGS} says do_lower_case, which is not supported")
-    embedding = SentenceEmbedding(
-        pooling=_pooling(_path_of(folder, "Pooling") / "config.json"),
-        normalise="Normalize" in kinds,
-        max_tokens=settings.get("max_seq_length"),
-    )
+    pooling = _pooling(_path_of(folder, "Pooling") / "config.json")
+    longest = settings.get("max_seq_length")
+    try:
+        embedding = SentenceEmbedding(pooling=pooling, normalise="Normalize" in kinds, max_tokens=longest)
+    except ConfigError:
+        raise WeightsError(f"{folder}: {_SETTINGS} says max_seq_length={longest!r}, not a number of tokens") from None
     prompt = _if_there(folder / _PROMPTS).get("default_prompt_name")
     remark = f"{_PROMPTS} has a default prompt, {prompt!r}; it is not put before your texts"
     return embedding, [] if prompt is None else [remark]

@@ -1,0 +1,29 @@
+"""Small BERTs with every number random, and a WordPiece tokenizer that fits them."""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from qkv.choices import TokenizerKind
+from qkv.config import BERTConfig
+from qkv.models import BERT
+from qkv.text import Tokenizer, train_tokenizer
+from qkv.weights.models import Loaded
+from tests.weights.loaded_models import TEXTS
+
+SHAPE = {"vocabulary_size": 97, "context_length": 41, "d_model": 35, "n_heads": 5, "n_layers": 2, "d_ff": 43}
+
+
+@cache
+def word_pieces() -> Tokenizer:
+    return train_tokenizer(TokenizerKind.WORDPIECE, TEXTS, vocabulary_size=SHAPE["vocabulary_size"], lowercase=True)
+
+
+def random_bert(**settings: Any) -> Loaded:
+    model = BERT(BERTConfig(**{**SHAPE, **settings}))
+    chance = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.normal_(std=0.3, generator=chance).add_(1.0 if "norm" in key and "bias" not in key else 0.0)
+    return Loaded(model.eval(), word_pieces())
