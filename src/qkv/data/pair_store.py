@@ -6,10 +6,10 @@ target/       a token store
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -113,8 +113,15 @@ class PairStore:
         return self.tokenizers[side].decode(store.document(number)[:-1].tolist())
 
 
-def pair_texts(folder: Path, *, side: str | None = None) -> Iterable[str]:
-    """The texts of `write_pairs`, for a tokenizer's training: of one side, or of both."""
+def pair_texts(folder: Path, *, side: str | None, repeat: Mapping[str, int], step: int = 1) -> Iterator[str]:
+    """Every n-th of the texts of `write_pairs`, for a tokenizer's training: of one side, or of both.
+
+    Those of a file that an epoch takes several times come as often.
+    """
+    counts = PairsRecord(**read_object(folder / PAIRS_FILE)).files
+    times = chain.from_iterable([repeat.get(name, 1)] * n for name, n in counts.items())
     with (folder / TEXTS_FILE).open(encoding="utf-8") as stream:
-        records = map(json.loads, stream)
-        yield from chain.from_iterable(r.values() if side is None else (r[side],) for r in records)
+        for line, often in islice(zip(stream, times, strict=True), None, None, step):
+            record = json.loads(line)
+            for _ in range(often):
+                yield from record.values() if side is None else (record[side],)

@@ -3,8 +3,9 @@
 from qkv.errors import ConfigError
 from qkv.training.family import Family
 from qkv.training.gpt import GPTFamily
+from qkv.training.translation import TranslationFamily
 
-FAMILIES: dict[str, Family] = {"gpt": GPTFamily()}
+FAMILIES: dict[str, Family] = {"gpt": GPTFamily(), "seq2seq": TranslationFamily(), "rnn": TranslationFamily()}
 
 
 def family_of(name: str) -> Family:

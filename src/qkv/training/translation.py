@@ -1,0 +1,194 @@
+"""How a translator is trained: a source and the true target so far in, the next token of the target out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.choices import Role
+from qkv.config import PairsConfig, Recipe, TrainingConfig
+from qkv.data.pair_batches import PairBatch, PairBatches
+from qkv.data.pair_store import PAIRS_FILE, PairStore, encode_pairs
+from qkv.errors import ConfigError
+from qkv.generation.translate import translate
+from qkv.models import Model, RNNSeq2Seq, Seq2Seq
+from qkv.nn import check_ids
+from qkv.text import Tokenizer
+from qkv.text.closeness import closeness
+from qkv.training.family import Bars, TrainingData
+from qkv.training.losses import NO_TARGET, cross_entropy_sum, unembedded_loss_sum
+from qkv.training.objectives import Measure, Objective, Outcome, autocasting
+from qkv.training.pairs import clean_pairs, pair_tokenizers, pairs_of
+
+N_SAMPLES = 3
+"""Translations that an evaluation shows whole."""
+_AT_ONCE = 100  # sentences translated together
+
+
+class TranslationFamily:
+    """Pairs are cleaned, given one vocabulary or two, and kept as two stores side by side."""
+
+    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: Bars) -> None:
+        settings = pairs_of(recipe)
+        if settings.examined and (recipe.data.validation or recipe.data.validation_share):
+            closeness(["now"], ["now"], n_draws=0)  # a missing sacrebleu is better said now than at an evaluation
+        if not (folder / "train" / PAIRS_FILE).exists():
+            clean_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
+        tokenizers = pair_tokenizers(recipe, folder / "train", data_folder, progress("training the tokenizer"))
+        for part in ("train", "validation"):
+            if (folder / part / PAIRS_FILE).exists():
+                encode_pairs(folder / part, tokenizers, progress=progress)
+
+    def open(self, recipe: Recipe, folder: Path) -> "PairsCorpus":
+        has_validation = (folder / "validation" / PAIRS_FILE).exists()
+        return PairsCorpus(
+            settings=pairs_of(recipe),
+            training=recipe.training,
+            train=PairStore.open(folder / "train"),
+            validation=PairStore.open(folder / "validation") if has_validation else None,
+        )
+
+    def objective(self, model: Seq2Seq | RNNSeq2Seq, training: TrainingConfig) -> Objective:
+        return next_target(model, training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsCorpus:
+    settings: PairsConfig
+    training: TrainingConfig
+    train: PairStore
+    validation: PairStore | None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's, which is also the source's unless that has one of its own."""
+        return self.train.tokenizers[1]
+
+    @property
+    def summary(self) -> str:
+        dropped = dict(self.train.record.dropped) | {"too long": self._batches(self.training).n_too_long}
+        said = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
+        held_out = 0 if self.validation is None else len(self.validation)
+        return f"{len(self.train):,} pairs to train on{f' (left out: {said})' if said else ''}, {held_out:,} held out"
+
+    def data(self, training: TrainingConfig) -> TrainingData:
+        batches = self._batches(training)
+        if self.validation is None:
+            return TrainingData(batch=batches.batch)
+        held_out = PairBatches(
+            store=self.validation,
+            times=self.validation.times({}),
+            length=training.length,
+            batch_size=training.micro_batch_size,
+            seed=0,
+        )
+        n = min(held_out.n_batches, training.evaluate_batches or held_out.n_batches)
+        return TrainingData(batch=batches.batch, validation=lambda: (held_out.sweep(t) for t in range(n)))
+
+    def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:
+        """BLEU and chrF of greedy translations of some held-out pairs, and the first few of them."""
+        assert isinstance(model, Seq2Seq | RNNSeq2Seq)
+        store = self.validation
+        if store is None or not self.settings.examined:
+            return {}
+        fitting = np.flatnonzero(store.lengths[0] + 2 <= training.length)
+        # Evenly from the whole file, which may be in some order.
+        numbers = fitting[np.linspace(0, len(fitting) - 1, min(len(fitting), self.settings.examined)).astype(np.int64)]
+        sources, references = ([store.text(side, number) for number in numbers] for side in (0, 1))
+        written = self._translated(model, sources)
+        scores = closeness(written, references, n_draws=0)
+        shown = zip(sources, written, references, strict=True)
+        return {
+            "bleu": scores["BLEU"].score,
+            "chrf": scores["chrF"].score,
+            "signature": scores["BLEU"].signature,
+            "samples": [f"{one} → {other} ({wanted})" for one, other, wanted in islice(shown, N_SAMPLES)],
+        }
+
+    def _translated(self, model: Seq2Seq | RNNSeq2Seq, sources: list[str]) -> list[str]:
+        of_source, of_target = self.train.tokenizers
+        encoded = of_source.encode_batch(sources)
+        # Sentences of like length together: none waits long for another's end.
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+        written = [""] * len(encoded)
+        for start in range(0, len(order), _AT_ONCE):
+            some = order[start : start + _AT_ONCE]
+            best = translate(
+                model,
+                [encoded[i] for i in some],
+                first=of_target.id_of(Role.BEGIN),
+                max_new=[2 * len(encoded[i]) + 10 for i in some],
+                stop_ids=frozenset({of_target.id_of(Role.END)}),
+            )
+            for i, (hypothesis, *_) in zip(some, best, strict=True):
+                written[i] = of_target.decode(hypothesis.ids)
+        return written
+
+    def _batches(self, training: TrainingConfig) -> PairBatches:
+        return PairBatches(
+            store=self.train,
+            times=self.train.times(self.settings.repeat),
+            length=training.length,
+            batch_size=training.batch_size,
+            seed=training.seed,
+            join=self.settings.join,
+        )
+
+
+def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objective:
+    """At every target position a distribution over what comes next, from the source and the true tokens before it.
+
+    Labels are smoothed in training alone: what is validated is −log p itself.
+    """
+    if isinstance(model, RNNSeq2Seq) and (config.compiled or config.loss_chunk is not None):
+        raise ConfigError("an rnn's recurrence is one call into a library: compiled and loss_chunk are for seq2seq")
+    device, settings = next(model.parameters()).device, model.config
+    autocast = autocasting(config.precision, device)
+
+    def score(source: Tensor, is_token: Tensor, ids: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+        if isinstance(model, Seq2Seq):
+            states = model.states(ids, model.encode(source, is_token=is_token))
+            if config.loss_chunk is not None:
+                return (
+                    unembedded_loss_sum(
+                        model.unembedding, states, targets, chunk=config.loss_chunk, smoothing=smoothing
+                    ),
+                )
+            logits = model.unembedding(states)
+        else:
+            logits = model(source, ids, source_is_token=is_token)
+        is_right = (logits.detach().argmax(-1) == targets).sum()
+        plain = cross_entropy_sum(logits.detach(), targets)
+        return cross_entropy_sum(logits, targets, smoothing=smoothing), plain, is_right, (targets != NO_TARGET).sum()
+
+    # Rows and lengths are left open: one graph for all the shapes that batches have.
+    trained = torch.compile(score, dynamic=True) if config.compiled else score
+
+    def objective(batch: PairBatch) -> Outcome:
+        # Here, where the ids are still on the CPU: a GPU would end the whole process.
+        check_ids(batch.source, settings.source_vocabulary_size)
+        check_ids(batch.ids, settings.vocabulary_size)
+        check_ids(batch.targets.clamp(min=0), settings.vocabulary_size)
+        there, is_training = batch.to(device), torch.is_grad_enabled()
+        with autocast():
+            loss, *rest = (trained if is_training else score)(
+                there.source,
+                there.source_is_token,
+                there.ids,
+                there.targets,
+                config.label_smoothing if is_training else 0.0,
+            )
+        if not rest:
+            return Outcome(loss)
+        plain, is_right, n = rest
+        measures = {"accuracy": Measure(is_right.float(), n)}
+        if is_training and config.label_smoothing:
+            measures["plain_loss"] = Measure(plain, n)
+        return Outcome(loss, measures)
+
+    return objective
