@@ -11,14 +11,15 @@ from qkv.cli.convert import convert
 from qkv.cli.data import data
 from qkv.cli.embed import embed
 from qkv.cli.evaluate import evaluate
-from qkv.cli.finetune import finetune
 from qkv.cli.fill import fill
+from qkv.cli.finetune import finetune
 from qkv.cli.generate import generate
 from qkv.cli.lesson import lesson
 from qkv.cli.models import models
 from qkv.cli.similar import similar
 from qkv.cli.tokenizer import tokenizer
 from qkv.cli.train import train
+from qkv.cli.translate import translate
 from qkv.errors import DiskError, QKVError, TrainingError
 
 # Plain help text: laying it out with rich would triple the time `qkv --help` takes.
@@ -34,6 +35,7 @@ app.command()(lesson)
 app.command()(train)
 app.command()(finetune)
 app.command()(generate)
+app.command()(translate)
 app.command()(evaluate)
 app.command()(fill)
 app.command()(classify)

@@ -1,4 +1,4 @@
-"""`qkv evaluate`: how well a model guesses a text."""
+"""`qkv evaluate`: how well a model guesses a text, or translates."""
 
 import json
 from itertools import islice
@@ -13,11 +13,16 @@ from qkv.errors import InputError
 def evaluate(
     model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
     *,
-    text: Annotated[list[Path], typer.Option(help="Text files; documents are parted by a line <|endoftext|>.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Score the first so many documents alone.")] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Text files; documents are parted by a line <|endoftext|>.")
+    ] = None,
+    pairs: Annotated[Path | None, typer.Option(help="Translation pairs, source⇥target a line.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="MODEL", help="With --pairs: compare with this one.")] = None,
+    beam: Annotated[int, typer.Option(min=1, help="With --pairs: running guesses of the search; 1: greedy.")] = 5,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many documents or pairs alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Loss, perplexity and bits a byte of a text, each document from a fresh context.
+    """Loss, perplexity and bits a byte of a text, each document from a fresh context; BLEU and chrF of pairs.
 
     Bits a byte: −log2 p of every token and of the end of each document, over the document's bytes (UTF-8, without
     white space at its ends). A document longer than the context is read in overlapping windows: from the second on
@@ -27,7 +32,21 @@ def evaluate(
     Examples:
       qkv evaluate run --text held-out.txt
       qkv evaluate run --text held-out.txt --limit 100 --json
+      qkv evaluate es-en --pairs test.tsv --against es-en-rnn
     """
+    if (text is None) == (pairs is None):
+        raise InputError(f"{'neither' if text is None else 'both'} of --text and --pairs; one is needed")
+    if pairs is not None:
+        from qkv.cli.evaluate_pairs import evaluate_pairs
+
+        evaluate_pairs(model, pairs=pairs, against=against, beam=beam, limit=limit, as_json=as_json)
+        return
+    if against is not None:
+        raise InputError("--against compares translations: it goes with --pairs")
+    _evaluate_text(model, text or [], limit=limit, as_json=as_json)
+
+
+def _evaluate_text(model: str, text: list[Path], *, limit: int | None, as_json: bool) -> None:
     from qkv.cli.progress import counted
     from qkv.data import read_documents
     from qkv.tasks import LanguageModel, load_as

@@ -3,6 +3,7 @@
 from qkv.tasks.language_model import Continuation, LanguageModel
 from qkv.tasks.loading import Task, find_folder, load, load_as, load_weights
 from qkv.tasks.text_encoder import Answer, Encoded, Filled, Guess, Similar, TextEncoder
+from qkv.tasks.translator import Translation, Translator, Written
 
 __all__ = [
     "Answer",
@@ -14,6 +15,9 @@ __all__ = [
     "Similar",
     "Task",
     "TextEncoder",
+    "Translation",
+    "Translator",
+    "Written",
     "find_folder",
     "load",
     "load_as",

@@ -6,17 +6,18 @@ from typing import TypeVar
 
 from qkv.config.base import nearest
 from qkv.errors import InputError
-from qkv.models import BERT, GPT
+from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
+from qkv.tasks.translator import Translator
 from qkv.training.run import RunFolder
 from qkv.weights.hub import download
 from qkv.weights.models import Loaded, load_model, needs_tokenizer
 from qkv.weights.single_file import load_file_model
 from qkv.zoo import shipped
 
-Task = LanguageModel | TextEncoder
-AnyTask = TypeVar("AnyTask", LanguageModel, TextEncoder)
+Task = LanguageModel | TextEncoder | Translator
+AnyTask = TypeVar("AnyTask", LanguageModel, TextEncoder, Translator)
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -62,8 +63,8 @@ def load(name: str | Path) -> Task:
             return LanguageModel(loaded.model, tokenizer, name=str(name))
         case BERT():
             return TextEncoder(loaded.model, tokenizer, name=str(name))
-        case other:
-            raise InputError(f"{name}: a {type(other).__name__} has no task yet; load its weights with qkv.models")
+        case Seq2Seq() | RNNSeq2Seq():
+            return Translator(loaded.model, tokenizer, source=loaded.source_tokenizer, name=str(name))
 
 
 def load_as(kind: type[AnyTask], name: str | Path) -> AnyTask:

@@ -19,6 +19,7 @@ from qkv.weights.tensors import NameTable, Rename, fill
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Loaded:
     tokenizer: Tokenizer | None
     remarks: tuple[str, ...] = ()
     """What the user should be told: heads that the config promises and the weights lack, a prompt left out."""
+    source_tokenizer: Tokenizer | None = None
+    """A translator's, where the source has a vocabulary of its own (`source_tokenizer.json`)."""
 
 
 def load_model(folder: Path) -> Loaded:
@@ -48,7 +51,9 @@ def load_model(folder: Path) -> Loaded:
             load_published(model, tensors)
     except QKVError as error:
         raise type(error)(f"{folder}: {error}") from None
-    loaded = Loaded(model.eval(), _tokenizer(folder), tuple(remarks))
+    of_source = folder / SOURCE_TOKENIZER
+    source_tokenizer = load_tokenizer(of_source) if of_source.is_file() else None
+    loaded = Loaded(model.eval(), _tokenizer(folder), tuple(remarks), source_tokenizer)
     check_vocabulary(loaded, folder)
     return loaded
 

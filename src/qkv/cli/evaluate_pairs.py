@@ -1,0 +1,64 @@
+"""`qkv evaluate --pairs`: how near a model's translations are to people's, and whether another's are nearer."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from qkv.cli.progress import bar
+from qkv.errors import InputError
+
+
+def evaluate_pairs(
+    model: str, *, pairs: Path, against: str | None, beam: int, limit: int | None, as_json: bool
+) -> None:
+    from qkv.data.pairs import PairFile
+    from qkv.text.closeness import as_dict, by_length, closeness, compared
+
+    both = [pair for pair in islice(PairFile(source=pairs).read(), limit) if all(pair)]
+    if not both:
+        raise InputError(f"{pairs}: holds 0 pairs; at least 1 is needed")
+    sources, references = [source for source, _ in both], [target for _, target in both]
+    if against is None:
+        systems = {model: _translated(model, sources, beam)}
+        found = {model: closeness(systems[model], references)}
+    else:
+        names = (model, against) if model != against else (model, f"{against} (again)")
+        systems = {name: _translated(one, sources, beam) for name, one in zip(names, (model, against), strict=True)}
+        found = compared(systems, references)
+    result = {
+        name: {**as_dict(found[name]), "by_length": by_length(sources, written, references)}
+        for name, written in systems.items()
+    }
+    if as_json:
+        print(json.dumps({"pairs": len(both), "beam": beam, "systems": result}, ensure_ascii=False))
+    else:
+        _print(result, n_pairs=len(both), beam=beam)
+
+
+def _translated(model: str, sources: list[str], beam: int) -> list[str]:
+    from qkv.cli.texts import LINES_AT_ONCE
+    from qkv.tasks import Translator, load_as
+
+    task = load_as(Translator, model)
+    written: list[str] = []
+    with bar(f"{model} translates") as move:
+        for start in range(0, len(sources), LINES_AT_ONCE // 4):
+            written += task.translate(sources[start : start + LINES_AT_ONCE // 4], beam=beam, split=True)
+            move(len(written), len(sources))
+    return written
+
+
+def _print(result: dict[str, dict[str, Any]], *, n_pairs: int, beam: int) -> None:
+    print(f"{n_pairs:,} pairs, beam {beam}")
+    for name, measured in result.items():
+        print(f"\n{name}")
+        for metric in ("BLEU", "chrF"):
+            one = measured[metric]
+            interval = f"  95 % interval {one['low']:.2f} … {one['high']:.2f}" if "low" in one else ""
+            chance = f"  p = {one['p_value']:.4f} against the first" if "p_value" in one else ""
+            print(f"  {metric:5} {one['score']:6.2f}{interval}{chance}")
+            print(f"        {one['signature']}")
+        print("  words of the source   sentences    BLEU")
+        for row in measured["by_length"]:
+            print(f"  {row['words']:>19}   {row['sentences']:9,}  {row['bleu']:6.2f}")

@@ -1,0 +1,153 @@
+"""`qkv translate`: a text in another language."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.errors import InputError
+
+if TYPE_CHECKING:
+    from qkv.tasks import Translation, Written
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def translate(
+    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    *,
+    beam: Annotated[int, typer.Option(min=1, metavar="N", help="Running guesses of the search; 1: greedy.")] = 5,
+    n_best: Annotated[int, typer.Option("--nbest", min=1, help="So many translations, best first, with scores.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="A score is Σ log p ÷ length^this.")] = 1.0,
+    min_new: Annotated[int, typer.Option(min=0, help="Fewest new tokens.")] = 0,
+    max_new: Annotated[int | None, typer.Option(min=1, help="Most; else twice the source's, and 10.")] = None,
+    no_repeat: Annotated[int | None, typer.Option(min=1, metavar="N", help="No N tokens in a row twice.")] = None,
+    glossary: Annotated[Path | None, typer.Option(help="A line each: term⇥the translation it must have.")] = None,
+    split: Annotated[bool, typer.Option("--split", help="Cut texts that are too long at ends of sentences.")] = False,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Add 0-0 1-2: source word-target word.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the attention: .png, .svg or .pdf.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="With --plot: each head of this layer, from 0.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text: tokens, scores, n-best.")] = False,
+) -> None:  # fmt: skip
+    """Translate each text; a blank one stays blank.
+
+    \b
+    Examples:
+      qkv translate es-en "¿Dónde está la biblioteca?"
+      qkv translate es-en "¿Dónde está la biblioteca?" --plot attention.png
+      qkv translate es-en "No lo sé." --nbest 5 --json
+      qkv translate es-en --alignment < sentences.txt
+    """
+    from qkv.config import BeamConfig
+
+    search = BeamConfig(
+        n_beams=max(beam, n_best), n_best=n_best, length_penalty=length_penalty, min_new=min_new,
+        no_repeat_ngram=no_repeat,
+    )  # fmt: skip
+    _check(plot, texts, layer=layer, split=split, as_json=as_json, alignment=alignment, n_best=n_best)
+    terms = {} if glossary is None else read_glossary(glossary)
+    from qkv.cli.texts import LINES_AT_ONCE, given_texts
+    from qkv.tasks import Translator, load_as
+
+    task = load_as(Translator, model)
+    waiting = given_texts(texts)
+    while some := list(islice(waiting, LINES_AT_ONCE)):
+        pieces = [task.cut(text) if split else [text] for text in some]
+        done = iter(
+            task.translations(
+                [piece for own in pieces for piece in own], beam=search, max_new=max_new, glossary=terms,
+                attention=alignment or plot is not None,
+            )
+        )  # fmt: skip
+        for text, own in zip(some, pieces, strict=True):
+            _show(text, [next(done) for _ in own], n_best=n_best, alignment=alignment, as_json=as_json, plot=plot,
+                  layer=layer)  # fmt: skip
+
+
+def read_glossary(path: Path) -> dict[str, str]:
+    from qkv.data.pairs import PairFile
+
+    pairs = [pair for pair in PairFile(source=path).read() if any(pair)]
+    for number, (term, target) in enumerate(pairs, 1):
+        if not (term and target):
+            raise InputError(f"{path}: entry {number} has a blank side; a glossary's line is term⇥translation")
+    return dict(pairs)
+
+
+def _check(
+    plot: Path | None, texts: list[str] | None, *, layer: int | None, split: bool, as_json: bool, alignment: bool,
+    n_best: int,
+) -> None:  # fmt: skip
+    if plot is not None and plot.suffix.lower() not in PICTURES:
+        raise InputError(f"{plot}: ends in '{plot.suffix}'; a picture's name ends in {', '.join(PICTURES)}")
+    if plot is not None and len(texts or []) != 1:
+        raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
+    if layer is not None and plot is None:
+        raise InputError(f"--layer {layer} says what --plot draws: name a file with --plot")
+    if split and (plot is not None or alignment or as_json or n_best > 1):
+        raise InputError("--split joins the translations of a text's parts: it goes with plain output alone")
+    if alignment and n_best > 1:
+        raise InputError(f"--alignment is of the best translation, --nbest {n_best} asks for more: choose one")
+
+
+def _show(
+    text: str, done: "list[Translation]", *, n_best: int, alignment: bool, as_json: bool,
+    plot: Path | None, layer: int | None,
+) -> None:  # fmt: skip
+    from qkv.cli.progress import say
+    from qkv.generation import Ended
+
+    first = done[0]
+    for one in done:
+        if one.found[0].ended is not Ended.STOP:
+            say(f"cut off after {len(one.found[0].ids)} tokens, at its limit: {text[:60]!r}")
+    if as_json:
+        print(json.dumps(_as_dict(text, first), ensure_ascii=False))
+    elif n_best > 1:
+        for written in first.found:
+            print(f"{written.score:.4f}\t{written.text}")
+    else:
+        aligned = "\t" + (first.attention.pharaoh() if first.attention else "") if alignment else ""
+        print(" ".join(one.text for one in done) + aligned)
+    if plot is not None:
+        _draw(first, plot, layer=layer)
+        say(f"drawn to {plot}")
+
+
+def _as_dict(text: str, one: "Translation") -> dict[str, Any]:
+    found = {"source": text, "source_tokens": one.source_tokens, **_written(one.found[0])}
+    if len(one.found) > 1:
+        found["found"] = [_written(written) for written in one.found]
+    if one.attention is not None:
+        found["alignment"] = one.attention.pharaoh()
+        found["attention"] = [[round(weight, 6) for weight in row] for row in one.attention.soft().tolist()]
+    return found
+
+
+def _written(written: "Written") -> dict[str, Any]:
+    return {
+        "text": written.text, "score": written.score, "tokens": written.tokens,
+        "log_probabilities": written.log_probabilities, "ended": written.ended,
+    }  # fmt: skip
+
+
+def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
+    from qkv.errors import DiskError
+    from qkv.inspection import heat_maps
+
+    looked = one.attention
+    if looked is None:
+        raise InputError("there is no attention to draw: the text is blank")
+    n_layers, n_heads = looked.weights.shape[:2]
+    if layer is None:
+        mean = "" if n_layers == n_heads == 1 else f"mean of {n_layers} layers × {n_heads} heads"
+        figure = heat_maps(looked.heat_map(title=mean), title=one.text)
+    else:
+        figure = heat_maps(*looked.head_maps(layer), title=one.text)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise DiskError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,93 @@
+"""Which words of a source does each word of its translation come from? Read off the attention between them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from qkv.choices import Averaging
+from qkv.errors import InputError, ShapeError
+from qkv.inspection.figures import HeatMap
+from qkv.inspection.record import record
+from qkv.models import RNNSeq2Seq, Seq2Seq
+
+Soft = Float[Tensor, "target source"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossAttention:
+    """Every layer's and head's weights for one text: row t is the look that chose target token t."""
+
+    weights: Float[Tensor, "layer head target source"]
+    source: list[str]
+    target: list[str]
+    source_words: list[int | None]
+    """Of each source token, which word it is part of; None: of none, such as <eos>."""
+    target_words: list[int | None]
+
+    def __post_init__(self) -> None:
+        named = len(self.target), len(self.source)
+        if tuple(self.weights.shape[2:]) != named:
+            raise ShapeError(f"the weights are {tuple(self.weights.shape)}, there are {named} tokens")
+
+    def soft(self, how: Averaging = Averaging.ALL) -> Soft:
+        """One weight for each pair of tokens: the mean of all layers and heads, or of the layer that points best."""
+        return self.weights.mean((0, 1)) if how is Averaging.ALL else self.weights[self.best_layer].mean(0)
+
+    @property
+    def best_layer(self) -> int:
+        """Whose heads, averaged, put the greatest weight on single words: what stands on <eos> points at nothing."""
+        of_words = self.weights.mean(1)[:, :, [word is not None for word in self.source_words]]
+        return int(of_words.amax(-1).mean(-1).argmax()) if of_words.shape[-1] else 0
+
+    def words(self, how: Averaging = Averaging.BEST_LAYER) -> list[tuple[int, int]]:
+        """(source word, target word) for each target word: where most of its tokens' weight stands."""
+        n_source, n_target = (
+            max((word for word in words if word is not None), default=-1) + 1
+            for words in (self.source_words, self.target_words)
+        )
+        if n_source == 0:
+            return []
+        together = torch.zeros(n_target, n_source)
+        for row, of_target in zip(self.soft(how).tolist(), self.target_words, strict=True):
+            for weight, of_source in zip(row, self.source_words, strict=True):
+                if of_target is not None and of_source is not None:
+                    together[of_target, of_source] += weight
+        return sorted((int(row.argmax()), target) for target, row in enumerate(together))
+
+    def pharaoh(self, how: Averaging = Averaging.BEST_LAYER) -> str:
+        """`0-0 1-2`: source word - target word, both counted from 0."""
+        return " ".join(f"{source}-{target}" for source, target in self.words(how))
+
+    def heat_map(self, weights: Soft | None = None, *, title: str = "") -> HeatMap:
+        """As lecture C draws it: a row for each source token, a column for each target token."""
+        return HeatMap(
+            matrix=(self.soft() if weights is None else weights).T,
+            rows=self.source,
+            columns=self.target,
+            title=title,
+            row_axis="source (each column sums to 1)",
+            column_axis="target, in the order it was written →",
+        )
+
+    def head_maps(self, layer: int) -> list[HeatMap]:
+        """One map for each head of a layer."""
+        if not 0 <= layer < len(self.weights):
+            raise InputError(f"layer {layer} is outside the {len(self.weights)} layers (0 … {len(self.weights) - 1})")
+        return [self.heat_map(one, title=f"layer {layer}, head {head}") for head, one in enumerate(self.weights[layer])]
+
+
+@torch.inference_mode()
+def cross_weights(
+    model: Seq2Seq | RNNSeq2Seq, source: Sequence[int], ids: Sequence[int], *, first: int
+) -> Float[Tensor, "layer head target source"]:
+    """The weights by which each of these ids was chosen, by reading the whole text once more."""
+    taps = "decoder.blocks.*.cross.weights" if isinstance(model, Seq2Seq) else "decoder.attention.weights"
+    if isinstance(model, RNNSeq2Seq) and model.decoder.attention is None:
+        raise InputError("this RNN has no attention (attention='none'): there is nothing to draw or to align by")
+    device = next(model.parameters()).device
+    with record(model, taps) as trace:
+        model(torch.tensor([list(source)], device=device), torch.tensor([[first, *ids[:-1]]], device=device))
+    return torch.cat([trace[name] for name in trace.names if name.endswith(".weights")]).float().cpu()

@@ -1,0 +1,180 @@
+"""A text in one language in, a text in another out: an encoder–decoder with its tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from qkv.choices import Role
+from qkv.config import BeamConfig
+from qkv.errors import ContextLengthError, InputError
+from qkv.generation import Ended, Hypothesis
+from qkv.generation import translate as translate_ids
+from qkv.inspection.alignment import CrossAttention, cross_weights
+from qkv.models import RNNSeq2Seq, Seq2Seq
+from qkv.tasks.batches import of_like_length
+from qkv.tasks.describing import described
+from qkv.tasks.words import contains, parts, word_of_bytes, words_of_ids
+from qkv.text import Tokenizer
+
+TOKENS_AT_ONCE = 1024
+"""Of the sources of a batch, padding counted; each has as many rows as there are beams."""
+USUAL = BeamConfig(n_beams=5)
+NO_TERMS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """One text that the search found."""
+
+    text: str
+    ids: list[int]
+    """All of them, the end token too, which the text leaves out."""
+    tokens: list[str]
+    log_probabilities: list[float]
+    score: float
+    ended: Ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """What became of one source; a blank one has a blank text, and no ids."""
+
+    source: str
+    source_ids: list[int]
+    source_tokens: list[str]
+    found: list[Written]
+    """Best first; as many as were asked for."""
+    attention: CrossAttention | None = None
+    """Of the best one."""
+
+    @property
+    def text(self) -> str:
+        return self.found[0].text
+
+    @property
+    def score(self) -> float:
+        return self.found[0].score
+
+    @property
+    def tokens(self) -> list[str]:
+        return self.found[0].tokens
+
+
+class Translator:
+    """`translate` gives the text; `translations` all that is known of it."""
+
+    def __init__(
+        self, model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, source: Tokenizer | None = None, name: str = ""
+    ) -> None:
+        """`source`: the source's tokenizer, where it is another."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.source_tokenizer = source or tokenizer
+        self.name = name
+
+    def __repr__(self) -> str:
+        return described("Translator", self.model, self.name) + ")"
+
+    @overload
+    def translate(self, texts: str, *, beam: int = 5, split: bool = False) -> str: ...
+    @overload
+    def translate(self, texts: list[str], *, beam: int = 5, split: bool = False) -> list[str]: ...
+    def translate(self, texts: str | list[str], *, beam: int = 5, split: bool = False) -> str | list[str]:
+        """One text for one, a list for several. `split`: what is too long is cut (`cut`) and joined again."""
+        given = [texts] if isinstance(texts, str) else texts
+        pieces = [self.cut(text) if split else [text] for text in given]
+        flat = [piece for some in pieces for piece in some]
+        done = iter(self.translations(flat, beam=BeamConfig(n_beams=beam)))
+        joined = [" ".join(next(done).text for _ in some) for some in pieces]
+        return joined[0] if isinstance(texts, str) else joined
+
+    def cut(self, text: str) -> list[str]:
+        """A text too long for the model, at ends of sentences; between words where a sentence is too long itself."""
+        return parts(text, lambda part: len(self.source_tokenizer.encode(part)) <= self.model.config.context_length)
+
+    def translations(
+        self, texts: Sequence[str], *, beam: BeamConfig = USUAL, max_new: int | None = None,
+        glossary: Mapping[str, str] = NO_TERMS, attention: bool = False,
+    ) -> list[Translation]:  # fmt: skip
+        """In the order of the texts, computed in batches of like length.
+
+        `max_new` None: twice the source's tokens and 10. `glossary`: where a text has one of its terms, the
+        translation has the other.
+        """
+        sources = [self._encoded(number, text) for number, text in enumerate(texts)]
+        found: dict[int, list[Hypothesis]] = {}
+        there = [number for number, ids in enumerate(sources) if ids]
+        for batch in of_like_length([len(sources[number]) for number in there], TOKENS_AT_ONCE):
+            numbers = [there[place] for place in batch]
+            results = translate_ids(
+                self.model, [sources[number] for number in numbers], first=self.first, stop_ids=self.stop_ids,
+                beam=beam, max_new=[max_new or 2 * len(sources[number]) + 10 for number in numbers],
+                forced=[self._terms(texts[number], glossary) for number in numbers],
+            )  # fmt: skip
+            found.update(zip(numbers, results, strict=True))
+        return [
+            self._translation(text, ids, found.get(number, []), attention=attention)
+            for number, (text, ids) in enumerate(zip(texts, sources, strict=True))
+        ]
+
+    @property
+    def first(self) -> int:
+        """What every text begins with: the token for it, or padding where there is none (Marian, T5)."""
+        begin = self.tokenizer.find(Role.BEGIN)
+        return self.tokenizer.id_of(Role.PAD) if begin is None else begin
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return frozenset({self.tokenizer.id_of(Role.END)})
+
+    def _encoded(self, number: int, text: str) -> list[int]:
+        if not text.strip():
+            return []
+        ids = self.source_tokenizer.encode(text.strip())
+        if len(ids) > (room := self.model.config.context_length):
+            raise ContextLengthError(
+                f"text {number + 1} has {len(ids)} tokens; the model's context_length is {room} (split cuts it at "
+                "ends of sentences)"
+            )
+        return ids
+
+    def _terms(self, text: str, glossary: Mapping[str, str]) -> list[list[int]]:
+        return [self._inside(target) for term, target in glossary.items() if contains(text, term)]
+
+    def _inside(self, term: str) -> list[int]:
+        """Its ids where it stands inside a text: there a blank before it is part of its first token."""
+        if not term.strip():
+            raise InputError("a glossary's translation is blank: 0 words, there must be at least 1")
+        before = self.tokenizer.encode("a", add_specials=False)
+        both = self.tokenizer.encode(f"a {term.strip()}", add_specials=False)
+        return both[len(before) :] if both[: len(before)] == before else both
+
+    def _translation(
+        self, text: str, ids: list[int], found: list[Hypothesis], *, attention: bool
+    ) -> Translation:  # fmt: skip
+        written = [self._written(one) for one in found]
+        if not ids:
+            written = [Written(text="", ids=[], tokens=[], log_probabilities=[], score=0.0, ended=Ended.STOP)]
+        tokens = [self.source_tokenizer.token(number) for number in ids]
+        looked = self._attention(text.strip(), ids, written[0]) if attention and ids else None
+        return Translation(source=text, source_ids=ids, source_tokens=tokens, found=written, attention=looked)
+
+    def _written(self, one: Hypothesis) -> Written:
+        known = [number for number in one.ids if number < self.tokenizer.vocabulary_size]
+        return Written(
+            text=" ".join(self.tokenizer.decode(known).split()),
+            ids=one.ids,
+            tokens=[self.tokenizer.token(number) if number in known else "" for number in one.ids],
+            log_probabilities=one.log_probabilities,
+            score=one.score,
+            ended=one.ended,
+        )
+
+    def _attention(self, text: str, ids: list[int], written: Written) -> CrossAttention:
+        return CrossAttention(
+            weights=cross_weights(self.model, ids, written.ids, first=self.first),
+            source=[self.source_tokenizer.token(number) for number in ids],
+            target=written.tokens,
+            source_words=word_of_bytes(self.source_tokenizer, text, ids),
+            target_words=words_of_ids(self.tokenizer, written.ids),
+        )
