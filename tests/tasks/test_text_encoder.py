@@ -123,12 +123,17 @@ def test_a_number_is_the_head_itself_and_classes_without_names_have_numbers():
     assert small_bert(class_names=None, n_classes=5).class_names == ("0", "1", "2", "3", "4")
 
 
-def test_the_segments_of_a_pair_are_read():
+def test_the_segments_of_a_pair_are_read(few_at_once):
     task = small_bert()
     pair = task.tokenizer.encode_pair("the cat", "sat")
     ids, segments = torch.tensor([pair.ids]), torch.tensor([pair.segments])
     expected = task.model.next_sentence_logits(task.model(ids, segments=segments)).softmax(-1)[0, 0]
-    assert task.next_sentence("the cat", "sat") == pytest.approx(float(expected.detach()), abs=1e-6)
+    assert task.next_sentence([("the cat", "sat")]) == pytest.approx([float(expected.detach())], abs=1e-6)
+    alone = [task.next_sentence([pair])[0] for pair in PAIRS]
+    assert task.next_sentence(PAIRS) == pytest.approx(alone, abs=1e-6)
+    assert max(alone) - min(alone) > 1e-3
+    with pytest.raises(InputError, match="text 2 is one text; what follows is asked of a pair"):
+        task.next_sentence([PAIRS[0], "x"])
     assert segments.any()
     without = small_bert(n_segments=0)
     assert len(without.classify(PAIRS)) == len(PAIRS)
@@ -172,7 +177,10 @@ def test_a_head_that_is_missing_is_one_line():
     for ask, line in [
         (lambda: task.fill(["[MASK]"]), "this model has no masked-word head, so it cannot fill masks"),
         (lambda: task.classify(["x"]), "this model has no classification head, so it cannot classify"),
-        (lambda: task.next_sentence("x", "y"), "this model has no next-sentence head, so it cannot tell what follows"),
+        (
+            lambda: task.next_sentence([("x", "y")]),
+            "this model has no next-sentence head, so it cannot tell what follows",
+        ),
     ]:
         with pytest.raises(InputError, match=line):
             ask()
@@ -183,6 +191,11 @@ def test_a_head_that_is_missing_is_one_line():
 def test_one_string_is_no_list_of_texts():
     with pytest.raises(InputError, match=r"the texts are one string; give a list: \[text\]"):
         small_bert().embed("the cat")
+
+
+def test_an_unknown_pooling_is_refused_with_those_there_are():
+    with pytest.raises(InputError, match="pooling='max' is not known; it is one of mean, cls"):
+        small_bert().embed(["x"], pooling="max")
 
 
 def test_no_texts_have_no_answers():

@@ -136,11 +136,12 @@ class TextEncoder:
 
     @torch.no_grad()
     def embed(
-        self, texts: Texts, *, pooling: Pooling | None = None, normalise: bool | None = None, truncate: bool = False
+        self, texts: Texts, *, pooling: Pooling | str | None = None, normalise: bool | None = None,
+        truncate: bool = False,
     ) -> Float[Tensor, "text d_model"]:  # fmt: skip
         """One vector a text. Not said: as the model was trained for, else the mean of its states, of length 1."""
         settings = self.embedding
-        pooling = settings.pooling if pooling is None else Pooling(pooling)
+        pooling = settings.pooling if pooling is None else _pooling(pooling)
         read = self.encode(texts, max_tokens=settings.max_tokens, truncate=truncate)
         vectors = self.model.embedding.token.weight.new_empty(len(read), self.model.config.d_model)
         for batch in self._batches(read):
@@ -161,10 +162,7 @@ class TextEncoder:
         """For each query the `n` texts whose vectors have the greatest cosine with its own, best first."""
         if not among:
             raise InputError("there are 0 texts to compare with; at least 1 is needed")
-        cosines = self.embed(queries, normalise=True) @ self.embed(among, normalise=True).T
-        best = cosines.topk(min(n, len(among)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [[Similar(place, cosine) for place, cosine in zip(*row, strict=True)] for row in pairs]
+        return nearest(self.embed(queries, normalise=True), self.embed(among, normalise=True), n=n)
 
     @torch.no_grad()
     def fill(self, texts: Texts, *, n: int = 5, truncate: bool = False) -> list[Filled]:
@@ -206,11 +204,19 @@ class TextEncoder:
         return config.class_names or tuple(str(number) for number in range(config.n_classes or 0))
 
     @torch.no_grad()
-    def next_sentence(self, first: str, second: str) -> float:
-        """The probability that the second text is what follows the first."""
+    def next_sentence(self, pairs: Texts, *, truncate: bool = False) -> list[float]:
+        """Of each pair, the probability that the second text is what follows the first."""
         self._needs("next_sentence", "next-sentence head", "tell what follows")
-        (batch,) = self._batches(self.encode([(first, second)]))
-        return float(self.model.next_sentence_logits(batch.states).float().softmax(-1)[0, 0])
+        read = self.encode(pairs, truncate=truncate)
+        for one in read:
+            if len(one.row) != 2:
+                raise InputError(f"text {one.number} is one text; what follows is asked of a pair")
+        follows = [0.0] * len(read)
+        for batch in self._batches(read):
+            probabilities = self.model.next_sentence_logits(batch.states).float().softmax(-1)[:, 0]
+            for place, probability in zip(batch.places, probabilities.tolist(), strict=True):
+                follows[place] = probability
+        return follows
 
     def _answer(self, logits: Float[Tensor, " class"]) -> Answer:
         problem = self.model.config.problem
@@ -251,6 +257,21 @@ class TextEncoder:
             token = guesses[0].token
             text = (before.rstrip() + token[2:] if token.startswith("##") else before + token) + after
         return text
+
+
+def nearest(
+    queries: Float[Tensor, "query d_model"], among: Float[Tensor, "text d_model"], *, n: int
+) -> list[list[Similar]]:
+    """For each query the `n` of the greatest product with it, best first: the cosine of vectors of length 1."""
+    best = (queries @ among.T).topk(min(n, len(among)))
+    found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [[Similar(place, cosine) for place, cosine in zip(*row, strict=True)] for row in found]
+
+
+def _pooling(word: str) -> Pooling:
+    if word not in list(Pooling):
+        raise InputError(f"pooling={word!r} is not known; it is one of {', '.join(Pooling)}")
+    return Pooling(word)
 
 
 def _table(rows: Sequence[Sequence[int]]) -> Ids:

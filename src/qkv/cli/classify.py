@@ -1,0 +1,60 @@
+"""`qkv classify`: which class has a text, or a pair?"""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from qkv.tasks import Answer
+
+
+def classify(
+    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    *,
+    next_sentence: Annotated[
+        bool, typer.Option("--next-sentence", help="Of pairs: the probability that the second follows the first.")
+    ] = False,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with every probability.")] = False,
+) -> None:
+    """The class of each text and its probability; several labels with theirs; or a number: as the model was trained.
+
+    A pair is two columns with a tab between.
+
+    \b
+    Examples:
+      qkv classify sentiment "a charming and often affecting journey"
+      printf 'A dog runs.\\tAn animal moves.\\n' | qkv classify my-entailment --json
+      cut -f1 reviews.tsv | qkv classify sentiment > classes.tsv
+      printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
+    """
+    from qkv.cli.texts import encoded, given_texts, pairs_where_tabs
+    from qkv.tasks import TextEncoder, load_as
+
+    task = load_as(TextEncoder, model)
+    for read in encoded(task, pairs_where_tabs(given_texts(texts)), truncate=truncate):
+        answers = task.next_sentence(read) if next_sentence else task.classify(read)
+        for one, answer in zip(read, answers, strict=True):
+            if as_json:
+                text = one.row[0] if len(one.row) == 1 else one.row
+                print(json.dumps({"text": text, **_as_dict(answer)}, ensure_ascii=False))
+            else:
+                print(_line(answer))
+
+
+def _as_dict(answer: "Answer | float") -> dict[str, object]:
+    if isinstance(answer, float | int):
+        return {"follows": answer}
+    if answer.number is not None:
+        return {"number": answer.number}
+    return {"labels": answer.labels, "probabilities": answer.probabilities}
+
+
+def _line(answer: "Answer | float") -> str:
+    number = answer if isinstance(answer, float | int) else answer.number
+    if number is not None:
+        return f"{number:.4f}"
+    assert not isinstance(answer, float | int)
+    return "\t".join(f"{label}\t{answer.probabilities[label]:.4f}" for label in answer.labels)

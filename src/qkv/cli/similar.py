@@ -1,0 +1,62 @@
+"""`qkv similar`: which lines mean nearly the same?"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.errors import InputError
+
+
+def similar(
+    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    queries: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    *,
+    among: Annotated[Path, typer.Option(metavar="FILE", help="Its lines are compared; .gz and .xz too.")],
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="So many lines for each query.")] = 5,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a query.")] = False,
+) -> None:
+    """The lines of a file that are nearest to each query: cosine, line number, line; best first.
+
+    Empty lines of the file are passed over.
+
+    \b
+    Examples:
+      qkv similar my-model "someone is eating" --among sentences.txt
+      qkv similar my-model --among answers.txt -n 1 --json < questions.txt
+    """
+    import torch
+
+    from qkv.cli.texts import encoded, given_texts
+    from qkv.tasks import TextEncoder, load_as
+    from qkv.tasks.text_encoder import nearest
+
+    lines = _lines(among)
+    task = load_as(TextEncoder, model)
+    limit = task.embedding.max_tokens
+    texts = (text for _, text in lines)
+    parts = [task.embed(read, normalise=True) for read in encoded(task, texts, truncate=truncate, max_tokens=limit)]
+    vectors = torch.cat(parts)
+    for read in encoded(task, given_texts(queries), truncate=truncate, max_tokens=limit):
+        for query, found in zip(read, nearest(task.embed(read, normalise=True), vectors, n=n), strict=True):
+            rows = [(each.cosine, *lines[each.place]) for each in found]
+            if as_json:
+                keys = ("cosine", "line", "text")
+                said = {"query": query.row[0], "found": [dict(zip(keys, row, strict=True)) for row in rows]}
+                print(json.dumps(said, ensure_ascii=False))
+            else:
+                for cosine, number, text in rows:
+                    print(f"{cosine:.4f}\t{number}\t{text}")
+
+
+def _lines(file: Path) -> list[tuple[int, str]]:
+    from qkv.cli.texts import read_lines_of
+
+    if not file.is_file():
+        raise InputError(f"--among {file}: there is no such file")
+    lines = [(number, text) for number, text in enumerate(read_lines_of(str(file)), start=1) if text.strip()]
+    if not lines:
+        raise InputError(f"--among {file}: holds empty lines alone")
+    return lines

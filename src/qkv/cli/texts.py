@@ -1,0 +1,61 @@
+"""The texts a command works on: its arguments, or standard input line by line; many at a time, answered in order."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from qkv.cli.progress import say
+from qkv.errors import InputError
+
+if TYPE_CHECKING:
+    from qkv.tasks import Encoded, TextEncoder
+    from qkv.tasks.text_encoder import Text
+
+LINES_AT_ONCE = 2048
+"""Sorted by length and computed together; all of a large input would fill the memory."""
+
+
+def given_texts(texts: list[str] | None) -> Iterator[str]:
+    """An empty line is an empty text, so that answers and lines stay side by side."""
+    yield from texts or read_lines_of("-")
+
+
+def read_lines_of(path: str) -> Iterator[str]:
+    """Without their ends; `-` is standard input, compressed files are opened."""
+    from qkv.data.documents import read_lines
+    from qkv.data.sources import STANDARD_INPUT, find_sources, open_source
+
+    name = "standard input" if path == STANDARD_INPUT else path
+    empty = True
+    with open_source(find_sources([path])[0]) as (_, stream):
+        for line in read_lines(name, stream):
+            empty = False
+            yield line.rstrip("\r\n")
+    if empty:
+        raise InputError(f"{name} is empty, and no text was given" if path == STANDARD_INPUT else f"{name}: is empty")
+
+
+def pairs_where_tabs(texts: Iterable[str]) -> "Iterator[Text]":
+    """Two columns are a pair."""
+    for number, text in enumerate(texts, start=1):
+        columns = text.split("\t")
+        if len(columns) > 2:
+            raise InputError(f"text {number} has {len(columns)} columns; a pair has 2, with one tab between")
+        yield (columns[0], columns[1]) if len(columns) == 2 else text
+
+
+def encoded(
+    task: "TextEncoder", texts: "Iterable[Text]", *, truncate: bool, max_tokens: int | None = None,
+    parse_specials: bool = False,
+) -> "Iterator[list[Encoded]]":  # fmt: skip
+    """All texts, some thousand at a time; at the end it is said how many were cut."""
+    waiting, done, n_cut = iter(texts), 0, 0
+    while some := list(islice(waiting, LINES_AT_ONCE)):
+        read = task.encode(
+            some, truncate=truncate, max_tokens=max_tokens, parse_specials=parse_specials, first=done + 1
+        )
+        done, n_cut = done + len(some), n_cut + sum(one.n_cut > 0 for one in read)
+        yield read
+    if n_cut:
+        limit = min(max_tokens or task.model.config.context_length, task.model.config.context_length)
+        say(f"{n_cut:,} of {done:,} texts were cut at {limit:,} tokens")

@@ -1,0 +1,185 @@
+"""`qkv fill`, `classify`, `embed`, `similar`: a line out for each line in, in order; a mistake is one line."""
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from qkv.cli import main
+from qkv.tasks import TextEncoder, load_as
+from tests.tasks.small import saved, small_task
+from tests.tasks.small_bert import CONTEXT, NAMES, saved_bert
+
+LINES = ["The cat sat on the mat", "", "the dog", "El niño comió una manzana", "x", "Zwölf 😀", "and the dog sat"]
+LONG = "the cat " * 40
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def call(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return saved_bert(tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(scope="module")
+def task(folder):
+    return load_as(TextEncoder, folder)
+
+
+def test_fill_prints_the_filled_text_and_the_guesses_of_each_mask(command, folder, task):
+    masked = ["The [MASK] sat on the [MASK]", "a [MASK]"]
+    answer = command("fill", folder, *masked, "-n", 3)
+    expected = task.fill(masked, n=3)
+    lines = answer.out.splitlines()
+    assert answer.status == 0
+    for line, filled in zip(lines, expected, strict=True):
+        text, *masks = line.split("\t")
+        assert text == filled.text
+        assert [mask.split("  ") for mask in masks] == [
+            [f"{guess.token} {guess.probability:.4f}" for guess in guesses] for guesses in filled.masks
+        ]
+
+
+def test_fill_as_json_has_ids_and_probabilities(command, folder, task):
+    said = json.loads(command("fill", folder, "--json", stdin=b"a [MASK]\n").out)
+    (expected,) = task.fill(["a [MASK]"])
+    assert (said["text"], said["filled"]) == ("a [MASK]", expected.text)
+    assert [guess["id"] for guess in said["masks"][0]] == [guess.id for guess in expected.masks[0]]
+
+
+def test_classify_keeps_lines_and_order(command, folder, task, monkeypatch):
+    monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 3)
+    lines = [*LINES, "the cat\tsat", "\tx"]
+    answer = command("classify", folder, stdin="\n".join(lines).encode())
+    texts = [tuple(line.split("\t")) if "\t" in line else line for line in lines]
+    expected = task.classify(texts)
+    assert answer.out.splitlines() == [f"{a.labels[0]}\t{a.probabilities[a.labels[0]]:.4f}" for a in expected]
+    said = [json.loads(line) for line in command("classify", folder, *lines, "--json").out.splitlines()]
+    assert [tuple(one["text"]) if isinstance(one["text"], list) else one["text"] for one in said] == texts
+    assert all(tuple(one["probabilities"]) == NAMES for one in said)
+
+
+def test_classify_several_labels_and_a_number(command, tmp_path):
+    several = saved_bert(tmp_path / "several", problem="several-labels")
+    for line, answer in zip(
+        command("classify", several, *LINES).out.splitlines(),
+        load_as(TextEncoder, several).classify(LINES),
+        strict=True,
+    ):
+        assert line == "\t".join(f"{label}\t{answer.probabilities[label]:.4f}" for label in answer.labels)
+    number = saved_bert(tmp_path / "number", class_names=None, n_classes=1)
+    (expected,) = load_as(TextEncoder, number).classify(["the dog"])
+    assert command("classify", number, "the dog").out == f"{expected.number:.4f}\n"
+    assert json.loads(command("classify", number, "the dog", "--json").out)["number"] == pytest.approx(expected.number)
+
+
+def test_what_follows_is_asked_of_pairs(command, folder, task):
+    expected = task.next_sentence([("the cat", "sat")])[0]
+    assert command("classify", folder, "the cat\tsat", "--next-sentence").out == f"{expected:.4f}\n"
+    said = json.loads(command("classify", folder, "the cat\tsat", "--next-sentence", "--json").out)
+    assert said == {"text": ["the cat", "sat"], "follows": pytest.approx(expected)}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [([], {}), (["--pooling", "cls"], {"pooling": "cls"}), (["--no-normalise"], {"normalise": False})],
+)
+def test_embed_saves_a_row_a_line(command, folder, task, tmp_path, monkeypatch, options, settings):
+    monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 2)
+    answer = command("embed", folder, "--out", tmp_path / "x.npy", *options, stdin="\n".join(LINES).encode())
+    saved_table = np.load(tmp_path / "x.npy")
+    assert (answer.out, answer.err) == ("", f"qkv: {len(LINES)} vectors of width 12 in {tmp_path / 'x.npy'}\n")
+    assert saved_table.dtype == np.float32
+    np.testing.assert_allclose(saved_table, task.embed(LINES, **settings).numpy(), atol=1e-5)
+
+
+def test_embed_prints_where_no_file_is_named(command, folder, task):
+    lines = command("embed", folder, *LINES[:2]).out.splitlines()
+    printed = np.array([[float(number) for number in line.split()] for line in lines])
+    np.testing.assert_allclose(printed, task.embed(LINES[:2]).numpy(), atol=1e-5)
+    said = json.loads(command("embed", folder, "the dog", "--json").out)
+    np.testing.assert_allclose(said["vector"], task.embed(["the dog"])[0].numpy(), atol=1e-6)
+
+
+def test_similar_gives_cosine_line_and_text(command, folder, task, tmp_path):
+    (tmp_path / "among.txt").write_text("\n".join(LINES), encoding="utf-8")
+    rows = [line.split("\t") for line in command(
+        "similar", folder, "the dog", "x", "--among", tmp_path / "among.txt", "-n", 2
+    ).out.splitlines()]  # fmt: skip
+    assert [(row[0], row[1], row[2]) for row in (rows[0], rows[2])] == [
+        ("1.0000", "3", "the dog"),
+        ("1.0000", "5", "x"),
+    ]
+    cosines = torch.cosine_similarity(task.embed(["x"]), task.embed([rows[3][2]]))
+    assert rows[3][0] == f"{cosines.item():.4f}"
+    assert rows[3][2] == LINES[int(rows[3][1]) - 1]
+    said = json.loads(command("similar", folder, "x", "--among", tmp_path / "among.txt", "-n", 1, "--json").out)
+    assert said == {"query": "x", "found": [{"cosine": pytest.approx(1), "line": 5, "text": "x"}]}
+
+
+def test_what_is_too_long_is_cut_when_asked_and_that_is_said(command, folder, monkeypatch):
+    monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 1)
+    answer = command("classify", folder, "x", LONG, LONG)
+    assert (answer.status, len(answer.out.splitlines())) == (2, 1)
+    assert answer.err == f"qkv: error: text 2 has 82 tokens, the model takes {CONTEXT}; truncate would cut it\n"
+    answer = command("classify", folder, "x", LONG, LONG, "--truncate")
+    assert (answer.status, len(answer.out.splitlines())) == (0, 3)
+    assert answer.err == f"qkv: 2 of 3 texts were cut at {CONTEXT} tokens\n"
+
+
+def test_a_line_of_a_megabyte_is_cut_or_refused_in_one_line(command, folder):
+    line = b"the cat sat " * 90_000
+    answer = command("embed", folder, stdin=line)
+    assert answer.err == f"qkv: error: text 1 has 270,002 tokens, the model takes {CONTEXT}; truncate would cut it\n"
+    assert command("embed", folder, "--truncate", stdin=line).status == 0
+
+
+def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
+    bare = saved_bert(tmp_path / "bare", masked_word_head=False, next_sentence_head=False, class_names=None)
+    gpt = saved(small_task(), tmp_path / "gpt")
+    (tmp_path / "blank.txt").write_text("\n\n")
+    (tmp_path / "empty.txt").write_text("")
+    x, missing = tmp_path / "x.txt", tmp_path / "nowhere" / "x.npy"
+    for arguments, stdin, line in [
+        (["fill", folder], b"a [MASK]\na cat\n", "text 2: has no [MASK]: nothing to fill"),
+        (["fill", folder], b"", "standard input is empty, and no text was given"),
+        (["fill", folder], "x [MASK]\ncafé".encode("latin-1"), "standard input: line 2: byte 12 (0xE9) is not UTF-8"),
+        (["embed", folder], b"a\0b", "standard input: byte 1 is NUL"),
+        (["classify", folder, "a\tb\tc"], b"", "text 1 has 3 columns; a pair has 2, with one tab between"),
+        (["classify", bare, "a"], b"", f"{bare} has no classification head, so it cannot classify"),
+        (["classify", bare, "a\tb", "--next-sentence"], b"", f"{bare} has no next-sentence head"),
+        (["classify", folder, "a", "--next-sentence"], b"", "text 1 is one text; what follows is asked of a pair"),
+        (["fill", bare, "[MASK]"], b"", f"{bare} has no masked-word head, so it cannot fill masks"),
+        (["fill", gpt, "[MASK]"], b"", f"{gpt}: is no TextEncoder, which is needed here: LanguageModel("),
+        (["generate", folder, "x"], b"", f"{folder}: is no LanguageModel, which is needed here: TextEncoder("),
+        (["embed", folder, "x", "--out", x], b"", "x.txt: the name must end in .npy"),
+        (["embed", folder, "x", "--out", missing], b"", "there is no folder"),
+        (["embed", folder, "x", "--out", "x.npy", "--json"], b"", "--out saves a table, --json prints: choose one"),
+        (["similar", folder, "x", "--among", tmp_path / "no.txt"], b"", "no.txt: there is no such file"),
+        (["similar", folder, "x", "--among", tmp_path / "blank.txt"], b"", "blank.txt: holds empty lines alone"),
+        (["similar", folder, "x", "--among", tmp_path / "empty.txt"], b"", "empty.txt: is empty"),
+    ]:
+        answer = command(*arguments, stdin=stdin)
+        assert (answer.status, answer.out) == (2, ""), arguments
+        assert line in answer.err
+        assert answer.err.startswith("qkv: error: ")
+        assert len(answer.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["fill", "classify", "embed", "similar"])
+def test_help_has_an_example(command, verb):
+    assert f"qkv {verb} " in command(verb, "--help").out.split("Examples:")[1]
