@@ -192,3 +192,22 @@ def test_the_rest_of_a_line_that_was_cut_is_no_separator(rest, monkeypatch):
     parts = list(read_parts(Source("a.txt"), io.BytesIO(text.encode())))
     assert "".join(part.text for part in parts) == text
     assert [part.ends for part in parts].count(True) == 1
+
+
+@pytest.mark.parametrize("chosen", ["[:-3]", "[-3:]", "[:2]", "[4:]", "[1:-2]", "[-5:-1]", "[-6:3]", "[:]", "[-99:]"])
+def test_a_file_may_be_asked_for_some_of_its_documents(tmp_path, chosen):
+    texts = [f"text {n}" for n in range(7)]
+    path = tmp_path / "a.txt"
+    path.write_text("\n<|endoftext|>\n".join(texts))
+    start, stop = (int(number) if number else None for number in chosen[1:-1].split(":"))
+    assert list(read_documents([f"{path}{chosen}"])) == texts[start:stop]
+
+
+def test_documents_that_are_not_there_are_an_empty_file(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(InputError, match=r"a.txt\[:-1\]: is empty"):
+        list(read_documents([f"{tmp_path}/a.txt[:-1]"]))
+    with pytest.raises(InputError, match=r"b.txt\[:-1\]: there is no such file"):
+        list(read_documents([f"{tmp_path}/b.txt[:-1]"]))
+    (tmp_path / "a.txt[:-1]").write_text("two")  # a file of that very name is that file
+    assert list(read_documents([f"{tmp_path}/a.txt[:-1]"])) == ["two"]

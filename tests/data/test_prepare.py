@@ -257,3 +257,12 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path, paths):
     assert store.index.dtype == "uint32"
     assert np.array_equal(store.document(0)[:-1], large.encode(TEXTS[0]))
     assert isinstance(TokenStore.open(tmp_path / "new", verify=True), TokenStore)
+
+
+def test_a_store_may_have_some_of_a_files_documents(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n<|endoftext|>\n".join(TEXTS))
+    train = prepare_store([f"{path}[:-5]"], tmp_path / "train", tokenizer=tokenizer())
+    held_out = prepare_store([f"{path}[-5:]"], tmp_path / "held-out", tokenizer=tokenizer())
+    assert (train.n_documents, held_out.n_documents) == (len(TEXTS) - 5, 5)
+    assert tokenizer().decode(held_out.document(0).tolist()) == TEXTS[-5]

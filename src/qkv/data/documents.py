@@ -8,9 +8,11 @@ import codecs
 import csv
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
+from itertools import chain, islice
 from pathlib import Path
 
 from qkv.data.sources import Source, find_sources, open_source
@@ -75,7 +77,8 @@ def read_parts(source: Source, stream: BufferedIOBase, *, field: str = "text") -
     A .csv may quote; in a .tsv a quotation mark is a character like any other.
     """
     empty = True
-    for part in _by_ending(source, stream, field):
+    parts = _by_ending(source, stream, field)
+    for part in parts if source.documents is None else _some(parts, *source.documents):
         empty = False
         yield part
     if empty and source.named:
@@ -91,6 +94,38 @@ def _by_ending(source: Source, stream: BufferedIOBase, field: str) -> Iterator[P
         case _:
             return _plain_parts(_blocks(source.name, stream))
     return (part for text in texts for part in _parts_of(text))
+
+
+def _some(parts: Iterator[Part], start: int | None, stop: int | None) -> Iterator[Part]:
+    """The parts of documents[start:stop]. What counts from the end holds so many documents in memory."""
+    documents = _gathered(parts)
+    if start is not None and start < 0:
+        last = deque(enumerate(documents), maxlen=-start)
+        n = last[-1][0] + 1 if last else 0
+        end = n if stop is None else stop + n if stop < 0 else stop
+        chosen = (document for number, document in last if number < end)
+    elif stop is not None and stop < 0:
+        chosen = islice(_but_last(documents, -stop), start, None)
+    else:
+        chosen = islice(documents, start, stop)
+    return chain.from_iterable(chosen)
+
+
+def _gathered(parts: Iterator[Part]) -> Iterator[list[Part]]:
+    document: list[Part] = []
+    for part in parts:
+        document.append(part)
+        if part.ends:
+            yield document
+            document = []
+
+
+def _but_last(documents: Iterator[list[Part]], n: int) -> Iterator[list[Part]]:
+    held: deque[list[Part]] = deque()
+    for document in documents:
+        held.append(document)
+        if len(held) > n:
+            yield held.popleft()
 
 
 def _parts_of(document: str) -> Iterator[Part]:

@@ -126,7 +126,7 @@ def _end_id(tokenizer: Tokenizer) -> int:
 def _plan(sources: list[Source], *, tokenizer: Tokenizer, field: str, shard_tokens: int, sentences: bool) -> Plan:
     if shard_tokens < 1:
         raise ConfigError(f"shard_tokens={shard_tokens} must be at least 1")
-    files = [None if source.name == STANDARD_INPUT else Path(source.name).stat() for source in sources]
+    files = [None if source.name == STANDARD_INPUT else Path(source.path).stat() for source in sources]
     return Plan(
         sources=tuple(source.name for source in sources),
         sizes=tuple(0 if file is None else file.st_size for file in files),

@@ -2,6 +2,7 @@
 
 import io
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from qkv.errors import InputError, MissingExtraError
 STANDARD_INPUT = "-"
 TEXT_ENDINGS = (".txt", ".md", ".jsonl", ".csv", ".tsv")
 _COMPRESSIONS = (".gz", ".xz", ".zst")
+_SLICE = re.compile(r"(.+)\[(-?\d+)?:(-?\d+)?\]")
 
 
 @dataclass(frozen=True)
@@ -26,27 +28,40 @@ class Source:
     """As the caller wrote it; this is what messages say."""
     named: bool = True
     """False for a file found in a folder: there, an empty one is passed over."""
+    documents: tuple[int | None, int | None] | None = None
+    """Only these of its documents, counted as a Python slice counts: `reviews.txt[:-500]`, all but the last 500."""
+
+    @property
+    def path(self) -> str:
+        """Without what is said of its documents."""
+        return self.name if self.documents is None else self.name[: self.name.rindex("[")]
 
     @property
     def ending(self) -> str:
         """What the file holds, without its compression: `.jsonl` of `a.jsonl.gz`."""
-        path = PurePath(self.name)
+        path = PurePath(self.path)
         return path.with_suffix("").suffix if path.suffix in _COMPRESSIONS else path.suffix
 
     @property
     def size(self) -> int:
         """Bytes on disk; 0 for standard input, which does not say."""
-        return 0 if self.name == STANDARD_INPUT else Path(self.name).stat().st_size
+        return 0 if self.name == STANDARD_INPUT else Path(self.path).stat().st_size
 
 
 def find_sources(paths: Sequence[str | Path]) -> list[Source]:
-    """Every file to read, in order; a folder gives its text files, the folders in it too, sorted by path."""
+    """Every file to read, in order; a folder gives its text files, the folders in it too, sorted by path.
+
+    `FILE[:-500]` and `FILE[-500:]` mean some of a file's documents: so training and validation share one file.
+    """
     sources = []
     for path in map(str, paths):
         if path == STANDARD_INPUT or Path(path).is_file():
             sources.append(Source(path))
         elif Path(path).is_dir():
             sources.extend(_in_folder(Path(path)))
+        elif (found := _SLICE.fullmatch(path)) and Path(found[1]).is_file():
+            start, stop = (int(number) if number else None for number in found.groups()[1:])
+            sources.append(Source(path, documents=(start, stop)))
         else:
             raise InputError(f"{path}: there is no such file or folder")
     if [source.name for source in sources].count(STANDARD_INPUT) > 1:
@@ -83,7 +98,7 @@ class Opened(io.RawIOBase):
 def open_source(source: Source) -> Iterator[tuple[Opened, io.BufferedIOBase]]:
     """The file as it lies on disk, and its content decompressed. A broken file is an `InputError`."""
     try:
-        with io.BytesIO() if source.name == STANDARD_INPUT else Path(source.name).open("rb", buffering=0) as file:
+        with io.BytesIO() if source.name == STANDARD_INPUT else Path(source.path).open("rb", buffering=0) as file:
             opened = Opened(sys.stdin.buffer if source.name == STANDARD_INPUT else file)
             yield opened, _decompressed(source, opened)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -93,7 +108,7 @@ def open_source(source: Source) -> Iterator[tuple[Opened, io.BufferedIOBase]]:
 
 def _decompressed(source: Source, opened: Opened) -> io.BufferedIOBase:
     buffered = io.BufferedReader(opened, 1 << 20)
-    match PurePath(source.name).suffix:
+    match PurePath(source.path).suffix:
         case ".gz":
             return GzipFile(fileobj=buffered)
         case ".xz":
