@@ -3,6 +3,7 @@
 import json
 from itertools import islice
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from qkv.tasks import Translation, Written
 
 PICTURES = (".png", ".svg", ".pdf")
+HEADS_IN_A_ROW = 4
+LONGEST_TITLE = 60
+"""Characters, before the next line."""
 
 
 def translate(
@@ -141,12 +145,13 @@ def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
     looked = one.attention
     if looked is None:
         raise InputError("there is no attention to draw: the text is blank")
+    said = fill(f"{one.source.strip()} → {one.text}", LONGEST_TITLE)
     n_layers, n_heads = looked.weights.shape[:2]
     if layer is None:
         mean = "" if n_layers == n_heads == 1 else f"mean of {n_layers} layers × {n_heads} heads"
-        figure = heat_maps(looked.heat_map(title=mean), title=one.text)
+        figure = heat_maps(looked.heat_map(title=mean), title=said)
     else:
-        figure = heat_maps(*looked.head_maps(layer), title=one.text)
+        figure = heat_maps(*looked.head_maps(layer), title=said, in_a_row=HEADS_IN_A_ROW)
     try:
         figure.savefig(path)
     except OSError as error:

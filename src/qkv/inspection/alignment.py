@@ -65,8 +65,8 @@ class CrossAttention:
         """As lecture C draws it: a row for each source token, a column for each target token."""
         return HeatMap(
             matrix=(self.soft() if weights is None else weights).T,
-            rows=self.source,
-            columns=self.target,
+            rows=_labels(self.source),
+            columns=_labels(self.target),
             title=title,
             row_axis="source (each column sums to 1)",
             column_axis="target, in the order it was written →",
@@ -77,6 +77,11 @@ class CrossAttention:
         if not 0 <= layer < len(self.weights):
             raise InputError(f"layer {layer} is outside the {len(self.weights)} layers (0 … {len(self.weights) - 1})")
         return [self.heat_map(one, title=f"layer {layer}, head {head}") for head, one in enumerate(self.weights[layer])]
+
+
+def _labels(tokens: list[str]) -> list[str]:
+    """A blank that a token begins with is seen."""
+    return [token.replace(" ", "▁") for token in tokens]
 
 
 @torch.inference_mode()

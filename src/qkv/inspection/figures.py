@@ -38,14 +38,18 @@ class HeatMap:
             )
 
 
-def heat_maps(*maps: HeatMap, title: str = "") -> "Figure":
-    """Heat maps side by side."""
+def heat_maps(*maps: HeatMap, title: str = "", in_a_row: int | None = None) -> "Figure":
+    """Heat maps side by side; `in_a_row`: so many, then a new row (for maps of one size)."""
     if not maps:
         raise ShapeError("0 heat maps were given, there must be at least 1")
-    figure = new_figure(width=sum(_width(one) for one in maps), height=max(_height(one) for one in maps))
-    axes = figure.subplots(1, len(maps), squeeze=False, width_ratios=[_width(one) for one in maps])[0]
-    for axis, one in zip(axes, maps, strict=True):
+    first = maps[: in_a_row or len(maps)]
+    n_rows = -(-len(maps) // len(first))
+    figure = new_figure(width=sum(_width(one) for one in first), height=n_rows * max(_height(one) for one in maps))
+    axes = figure.subplots(n_rows, len(first), squeeze=False, width_ratios=[_width(one) for one in first]).flatten()
+    for axis, one in zip(axes, maps, strict=False):
         _draw(axis, one)
+    for axis in axes[len(maps) :]:
+        axis.set_axis_off()
     if title:
         figure.suptitle(title)
     return figure

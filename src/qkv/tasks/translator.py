@@ -13,8 +13,9 @@ from qkv.inspection.alignment import CrossAttention, cross_weights
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.batches import of_like_length
 from qkv.tasks.describing import described
-from qkv.tasks.words import contains, parts, word_of_bytes, words_of_ids
+from qkv.tasks.wording import contains, parts, word_of_bytes, words_of_ids
 from qkv.text import Tokenizer
+from qkv.text.showing import text_of
 
 TOKENS_AT_ONCE = 1024
 """Of the sources of a batch, padding counted; each has as many rows as there are beams."""
@@ -155,7 +156,7 @@ class Translator:
         written = [self._written(one) for one in found]
         if not ids:
             written = [Written(text="", ids=[], tokens=[], log_probabilities=[], score=0.0, ended=Ended.STOP)]
-        tokens = [self.source_tokenizer.token(number) for number in ids]
+        tokens = [text_of(self.source_tokenizer, number) for number in ids]
         looked = self._attention(text.strip(), ids, written[0]) if attention and ids else None
         return Translation(source=text, source_ids=ids, source_tokens=tokens, found=written, attention=looked)
 
@@ -164,7 +165,7 @@ class Translator:
         return Written(
             text=" ".join(self.tokenizer.decode(known).split()),
             ids=one.ids,
-            tokens=[self.tokenizer.token(number) if number in known else "" for number in one.ids],
+            tokens=[text_of(self.tokenizer, number) for number in one.ids],
             log_probabilities=one.log_probabilities,
             score=one.score,
             ended=one.ended,
@@ -173,7 +174,7 @@ class Translator:
     def _attention(self, text: str, ids: list[int], written: Written) -> CrossAttention:
         return CrossAttention(
             weights=cross_weights(self.model, ids, written.ids, first=self.first),
-            source=[self.source_tokenizer.token(number) for number in ids],
+            source=[text_of(self.source_tokenizer, number) for number in ids],
             target=written.tokens,
             source_words=word_of_bytes(self.source_tokenizer, text, ids),
             target_words=words_of_ids(self.tokenizer, written.ids),
