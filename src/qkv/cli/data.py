@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import TokenizerKind
+from qkv.cli.data_split import split
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from qkv.text import Tokenizer
 
 data = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Prepare texts for training, or look at batches.")
+data.command()(split)
 
 
 @data.command()

@@ -13,9 +13,16 @@ if TYPE_CHECKING:
 
     from qkv.config import Recipe
 
-What = Annotated[str | None, typer.Argument(help="`gpt` to train on --text, or a recipe (RECIPE.toml).")]
+What = Annotated[
+    str | None, typer.Argument(help="`gpt` to train on --text, `translate` on --pairs, or a recipe (RECIPE.toml).")
+]
 More = Annotated[list[str] | None, typer.Argument(help="More text files; for a recipe, settings such as a.b=c.")]
 Text = Annotated[list[str] | None, typer.Option(help="A text file or folder to train on; may be given again.")]
+Pairs = Annotated[list[str] | None, typer.Option(help="source⇥target a line (.tsv, .xz too); may be given again.")]
+Target = Annotated[
+    str | None, typer.Option(metavar="ENDING", help="--pairs name sources alone; targets are beside: corpus.es, .en")
+]
+RNN = Annotated[bool, typer.Option("--rnn", help="Translate by an RNN with attention, not by a Transformer.")]
 Minutes = Annotated[float | None, typer.Option(min=0.05, help="Time to train for; sets the steps.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Updates to make.")]
 Start = Annotated[Path | None, typer.Option("--from", help="A model to begin with.")]
@@ -29,11 +36,12 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 un
 
 
 def train(
-    what: What = None, more: More = None, *, text: Text = None, minutes: Minutes = None, steps: Steps = None,
+    what: What = None, more: More = None, *, text: Text = None, pairs: Pairs = None, target: Target = None,
+    rnn: RNN = False, minutes: Minutes = None, steps: Steps = None,
     start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None, dry_run: DryRun = False,
     device: Device = "auto", seed: Seed = None, tensorboard: TensorBoard = False,
 ) -> None:  # fmt: skip
-    """Train a model on your own text, follow a recipe, or go on with a run.
+    """Train a model on your own text or pairs, follow a recipe, or go on with a run.
 
     A run can be stopped with Ctrl-C and resumed: nothing is lost, and the numbers are those of an unbroken run.
     Exit 0 done, 1 failed, 2 bad input, 130 or 143 stopped by Ctrl-C or SIGTERM; a second one leaves at once.
@@ -41,6 +49,7 @@ def train(
     \b
     Examples:
       qkv train gpt --text book.txt --minutes 5 --out run
+      qkv train translate --pairs spa-eng.tsv --minutes 10 --out run
       qkv train recipes/shakespeare-char.toml training.steps=200 --data texts --out run
       qkv train --resume run
     """
@@ -51,24 +60,40 @@ def train(
 
         need_tensorboard()  # better said now than after the run
 
-    target = chosen_device(device)
+    where = chosen_device(device)
     if resume is not None:
-        if what is not None or text or out is not None or start is not None or minutes or steps or seed is not None:
+        if (
+            what is not None
+            or text
+            or pairs
+            or out is not None
+            or start is not None
+            or minutes
+            or steps
+            or seed is not None
+        ):
             raise InputError("--resume goes on with a run as it was: give nothing else with it")
-        resume_run(resume, target, tensorboard=tensorboard)
+        resume_run(resume, where, tensorboard=tensorboard)
         return
-    if what == "gpt":
-        recipe = _own_text([*(text or []), *(more or [])], minutes=minutes, steps=steps, device=target, start=start)
-        data = Path()
+    if what in ("gpt", "translate"):
+        if minutes is not None and steps is not None:
+            raise InputError("--minutes and --steps were both given; choose one")
         minutes = 5.0 if minutes is None and steps is None else minutes
+        if what == "gpt":
+            files = [*(text or []), *(more or [])]
+            recipe = _own_text(files, minutes=minutes, steps=steps, device=where, start=start)
+        else:
+            files = [*(pairs or []), *(more or [])]
+            recipe = _own_pairs(files, target=target, is_rnn=rnn, minutes=minutes, steps=steps, device=where)
+        data = Path()
     else:
         recipe = _from_file(what, more or [], text=text, steps=steps, start=start)
     if seed is not None:
         recipe = recipe.replace(training=recipe.training.replace(seed=seed))
     if dry_run:
-        preflight(recipe, recipe.tokenizer.vocabulary_size, target)
+        preflight(recipe, recipe.tokenizer.vocabulary_size, where)
         return
-    start_run(recipe, out or next_run_folder(), data, device=target, minutes=minutes, tensorboard=tensorboard)
+    start_run(recipe, out or next_run_folder(), data, device=where, minutes=minutes, tensorboard=tensorboard)
 
 
 def _from_file(
@@ -78,10 +103,14 @@ def _from_file(
 
     if what is None:
         raise InputError(
-            "what to train? `qkv train gpt --text FILE`, `qkv train RECIPE.toml`, or `qkv train --resume RUN`"
+            "what to train? `qkv train gpt --text FILE`, `qkv train translate --pairs FILE`, `qkv train RECIPE.toml`, "
+            "or `qkv train --resume RUN`"
         )
     if not what.endswith(".toml"):
-        raise InputError(f"'{what}' is neither `gpt`, to train on --text, nor a recipe (a file that ends in .toml)")
+        raise InputError(
+            f"'{what}' is neither `gpt`, to train on --text, nor `translate`, on --pairs, "
+            f"nor a recipe (a file that ends in .toml)"
+        )
     if text or steps is not None:
         raise InputError("a recipe says its text and steps itself; change them: data.train=… training.steps=…")
     recipe = load_recipe(what, tuple(overrides))
@@ -97,8 +126,6 @@ def _own_text(
 
     if not files:
         raise InputError("no text was given: qkv train gpt --text FILE")
-    if minutes is not None and steps is not None:
-        raise InputError("--minutes and --steps were both given; choose one")
     n_bytes = sum(source.size for source in find_sources(files))
     recipe = choose_recipe(
         [str(Path(file).resolve()) for file in files],
@@ -109,6 +136,26 @@ def _own_text(
     if steps is not None:
         recipe = with_steps(recipe, steps)
     return recipe if start is None else _shaped_like(recipe, start)
+
+
+def _own_pairs(
+    files: list[str], *, target: str | None, is_rnn: bool, minutes: float | None, steps: int | None,
+    device: "torch.device",
+) -> "Recipe":  # fmt: skip
+    from qkv.data import find_sources
+    from qkv.training import choose_translation, matmul_rate, with_steps
+
+    if not files:
+        raise InputError("no pairs were given: qkv train translate --pairs FILE.tsv")
+    recipe = choose_translation(
+        [str(Path(file).resolve()) for file in files],
+        n_bytes=sum(source.size for source in find_sources(files)),
+        seconds=60 * (minutes or 5.0),
+        rate=matmul_rate(device),
+        is_rnn=is_rnn,
+        target_ending=target,
+    )
+    return recipe if steps is None else with_steps(recipe, steps)
 
 
 def _shaped_like(recipe: "Recipe", start: Path) -> "Recipe":

@@ -136,7 +136,8 @@ def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> 
         stop = trainer.train()
     _finish(trainer, tensorboard=tensorboard)
     if stop.signal is None:
-        say(f'try it: qkv generate {trainer.run.path} "Once upon a time"')
+        verb, text = ("translate", "…") if recipe.pairs is not None else ("generate", "Once upon a time")
+        say(f'try it: qkv {verb} {trainer.run.path} "{text}"')
     else:
         say(
             f"stopped by {stop.signal.name} at step {trainer.progress.step:,}; "

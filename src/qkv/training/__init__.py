@@ -1,6 +1,7 @@
 """Loss to better weights: losses, optimizers, schedule, the loop, the run folder, evaluation."""
 
 from qkv.training.choosing import choose_recipe, choose_shape, fit_steps, matmul_rate, with_steps
+from qkv.training.choosing_pairs import choose_translation
 from qkv.training.evaluation import Score, evaluate
 from qkv.training.family import TrainingData
 from qkv.training.prepare import (
@@ -27,6 +28,7 @@ __all__ = [
     "build_trainer",
     "choose_recipe",
     "choose_shape",
+    "choose_translation",
     "evaluate",
     "finish_preparing",
     "fit_steps",

@@ -106,8 +106,10 @@ class PairsCorpus:
         return {
             "bleu": scores["BLEU"].score,
             "chrf": scores["chrF"].score,
-            "signature": scores["BLEU"].signature,
-            "samples": [f"{one} → {other} ({wanted})" for one, other, wanted in islice(shown, N_SAMPLES)],
+            "samples": [
+                *(f"{one} → {other} ({wanted})" for one, other, wanted in islice(shown, N_SAMPLES)),
+                f"BLEU {scores['BLEU'].signature}",
+            ],
         }
 
     def _translated(self, model: Seq2Seq | RNNSeq2Seq, sources: list[str]) -> list[str]:
