@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, preset
+    from qkv.cost import estimate
     from qkv.inspection import change, record
     from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
     from qkv.tasks import load
+    from qkv.tasks.finetuning import finetune
 
 __version__ = "0.1.0"
 
@@ -22,6 +24,7 @@ __all__ = [
     "Seq2SeqConfig",
     "__version__",
     "change",
+    "finetune",
     "load",
     "load_config",
     "preset",
@@ -38,6 +41,8 @@ _HOME = {
     "Seq2Seq": "qkv.models",
     "Seq2SeqConfig": "qkv.config",
     "change": "qkv.inspection",
+    "estimate": "qkv.cost",
+    "finetune": "qkv.tasks.finetuning",
     "load": "qkv.tasks",
     "load_config": "qkv.config",
     "preset": "qkv.config",

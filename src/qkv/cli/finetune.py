@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from qkv.config import FinetuningConfig
-    from qkv.tasks.finetuning import ModelRuns
+    from qkv.tasks.finetuning import Begun, ModelRuns
     from qkv.training.trainer import Report
 
 
@@ -87,9 +87,8 @@ def finetune(
     if resume is not None:
         if models or data is not None or out is not None:
             raise InputError("--resume goes on with a run as it was: give nothing else with it")
-        out, settings = resume, resume_finetuning(resume)
+        begun = resume_finetuning(resume)
     else:
-        out = out or next_run_folder()
         if models and models[0].endswith(".toml"):
             settings = _from_file(models, evaluation)
         else:
@@ -100,12 +99,12 @@ def finetune(
                 "learning_rate": learning_rate, "patience": patience, "compiled": compiled,
             }  # fmt: skip
             settings, data = _from_options(models, data, evaluation, given), None
-        settings = start_finetuning(settings, out, data or Path())
+        begun = start_finetuning(settings, out or next_run_folder(), data or Path())
     try:
         with stop_at_once():
-            _show(_runs(settings, out, where), as_json=as_json)
+            _show(_runs(begun, where), as_json=as_json)
     except Stopped as stop:
-        say(f"stopped by {stop.signal.name}; go on: qkv finetune --resume {out}")
+        say(f"stopped by {stop.signal.name}; go on: qkv finetune --resume {begun.out}")
         sys.exit(128 + stop.signal)
 
 
@@ -141,7 +140,7 @@ def _layers(text: str) -> int | str:
     return int(text)
 
 
-def _runs(settings: "FinetuningConfig", out: Path, device: "torch.device") -> "Iterator[ModelRuns]":
+def _runs(begun: "Begun", device: "torch.device") -> "Iterator[ModelRuns]":
     from qkv.tasks.finetuning import run_finetuning
 
     with ExitStack() as stack:
@@ -150,7 +149,7 @@ def _runs(settings: "FinetuningConfig", out: Path, device: "torch.device") -> "I
             stack.close()
             return _reporting(stack.enter_context(bar(f"{name}, seed {seed}")))
 
-        yield from run_finetuning(settings, out, device=device, reports=report, say=say)
+        yield from run_finetuning(begun, device=device, reports=report, say=say)
 
 
 def _reporting(move: "Callable[[int, int], None]") -> "Report":

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def loss_curve(metrics: Path) -> "Figure":
+def loss_curve(metrics: Path, *, unit: str = "nats a token") -> "Figure":
     """Training loss (thin: each step, thick: smoothed) and validation loss against steps."""
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
     trained = [(line["step"], line["loss"]) for line in lines if "loss" in line]
@@ -28,7 +28,7 @@ def loss_curve(metrics: Path) -> "Figure":
         # Written to the left and above, where neither border nor curve is: the best step is often the last.
         axis.annotate(f"best {best:.3f}", (step, best), xytext=(-4, 8), textcoords="offset points", ha="right")
     axis.set_xlabel("step")
-    axis.set_ylabel("loss (nats a token)")
+    axis.set_ylabel(f"loss ({unit})")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
     return figure

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ import torch
 from qkv.config import FinetuningConfig, load_finetuning
 from qkv.data.disk import write_whole, writing
 from qkv.data.labelled import Labelled, labelled_rows
-from qkv.errors import MissingExtraError, RunError
+from qkv.errors import ConfigError, InputError, MissingExtraError, RunError
 from qkv.inspection.confusion import confusion_map
 from qkv.inspection.curves import loss_curve
 from qkv.tasks.loading import load_as
@@ -90,53 +91,72 @@ def finetune(
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder.create(Path(out or temporary)).path
-        runs = _seeds(start, task, config, folder=folder, device=target, reports=_silent, say=lambda _line: None)
+        name = config.models[0]
+        runs = _seeds(start, task, config, name=name, folder=folder, device=target, reports=_silent, say=_unsaid)
         tuned = load_as(TextEncoder, runs.best)
     scores = {name: runs.mean(name) for name in runs.measures}
-    return FineTuned(task=TextEncoder(tuned.model, tuned.tokenizer, name=config.models[0]), scores=scores, runs=runs)
+    return FineTuned(task=TextEncoder(tuned.model, tuned.tokenizer, name=name), scores=scores, runs=runs)
 
 
-def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path()) -> FinetuningConfig:
-    """A new folder with all that going on needs. The files' paths become absolute."""
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A folder with all that the runs need, and what was read for them."""
+
+    out: Path
+    settings: FinetuningConfig
+    task: LabelledTask
+
+
+def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path()) -> Begun:
+    """A new folder, for files that lie in `data`."""
     files = {"train": settings.train, "evaluation": settings.evaluation}
-    places = {kind: str((data / name).resolve()) for kind, name in files.items() if name is not None}
-    settings = settings.replace(**places)
-    read_task(settings)
+    files = {kind: str(data / name) for kind, name in files.items() if name is not None}
+    settings = settings.replace(**files)
+    task = read_task(settings)
     RunFolder.create(out)
-    write_whole(out / SETTINGS, settings.as_toml().encode())
+    places = {kind: str(Path(name).resolve()) for kind, name in files.items()}
+    write_whole(out / SETTINGS, settings.replace(**places).as_toml().encode())
     digests = {place: digest(Path(place)) for place in places.values()}
     write_whole(out / DIGESTS, json.dumps(digests, indent=1).encode())
-    return settings
+    return Begun(out=out, settings=settings, task=task)
 
 
-def resume_finetuning(out: Path) -> FinetuningConfig:
-    """The settings of a run that was begun, if its data are what they were."""
+def resume_finetuning(out: Path) -> Begun:
+    """What was begun, if its data are what they were."""
     if not (out / SETTINGS).is_file():
         raise RunError(f"{out}: holds no {SETTINGS}, so it is no fine-tuning to go on with")
     settings = load_finetuning(out / SETTINGS)
     for place, expected in json.loads((out / DIGESTS).read_text(encoding="utf-8")).items():
         if not Path(place).is_file() or digest(Path(place)) != expected:
             raise RunError(f"{place}: is gone or was changed since {out} was begun")
-    return settings
+    return Begun(out=out, settings=settings, task=read_task(settings))
 
 
-def run_finetuning(
-    settings: FinetuningConfig, out: Path, *, device: torch.device, reports: Reports, say: Say
-) -> Iterator[ModelRuns]:
-    """Each model in turn, each with every seed; what is finished already is only told of."""
-    task = read_task(settings)
+def run_finetuning(begun: Begun, *, device: torch.device, reports: Reports, say: Say) -> Iterator[ModelRuns]:
+    """Each model in turn, each with every seed; what is finished already is only told of.
+
+    Bad input that is seen before the first checkpoint leaves an empty folder.
+    """
+    out, settings = begun.out, begun.settings
     with RunFolder(out).locked():
-        for name in settings.models:
-            start = load_as(TextEncoder, name)
-            folder = out if len(settings.models) == 1 else out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
-            yield _seeds(start, task, settings, folder=folder, device=device, reports=reports, say=say, name=name)
+        try:
+            for name in settings.models:
+                start = load_as(TextEncoder, name)
+                own = out if len(settings.models) == 1 else out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
+                yield _seeds(
+                    start, begun.task, settings, name=name, folder=own, device=device, reports=reports, say=say
+                )
+        except (ConfigError, InputError):
+            if not any(out.rglob("checkpoints")):
+                for left_over in out.iterdir():
+                    shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+            raise
 
 
 def _seeds(
-    start: TextEncoder, task: LabelledTask, settings: FinetuningConfig, *, folder: Path, device: torch.device,
-    reports: Reports, say: Say, name: str | None = None,
+    start: TextEncoder, task: LabelledTask, settings: FinetuningConfig, *, name: str, folder: Path,
+    device: torch.device, reports: Reports, say: Say,
 ) -> ModelRuns:  # fmt: skip
-    name = name or settings.models[0]
     material = Material.gather(start.model, start.tokenizer, task, settings, say=say)
     seeds = range(settings.seed, settings.seed + settings.seeds)
     folders = [folder if settings.seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
@@ -155,7 +175,8 @@ def _seeds(
 def _draw(folder: Path, result: Result, say: Say) -> None:
     try:
         with writing(folder, 0):
-            loss_curve(folder / "metrics.jsonl").savefig(folder / "loss.png")
+            unit = "nats a text" if result.class_names else "share of the variance"
+            loss_curve(folder / "metrics.jsonl", unit=unit).savefig(folder / "loss.png")
             if result.confusion is not None and result.class_names is not None:
                 measure, score = next(iter(result.scores.items()))
                 title = f"{measure} {score:.3f} on {result.n_evaluation:,} texts"

@@ -87,13 +87,11 @@ def draw(problem: ProblemKind, targets: Tensor, n: int, *, seed: int) -> NDArray
     if problem is not ProblemKind.ONE_CLASS:
         return np.sort(shuffled[:n])
     classes = targets.numpy()[shuffled]
-    totals = np.bincount(classes)
-    # Each row gets the share of its class that is taken with it; the n smallest are the fairest choice.
-    order = np.argsort(classes, kind="stable")
+    # A row's rank is the share of its class that is taken once it is; the first of each class comes before all.
     rank = np.empty(len(classes))
-    rank[order] = np.concatenate([(np.arange(total) + (0.5 if total > 1 else 0.0)) / total for total in totals])
-    first = np.concatenate([[True], np.diff(classes[order]) > 0])
-    rank[order[first]] = -1.0
+    for number in np.unique(classes):
+        own = np.flatnonzero(classes == number)
+        rank[own] = np.arange(len(own)) / len(own)
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:n]])
 
 

@@ -24,6 +24,7 @@ def measure(problem: ProblemKind, answers: NDArray, truth: NDArray, *, n_classes
             second = {"f1": float(f1(table)[1])} if n_classes == 2 else {}
             return {"accuracy": accuracy(table), **second, "f1_macro": float(f1(table).mean()), "mcc": matthews(table)}
         case ProblemKind.SEVERAL_LABELS:
+            truth = truth.astype(np.int64)
             tables = [confusion(answers[:, i], truth[:, i], n_classes=2) for i in range(n_classes)]
             each = np.array([f1(table)[1] for table in tables])
             together = float(f1(np.sum(tables, axis=0))[1])
