@@ -36,9 +36,9 @@ def modules(folder, *kinds, paths=("", "1_Pooling", "2_Normalize", "3_Dense")):
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-@pytest.mark.parametrize("normalise", [True, False])
-def test_pooling_goes_out_and_comes_back(pooling, normalise, tmp_path):
-    embedding = SentenceEmbedding(pooling=pooling, normalise=normalise, max_tokens=37)
+@pytest.mark.parametrize(("normalise", "longest"), [(True, 37), (False, None)])
+def test_pooling_goes_out_and_comes_back(pooling, normalise, longest, tmp_path):
+    embedding = SentenceEmbedding(pooling=pooling, normalise=normalise, max_tokens=longest)
     loaded = random_bert(sentence_embedding=embedding)
     save_hf(loaded, tmp_path / "out")
     check_folder(tmp_path / "out")
@@ -60,9 +60,13 @@ def test_a_model_without_pooling_settings_is_a_plain_folder(tmp_path):
     assert load_model(tmp_path / "out").model.config.sentence_embedding is None
 
 
-def test_the_newer_spelling_of_pooling_is_read(folder):
+@pytest.mark.parametrize(("longest", "kept"), [(31, 31), (41, None), (int(1e30), None)])
+def test_what_version_6_writes_is_read(folder, longest, kept):
     (folder / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 35, "pooling_mode": "cls"}')
-    assert load_model(folder).model.config.sentence_embedding.pooling is Pooling.CLS
+    (folder / "sentence_bert_config.json").write_text('{"transformer_task": "feature-extraction"}')
+    change(folder / "tokenizer_config.json", model_max_length=longest)
+    embedding = load_model(folder).model.config.sentence_embedding
+    assert (embedding.pooling, embedding.max_tokens) == (Pooling.CLS, kept)
 
 
 def test_the_first_versions_kept_the_model_one_folder_down(folder, tmp_path):
@@ -114,7 +118,7 @@ def test_a_list_of_modules_that_is_none_is_refused(folder, text):
 @pytest.mark.parametrize("longest", [0, "many", 2.5])
 def test_a_longest_text_that_is_no_number_is_refused(folder, longest):
     change(folder / "sentence_bert_config.json", max_seq_length=longest)
-    with pytest.raises(WeightsError, match=f"max_seq_length={longest!r}, not a number of tokens"):
+    with pytest.raises(WeightsError, match=f"the longest text is {longest!r}, not a number of tokens"):
         load_model(folder)
 
 

@@ -61,6 +61,8 @@ def load_model(folder: Path) -> Loaded:
 def _with(embedding: SentenceEmbedding, config: ModelConfig) -> ModelConfig:
     if not isinstance(config, BERTConfig):
         raise ConfigError(f"{MODULES} makes sentence vectors of a {config.family}; supported: bert")
+    if embedding.max_tokens is not None and embedding.max_tokens >= config.context_length:
+        embedding = embedding.replace(max_tokens=None)
     return config.replace(sentence_embedding=embedding)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from qkv.choices import Pooling
 from qkv.config import BERTConfig, SentenceEmbedding
 from qkv.errors import ConfigError, WeightsError
+from qkv.text.files import CONFIG_FILE
 from qkv.weights.folder import read_json, read_settings
 
 MODULES = "modules.json"
@@ -39,11 +40,12 @@ def read_sentence_embedding(folder: Path) -> tuple[SentenceEmbedding | None, lis
     if settings.get("do_lower_case"):
         raise WeightsError(f"{folder}: {_SETTINGS} says do_lower_case, which is not supported")
     pooling = _pooling(_path_of(folder, "Pooling") / "config.json")
-    longest = settings.get("max_seq_length")
+    # Version 6 leaves the longest text to the tokenizer.
+    longest = settings.get("max_seq_length", _if_there(model_folder(folder) / CONFIG_FILE).get("model_max_length"))
     try:
         embedding = SentenceEmbedding(pooling=pooling, normalise="Normalize" in kinds, max_tokens=longest)
     except ConfigError:
-        raise WeightsError(f"{folder}: {_SETTINGS} says max_seq_length={longest!r}, not a number of tokens") from None
+        raise WeightsError(f"{folder}: the longest text is {longest!r}, not a number of tokens") from None
     prompt = _if_there(folder / _PROMPTS).get("default_prompt_name")
     remark = f"{_PROMPTS} has a default prompt, {prompt!r}; it is not put before your texts"
     return embedding, [] if prompt is None else [remark]
