@@ -11,8 +11,10 @@ import torch
 
 from qkv.cli import main
 from qkv.tasks import TextEncoder, load_as
+from qkv.weights.save import save_hf
 from tests.tasks.small import saved, small_task
 from tests.tasks.small_bert import CONTEXT, NAMES, saved_bert
+from tests.weights.encoders import random_bert
 
 LINES = ["The cat sat on the mat", "", "the dog", "El niño comió una manzana", "x", "Zwölf 😀", "and the dog sat"]
 LONG = "the cat " * 40
@@ -183,3 +185,12 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
 @pytest.mark.parametrize("verb", ["fill", "classify", "embed", "similar"])
 def test_help_has_an_example(command, verb):
     assert f"qkv {verb} " in command(verb, "--help").out.split("Examples:")[1]
+
+
+def test_a_head_that_the_config_promises_and_the_weights_lack_is_said(command, tmp_path):
+    save_hf(random_bert(masked_word_head=True), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace("BertForMaskedLM", "BertForPreTraining"))
+    answer = command("fill", tmp_path / "model", "the [MASK]")
+    assert (answer.status, answer.out.count("\n")) == (0, 1)
+    assert answer.err.startswith(f"qkv: {tmp_path / 'model'}: the weights hold no next-sentence head (")

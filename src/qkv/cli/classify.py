@@ -30,10 +30,9 @@ def classify(
       cut -f1 reviews.tsv | qkv classify sentiment > classes.tsv
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
-    from qkv.cli.texts import encoded, given_texts, pairs_where_tabs
-    from qkv.tasks import TextEncoder, load_as
+    from qkv.cli.texts import encoded, given_texts, load_encoder, pairs_where_tabs
 
-    task = load_as(TextEncoder, model)
+    task = load_encoder(model)
     for read in encoded(task, pairs_where_tabs(given_texts(texts)), truncate=truncate):
         answers = task.next_sentence(read) if next_sentence else task.classify(read)
         for one, answer in zip(read, answers, strict=True):

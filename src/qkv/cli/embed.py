@@ -37,12 +37,11 @@ def embed(
       qkv embed my-model --out vectors.npy --truncate < sentences.txt
     """
     from qkv.cli.progress import say
-    from qkv.cli.texts import encoded, given_texts
-    from qkv.tasks import TextEncoder, load_as
+    from qkv.cli.texts import encoded, given_texts, load_encoder
 
     if out is not None:
         _check(out, as_json=as_json)
-    task = load_as(TextEncoder, model)
+    task = load_encoder(model)
     tables = []
     for read in encoded(task, given_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens):
         vectors = task.embed(read, pooling=pooling, normalise=normalise).float().cpu()

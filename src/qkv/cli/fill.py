@@ -26,10 +26,9 @@ def fill(
       qkv fill bert "The [MASK] sat on the [MASK]." -n 3
       qkv fill bert --json < sentences.txt
     """
-    from qkv.cli.texts import encoded, given_texts
-    from qkv.tasks import TextEncoder, load_as
+    from qkv.cli.texts import encoded, given_texts, load_encoder
 
-    task = load_as(TextEncoder, model)
+    task = load_encoder(model)
     for read in encoded(task, given_texts(texts), truncate=truncate, parse_specials=True):
         for one, filled in zip(read, task.fill(read, n=n), strict=True):
             if as_json:

@@ -29,12 +29,11 @@ def similar(
     """
     import torch
 
-    from qkv.cli.texts import encoded, given_texts
-    from qkv.tasks import TextEncoder, load_as
+    from qkv.cli.texts import encoded, given_texts, load_encoder
     from qkv.tasks.text_encoder import nearest
 
     lines = _lines(among)
-    task = load_as(TextEncoder, model)
+    task = load_encoder(model)
     limit = task.embedding.max_tokens
     texts = (text for _, text in lines)
     parts = [task.embed(read, normalise=True) for read in encoded(task, texts, truncate=truncate, max_tokens=limit)]

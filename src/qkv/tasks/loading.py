@@ -62,7 +62,7 @@ def load(name: str | Path) -> Task:
         case GPT():
             return LanguageModel(loaded.model, tokenizer, name=str(name))
         case BERT():
-            return TextEncoder(loaded.model, tokenizer, name=str(name))
+            return TextEncoder(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
         case Seq2Seq() | RNNSeq2Seq():
             return Translator(loaded.model, tokenizer, source=loaded.source_tokenizer, name=str(name))
 

@@ -92,10 +92,12 @@ class TextEncoder:
     it would be alone. A text longer than the context is refused, unless `truncate` asks to cut it at its end.
     """
 
-    def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "") -> None:
+    def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
+        self.remarks = remarks
+        """What its weights leave to be told, such as a promised head that they lack."""
 
     def __repr__(self) -> str:
         heads = {
