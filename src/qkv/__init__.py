@@ -24,6 +24,7 @@ __all__ = [
     "Seq2SeqConfig",
     "__version__",
     "change",
+    "estimate",
     "finetune",
     "load",
     "load_config",

@@ -75,12 +75,6 @@ class Stack:
         part = f"{self.prefix}blocks.{which}_norm"
         return norm(self.config, part, rows=self.n_rows, on_gpu=self.on_gpu, copies=self.n_layers)
 
-    @property
-    def _is_written_out(self) -> bool:
-        """The n×n weights are held: on the plain road, and where a CPU's fused kernel cannot learn a bias."""
-        has_learned_bias = self.config.positions is PositionKind.RELATIVE
-        return self.kernel is Kernel.PLAIN or (has_learned_bias and not self.on_gpu)
-
     def _projections(self, which: str) -> list[Operation]:
         config, part = self.config, f"{self.prefix}blocks.{which}"
         n_looked_at = self.n_queries if which == "attention" else self.n_source or 0
@@ -147,10 +141,12 @@ class Stack:
         is_learned = has_bias and config.positions is PositionKind.RELATIVE
         if self.kernel is Kernel.PLAIN:
             dropped = square if config.dropout else 0
-            return Kept(numbers=square + dropped, wide=square, flags=(pairs if is_masked else 0) + rows + dropped)
+            # Softmax's result, at 32 bits under a GPU's mixed precision or a bias of 32, and what is mixed.
+            softmax = Kept(wide=square) if self.on_gpu or has_bias else Kept(numbers=square)
+            flags = (pairs if is_masked else 0) + rows + dropped
+            return softmax + Kept(numbers=square + dropped, flags=flags)
         if is_learned and not self.on_gpu:
-            # Softmax's result and the mixed one, in which rows that see nothing are 0.
-            return Kept(numbers=2 * square, flags=(pairs if is_masked else 0) + rows)
+            return Kept(wide=square, flags=pairs if is_masked else 0)
         # The kernel is given a table where the mask is more than a triangle, or where there is a bias.
         given = pairs * (config.n_heads if has_bias else 1) if has_bias or config.window is not None else 0
         return Kept(wide=rows, numbers=given, flags=pairs if is_learned and is_masked else 0)

@@ -99,7 +99,7 @@ def _training(made: list[Operation], config: ModelConfig, work: Workload, n_para
     always = {
         "weights": shard(n_parameters, n_shards) * size,
         "averaged": shard(n_parameters, n_shards) * size if work.averaging else 0,
-        "optimizer": shard(update.kept_numbers, n_shards) * size,
+        "optimizer": update.kept_numbers * size,
         "workspace": WORKSPACE if work.on_gpu else 0,
         "gathered": _gathered(made) * size if n_shards > 1 else 0,
     }

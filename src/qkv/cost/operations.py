@@ -38,7 +38,7 @@ def _generation(config: ModelConfig, work: Workload) -> list[Operation]:
                 _one_pass(config, work.replace(mode=Mode.DECODE, new=None, predictions=None, length=n))
                 for n in (start, end)
             ]
-            made += [over_steps(*pair, end - start + 1) for pair in zip(*steps, strict=True)]
+            made += [over_steps(one, other, end - start + 1) for one, other in zip(*steps, strict=True)]
     return made
 
 

@@ -3,10 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from qkv.choices import OptimizerKind
 from qkv.config import ModelConfig
 from qkv.cost.estimate import Estimate, estimate_of
 from qkv.cost.readable import readable_bytes, readable_count, readable_flops, readable_time
-from qkv.cost.workload import HUGE, Mode, Precision, Workload
+from qkv.cost.workload import HUGE, Backend, Mode, Precision, Workload
 from qkv.errors import ConfigError
 
 
@@ -51,11 +52,14 @@ def preflight(
     config: ModelConfig, *, batch: int, length: int, steps: int, matmul_rate: int | float | None = None,
     share: int | float = 0.3, source_length: int | None = None, dtype: Precision | str = Precision.FLOAT32,
     accumulation: int = 1, checkpointing: bool = False, loss_chunk: int | None = None,
+    optimizer: OptimizerKind | str = OptimizerKind.ADAMW, averaging: bool = False, predictions: int | None = None,
+    backend: Backend | str = Backend.CUDA,
 ) -> Preflight:  # fmt: skip
     """`share` of 0.3 is usual for middle-sized models; pass a measured one where there is one."""
     settings = {
         "batch": batch, "length": length, "source_length": source_length, "mode": Mode.TRAIN, "dtype": dtype,
         "accumulation": accumulation, "checkpointing": checkpointing, "loss_chunk": loss_chunk,
+        "optimizer": optimizer, "averaging": averaging, "predictions": predictions, "backend": backend,
     }  # fmt: skip
     if not 1 <= steps <= HUGE:
         raise ConfigError(f"steps={steps} must be from 1 to {HUGE}")

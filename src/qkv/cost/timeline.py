@@ -8,8 +8,8 @@ embedding. The figures are torch's eager road, read from what each operation kee
 from dataclasses import dataclass
 
 from qkv.choices import Kernel, PositionKind
-from qkv.config import ModelConfig
-from qkv.cost.operation import LOGITS, LOSS, NOTHING, Kept, Operation
+from qkv.config import ModelConfig, TransformerConfig
+from qkv.cost.operation import LOGITS, LOSS, NOTHING, Operation
 from qkv.cost.workload import Precision, Workload
 
 LOSS_SIZE = 4
@@ -75,12 +75,22 @@ def peaks(made: list[Operation], config: ModelConfig, work: Workload, *, gradien
     casts = there.casts_outside if work.checkpointing else there.casts
     if work.loss_chunk is not None and head is not None:
         casts -= head.weights * (work.dtype.narrow if work.dtype is Precision.MIXED else 0)
-    n_tables = (2 if config.tie_embeddings else 1) if waiting else int(config.tie_embeddings)
+    # Of a tied table two gradients meet; at one precision throughout their sum is made beside them.
+    n_tables = (1 if work.dtype is Precision.MIXED else 2) * config.tie_embeddings + (waiting > 0)
+    in_block = there.kept - _above_blocks(made, work, stream) + there.again + casts + table
     return {
         "loss": waiting + there.kept + _loss(head, work, there=there, casts=casts),
-        "blocks": waiting + there.kept + there.again + casts + table + stream + _largest_block_work(made, config, work),
+        "blocks": waiting + in_block + stream + _block_work(made, config, work),
         "embedding": gradients + n_tables * table + 2 * stream,
     }
+
+
+def _above_blocks(made: list[Operation], work: Workload, stream: int) -> int:
+    """What backward has let go when it enters the last block: the head's, and what a last norm has read."""
+    last = max((i for i, one in enumerate(made) if one.is_block), default=len(made))
+    above = [one for one in made[last + 1 :] if one.part != LOSS and not (work.loss_chunk and one.name == LOGITS)]
+    normed = stream if any(one.name == "norm" for one in above) else 0
+    return sum((one.kept * one.runs for one in above), NOTHING).n_bytes(work.dtype) + normed
 
 
 def _head(made: list[Operation]) -> Operation | None:
@@ -109,23 +119,21 @@ def _loss(head: Operation | None, work: Workload, *, there: Held, casts: int) ->
     return there.casts + states + table * work.dtype.wide + working
 
 
-def _largest_block_work(made: list[Operation], config: ModelConfig, work: Workload) -> int:
+def _block_work(made: list[Operation], config: ModelConfig, work: Workload) -> int:
     """What a block's backward (on the plain road: also its forward) holds for a while."""
-    feedforward = max((one.reads for one in made if one.is_block and one.name == "activation"), default=0)
-    square = max((one.writes for one in made if one.is_attention_core and one.name == "scores"), default=0)
+    dtype, is_mixed = work.dtype, work.dtype is Precision.MIXED
+    hidden = max((one.reads for one in made if one.is_block and one.name == "activation"), default=0)
     weights = max((one.weights for one in made if one.is_block and one.product is not None), default=0)
-    is_mixed = work.dtype is Precision.MIXED
-    copies = work.n_tokens * config.d_model * work.dtype.narrow if is_mixed else 0
-    way = (
-        feedforward * work.dtype.narrow + copies + weights * (work.dtype.wide + (work.dtype.narrow if is_mixed else 0))
-    )
-    has_learned_bias = getattr(config, "positions", None) is PositionKind.RELATIVE
-    if work.kernel is Kernel.PLAIN or (has_learned_bias and not work.on_gpu):
+    square = max((one.writes for one in made if one.is_attention_core and one.name == "scores"), default=0)
+    copies = work.n_tokens * config.d_model * dtype.narrow if is_mixed else 0
+    feedforward = hidden * dtype.narrow + copies + weights * (dtype.wide + (dtype.narrow if is_mixed else 0))
+    positions = config.positions if isinstance(config, TransformerConfig) else PositionKind.NONE
+    is_learned = positions is PositionKind.RELATIVE
+    has_bias = is_learned or positions is PositionKind.ALIBI
+    if work.kernel is Kernel.PLAIN or (is_learned and not work.on_gpu):
         # By then the block's feed-forward part has let go.
-        released = _feedforward_kept(made).n_bytes(work.dtype)
-        return max(way, 2 * square * work.dtype.wide - released)
-    return max(way, square * work.dtype.narrow if has_learned_bias else 0)
-
-
-def _feedforward_kept(made: list[Operation]) -> Kept:
-    return sum((one.kept for one in made if ".feedforward" in f".{one.part}" and one.is_block), NOTHING)
+        released = sum((one.kept for one in made if "blocks.feedforward" in one.part), NOTHING).n_bytes(dtype)
+        size = dtype.wide if work.on_gpu or has_bias else dtype.narrow
+        return max(feedforward, 2 * square * size - released)
+    # A learned bias's gradient is made for every row of the batch.
+    return max(feedforward, square * dtype.narrow if is_learned else 0)

@@ -48,9 +48,9 @@ class Update:
     def working_bytes(self, dtype: Precision, *, on_gpu: bool) -> int:
         """Muon's copies of one shape's matrices: ahead, stacked, and (at 16 bits on a GPU) X twice and XXᵀ twice."""
         size = 2 if on_gpu else dtype.wide
-        alike: dict[frozenset[int], list[Matrices]] = {}
+        alike: dict[tuple[int, int], list[Matrices]] = {}
         for one in self.muon:
-            alike.setdefault(frozenset((one.d_out, -one.d_in)), []).append(one)
+            alike.setdefault((one.d_out, one.d_in), []).append(one)
         return max(
             (
                 sum(2 * one.numbers * dtype.wide + 2 * (one.numbers + one.n_grams) * size for one in group)
@@ -86,14 +86,18 @@ class Update:
 
 
 def update_of(made: list[Operation], n_parameters: int, work: Workload) -> Update:
+    """What each device updates: with FSDP its part, Muon's matrices dealt out whole."""
+    n = work.n_devices if work.sharding is Sharding.FSDP else 1
     if work.optimizer is OptimizerKind.ADAMW:
-        return Update(by_adamw=n_parameters)
+        return Update(by_adamw=shard(n_parameters, n))
+    blocks = [one for one in made if one.product is not None and one.parameters and one.is_block]
     muon = tuple(
-        Matrices(count=one.copies, d_out=one.product.columns, d_in=one.product.inner)
-        for one in made
-        if one.product is not None and one.parameters and one.is_block
+        Matrices(count=shard(one.copies, n), d_out=one.product.columns, d_in=one.product.inner)
+        for one in blocks
+        if one.product is not None
     )
-    return Update(by_adamw=n_parameters - sum(one.numbers for one in muon), muon=muon)
+    matrices = sum(one.product.inner * one.product.columns * one.copies for one in blocks if one.product is not None)
+    return Update(by_adamw=shard(n_parameters - matrices, n), muon=muon)
 
 
 def _launch(name: str, n: int, *, work: int, reads: int, writes: int) -> Launch:
