@@ -4,13 +4,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import results, shakespeare, training_speed
+from benchmarks import cost, memory, results, shakespeare, training_speed
 from benchmarks.runner import Asked
 
 BENCHMARKS = {
     "train-small": (training_speed.train_small, 5, "a training step of nanoGPT's small CPU model, beside its peers"),
     "train-124m": (training_speed.train_124m, 3, "a training step of GPT-2 124M, beside its peers"),
     "shakespeare-cpu": (shakespeare.shakespeare_cpu, 1, "validation loss after as many CPU seconds as nanoGPT took"),
+    "cost": (cost.cost, 1, "predicted and measured times of models that the calibration did not see"),
+    "memory": (memory.memory, 1, "the most memory a training step holds, predicted and measured"),
 }
 """Name: what measures, rounds unless said, what it is."""
 RESULTS = Path(__file__).parent / "RESULTS.md"
@@ -21,8 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     measure, rounds, _ = BENCHMARKS[asked.name]
     repeats = rounds if asked.repeats is None else asked.repeats
-    report = measure(Asked(peers=asked.peers, repeats=repeats, threads=asked.threads, say=_say))
-    results.append(report, asked.out)
+    report = measure(Asked(peers=asked.peers, repeats=repeats, threads=asked.threads, say=_say, device=asked.device))
+    out = asked.out if asked.out.suffix == ".md" else asked.out / RESULTS.name
+    out.parent.mkdir(parents=True, exist_ok=True)
+    results.append(report, out)
     sys.stdout.write(report.text())
     return 1 if any(note.startswith("Failed") for note in report.notes) else 0
 
@@ -43,7 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", type=Path, help="a folder that holds clones of peers, each under its name: nanoGPT")
     parser.add_argument("--repeats", type=int, help="rounds, of which the best counts (for shakespeare-cpu: seeds)")
     parser.add_argument("--threads", type=int, help="for each engine; all cores (shakespeare-cpu: 1) unless said")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the table is appended (benchmarks/RESULTS.md)")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="a file or folder for the table (benchmarks/RESULTS.md)"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what `cost` measures")
     return parser
 
 

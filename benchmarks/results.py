@@ -1,10 +1,12 @@
 """How a benchmark's figures are written down."""
 
 import datetime as dt
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import machine
 
@@ -26,6 +28,8 @@ class Report:
     notes: Sequence[str]
     versions: Mapping[str, str]
     load: float
+    data: Mapping[str, Any] | None = None
+    """All figures, for a JSON file beside the table."""
 
     def text(self) -> str:
         versions = {"Python": platform.python_version(), **self.versions}
@@ -49,6 +53,9 @@ class Report:
 def append(report: Report, path: Path) -> None:
     before = path.read_text(encoding="utf-8") if path.exists() else HEAD
     path.write_text(before.rstrip() + "\n\n" + report.text(), encoding="utf-8")
+    if report.data is not None:
+        beside = path.with_name(report.name.replace(", ", "-") + ".json")
+        beside.write_text(json.dumps(report.data, indent=1) + "\n", encoding="utf-8")
 
 
 def _line(cells: Sequence[str]) -> str:

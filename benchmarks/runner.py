@@ -22,6 +22,7 @@ class Asked:
     threads: int | None
     """None: what the benchmark itself takes."""
     say: Say
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)

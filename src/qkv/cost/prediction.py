@@ -1,0 +1,217 @@
+"""How long a step will take on a calibrated device: what was measured of its kernels, put together.
+
+A CPU does one thing after another: launching plus the kernels' own time. A GPU computes while the CPU launches, so
+the slower of the two counts, phase by phase. A recurrence waits for itself and is added.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qkv.choices import CellKind, Kernel, PositionKind
+from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
+from qkv.cost.calibration import Calibration, Overhead
+from qkv.cost.memory import cache_bytes
+from qkv.cost.operation import LOSS, Operation
+from qkv.cost.operations import operations
+from qkv.cost.parameters import parameters
+from qkv.cost.workload import Mode, Workload
+
+D_HEAD = 64
+"""The width of a head that attention is calibrated with."""
+ODD = 8
+"""A matrix whose rows are no multiple of this many numbers is read more slowly by a GPU."""
+FORWARD_SHARE = 1 / 3
+"""Of a training step's products: one in three is the forward pass's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Seconds of one operation, all its runs; forward and backward in training."""
+
+    part: str
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """`launching` is the CPU's, `computing` the device's; `serial` waits for neither."""
+
+    seconds: float
+    launching: float
+    computing: float
+    serial: float
+    spent: tuple[Spent, ...]
+
+    @property
+    def bound_by(self) -> str:
+        return "launching" if self.launching > self.computing + self.serial else "computing"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds, "launching": self.launching, "computing": self.computing, "serial": self.serial,
+        }  # fmt: skip
+
+
+def predict(config: ModelConfig, work: Workload, calibration: Calibration) -> Prediction:
+    """One step's time, or a generation's; refused where the calibration is for another precision."""
+    calibration.check(work.mode, work.dtype)
+    if work.mode is Mode.GENERATE:
+        return _generation(config, work, calibration)
+    meter = _Meter(config, work, calibration)
+    spent = tuple(meter.spent())
+    serial = sum(one.seconds for one in spent if one.name == "recurrence")
+    update = sum(one.seconds for one in spent if one.part == "optimizer")
+    computing = sum(one.seconds for one in spent) - serial
+    name = launch_name(config)
+    whole = _launching(config, calibration.launch(f"{name}.{work.mode.value}"))
+    if not calibration.is_asynchronous:
+        seconds = whole + computing + serial
+    elif work.mode is Mode.TRAIN:
+        first = min(whole, _launching(config, calibration.launch(f"{name}.train_forward")))
+        products = computing - update
+        phases = [(first, FORWARD_SHARE * products), (whole - first, (1 - FORWARD_SHARE) * products + update)]
+        seconds = _overlapped(phases) + serial
+    else:
+        seconds = max(whole, computing) + serial
+    return Prediction(seconds=seconds, launching=whole, computing=computing, serial=serial, spent=spent)
+
+
+def _generation(config: ModelConfig, work: Workload, calibration: Calibration) -> Prediction:
+    """The prompt's pass, then as many steps, each at the mean length: a step's time grows evenly with it."""
+    prompt = predict(config, work.replace(mode=Mode.PREFILL, new=None, predictions=1), calibration)
+    middle = (work.length + 1 + work.last_length) // 2
+    step = predict(config, work.replace(mode=Mode.DECODE, new=None, length=max(1, middle)), calibration)
+    n = work.last_length - work.length
+    names = ("seconds", "launching", "computing", "serial")
+    sums = {name: getattr(prompt, name) + n * getattr(step, name) for name in names}
+    steps = [replace(one, seconds=n * one.seconds) for one in step.spent]
+    return Prediction(**sums, spent=(*prompt.spent, *steps))
+
+
+def launch_name(config: ModelConfig) -> str:
+    """Models whose layers are launched alike share a name."""
+    match config:
+        case RNNConfig():
+            return "rnn"
+        case BERTConfig():
+            return "bert"
+        case Seq2SeqConfig():
+            return "seq2seq"
+        case GPTConfig():
+            return "rotary" if config.positions is PositionKind.ROTARY else "gpt"
+
+
+def _launching(config: ModelConfig, launch: Overhead) -> float:
+    match config:
+        case RNNConfig() | Seq2SeqConfig():
+            layers = config.n_encoder_layers * launch.layer + config.n_decoder_layers * launch.second_layer
+        case BERTConfig() | GPTConfig():
+            layers = config.n_layers * launch.layer
+    return launch.once + layers
+
+
+def _overlapped(phases: list[tuple[float, float]]) -> float:
+    """A device that computes while the CPU launches ahead: when the last kernel of (launch, compute) phases ends."""
+    cpu = device = 0.0
+    for launch, compute in phases:
+        device = max(device + compute, cpu + max(launch, compute))
+        cpu += launch
+    return device
+
+
+class _Meter:
+    """From operations to seconds by the calibration's tables."""
+
+    def __init__(self, config: ModelConfig, work: Workload, calibration: Calibration) -> None:
+        self.config = config
+        self.work = work
+        self.calibration = calibration
+        self.road = "train" if work.mode is Mode.TRAIN else "infer"
+        weights = parameters(config).total
+        held = 0 if work.mode is not Mode.DECODE else cache_bytes(
+            config, batch=work.batch, length=work.length, source_length=work.n_source, dtype=work.dtype
+        )  # fmt: skip
+        # Weights that were read since the last step are still near where they all fit into a cache.
+        self.streaming = calibration.table("stream").at(weights * work.dtype.narrow + held)
+
+    def spent(self) -> Iterator[Spent]:
+        for one in operations(self.config, self.work):
+            seconds, name = self._one(one)
+            if self.work.checkpointing and one.is_block:
+                seconds *= 1 + FORWARD_SHARE
+            if seconds:
+                yield Spent(part=one.part, name=name, seconds=seconds)
+        if self.work.mode is Mode.TRAIN:
+            n = parameters(self.config).total
+            yield Spent(part="optimizer", name="update", seconds=self._kernel("update", n))
+
+    def _one(self, one: Operation) -> tuple[float, str]:
+        if one.is_attention_core:
+            # Scores stand for the three; softmax and mix are within that table.
+            return (one.copies * self._attention(one), "attention") if one.name == "scores" else (0.0, one.name)
+        if one.name in ("input", "recurrent", "gates"):
+            return (one.copies * self._recurrence(one), "recurrence") if one.name == "recurrent" else (0.0, one.name)
+        if one.part == LOSS:
+            return self._kernel("loss", one.reads), one.name
+        if one.product is not None:
+            return one.runs * self._product(one), one.name
+        return one.runs * self._elementwise(one), one.name
+
+    def _kernel(self, name: str, *sizes: float) -> float:
+        """On a CPU without what a call costs by itself: launching has that."""
+        table = self.calibration.table(f"{name}.{self.road}")
+        return table.at(*sizes) if self.calibration.is_asynchronous else max(0.0, table.at(*sizes) - table.floor)
+
+    def _product(self, one: Operation) -> float:
+        assert one.product is not None
+        product = one.product
+        seconds = self._kernel("product", product.groups * product.rows, product.inner, product.columns)
+        if product.columns % ODD and product.columns > ODD:
+            seconds *= self.calibration.table(f"odd.{self.road}").at(1)
+        if self.road == "infer":
+            seconds = max(seconds, one.weights * self.work.dtype.narrow * self.streaming)
+        return seconds
+
+    def _attention(self, one: Operation) -> float:
+        assert one.product is not None
+        assert isinstance(self.config, TransformerConfig)
+        product, config = one.product, self.config
+        scale = (config.d_head + config.d_value) / (2 * D_HEAD)
+        if product.rows == 1 and self.work.mode is Mode.DECODE:
+            seconds = self._kernel(f"step-{self.work.kernel.value}", product.groups, product.columns)
+            moved = 2 * one.cache if one.cache else 0
+            return max(seconds * scale, moved * self.work.dtype.narrow * self.streaming)
+        is_causal = one.visible < 1 and self.work.kernel is Kernel.FUSED
+        name = f"{'causal' if is_causal else 'full'}-{self.work.kernel.value}"
+        return scale * self._kernel(name, product.groups, (product.rows * product.columns) ** 0.5)
+
+    def _recurrence(self, one: Operation) -> float:
+        """A whole layer in one direction; two directions are timed together, each half."""
+        assert one.product is not None
+        assert isinstance(self.config, RNNConfig)
+        is_encoder = one.part.startswith("encoder")
+        table = self.calibration.table(f"{'two-way' if is_encoder else 'one-way'}.{self.road}")
+        seconds = table.at(one.steps, one.product.rows, one.product.inner) / (2 if is_encoder else 1)
+        return seconds * (self.calibration.table(f"lstm.{self.road}").at(1) if self.config.cell is CellKind.LSTM else 1)
+
+    def _elementwise(self, one: Operation) -> float:
+        match one.name:
+            case "norm":
+                assert isinstance(self.config, TransformerConfig)
+                return self._kernel(self.config.norm.value, one.writes)
+            case "activation":
+                assert isinstance(self.config, TransformerConfig)
+                gate = self._kernel("add", one.writes) if one.reads > one.writes else 0.0
+                return self._kernel(self.config.activation.value, one.writes) + gate
+            case "look-up":
+                # Its gradient is as large as the table.
+                gradient = self._kernel("fill", one.parameters) if self.road == "train" and one.parameters else 0.0
+                return self._kernel("look-up", one.writes) + gradient
+            case "softmax":
+                return self._kernel("softmax", one.writes)
+            case "rotation":
+                return self._kernel("rotation", one.writes)
+            case _:
+                return self._kernel("add", one.writes) if one.writes else 0.0

@@ -1,0 +1,104 @@
+"""How long does a piece of work take on a device? The best of several: others can only make it slower."""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+
+Work = Callable[[], object]
+
+
+class Stopwatch:
+    """`spend`: seconds to give to one measurement."""
+
+    def __init__(self, device: torch.device, *, spend: float = 0.02) -> None:
+        self.device = device
+        self.is_gpu = device.type == "cuda"
+        self.spend = spend
+        # On one thread the process's own time is taken: what else runs on the machine does not lengthen it.
+        self.now = time.process_time if not self.is_gpu and torch.get_num_threads() == 1 else time.perf_counter
+
+    def wait(self) -> None:
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def whole(self, work: Work, *, spend: float | None = None) -> float:
+        """From the call until the device is done: what a user waits. The median, as a GPU's clock moves both ways."""
+        self.wait()
+        work()
+        taken = []
+        until = self.now() + (self.spend if spend is None else spend)
+        while len(taken) < 3 or (self.now() < until and len(taken) < 200):
+            self.wait()
+            before = self.now()
+            work()
+            self.wait()
+            taken.append(self.now() - before)
+        return statistics.median(taken) if self.is_gpu else statistics.quantiles(taken, n=4)[0]
+
+    def kernel(self, work: Work, *, capture: bool = True) -> float:
+        """The device's own time. `capture`: let a GPU replay its kernels, so that launching costs nothing."""
+        if not self.is_gpu:
+            return self._repeated(work)
+        # A graph can only be made from work that never waits for the device.
+        if capture and (replay := _captured(work, self._times(work))) is not None:
+            graph, n = replay
+            return self._events(graph.replay) / n
+        n = self._times(work)
+        return self._events(lambda: [work() for _ in range(n)]) / n
+
+    def _repeated(self, work: Work) -> float:
+        """On a CPU; several calls between two looks at the clock where one is too short for it."""
+        work()
+        before = self.now()
+        work()
+        once = max(self.now() - before, 1e-7)
+        n = max(1, min(100, int(self.spend / 8 / once)))
+        taken = []
+        for _ in range(5 if once < self.spend else 2):
+            before = self.now()
+            for _ in range(n):
+                work()
+            taken.append((self.now() - before) / n)
+        return min(once, *taken)
+
+    def _times(self, work: Work) -> int:
+        work()
+        return max(1, min(64, int(0.002 / max(self._events(work), 1e-7))))
+
+    def _events(self, work: Work) -> float:
+        work()
+        taken = []
+        for _ in range(3):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self.wait()
+            start.record()
+            work()
+            end.record()
+            self.wait()
+            taken.append(start.elapsed_time(end) / 1000)
+        return min(taken)
+
+
+def _captured(work: Work, n: int) -> tuple["torch.cuda.CUDAGraph", int] | None:
+    """The work's kernels, n times, as a graph; None where it cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(n):
+                work()
+    except RuntimeError:
+        return None
+    return graph, n
+
+
+def no_gradients(is_training: bool) -> "torch.inference_mode | nullcontext[None]":  # noqa: FBT001
+    return nullcontext() if is_training else torch.inference_mode()
