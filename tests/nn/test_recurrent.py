@@ -134,3 +134,16 @@ def test_without_attention_the_source_is_not_looked_at():
     x, first = torch.randn(BATCH, N, D_MODEL), (torch.randn(1, BATCH, D_MODEL),)
     one, other = (part(x, first, source=torch.randn(BATCH, N_SOURCE, D_MODEL))[0] for _ in range(2))
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("cell", list(CellKind))
+def test_autocast_leaves_the_recurrence_in_its_own_precision(cell):
+    encoder = RecurrentEncoder(14, cell=cell, n_layers=2, n_decoder_layers=3)
+    decoder = AttentiveDecoder(14, cell=cell, n_layers=3, kind=ScoreKind.GENERAL)
+    x, is_token = torch.randn(3, 5, 14), torch.arange(5) < torch.tensor([[5], [2], [4]])
+    plain, _ = encoder(x, is_token)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states, first = encoder(x.bfloat16().float(), is_token)
+        _, last = decoder(x, first, source=states)
+    assert states.dtype == last[0].dtype == torch.float32
+    torch.testing.assert_close(states, plain, rtol=0, atol=0.02)

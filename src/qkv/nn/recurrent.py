@@ -1,5 +1,8 @@
 """What the Transformer replaced: recurrent encoder and decoder, and attention between them."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -31,6 +34,20 @@ def recurrence(
     )
 
 
+def run(recurrence: nn.GRU | nn.LSTM, x: Any, state: State | None = None) -> Any:  # noqa: ANN401 - packed or not
+    """In the weights' own precision, autocast or not.
+
+    torch's autocast takes a GPU's recurrence down to float16, whatever it was asked for; there small gradients are 0.
+    """
+    weight = next(recurrence.parameters())
+    device = weight.device.type
+    is_casting = device != "meta" and torch.is_autocast_enabled(device)
+    if is_casting:
+        x, state = x.to(weight.dtype), None if state is None else tuple(part.to(weight.dtype) for part in state)
+    with torch.autocast(device, enabled=False) if is_casting else nullcontext():
+        return recurrence(x, state if state is None or len(state) > 1 else state[0])
+
+
 class RecurrentEncoder(nn.Module):
     """Reads the source in both directions; a state is both directions' halves side by side.
 
@@ -51,14 +68,14 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, x: Residual, is_token: IsToken | None = None) -> tuple[Residual, State]:
         if is_token is None:
-            states, last = self.recurrence(x)
+            states, last = run(self.recurrence, x)
         else:
             lengths = is_token.sum(1).cpu()
             if int(lengths.min()) == 0:
                 raise InputError(f"row {int(lengths.argmin())} of the source has 0 tokens, there must be at least 1")
             x, order_back = _left_aligned(x, is_token)
             packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            states, last = self.recurrence(packed)
+            states, last = run(self.recurrence, packed)
             states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
             states = states.gather(1, order_back[..., None].expand_as(states)) * is_token[..., None]
         last = last if isinstance(last, tuple) else (last,)
@@ -147,7 +164,7 @@ class AttentiveDecoder(nn.Module):
         mask: Mask | None = None,
         cache: SourceCache | None = None,
     ) -> tuple[Residual, State]:
-        states, last = self.recurrence(x, state[0] if len(state) == 1 else state)
+        states, last = run(self.recurrence, x, state)
         states = self.states(states)
         if self.attention is not None and self.combine is not None:
             context = self.attention(states, source, mask=mask, cache=cache)
