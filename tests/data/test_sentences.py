@@ -104,9 +104,19 @@ def test_the_last_documents_are_kept_apart(tmp_path):
     assert validation.documents == range(26, 29)
     assert train.stop == validation.start
     assert train.n_words + validation.n_words == store.n_words
-    assert store.split(0.999)[0].documents == range(1)
-    with pytest.raises(InputError, match="1 document cannot be parted"):
-        store.split(0.999)[0].split(0.5)
+    assert store.split(0.999)[0].documents == range(2)
+    assert store.split(0.001)[1].documents == range(27, 29)
+
+
+def test_few_documents_are_parted_between_sentences(tmp_path):
+    store = store_of(tmp_path, [document(1)])
+    train, validation = store.split(0.2)
+    assert train.documents == validation.documents == range(1)
+    assert validation.start in store.borders
+    assert validation.n_words == pytest.approx(0.2 * store.n_words, abs=9)
+    assert [span.tolist() for span in train.document_span(np.array([0]))] == [[0], [train.stop]]
+    with pytest.raises(InputError, match="too few sentences to keep 50% of them apart"):
+        store_of(tmp_path / "one", ["word"]).split(0.5)
 
 
 def test_a_killed_preparation_goes_on(tmp_path, monkeypatch):

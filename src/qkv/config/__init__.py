@@ -12,6 +12,7 @@ from qkv.config.families import (
 )
 from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
 from qkv.config.finetuning import FinetuningConfig, load_finetuning
+from qkv.config.masking import MaskingConfig
 from qkv.config.pairs import PairsConfig
 from qkv.config.presets import PRESETS, preset
 from qkv.config.recipe import DataConfig, Recipe, TokenizerConfig, load_recipe
@@ -26,6 +27,7 @@ __all__ = [
     "DataConfig",
     "FinetuningConfig",
     "GPTConfig",
+    "MaskingConfig",
     "ModelConfig",
     "PairsConfig",
     "RNNConfig",

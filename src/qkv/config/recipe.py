@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from qkv.choices import TokenizerKind
 from qkv.config.base import Config, Count
 from qkv.config.files import ModelConfig, config_from_dict
+from qkv.config.masking import MaskingConfig
 from qkv.config.pairs import PairsConfig
 from qkv.config.training import TrainingConfig
 from qkv.errors import ConfigError
@@ -51,6 +52,8 @@ class Recipe(Config):
     data: DataConfig
     pairs: PairsConfig | None = Field(default_factory=lambda given: _if_pairs(given.get("family", "")))
     """Translation's alone."""
+    examples: MaskingConfig | None = Field(default_factory=lambda given: _if_examples(given.get("family", "")))
+    """BERT's alone."""
     training: TrainingConfig
     start_from: str | None = None
     """A model whose weights the run begins with."""
@@ -59,6 +62,8 @@ class Recipe(Config):
     def _agree(self) -> Self:
         if self.pairs is not None and _if_pairs(self.family) is None:
             raise ConfigError(f"pairs: is for translation (seq2seq, rnn), and family={self.family!r}")
+        if self.examples is not None and _if_examples(self.family) is None:
+            raise ConfigError(f"examples: are for bert, and family={self.family!r}")
         config = self.model_config_for(self.tokenizer.vocabulary_size)
         if self.training.length > config.context_length:
             raise ConfigError(
@@ -74,6 +79,9 @@ class Recipe(Config):
         settings = {**self.model, "family": self.family, "vocabulary_size": vocabulary_size}
         if self.pairs is not None and self.pairs.source_vocabulary_size is not None:
             settings["source_vocabulary_size"] = self.pairs.source_vocabulary_size
+        if self.examples is not None:
+            heads = {"masked_word_head": True, "next_sentence_head": self.examples.next_sentence}
+            settings = {**heads, **settings}
         return config_from_dict(settings)
 
     def as_toml(self) -> str:
@@ -82,6 +90,10 @@ class Recipe(Config):
 
 def _if_pairs(family: str) -> PairsConfig | None:
     return PairsConfig() if family in ("seq2seq", "rnn") else None
+
+
+def _if_examples(family: str) -> MaskingConfig | None:
+    return MaskingConfig() if family == "bert" else None
 
 
 def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:

@@ -7,7 +7,7 @@ here plus the number of its sentence.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -26,13 +26,15 @@ SENTENCES_FILE = "sentences.bin"
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceStore:
-    """Some documents in a row; all places and numbers are those of the whole store."""
+    """All of a store's sentences, or some in a row; places and numbers are those of the whole store."""
 
     store: TokenStore
-    documents: range
     borders: Indices
     """borders[s] is where sentence s begins, borders[s + 1] where it ends."""
     document_ends: Indices
+    start: int
+    """The place of the first word."""
+    stop: int
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
@@ -47,44 +49,41 @@ class SentenceStore:
         counts, borders = table[: store.n_documents], table[store.n_documents :]
         if n_sentences < 1 or counts[-1] != n_sentences or borders[-1] + n_sentences != store.n_tokens:
             raise InputError(f"{path}: does not fit the store of {store.n_tokens} tokens beside it")
-        return cls(store=store, documents=range(store.n_documents), borders=borders, document_ends=borders[counts])
-
-    @property
-    def start(self) -> int:
-        """The place of the first word."""
-        first = self.documents.start
-        return 0 if first == 0 else int(self.document_ends[first - 1])
-
-    @property
-    def stop(self) -> int:
-        return int(self.document_ends[self.documents.stop - 1])
+        return cls(store=store, borders=borders, document_ends=borders[counts], start=0, stop=int(borders[-1]))
 
     @property
     def n_words(self) -> int:
         return self.stop - self.start
 
-    def split(self, share: float) -> "tuple[SentenceStore, SentenceStore]":
-        """Two parts; the second has the last documents, with about this share of the words."""
-        goal = self.stop - share * self.n_words
-        n = len(self.documents)
-        first = int(np.searchsorted(self.document_ends[self.documents.start : self.documents.stop], goal, "right"))
-        if n < 2:
-            raise InputError(f"{n} document cannot be parted into training and validation documents")
-        middle = self.documents.start + min(max(first, 1), n - 1)
-        return self._part(self.documents.start, middle), self._part(middle, self.documents.stop)
+    @property
+    def documents(self) -> range:
+        first, last = self.document_at(np.array([self.start, self.stop - 1]))
+        return range(int(first), int(last) + 1)
 
-    def _part(self, start: int, stop: int) -> "SentenceStore":
-        return SentenceStore(
-            store=self.store, documents=range(start, stop), borders=self.borders, document_ends=self.document_ends
-        )
+    def split(self, share: float) -> "tuple[SentenceStore, SentenceStore]":
+        """Two parts; the second has the end, about this share of the words.
+
+        Parted between documents where each part then has two or more, else between sentences.
+        """
+        goal = np.array([round(self.stop - share * self.n_words)])
+        first, n = self.documents.start, len(self.documents)
+        if n >= 4:
+            chosen = np.clip(self.document_at(goal) - 1, first + 1, first + n - 3)
+            place = int(self.document_ends[chosen][0])
+        else:
+            place = int(self.borders[self.border_from(goal)][0])
+        if not self.start < place < self.stop:
+            raise InputError(f"{self.n_words} words are too few sentences to keep {share:.0%} of them apart")
+        return replace(self, stop=place), replace(self, start=place)
 
     def document_at(self, places: Indices) -> Indices:
         return np.searchsorted(self.document_ends, places, side="right")
 
     def document_span(self, documents: Indices) -> tuple[Indices, Indices]:
-        """Where each begins and ends."""
+        """Where each begins and ends, as far as it is in this part."""
         # Document 0 looks at the last entry, and gets 0 instead.
-        return np.where(documents > 0, self.document_ends[documents - 1], 0), self.document_ends[documents]
+        begin = np.where(documents > 0, self.document_ends[documents - 1], 0)
+        return np.maximum(begin, self.start), np.minimum(self.document_ends[documents], self.stop)
 
     def sentence_at(self, places: Indices) -> Indices:
         return np.searchsorted(self.borders, places, side="right") - 1

@@ -14,28 +14,18 @@ from qkv.data import TokenSource
 from qkv.data.windows import Batch, Batches, Sweep
 from qkv.models import GPT, Model
 from qkv.nn import check_ids
-from qkv.text import Tokenizer, load_tokenizer
+from qkv.text import Tokenizer
 from qkv.training.family import Bars, TrainingData
 from qkv.training.losses import unembedded_loss_sum
 from qkv.training.objectives import Objective, Outcome, autocasting
-from qkv.training.texts import make_store, open_parts, recipe_tokenizer, resolve
+from qkv.training.texts import make_store, open_parts, prepare_texts
 
 
 class GPTFamily:
     """Text files become one stream of ids, documents parted by their end token."""
 
     def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: Bars) -> None:
-        files = resolve(recipe.data.train, data_folder)
-        if (folder / "train" / "tokenizer.json").is_file():
-            tokenizer = load_tokenizer(folder / "train")
-        else:
-            bar = progress("training the tokenizer")
-            tokenizer = recipe_tokenizer(recipe, files, data_folder, specials=SpecialStyle.GPT, progress=bar)
-        make_store(files, folder / "train", tokenizer=tokenizer, progress=progress("reading the text"))
-        if recipe.data.validation:
-            files = resolve(recipe.data.validation, data_folder)
-            bar = progress("reading validation")
-            make_store(files, folder / "validation", tokenizer=tokenizer, progress=bar)
+        prepare_texts(recipe, folder, data_folder, specials=SpecialStyle.GPT, make=make_store, progress=progress)
 
     def open(self, recipe: Recipe, folder: Path) -> "TextCorpus":
         store, train, validation = open_parts(recipe, folder)

@@ -1,5 +1,6 @@
 """A recipe's texts made ready: files found, a tokenizer trained or loaded, ids in a token store."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from qkv.choices import SpecialStyle
@@ -8,7 +9,7 @@ from qkv.data import TokenSource, TokenStore, find_sources, is_unfinished, prepa
 from qkv.data.store import INDEX_FILE
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
-from qkv.training.family import Progress
+from qkv.training.family import Bars, Progress
 
 TOKENIZER_CHARACTERS = 100_000_000
 """More text than this makes a tokenizer slower, not better."""
@@ -25,6 +26,28 @@ def resolve(patterns: tuple[str, ...], data_folder: Path) -> list[Path]:
         found += matches
     find_sources(found)
     return found
+
+
+def prepare_texts(
+    recipe: Recipe,
+    folder: Path,
+    data_folder: Path,
+    *,
+    specials: SpecialStyle,
+    make: Callable[[list[Path], Path, Tokenizer, Progress], object],
+    progress: Bars,
+) -> None:
+    """A tokenizer, then a store for training and one for validation files; what a killed call finished is kept."""
+    files = resolve(recipe.data.train, data_folder)
+    if (folder / "train" / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(folder / "train")
+    else:
+        bar = progress("training the tokenizer")
+        tokenizer = recipe_tokenizer(recipe, files, data_folder, specials=specials, progress=bar)
+    make(files, folder / "train", tokenizer, progress("reading the text"))
+    if recipe.data.validation:
+        files = resolve(recipe.data.validation, data_folder)
+        make(files, folder / "validation", tokenizer, progress("reading validation"))
 
 
 def recipe_tokenizer(
@@ -48,7 +71,7 @@ def recipe_tokenizer(
     )
 
 
-def make_store(files: list[Path], folder: Path, *, tokenizer: Tokenizer, progress: Progress) -> None:
+def make_store(files: list[Path], folder: Path, tokenizer: Tokenizer, progress: Progress) -> None:
     """What is finished is kept, whole stores and shards alike."""
     if is_unfinished(folder) or not (folder / INDEX_FILE).exists():
         prepare_store(files, folder, tokenizer=tokenizer, progress=progress)
