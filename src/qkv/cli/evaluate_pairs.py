@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.progress import bar
+from qkv.cli.progress import bar, say
 from qkv.errors import InputError
 
 
@@ -15,7 +15,10 @@ def evaluate_pairs(
     from qkv.data.pairs import PairFile
     from qkv.text.closeness import as_dict, by_length, closeness, compared
 
-    both = [pair for pair in islice(PairFile(source=pairs).read(), limit) if all(pair)]
+    read = list(islice(PairFile(source=pairs).read(), limit))
+    both = [pair for pair in read if all(pair)]
+    if len(both) < len(read):
+        say(f"{len(read) - len(both):,} of {len(read):,} lines have a blank side and are left out")
     if not both:
         raise InputError(f"{pairs}: holds 0 pairs; at least 1 is needed")
     sources, references = [source for source, _ in both], [target for _, target in both]

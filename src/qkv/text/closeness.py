@@ -56,7 +56,7 @@ def compared(
     # Its own names (chrF2) stand in the order in which the metrics were given.
     own_names = dict(zip(metrics, (name for name in results if name != "System"), strict=True))
     return {
-        system: {name: _of_result(results[own][place], str(signatures[own])) for name, own in own_names.items()}
+        system: {name: _of_result(results[own], place, str(signatures[own])) for name, own in own_names.items()}
         for place, system in enumerate(systems)
     }
 
@@ -72,7 +72,7 @@ def by_length(sources: Sequence[str], translations: Sequence[str], references: S
     for bucket in sorted(buckets):
         places = buckets[bucket]
         bleu = _metrics()["BLEU"].corpus_score([translations[i] for i in places], [[references[i] for i in places]])
-        first = LENGTHS[bucket - 1] + 1 if bucket else 0
+        first = LENGTHS[bucket - 1] + 1 if bucket else 1
         words = f"{first}–{LENGTHS[bucket]}" if bucket < len(LENGTHS) else f"{first}+"
         table.append({"words": words, "sentences": len(places), "bleu": bleu.score})
     return table
@@ -82,13 +82,15 @@ def as_dict(found: Mapping[str, Measured]) -> dict[str, Any]:
     return {name: {k: v for k, v in asdict(one).items() if v is not None} for name, one in found.items()}
 
 
-def _of_result(result: Any, signature: str) -> Measured:  # noqa: ANN401 - sacrebleu's, without a type
+def _of_result(results: Sequence[Any], place: int, signature: str) -> Measured:
+    result, is_equal = results[place], results[place].score == results[0].score
     return Measured(
         score=result.score,
         low=None if result.ci is None else float(result.mean - result.ci),
         high=None if result.ci is None else float(result.mean + result.ci),
         signature=signature,
-        p_value=result.p_value,
+        # Of two equal systems sacrebleu says 1/(draws + 1), as if they could not be more different.
+        p_value=1.0 if place and is_equal else result.p_value,
     )
 
 

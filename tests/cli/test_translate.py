@@ -1,0 +1,109 @@
+"""`qkv translate` and `qkv evaluate --pairs`: one line for each line, in order."""
+
+import json
+import sys
+from io import BytesIO, TextIOWrapper
+from types import SimpleNamespace
+
+import pytest
+
+from qkv.cli import main
+from tests.tasks.small_translator import backwards, saved, small_translator
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def call(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return saved(small_translator(), tmp_path_factory.mktemp("model") / "small")
+
+
+def test_lines_in_lines_out_blank_ones_too(command, folder):
+    answer = command("translate", folder, "--beam", 2, stdin="uno dos\n\ntres\n")
+    assert (answer.status, answer.out) == (0, "dos uno\n\ntres\n")
+
+
+def test_alignment_follows_a_tab(command, folder):
+    assert command("translate", folder, "uno dos tres", "--alignment").out == "tres dos uno\t0-2 1-1 2-0\n"
+
+
+def test_json_holds_tokens_scores_and_the_n_best(command, folder):
+    answer = command("translate", folder, "uno dos", "tres", "--nbest", 3, "--json")
+    first, second = map(json.loads, answer.out.splitlines())
+    assert (first["text"], second["text"]) == ("dos uno", "tres")
+    assert "".join(first["tokens"][:-1]) == "dos uno"
+    assert len(first["tokens"]) == len(first["log_probabilities"])
+    assert [one["score"] for one in first["found"]] == sorted((one["score"] for one in first["found"]), reverse=True)
+    plain = command("translate", folder, "uno dos", "--nbest", 3).out.splitlines()
+    assert [line.split("\t")[1] for line in plain] == [one["text"] for one in first["found"]]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_attention_is_drawn(command, folder, tmp_path, ending):
+    picture = tmp_path / f"attention.{ending}"
+    answer = command("translate", folder, "uno dos", "--plot", picture, *(["--layer", 1] if ending == "svg" else []))
+    assert (answer.status, answer.out) == (0, "dos uno\n")
+    assert picture.stat().st_size > 1000
+    if ending == "svg":
+        assert "layer 1, head 3" in picture.read_text()
+
+
+def test_a_glossary_is_kept_to(command, folder, tmp_path):
+    (tmp_path / "glossary.tsv").write_text("dos\tnueve\n")
+    answer = command("translate", folder, "uno dos", "tres", "--glossary", tmp_path / "glossary.tsv")
+    first, second = answer.out.splitlines()
+    assert "nueve" in first
+    assert second == "tres"
+
+
+def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
+    (tmp_path / "bad.tsv").write_text("dos\t\n")
+    for arguments, line in [
+        (["uno", "--plot", "a.gif"], "a.gif: ends in '.gif'"),
+        (["uno", "dos", "--plot", "a.png"], "--plot draws one text; 2 were given"),
+        (["uno", "--layer", 1], "--layer 1 says what --plot draws"),
+        (["uno", "--split", "--json"], "--split joins the translations"),
+        (["uno", "--alignment", "--nbest", 2], "--alignment is of the best translation"),
+        (["uno", "--glossary", tmp_path / "bad.tsv"], "bad.tsv: entry 1 has a blank side"),
+        (["uno " * 99], "the model's context_length is 37"),
+    ]:
+        answer = command("translate", folder, *arguments)
+        assert (answer.status, answer.out) == (2, "")
+        assert line in answer.err
+        assert len(answer.err.splitlines()) == 1
+
+
+def test_pairs_are_evaluated_alone_and_against_another(command, folder, tmp_path):
+    sources = ["uno dos", "tres", "cuatro cinco uno dos", "nueve ocho"] * 3
+    lines = "".join(f"{source}\t{backwards(source)}\n" for source in sources)
+    (tmp_path / "pairs.tsv").write_text(lines + "seis\t\n")
+    answer = command("evaluate", folder, "--pairs", tmp_path / "pairs.tsv", "--beam", 2)
+    assert "12 pairs, beam 2" in answer.out
+    assert "tok:13a" in answer.out
+    assert "95 % interval" in answer.out
+    assert "1 of 13 lines have a blank side" in answer.err
+    both = command("evaluate", folder, "--pairs", tmp_path / "pairs.tsv", "--against", folder, "--json", "--limit", 12)
+    first, second = json.loads(both.out)["systems"].values()
+    assert first["BLEU"]["score"] == second["BLEU"]["score"] == pytest.approx(100)
+    assert second["BLEU"]["p_value"] > 0.5
+    assert [row["words"] for row in first["by_length"]] == ["1–5"]
+
+
+def test_evaluate_wants_texts_or_pairs(command, folder):
+    answer = command("evaluate", folder)
+    assert (answer.status, answer.err) == (2, "qkv: error: neither of --text and --pairs; one is needed\n")
+    assert "--against compares" in command("evaluate", folder, "--text", "x", "--against", folder).err
+
+
+def test_help_has_an_example(command):
+    assert "qkv translate " in command("translate", "--help").out.split("Examples:")[1]

@@ -1,0 +1,72 @@
+"""A small translator that learnt to say words backwards: there is something to translate, and a right answer."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from qkv.choices import Role, SpecialStyle, TokenizerKind
+from qkv.config import RNNConfig, Seq2SeqConfig
+from qkv.generation.decoder import padded
+from qkv.models import RNNSeq2Seq, Seq2Seq
+from qkv.tasks import Translator
+from qkv.text import save_tokenizer, train_tokenizer
+from qkv.weights.folder import write_folder
+from tests.learning.practice import practise
+
+WORDS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]
+CONTEXT = 37
+
+
+def draw(chance: random.Random, n: int) -> str:
+    return " ".join(chance.choice(WORDS) for _ in range(n))
+
+
+def backwards(text: str) -> str:
+    return " ".join(reversed(text.split()))
+
+
+@cache
+def small_translator(kind: str = "transformer") -> Translator:
+    """`kind`: transformer, or rnn. Right on texts of up to 6 words."""
+    tokenizer = train_tokenizer(
+        TokenizerKind.BPE, [" ".join(WORDS)] * 9, vocabulary_size=283, style=SpecialStyle.SEQ2SEQ
+    )
+    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "context_length": CONTEXT, "d_model": 48}
+    if kind == "transformer":
+        layers = {"n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "initial_std": 0.06}
+        model = Seq2Seq(Seq2SeqConfig(**sizes, **layers), seed=0)
+    else:
+        model = RNNSeq2Seq(RNNConfig(**sizes, attention="general"), seed=0)
+    begin, end = tokenizer.id_of(Role.BEGIN), tokenizer.id_of(Role.END)
+
+    def loss(generator: torch.Generator) -> torch.Tensor:
+        chance = random.Random(int(torch.randint(0, 1 << 30, (1,), generator=generator)))
+        texts = [draw(chance, chance.randint(1, 6)) for _ in range(32)]
+        source, is_token = padded(tokenizer.encode_batch(texts), torch.device("cpu"))
+        targets = [tokenizer.encode(backwards(text), add_specials=False) for text in texts]
+        prefix, _ = padded([[begin, *ids] for ids in targets], torch.device("cpu"))
+        wanted = torch.full_like(prefix, -100)
+        for row, ids in enumerate(targets):
+            wanted[row, : len(ids) + 1] = torch.tensor([*ids, end])
+        return F.cross_entropy(model(source, prefix, source_is_token=is_token).flatten(0, 1), wanted.flatten())
+
+    practise(
+        model,
+        loss,
+        n_steps=170 if kind == "transformer" else 250,
+        learning_rate=4e-3 if kind == "transformer" else 1e-2,
+        seed=1,
+    )
+    return Translator(model, tokenizer, name=kind)
+
+
+def saved(task: Translator, folder: Path) -> Path:
+    settings = json.dumps(task.model.config.model_dump(mode="json", exclude_none=True))
+    tensors = {"model.safetensors": dict(task.model.named_parameters())}
+    write_folder(folder, tensors=tensors, texts={"config.json": settings})
+    save_tokenizer(task.tokenizer, folder)
+    return folder

@@ -1,0 +1,157 @@
+"""A translator: text in, text out, in order; blank stays blank; attention and alignment of what was written."""
+
+import random
+
+import pytest
+import torch
+
+from qkv.choices import Averaging, Kernel, Role
+from qkv.config import BeamConfig, RNNConfig
+from qkv.errors import ContextLengthError, InputError
+from qkv.models import RNNSeq2Seq
+from qkv.nn import using
+from qkv.tasks import Translator, load
+from qkv.tasks.wording import contains, parts, word_of_bytes, words_of_ids
+from tests.tasks.small_translator import CONTEXT, WORDS, backwards, draw, saved, small_translator
+
+CHANCE = random.Random(7)
+TEXTS = [draw(CHANCE, CHANCE.randint(1, 5)) for _ in range(23)]
+
+
+def test_texts_are_translated_in_their_order_as_alone():
+    task = small_translator()
+    together = task.translate(TEXTS)
+    assert together == [task.translate(text) for text in TEXTS]
+    assert sum(one == backwards(text) for one, text in zip(together, TEXTS, strict=True)) >= 22
+
+
+def test_blank_text_stays_blank():
+    task = small_translator()
+    assert task.translate(["", "uno", " \t "]) == ["", "uno", ""]
+    assert task.translate("") == ""
+    assert task.translations([" "], attention=True)[0].found[0].ids == []
+
+
+@pytest.mark.parametrize("text", ["-", "UNO DOS TRES", "uno " * 11, "日本", "uno", "??"])
+def test_odd_text_ends(text):
+    (one,) = small_translator().translations([text])
+    assert len(one.found[0].ids) <= 2 * len(one.source_ids) + 10
+
+
+def test_a_text_too_long_is_refused_with_both_numbers_or_split_at_sentences():
+    task = small_translator()
+    sentence = "uno dos tres."
+    long = " ".join([sentence] * 9)
+    n = len(task.tokenizer.encode(long))
+    with pytest.raises(ContextLengthError, match=rf"text 2 has {n} tokens; the model's context_length is {CONTEXT}"):
+        task.translate(["uno", long])
+    cut = task.cut(long)
+    assert " ".join(cut) == long
+    assert all(part.endswith(".") for part in cut)
+    assert task.translate(long, split=True) == " ".join(task.translate(cut))
+
+
+def test_a_sentence_too_long_itself_is_cut_between_words():
+    assert parts("a b c d e. f", lambda part: len(part) <= 5) == ["a b c", "d e.", "f"]
+    assert parts("abcdefgh i", lambda part: len(part) <= 5) == ["abcdefgh", "i"]
+
+
+def test_n_best_are_different_and_fall():
+    (one,) = small_translator().translations(["uno dos"], beam=BeamConfig(n_beams=4, n_best=3))
+    scores = [written.score for written in one.found]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(written.ids) for written in one.found}) == 3
+    assert (one.text, one.score) == (one.found[0].text, scores[0])
+
+
+def test_a_glossarys_terms_stand_in_the_translation():
+    task = small_translator()
+    free, forced = (
+        task.translations(["uno dos tres", "cinco"], glossary=glossary) for glossary in ({}, {"Dos": "nueve diez"})
+    )
+    assert "nueve diez" in forced[0].text
+    assert "nueve diez" not in free[0].text
+    assert forced[1].text == free[1].text == "cinco"
+    with pytest.raises(InputError, match="a glossary's translation is blank"):
+        task.translations(["dos"], glossary={"dos": " "})
+
+
+def test_a_term_is_found_as_whole_words():
+    assert contains("El Gato negro", "gato")
+    assert contains("¿Gato?", "gato")
+    assert not contains("gatos", "gato")
+
+
+def test_attention_is_every_layers_and_heads_and_exact():
+    task = small_translator()
+    (one,) = task.translations(["uno dos tres cuatro"], attention=True)
+    looked = one.attention
+    n_target, n_source = len(one.found[0].ids), len(one.source_ids)
+    assert looked.weights.shape == (2, 4, n_target, n_source)
+    torch.testing.assert_close(looked.weights.sum(-1), torch.ones(2, 4, n_target))
+    seen = []
+    with torch.inference_mode(), using(task.model, Kernel.PLAIN):
+        ends = [block.cross.weights.watch(seen.append) for block in task.model.decoder.blocks]
+        begin = task.tokenizer.id_of(Role.BEGIN)
+        task.model(torch.tensor([one.source_ids]), torch.tensor([[begin, *one.found[0].ids[:-1]]]))
+        for end in ends:
+            end()
+    torch.testing.assert_close(looked.weights, torch.cat(seen))
+
+
+def test_words_are_aligned_as_they_were_reversed():
+    task = small_translator()
+    (one,) = task.translations(["uno dos tres cuatro"], attention=True)
+    assert one.text == "cuatro tres dos uno"
+    assert one.attention.pharaoh() == "0-3 1-2 2-1 3-0"
+    assert one.attention.soft(Averaging.ALL).shape == one.attention.soft(Averaging.BEST_LAYER).shape
+
+
+def test_tokens_are_told_by_word():
+    task = small_translator()
+    text = "cuatro  dos"
+    ids = task.tokenizer.encode(text)
+    words = word_of_bytes(task.tokenizer, text, ids)
+    assert (words[0], words[-1]) == (None, None)
+    assert sorted(set(words[1:-1])) == [0, 1]
+    spelt = "".join(task.tokenizer.decode([number]) for number, word in zip(ids, words, strict=True) if word == 0)
+    assert spelt.strip() == "cuatro"
+    assert words_of_ids(task.tokenizer, task.tokenizer.encode("uno dos"))[0] is None
+    assert words_of_ids(task.tokenizer, task.tokenizer.encode("uno dos"))[-2] == 1
+
+
+def test_the_heat_map_has_a_row_for_each_source_token():
+    (one,) = small_translator().translations(["uno dos tres"], attention=True)
+    drawn = one.attention.heat_map()
+    assert tuple(drawn.matrix.shape) == (len(one.source_ids), len(one.found[0].ids))
+    assert (drawn.row_axis.split()[0], drawn.column_axis.split(",")[0]) == ("source", "target")
+    torch.testing.assert_close(drawn.matrix.sum(0), torch.ones(len(one.found[0].ids)))
+    with pytest.raises(InputError, match="layer 2 is outside the 2 layers"):
+        one.attention.head_maps(2)
+
+
+@pytest.mark.parametrize("attention", ["general", "none"])
+def test_an_rnn_translates_by_the_same_road(attention):
+    tokenizer = small_translator().tokenizer
+    config = RNNConfig(
+        vocabulary_size=tokenizer.vocabulary_size, d_model=10, context_length=CONTEXT, attention=attention
+    )
+    task = Translator(RNNSeq2Seq(config, seed=5).eval(), tokenizer)
+    assert task.translate(TEXTS[:5]) == [task.translate(text) for text in TEXTS[:5]]
+    if attention == "none":
+        with pytest.raises(InputError, match="has no attention"):
+            task.translations(["uno"], attention=True)
+    else:
+        (one,) = task.translations(["uno dos"], attention=True)
+        assert one.attention.weights.shape[:2] == (1, 1)
+
+
+def test_a_saved_translator_is_loaded_with_its_sources_own_tokenizer(tmp_path):
+    task = small_translator()
+    folder = saved(task, tmp_path / "model")
+    assert isinstance(load(folder), Translator)
+    assert load(folder).translate(TEXTS[:3]) == task.translate(TEXTS[:3])
+    (folder / "source_tokenizer.json").write_text((folder / "tokenizer.json").read_text())
+    loaded = load(folder)
+    assert loaded.source_tokenizer is not loaded.tokenizer
+    assert loaded.translate(WORDS[0]) == task.translate(WORDS[0])
