@@ -225,3 +225,15 @@ SAID = {
 def test_the_lesson_runs_draws_and_says_where_the_slide_slips(told, name):
     text = " ".join(told(name).text.split())
     assert [words for words in SAID[name] if words not in text] == []
+
+
+def test_word_vectors_are_near_by_meaning_and_move_with_the_sentence(told):
+    lesson = told("word-vectors")
+    mom = lesson.numbers("mom ")
+    assert mom[0] == 1
+    assert mom[1] > 2 * max(mom[2:])
+    assert "cat" in lesson.row("dog", 2)
+    static = lesson.numbers("embedding.tokens")
+    assert static == [1, 1, 0, 0]
+    near, far, *_ = lesson.numbers("blocks.7.residual_post")
+    assert near > far + 0.2

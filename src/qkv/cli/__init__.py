@@ -20,6 +20,7 @@ from qkv.cli.similar import similar
 from qkv.cli.tokenizer import tokenizer
 from qkv.cli.train import train
 from qkv.cli.translate import translate
+from qkv.cli.words import words
 from qkv.errors import DiskError, QKVError, TrainingError
 
 # Plain help text: laying it out with rich would triple the time `qkv --help` takes.
@@ -41,6 +42,7 @@ app.command()(fill)
 app.command()(classify)
 app.command()(embed)
 app.command()(similar)
+app.command()(words)
 app.command()(convert)
 app.command()(models)
 app.add_typer(tokenizer, name="tokenizer")

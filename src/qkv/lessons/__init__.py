@@ -16,7 +16,7 @@ from typing import Any
 from qkv.errors import InputError
 from qkv.lessons.catalogue import LECTURES, LESSONS, LessonInfo
 
-__all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
+__all__ = ["LECTURES", "LESSONS", "LessonInfo", "check_picture", "run"]
 
 PICTURE_TYPES = (".png", ".svg", ".pdf")
 
@@ -28,7 +28,7 @@ def run(name: str, *, plot: Path | None, seed: int) -> None:
         hint = f"did you mean '{close[0]}'?" if close else "`qkv lesson` lists them"
         raise InputError(f"there is no lesson '{name}' among the {len(LESSONS)}; {hint}")
     if plot is not None:
-        _check_picture(plot)
+        check_picture(plot)
     import torch
 
     info = LESSONS[name]
@@ -54,8 +54,8 @@ def _print_title(info: LessonInfo) -> None:
     print()
 
 
-def _check_picture(plot: Path) -> None:
-    """A picture that cannot be drawn is refused before the lesson computes, not after."""
+def check_picture(plot: Path) -> None:
+    """A picture that cannot be drawn is refused before anything is computed, not after."""
     if plot.suffix.lower() not in PICTURE_TYPES:
         raise InputError(f"--plot {plot}: the name must end in one of {' '.join(PICTURE_TYPES)}")
     from qkv.inspection import new_figure

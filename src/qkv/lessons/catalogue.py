@@ -43,6 +43,7 @@ _IN_ORDER = (
     _info("head-layouts", "BCE", "1.5 1.6", "Many heads: three layouts and what each costs"),
     _info("one-hot", "AD", "2.1", "An embedding is a one-hot product, done by look-up"),
     _info("positions", "BDE", "2.2", "Telling a token where it stands"),
+    _info("word-vectors", "B", "2.3", "Words as vectors: near and far, static and in context"),
     _info("no-positions", "BDE", "2.5", "Without positions there is no order"),
     _info("layernorm-geometry", "E", "3.2", "What LayerNorm does to keys, seen as geometry"),
     _info("vanishing-gradients", "BE", "3.6", "Gradients through depth and through distance"),

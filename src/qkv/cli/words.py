@@ -1,0 +1,61 @@
+"""`qkv words`: which words lie near each other?"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.errors import DiskError, InputError
+
+
+def words(
+    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD]…", help="At least 2; none: one a line from stdin.")
+    ] = None,
+    *,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the words as a map.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a word, with all its distances.")] = False,
+) -> None:
+    """Compare words as vectors: of each word the nearest other one, by cosine, with cosine and Euclidean distance.
+
+    A word alone is static: its row of the token table. A word marked with [ ] in a sentence is contextual: its
+    state after the last layer there. A word of several tokens is their mean.
+
+    \b
+    Examples:
+      qkv words stories king queen dog cat run walk --plot words.png
+      qkv words stories "He sat by the [light]." "The box was very [light]." light
+    """
+    from qkv.cli.texts import given_texts
+    from qkv.lessons import check_picture
+    from qkv.tasks import LanguageModel, TextEncoder, load
+    from qkv.tasks.word_vectors import word_vectors
+
+    if plot is not None:
+        check_picture(plot)
+    wanted = list(given_texts(items))
+    if len(wanted) < 2:
+        raise InputError(f"{len(wanted)} word was given; at least 2 can be compared")
+    task = load(model)
+    if not isinstance(task, LanguageModel | TextEncoder):
+        raise InputError(f"{model}: words are compared in a GPT or a BERT, not in {task!r}")
+    found = word_vectors(task, wanted)
+    cosines, distances = found.cosine.tolist(), found.euclid.tolist()
+    for place, item in enumerate(wanted):
+        if as_json:
+            said = {"word": found.words[place], "given": item, "contextual": found.is_contextual[place]}
+            print(json.dumps({**said, "cosine": cosines[place], "euclid": distances[place]}, ensure_ascii=False))
+        else:
+            near = max((other for other in range(len(wanted)) if other != place), key=cosines[place].__getitem__)
+            print(f"{item}\t{wanted[near]}\t{cosines[place][near]:.4f}\t{distances[place][near]:.4f}")
+    if plot is not None:
+        from qkv.inspection.word_map import word_map
+
+        kinds = ["in its sentence" if is_contextual else "token table" for is_contextual in found.is_contextual]
+        figure = word_map(found.vectors, wanted, groups=kinds if len(set(kinds)) > 1 else (), title=f"Words of {model}")
+        try:
+            figure.savefig(plot)
+        except OSError as error:
+            raise DiskError(f"--plot {plot}: {error.strerror}") from None

@@ -1,0 +1,102 @@
+"""Vectors as points on a page: words that are used alike lie together."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from qkv.errors import ShapeError
+from qkv.inspection.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, with a shape each: told apart in print and by the colour-blind.
+_LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
+
+
+def flatten(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2"], list[float]]:
+    """The two directions in which the vectors spread most (PCA), and the share of the spread that each holds.
+
+    A direction's sign is free; it is chosen so that the vector farthest out along it lies on the positive side.
+    """
+    if len(vectors) < 2:
+        raise ShapeError(f"a map needs at least 2 vectors, not {len(vectors)}")
+    centred = (vectors - vectors.mean(0)).double()
+    turned, lengths, _ = torch.linalg.svd(centred, full_matrices=False)
+    points = torch.zeros(len(vectors), 2, dtype=torch.float64)
+    n = min(2, len(lengths))
+    points[:, :n] = (turned * lengths)[:, :n]
+    farthest = points.gather(0, points.abs().argmax(0, keepdim=True))
+    points = points * torch.where(farthest < 0, -1.0, 1.0)
+    spread = lengths.square() / lengths.square().sum().clamp(min=1e-300)
+    return points, [*spread[:n].tolist(), *[0.0] * (2 - n)]
+
+
+def word_map(
+    vectors: Float[Tensor, "word width"], words: Sequence[str], *, groups: Sequence[str] = (), title: str = ""
+) -> "Figure":
+    """`groups`: one name a word, if given; words of one group look alike."""
+    if len(words) != len(vectors) or (groups and len(groups) != len(vectors)):
+        raise ShapeError(f"there are {len(vectors)} vectors, {len(words)} words and {len(groups)} groups")
+    points, spread = flatten(vectors)
+    figure = new_figure(width=8.0, height=6.0)
+    axis = figure.subplots()
+    names = list(dict.fromkeys(groups)) or [""]
+    own = list(groups) or [""] * len(words)
+    for number, name in enumerate(names):
+        colour, shape = _LOOKS[number % len(_LOOKS)]
+        chosen = [place for place, group in enumerate(own) if group == name]
+        axis.scatter(points[chosen, 0], points[chosen, 1], s=22, color=colour, marker=shape, label=name or None)
+    axis.margins(0.12)
+    colours = [_LOOKS[names.index(group) % len(_LOOKS)][0] for group in own]
+    _write(axis, points, words, colours)
+    axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
+    axis.axvline(0, color="0.85", linewidth=0.8, zorder=0)
+    axis.set_xlabel(f"first direction: {spread[0]:.0%} of the spread")
+    axis.set_ylabel(f"second direction: {spread[1]:.0%}")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(title, fontsize="medium")
+    if groups:
+        axis.legend(frameon=False, fontsize="small")
+    return figure
+
+
+_PLACES = ((6, 3), (6, -9), (-6, 3), (-6, -9), (0, 8), (0, -14), (6, 12), (-6, 12), (6, -18), (-6, -18))
+"""Where a word may stand beside its point, in typographical points; negative: to the left."""
+_LETTER, _LINE = 5.4, 10.0
+"""Width and height of a letter of size 9, about."""
+
+Box = tuple[float, float, float, float]
+
+
+def _write(axis: "Axes", points: Tensor, words: Sequence[str], colours: Sequence[str]) -> None:
+    """Each word where it covers least of what stands there already."""
+    # 72 typographical points an inch; the page's layout comes later and moves all points alike.
+    scale = 72 / axis.figure.dpi
+    shown = axis.transData.transform(points.numpy()) * scale
+    taken: list[Box] = [(x - 3, y - 3, x + 3, y + 3) for x, y in shown]
+    for (x, y), at, word, colour in zip(shown, points.tolist(), words, colours, strict=True):
+        dx, dy, box = min(
+            ((dx, dy, _box(x + dx, y + dy, word, side=dx)) for dx, dy in _PLACES),
+            key=lambda choice: sum(_overlap(choice[2], other) for other in taken),
+        )
+        taken.append(box)
+        side = "center" if dx == 0 else "left" if dx > 0 else "right"
+        axis.annotate(word, (at[0], at[1]), xytext=(dx, dy), textcoords="offset points", ha=side, fontsize=9,
+                      color=colour)  # fmt: skip
+
+
+def _box(x: float, y: float, word: str, *, side: int) -> Box:
+    width = _LETTER * len(word)
+    left = x - width / 2 if side == 0 else x if side > 0 else x - width
+    return left, y, left + width, y + _LINE
+
+
+def _overlap(one: Box, other: Box) -> float:
+    wide = min(one[2], other[2]) - max(one[0], other[0])
+    high = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, wide) * max(0.0, high)
