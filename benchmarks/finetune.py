@@ -160,14 +160,16 @@ def draw_curves(rows: list[Row], path: Path) -> None:
             spreads = [100 * row.spread for row in points]
             axis.errorbar(labels, means, yerr=spreads, label=engine, color=colour, marker="o", capsize=3)
     axis.axhline(50.9, color="0.6", linestyle=":", linewidth=1)
-    axis.annotate(
-        "always positive", (100, 50.9), xytext=(0, 3), textcoords="offset points", color="0.4", fontsize="small"
-    )
+    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+    axis.annotate("always positive", (0.99, 50.9), xytext=(0, 3), color="0.4", fontsize="small", **place)
     axis.set_xscale("log")
+    sizes = sorted({row.labels for row in rows if row.task == "sst2"})
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axis.minorticks_off()
     axis.set_xlabel("labelled sentences (SST-2)")
     axis.set_ylabel("accuracy on dev (%)")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, loc="upper left")
+    axis.legend(frameon=False)
     figure.savefig(path)
 
 
