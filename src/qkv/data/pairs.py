@@ -102,7 +102,7 @@ def sample_of(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def _words(texts: Iterable[str]) -> Counter[str]:
-    return Counter(word for text in texts for word in text.lower().split())
+    return Counter(word for text in texts for word in text.split())
 
 
 def _share(words: Counter[str], known: Counter[str]) -> float:

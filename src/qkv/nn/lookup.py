@@ -101,8 +101,10 @@ def attend_fused(lookup: Lookup, *, dropout: float = 0.0) -> HeadResults:
     sees_nothing = bias = None
     n_queries, n_keys = lookup.queries.shape[-2], lookup.keys.shape[-2]
     mask = lookup.mask
-    # bool: where lengths are left open by torch.compile, == alone gives a symbol, which the kernel refuses.
-    is_causal = mask is not None and mask.table is None and mask.is_causal_alone and bool(n_queries == n_keys)
+    is_causal = False
+    # Asked in an `if`: where torch.compile leaves lengths open, == alone gives a symbol, which the kernel refuses.
+    if mask is not None and mask.table is None and mask.is_causal_alone and n_queries == n_keys:
+        is_causal = True
     if is_causal and lookup.bias is None:
         # is_causal of torch's kernel aligns top-left, which is right for a square alone.
         pass

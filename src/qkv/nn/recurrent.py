@@ -45,7 +45,7 @@ def run(recurrence: nn.GRU | nn.LSTM, x: Any, state: State | None = None) -> Any
     if is_casting:
         x, state = x.to(weight.dtype), None if state is None else tuple(part.to(weight.dtype) for part in state)
     with torch.autocast(device, enabled=False) if is_casting else nullcontext():
-        return recurrence(x, state if state is None or len(state) > 1 else state[0])
+        return recurrence(x, state[0] if state is not None and len(state) == 1 else state)
 
 
 class RecurrentEncoder(nn.Module):
