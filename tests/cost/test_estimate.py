@@ -60,7 +60,11 @@ def test_a_size_that_cannot_be_is_one_clear_line(name, size):
         ("gpt2", {"length": 1, "source_length": 3}, "source_length=3, but gpt reads no source"),
         ("bert-tiny", {"length": 1, "mode": "decode"}, "mode=decode: bert reads whole sequences"),
         ("gpt2", {"length": 1, "mode": "dream"}, "mode='dream'"),
-        ("gpt2", {"length": 1, "mode": "decode", "checkpointing": True}, "checkpointing belongs to mode=train, not mode=decode"),
+        (
+            "gpt2",
+            {"length": 1, "mode": "decode", "checkpointing": True},
+            "checkpointing belongs to mode=train, not mode=decode",
+        ),
     ],
 )
 def test_work_that_the_model_would_refuse_is_refused(name, settings, remark):

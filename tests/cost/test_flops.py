@@ -12,6 +12,7 @@ from qkv.cost import Mode, Workload, estimate, flops, operations
 from qkv.cost.blocks import seen_pairs
 from qkv.models import build
 from qkv.nn import Mask, using
+from qkv.nn.cache import SourceCache
 from tests.cost.drawn import FAMILIES
 from tests.cost.unrolled import unroll
 
@@ -55,9 +56,10 @@ def counted(config, batch, n, m):
     return forward.get_total_flops(), backward.get_total_flops()
 
 
+@pytest.mark.parametrize("examples", [4, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_forward_and_backward_equal_torch_s_count_for_random_configs(family):
-    @settings(max_examples=15)
+def test_forward_and_backward_equal_torch_s_count_for_random_configs(family, examples):
+    @settings(max_examples=examples)
     @given(FAMILIES[family], batches, lengths, lengths)
     def check(config, batch, n, m):
         source = m if isinstance(config, Seq2SeqConfig | RNNConfig) else None
@@ -71,7 +73,7 @@ def test_forward_and_backward_equal_torch_s_count_for_random_configs(family):
 
 @pytest.mark.parametrize("family", ["gpt", "seq2seq", "rnn"])
 def test_a_cached_step_equals_torch_s_count_for_random_configs(family):
-    @settings(max_examples=8)
+    @settings(max_examples=4)
     @given(FAMILIES[family], batches, lengths, lengths)
     def check(config, batch, n, m):
         if isinstance(config, GPTConfig):
@@ -88,8 +90,10 @@ def counted_step(config, batch, n, m):
     with using(model, Kernel.PLAIN), torch.no_grad():
         if isinstance(config, RNNConfig):
             start = model.encode(ids(batch, m))
+            kept = SourceCache()
+            model.decode(ids(batch, 1), start.source, start.state, cache=kept)
             with FlopCounterMode(display=False) as count:
-                model.decode(ids(batch, 1), start.source, start.state)
+                model.decode(ids(batch, 1), start.source, start.state, cache=kept)
             return count.get_total_flops()
         cache = model.new_cache(batch=batch, capacity=n + 1)
         source = [] if isinstance(config, GPTConfig) else [model.encode(ids(batch, m))]
@@ -113,11 +117,9 @@ def test_the_unrolled_cell_answers_as_torch_s_own(cell):
     torch.testing.assert_close(unroll(build(config, seed=3))(source, target), expected)
 
 
-def test_gpt2_at_1024_tokens():
+def test_gpt2_at_1024_tokens_is_what_torch_counts():
     found = flops(preset("gpt2"), Workload(batch=1, length=1024, mode="train", kernel="plain"))
-    assert found.forward == 291_648_307_200
-    assert found.total == 874_944_921_600 == 3 * found.forward
-    assert found.forward == counted(preset("gpt2"), 1, 1024, None)[0]
+    assert (found.forward, found.backward) == counted(preset("gpt2"), 1, 1024, None)
 
 
 @given(st.integers(1, 13), st.integers(1, 13), st.none() | st.integers(1, 17), st.booleans())
@@ -167,24 +169,6 @@ def test_the_table_of_formulas_holds_row_by_row(b, n, m):
     assert not [part for part in decode if part.startswith("encoder")]
 
 
-def test_attention_costs_as_much_as_the_rest_at_6d():
-    d = 8
-    config = GPTConfig(vocabulary_size=5, context_length=99, d_model=d, n_heads=2, n_layers=1)
-    blocks = [one for one in operations(config, Workload(batch=1, length=6 * d)) if one.is_block]
-    assert 2 * sum(one.flops for one in blocks if one.is_attention_core) == sum(one.flops for one in blocks)
-
-
-@given(st.integers(1, 61))
-def test_decoding_one_row_at_16_bits_does_one_flop_a_byte_whatever_n(n):
-    config = GPTConfig(
-        vocabulary_size=23, context_length=61, d_model=12, n_heads=3, n_layers=2, attention_bias=False,
-        feedforward_bias=False,
-    )  # fmt: skip
-    made = operations(config, Workload(batch=1, length=n, mode="decode", dtype="bfloat16"))
-    products = [one for one in made if one.product is not None]
-    assert sum(one.flops for one in products) == 2 * sum((one.weights + one.cache) * one.runs for one in products)
-
-
 def test_what_is_computed_again_in_backward_is_counted():
     config = preset("gpt2")
     plain = estimate(config, batch=2, length=64, kernel="plain").flops
@@ -196,19 +180,6 @@ def test_what_is_computed_again_in_backward_is_counted():
     assert estimate(config, batch=2, length=64, kernel="plain", loss_chunk=16).flops == plain
     again = estimate(config, batch=2, length=64, kernel="plain", checkpointing=True).flops
     assert again.recomputed == plain.forward - by_part["unembedding", "logits"]
-
-
-def test_the_mistakes_of_known_tools_are_not_made():
-    config = preset("gpt2", context_length=4096)
-    step = estimate(config, batch=1, length=2048)
-    core = [one for one in step.operations if one.is_attention_core]
-    assert sum(one.flops for one in core) == 12 * 4 * 2048**2 * 768  # attention is not 0
-    fused, unfused = (sum(one.moved(fused=way) for one in core) for way in (True, False))
-    assert fused == 12 * 4 * 2048 * 768  # Q, K, V and the result alone: never n×n
-    assert unfused - fused == 12 * 4 * 12 * 2048**2
-    head = next(one for one in step.rows() if one["operation"] == "logits")
-    assert head["backward_flops"] == 2 * head["flops"]  # the output layer is not forward only
-    assert flops(preset("gpt2", d_ff=1000), Workload(batch=1, length=8)).forward < step.flops.forward  # d_ff is read
 
 
 @pytest.mark.parametrize(("layout", "joined"), [("split", 3 * 5), ("pooled", 14), ("pooled-mean", 14)])

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from qkv.choices import Kernel
+from qkv.choices import CellKind, Kernel, ScoreKind
 from qkv.config import GPTConfig, preset
 from qkv.cost import cache_bytes, estimate, parameters
 from qkv.models import build
 from qkv.nn import using
+from qkv.nn.cache import SourceCache
 from tests.cost.drawn import FAMILIES
 
 CONFIGS = {
@@ -21,6 +22,7 @@ CONFIGS = {
     "llama-fused": (preset("llama-nano", n_layers=3, vocabulary_size=101), "fused", 41),
     "llama-plain": (preset("llama-nano", n_layers=3, vocabulary_size=101), "plain", 41),
     "bert-fused": (preset("bert-nano", masked_word_head=True, vocabulary_size=101), "fused", 41),
+    "t5-fused": (preset("t5-small", d_model=60, n_heads=4, d_head=15, d_ff=200, vocabulary_size=101), "fused", 41),
     "t5-plain": (preset("t5-small", d_model=60, n_heads=4, d_head=15, d_ff=200, vocabulary_size=101), "plain", 41),
     "transformer": (preset("transformer-nano", vocabulary_size=101), "fused", 41),
     "rnn-gru": (preset("rnn-nano", vocabulary_size=101), "fused", 41),
@@ -58,13 +60,13 @@ def loss_of(model, config, batch, n):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_activations_are_what_autograd_keeps_to_about_a_tenth(name):
+def test_activations_are_what_autograd_keeps(name):
     config, kernel, n = CONFIGS[name]
     model = build(config)
     with using(model, Kernel(kernel)):
         real = kept_bytes(model, lambda: loss_of(model, config, 3, n))
-    ours = estimate(config, batch=3, length=n, kernel=kernel).memory.activations
-    assert ours == pytest.approx(real, rel=0.11)
+    ours = estimate(config, batch=3, length=n, kernel=kernel, backend="cpu").memory.activations
+    assert ours == pytest.approx(real, rel=0.06)
 
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
@@ -94,7 +96,8 @@ def test_a_chunked_loss_never_holds_all_logits():
     chunked = estimate(preset("gpt2"), batch=8, length=1024, loss_chunk=1024).memory
     logits = 8 * 1024 * 50257 * 4
     assert whole.activations - chunked.activations == logits
-    assert (whole.working, chunked.working) == (2 * logits, 3 * logits // 8)
+    assert whole.working == 2 * logits
+    assert chunked.working < logits / 2
 
 
 @pytest.mark.parametrize("family", ["gpt", "seq2seq"])
@@ -122,9 +125,16 @@ def test_the_known_caches_at_16_bits(name, length, expected):
     assert step.memory.cache == step.traffic.cache == expected
 
 
-def test_an_rnn_keeps_the_source_s_states_and_its_own():
-    config = preset("rnn-nano", cell="lstm", n_decoder_layers=3)
-    assert cache_bytes(config, batch=2, length=7, source_length=11) == 4 * 2 * 64 * (11 + 2 * 3)
+@pytest.mark.parametrize("cell", CellKind)
+@pytest.mark.parametrize("attention", ScoreKind)
+def test_an_rnn_s_cache_is_the_source_s_states_their_keys_and_its_own(cell, attention):
+    config = preset("rnn-nano", cell=cell, attention=attention, n_decoder_layers=3)
+    model = build(config)
+    start, kept = model.encode(torch.zeros(2, 11, dtype=torch.long)), SourceCache()
+    _, state = model.decode(torch.zeros(2, 7, dtype=torch.long), start.source, start.state, cache=kept)
+    tensors = [start.source.states, *state, *(kept.kept or ())]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    assert cache_bytes(config, batch=2, length=7, source_length=11) == sum(storages.values())
 
 
 @pytest.mark.parametrize(
@@ -137,15 +147,48 @@ def test_weights_gradients_and_moments_by_precision(dtype, weights, optimizer):
     assert (held.casts > 0) == (dtype == "mixed")
 
 
-def test_adamw_moves_28_bytes_a_parameter():
-    assert estimate(preset("gpt2"), batch=1, length=8).traffic.update == 28 * 124_439_808
+def test_adamw_moves_28_bytes_a_parameter_and_muon_20():
+    n = 124_439_808
+    assert estimate(preset("gpt2"), batch=1, length=8).traffic.update == 28 * n
+    matrices = 12 * 12 * 768**2
+    muon = estimate(preset("gpt2"), batch=1, length=8, optimizer="muon")
+    assert muon.traffic.update == 28 * (n - matrices) + 20 * matrices
+    assert muon.memory.optimizer == 4 * (2 * (n - matrices) + matrices)
+    assert muon.traffic.clipping == 12 * n
 
 
-def test_the_peak_holds_gradients_beside_activations_only_when_they_wait():
-    once = estimate(preset("gpt2"), batch=8, length=64).memory
-    more = estimate(preset("gpt2"), batch=8, length=64, accumulation=2).memory
-    assert once.peak == once.weights + once.optimizer + max(once.activations + once.working, once.gradients)
-    assert more.peak == more.weights + more.optimizer + more.activations + more.working + more.gradients
+def test_muon_s_newton_schulz_is_counted():
+    (of_matrices,) = {
+        one.flops // one.runs for one in estimate("gpt2", batch=1, length=8, optimizer="muon").launches
+        if one.name == "Muon" and one.products[0].inner == 4 * 768
+    }  # fmt: skip
+    assert of_matrices == 5 * 2 * (2 * 768**2 * 4 * 768 + 768**3)
+
+
+def test_an_average_of_the_weights_is_held_and_gradients_wait_for_an_accumulated_update():
+    once = estimate(preset("gpt2"), batch=8, length=64)
+    averaged = estimate(preset("gpt2"), batch=8, length=64, averaging=True)
+    more = estimate(preset("gpt2"), batch=8, length=512, accumulation=2).memory
+    alone = estimate(preset("gpt2"), batch=8, length=512).memory
+    assert averaged.memory.peak - once.memory.peak == once.memory.weights == averaged.memory.averaged
+    assert more.peak - alone.peak == more.gradients
+
+
+def test_fsdp_holds_a_part_on_each_device_and_ddp_all():
+    n = 124_439_808
+    alone, ddp, fsdp = (
+        estimate("gpt2", batch=2, length=64, n_devices=n_devices, sharding=sharding)
+        for n_devices, sharding in ((1, "ddp"), (7, "ddp"), (7, "fsdp"))
+    )
+    part = -(-n // 7)
+    assert ddp.memory == alone.memory
+    assert (fsdp.memory.weights, fsdp.memory.gradients, fsdp.memory.optimizer) == (4 * part, 4 * part, 8 * part)
+    assert fsdp.traffic.update == 28 * part
+    block = 12 * 768**2 + 13 * 768  # with biases and norms
+    assert fsdp.memory.gathered == 4 * (n - 12 * block + 2 * block)
+    assert alone.communication.total == 0
+    assert ddp.communication.all_reduce == 2 * 6 * part * 4
+    assert (fsdp.communication.all_gather, fsdp.communication.reduce_scatter) == (2 * 6 * part * 4, 6 * part * 4)
 
 
 def test_inference_holds_weights_cache_and_one_operation():

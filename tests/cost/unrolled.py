@@ -5,15 +5,14 @@ from torch import nn
 from torch.nn import functional as F
 
 
-class Unrolled(nn.Module):
+class Unrolled:
     """Answers as the `nn.GRU` or `nn.LSTM` it is made from, by products that can be counted."""
 
     def __init__(self, recurrence):
-        super().__init__()
         self.recurrence = recurrence
         self.is_lstm = isinstance(recurrence, nn.LSTM)
 
-    def forward(self, x, state=None):
+    def __call__(self, x, state=None):
         n_directions = 2 if self.recurrence.bidirectional else 1
         last = []
         for layer in range(self.recurrence.num_layers):
@@ -51,6 +50,6 @@ class Unrolled(nn.Module):
 
 def unroll(model):
     """The same RNN model, its two recurrences in plain steps."""
-    model.encoder.recurrence = Unrolled(model.encoder.recurrence)
-    model.decoder.recurrence = Unrolled(model.decoder.recurrence)
+    for part in (model.encoder, model.decoder):
+        part.recurrence.forward = Unrolled(part.recurrence)
     return model

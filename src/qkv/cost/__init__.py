@@ -10,15 +10,18 @@ from qkv.cost.parameters import Parameters, parameters
 from qkv.cost.preflight import Preflight, preflight
 from qkv.cost.traffic import Traffic
 from qkv.cost.update import Communication
+from qkv.cost.words import Crossing, LayerCost, crossing, layers_compared
 from qkv.cost.workload import Backend, Mode, Precision, Sharding, Workload
 
 __all__ = [
     "Backend",
     "Communication",
+    "Crossing",
     "Estimate",
     "Flops",
     "Kept",
     "Launch",
+    "LayerCost",
     "Memory",
     "Mode",
     "Operation",
@@ -31,9 +34,11 @@ __all__ = [
     "Traffic",
     "Workload",
     "cache_bytes",
+    "crossing",
     "estimate",
     "flops",
     "launches",
+    "layers_compared",
     "operations",
     "parameters",
     "preflight",

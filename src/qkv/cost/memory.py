@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from qkv.choices import CellKind
+from qkv.choices import CellKind, ScoreKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.operation import Operation
 from qkv.cost.operations import operations
@@ -73,7 +73,7 @@ def cache_bytes(
     config: ModelConfig, *, batch: int, length: int, source_length: int | None = None,
     dtype: Precision = Precision.FLOAT32,
 ) -> int:  # fmt: skip
-    """Keys and values of `length` tokens a row, and of the source; an RNN keeps the source's states and its own."""
+    """Keys and values of `length` tokens a row, and of the source; an RNN keeps the source's states, their keys, and its own."""
     n_source = length if source_length is None else source_length
     match config:
         case GPTConfig():
@@ -82,7 +82,8 @@ def cache_bytes(
             numbers = config.n_decoder_layers * (length + n_source) * _kv_width(config)
         case RNNConfig():
             n_states = 1 if config.cell is CellKind.GRU else 2
-            numbers = (n_source + n_states * config.n_decoder_layers) * config.d_model
+            has_keys = config.attention in (ScoreKind.GENERAL, ScoreKind.ADDITIVE)
+            numbers = (n_source * (1 + has_keys) + n_states * config.n_decoder_layers) * config.d_model
         case BERTConfig():
             numbers = 0
     return batch * numbers * dtype.narrow

@@ -79,23 +79,27 @@ def _recurrence(
 
 
 def _attention(config: RNNConfig, work: Workload) -> list[Operation]:
+    """With a cache the source's keys, where they are projected, are made at the first step and kept."""
     if config.attention is ScoreKind.NONE:
         return []
     b, n, m, d = work.batch, work.n_new, work.n_source, config.d_model
-    part, square = "decoder.attention", b * n * m
-    on_source = linear(part, "key", rows=b * m, d_in=d, d_out=d, bias=False, kept=Kept(numbers=b * m * d))
+    part, square, source = "decoder.attention", b * n * m, b * m * d
+    is_cached = work.mode is Mode.DECODE
+    cache, fresh = (source, 0) if is_cached else (0, source)
+    key = linear(part, "key", rows=b * m, d_in=d, d_out=d, bias=False)
+    keys = [] if is_cached else [key]
     compare = Product(groups=b, rows=n, inner=d, columns=m)
-    scores = Operation(part=part, name="scores", product=compare, reads=b * (n + m) * d, writes=square)
+    scores = Operation(part=part, name="scores", product=compare, reads=b * n * d + fresh, cache=cache, writes=square)
     match config.attention:
         case ScoreKind.GENERAL:
-            similarity = [on_source, scores]
+            similarity = [*(replace(one, kept=Kept(numbers=source)) for one in keys), scores]
         case ScoreKind.ADDITIVE:
             similarity = [
                 linear(part, "query", rows=b * n, d_in=d, d_out=d, bias=False),
-                linear(part, "key", rows=b * m, d_in=d, d_out=d, bias=False),
+                *keys,
                 Operation(
-                    part=part, name="add", elementwise=square * d * (1 + TANH), reads=b * (n + m) * d,
-                    writes=square * d, kept=Kept(numbers=square * d),
+                    part=part, name="add", elementwise=square * d * (1 + TANH), reads=b * n * d + fresh,
+                    cache=cache, writes=square * d, kept=Kept(numbers=square * d),
                 ),
                 linear(part, "similarity", rows=square, d_in=d, d_out=1, bias=False),
             ]  # fmt: skip
@@ -109,7 +113,8 @@ def _attention(config: RNNConfig, work: Workload) -> list[Operation]:
         ),
         Operation(
             part=part, name="mix", product=Product(groups=b, rows=n, inner=m, columns=d),
-            reads=square + b * m * d, writes=b * n * d, kept=Kept(numbers=b * (n + m) * d),
+            reads=square + fresh, cache=cache, writes=b * n * d,
+            kept=Kept(numbers=b * (n + m) * d),
         ),
         linear(
             "decoder.combine", "project", rows=b * n, d_in=2 * d, d_out=d, bias=True,
