@@ -213,3 +213,18 @@ def test_a_text_that_fills_the_context_says_so():
     model = small("general", 3)
     (found,) = best(model, [[3]], max_new=99, n_beams=1, min_new=99)
     assert (len(found[0].ids), found[0].ended) == (CONTEXT, Ended.CONTEXT)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "general"])
+def test_prepared_weights_change_nothing_but_rounding_and_are_gone_afterwards(kind):
+    model, many = small(kind, 5).float(), [[3, 4, 5], [6, 7], [8]]
+    seen = []
+    model.unembedding.logits.watch(lambda _: seen.append("forward" in model.unembedding.__dict__))
+    for source, found in zip(many, best(model, many), strict=True):
+        for one in found:
+            assert one.log_probabilities == pytest.approx(rescored(model, source, one.ids), abs=1e-4)
+    assert seen[0] == torch.backends.mkldnn.is_available()
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    with pytest.raises(InputError, match="the forced terms are 4 tokens"):
+        best(model, [[3]], max_new=3, forced=[[(4, 5), (6, 7)]])
+    assert not any("forward" in module.__dict__ for module in model.modules())

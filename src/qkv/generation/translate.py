@@ -8,6 +8,7 @@ from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation.beam import Hypothesis, beam_search
 from qkv.generation.decoder import read_sources
+from qkv.generation.packing import packed
 from qkv.generation.text import Ended, Limit
 from qkv.models import RNNSeq2Seq, Seq2Seq
 
@@ -40,8 +41,8 @@ def translate(
     limits = [Limit(n, Ended.LENGTH) if n < room else Limit(room, Ended.CONTEXT) for n in max_new]
     # The last new token is never read, and the first one is read without being new.
     capacity = max(limit.n_new for limit in limits)
-    with torch.inference_mode():
+    with torch.inference_mode(), packed(model.decoder, model.unembedding):
         decoder = read_sources(model, sources, capacity=capacity)
         begun = torch.full((len(sources),), first, device=next(model.parameters()).device)
         logits = decoder.step(begun)
-    return beam_search(decoder, logits, limits, beam=beam, stop_ids=stop_ids, forced=forced)
+        return beam_search(decoder, logits, limits, beam=beam, stop_ids=stop_ids, forced=forced)
