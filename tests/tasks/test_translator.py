@@ -12,7 +12,8 @@ from qkv.inspection.alignment import CrossAttention
 from qkv.models import RNNSeq2Seq
 from qkv.nn import using
 from qkv.tasks import Translator, load
-from qkv.tasks.wording import contains, parts, word_of_bytes, words_of_ids
+from qkv.tasks.wording import contains, parts
+from qkv.text.words import word_of_bytes, words_of_ids
 from tests.tasks.small_translator import CONTEXT, WORDS, backwards, draw, saved, small_translator
 
 CHANCE = random.Random(7)

@@ -13,9 +13,10 @@ from qkv.inspection.alignment import CrossAttention, cross_weights
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.batches import of_like_length
 from qkv.tasks.describing import described
-from qkv.tasks.wording import contains, parts, word_of_bytes, words_of_ids
+from qkv.tasks.wording import contains, parts
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
+from qkv.text.words import word_of_bytes, words_of_ids
 
 TOKENS_AT_ONCE = 1024
 """Of the sources of a batch, padding counted; each has as many rows as there are beams."""
