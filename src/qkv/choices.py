@@ -178,3 +178,30 @@ class Averaging(StrEnum):
     """Every layer's and head's."""
     BEST_LAYER = "best-layer"
     """The heads of the layer that points at words most sharply."""
+
+
+class Stack(StrEnum):
+    """Whose attentions, layer by layer."""
+
+    SELF = "self"
+    """Of a GPT or BERT."""
+    ENCODER = "encoder"
+    DECODER = "decoder"
+    """A decoder's look at its own text."""
+    CROSS = "cross"
+    """A decoder's look at the source."""
+
+
+class HeadPattern(StrEnum):
+    """What a head looks at, in words; `inspection.heads` says how each is measured."""
+
+    PREVIOUS = "previous-token"
+    FIRST = "first-token"
+    """A sink: weight that has nowhere better to go."""
+    DELIMITER = "delimiter"
+    BAG = "bag-of-words"
+    """Everything alike."""
+    DUPLICATE = "duplicate"
+    """The same token elsewhere."""
+    INDUCTION = "induction"
+    """What came after the same token before."""
