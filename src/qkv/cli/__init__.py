@@ -8,6 +8,7 @@ import typer
 import qkv
 from qkv.cli.classify import classify
 from qkv.cli.convert import convert
+from qkv.cli.cost import cost
 from qkv.cli.data import data
 from qkv.cli.embed import embed
 from qkv.cli.evaluate import evaluate
@@ -47,6 +48,7 @@ app.command()(convert)
 app.command()(models)
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(data, name="data")
+app.add_typer(cost, name="cost")
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ class Estimate:
         sent = {name: n for name, n in self.communication.as_dict().items() if n}
         return "\n".join(
             [
-                self._title(),
+                self.title,
                 *_section("parameters", self.parameters.as_dict(), readable_count),
                 *_section("FLOPs", computed, readable_flops),
                 *_section("bytes held", held, readable_bytes),
@@ -97,7 +97,9 @@ class Estimate:
             ]
         )
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
+        """Model and work in one line."""
         work = self.work
         source = f" from {work.n_source:,}" if isinstance(self.config, Seq2SeqConfig | RNNConfig) else ""
         new = "" if work.new is None else f" + {work.new:,} new"

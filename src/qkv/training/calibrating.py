@@ -78,7 +78,8 @@ def calibrate(device: torch.device, dtype: Precision, report: Report = lambda _l
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu, {torch.get_num_threads()} threads"
+    n = torch.get_num_threads()
+    return f"cpu, {n} thread{'s' if n > 1 else ''}"
 
 
 def _table(

@@ -87,7 +87,7 @@ def product(road: Road, rows: int, inner: int, columns: int) -> Work:
         turn = cycle(weights)
         return _without_gradients(lambda: F.linear(x, next(turn)))
     turn = cycle([road.run(lambda weight=weight: F.linear(x, weight), [x, weight]) for weight in weights])
-    return lambda: next(turn)()
+    return lambda: next(turn)()  # noqa: PLW0108 - each call takes the next one
 
 
 def elementwise(road: Road, kind: str, n: int) -> Work:

@@ -1,0 +1,225 @@
+"""`qkv cost`: parameters, FLOPs, bytes and time of a model, before they are spent."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from qkv.choices import Kernel
+from qkv.cli.cost_plan import KNOWN, AsJSON, Length, calibrate, count, plan
+from qkv.errors import DiskError, InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from qkv.config import ModelConfig
+    from qkv.cost import Estimate, Workload
+    from qkv.cost.calibration import Calibration
+    from qkv.cost.devices import Device
+
+SHOW = "of"
+
+
+class _ModelFirst(TyperGroup):
+    """`qkv cost MODEL` without a further word: whatever is no command is a model."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - the command library's own
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = [SHOW, *args]
+        return super().parse_args(ctx, args)
+
+
+cost = typer.Typer(
+    cls=_ModelFirst, rich_markup_mode=None, no_args_is_help=True, context_settings={"max_content_width": 100},
+    help="""What a model costs, before it is spent: `qkv cost MODEL`.
+
+    \b
+    Examples:
+      qkv cost gpt2                                       the lecture's table and the exact numbers
+      qkv cost gpt2 --mode decode --length 1024 --device h200
+      qkv cost gpt2 --mode train --batch 8 --plot cost.png
+      qkv cost plan --params 124M --tokens 2.5B --device h200 --price 3.5
+      qkv cost calibrate                                  then `qkv cost` also predicts times on this device
+      qkv cost of --help                                  all options of `qkv cost MODEL`
+    """,
+)  # fmt: skip
+
+Model = Annotated[str, typer.Argument(help="A preset, config.json, a run, a Hugging Face folder, or a shipped model.")]
+Batch = Annotated[str, typer.Option(metavar="B", help="Texts at once.")]
+Source = Annotated[str | None, typer.Option(metavar="M", help="Tokens of the source, where there is one.")]
+New = Annotated[str | None, typer.Option(metavar="K", help="Tokens to write, in --mode generate.")]
+What = Annotated[str, typer.Option("--mode", help="forward, train, prefill, decode or generate.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or mixed; by the device unless said.")]
+Road = Annotated[Kernel, typer.Option(help="Attention by torch's fused kernel, or plain.")]
+Bounding = Annotated[str | None, typer.Option(help=f"For the least time: {KNOWN}.")]
+Calibrated = Annotated[Path | None, typer.Option(help="A file of `qkv cost calibrate`; the newest unless said.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Run it here, and compare with the prediction.")]
+AsTable = Annotated[bool, typer.Option("--table", help="Text; what is printed unless another is asked for.")]
+AsLatex = Annotated[bool, typer.Option("--latex", help="The lecture's table for LaTeX (booktabs).")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Roofline, length, cache, RNN: PNG, SVG or PDF.")]
+
+
+@cost.command(SHOW, short_help="One model; the word `of` may be left out.")
+def of(
+    model: Model, *, batch: Batch = "1", length: Length = None, source: Source = None, new: New = None,
+    mode: What = "forward", dtype: Dtype = None, kernel: Road = Kernel.FUSED, device: Bounding = None,
+    calibration: Calibrated = None, measure: Measure = False, as_table: AsTable = False, as_json: AsJSON = False,
+    as_latex: AsLatex = False, plot: Plot = None,
+) -> None:  # fmt: skip
+    """Parameters, FLOPs, bytes and time of one step of a model.
+
+    The table is lecture E's, row by row: its O(·) beside the exact number. Times come as a bound (--device), as a
+    prediction where this device was calibrated, and measured (--measure), with the error.
+
+    \b
+    Examples:
+      qkv cost gpt2
+      qkv cost llama-3-8b --mode decode --batch 8 --length 8192 --device h200
+      qkv cost run --mode train --batch 32 --measure
+    """
+    from qkv.cli.cost_model import config_of
+    from qkv.cost.devices import find_device
+    from qkv.cost.estimate import estimate_of
+
+    if as_table + as_json + as_latex > 1:
+        raise InputError("--table, --json and --latex: choose one")
+    config = config_of(model)
+    target = None if device is None else find_device(device)
+    backend = "cpu" if target is not None and target.name == "cpu" else "cuda"
+    settings = {"mode": mode, "dtype": dtype or _usual_dtype(target, mode), "kernel": kernel, "backend": backend}
+    sizes = {"batch": batch, "length": length, "source_length": source, "new": new}
+    work = _work(config, settings, {name: count(size, name) for name, size in sizes.items() if size is not None})
+    estimate = estimate_of(config, work)
+    known = _calibration(calibration, work, measure=measure)
+    times = _times(estimate, target, known)
+    if measure:
+        if known is None:
+            raise InputError(f"there is no calibration for {work.mode.value} at {work.dtype.value}: qkv cost calibrate")
+        times["measured"] = _measured(estimate, known)
+    if plot is not None:
+        from qkv.inspection.cost_figures import cost_figure
+
+        _save(cost_figure(estimate, target or find_device("h200")), plot)
+    _print(estimate, target, times, form="json" if as_json else "latex" if as_latex else "table")
+
+
+cost.command()(plan)
+cost.command()(calibrate)
+
+
+def _usual_dtype(device: "Device | None", mode: str) -> str:
+    """What torch uses there: 32 bits on a CPU, 16 on a GPU, weights kept at 32 in training."""
+    if device is None or device.name == "cpu":
+        return "float32"
+    return "mixed" if mode == "train" else "bfloat16"
+
+
+def _work(config: "ModelConfig", settings: dict[str, Any], sizes: dict[str, Any]) -> "Workload":
+    from qkv.cost import Mode, Precision, Workload
+
+    for name, known in (("mode", Mode), ("dtype", Precision)):
+        if settings[name] not in tuple(known):
+            raise InputError(f"--{name} {settings[name]}: it is one of {', '.join(known)}")
+    if "length" not in sizes:
+        # A generation needs room for what it writes.
+        sizes = {**sizes, "length": max(1, config.context_length - sizes.get("new", 1) + 1)}
+    return Workload(**settings, **sizes)
+
+
+def _calibration(path: Path | None, work: "Workload", *, measure: bool) -> "Calibration | None":
+    """The file that was named, which must fit; else the newest that does."""
+    from qkv.cost.calibration import known_calibrations, load_calibration
+
+    if path is not None:
+        found = load_calibration(path)
+        found.check(work.mode, work.dtype)
+        return found
+    for known in known_calibrations():
+        try:
+            found = load_calibration(known)
+            found.check(work.mode, work.dtype)
+        except InputError:
+            continue  # of another precision, or of an older version
+        if not measure or found.kind == _here():
+            return found
+    return None
+
+
+def _here() -> str:
+    from qkv.cli.places import chosen_device
+
+    return chosen_device("auto").type
+
+
+def _times(estimate: "Estimate", device: "Device | None", calibration: "Calibration | None") -> dict[str, Any]:
+    from qkv.cost.prediction import predict
+    from qkv.cost.time import bound
+
+    times: dict[str, Any] = {}
+    if device is not None:
+        times["bound"] = {**bound(estimate, device).as_dict(), "source": device.source}
+    if calibration is not None:
+        prediction = predict(estimate.config, estimate.work, calibration)
+        times["calibrated"] = {"device": calibration.device, **prediction.as_dict(), "bound_by": prediction.bound_by}
+    return times
+
+
+def _measured(estimate: "Estimate", calibration: "Calibration") -> dict[str, Any]:
+    from qkv.cli.places import chosen_device
+    from qkv.cost import Mode
+    from qkv.cost.prediction import predict
+    from qkv.training.measuring import random_model, step_of
+    from qkv.training.per_operation import compare_operations
+    from qkv.training.stopwatch import Stopwatch
+
+    if estimate.work.mode is Mode.GENERATE:
+        raise InputError("--measure times one step; --mode prefill and --mode decode are a generation's")
+    watch = Stopwatch(chosen_device(calibration.kind))
+    model = random_model(estimate.config, watch.device, estimate.work.dtype)
+    step = step_of(model, estimate.work)
+    seconds = watch.whole(step, spend=1.0)
+    prediction = predict(estimate.config, estimate.work, calibration)
+    parts = [] if estimate.work.mode is Mode.TRAIN else compare_operations(model, step, prediction, watch)
+    errors = [abs(one.predicted / one.measured - 1) for one in parts]
+    return {
+        "device": calibration.device, "seconds": seconds, "ratio": prediction.seconds / seconds,
+        "operations": [one.__dict__ for one in parts],
+        "mean_error_of_operations": sum(errors) / len(errors) if errors else None,
+    }  # fmt: skip
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--plot {path}: the file must end in .png, .svg or .pdf")
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise DiskError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _print(estimate: "Estimate", device: "Device | None", times: dict[str, Any], *, form: str) -> None:
+    from qkv.cli import cost_text
+    from qkv.cost.estimate import CONVENTIONS
+    from qkv.cost.lecture import lecture_tables, slips
+    from qkv.cost.words import words
+
+    made = lecture_tables(estimate)
+    if form == "latex":
+        print(cost_text.latex(made))
+        return
+    if form == "json":
+        rows = [{"pass": one.title, **row.as_dict()} for one in made for row in (*one.rows, one.total)]
+        print(json.dumps({**estimate.as_dict(), "lecture": rows, "slips": slips(estimate.config), "time": times}))
+        return
+    peak = 0.0 if device is None else device.peak(estimate.work.dtype)
+    lines = [estimate.title, "", *cost_text.lecture_text(made, device, peak), *cost_text.totals(estimate)]
+    lines += cost_text.time_text(times)
+    lines += [
+        "",
+        *words(estimate.config, estimate.work),
+        *(f"Slip: {one}" for one in slips(estimate.config)),
+        f"({CONVENTIONS})",
+    ]
+    print("\n".join(lines))

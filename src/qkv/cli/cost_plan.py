@@ -1,0 +1,107 @@
+"""`qkv cost plan` and `qkv cost calibrate`: a whole training run, and what this device's kernels take."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.errors import InputError
+
+KNOWN = "a100 h100 h200 b200 l4 rtx4090 mi300x cpu"
+Length = Annotated[str | None, typer.Option(metavar="N", help="Tokens a text; the whole context unless said.")]
+AsJSON = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+Params = Annotated[str | None, typer.Option(metavar="N", help="Parameters of a GPT: 124M, 7B.")]
+Model = Annotated[str | None, typer.Option(help="Or a model, as `qkv cost` takes it.")]
+Tokens = Annotated[str, typer.Option(metavar="N", help="Tokens to train on: 2.5B.")]
+Device = Annotated[str, typer.Option(help=f"{KNOWN}.")]
+GPUs = Annotated[int, typer.Option(min=1, help="How many of them.")]
+Shared = Annotated[str, typer.Option(help="What several share: ddp or fsdp.")]
+Share = Annotated[float, typer.Option(help="Of the peak, what training reaches.")]
+Price = Annotated[float | None, typer.Option(help="Money for a device and hour.")]
+Again = Annotated[bool, typer.Option("--checkpointing", help="Compute activations again in backward.")]
+Here = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; float32 on a CPU, else bfloat16.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where it goes; the user's cache folder unless said.")]
+
+
+def plan(
+    *, params: Params = None, model: Model = None, tokens: Tokens, device: Device, length: Length = None,
+    gpus: GPUs = 1, sharding: Shared = "ddp", share: Share = 0.4, price: Price = None, checkpointing: Again = False,
+    as_json: AsJSON = False,
+) -> None:  # fmt: skip
+    """Time, memory, the batch that fits, and money of a training run.
+
+    \b
+    Examples:
+      qkv cost plan --params 124M --tokens 2.5B --device h200 --price 3.5
+      qkv cost plan --params 7B --tokens 140B --device h100 --gpus 64 --sharding fsdp
+      qkv cost plan --model bert-base --tokens 3.3B --device l4
+    """
+    from qkv.cli.cost_model import config_of
+    from qkv.cli.cost_text import plan_text
+    from qkv.cost import plan as make
+    from qkv.cost.devices import find_device
+    from qkv.cost.workload import Sharding
+
+    if (params is None) == (model is None):
+        raise InputError("give --params or --model, and not both")
+    if sharding not in tuple(Sharding):
+        raise InputError(f"--sharding {sharding}: it is {' or '.join(Sharding)}")
+    n = None if length is None else count(length, "length")
+    config = (
+        config_of(model) if model is not None else make.gpt_of(count(params or "", "params"), context_length=n or 1024)
+    )
+    answer = make.plan(
+        config, tokens=count(tokens, "tokens"), device=find_device(device), length=n, n_devices=gpus,
+        sharding=Sharding(sharding), share=share, price=price, checkpointing=checkpointing,
+    )  # fmt: skip
+    print(json.dumps(answer.as_dict()) if as_json else "\n".join(plan_text(answer)))
+
+
+def calibrate(
+    *, device: Here = "auto", dtype: Dtype = None, out: Out = None, as_json: AsJSON = False
+) -> None:  # fmt: skip
+    """Measure this device's kernels, for `qkv cost` to predict times from.
+
+    It takes about half a minute; nothing else should run meanwhile.
+
+    \b
+    Examples:
+      qkv cost calibrate
+      qkv cost calibrate --device cpu --out cpu.json
+    """
+    from qkv.cli.places import chosen_device
+    from qkv.cli.progress import say
+    from qkv.cost.calibration import default_path, save_calibration
+    from qkv.cost.workload import Precision
+    from qkv.training.calibrating import calibrate as measure
+
+    target = chosen_device(device)
+    named = dtype or ("float32" if target.type == "cpu" else "bfloat16")
+    if named not in ("float32", "bfloat16"):
+        raise InputError(f"--dtype {named}: a device is calibrated at float32 or bfloat16")
+    found = measure(target, Precision(named), say)
+    path = out or default_path(found.device, found.dtype)
+    save_calibration(found, path)
+    result = {"file": str(path), "device": found.device, "dtype": named, "seconds": round(found.took, 1)}
+    print(json.dumps(result) if as_json else f"{path}: {found.device}, {named}, in {found.took:.0f} s")
+
+
+def count(text: str, name: str) -> int:
+    """A whole number: 1024, 1,024, 124M, 2.5B."""
+    found = re.fullmatch(r"(\d[\d_,]*)(\.\d+)?\s*([kKmMbBtT]?)", text.strip())
+    if found is None:
+        raise InputError(f"--{name} {text}: a whole number from 1 is needed, as 1024, 124M or 2.5B")
+    whole, fraction, unit = found.groups()
+    power = {"": 0, "k": 3, "m": 6, "b": 9, "t": 12}[unit.lower()]
+    digits = (fraction or "")[1:]
+    if len(digits.rstrip("0")) > power:
+        raise InputError(f"--{name} {text}: is not a whole number")
+    number = int(re.sub(r"[_,]", "", whole) + digits.ljust(power, "0")[: max(power, len(digits))])
+    if len(digits) > power:
+        number //= 10 ** (len(digits) - power)
+    if number < 1:
+        raise InputError(f"--{name} {text}: must be at least 1")
+    return number

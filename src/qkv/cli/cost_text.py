@@ -1,0 +1,171 @@
+"""The answers of `qkv cost` as text and as LaTeX."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qkv.cost import Estimate
+    from qkv.cost.devices import Device
+    from qkv.cost.lecture import LectureTable, Row
+    from qkv.cost.plan import Plan
+
+HEAD = ("operation", "lecture E", "FLOPs", "lecture E: IO", "numbers moved", "FLOPs a byte")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Columns side by side; the first `left` are words, the others numbers."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def cells(row: "Row") -> list[str]:
+    order, io_order = (f"O({order})" if order else "" for order in (row.order, row.io_order))
+    return [row.name, order, f"{row.flops:,}", io_order, f"{row.numbers:,}", f"{row.intensity:.3g}"]
+
+
+def lecture_text(made: "Sequence[LectureTable]", device: "Device | None", dtype_peak: float) -> list[str]:
+    """With a device: also what bounds each row there."""
+    lines: list[str] = []
+    for one in made:
+        rows = [cells(row) for row in (*one.rows, one.total)]
+        head: list[str] = [*HEAD]
+        if device is not None:
+            head.append("bound by")
+            ridge = dtype_peak / device.bandwidth
+            for row, shown in zip((*one.rows, one.total), rows, strict=True):
+                shown.append("compute" if row.intensity > ridge else "memory")
+        lines += [*([f"{one.title}:"] if one.title else []), *table(head, rows), ""]
+    return lines
+
+
+def latex(made: "Sequence[LectureTable]") -> str:
+    """One tabular a table, for booktabs."""
+    lines = []
+    for one in made:
+        lines += [r"\begin{tabular}{llrlrr}", r"\toprule", " & ".join(HEAD) + r" \\", r"\midrule"]
+        for row in (*one.rows, one.total):
+            shown = cells(row)
+            shown[0] = _latex_words(row.name)
+            shown[1], shown[3] = (f"${_latex_math(cell)}$" if cell else "" for cell in (shown[1], shown[3]))
+            lines.append(" & ".join(shown) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines)
+
+
+def _latex_words(text: str) -> str:
+    changed = {
+        "ᵀ": r"$^\top$", "√d": r"$\sqrt{d}$", "·": r"$\cdot$", "₁": "$_1$", "₂": "$_2$", "_": r"\_",
+    }  # fmt: skip
+    # The underscore first: what stands for the others has underscores of its own.
+    for plain in ("_", *(key for key in changed if key != "_")):
+        text = text.replace(plain, changed[plain])
+    return text
+
+
+def _latex_math(text: str) -> str:
+    return text.replace("²", "^2")
+
+
+def totals(estimate: "Estimate") -> list[str]:
+    """The model's numbers, below the table."""
+    from qkv.config import RNNConfig
+    from qkv.cost.lecture import attention_weights
+    from qkv.cost.readable import readable_bytes, readable_flops
+
+    config, flops, memory = estimate.config, estimate.flops, estimate.memory
+    said = [("parameters", f"{estimate.parameters.total:,}", "")]
+    if not isinstance(config, RNNConfig) and config.family != "seq2seq":
+        n_layers = config.n_layers
+        weights = attention_weights(config, n_layers)
+        is_plain = weights == 4 * n_layers * config.d_model**2
+        formula = f"4·{n_layers}·{config.d_model}²; C's slide lacks the 4" if is_plain else "W_Q, W_K, W_V, W_O"
+        said.append(("attention weights", f"{weights:,}", formula))
+    said += [("FLOPs, forward", f"{flops.forward:,}", readable_flops(flops.forward))]
+    if flops.useful_forward != flops.forward:
+        said.append(("of these useful", f"{flops.useful_forward:,}", readable_flops(flops.useful_forward)))
+    if flops.backward:
+        said.append(("FLOPs, whole step", f"{flops.total:,}", readable_flops(flops.total)))
+    for name, n in memory.as_dict().items():
+        if n:
+            said.append((f"bytes, {name}", f"{n:,}", readable_bytes(n)))
+    return [line.rstrip() for line in table(("", "", ""), said, left=1)[1:]]
+
+
+def plan_text(plan: "Plan") -> list[str]:
+    from qkv.cost.readable import readable_bytes, readable_count, readable_flops, readable_time
+    from qkv.cost.workload import Sharding
+
+    config, step, device = plan.config, plan.step, plan.device
+    shape = f"{config.family}, width {config.d_model:,}, vocabulary {config.vocabulary_size:,}"
+    n_layers = config.model_dump().get("n_layers")
+    shape += f", {n_layers} layers" if n_layers else ""
+    many = "" if plan.n_devices == 1 else f"{plan.n_devices} × "
+    shared = "" if plan.n_devices == 1 else f", {plan.sharding.value}"
+    said = [
+        ("model", f"{readable_count(step.parameters.total)} parameters: {shape}"),
+        ("device", f"{many}{device.title}{shared}"),
+    ]
+    held = readable_bytes(step.memory.peak)
+    room = readable_bytes(int(device.memory))
+    if plan.fits:
+        said.append(("batch that fits", f"{plan.batch:,} × {plan.length:,} tokens a device: {held} of {room}"))
+    else:
+        way = "--gpus N --sharding fsdp" if plan.sharding is Sharding.DDP or plan.n_devices == 1 else "more --gpus"
+        said.append(("batch that fits", f"none: one text of {plan.length:,} tokens takes {held} of {room}; {way}"))
+    said += [
+        ("tokens", f"{readable_count(plan.tokens)} in {plan.steps:,} steps"),
+        ("work", readable_flops(plan.flops)),
+        (
+            "time",
+            f"{readable_time(plan.seconds)} at {plan.share:.0%} of the peak; bound {readable_time(plan.at_least)}",
+        ),
+    ]
+    if plan.money is not None:
+        said.append(("money", f"{plan.money:,.2f} at {plan.price:g} a device and hour"))
+    return [f"{name:16} {what}" for name, what in said]
+
+
+def compared_text(compared: Sequence[dict[str, Any]]) -> list[str]:
+    """Predicted and measured, operation by operation, in all layers together."""
+    rows = []
+    for one in compared:
+        predicted, measured = one["predicted"], one["measured"]
+        rows.append([one["name"], f"{1e3 * predicted:.3f}", f"{1e3 * measured:.3f}", f"{predicted / measured:.2f}"])
+    return table(("operation", "predicted ms", "measured ms", "ratio"), rows)
+
+
+def time_text(times: dict[str, Any]) -> list[str]:
+    """Bound, calibrated, measured: one line each, and the operations that were timed."""
+    said = []
+    if "bound" in times:
+        one = times["bound"]
+        said.append(
+            f"time, bound       {_milliseconds(one['seconds'])} on {one['device']}, {one['share_computing']:.0%} of it "
+            f"bound by compute, the rest by memory ({one['source']})"
+        )
+    if "calibrated" in times:
+        one = times["calibrated"]
+        said.append(
+            f"time, calibrated  {_milliseconds(one['seconds'])} on {one['device']}: launching "
+            f"{_milliseconds(one['launching'])}, computing {_milliseconds(one['computing'] + one['serial'])}"
+        )
+    if "measured" in times:
+        one = times["measured"]
+        said.append(
+            f"time, measured    {_milliseconds(one['seconds'])} on {one['device']}: predicted ÷ measured = "
+            f"{one['ratio']:.2f}"
+        )
+        if one["operations"]:
+            said += ["", *compared_text(one["operations"])]
+            said.append(f"mean error of the operations: {one['mean_error_of_operations']:.0%}")
+    return said
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3g} ms" if seconds < 10 else f"{seconds:,.1f} s"

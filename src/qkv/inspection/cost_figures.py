@@ -1,0 +1,163 @@
+"""Costs as pictures: the roofline, cost against length, the cache against the context, RNN against attention."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qkv.config import BERTConfig, RNNConfig
+from qkv.cost import Estimate, Precision, Workload, cache_bytes, operations
+from qkv.cost.devices import Device
+from qkv.cost.operation import LOSS
+from qkv.cost.time import Bound, bound
+from qkv.cost.words import crossing, layers_compared
+from qkv.inspection.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, GREY = "#08519c", "#d95f02", "#1b7837", "0.4"
+COLOURS = ("#d95f02", "#08519c", "#1b7837", "#7b3294", "#a6761d", "#e7298a")
+"""Of the dots that take longest; the others are grey."""
+KINDS = {
+    "query": "Q K V O", "key": "Q K V O", "value": "Q K V O", "output": "Q K V O", "expand": "feed-forward",
+    "gate": "feed-forward", "contract": "feed-forward", "norm": "norms", "add": "adds",
+}  # fmt: skip
+"""Operations that stand as one dot."""
+
+
+def cost_figure(estimate: Estimate, device: Device) -> "Figure":
+    """Four panels about one model and one workload."""
+    figure = new_figure(width=12.0, height=9.0)
+    roofline, against_length, cache, recurrent = figure.subplots(2, 2).flatten()
+    _roofline(roofline, bound(estimate, device))
+    _against_length(against_length, estimate)
+    _cache(cache, estimate)
+    _recurrent(recurrent, estimate)
+    work = estimate.work
+    figure.suptitle(
+        f"{estimate.config.family}, {estimate.parameters.total:,} parameters · {work.mode.value}, "
+        f"{work.batch:,} × {work.length:,} tokens, {work.dtype.value}"
+    )
+    return figure
+
+
+def _roofline(axes: "Axes", roof: Bound) -> None:
+    peak, bandwidth = roof.device.peak(roof.work.dtype), roof.device.bandwidth
+    dots = _dots(roof)
+    ridge = peak / bandwidth
+    low = min(0.1, *(one.intensity for one in dots)) / 2
+    high = max(20 * ridge, *(2 * one.intensity for one in dots))
+    axes.plot([low, ridge, high], [low * bandwidth, peak, peak], color="0.2", linewidth=1.5)
+    axes.axvline(ridge, color=GREY, linewidth=0.8, linestyle=":")
+    axes.annotate(
+        f"{ridge:,.0f} FLOPs a byte", (ridge, 1.0), xycoords=("data", "axes fraction"), xytext=(-4, -12),
+        textcoords="offset points", ha="right", fontsize=8, color=GREY,
+    )  # fmt: skip
+    total = sum(one.seconds for one in dots)
+    for number, one in enumerate(dots):
+        rate = min(peak, one.intensity * bandwidth)
+        is_named = number < len(COLOURS)
+        axes.scatter(
+            [one.intensity], [rate], s=20 + 500 * one.seconds / total, alpha=0.8, zorder=3,
+            color=COLOURS[number] if is_named else "0.6", edgecolor="white", linewidth=0.7,
+            label=f"{one.name}, {one.seconds / total:.0%} of the time" if is_named else None,
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth / 2, peak * 4))
+    # All handles of one size: a dot's own would swell the legend.
+    for handle in axes.legend(frameon=False, loc="lower right", fontsize=8).legend_handles:
+        handle.set_sizes([30])  # type: ignore[union-attr]
+    _label(axes, f"Roofline of the {roof.device.title}", "FLOPs a byte moved", "FLOP/s that the roof allows")
+
+
+@dataclass(frozen=True)
+class _Dot:
+    name: str
+    intensity: float
+    seconds: float
+
+
+def _dots(roof: Bound) -> list[_Dot]:
+    """Each kind of operation, longest first; element-wise work counts, or it would have no place on a log scale."""
+    kinds: dict[str, list[float]] = {}
+    for one in roof.launches:
+        name = "loss" if one.part == LOSS else KINDS.get(one.name, one.name)
+        sums = kinds.setdefault(name, [0.0, 0.0, 0.0])
+        for i, value in enumerate((one.flops + one.elementwise_flops, one.n_bytes, roof.of(one))):
+            sums[i] += value
+    dots = [_Dot(name, flops / moved, seconds) for name, (flops, moved, seconds) in kinds.items() if flops and moved]
+    return sorted(dots, key=lambda dot: -dot.seconds)
+
+
+def _against_length(axes: "Axes", estimate: Estimate) -> None:
+    config = estimate.config
+    if isinstance(config, RNNConfig):
+        lengths = [2**i for i in range(3, 13)]
+        longest = config.replace(context_length=max(lengths))
+        costs = [sum(one.flops for one in operations(longest, Workload(batch=1, length=n))) for n in lengths]
+        axes.plot(lengths, costs, color=BLUE, marker="o", markersize=3)
+    else:
+        found = crossing(config)
+        end = 16 * max(found.executed or 1, 16)
+        lengths = [max(1, int(end * 2 ** (-i / 2))) for i in range(24, -1, -1)]
+        longest = config.replace(context_length=end)
+        core, rest = [], []
+        for n in lengths:
+            block = [one for one in operations(longest, Workload(batch=1, length=n)) if one.is_block]
+            core.append(sum(one.flops for one in block if one.is_attention_core))
+            rest.append(sum(one.flops for one in block) - core[-1])
+        axes.plot(lengths, rest, color=BLUE, label="products with weights, ∝ n")
+        axes.plot(lengths, core, color=ORANGE, label="scores and mix, ∝ n²")
+        if found.executed is not None:
+            axes.axvline(found.executed, color=GREY, linewidth=0.8, linestyle=":")
+            d = config.d_model
+            axes.annotate(
+                f"n = {found.executed:,} = {found.executed / d:.3g}d", (found.executed, min(core)), rotation=90,
+                xytext=(-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=8, color=GREY,
+            )  # fmt: skip
+        axes.legend(frameon=False, loc="upper left")
+    axes.set(xscale="log", yscale="log")
+    what = "the whole of it" if isinstance(config, RNNConfig) else "the blocks"
+    _label(axes, f"A pass against its length: {what}", "tokens n", "FLOPs, one text")
+
+
+def _cache(axes: "Axes", estimate: Estimate) -> None:
+    config, work = estimate.config, estimate.work
+    if isinstance(config, BERTConfig):
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "BERT reads whole sequences:\nit keeps no cache", ha="center", va="center")
+        return
+    lengths = [2**i for i in range(6, 18)]
+    dtype = Precision.FLOAT32 if work.dtype is Precision.FLOAT32 else Precision.BFLOAT16
+    weights = estimate.parameters.total * dtype.narrow
+    for batch, colour in ((1, BLUE), (8, ORANGE), (64, GREEN)):
+        sizes = [cache_bytes(config, batch=batch, length=n, dtype=dtype) / 2**30 for n in lengths]
+        axes.plot(lengths, sizes, color=colour, marker="o", markersize=3, label=f"batch {batch}")
+    axes.axhline(weights / 2**30, color=GREY, linewidth=0.8, linestyle=":")
+    axes.annotate(
+        "the weights", (lengths[-1], weights / 2**30), xytext=(0, 3), textcoords="offset points", ha="right", color=GREY
+    )
+    axes.set(xscale="log", yscale="log")
+    axes.legend(frameon=False, loc="lower right")
+    _label(axes, f"Cache against the context, {dtype.value}", "tokens kept", "GiB")
+
+
+def _recurrent(axes: "Axes", estimate: Estimate) -> None:
+    """Per layer, as lecture E has it: n²d in one step against nd² in n steps."""
+    d = estimate.config.d_model
+    lengths = [2**i for i in range(3, 17)]
+    compared = [layers_compared(n, d) for n in lengths]
+    names = [one.name for one in compared[0]]
+    colours = (ORANGE, "#b35806", "#9ecae1", BLUE, "#023858")
+    for i, name in enumerate(names):
+        steps = "1 step" if compared[-1][i].sequential_steps == 1 else "n steps"
+        axes.plot(lengths, [row[i].flops for row in compared], color=colours[i % 5], label=f"{name} ({steps})")
+    axes.set(xscale="log", yscale="log")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    _label(axes, f"RNN against self-attention, one layer of width {d:,}", "tokens n", "FLOPs, one text")
+
+
+def _label(axes: "Axes", title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25)
