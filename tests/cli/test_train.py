@@ -177,11 +177,12 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_both_numbers(command, rec
     ("arguments", "line"),
     [
         (["gpt2", "--text", "a"],
-         ("'gpt2' is neither `gpt`, to train on --text, nor `translate`, on --pairs, "
+         ("'gpt2' is neither `gpt` or `bert`, to train on --text, nor `translate`, on --pairs, "
           "nor a recipe (a file that ends in .toml)")),
-        ([], ("what to train? `qkv train gpt --text FILE`, `qkv train translate --pairs FILE`, "
+        ([], ("what to train? `qkv train gpt --text FILE` (or bert), `qkv train translate --pairs FILE`, "
               "`qkv train RECIPE.toml`, or `qkv train --resume RUN`")),
         (["gpt"], "no text was given: qkv train gpt --text FILE"),
+        (["bert"], "no text was given: qkv train bert --text FILE"),
         (["translate"], "no pairs were given: qkv train translate --pairs FILE.tsv"),
         (["gpt", "--text", "a", "--steps", "1", "--minutes", "1"], "--minutes and --steps were both given; choose one"),
         (["a.toml", "--steps", "1"],

@@ -143,6 +143,8 @@ def test_a_tiny_bert_learns_to_fill_masks_and_to_tell_pairs(bert, tmp_path):
 
 
 @pytest.mark.compiled
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it compiles
 def test_compiled_steps_are_the_plain_ones(bert, tmp_path):
     plain = trainer_of(copy_of(bert, tmp_path / "plain", micro_batch_size=3))
     compiled = trainer_of(copy_of(bert, tmp_path / "compiled", micro_batch_size=3, compiled=True))

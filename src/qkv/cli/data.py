@@ -30,7 +30,12 @@ def prepare(
     size: Annotated[
         int | None, typer.Option(min=1, help="Ids of the tokenizer that is trained; 8192 unless said.")
     ] = None,
-    kind: Annotated[TokenizerKind | None, typer.Option(help="Its kind; bpe unless said.")] = None,
+    kind: Annotated[
+        TokenizerKind | None, typer.Option(help="Its kind; bpe unless said, wordpiece with --sentences.")
+    ] = None,
+    sentences: Annotated[
+        bool, typer.Option("--sentences", help="Part documents into sentences, as BERT's pairs need them.")
+    ] = False,
     field: Annotated[str, typer.Option(help="Key of a .jsonl line; name or number of a column.")] = "text",
     workers: Annotated[int | None, typer.Option(min=1, help="Threads; every core unless said.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -52,10 +57,17 @@ def prepare(
     find_sources(files)
     if is_unfinished(out):
         say(f"{out}: going on with an unfinished store")
+    kind = TokenizerKind.WORDPIECE if sentences and tokenizer is None and kind is None else kind
     chosen = _tokenizer(files, out, tokenizer, size=size, kind=kind, field=field)
     started = time.perf_counter()
     with bar("tokenizing") as move:
-        store = prepare_store(files, out, tokenizer=chosen, field=field, n_workers=workers, progress=move)
+        if sentences:
+            from qkv.data.sentence_store import prepare_sentences
+
+            made = prepare_sentences(files, out, tokenizer=chosen, field=field, n_workers=workers, progress=move)
+            store = made.store
+        else:
+            store = prepare_store(files, out, tokenizer=chosen, field=field, n_workers=workers, progress=move)
     seconds = time.perf_counter() - started
     say(f"{seconds:.1f} s, {store.n_tokens / seconds:,.0f} tokens a second")
     counts = {
@@ -70,10 +82,10 @@ def prepare(
 
 @data.command()
 def show(
-    store: Annotated[Path, typer.Argument(help="A folder made by qkv data prepare.")],
+    store: Annotated[Path, typer.Argument(help="A folder made by qkv data prepare, or a run's.")],
     *,
     batch: Annotated[int, typer.Option(min=0, help="Which batch, counted from 0.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the windows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn: order, pairs, hidden words.")] = 0,
     rows: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 1,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 32,
     packed: Annotated[bool, typer.Option("--packed", help="Keep attention within a document.")] = False,
@@ -82,15 +94,28 @@ def show(
 ) -> None:
     """Print a batch token by token: what goes in, what is to be predicted, for which document.
 
+    Of a store of sentences (--sentences, or a bert's run) it shows BERT's pairs: what was hidden, and how.
+
     \b
     Examples:
       qkv data show store --batch 3 --rows 2
       qkv data show store --packed --length 64 --json
+      qkv data show bert-run --rows 4
     """
+    from qkv.cli.data_masked import show_masked
+    from qkv.config import MaskingConfig, load_recipe
     from qkv.data import TokenStore
+    from qkv.data.sentence_store import SENTENCES_FILE
     from qkv.data.windows import Batches
 
+    examples = None
+    if (store / "recipe.toml").is_file():
+        examples, store = load_recipe(store / "recipe.toml").examples, store / "data" / "train"
     opened = TokenStore.open(store, verify=verify)
+    if (store / SENTENCES_FILE).exists():
+        config = examples or MaskingConfig()
+        show_masked(store, config, batch=batch, rows=rows, length=length, seed=seed, as_json=as_json)
+        return
     batches = Batches(source=opened, context_length=length, batch_size=rows, seed=seed, across_documents=not packed)
     asked = batches.batch(batch)
     if as_json:

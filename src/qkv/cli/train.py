@@ -9,18 +9,23 @@ from qkv.cli.places import chosen_device, next_run_folder
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from qkv.config import Recipe
 
 What = Annotated[
-    str | None, typer.Argument(help="`gpt` to train on --text, `translate` on --pairs, or a recipe (RECIPE.toml).")
+    str | None, typer.Argument(help="`gpt` or `bert` to train on --text, `translate` on --pairs, or a RECIPE.toml.")
 ]
 More = Annotated[list[str] | None, typer.Argument(help="More text files; for a recipe, settings such as a.b=c.")]
 Text = Annotated[list[str] | None, typer.Option(help="A text file or folder to train on; may be given again.")]
 Pairs = Annotated[list[str] | None, typer.Option(help="source⇥target a line (.tsv, .xz too); may be given again.")]
 Target = Annotated[
     str | None, typer.Option(metavar="ENDING", help="--pairs name sources alone; targets are beside: corpus.es, .en")
+]
+NextSentence = Annotated[
+    bool, typer.Option("--next-sentence/--no-next-sentence", help="bert: also learn which text follows which.")
 ]
 RNN = Annotated[bool, typer.Option("--rnn", help="Translate by an RNN with attention, not by a Transformer.")]
 Minutes = Annotated[float | None, typer.Option(min=0.05, help="Time to train for; sets the steps.")]
@@ -37,7 +42,7 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 un
 
 def train(
     what: What = None, more: More = None, *, text: Text = None, pairs: Pairs = None, target: Target = None,
-    rnn: RNN = False, minutes: Minutes = None, steps: Steps = None,
+    rnn: RNN = False, next_sentence: NextSentence = True, minutes: Minutes = None, steps: Steps = None,
     start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None, dry_run: DryRun = False,
     device: Device = "auto", seed: Seed = None, tensorboard: TensorBoard = False,
 ) -> None:  # fmt: skip
@@ -49,6 +54,7 @@ def train(
     \b
     Examples:
       qkv train gpt --text book.txt --minutes 5 --out run
+      qkv train bert --text reviews.txt --minutes 5 --out run
       qkv train translate --pairs spa-eng.tsv --minutes 10 --out run
       qkv train recipes/shakespeare-char.toml training.steps=200 --data texts --out run
       qkv train --resume run
@@ -75,16 +81,20 @@ def train(
             raise InputError("--resume goes on with a run as it was: give nothing else with it")
         resume_run(resume, where, tensorboard=tensorboard)
         return
-    if what in ("gpt", "translate"):
+    if what in ("gpt", "bert", "translate"):
         if minutes is not None and steps is not None:
             raise InputError("--minutes and --steps were both given; choose one")
         minutes = 5.0 if minutes is None and steps is None else minutes
-        if what == "gpt":
-            files = [*(text or []), *(more or [])]
-            recipe = _own_text(files, minutes=minutes, steps=steps, device=where, start=start)
-        else:
+        if what == "translate":
             files = [*(pairs or []), *(more or [])]
             recipe = _own_pairs(files, target=target, is_rnn=rnn, minutes=minutes, steps=steps, device=where)
+        else:
+            files = [*(text or []), *(more or [])]
+            if not files:
+                raise InputError(f"no text was given: qkv train {what} --text FILE")
+            choose = _chooser(what, next_sentence=next_sentence)
+            recipe = _own_text(files, choose, minutes=minutes, steps=steps, device=where)
+            recipe = recipe if start is None else _shaped_like(recipe, start)
         data = Path()
     else:
         recipe = _from_file(what, more or [], text=text, steps=steps, start=start)
@@ -103,12 +113,12 @@ def _from_file(
 
     if what is None:
         raise InputError(
-            "what to train? `qkv train gpt --text FILE`, `qkv train translate --pairs FILE`, `qkv train RECIPE.toml`, "
-            "or `qkv train --resume RUN`"
+            "what to train? `qkv train gpt --text FILE` (or bert), `qkv train translate --pairs FILE`, "
+            "`qkv train RECIPE.toml`, or `qkv train --resume RUN`"
         )
     if not what.endswith(".toml"):
         raise InputError(
-            f"'{what}' is neither `gpt`, to train on --text, nor `translate`, on --pairs, "
+            f"'{what}' is neither `gpt` or `bert`, to train on --text, nor `translate`, on --pairs, "
             f"nor a recipe (a file that ends in .toml)"
         )
     if text or steps is not None:
@@ -118,24 +128,28 @@ def _from_file(
     return recipe if start is None else recipe.replace(start_from=str(start.resolve()))
 
 
-def _own_text(
-    files: list[str], *, minutes: float | None, steps: int | None, device: "torch.device", start: Path | None
-) -> "Recipe":
-    from qkv.data import find_sources
-    from qkv.training import choose_recipe, matmul_rate, with_steps
+def _chooser(what: str, *, next_sentence: bool) -> "Callable[..., Recipe]":
+    from functools import partial
 
-    if not files:
-        raise InputError("no text was given: qkv train gpt --text FILE")
-    n_bytes = sum(source.size for source in find_sources(files))
-    recipe = choose_recipe(
+    from qkv.training import choose_bert, choose_recipe
+
+    return choose_recipe if what == "gpt" else partial(choose_bert, next_sentence=next_sentence)
+
+
+def _own_text(
+    files: list[str], choose: "Callable[..., Recipe]", *, minutes: float | None, steps: int | None,
+    device: "torch.device",
+) -> "Recipe":  # fmt: skip
+    from qkv.data import find_sources
+    from qkv.training import matmul_rate, with_steps
+
+    recipe = choose(
         [str(Path(file).resolve()) for file in files],
-        n_bytes=n_bytes,
+        n_bytes=sum(source.size for source in find_sources(files)),
         seconds=60 * (minutes or 5.0),
         rate=matmul_rate(device),
     )
-    if steps is not None:
-        recipe = with_steps(recipe, steps)
-    return recipe if start is None else _shaped_like(recipe, start)
+    return recipe if steps is None else with_steps(recipe, steps)
 
 
 def _own_pairs(

@@ -136,7 +136,8 @@ def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> 
         stop = trainer.train()
     _finish(trainer, tensorboard=tensorboard)
     if stop.signal is None:
-        verb, text = ("translate", "…") if recipe.pairs is not None else ("generate", "Once upon a time")
+        tries = {"gpt": ("generate", "Once upon a time"), "bert": ("fill", "A day in the [MASK].")}
+        verb, text = tries.get(recipe.family, ("translate", "…"))
         say(f'try it: qkv {verb} {trainer.run.path} "{text}"')
     else:
         say(

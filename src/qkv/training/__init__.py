@@ -1,6 +1,6 @@
 """Loss to better weights: losses, optimizers, schedule, the loop, the run folder, evaluation."""
 
-from qkv.training.choosing import choose_recipe, choose_shape, fit_steps, matmul_rate, with_steps
+from qkv.training.choosing import choose_bert, choose_recipe, choose_shape, fit_steps, matmul_rate, with_steps
 from qkv.training.choosing_pairs import choose_translation
 from qkv.training.evaluation import Score, evaluate
 from qkv.training.family import TrainingData
@@ -26,6 +26,7 @@ __all__ = [
     "Trainer",
     "TrainingData",
     "build_trainer",
+    "choose_bert",
     "choose_recipe",
     "choose_shape",
     "choose_translation",

@@ -56,6 +56,36 @@ def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float
     )
 
 
+def choose_bert(files: list[str], *, n_bytes: int, seconds: float, rate: float, next_sentence: bool) -> Recipe:
+    """As `choose_recipe`. The published shape (post-norm, learned positions, GELU), which others can load.
+
+    Its WordPiece is trained by `tokenizers`, which breaks ties by chance: two runs on one text have other vocabularies.
+    """
+    n_layers, d_model, n_heads = choose_shape(n_bytes=n_bytes, flops=seconds * rate * SHARE_OF_RATE)
+    batch_size = 32 if d_model <= 256 else 128
+    model = {"context_length": 128, "n_layers": n_layers, "d_model": d_model, "n_heads": n_heads, "dropout": 0.1}
+    training = {
+        "steps": 1000,
+        "batch_size": batch_size,
+        "length": 128,
+        "optimizer": "muon",
+        "learning_rate": 4e-3 if d_model <= 256 else 2e-3,
+        "schedule": "linear",
+        "final_learning_rate": 0.0,
+        "warmup_steps": 100,
+        "evaluate_every": 100,
+    }
+    size = 2048 if n_bytes < 1_000_000 else 4096 if n_bytes < 30_000_000 else 8192
+    return Recipe(
+        family="bert",
+        tokenizer={"kind": "wordpiece", "vocabulary_size": size, "lowercase": True},  # type: ignore[arg-type]
+        model=model,
+        data={"train": tuple(files), "validation_share": 0.05},  # type: ignore[arg-type]
+        examples={"next_sentence": next_sentence},  # type: ignore[arg-type]
+        training=training,  # type: ignore[arg-type]
+    )
+
+
 def choose_shape(*, n_bytes: int, flops: float) -> tuple[int, int, int]:
     """The largest that the time lets see four tokens a parameter, and whose parameters the text can fill."""
     chosen = SHAPES[0]
