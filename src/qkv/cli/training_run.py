@@ -1,5 +1,6 @@
 """A run from its first file to its last step, told on standard error."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -70,8 +71,10 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
     """Say what the run will take; returns the device's matrix rate."""
     from qkv.cost import preflight
     from qkv.training import matmul_rate
+    from qkv.training.objectives import is_mixed
 
     rate, training = matmul_rate(device), recipe.training
+    hidden = None if recipe.examples is None else recipe.examples.hidden_share
     plan = preflight(
         recipe.model_config_for(vocabulary_size),
         batch=training.micro_batch_size,
@@ -81,6 +84,11 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
         accumulation=training.batch_size // training.micro_batch_size,
         checkpointing=training.checkpoint_activations,
         loss_chunk=training.loss_chunk,
+        optimizer=training.optimizer,
+        averaging=training.averaging is not None,
+        predictions=None if hidden is None else math.ceil(hidden * training.length),
+        dtype="mixed" if is_mixed(training.precision, device) else "float32",
+        backend="cuda" if device.type == "cuda" else "cpu",
     )
     say(plan.line)
     return rate

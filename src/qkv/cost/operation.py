@@ -104,7 +104,7 @@ class Operation:
     inside_reads: int = 0
     inside_writes: int = 0
     is_wide: bool = False
-    """Reads and writes 32 bits under mixed precision: the residual stream, norms, the loss."""
+    """Reads and writes 32 bits under mixed precision: the residual stream, norms, the loss, recurrences."""
     kernels: int = 1
     """Kernels that torch starts for one run, about."""
     phase: Phase = Phase.FORWARD
@@ -149,7 +149,7 @@ class Operation:
         """Read and written in one run."""
         reads, writes = self._activations(fused=fused)
         size = dtype.wide if self.is_wide else dtype.narrow
-        of_weights = dtype.wide if self.product is None else dtype.narrow
+        of_weights = dtype.wide if self.product is None else size
         return self.weights * of_weights + (self.cache + reads) * size, writes * size
 
     def backward_bytes(self, dtype: Precision, *, fused: bool) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class Operation:
         """
         reads, writes = self._activations(fused=fused)
         size = dtype.wide if self.is_wide else dtype.narrow
-        of_weights = 0 if self.product is None else dtype.narrow
+        of_weights = 0 if self.product is None else size
         times = 1 if self.product is None else 2
         return (
             self.weights * of_weights + (reads + times * writes) * size,
@@ -168,7 +168,7 @@ class Operation:
 
     def cast_bytes(self, dtype: Precision) -> tuple[int, int]:
         """Mixed precision brings each product's weight to 16 bits, once a pass: read and written for one copy."""
-        if dtype is not Precision.MIXED or self.product is None:
+        if dtype is not Precision.MIXED or self.product is None or self.is_wide:
             return 0, 0
         return self.weights * dtype.wide, self.weights * dtype.narrow
 

@@ -56,24 +56,25 @@ def _encoder(config: RNNConfig, work: Workload) -> list[Operation]:
 def _recurrence(
     config: RNNConfig, part: str, *, batch: int, steps: int, d_state: int, copies: int, starts_at_zero: bool
 ) -> list[Operation]:
-    """All inputs are projected at once; what a state adds must wait for that state."""
+    """All inputs are projected at once; what a state adds must wait for that state. 32 bits under mixed precision."""
     gates, states = GATES[config.cell] * d_state, STATES[config.cell]
     recurrent = Product(rows=batch, inner=d_state, columns=gates)
     n = batch * d_state
     return [
-        linear(
-            part, "input", rows=batch * steps, d_in=config.d_model, d_out=gates, bias=True, copies=copies,
+        replace(
+            linear(part, "input", rows=batch * steps, d_in=config.d_model, d_out=gates, bias=True, copies=copies),
+            is_wide=True,
         ),
         Operation(
             part=part, name="recurrent", copies=copies, steps=steps, product=recurrent,
             no_gradient=recurrent.multiply_adds if starts_at_zero else 0,
             elementwise=batch * gates, parameters=(d_state + 1) * gates, weights=(d_state + 1) * gates,
-            reads=n, writes=batch * gates,
+            reads=n, writes=batch * gates, is_wide=True,
         ),
         Operation(
             part=part, name="gates", copies=copies, steps=steps, elementwise=batch * gates * PER_GATE,
-            reads=2 * batch * gates + states * n, writes=states * n,
-            kept=Kept(numbers=KEPT[config.cell][0 if starts_at_zero else 1] * n),
+            reads=2 * batch * gates + states * n, writes=states * n, is_wide=True,
+            kept=Kept(wide=KEPT[config.cell][0 if starts_at_zero else 1] * n),
         ),
     ]  # fmt: skip
 

@@ -59,9 +59,7 @@ def held(made: list[Operation], work: Workload) -> Held:
 
 
 def weight_casts(made: list[Operation], work: Workload) -> int:
-    if work.dtype is not Precision.MIXED:
-        return 0
-    return sum(one.weights * one.copies for one in made if one.product is not None) * work.dtype.narrow
+    return sum(one.cast_bytes(work.dtype)[1] * one.copies for one in made)
 
 
 def peaks(made: list[Operation], config: ModelConfig, work: Workload, *, gradients: int) -> dict[str, int]:

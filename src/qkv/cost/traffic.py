@@ -54,7 +54,7 @@ def traffic_of(made: list[Operation], work: Workload, update: Update) -> Traffic
 
 
 def _weight_size(one: Operation, work: Workload) -> int:
-    return work.dtype.narrow if one.product is not None else work.dtype.wide
+    return work.dtype.wide if one.product is None or one.is_wide else work.dtype.narrow
 
 
 def _moved(made: Iterable[Launch], *, is_forward: bool) -> int:

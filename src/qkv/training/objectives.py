@@ -48,10 +48,14 @@ Objective = Callable[[Any], Outcome]
 """From one family's batch to −Σ log p of its targets."""
 
 
+def is_mixed(precision: Precision, device: torch.device) -> bool:
+    """Whether products run in bfloat16."""
+    return precision is Precision.BF16 or (precision is Precision.AUTO and device.type == "cuda")
+
+
 def autocasting(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
     """A maker of contexts in which products run in that precision."""
-    is_bf16 = precision is Precision.BF16 or (precision is Precision.AUTO and device.type == "cuda")
-    if not is_bf16:
+    if not is_mixed(precision, device):
         return nullcontext
     if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001 - there is no public question
         raise ConfigError("precision='bf16' on this CPU would be about 60 times slower than fp32; leave it at 'auto'")
