@@ -36,7 +36,7 @@ test-long: .venv/.ready-dev
 	$(UNCHECKED) -m "compiled and long" || test $$? -eq 5
 
 bench: .venv/.ready-dev
-	for name in train-small train-124m shakespeare-cpu; do \
+	for name in train-small train-124m shakespeare-cpu embed; do \
 		$(BIN)/python -m benchmarks $$name $(if $(PEERS),--peers $(PEERS)) || exit 1; done
 
 lint: .venv/.ready-dev

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import cost, memory, results, shakespeare, training_speed
+from benchmarks import beam, cost, embedding, memory, results, shakespeare, training_speed
 from benchmarks.runner import Asked
 
 BENCHMARKS = {
@@ -12,7 +12,10 @@ BENCHMARKS = {
     "train-124m": (training_speed.train_124m, 3, "a training step of GPT-2 124M, beside its peers"),
     "shakespeare-cpu": (shakespeare.shakespeare_cpu, 1, "validation loss after as many CPU seconds as nanoGPT took"),
     "cost": (cost.cost, 1, "predicted and measured times of models that the calibration did not see"),
+    "embed": (embedding.embed, 2, "sentence vectors of all-MiniLM-L6-v2, beside sentence-transformers"),
     "memory": (memory.memory, 1, "the most memory a training step holds, predicted and measured"),
+    "beam": (beam.beam_alone, 7, "one sentence translated with beam 5, beside transformers with the same weights"),
+    "beam-batch": (beam.beam_batch, 3, "sixteen at once"),
 }
 """Name: what measures, rounds unless said, what it is."""
 RESULTS = Path(__file__).parent / "RESULTS.md"
