@@ -22,6 +22,7 @@ from qkv.generation import (
     translate_plainly,
 )
 from qkv.generation import translate as translate_ids
+from qkv.generation.translate import packing_of
 from tests.agreement.families import shaken
 from tests.generation.test_beam import brute_force, penalties
 
@@ -201,7 +202,9 @@ def test_what_cannot_be_is_refused_with_both_numbers():
     model = small("transformer", 0)
     with pytest.raises(InputError, match="the forced terms are 4 tokens, the text may have 3"):
         best(model, [[3]], max_new=3, forced=[[(4, 5), (6, 7)]])
-    with pytest.raises(InputError, match="text 0: none of 6 tokens holds all its forced terms"):
+    with pytest.raises(
+        InputError, match=r"text 0: nothing of at most 6 tokens .*forced terms of 4 tokens.*no_repeat_ngram=1"
+    ):
         best(model, [[3]], max_new=6, forced=[[(4, 5), (6, 5)]], no_repeat_ngram=1)
     with pytest.raises(ContextLengthError, match="source 1 has 24 tokens; the model's context_length is 23"):
         best(model, [[3], [4] * 24])
@@ -228,3 +231,16 @@ def test_prepared_weights_change_nothing_but_rounding_and_are_gone_afterwards(ki
     with pytest.raises(InputError, match="the forced terms are 4 tokens"):
         best(model, [[3]], max_new=3, forced=[[(4, 5), (6, 7)]])
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_weights_that_changed_are_prepared_anew():
+    model = small("transformer", 5).float()
+    packing = packing_of(model)
+    for _ in range(2):
+        ((one, *_),) = translate_ids(
+            model, [[3, 4]], first=FIRST, max_new=[5], stop_ids=STOPS, packing=packing, beam=BeamConfig(n_beams=2)
+        )
+        assert one.log_probabilities == pytest.approx(rescored(model, [3, 4], one.ids), abs=1e-4)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)

@@ -210,7 +210,11 @@ class _Text:
 
     def best(self, number: int) -> list[Hypothesis]:
         if not self._finished:
-            raise InputError(f"text {number}: none of {self._limit.n_new} tokens holds all its forced terms")
+            raise InputError(
+                f"text {number}: nothing of at most {self._limit.n_new} tokens keeps to all that is asked "
+                f"(forced terms of {self.terms.n_ids} tokens, min_new={self._beam.min_new}, "
+                f"no_repeat_ngram={self._beam.no_repeat_ngram})"
+            )
         return self._finished[: self._beam.n_best]
 
     def _on_the_way(self, guesses: list[_Guess]) -> list[_Guess]:

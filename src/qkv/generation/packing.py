@@ -13,27 +13,38 @@ from torch import Tensor, nn
 from qkv.nn import Unembedding
 
 
-@contextmanager
-def packed(*parts: nn.Module) -> Iterator[None]:
-    """Inside, the parts' products use prepared copies of their weights; results differ by rounding alone.
+class Packing:
+    """Prepared copies of a model's weights; made at the first use, and anew where one has changed."""
 
-    Only for float32 on a CPU; elsewhere nothing changes.
-    """
-    changed: list[nn.Module] = []
-    try:
-        for module in [module for part in parts for module in part.modules()]:
-            if type(module) is nn.Linear and _can_pack(module.weight):
-                module.__dict__["forward"] = _product(module.weight, module.bias)
-            elif isinstance(module, Unembedding) and _can_pack(module.weight):
-                module.__dict__["forward"] = _unembedding(module)
-            else:
-                continue
-            changed.append(module)
-        yield
-    finally:
-        for module in changed:
-            # Another thread may have been here meanwhile and taken it away: the usual product is as right.
-            module.__dict__.pop("forward", None)
+    def __init__(self, *parts: nn.Module) -> None:
+        modules = [module for part in parts for module in part.modules()]
+        self._modules = [one for one in modules if type(one) is nn.Linear or isinstance(one, Unembedding)]
+        self._made: dict[nn.Module, tuple[object, Callable[[Tensor], Tensor]]] = {}
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, products use the prepared weights; results differ by rounding alone.
+
+        Only for float32 on a CPU; elsewhere nothing changes.
+        """
+        changed = [module for module in self._modules if _can_pack(module.weight)]
+        try:
+            for module in changed:
+                module.__dict__["forward"] = self._forward(module)
+            yield
+        finally:
+            for module in changed:
+                # Another thread may have been here meanwhile and taken it away: the usual product is as right.
+                module.__dict__.pop("forward", None)
+
+    def _forward(self, module: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
+        weight = module.weight
+        state = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)  # noqa: SLF001
+        made = self._made.get(module)
+        if made is None or made[0] != state:
+            forward = _unembedding(module) if isinstance(module, Unembedding) else _product(weight, module.bias)
+            self._made[module] = made = state, forward
+        return made[1]
 
 
 def _can_pack(weight: Tensor) -> bool:

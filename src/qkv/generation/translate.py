@@ -8,11 +8,15 @@ from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation.beam import Hypothesis, beam_search
 from qkv.generation.decoder import read_sources
-from qkv.generation.packing import packed
+from qkv.generation.packing import Packing
 from qkv.generation.text import Ended, Limit
 from qkv.models import RNNSeq2Seq, Seq2Seq
 
 GREEDY = BeamConfig(n_beams=1)
+
+
+def packing_of(model: Seq2Seq | RNNSeq2Seq) -> Packing:
+    return Packing(model.decoder, model.unembedding)
 
 
 def translate(
@@ -24,11 +28,13 @@ def translate(
     stop_ids: frozenset[int],
     beam: BeamConfig = GREEDY,
     forced: Sequence[Sequence[Sequence[int]]] = (),
+    packing: Packing | None = None,
 ) -> list[list[Hypothesis]]:
     """The best `beam.n_best` texts for each source, best first; sources have any lengths.
 
     `first`: the id that every text begins with, which is not given back. `max_new`, `forced`: one a source; the
-    model's context bounds a text too.
+    model's context bounds a text too. `packing`: of `packing_of(model)`, kept from call to call; it takes
+    as long as a few steps to make.
     """
     if not sources:
         return []
@@ -41,7 +47,7 @@ def translate(
     limits = [Limit(n, Ended.LENGTH) if n < room else Limit(room, Ended.CONTEXT) for n in max_new]
     # The last new token is never read, and the first one is read without being new.
     capacity = max(limit.n_new for limit in limits)
-    with torch.inference_mode(), packed(model.decoder, model.unembedding):
+    with torch.inference_mode(), (packing or packing_of(model)).used():
         decoder = read_sources(model, sources, capacity=capacity)
         begun = torch.full((len(sources),), first, device=next(model.parameters()).device)
         logits = decoder.step(begun)

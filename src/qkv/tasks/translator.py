@@ -9,6 +9,7 @@ from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import Ended, Hypothesis
 from qkv.generation import translate as translate_ids
+from qkv.generation.translate import packing_of
 from qkv.inspection.alignment import CrossAttention, cross_weights
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.batches import of_like_length
@@ -73,6 +74,7 @@ class Translator:
         self.tokenizer = tokenizer
         self.source_tokenizer = source or tokenizer
         self.name = name
+        self._packing = packing_of(model)
 
     def __repr__(self) -> str:
         return described("Translator", self.model, self.name) + ")"
@@ -111,7 +113,7 @@ class Translator:
             results = translate_ids(
                 self.model, [sources[number] for number in numbers], first=self.first, stop_ids=self.stop_ids,
                 beam=beam, max_new=[max_new or 2 * len(sources[number]) + 10 for number in numbers],
-                forced=[self._terms(texts[number], glossary) for number in numbers],
+                forced=[self._terms(texts[number], glossary) for number in numbers], packing=self._packing,
             )  # fmt: skip
             found.update(zip(numbers, results, strict=True))
         return [

@@ -1,0 +1,66 @@
+"""Translation by beam search, beside a peer with the same weights."""
+
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.engine import Engine
+from benchmarks.engines.beam_work import Work
+from benchmarks.results import Report
+from benchmarks.runner import Asked, Plan, compare
+from benchmarks.training_speed import CEILINGS
+
+SHAPE: dict[str, Any] = {
+    "n_encoder_layers": 6, "n_decoder_layers": 4, "n_heads": 8, "d_model": 256, "vocabulary_size": 8000,
+    "source_length": 32, "length": 64, "n_beams": 5,
+}  # fmt: skip
+ENGINES = [
+    Engine(name="qkv", module="benchmarks.engines.beam_qkv", is_ours=True),
+    Engine(name="Hugging Face generate", module="benchmarks.engines.beam_transformers"),
+]
+
+
+def beam_alone(asked: Asked) -> Report:
+    return _measure("beam", asked, batch=1)
+
+
+def beam_batch(asked: Asked) -> Report:
+    return _measure("beam-batch", asked, batch=16)
+
+
+def _measure(name: str, asked: Asked, *, batch: int) -> Report:
+    load = machine.others_load()
+    work = Work(**SHAPE, batch=batch, threads=asked.threads or machine.n_cores())
+    plan = Plan(work=asdict(work), check_steps=1, time_steps=1, tolerance=0.0, threads=work.threads)
+    found = compare(ENGINES, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
+    rows = []
+    for engine in ENGINES:
+        best = found.best.get(engine.name)
+        if best is None:
+            continue
+        ours = found.best.get("qkv")
+        ratios = ["–", "–"] if engine.is_ours or ours is None else _ratios(best, ours)
+        seconds = [f"{1000 * part / work.length:.2f}" for part in (best.wall, best.cpu)]
+        rows.append([engine.name, f"{work.batch * work.length / best.wall:,.0f}", *seconds, *ratios])
+    notes = [
+        "Same weights; the ids of the best texts are equal, as timed and with no_repeat_ngram 2.",
+        *(f"Not here: {peer}: {reason}." for peer, reason in found.missing.items()),
+        *(f"Failed: {peer}: {reason}." for peer, reason in found.failed.items()),
+    ]
+    return Report(
+        name=name,
+        what=(
+            f"Beam {work.n_beams} in float32, {work.n_encoder_layers} + {work.n_decoder_layers} layers, width "
+            f"{work.d_model}, vocabulary {work.vocabulary_size:,}, {work.batch} × {work.source_length} source tokens, "
+            f"{work.length} tokens out, {work.threads} thread(s); best of {asked.repeats}."
+        ),
+        columns=["engine", "tokens/s", "ms a step", "CPU ms a step", "ours ÷ it", "by CPU time"],
+        rows=rows,
+        notes=notes,
+        versions=found.versions,
+        load=load,
+    )
+
+
+def _ratios(best: Any, ours: Any) -> list[str]:  # noqa: ANN401 - two Bests
+    return [f"{best.wall / ours.wall:.2f}", f"{best.cpu / ours.cpu:.2f}"]

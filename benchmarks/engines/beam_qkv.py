@@ -1,0 +1,33 @@
+"""Our beam search, as `qkv translate` calls it."""
+
+from torch import Tensor
+
+import qkv
+from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_translation
+from qkv.config import BeamConfig
+from qkv.generation import translate
+from qkv.generation.translate import packing_of
+
+
+def build(work: Work) -> tuple[Translate, dict[str, str]]:
+    model = work.model()
+    packing = packing_of(model)
+
+    def run(sources: Tensor, no_repeat: int | None) -> list[list[int]]:
+        beam = BeamConfig(n_beams=work.n_beams, no_repeat_ngram=no_repeat)
+        found = translate(
+            model,
+            sources.tolist(),
+            first=PAD,
+            max_new=[work.length] * len(sources),
+            stop_ids=frozenset({END}),
+            beam=beam,
+            packing=packing,
+        )
+        return [best[0].ids for best in found]
+
+    return run, {"qkv": qkv.__version__}
+
+
+if __name__ == "__main__":
+    serve_translation(build)

@@ -1,0 +1,44 @@
+"""Hugging Face's MarianMTModel.generate with the same weights."""
+
+import torch
+from torch import Tensor
+
+from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_translation
+from benchmarks.engines.speaking import MissingPeerError
+from qkv.weights.published import published_from_config, to_published
+
+
+def build(work: Work) -> tuple[Translate, dict[str, str]]:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingPeerError("transformers is not installed (pip install transformers)") from None
+    ours = work.model()
+    settings = published_from_config(ours.config)
+    special = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
+    peer = transformers.MarianMTModel(transformers.MarianConfig(**{**settings, **special})).eval()
+    missing, unexpected = peer.load_state_dict(to_published(ours), strict=False)
+    wanted = [name for name in missing if "embed_positions" not in name and not name.endswith("embed_tokens.weight")]
+    if unexpected or [name for name in wanted if name != "lm_head.weight"]:
+        raise RuntimeError(f"weights do not fit: {wanted}, {unexpected}")
+    peer.tie_weights()
+
+    @torch.inference_mode()
+    def run(sources: Tensor, no_repeat: int | None) -> list[list[int]]:
+        ids = peer.generate(
+            sources,
+            attention_mask=torch.ones_like(sources),
+            num_beams=work.n_beams,
+            max_new_tokens=work.length,
+            do_sample=False,
+            early_stopping=False,
+            length_penalty=1.0,
+            no_repeat_ngram_size=no_repeat or 0,
+        )
+        return ids[:, 1:].tolist()
+
+    return run, {"transformers": transformers.__version__}
+
+
+if __name__ == "__main__":
+    serve_translation(build)
