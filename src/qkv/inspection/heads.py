@@ -1,0 +1,139 @@
+"""What does each head look at? Patterns that are recognised, each with a score from 0 to 1."""
+
+import unicodedata
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from qkv.choices import HeadPattern, Stack
+from qkv.inspection.reading import Tokens
+from qkv.inspection.seeing import AttentionTable, Seen
+
+PATTERNS = tuple(HeadPattern)
+LEAST = 0.5
+"""A pattern names a head from here on: more than half of the weight goes there."""
+LEAST_QUERIES = 2
+"""One look is no pattern."""
+LEAST_EVEN = 0.95
+"""An even spread is measured by entropy, which is high for almost any head."""
+
+Looks = Bool[Tensor, "query key"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsView:
+    """View A: every head of a stack, with what it looks at."""
+
+    stack: Stack
+    weights: AttentionTable
+    scores: Float[Tensor, "layer head pattern"]
+    """In the order of `PATTERNS`."""
+    n_queries: list[int]
+    """How many queries each pattern's score is a mean over; 0: this text cannot show it, the score is 0."""
+    labels: list[list[HeadPattern | None]]
+    """Of each layer and head the pattern that names it, if one does."""
+    entropy: Float[Tensor, "layer head"]
+    """Nats, mean over queries."""
+    distance: Float[Tensor, "layer head"]
+    """How many tokens away a head looks, on average; of cross-attention it means nothing and is 0."""
+    queries: list[str]
+    keys: list[str]
+    error: float
+    """max|A·V − output| of the pass."""
+
+
+def heads(seen: Seen, stack: Stack | None = None) -> HeadsView:
+    """`stack`: the model's first unless said."""
+    stack = stack or seen.stacks[0]
+    weights, visible = seen.table(stack), seen.visible(stack)
+    places = targets(seen.side(stack, is_key=True), visible, is_cross=stack is Stack.CROSS)
+    scores = torch.stack([score(weights, visible, pattern, places) for pattern in PATTERNS], dim=-1)
+    n_queries = [int(_asked(visible, pattern, places).sum()) for pattern in PATTERNS]
+    n, m = visible.shape
+    away = (torch.arange(n)[:, None] - torch.arange(m)).abs().to(weights)
+    return HeadsView(
+        stack=stack, weights=weights, scores=scores, n_queries=n_queries,
+        labels=[[name(row, n_queries) for row in layer] for layer in scores],
+        entropy=_entropy(weights).mean(-1),
+        distance=(weights * away).sum(-1).mean(-1) * (stack is not Stack.CROSS),
+        queries=seen.queries(stack), keys=seen.keys(stack), error=seen.error,
+    )  # fmt: skip
+
+
+def targets(keys: Tokens, visible: Looks, *, is_cross: bool) -> dict[HeadPattern, Looks]:
+    """The looks that each pattern but bag-of-words means; of cross-attention, those of a source alone.
+
+    previous-token: i → i−1. first-token: i → 0, i > 0 in self-attention. delimiter: i → another token that is
+    special or punctuation, position 0 aside. duplicate: i → j ≠ i with the same token. induction: i → j+1 ≠ i where j ≠ i has
+    i's token: what followed it the other time.
+    """
+    n, m = visible.shape
+    first = torch.zeros(n, m, dtype=torch.bool)
+    first[(0 if is_cross else 1) :, 0] = True
+    delimiter = torch.tensor(
+        [is_delimiter(token, special=own) for token, own in zip(keys.tokens, keys.is_special, strict=True)]
+    )
+    delimiter[0] = False
+    own = torch.zeros(n, m, dtype=torch.bool) if is_cross else torch.eye(n, dtype=torch.bool)
+    found = {HeadPattern.FIRST: first, HeadPattern.DELIMITER: delimiter & ~own}
+    if not is_cross:
+        found |= _of_own_text(torch.tensor(keys.ids))
+    return {pattern: looks.to(visible.device) & visible for pattern, looks in found.items()}
+
+
+def _of_own_text(ids: Int[Tensor, " position"]) -> dict[HeadPattern, Looks]:
+    n = len(ids)
+    itself = torch.eye(n, dtype=torch.bool)
+    previous = torch.zeros(n, n, dtype=torch.bool)
+    previous[1:, :-1] = torch.eye(n - 1, dtype=torch.bool)
+    duplicate = (ids[:, None] == ids) & ~itself
+    induction = torch.zeros(n, n, dtype=torch.bool)
+    induction[:, 1:] = duplicate[:, :-1]
+    return {
+        HeadPattern.PREVIOUS: previous, HeadPattern.DUPLICATE: duplicate, HeadPattern.INDUCTION: induction & ~itself
+    }  # fmt: skip
+
+
+def is_delimiter(token: str, *, special: bool) -> bool:
+    text = token.strip()
+    return special or (bool(text) and all(unicodedata.category(letter).startswith("P") for letter in text))
+
+
+def score(
+    weights: AttentionTable, visible: Looks, pattern: HeadPattern, places: dict[HeadPattern, Looks]
+) -> Float[Tensor, "layer head"]:
+    """From 0 to 1.
+
+    bag-of-words: the row's entropy over its greatest, log(keys it may see), mean over queries that see at least 2.
+    All others: the weight that goes where the pattern says, mean over the queries that have such a place.
+    """
+    asked = _asked(visible, pattern, places)
+    if not bool(asked.any()):
+        return weights.new_zeros(weights.shape[:2])
+    if pattern is HeadPattern.BAG:
+        return (_entropy(weights)[..., asked] / visible.sum(-1)[asked].to(weights).log()).mean(-1).clamp(0, 1)
+    return (weights * places[pattern]).sum(-1)[..., asked].mean(-1).clamp(0, 1)
+
+
+def name(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> HeadPattern | None:
+    """The pattern with the greatest score that is at least one half; bag-of-words where no other is, from 0.95 on."""
+    even = PATTERNS.index(HeadPattern.BAG)
+    enough = torch.tensor([n >= LEAST_QUERIES for n in n_queries], device=scores.device)
+    pointed = scores.where(enough, -1.0)
+    pointed[even] = -1.0
+    best = int(pointed.argmax())
+    if pointed[best] >= LEAST:
+        return PATTERNS[best]
+    return HeadPattern.BAG if scores[even] >= LEAST_EVEN else None
+
+
+def _asked(visible: Looks, pattern: HeadPattern, places: dict[HeadPattern, Looks]) -> Bool[Tensor, " query"]:
+    if pattern is HeadPattern.BAG:
+        return visible.sum(-1) > 1
+    return places[pattern].any(-1) if pattern in places else torch.zeros_like(visible[:, 0])
+
+
+def _entropy(weights: AttentionTable) -> Float[Tensor, "layer head query"]:
+    return torch.special.entr(weights).sum(-1)

@@ -1,0 +1,192 @@
+"""A text as a model reads it: ids, tokens to show, words, and where in the text they stand."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from qkv.choices import Role
+from qkv.errors import ContextLengthError, InputError
+from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
+from qkv.text import Tokenizer
+from qkv.text.showing import text_of
+from qkv.text.words import spans_of, word_of_bytes, words_of_ids
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A model with its tokenizer, such as every task of `qkv.tasks`."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
+@runtime_checkable
+class Translating(Readable, Protocol):
+    """An encoder–decoder with its tokenizers."""
+
+    @property
+    def source_tokenizer(self) -> Tokenizer: ...
+    @property
+    def first(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """One side of what a model reads."""
+
+    text: str
+    ids: list[int]
+    tokens: list[str]
+    """As `text_of` shows them; a blank that a token begins with is part of it."""
+    words: list[int | None]
+    """Which word each token is of; None: of none, such as [SEP]."""
+    spans: list[tuple[int, int] | None]
+    """The UTF-8 bytes of `text` that each token stands for, where that is known."""
+    is_special: list[bool]
+
+    @property
+    def labels(self) -> list[str]:
+        """For axes and tables: nothing in them is unseen."""
+        return [label(token) for token in self.tokens]
+
+    def places(self, word: str, *, before: int | None = None) -> list[int]:
+        """At which tokens a word of the text stands; of several, the last one.
+
+        `before`: the last that ends before that token, where there is one.
+        """
+        found = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", self.text) if word.strip() else ()
+        all_places = [places for match in found if (places := self._over(*match.span()))]
+        if not all_places:
+            raise InputError(f"the word {word!r} is not in the text {self.text!r}")
+        earlier = [places for places in all_places if before is not None and places[-1] < before]
+        return (earlier or all_places)[-1]
+
+    def _over(self, start: int, end: int) -> list[int]:
+        first, last = (len(self.text[:at].encode()) for at in (start, end))
+        return [n for n, span in enumerate(self.spans) if span is not None and span[0] < last and span[1] > first]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What one pass reads. Of an encoder–decoder, `own` is the target as the decoder is fed it."""
+
+    own: Tokens
+    source: Tokens | None = None
+    segments: list[int] | None = None
+    """BERT's, where two texts are read as a pair."""
+    chosen: list[int] | None = None
+    """Of each position the id that really came next; one less than positions where the last one's is open.
+
+    None: the model does not say what comes next (BERT).
+    """
+
+
+def label(token: str) -> str:
+    """A blank that a token begins with is seen, and so is the end of a line."""
+    return token.replace(" ", "▁").replace("\n", "⏎").replace("\t", "⇥")
+
+
+def read(task: Readable, text: str, second: str | Sequence[int] | None = None) -> Reading:
+    """`second`: of a translator, the translation, as text or as ids; of a BERT, the second text of a pair."""
+    model = task.model
+    match model:
+        case GPT():
+            if second is not None:
+                raise InputError("a GPT reads one text; two were given")
+            return _language(task, text)
+        case BERT():
+            if not isinstance(second, str | None):
+                raise InputError("the second text of a pair is given as text, not as ids")
+            return _pair(task, text, second)
+        case Seq2Seq() | RNNSeq2Seq():
+            assert isinstance(task, Translating)
+            if second is None:
+                raise InputError("a translator reads a source and its translation; the translation was not given")
+            return _translation(task, text, second)
+
+
+def read_ids(task: Readable, ids: Sequence[int]) -> Reading:
+    """What a GPT has written, as ids."""
+    own = _of_ids(task.tokenizer, list(ids))
+    _check(task.model, len(own.ids))
+    return Reading(own=own, chosen=own.ids[1:])
+
+
+def _language(task: Readable, text: str) -> Reading:
+    ids = task.tokenizer.encode(text)
+    if not ids:
+        begin = task.tokenizer.find(Role.BEGIN)
+        if begin is None:
+            raise InputError("the text is empty: 0 tokens, there must be at least 1")
+        ids = [begin]
+    _check(task.model, len(ids))
+    return Reading(own=_of_text(task.tokenizer, text, ids), chosen=ids[1:])
+
+
+def _pair(task: Readable, text: str, second: str | None) -> Reading:
+    tokenizer = task.tokenizer
+    if second is None:
+        ids = tokenizer.encode(text, parse_specials=True)
+        _check(task.model, len(ids))
+        return Reading(own=_of_text(tokenizer, text, ids, parse_specials=True))
+    both = tokenizer.encode_pair(text, second)
+    _check(task.model, len(both.ids))
+    first_ids, second_ids = ([i for i, at in zip(both.ids, both.segments, strict=True) if at == n] for n in (0, 1))
+    one, other = _of_text(tokenizer, text, first_ids), _of_text(tokenizer, second, second_ids)
+    n_words = max((word for word in one.words if word is not None), default=-1) + 1
+    shift = len(f"{text}\n".encode())
+    own = Tokens(
+        text=f"{text}\n{second}", ids=both.ids, tokens=one.tokens + other.tokens,
+        words=one.words + [None if word is None else word + n_words for word in other.words],
+        spans=one.spans + [None if span is None else (span[0] + shift, span[1] + shift) for span in other.spans],
+        is_special=one.is_special + other.is_special,
+    )  # fmt: skip
+    has_segments = isinstance(task.model, BERT) and bool(task.model.config.n_segments)
+    return Reading(own=own, segments=both.segments if has_segments else None)
+
+
+def _translation(task: Translating, text: str, second: str | Sequence[int]) -> Reading:
+    source_ids = task.source_tokenizer.encode(text.strip())
+    target = task.tokenizer.encode(second.strip()) if isinstance(second, str) else list(second)
+    if target[:1] == [task.first]:
+        target = target[1:]
+    if not source_ids or not target:
+        raise InputError(f"there are {len(source_ids)} source tokens and {len(target)} target tokens; both need 1")
+    # The decoder is fed what stands before each token it chooses.
+    own = _of_ids(task.tokenizer, [task.first, *target[:-1]])
+    _check(task.model, len(source_ids))
+    _check(task.model, len(own.ids))
+    return Reading(own=own, source=_of_text(task.source_tokenizer, text.strip(), source_ids), chosen=target)
+
+
+def _of_text(tokenizer: Tokenizer, text: str, ids: list[int], *, parse_specials: bool = False) -> Tokens:
+    if parse_specials and any(spelt in text for spelt in tokenizer.specials.values()):
+        return _of_ids(tokenizer, ids)
+    return _tokens(
+        tokenizer, text, ids, words=word_of_bytes(tokenizer, text, ids), spans=spans_of(tokenizer, text, ids)
+    )
+
+
+def _of_ids(tokenizer: Tokenizer, ids: list[int]) -> Tokens:
+    known = [number for number in ids if number < tokenizer.vocabulary_size]
+    text = tokenizer.decode(known)
+    return _tokens(tokenizer, text, ids, words=words_of_ids(tokenizer, ids), spans=[None] * len(ids))
+
+
+def _tokens(
+    tokenizer: Tokenizer, text: str, ids: list[int], *, words: list[int | None],
+    spans: Sequence[tuple[int, int] | None],
+) -> Tokens:  # fmt: skip
+    return Tokens(
+        text=text, ids=ids, tokens=[text_of(tokenizer, number) for number in ids], words=words, spans=list(spans),
+        is_special=[number in tokenizer.special_ids for number in ids],
+    )  # fmt: skip
+
+
+def _check(model: Model, n: int) -> None:
+    room = model.config.context_length
+    if n > room:
+        raise ContextLengthError(f"the text has {n:,} tokens, the model's context_length is {room:,}")

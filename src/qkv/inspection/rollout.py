@@ -1,0 +1,55 @@
+"""Where does a token's content come from, through all layers? Attention multiplied along its paths."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from qkv.choices import Stack
+from qkv.errors import InputError
+from qkv.inspection.seeing import AttentionTable, Seen
+from qkv.models import RNNSeq2Seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """After each layer, the share of every input token in every token. `own` and `source` of a row sum to 1."""
+
+    own: Float[Tensor, "layer query key"]
+    source: Float[Tensor, "layer query source"] | None
+    """Of a decoder: the share of the source's tokens."""
+
+
+def rollout_of(weights: AttentionTable) -> Float[Tensor, "layer query key"]:
+    """Â = ½ mean of heads + ½ identity (the residual connection), multiplied upwards (arXiv:2005.00928)."""
+    share = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+    found = []
+    for layer in weights.mean(1):
+        share = (layer @ share + share) / 2
+        found.append(share)
+    return torch.stack(found)
+
+
+def rollout(seen: Seen, stack: Stack | None = None) -> Rollout:
+    """Of a GPT, BERT or encoder; of a decoder, cross-attention takes in the source's shares in the same way:
+
+    half of what stands there, half of what is looked at.
+    """
+    if isinstance(seen.model, RNNSeq2Seq):
+        raise InputError("rollout goes through a Transformer's layers; an RNN has one attention alone")
+    stack = stack or seen.stacks[0]
+    if stack in (Stack.SELF, Stack.ENCODER):
+        return Rollout(own=rollout_of(seen.table(stack)), source=None)
+    of_encoder = rollout_of(seen.table(Stack.ENCODER))[-1]
+    own_looks, cross_looks = seen.table(Stack.DECODER).mean(1), seen.table(Stack.CROSS).mean(1)
+    n = own_looks.shape[-1]
+    own = torch.eye(n, dtype=own_looks.dtype, device=own_looks.device)
+    source = own_looks.new_zeros(n, of_encoder.shape[-1])
+    owns, sources = [], []
+    for look, cross in zip(own_looks, cross_looks, strict=True):
+        own, source = (look @ own + own) / 2, (look @ source + source) / 2
+        own, source = own / 2, (source + cross @ of_encoder) / 2
+        owns.append(own)
+        sources.append(source)
+    return Rollout(own=torch.stack(owns), source=torch.stack(sources))
