@@ -12,7 +12,6 @@ from qkv.config.base import Config
 from qkv.data.disk import write_whole, writing
 from qkv.errors import ConfigError, InputError, RunError
 from qkv.models import Model, build
-from qkv.text import Tokenizer
 from qkv.training.families import family_of
 from qkv.training.family import Bars, Corpus
 from qkv.training.lora import add_lora
@@ -20,6 +19,8 @@ from qkv.training.recompute import recompute_blocks
 from qkv.training.run import RunFolder
 from qkv.training.texts import resolve
 from qkv.training.trainer import Report, Trainer
+from qkv.training.translation import PairsCorpus
+from qkv.weights.models import SOURCE_TOKENIZER
 
 RECIPE = "recipe.toml"
 PREPARING = "preparing.json"
@@ -130,15 +131,19 @@ def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, s
         objective=family_of(prepared.recipe.family).objective(model, training),
         data=corpus.data(training),
         run=prepared.run,
-        texts=_texts(prepared.config, corpus.tokenizer),
+        texts=_texts(prepared.config, corpus),
         report=report,
         examine=lambda: corpus.examine(model, training),
     )
 
 
-def _texts(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, str]:
+def _texts(config: ModelConfig, corpus: Corpus) -> dict[str, str]:
+    tokenizer = corpus.tokenizer
     roles = {role.value: token for role, token in tokenizer.specials.items()}
-    return {
+    further = {}
+    if isinstance(corpus, PairsCorpus) and corpus.settings.source_vocabulary_size is not None:
+        further[SOURCE_TOKENIZER] = corpus.train.tokenizers[0].backend.to_str()
+    return further | {
         "config.json": json.dumps(config.model_dump(mode="json", exclude_none=True), indent=2),
         "tokenizer.json": tokenizer.backend.to_str(),
         "tokenizer_config.json": json.dumps({**roles, "tokenizer_class": "PreTrainedTokenizerFast"}),

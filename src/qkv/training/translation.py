@@ -98,7 +98,9 @@ class PairsCorpus:
             return {}
         fitting = np.flatnonzero(store.lengths[0] + 2 <= training.length)
         # Evenly from the whole file, which may be in some order.
-        numbers = fitting[np.linspace(0, len(fitting) - 1, min(len(fitting), self.settings.examined)).astype(np.int64)]
+        numbers = fitting[
+            np.linspace(0, len(fitting) - 1, min(len(fitting), self.settings.examined)).astype(int)
+        ].tolist()
         sources, references = ([store.text(side, number) for number in numbers] for side in (0, 1))
         written = self._translated(model, sources)
         scores = closeness(written, references, n_draws=0)

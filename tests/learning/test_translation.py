@@ -1,0 +1,43 @@
+"""Both translators learn to say a sentence backwards by the whole machinery, from a file of pairs to text."""
+
+import json
+
+import pytest
+import torch
+
+from qkv.config import Recipe
+from qkv.tasks import load
+from qkv.training import build_trainer, finish_preparing, prepare_run
+from tests.data.pairs import reversed_pairs, write_tsv
+
+MODELS = {
+    "seq2seq": {
+        "n_heads": 4, "n_encoder_layers": 1, "n_decoder_layers": 1, "positions": "rotary", "norm_position": "pre",
+        "final_norm": True, "initial_std": 0.05,
+    },
+    "rnn": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "rate"), [("seq2seq", 5e-3), ("rnn", 1e-2)])
+def test_a_translator_learns_to_say_it_backwards_in_capitals(family, rate, tmp_path):
+    pairs = [(source.replace(" ", ""), target.replace(" ", "")) for source, target in reversed_pairs(9000, longest=5)]
+    write_tsv(tmp_path / "pairs.tsv", pairs)
+    recipe = Recipe(
+        family=family,
+        tokenizer={"kind": "char", "vocabulary_size": 30},
+        model={"context_length": 32, "d_model": 64, **MODELS[family]},
+        data={"train": ("pairs.tsv",), "validation_share": 0.02},
+        pairs={"join": 0.0, "examined": 20},
+        training={
+            "steps": 250, "batch_size": 32, "length": 16, "learning_rate": rate, "weight_decay": 0.0,
+            "schedule": "linear", "final_learning_rate": 0.0, "warmup_steps": 20, "evaluate_every": 250,
+            "label_smoothing": 0.1, "averaging": 0.9,
+        },
+    )  # fmt: skip
+    prepared = prepare_run(recipe, tmp_path / "run", tmp_path, progress=lambda _label: lambda _n, _all: None)
+    finish_preparing(prepared)
+    build_trainer(prepared, device=torch.device("cpu"), report=lambda _entry: None).train()
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["validation_accuracy"] >= 0.95, last
+    assert load(tmp_path / "run").translate("abcd", beam=1) == "DCBA"

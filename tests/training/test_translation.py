@@ -1,0 +1,191 @@
+"""Translators learn from true prefixes: what is padding or still to come changes nothing, and a run resumes exactly."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from qkv.config import TrainingConfig
+from qkv.data.pair_batches import PairBatch
+from qkv.data.windows import NOTHING
+from qkv.errors import ConfigError, InputError
+from qkv.models import build
+from qkv.training import go_on_preparing, open_run
+from qkv.training.translation import next_target
+from qkv.weights.models import load_model
+from tests.data.pairs import reversed_pairs, write_tsv
+from tests.training.runs import checkpoints, copy_of, curve, go_on, stopped_after, trainer_of
+from tests.training.translations import make_ready, recipe
+
+FAMILIES = ["seq2seq", "rnn"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def prepared(request, tmp_path_factory):
+    return make_ready(tmp_path_factory.mktemp(request.param), recipe(request.param))
+
+
+def objective_of(prepared, **training):
+    model = build(prepared.config, seed=1).eval()
+    settings = {"steps": 1, "batch_size": 1, "length": 24, "warmup_steps": 0} | training
+    return model, next_target(model, TrainingConfig(**settings))
+
+
+def loss_of(objective, batch) -> float:
+    return objective(batch).loss.item()
+
+
+def with_more_padding(batch: PairBatch) -> PairBatch:
+    return replace(
+        batch,
+        source=F.pad(batch.source, (0, 5), value=9),
+        ids=F.pad(batch.ids, (0, 5), value=9),
+        targets=F.pad(batch.targets, (0, 5), value=NOTHING),
+    )
+
+
+def test_padding_changes_nothing(prepared):
+    _, objective = objective_of(prepared)
+    batch = prepared.corpus.data(prepared.recipe.training).batch(0)
+    assert loss_of(objective, with_more_padding(batch)) == pytest.approx(loss_of(objective, batch), rel=1e-5)
+    is_padding = ~batch.source_is_token
+    noisy = replace(batch, source=batch.source.masked_fill(is_padding, 17))
+    assert loss_of(objective, noisy) == pytest.approx(loss_of(objective, batch), rel=1e-6)
+
+
+def test_what_comes_later_changes_nothing_and_the_source_does(prepared):
+    _, objective = objective_of(prepared)
+    batch = prepared.corpus.data(prepared.recipe.training).batch(0)
+    first = batch.targets.clone()
+    first[:, 1:] = NOTHING
+    asked = replace(batch, targets=first)
+    later = batch.ids.clone()
+    later[:, 1:] = 11
+    assert loss_of(objective, replace(asked, ids=later)) == loss_of(objective, asked)
+    assert loss_of(objective, replace(asked, source=batch.source.roll(1, 0))) != loss_of(objective, asked)
+
+
+def test_swapped_source_and_target_are_not_the_same_task(prepared):
+    """The source is read by the encoder and the target by the decoder: the other way round scores otherwise."""
+    model, objective = objective_of(prepared)
+    batch = prepared.corpus.data(prepared.recipe.training).batch(0)
+    logits = model(batch.source, batch.ids, source_is_token=batch.source_is_token)
+    expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=NOTHING, reduction="sum")
+    assert loss_of(objective, batch) == pytest.approx(expected.item(), rel=1e-5)
+    texts = (
+        prepared.corpus.tokenizer.decode(batch.source[0].tolist()),
+        prepared.corpus.tokenizer.decode(batch.ids[0].tolist()),
+    )
+    assert (texts[0].islower(), texts[1].isupper()) == (True, True)
+
+
+def test_labels_are_smoothed_in_training_alone_and_both_losses_are_measured(prepared):
+    model, objective = objective_of(prepared, label_smoothing=0.1)
+    batch = prepared.corpus.data(prepared.recipe.training).batch(0)
+    logits = model(batch.source, batch.ids, source_is_token=batch.source_is_token).flatten(0, 1)
+    wanted = batch.targets.flatten()
+    plain, smoothed = (
+        F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing).item() for smoothing in (0.0, 0.1)
+    )
+    outcome = objective(batch)
+    assert outcome.loss.item() == pytest.approx(smoothed, rel=1e-5)
+    assert outcome.measures["plain_loss"].total.item() == pytest.approx(plain, rel=1e-5)
+    right = (logits.argmax(-1) == wanted).sum().item()
+    assert outcome.measures["accuracy"].total.item() == right
+    assert outcome.measures["accuracy"].count.item() == batch.n_targets
+    with torch.no_grad():
+        assert loss_of(objective, batch) == pytest.approx(plain, rel=1e-5)
+
+
+def test_the_parts_of_a_batch_lose_what_the_batch_loses(prepared):
+    _, objective = objective_of(prepared, label_smoothing=0.1)
+    batch = prepared.corpus.data(prepared.recipe.training).batch(0)
+    assert sum(loss_of(objective, part) for part in batch.split(3)) == pytest.approx(
+        loss_of(objective, batch), rel=1e-5
+    )
+
+
+def test_a_chunked_loss_is_the_whole_one_and_refused_for_an_rnn(prepared):
+    if prepared.recipe.family == "rnn":
+        with pytest.raises(ConfigError, match="compiled and loss_chunk are for seq2seq"):
+            objective_of(prepared, loss_chunk=7)
+        return
+    batch = prepared.corpus.data(prepared.recipe.training).batch(0)
+    _, plain = objective_of(prepared, label_smoothing=0.1)
+    _, chunked = objective_of(prepared, label_smoothing=0.1, loss_chunk=7)
+    assert loss_of(chunked, batch) == pytest.approx(loss_of(plain, batch), rel=1e-5)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(prepared, tmp_path):
+    whole, parted = (copy_of(prepared, tmp_path / name) for name in ("whole", "parted"))
+    trainer_of(whole).train()
+    stopped_after(trainer_of(parted), 4)
+    go_on(parted.run.path)
+    assert curve(whole.run.path) == curve(parted.run.path)
+    assert checkpoints(whole.run.path) == checkpoints(parted.run.path)
+
+
+def test_an_evaluation_has_bleu_chrf_and_samples(prepared, tmp_path):
+    copy = copy_of(prepared, tmp_path / "run")
+    trainer_of(copy).train()
+    lines = [json.loads(line) for line in (copy.run.path / "metrics.jsonl").read_text().splitlines()]
+    (*_, last) = [line for line in lines if "validation_loss" in line]
+    assert {"bleu", "chrf", "validation_accuracy"} <= last.keys()
+    assert len(last["samples"]) == 4
+    assert "nrefs:1|case:mixed" in last["samples"][-1]
+
+
+def test_what_is_validated_on_is_not_trained_on_and_what_was_dropped_is_said(tmp_path):
+    pairs = reversed_pairs(60, shortest=4, longest=9)
+    write_tsv(tmp_path / "dev.tsv", pairs[:7])
+    chosen = recipe("rnn", data={"validation": ("dev.tsv",), "validation_share": None}, length=8)
+    prepared = make_ready(tmp_path, chosen)  # pairs.tsv's 200 begin with other lengths than these
+    corpus = prepared.corpus
+    held_out = {corpus.validation.text(0, i) for i in range(len(corpus.validation))}
+    assert held_out == {source for source, _ in pairs[:7]}
+    assert not held_out & {corpus.train.text(0, i) for i in range(len(corpus.train))}
+    assert "repeated" in corpus.summary
+    assert "too long" in corpus.summary
+    assert corpus.summary.endswith("7 held out")
+
+
+def test_swapped_files_and_unknown_repeats_are_refused(tmp_path):
+    write_tsv(tmp_path / "dev.tsv", [(target, source) for source, target in reversed_pairs(20, seed=3)])
+    swapped = recipe("rnn", data={"validation": ("dev.tsv",), "validation_share": None})
+    with pytest.raises(InputError, match=r"dev.tsv: its sources are in the language"):
+        make_ready(tmp_path, swapped)
+    with pytest.raises(ConfigError, match=r"pairs.repeat names 'other.tsv', which is not among data.train: pairs.tsv"):
+        make_ready(tmp_path / "b", recipe("rnn", pairs={"repeat": {"other.tsv": 2}}))
+
+
+def test_separate_vocabularies_go_into_the_checkpoint(tmp_path):
+    prepared = make_ready(tmp_path, recipe("rnn", pairs={"source_vocabulary_size": 270}, steps=1, warmup_steps=0))
+    trainer_of(prepared).train()
+    loaded = load_model(prepared.run.folder(1))
+    assert loaded.model.config.source_vocabulary_size == 270
+    assert loaded.source_tokenizer.encode("a b c") == prepared.corpus.train.tokenizers[0].encode("a b c")
+    assert loaded.source_tokenizer.encode("A B") != loaded.tokenizer.encode("A B")
+
+
+def test_a_killed_preparation_goes_on(tmp_path, monkeypatch):
+    import qkv.data.pair_store
+
+    whole = make_ready(tmp_path / "whole", recipe("rnn"))
+    prepare = qkv.data.pair_store.prepare_store
+
+    def killed(files, folder, **given):
+        if folder.name == "target":
+            raise KeyboardInterrupt
+        return prepare(files, folder, **given)
+
+    monkeypatch.setattr(qkv.data.pair_store, "prepare_store", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_ready(tmp_path / "killed", recipe("rnn"))
+    monkeypatch.undo()
+    gone_on = go_on_preparing(tmp_path / "killed" / "run", progress=lambda _label: lambda _n, _all: None)
+    for t in (0, 3):
+        one, other = (p.corpus.data(p.recipe.training).batch(t) for p in (whole, gone_on))
+        assert torch.equal(one.source, other.source)
+    assert open_run(whole.run.path).corpus.summary == gone_on.corpus.summary

@@ -1,0 +1,38 @@
+"""A translator's run, small enough to be made, killed and resumed in a second."""
+
+from pathlib import Path
+
+from qkv.config import Recipe
+from qkv.training import Prepared, finish_preparing, prepare_run
+from tests.data.pairs import reversed_pairs, write_tsv
+
+MODELS = {
+    "seq2seq": {
+        "context_length": 40, "d_model": 28, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 1,
+        "positions": "rotary", "norm_position": "pre", "final_norm": True, "dropout": 0.1,
+    },
+    "rnn": {"context_length": 40, "d_model": 28, "dropout": 0.1, "tie_embeddings": True},
+}  # fmt: skip
+
+
+def recipe(family: str, *, data=None, pairs=None, **training) -> Recipe:
+    usual = {
+        "steps": 7, "batch_size": 6, "micro_batch_size": 3, "length": 24, "warmup_steps": 2, "evaluate_every": 3,
+        "save_every": 2, "label_smoothing": 0.1, "averaging": 0.9, "optimizer": "muon",
+    }  # fmt: skip
+    return Recipe(
+        family=family,
+        tokenizer={"vocabulary_size": 280},
+        model=MODELS[family],
+        data={"train": ("pairs.tsv",), "validation_share": 0.1} | (data or {}),
+        pairs={"join": 0.3, "examined": 11} | (pairs or {}),
+        training=usual | training,
+    )
+
+
+def make_ready(folder: Path, chosen: Recipe) -> Prepared:
+    folder.mkdir(exist_ok=True)
+    write_tsv(folder / "pairs.tsv", reversed_pairs(200, longest=9))
+    prepared = prepare_run(chosen, folder / "run", folder, progress=lambda _label: lambda _n, _all: None)
+    finish_preparing(prepared)
+    return prepared
