@@ -363,4 +363,58 @@ GENERATION = [
     ),
 ]  # fmt: skip
 
-BUGS = FOUNDATION + MASKS_AND_PADDING + CACHE_AND_BEAMS + PARTS + LOOKING_AND_SETTINGS + GENERATION
+INTEGERS = "cost/test_integers.py"
+FLOPS = "cost/test_flops.py"
+MEMORY = "cost/test_memory.py"
+PEAK = "cost/test_peak.py"
+
+COST = [
+    bug(
+        "a fused kernel writes n×n", "cost/operation.py", "return self.reads - self.inside_reads, self.writes",
+        "return self.reads, self.writes", "cost/test_launch.py::test_a_fused_backward_reads_five_tensors_and_writes_three",
+    ),
+    bug(
+        "KV heads forgotten in the cache", "cost/memory.py", "return config.n_kv_heads * (config.d_head",
+        "return config.n_heads * (config.d_head",
+        f"{INTEGERS}::test_fewer_kv_heads_make_a_smaller_cache_and_smaller_projections",
+    ),
+    bug(
+        "multiply–adds called FLOPs", "cost/operation.py", "else 2 * self.product.multiply_adds * self.runs",
+        "else self.product.multiply_adds * self.runs", f"{INTEGERS}::test_a_flop_is_half_a_multiply_add",
+    ),
+    bug(
+        "the zero first state has a gradient", "cost/recurrent.py",
+        "no_gradient=recurrent.multiply_adds if starts_at_zero else 0", "no_gradient=0",
+        f"{FLOPS}::test_training_is_three_forwards_less_the_gradient_to_an_rnn_s_zero_state",
+    ),
+    bug(
+        "a generation has a step too many", "cost/workload.py", "return self.length + (self.new or 1) - 1",
+        "return self.length + (self.new or 1)", "cost/test_generation.py::test_it_is_what_torch_counts",
+    ),
+    bug(
+        "a window's steps summed as one", "cost/operations.py", "edge = last if window is None else", "edge = last if True else",
+        "cost/test_generation.py::test_it_is_the_sum_of_its_steps",
+    ),
+    bug(
+        "a CPU's RMSNorm keeps its statistics alone", "cost/blocks.py", "(0 if is_layer or on_gpu else n)", "0",
+        f"{MEMORY}::test_activations_are_what_autograd_keeps",
+    ),
+    bug(
+        "one batch's logits forgotten at the loss", "cost/timeline.py", "casts + 3 * LOSS_SIZE * head.writes",
+        "casts + LOSS_SIZE * head.writes", f"{MEMORY}::test_a_chunked_loss_never_holds_all_logits",
+    ),
+    bug(
+        "learned bias on a CPU held by a fused kernel", "cost/blocks.py", "if is_learned and not self.on_gpu:",
+        "if False:", f"{PEAK}::test_the_peak_of_a_step_on_a_cpu",
+    ),
+    bug(
+        "FSDP shards no moments", "cost/update.py", "return Update(by_adamw=shard(n_parameters, n))",
+        "return Update(by_adamw=n_parameters)", f"{MEMORY}::test_fsdp_holds_a_part_on_each_device_and_ddp_all",
+    ),
+    bug(
+        "crossing off by one", "cost/words.py", "if pairs_a_token(middle) >= wanted", "if pairs_a_token(middle) > wanted",
+        "cost/test_words.py::test_attention_costs_as_much_as_the_rest_at_6d_executed_and_12d_useful",
+    ),
+]  # fmt: skip
+
+BUGS = FOUNDATION + MASKS_AND_PADDING + CACHE_AND_BEAMS + PARTS + LOOKING_AND_SETTINGS + GENERATION + COST
