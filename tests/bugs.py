@@ -371,7 +371,8 @@ PEAK = "cost/test_peak.py"
 COST = [
     bug(
         "a fused kernel writes n×n", "cost/operation.py", "return self.reads - self.inside_reads, self.writes",
-        "return self.reads, self.writes", "cost/test_launch.py::test_a_fused_backward_reads_five_tensors_and_writes_three",
+        "return self.reads, self.writes",
+        "cost/test_launch.py::test_a_fused_backward_reads_five_tensors_and_writes_three",
     ),
     bug(
         "KV heads forgotten in the cache", "cost/memory.py", "return config.n_kv_heads * (config.d_head",
@@ -392,7 +393,8 @@ COST = [
         "return self.length + (self.new or 1)", "cost/test_generation.py::test_it_is_what_torch_counts",
     ),
     bug(
-        "a window's steps summed as one", "cost/operations.py", "edge = last if window is None else", "edge = last if True else",
+        "a window's steps summed as one", "cost/operations.py", "edge = last if window is None else",
+        "edge = last if True else",
         "cost/test_generation.py::test_it_is_the_sum_of_its_steps",
     ),
     bug(
@@ -412,7 +414,8 @@ COST = [
         "return Update(by_adamw=n_parameters)", f"{MEMORY}::test_fsdp_holds_a_part_on_each_device_and_ddp_all",
     ),
     bug(
-        "crossing off by one", "cost/words.py", "if pairs_a_token(middle) >= wanted", "if pairs_a_token(middle) > wanted",
+        "crossing off by one", "cost/words.py", "if pairs_a_token(middle) >= wanted",
+        "if pairs_a_token(middle) > wanted",
         "cost/test_words.py::test_attention_costs_as_much_as_the_rest_at_6d_executed_and_12d_useful",
     ),
 ]  # fmt: skip

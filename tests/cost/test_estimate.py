@@ -44,7 +44,9 @@ def test_rows_add_up_to_the_totals():
     assert sum(row["bytes_fused"] for row in rows) == found.traffic.fused
 
 
-@pytest.mark.parametrize("name", ["batch", "length", "source_length", "loss_chunk", "accumulation"])
+@pytest.mark.parametrize(
+    "name", ["batch", "length", "source_length", "loss_chunk", "accumulation", "predictions", "n_devices"]
+)
 @pytest.mark.parametrize("size", [0, -3, 1.5, 10**30, "many", True, float("nan")])
 def test_a_size_that_cannot_be_is_one_clear_line(name, size):
     with pytest.raises(ConfigError, match=f"Workload: {name}=") as caught:
@@ -60,6 +62,11 @@ def test_a_size_that_cannot_be_is_one_clear_line(name, size):
         ("gpt2", {"length": 1, "source_length": 3}, "source_length=3, but gpt reads no source"),
         ("bert-tiny", {"length": 1, "mode": "decode"}, "mode=decode: bert reads whole sequences"),
         ("gpt2", {"length": 1, "mode": "dream"}, "mode='dream'"),
+        ("gpt2", {"length": 1, "mode": "generate"}, "mode=generate needs new.*mode=generate, new=None"),
+        ("gpt2", {"length": 1, "new": 3}, "mode=generate needs new.*mode=train, new=3"),
+        ("gpt2", {"length": 1, "mode": "generate", "new": 0}, "new=0: input should be greater than or equal to 1"),
+        ("bert-tiny", {"length": 7, "predictions": 8}, "predictions=8 is more than the 7 positions computed"),
+        ("gpt2", {"length": 1, "mode": "decode", "n_devices": 2}, "n_devices belongs to mode=train"),
         (
             "gpt2",
             {"length": 1, "mode": "decode", "checkpointing": True},
@@ -147,10 +154,21 @@ def test_large_numbers_in_few_characters(shown, expected):
     assert shown == expected
 
 
+def test_peak_and_bandwidth_go_together():
+    with pytest.raises(ConfigError, match=r"peak=1000000000000000.0 and bandwidth=None must be given together"):
+        estimate("gpt2", length=8).rows(peak=1e15)
+
+
+def test_masked_words_are_costed_where_they_are_predicted():
+    config = preset("bert-tiny", masked_word_head=True, pooler=False)
+    all_words, some = (estimate(config, batch=3, length=128, predictions=n) for n in (None, 20))
+    head = 2 * config.d_model * (config.d_model + config.vocabulary_size)
+    assert all_words.flops.forward - some.flops.forward == 3 * (128 - 20) * head
+    logits = 4 * 3 * 128 * config.vocabulary_size
+    assert all_words.memory.activations - some.memory.activations > logits * 4 // 5
+
+
 def test_costs_answer_without_torch():
-    code = (
-        "import sys; from qkv.cost import estimate; from qkv.config import preset;"
-        "estimate(preset('gpt2'), batch=1, length=8); assert 'torch' not in sys.modules"
-    )
+    code = "import sys; import qkv;qkv.estimate('gpt2', batch=1, length=8); assert 'torch' not in sys.modules"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
