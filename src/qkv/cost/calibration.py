@@ -45,7 +45,7 @@ class Table(Config):
         """The smallest measured: what a call costs that has next to nothing to do."""
         return min(self.seconds)
 
-    def at(self, *sizes: float) -> float:
+    def at(self, *sizes: int | float) -> float:
         """Between the grid's points by a power law; beyond the largest by `growth`, below the smallest as there."""
         beyond = 1.0
         corners = []
@@ -133,18 +133,18 @@ class Calibration(Config):
 class Measured:
     """A table on its way: filled point by point."""
 
-    axes: tuple[tuple[float, ...], ...]
+    axes: tuple[tuple[int | float, ...], ...]
     growth: tuple[int, ...] = ()
-    found: dict[tuple[float, ...], float] = field(default_factory=dict)
+    found: dict[tuple[int | float, ...], float] = field(default_factory=dict)
 
     def table(self) -> Table:
         """Points that were too dear grow from the nearest smaller ones along the axes."""
-        seconds: dict[tuple[float, ...], float] = {}
+        seconds: dict[tuple[int | float, ...], float] = {}
         for point in product(*self.axes):
             seconds[point] = self.found[point] if point in self.found else self._grown(point, seconds)
         return Table(axes=self.axes, growth=self.growth, seconds=tuple(seconds.values()))
 
-    def _grown(self, point: tuple[float, ...], known: dict[tuple[float, ...], float]) -> float:
+    def _grown(self, point: tuple[int | float, ...], known: dict[tuple[int | float, ...], float]) -> float:
         guesses = []
         for place, axis in enumerate(self.axes):
             i = axis.index(point[place])

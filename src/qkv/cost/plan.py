@@ -29,8 +29,8 @@ class Plan:
     length: int
     n_devices: int
     sharding: Sharding
-    share: float
-    price: float | None
+    share: int | float
+    price: int | float | None
     batch: int
     step: Estimate
     """Of the batch that fits; of one sequence where none does."""
@@ -83,7 +83,7 @@ class Plan:
 
 def plan(
     config: ModelConfig, *, tokens: int, device: Device, length: int | None = None, n_devices: int = 1,
-    sharding: Sharding = Sharding.DDP, share: float = SHARE, price: float | None = None, checkpointing: bool = False,
+    sharding: Sharding = Sharding.DDP, share: int | float = SHARE, price: int | float | None = None, checkpointing: bool = False,
 ) -> Plan:  # fmt: skip
     """`price`: money for a device and hour."""
     if not 1 <= tokens <= HUGE:
@@ -106,7 +106,7 @@ def plan(
     )  # fmt: skip
 
 
-def largest_batch(config: ModelConfig, work: Workload, *, memory: float) -> int:
+def largest_batch(config: ModelConfig, work: Workload, *, memory: int | float) -> int:
     """The most sequences whose training step stays within that many bytes; 0: not even one."""
 
     def fits(batch: int) -> bool:

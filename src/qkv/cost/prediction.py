@@ -61,8 +61,8 @@ def predict(config: ModelConfig, work: Workload, calibration: Calibration) -> Pr
         return _generation(config, work, calibration)
     meter = _Meter(config, work, calibration)
     spent = tuple(meter.spent())
-    serial = sum(one.seconds for one in spent if one.name == "recurrence")
-    update = sum(one.seconds for one in spent if one.part == "optimizer")
+    serial = sum((one.seconds for one in spent if one.name == "recurrence"), 0.0)
+    update = sum((one.seconds for one in spent if one.part == "optimizer"), 0.0)
     computing = sum(one.seconds for one in spent) - serial
     name = launch_name(config)
     whole = _launching(config, calibration.launch(f"{name}.{work.mode.value}"))
@@ -159,7 +159,7 @@ class _Meter:
             return one.runs * self._product(one), one.name
         return one.runs * self._elementwise(one), one.name
 
-    def _kernel(self, name: str, *sizes: float) -> float:
+    def _kernel(self, name: str, *sizes: int | float) -> float:
         """On a CPU without what a call costs by itself: launching has that."""
         table = self.calibration.table(f"{name}.{self.road}")
         return table.at(*sizes) if self.calibration.is_asynchronous else max(0.0, table.at(*sizes) - table.floor)

@@ -31,33 +31,40 @@ class Grid:
     groups: tuple[int, ...]
     lengths: tuple[int, ...]
     contexts: tuple[int, ...]
-    most_flops: float
+    most_flops: int | float
     most_square: int
     """Most scores of one attention."""
     stream: tuple[int, ...]
     """Bytes of weights read in turn."""
+    recurrence: tuple[tuple[int, ...], ...] = ((4, 32, 200), (1, 16, 64), (32, 128, 512))
+    """Steps, batch, width of the state."""
+    odd: tuple[int, int, int]
+    """Rows, inner and columns of a product that is also tried with columns that are no multiple of 8."""
 
 
 CPU = Grid(
     rows=(1, 2, 8, 32, 128, 512, 2048), widths=(64, 256, 1024, 4096),
     numbers=(2**8, 2**12, 2**15, 2**18, 2**20, 2**22, 2**23, 2**24), groups=(2, 8, 64), lengths=(8, 32, 128, 512, 2048),
     contexts=(16, 128, 1024, 4096), most_flops=1.2e9, most_square=2**24, stream=(2**20, 2**23, 2**25, 2**26, 2**28),
+    odd=(128, 256, 4096),
 )  # fmt: skip
 GPU = Grid(
     rows=(1, 2, 8, 64, 512, 2048, 8192, 32768), widths=(64, 256, 1024, 4096, 16384),
     numbers=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27), groups=(2, 16, 128, 1024), lengths=(16, 64, 256, 1024, 4096),
     contexts=(16, 256, 2048, 16384), most_flops=2e12, most_square=2**31, stream=(2**22, 2**25, 2**27, 2**30),
+    odd=(4096, 768, 50304),
 )  # fmt: skip
-STEPS, BATCHES, STATES = (4, 32, 200), (1, 16, 64), (32, 128, 512)
-"""Of a recurrence."""
 
 
-def calibrate(device: torch.device, dtype: Precision, report: Report = lambda _line: None) -> Calibration:
-    """Some seconds to a minute; nothing else should run on the device meanwhile."""
+def calibrate(
+    device: torch.device, dtype: Precision, report: Report = lambda _line: None, *, grid: Grid | None = None,
+    spend: float = 0.02,
+) -> Calibration:  # fmt: skip
+    """Half a minute to a minute; nothing else should run on the device meanwhile. `spend`: seconds a measurement."""
     started = time.perf_counter()
     training_dtype = Precision.FLOAT32 if dtype is Precision.FLOAT32 else Precision.MIXED
-    watch = Stopwatch(device)
-    grid = GPU if watch.is_gpu else CPU
+    watch = Stopwatch(device, spend=spend)
+    grid = grid or (GPU if watch.is_gpu else CPU)
     tables: dict[str, Table] = {}
     report("launching: small models of the four families")
     launches = overheads(watch, dtype=dtype, training_dtype=training_dtype)
@@ -101,8 +108,8 @@ def _products(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:
     def make(rows: int, inner: int, columns: int) -> Work | None:
         return kernels.product(road, rows, inner, columns) if 2 * rows * inner * columns <= most else None
 
-    rows, inner, columns = (4096, 768, 50304) if watch.is_gpu else (128, 256, 4096)
-    even, odd = (watch.kernel(kernels.product(road, rows, inner, width)) for width in (columns, columns - 47))
+    rows, inner, columns = grid.odd
+    even, odd = (watch.kernel(kernels.product(road, rows, inner, width)) for width in (columns, columns - 7))
     return {
         "product": _table(watch, (grid.rows, grid.widths, grid.widths), make),
         "odd": Table(axes=((1,),), seconds=(odd / even,)),
@@ -147,10 +154,12 @@ def _recurrences(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:
 
         # A recurrence may wait for the device at each step: it is timed as it runs.
         tables["two-way" if two_way else "one-way"] = _table(
-            watch, (STEPS, BATCHES, STATES), make, growth=(1, 1, 2), capture=False
+            watch, grid.recurrence, make, growth=(1, 1, 2), capture=False
         )
     gru, lstm = (
-        watch.kernel(kernels.recurrence(road, 32, 16, 128, two_way=False, cell=cell), capture=False)
+        watch.kernel(
+            kernels.recurrence(road, *(axis[1] for axis in grid.recurrence), two_way=False, cell=cell), capture=False
+        )
         for cell in (nn.GRU, nn.LSTM)
     )
     tables["lstm"] = Table(axes=((1,),), seconds=(lstm / gru,))

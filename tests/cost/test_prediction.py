@@ -1,0 +1,108 @@
+"""Kernels put together to a step: one after another on a CPU, beside the launching on a GPU."""
+
+import pytest
+
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, preset
+from qkv.cost import Mode, Precision, Workload, parameters
+from qkv.cost.calibration import Overhead
+from qkv.cost.prediction import _overlapped, predict
+from qkv.errors import InputError
+from tests.cost.calibrations import FLOOR, RATE, made_up
+
+SHAPE = {"vocabulary_size": 512, "context_length": 4096, "d_model": 64, "n_heads": 1}
+GPT = GPTConfig(**SHAPE, n_layers=3)
+FAMILIES = [
+    GPT,
+    preset("llama-nano"),
+    BERTConfig(**SHAPE, n_layers=2, masked_word_head=True),
+    Seq2SeqConfig(**SHAPE, n_encoder_layers=2, n_decoder_layers=3),
+    RNNConfig(vocabulary_size=512, d_model=64),
+    RNNConfig(vocabulary_size=512, d_model=64, cell="lstm", attention="additive"),
+]
+MODES = ("forward", "train", "prefill", "decode")
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=["gpt", "llama", "bert", "seq2seq", "gru", "lstm"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_family_has_a_time_in_every_mode_that_it_has(config, mode):
+    if config.family == "bert" and mode in ("prefill", "decode"):
+        pytest.skip("a BERT keeps no cache")
+    found = predict(config, Workload(batch=2, length=17, mode=mode), made_up())
+    assert found.seconds == pytest.approx(found.launching + found.computing + found.serial)
+    assert min(found.launching, found.computing) > 0
+    assert (found.serial > 0) == (config.family == "rnn")
+
+
+def test_a_product_costs_what_the_table_says_without_the_call_itself_on_a_cpu():
+    rows, inner, columns = 2 * 16, 64, 256
+    work = Workload(batch=2, length=16)
+    (expand,) = [one for one in predict(GPT, work, made_up()).spent if one.name == "expand"]
+    table = made_up().table("product.infer")
+    assert expand.seconds == pytest.approx(3 * (table.at(rows, inner, columns) - table.floor))
+    assert table.at(16, 16, 256) == pytest.approx(FLOOR + RATE * 16 * 16 * 256)
+
+
+def test_a_gpu_takes_the_longer_of_launching_and_computing():
+    work = Workload(batch=2, length=16, dtype=Precision.BFLOAT16)
+    calibration = made_up("cuda", "bfloat16")
+    found = predict(GPT, work, calibration)
+    assert found.seconds == max(found.launching, found.computing)
+    slow = {**calibration.launches, "gpt.forward": Overhead(once=9.0, layer=1.0)}
+    launched = predict(GPT, work, calibration.replace(launches=slow))
+    assert launched.seconds == pytest.approx(9.0 + 3 * 1.0)
+    assert launched.bound_by == "launching"
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [
+        ([(3.0, 1.0), (1.0, 5.0)], 8.0),  # launched slowly first, then computed slowly
+        ([(1.0, 5.0), (3.0, 1.0)], 6.0),  # the launching of the second hides behind the first
+        ([(2.0, 2.0)], 2.0),
+    ],
+)
+def test_a_phase_hides_its_launching_behind_what_is_still_computed(phases, expected):
+    assert _overlapped(phases) == expected
+
+
+def test_a_layer_more_costs_a_layers_launching_and_computing_more():
+    work = Workload(batch=2, length=16)
+    few, more, most = (predict(GPT.replace(n_layers=n), work, made_up()).seconds for n in (2, 3, 4))
+    assert more - few == pytest.approx(most - more)
+
+
+def test_training_also_updates_every_parameter():
+    found = predict(GPT, Workload(batch=2, length=16, mode=Mode.TRAIN), made_up())
+    (update,) = [one.seconds for one in found.spent if one.part == "optimizer"]
+    table = made_up().table("update.train")
+    assert update == pytest.approx(table.at(parameters(GPT).total) - table.floor)
+
+
+def test_a_generation_is_its_prompt_and_its_steps():
+    work = Workload(batch=2, length=100, mode=Mode.GENERATE, new=21)
+    prompt = predict(GPT, work.replace(mode=Mode.PREFILL, new=None, predictions=1), made_up()).seconds
+    steps = [
+        predict(GPT, work.replace(mode=Mode.DECODE, new=None, length=n), made_up()).seconds for n in range(101, 121)
+    ]
+    assert predict(GPT, work, made_up()).seconds == pytest.approx(prompt + sum(steps), rel=1e-3)
+
+
+def test_weights_that_no_cache_holds_are_read_at_the_speed_of_memory():
+    calibration = made_up()
+    slow = calibration.tables["stream"].replace(seconds=(1.0,))
+    work = Workload(batch=1, length=2, mode=Mode.DECODE)
+    found = predict(GPT, work, calibration.replace(tables={**calibration.tables, "stream": slow}))
+    (logits,) = [one.seconds for one in found.spent if one.name == "logits"]
+    assert logits == 64 * 512 * 4
+
+
+def test_another_precision_than_the_calibrated_one_is_refused():
+    with pytest.raises(InputError, match="made up is for train at mixed, not float32"):
+        predict(GPT, Workload(batch=1, length=2, mode=Mode.TRAIN), made_up("cuda", "bfloat16"))
+
+
+def test_a_table_that_is_missing_says_to_calibrate_again():
+    calibration = made_up()
+    tables = {name: table for name, table in calibration.tables.items() if name != "product.infer"}
+    with pytest.raises(InputError, match=r"no table 'product.infer': calibrate again"):
+        predict(GPT, Workload(batch=1, length=2), calibration.replace(tables=tables))
