@@ -90,6 +90,14 @@ def test_without_joining_an_epoch_is_the_very_pairs_in_another_order_each_time(s
     assert epochs[0] != epochs[1]
 
 
+def test_another_epoch_puts_other_pairs_together(store):
+    made = batches(store, join=0.0)
+    first, second = (
+        {frozenset(texts(made.batch(e * made.n_batches + t))) for t in range(made.n_batches)} for e in (0, 1)
+    )
+    assert len(first & second) < len(first) / 2
+
+
 def test_joined_pairs_stand_one_after_the_other_on_both_sides(store):
     made = batches(store, join=0.9)
     known = {source.strip(): target.strip() for pairs in FILES.values() for source, target in pairs}
