@@ -9,9 +9,11 @@ import json
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -48,80 +50,91 @@ class Row:
     """A seed, reading and judging included."""
 
 
-class Bench:
-    """Runs, and what they gave so far."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What every run of the benchmark shares."""
 
-    def __init__(
-        self, model: TextEncoder, data: Path, *, minilm: TextEncoder | None, seeds: int, epochs: int | None
-    ) -> None:
-        self.model, self.data, self.minilm = model, data, minilm
-        self.seeds, self.epochs = seeds, epochs
-        self.rows: list[Row] = []
+    model: str
+    minilm: str | None
+    data: Path
+    epochs: int | None
 
-    def sst2(self) -> None:
-        for n_labels in SIZES:
-            self.bag_of_words("sst2", n_labels)
-            self.tune("sst2", "from scratch", self.model, n_labels=n_labels, from_scratch=True)
-            self.tune("sst2", "pre-trained", self.model, n_labels=n_labels)
-            if self.minilm is not None:
-                self.tune("sst2", "MiniLM", self.minilm, n_labels=n_labels, seeds=1 if n_labels is None else None)
-
-    def others(self) -> None:
-        for task in ONE_SEED:
-            problem = ProblemKind.NUMBER if task == "sick score" else ProblemKind.ONE_CLASS
-            if task in ("trec", "banking77"):
-                self.bag_of_words(task, None)
-            for engine, model in (("pre-trained", self.model), ("MiniLM", self.minilm)):
-                if model is not None:
-                    self.tune(task, engine, model, problem=problem, seeds=1)
-
-    def tune(self, task: str, engine: str, model: TextEncoder, *, seeds: int | None = None, **settings: Any) -> None:  # noqa: ANN401
-        n_seeds = seeds or self.seeds
-        started = time.perf_counter()
-        found = qkv.finetune(
-            model, *self._files(task), seeds=n_seeds, epochs=self.epochs, truncate=True, **settings
-        )  # fmt: skip
-        seconds = (time.perf_counter() - started) / n_seeds
-        measure, first = found.runs.measures[0], found.runs.results[0]
-        self._add(
-            Row(
-                task=task, engine=engine, labels=first.n_train, measure=measure, mean=found.runs.mean(measure),
-                spread=found.runs.spread(measure), seeds=n_seeds, parameters=first.n_parameters, seconds=seconds,
-            )
-        )  # fmt: skip
-
-    def bag_of_words(self, task: str, n_labels: int | None) -> None:
-        train, held_out = self._files(task)
-        read = read_task(FinetuningConfig(models=("-",), train=str(train), evaluation=str(held_out)))
-        texts, targets = [text for (text, *_) in read.train.texts], read.train_targets
-        scores, started, n_parameters, n_rows = [], time.perf_counter(), 0, len(texts)
-        n_seeds = 1 if n_labels is None else self.seeds
-        for seed in range(n_seeds):
-            rows = range(len(texts))
-            if n_labels is not None:
-                rows = draw(ProblemKind.ONE_CLASS, targets, n_labels, seed=seed).tolist()
-            n_rows = len(rows)
-            bag = BagOfWords([texts[row] for row in rows], targets[list(rows)].tolist(), seed=seed)
-            n_parameters = bag.n_parameters
-            answers = torch.tensor(bag.answers([text for (text, *_) in read.evaluation.texts]))
-            scores.append(float((answers == read.evaluation_targets).float().mean()))
-        self._add(
-            Row(
-                task=task, engine="bag of words", labels=n_rows, measure="accuracy", mean=statistics.fmean(scores),
-                spread=statistics.stdev(scores) if n_seeds > 1 else 0.0, seeds=n_seeds, parameters=n_parameters,
-                seconds=(time.perf_counter() - started) / n_seeds,
-            )
-        )  # fmt: skip
-
-    def _files(self, task: str) -> tuple[Path, Path]:
+    def files(self, task: str) -> tuple[Path, Path]:
         folder = self.data / task.partition(" ")[0]
         return folder / "train.tsv", folder / "dev.tsv"
 
-    def _add(self, row: Row) -> None:
-        self.rows.append(row)
-        sys.stderr.write(
-            f"{row.task}, {row.labels:,} labels, {row.engine}: {row.mean:.4f}, {row.seconds:.1f} s a seed\n"
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One line of the table to be made."""
+
+    task: str
+    engine: str
+    n_labels: int | None = None
+    seeds: int = 1
+
+
+def jobs(asked: Asked, seeds: int) -> list[Job]:
+    found = []
+    for n_labels in SIZES:
+        found += [
+            Job(task="sst2", engine="bag of words", n_labels=n_labels, seeds=1 if n_labels is None else seeds),
+            Job(task="sst2", engine="from scratch", n_labels=n_labels, seeds=seeds),
+            Job(task="sst2", engine="pre-trained", n_labels=n_labels, seeds=seeds),
+        ]
+        if asked.minilm is not None:
+            found.append(Job(task="sst2", engine="MiniLM", n_labels=n_labels, seeds=1 if n_labels is None else seeds))
+    for task in ONE_SEED:
+        engines = ["bag of words"] if task in ("trec", "banking77") else []
+        engines += ["pre-trained"] if asked.minilm is None else ["pre-trained", "MiniLM"]
+        found += [Job(task=task, engine=engine) for engine in engines]
+    return found
+
+
+def row_of(job: Job, asked: Asked) -> Row:
+    row = bag_of_words(job, asked) if job.engine == "bag of words" else tuned(job, asked)
+    sys.stderr.write(f"{row.task}, {row.labels:,} labels, {row.engine}: {row.mean:.4f}, {row.seconds:.1f} s a seed\n")
+    return row
+
+
+def tuned(job: Job, asked: Asked) -> Row:
+    name = asked.minilm if job.engine == "MiniLM" else asked.model
+    model = qkv.load(str(name))
+    if not isinstance(model, TextEncoder):
+        raise SystemExit(f"{name}: a BERT is needed")
+    problem = ProblemKind.NUMBER if job.task == "sick score" else ProblemKind.ONE_CLASS
+    started = time.perf_counter()
+    found = qkv.finetune(
+        model, *asked.files(job.task), seeds=job.seeds, epochs=asked.epochs, truncate=True, n_labels=job.n_labels,
+        from_scratch=job.engine == "from scratch", problem=problem,
+    )  # fmt: skip
+    measure, first = found.runs.measures[0], found.runs.results[0]
+    return Row(
+        task=job.task, engine=job.engine, labels=first.n_train, measure=measure, mean=found.runs.mean(measure),
+        spread=found.runs.spread(measure), seeds=job.seeds, parameters=first.n_parameters,
+        seconds=(time.perf_counter() - started) / job.seeds,
+    )  # fmt: skip
+
+
+def bag_of_words(job: Job, asked: Asked) -> Row:
+    train, held_out = asked.files(job.task)
+    read = read_task(FinetuningConfig(models=("-",), train=str(train), evaluation=str(held_out)))
+    texts, targets = [text for (text, *_) in read.train.texts], read.train_targets
+    scores, started, n_parameters, n_rows = [], time.perf_counter(), 0, len(texts)
+    for seed in range(job.seeds):
+        rows = range(len(texts))
+        if job.n_labels is not None:
+            rows = draw(ProblemKind.ONE_CLASS, targets, job.n_labels, seed=seed).tolist()
+        n_rows = len(rows)
+        bag = BagOfWords([texts[row] for row in rows], targets[list(rows)].tolist(), seed=seed)
+        n_parameters = bag.n_parameters
+        answers = torch.tensor(bag.answers([text for (text, *_) in read.evaluation.texts]))
+        scores.append(float((answers == read.evaluation_targets).float().mean()))
+    return Row(
+        task=job.task, engine=job.engine, labels=n_rows, measure="accuracy", mean=statistics.fmean(scores),
+        spread=statistics.stdev(scores) if job.seeds > 1 else 0.0, seeds=job.seeds, parameters=n_parameters,
+        seconds=(time.perf_counter() - started) / job.seeds,
+    )  # fmt: skip
 
 
 def report(rows: list[Row], load: float) -> Report:
@@ -181,19 +194,17 @@ def main() -> int:
     parser.add_argument("--minilm", help="a folder with all-MiniLM-L6-v2, to be fine-tuned beside")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--epochs", type=int, help="for a quick trial; chosen by the rows unless said")
-    asked = parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; their seconds then share the machine")
+    given = parser.parse_args()
     load = machine.others_load()
-    encoders = [None if name is None else qkv.load(name) for name in (asked.model, asked.minilm)]
-    model, minilm = encoders
-    if not isinstance(model, TextEncoder) or not isinstance(minilm, TextEncoder | None):
-        raise SystemExit("--model and --minilm: a BERT is needed")
-    bench = Bench(model, asked.data, minilm=minilm, seeds=asked.seeds, epochs=asked.epochs)
-    bench.sst2()
-    bench.others()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "finetune.json").write_text(json.dumps([asdict(row) for row in bench.rows], indent=1) + "\n")
-    draw_curves(bench.rows, asked.out / "finetune.png")
-    sys.stdout.write(report(bench.rows, load).text())
+    asked = Asked(model=given.model, minilm=given.minilm, data=given.data, epochs=given.epochs)
+    # New processes, for CUDA does not survive a fork.
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        rows = list(pool.map(partial(row_of, asked=asked), jobs(asked, given.seeds)))
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "finetune.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    draw_curves(rows, given.out / "finetune.png")
+    sys.stdout.write(report(rows, load).text())
     return 0
 
 
