@@ -205,3 +205,18 @@ class HeadPattern(StrEnum):
     """The same token elsewhere."""
     INDUCTION = "induction"
     """What came after the same token before."""
+
+
+class ViewKind(StrEnum):
+    """Which view of a text on its way through a model."""
+
+    HEADS = "heads"
+    MAP = "map"
+    NEURON = "neuron"
+    RESIDUAL = "residual"
+    LENS = "lens"
+    IT = "it"
+    EMBEDDINGS = "embeddings"
+    LOGIT = "logit"
+    EFFECT = "effect"
+    TIMELINE = "timeline"
