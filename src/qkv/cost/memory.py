@@ -73,7 +73,10 @@ def cache_bytes(
     config: ModelConfig, *, batch: int, length: int, source_length: int | None = None,
     dtype: Precision = Precision.FLOAT32,
 ) -> int:  # fmt: skip
-    """Keys and values of `length` tokens a row, and of the source; an RNN keeps the source's states, their keys, and its own."""
+    """Keys and values of `length` tokens a row, and of the source.
+
+    An RNN keeps the source's states, their keys where they are projected, and its own states.
+    """
     n_source = length if source_length is None else source_length
     match config:
         case GPTConfig():
