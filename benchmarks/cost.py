@@ -170,8 +170,9 @@ def cost(asked: Asked) -> Report:
     dtype = Precision.BFLOAT16 if device.type == "cuda" else Precision.FLOAT32
     calibration = calibrate(device, dtype, asked.say)
     asked.say(f"calibrated {calibration.device} in {calibration.took:.0f} s")
-    found = list(_points(calibration, device, asked.say))
+    # The long ones first: a CPU's large tensors come from fresh pages until an allocator has learnt to keep them.
     long = list(_long_contexts(calibration, device, asked.say))
+    found = list(_points(calibration, device, asked.say))
     rows = [point.cells for point in [*found, *long]]
     return Report(
         name=f"cost, {device.type}",

@@ -130,21 +130,13 @@ def _work(config: "ModelConfig", settings: dict[str, Any], sizes: dict[str, Any]
 
 def _calibration(path: Path | None, work: "Workload", *, measure: bool) -> "Calibration | None":
     """The file that was named, which must fit; else the newest that does."""
-    from qkv.cost.calibration import known_calibrations, load_calibration
+    from qkv.cost.calibration import fitting_calibration, load_calibration
 
-    if path is not None:
-        found = load_calibration(path)
-        found.check(work.mode, work.dtype)
-        return found
-    for known in known_calibrations():
-        try:
-            found = load_calibration(known)
-            found.check(work.mode, work.dtype)
-        except InputError:
-            continue  # of another precision, or of an older version
-        if not measure or found.kind == _here():
-            return found
-    return None
+    if path is None:
+        return fitting_calibration(work.mode, work.dtype, kind=_here() if measure else None)
+    found = load_calibration(path)
+    found.check(work.mode, work.dtype)
+    return found
 
 
 def _here() -> str:
@@ -179,7 +171,7 @@ def _measured(estimate: "Estimate", calibration: "Calibration") -> dict[str, Any
     watch = Stopwatch(chosen_device(calibration.kind))
     model = random_model(estimate.config, watch.device, estimate.work.dtype)
     step = step_of(model, estimate.work)
-    seconds = watch.whole(step, spend=1.0)
+    seconds = watch.whole(step, spend=0.5)
     prediction = predict(estimate.config, estimate.work, calibration)
     parts = [] if estimate.work.mode is Mode.TRAIN else compare_operations(model, step, prediction, watch)
     errors = [abs(one.predicted / one.measured - 1) for one in parts]

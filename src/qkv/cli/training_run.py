@@ -69,11 +69,13 @@ def _stoppable(folder: Path) -> Iterator[None]:
 
 def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") -> float:
     """Say what the run will take; returns the device's matrix rate."""
-    from qkv.cost import preflight
+    from qkv.cost import Mode, Precision, preflight
+    from qkv.cost.calibration import fitting_calibration
     from qkv.training import matmul_rate
     from qkv.training.objectives import is_mixed
 
     rate, training = matmul_rate(device), recipe.training
+    dtype = Precision.MIXED if is_mixed(training.precision, device) else Precision.FLOAT32
     hidden = None if recipe.examples is None else recipe.examples.hidden_share
     plan = preflight(
         recipe.model_config_for(vocabulary_size),
@@ -87,8 +89,9 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
         optimizer=training.optimizer,
         averaging=training.averaging is not None,
         predictions=None if hidden is None else math.ceil(hidden * training.length),
-        dtype="mixed" if is_mixed(training.precision, device) else "float32",
+        dtype=dtype,
         backend="cuda" if device.type == "cuda" else "cpu",
+        calibration=fitting_calibration(Mode.TRAIN, dtype, kind=device.type),
     )
     say(plan.line)
     return rate

@@ -191,3 +191,16 @@ def known_calibrations() -> list[Path]:
     """Files that `qkv cost calibrate` left in the cache folder, newest first."""
     folder = default_path("any", Precision.FLOAT32).parent
     return sorted(folder.glob("calibration-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def fitting_calibration(mode: Mode, dtype: Precision, *, kind: str | None = None) -> Calibration | None:
+    """The newest that is for this work, and for a cpu or cuda if said; None: there is none."""
+    for path in known_calibrations():
+        try:
+            found = load_calibration(path)
+            found.check(mode, dtype)
+        except InputError:
+            continue  # of another precision, or of an older version
+        if kind is None or found.kind == kind:
+            return found
+    return None

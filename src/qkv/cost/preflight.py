@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from qkv.choices import OptimizerKind
 from qkv.config import ModelConfig
+from qkv.cost.calibration import Calibration
 from qkv.cost.estimate import Estimate, estimate_of
+from qkv.cost.prediction import predict
 from qkv.cost.readable import readable_bytes, readable_count, readable_flops, readable_time
 from qkv.cost.workload import HUGE, Backend, Mode, Precision, Workload
 from qkv.errors import ConfigError
@@ -21,6 +23,8 @@ class Preflight:
     matmul_rate: int | float | None
     share: int | float
     """What part of that rate training reaches."""
+    calibration: Calibration | None = None
+    """Of the device, where there is one: a better time than a share of the rate."""
 
     @property
     def flops(self) -> int:
@@ -28,6 +32,9 @@ class Preflight:
 
     @property
     def seconds(self) -> float | None:
+        if self.calibration is not None:
+            batch = predict(self.step.config, self.step.work, self.calibration).seconds
+            return batch * self.step.work.accumulation * self.steps
         return None if self.matmul_rate is None else self.flops / (self.matmul_rate * self.share)
 
     @property
@@ -40,12 +47,18 @@ class Preflight:
             f"{readable_bytes(self.step.memory.peak)} for a step of {batch}{work.batch:,}×{work.length:,}{source}",
             f"{readable_flops(self.flops)} in {self.steps:,} steps",
         ]
-        if self.seconds is not None and self.matmul_rate is not None:
-            rate = readable_flops(self.matmul_rate)
+        if self.seconds is not None:
             time = readable_time(self.seconds)
-            about = "" if time.startswith("under") else "about "
-            said.append(f"{about}{time} at {self.share:.0%} of {rate}/s".replace("%", " %"))
+            said.append(("" if time.startswith("under") else "about ") + time + self._by)
         return " · ".join(said)
+
+    @property
+    def _by(self) -> str:
+        """Where the time comes from."""
+        if self.calibration is not None:
+            return f" by the calibration of {self.calibration.device}"
+        rate = readable_flops(self.matmul_rate or 0.0)
+        return f" at {self.share:.0%} of {rate}/s".replace("%", " %")
 
 
 def preflight(
@@ -53,7 +66,7 @@ def preflight(
     share: int | float = 0.3, source_length: int | None = None, dtype: Precision | str = Precision.FLOAT32,
     accumulation: int = 1, checkpointing: bool = False, loss_chunk: int | None = None,
     optimizer: OptimizerKind | str = OptimizerKind.ADAMW, averaging: bool = False, predictions: int | None = None,
-    backend: Backend | str = Backend.CUDA,
+    backend: Backend | str = Backend.CUDA, calibration: Calibration | None = None,
 ) -> Preflight:  # fmt: skip
     """`share` of 0.3 is usual for middle-sized models; pass a measured one where there is one."""
     settings = {
@@ -67,4 +80,9 @@ def preflight(
         raise ConfigError(f"matmul_rate={matmul_rate} must be a number of FLOP/s above 0")
     if not 0 < share <= 1:
         raise ConfigError(f"share={share} must be above 0 and at most 1")
-    return Preflight(step=estimate_of(config, Workload(**settings)), steps=steps, matmul_rate=matmul_rate, share=share)
+    work = Workload(**settings)
+    if calibration is not None:
+        calibration.check(work.mode, work.dtype)
+    return Preflight(
+        step=estimate_of(config, work), steps=steps, matmul_rate=matmul_rate, share=share, calibration=calibration
+    )

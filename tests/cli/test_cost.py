@@ -1,0 +1,201 @@
+"""`qkv cost`: the table, the plan, the times; no torch for what is arithmetic."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from qkv.cli import app
+from qkv.cli.cost_plan import count
+from qkv.cost.calibration import load_calibration, save_calibration
+from qkv.errors import ConfigError, DiskError, InputError, QKVError
+from tests.cost.calibrations import made_up
+
+WITHOUT_TORCH = """
+import sys
+from qkv.cli import main
+sys.argv = ["qkv", "cost", *{arguments}]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+assert not {{"torch", "numpy", "matplotlib"}} & set(sys.modules)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_calibration_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, ["cost", *arguments], catch_exceptions=True)
+    if isinstance(done.exception, QKVError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["gpt2"], ["stories", "--json"], ["plan", "--params", "124M", "--tokens", "2.5B", "--device", "h200"]],
+    ids=["preset", "shipped", "plan"],
+)
+def test_arithmetic_needs_no_torch(arguments):
+    code = WITHOUT_TORCH.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_table_has_the_lectures_orders_beside_exact_numbers_and_says_the_slips():
+    shown = run("gpt2")
+    assert "291,648,307,200" in shown
+    assert "O(bnd² + bn²d)" in shown
+    assert "4·12·768²; C's slide lacks the 4" in shown
+    assert "Slip: E counts the IO" in shown
+    assert "1,557,611,200" in run("gpt2-xl")
+    assert "57,982,058,496" in run("gpt3")
+
+
+def test_json_holds_the_same_as_numbers():
+    found = json.loads(run("gpt2", "--mode", "decode", "--dtype", "float16", "--device", "h200", "--json"))
+    assert found["parameters"]["total"] == 124_439_808
+    assert found["memory"]["cache"] == 37_748_736
+    assert found["time"]["bound"]["device"] == "h200"
+    assert found["lecture"][0]["order"] == "bd²"
+
+
+def test_latex_is_a_tabular_with_its_formulas():
+    shown = run("bert-base", "--latex")
+    assert shown.startswith(r"\begin{tabular}{llrlrr}")
+    assert "$O(bn^2d)$" in shown
+    assert "xW\\_Q" in shown
+    assert shown.count(r"\\") == 11
+
+
+def test_a_generation_shows_prompt_and_steps():
+    shown = run("gpt2", "--mode", "generate", "--length", "100", "--new", "50")
+    assert "the prompt:" in shown
+    assert "all decoding steps:" in shown
+
+
+def test_a_config_file_a_run_and_a_hugging_face_folder_are_models(tmp_path):
+    settings = {"vocabulary_size": 101, "context_length": 32, "d_model": 8, "n_heads": 2, "n_layers": 3}
+    (tmp_path / "mine.json").write_text(json.dumps({"family": "gpt", **settings}))
+    total = json.loads(run(str(tmp_path / "mine.json"), "--json"))["parameters"]["total"]
+    checkpoint = tmp_path / "run" / "checkpoints" / "000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text(json.dumps({"family": "gpt", **settings}))
+    assert json.loads(run(str(tmp_path / "run"), "--json"))["parameters"]["total"] == total
+    published = {
+        "model_type": "gpt2", "vocab_size": 101, "n_positions": 32, "n_embd": 8, "n_head": 2, "n_layer": 3,
+    }  # fmt: skip
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(published))
+    assert json.loads(run(str(tmp_path / "hf"), "--json"))["parameters"]["total"] == total
+
+
+def test_a_config_of_a_million_billion_parameters_is_answered(tmp_path):
+    settings = {"vocabulary_size": 10**6, "context_length": 1000, "d_model": 10**6, "n_heads": 1000, "n_layers": 100}
+    (tmp_path / "big.json").write_text(json.dumps({"family": "gpt", **settings}))
+    assert json.loads(run(str(tmp_path / "big.json"), "--json"))["parameters"]["total"] > 10**15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt2", "--batch", "-1"], "--batch -1: a whole number from 1 is needed"),
+        (["gpt2", "--batch", "0"], "--batch 0: must be at least 1"),
+        (["gpt2", "--length", "1.5"], "--length 1.5: is not a whole number"),
+        (["gpt2", "--length", "1" + "0" * 30], "length=1000000000000000000000000000000: input should be less"),
+        (["gpt2", "--length", "2000"], "length=2000 is more than the model's context_length=1024"),
+        (["gpt3x"], r"gpt3x: neither a preset nor a file.*did you mean 'gpt3'\?"),
+        (["gpt2", "--mode", "fly"], "--mode fly: it is one of train, forward"),
+        (["gpt2", "--dtype", "int8"], "--dtype int8: it is one of float32"),
+        (["gpt2", "--device", "h2000"], "unknown device 'h2000'; did you mean 'h200'"),
+        (["bert-base", "--mode", "decode"], "mode=decode: bert reads whole sequences"),
+        (["gpt2", "--mode", "generate"], "mode=generate needs new"),
+        (["gpt2", "--json", "--latex"], "choose one"),
+        (["gpt2", "--plot", "x.xyz"], r"x.xyz: the file must end in .png"),
+        (["gpt2", "--measure"], "there is no calibration for forward at float32: qkv cost calibrate"),
+        (["plan", "--tokens", "1B", "--device", "h200"], "give --params or --model"),
+        (["plan", "--params", "12", "--tokens", "1B", "--device", "h200"], "params=12 must be from"),
+        (["plan", "--params", "1e9", "--tokens", "1B", "--device", "h200"], "--params 1e9: a whole number"),
+        (["plan", "--params", "1B", "--tokens", "1B", "--device", "l4", "--sharding", "x"], "--sharding x: it is ddp"),
+        (["calibrate", "--dtype", "int8"], "--dtype int8: a device is calibrated at"),
+    ],
+)
+def test_bad_input_is_answered_in_one_line(arguments, message):
+    with pytest.raises((InputError, ConfigError), match=message) as caught:
+        run(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model_type": "mamba"}', r"config.json: model_type='mamba' is unknown"),
+        ('{"family": "gpt", "vocabulary_size": 5}', r"config.json: GPTConfig: context_length is missing"),
+        ("{", r"config.json: not valid JSON"),
+    ],
+    ids=["unknown family", "missing field", "not json"],
+)
+def test_a_folder_whose_config_is_bad_is_named(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        run(str(tmp_path))
+
+
+def test_a_folder_without_a_config_and_a_place_that_cannot_be_written_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"holds neither config.json nor a run"):
+        run(str(tmp_path))
+    with pytest.raises(DiskError, match=r"none/x.png: cannot be written"):
+        run("gpt-nano", "--plot", str(tmp_path / "none" / "x.png"))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7", 7), ("1,024", 1024), ("124M", 124_000_000), ("2.5B", 2_500_000_000), ("1.50k", 1500), ("3t", 3 * 10**12)],
+)
+def test_numbers_may_be_written_short(text, number):
+    assert count(text, "tokens") == number
+
+
+def test_a_plan_says_batch_time_and_money():
+    shown = run("plan", "--params", "124M", "--tokens", "2.5B", "--device", "h200", "--price", "3.5")
+    lines = {line[:16].strip(): line[17:] for line in shown.splitlines()}
+    assert lines["model"].startswith("124M parameters: gpt, width 768")
+    assert "× 1,024 tokens a device" in lines["batch that fits"]
+    assert "at 40% of the peak; bound" in lines["time"]
+    assert lines["money"].endswith("at 3.5 a device and hour")
+    small = run("plan", "--params", "7B", "--tokens", "1B", "--device", "l4")
+    assert "none: one text of 1,024 tokens takes" in small
+    assert "--sharding fsdp" in small
+
+
+def test_a_calibration_predicts_and_is_found_in_the_cache(tmp_path):
+    save_calibration(made_up(), tmp_path / "c.json")
+    found = json.loads(run("gpt-nano", "--calibration", str(tmp_path / "c.json"), "--json"))
+    assert found["time"]["calibrated"]["device"] == "made up"
+    assert found["time"]["calibrated"]["seconds"] > 0
+    assert "calibrated" not in json.loads(run("gpt-nano", "--json"))["time"]
+    save_calibration(made_up(), tmp_path / "cache" / "qkv" / "calibration-made-up-float32.json")
+    assert json.loads(run("gpt-nano", "--json"))["time"]["calibrated"] == found["time"]["calibrated"]
+    assert load_calibration(tmp_path / "c.json").device == "made up"
+
+
+def test_measuring_prints_predicted_measured_and_the_error(tmp_path):
+    save_calibration(made_up(), tmp_path / "c.json")
+    shown = run("gpt-nano", "--length", "16", "--measure", "--calibration", str(tmp_path / "c.json"))
+    assert "predicted ÷ measured" in shown
+    assert "blocks.feedforward.expand" in shown
+    assert "blocks.attention.attention" in shown
+    assert "mean error of the operations" in shown
+
+
+def test_a_plot_is_written(tmp_path):
+    run("gpt-nano", "--plot", str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
