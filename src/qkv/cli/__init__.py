@@ -16,6 +16,7 @@ from qkv.cli.fill import fill
 from qkv.cli.finetune import finetune
 from qkv.cli.generate import generate
 from qkv.cli.lesson import lesson
+from qkv.cli.look import look
 from qkv.cli.models import models
 from qkv.cli.similar import similar
 from qkv.cli.tokenizer import tokenizer
@@ -44,6 +45,7 @@ app.command()(classify)
 app.command()(embed)
 app.command()(similar)
 app.command()(words)
+app.command()(look)
 app.command()(convert)
 app.command()(models)
 app.add_typer(tokenizer, name="tokenizer")

@@ -14,6 +14,7 @@ from qkv.inspection.lens import LensView, lens
 from qkv.inspection.maps import MapView, attention_map, merge_words, sink_of, value_weighted, without_sink
 from qkv.inspection.names import matching, taps
 from qkv.inspection.neuron import NeuronView, neuron
+from qkv.inspection.pictures import View, figure
 from qkv.inspection.plain import plain
 from qkv.inspection.reading import Readable, Reading, Tokens, read, read_ids
 from qkv.inspection.record import SeenAttention, Trace, record
@@ -47,12 +48,14 @@ __all__ = [
     "TimelineView",
     "Tokens",
     "Trace",
+    "View",
     "attention_map",
     "change",
     "contributions",
     "cut_edge",
     "effect",
     "embeddings",
+    "figure",
     "head_off",
     "head_writes",
     "heads",

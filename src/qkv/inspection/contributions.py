@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from qkv.choices import NormPosition, Stack
 from qkv.errors import InputError
+from qkv.inspection.reading import label
 from qkv.inspection.seeing import Seen, attention_of, blocks_of
 from qkv.inspection.stream import head_writes
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import LayerNorm, RMSNorm, activate
+from qkv.text import Tokenizer
+from qkv.text.showing import text_of
 
 Vectors = Float[Tensor, "part d_model"]
 
@@ -29,6 +32,8 @@ class Contributions:
     position: int
     token_id: int
     against: int | None
+    said: str
+    """The token as it is shown; of a difference, both."""
     names: list[str]
     """`embedding`, `layer 3 head 1`, `layer 3 cross head 0`, `layer 3 feedforward`, `biases`."""
     values: Float[Tensor, " part"]
@@ -37,7 +42,9 @@ class Contributions:
 
 
 @torch.no_grad()
-def contributions(seen: Seen, *, position: int, token_id: int, against: int | None = None) -> Contributions:
+def contributions(
+    seen: Seen, tokenizer: Tokenizer, *, position: int, token_id: int, against: int | None = None
+) -> Contributions:
     """To the logit of `token_id` at a position; `against`: minus the logit of that other id."""
     if isinstance(seen.model, RNNSeq2Seq):
         raise InputError("an RNN's parts are not added to a stream: its logits cannot be parted by layers and heads")
@@ -54,8 +61,9 @@ def contributions(seen: Seen, *, position: int, token_id: int, against: int | No
         _, other, other_bias = _through_head(seen.model, vectors[:0], against)
         values, bias, logit = vectors @ (direction - other), bias - other_bias, logit - logits[position, against]
     values[-1] += bias
+    said = " − ".join(label(text_of(tokenizer, one)) for one in (token_id, against) if one is not None)
     return Contributions(
-        position=position, token_id=token_id, against=against, names=names, values=values, logit=float(logit)
+        position=position, token_id=token_id, against=against, said=said, names=names, values=values, logit=float(logit)
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import ceil, isfinite, isnan
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float
@@ -64,12 +64,23 @@ def new_figure(*, width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained", dpi=150)
 
 
+_LONGEST = 14.0
+"""Inches, for a map of many tokens: from there on cells get smaller, and not every one has its label."""
+_LABEL = 0.2
+"""Inches that a label needs."""
+
+
 def _width(one: HeatMap) -> float:
-    return 1.6 + max(2.0, 0.46 * len(one.columns))
+    return 1.6 + max(2.0, min(0.46 * len(one.columns), _LONGEST))
 
 
 def _height(one: HeatMap) -> float:
-    return 1.4 + max(1.6, 0.36 * len(one.rows))
+    return 1.4 + max(1.6, min(0.36 * len(one.rows), _LONGEST))
+
+
+def _ticks(n: int, inches: float) -> range:
+    """Which of n labels are shown: as many as there is room for."""
+    return range(0, n, max(1, ceil(n * _LABEL / inches)))
 
 
 def _draw(axis: "Axes", one: HeatMap) -> None:
@@ -86,8 +97,9 @@ def _draw(axis: "Axes", one: HeatMap) -> None:
         shown.numpy(), cmap="RdBu_r" if one.is_signed else "viridis", vmin=low, vmax=high, aspect="auto"
     )
     axis.set_facecolor("0.85")
-    axis.set_xticks(range(len(one.columns)), one.columns, rotation=60, ha="right", rotation_mode="anchor")
-    axis.set_yticks(range(len(one.rows)), one.rows)
+    across, down = _ticks(len(one.columns), _width(one) - 1.6), _ticks(len(one.rows), _height(one) - 1.4)
+    axis.set_xticks(across, [one.columns[i] for i in across], rotation=60, ha="right", rotation_mode="anchor")
+    axis.set_yticks(down, [one.rows[i] for i in down])
     axis.set_xlabel(one.column_axis)
     axis.set_ylabel(one.row_axis)
     axis.set_title(one.title, fontsize="medium")

@@ -66,8 +66,8 @@ def targets(keys: Tokens, visible: Looks, *, is_cross: bool) -> dict[HeadPattern
     """The looks that each pattern but bag-of-words means; of cross-attention, those of a source alone.
 
     previous-token: i → i−1. first-token: i → 0, i > 0 in self-attention. delimiter: i → another token that is
-    special or punctuation, position 0 aside. duplicate: i → j ≠ i with the same token. induction: i → j+1 ≠ i where j ≠ i has
-    i's token: what followed it the other time.
+    special or punctuation, position 0 aside. duplicate: i → j ≠ i with the same token. induction: i → j+1 ≠ i
+    where j ≠ i has i's token: what followed it the other time.
     """
     n, m = visible.shape
     first = torch.zeros(n, m, dtype=torch.bool)

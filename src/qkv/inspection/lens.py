@@ -26,6 +26,8 @@ class LensView:
     ids: Int[Tensor, "depth position guess"]
     probabilities: Float[Tensor, "depth position guess"]
     tokens: list[list[list[str]]]
+    says_next: bool
+    """Guesses are of what comes next; False: of what stands there."""
     wanted: list[str | None]
     """What really came next, or stands there."""
     wanted_probabilities: Float[Tensor, "depth position"]
@@ -47,6 +49,7 @@ def lens(seen: Seen, tokenizer: Tokenizer, *, n: int = 5) -> LensView:
     return LensView(
         depths=depth_names(len(logits)), positions=own.labels, ids=best.indices, probabilities=best.values.exp(),
         tokens=[[[label(text_of(tokenizer, i)) for i in cell] for cell in row] for row in best.indices.tolist()],
+        says_next=seen.reading.chosen is not None,
         wanted=[None if one is None else label(text_of(tokenizer, one)) for one in wanted],
         wanted_probabilities=of_wanted,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def word_map(
         axis.scatter(points[chosen, 0], points[chosen, 1], s=22, color=colour, marker=shape, label=name or None)
     axis.margins(0.12)
     colours = [_LOOKS[names.index(group) % len(_LOOKS)][0] for group in own]
-    _write(axis, points, words, colours)
+    write_beside(axis, points, words, colours)
     axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
     axis.axvline(0, color="0.85", linewidth=0.8, zorder=0)
     axis.set_xlabel(f"first direction: {spread[0]:.0%} of the spread")
@@ -73,7 +73,7 @@ _LETTER, _LINE = 5.4, 10.0
 Box = tuple[float, float, float, float]
 
 
-def _write(axis: "Axes", points: Tensor, words: Sequence[str], colours: Sequence[str]) -> None:
+def write_beside(axis: "Axes", points: Tensor, words: Sequence[str], colours: Sequence[str]) -> None:
     """Each word where it covers least of what stands there already."""
     # 72 typographical points an inch; the page's layout comes later and moves all points alike.
     scale = 72 / axis.figure.dpi

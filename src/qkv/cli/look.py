@@ -1,0 +1,239 @@
+"""`qkv look`: what happens inside while a text is read?"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.choices import Stack, ViewKind
+from qkv.errors import DiskError, InputError
+
+if TYPE_CHECKING:
+    from qkv.inspection import Intervention, Reading, Seen, Tokens, View
+    from qkv.tasks import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the options say."""
+
+    model: str
+    view: ViewKind
+    target: str | None
+    stack: Stack | None
+    layer: int | None
+    head: int | None
+    query: str | None
+    words: bool
+    no_sink: bool
+    it: str
+    candidates: list[str]
+    n: int
+    off: list[str]
+    cut: list[str]
+
+
+def look(
+    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    *,
+    view: Annotated[ViewKind, typer.Option(help="What to show.")] = ViewKind.HEADS,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
+    target: Annotated[str | None, typer.Option(help="The translation (else the model's), or BERT's text B.")] = None,
+    stack: Annotated[Stack | None, typer.Option(help="Which attentions, where a model has several.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="map, neuron: from 0; map: else the mean.")] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="As --layer.")] = None,
+    query: Annotated[str | None, typer.Option(help="neuron, logit, effect: a word, or its place.")] = None,
+    words: Annotated[bool, typer.Option("--words", help="map: words for tokens.")] = False,
+    no_sink: Annotated[bool, typer.Option("--no-sink", help="map: leave out first and special tokens.")] = False,
+    it: Annotated[str, typer.Option("--it", metavar="WORD", help="it: the word that refers.")] = "it",
+    candidates: Annotated[str, typer.Option(metavar="A,B", help="it: the words it may refer to.")] = "",
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="lens, embeddings, effect: so many guesses.")] = 5,
+    off: Annotated[list[str] | None, typer.Option(metavar="LAYER.HEAD", help="Switch this head off.")] = None,
+    cut: Annotated[list[str] | None, typer.Option(metavar="QUERY:KEY", help="Cut this look, in all layers.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with all numbers.")] = False,
+) -> None:  # fmt: skip
+    """Look inside: a table of what is seen, or a picture with --out.
+
+    Heads are named by what they look at. `it` compares four answers to what a word refers to; `logit` parts the
+    last guess's logit into what each head and feed-forward added; `effect` shows what --off and --cut change;
+    `timeline` reads the text with every checkpoint of a run. Places of tokens are counted from 0.
+
+    \b
+    Examples:
+      qkv look stories "Once upon a time there was a dog." --out heads.png
+      qkv look stories "The dog ran." --view map --layer 1 --head 2
+      qkv look stories "The animal didn't cross the street as it was tired." --view it --candidates animal,street
+      qkv look stories "The dog ran to the" --view lens --json
+      qkv look stories "The dog ran to the" --view effect --off 1.2 --cut 4:1
+      qkv look es-en "Me gusta el té." --view map --stack cross --out cross.pdf
+      qkv look runs/1 "Once upon a time" --view timeline --out learning.png
+    """
+    asked = Asked(
+        model=model, view=view, target=target, stack=stack, layer=layer, head=head, query=query, words=words,
+        no_sink=no_sink, it=it, candidates=[word.strip() for word in candidates.split(",") if word.strip()], n=n,
+        off=off or [], cut=cut or [],
+    )  # fmt: skip
+    _check(asked, out, texts)
+    from qkv.cli.look_tables import print_view
+    from qkv.cli.texts import given_texts
+    from qkv.inspection import plain
+
+    task = None if view is ViewKind.TIMELINE else _load(model)
+    for text in given_texts(texts):
+        shown = _timeline(asked, text) if task is None else _view(task, asked, text)
+        if out is not None:
+            _draw(shown, text, out)
+        elif as_json:
+            print(json.dumps({"view": view.value, "text": text, **plain(shown)}, ensure_ascii=False))
+        else:
+            print_view(shown)
+
+
+def _check(asked: Asked, out: Path | None, texts: list[str] | None) -> None:
+    changed = asked.off + asked.cut
+    if out is not None:
+        from qkv.lessons import check_picture
+
+        check_picture(out)
+        if len(texts or []) != 1:
+            raise InputError(f"--out draws one text; {len(texts or [])} were given as arguments")
+    if changed and asked.view in (ViewKind.TIMELINE, ViewKind.IT):
+        raise InputError(f"--view {asked.view} takes no --off and no --cut; {len(changed)} were given")
+    if asked.view is ViewKind.IT and len(asked.candidates) < 2:
+        raise InputError(
+            f"--candidates names {len(asked.candidates)} words; --view it compares at least 2, such as A,B"
+        )
+    if asked.view is ViewKind.EFFECT and not changed:
+        raise InputError("--view effect shows what a change does; give at least 1 --off or --cut")
+
+
+def _load(model: str) -> "Task":
+    from qkv.cli.progress import say
+    from qkv.tasks import TextEncoder, load
+
+    task = load(model)
+    if isinstance(task, TextEncoder):
+        for remark in task.remarks:
+            say(f"{model}: {remark}")
+    return task
+
+
+def _read(task: "Task", asked: Asked, text: str) -> "Reading":
+    from qkv.inspection import read
+    from qkv.tasks import Translator
+
+    if isinstance(task, Translator) and asked.target is None:
+        return read(task, text, task.translations([text])[0].found[0].ids)
+    return read(task, text, asked.target)
+
+
+def _view(task: "Task", asked: Asked, text: str) -> "View":
+    from qkv.inspection import effect, intervening, reference, see
+
+    if asked.view is ViewKind.IT:
+        return reference(task, text, pronoun=asked.it, candidates=asked.candidates)
+    reading = _read(task, asked, text)
+    changes = list(_changes(task, asked, reading))
+    if asked.view is ViewKind.EFFECT:
+        return effect(
+            task.model, task.tokenizer, reading, changes, position=_place(reading.own, asked.query), n=asked.n
+        )
+    with intervening(task.model, changes):
+        seen = see(task.model, reading)
+    return _seen(task, asked, seen)
+
+
+def _seen(task: "Task", asked: Asked, seen: "Seen") -> "View":
+    from qkv.inspection import contributions, embeddings, heads, lens, neuron, stream
+
+    stack = asked.stack or (Stack.CROSS if Stack.CROSS in seen.stacks and asked.view is ViewKind.MAP else None)
+    query = _place(seen.side(stack) if stack else seen.reading.own, asked.query)
+    match asked.view:
+        case ViewKind.HEADS:
+            found = heads(seen, stack)
+        case ViewKind.MAP:
+            found = _map(seen, asked, stack)
+        case ViewKind.NEURON:
+            found = neuron(seen, stack, layer=asked.layer or 0, head=asked.head or 0, query=query)
+        case ViewKind.RESIDUAL:
+            found = stream(seen, stack)
+        case ViewKind.LENS:
+            found = lens(seen, task.tokenizer, n=asked.n)
+        case ViewKind.EMBEDDINGS:
+            found = embeddings(seen, task.tokenizer, n=asked.n)
+        case _:
+            best = 0 if seen.logits is None else int(seen.logits[query, : task.tokenizer.vocabulary_size].argmax())
+            found = contributions(seen, task.tokenizer, position=query, token_id=best)
+    return found
+
+
+def _map(seen: "Seen", asked: Asked, stack: Stack | None) -> "View":
+    from dataclasses import replace
+
+    from qkv.inspection import attention_map, merge_words, sink_of, without_sink
+
+    stack = stack or seen.stacks[0]
+    found = attention_map(seen, stack, layer=asked.layer, head=asked.head)
+    keys = seen.side(stack, is_key=True)
+    if asked.no_sink:
+        found = replace(
+            found, weights=without_sink(found.weights, sink_of(keys)), title=f"{found.title}, without the sink"
+        )
+    return merge_words(found, seen.side(stack), keys) if asked.words else found
+
+
+def _changes(task: "Task", asked: Asked, reading: "Reading") -> "Iterator[Intervention]":
+    from qkv.inspection import EdgeCut, HeadOff
+    from qkv.tasks import Translator
+
+    stack = asked.stack or (Stack.DECODER if isinstance(task, Translator) else Stack.SELF)
+    keys = reading.source if stack in (Stack.CROSS, Stack.ENCODER) else reading.own
+    queries = reading.source if stack is Stack.ENCODER else reading.own
+    for given in asked.off:
+        layer, dot, head = given.partition(".")
+        if not (dot and layer.isdecimal() and head.isdecimal()):
+            raise InputError(f"--off {given}: a head is written LAYER.HEAD, such as 1.2")
+        yield HeadOff(stack=stack, layer=int(layer), head=int(head))
+    for given in asked.cut:
+        one, colon, other = given.partition(":")
+        if not colon or keys is None or queries is None:
+            raise InputError(f"--cut {given}: a look is written QUERY:KEY, two words or places, such as 4:1")
+        yield EdgeCut(stack=stack, query=_place(queries, one), key=_place(keys, other))
+
+
+def _place(tokens: "Tokens", given: str | None) -> int:
+    """A place as a number, or the last token of a word; none: the last of all."""
+    n = len(tokens.ids)
+    if given is None:
+        return n - 1
+    place = int(given) if given.isdecimal() else tokens.places(given)[-1]
+    if place >= n:
+        raise InputError(f"place {place} is outside the {n} tokens (0 … {n - 1})")
+    return place
+
+
+def _timeline(asked: Asked, text: str) -> "View":
+    from qkv.inspection import timeline
+    from qkv.tasks import load
+    from qkv.training.run import RunFolder
+
+    run = RunFolder(Path(asked.model))
+    steps = run.steps()
+    if not steps:
+        raise InputError(f"{asked.model}: holds no checkpoints; --view timeline needs the folder of a run")
+    return timeline(((step, load(run.folder(step))) for step in steps), text, asked.target, stack=asked.stack)
+
+
+def _draw(shown: "View", text: str, out: Path) -> None:
+    from qkv.cli.progress import say
+    from qkv.inspection import figure
+
+    try:
+        figure(shown, title=text).savefig(out)
+    except OSError as error:
+        raise DiskError(f"--out {out}: {error.strerror}") from None
+    say(f"drawn to {out}")

@@ -1,0 +1,143 @@
+"""Views whose numbers are best seen as bars, points and lines."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from qkv.inspection.contributions import Contributions
+from qkv.inspection.embeddings import EmbeddingView
+from qkv.inspection.figures import new_figure
+from qkv.inspection.interventions import Effect
+from qkv.inspection.neuron import NeuronView
+from qkv.inspection.reference import ReferenceView
+from qkv.inspection.word_map import write_beside
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE = "#0072B2", "#D55E00"
+MOST_BARS = 24
+
+
+def draw_neuron(view: NeuronView, title: str) -> "Figure":
+    """q on top, q·k dimension by dimension below it, and to the right what becomes of each row."""
+    n, width = view.products.shape
+    drawn = new_figure(width=4.5 + 0.11 * width + 3.2, height=2.4 + 0.24 * n)
+    axes = drawn.subplots(2, 3, height_ratios=[1, max(2.0, 0.6 * n)], width_ratios=[4 + 0.11 * width, 1.6, 1.6])
+    limit = float(view.q.abs().max()) or 1.0
+    axes[0, 0].imshow(view.q[None].cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    axes[0, 0].set(yticks=[0], xticks=[])
+    axes[0, 0].set_yticklabels([f"q of {view.query_label}"])
+    limit = float(view.products.abs().max()) or 1.0
+    image = axes[1, 0].imshow(view.products.cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    axes[1, 0].set_yticks(range(n), view.keys, fontsize=8)
+    axes[1, 0].set_xlabel(f"q·k in each of the {width} dimensions (red: adds, blue: takes away)")
+    drawn.colorbar(image, ax=axes[1, 0], orientation="horizontal", fraction=0.05, pad=0.02)
+    is_seen = view.scores.isfinite().tolist()
+    for axis, values, name in ((axes[1, 1], view.scaled, "score"), (axes[1, 2], view.weights, "weight")):
+        colours = [BLUE if seen else "0.85" for seen in is_seen]
+        axis.barh(range(n), values.cpu().numpy(), color=colours)
+        axis.set(ylim=(n - 0.5, -0.5), yticks=[], xlabel=name)
+        axis.axvline(0, color="0.7", linewidth=0.8)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+    axes[1, 1].set_title("Σ ÷ √d", fontsize="small")
+    axes[1, 2].set_title("softmax", fontsize="small")
+    for axis in axes[0, 1:]:
+        axis.set_axis_off()
+    grey = "; grey: forbidden by the mask" if not all(is_seen) else ""
+    said = f"{view.stack}, layer {view.layer}, head {view.head}: how {view.query_label} comes to its weights{grey}"
+    drawn.suptitle(f"{title}\n{said}" if title else said, fontsize="medium")
+    return drawn
+
+
+def draw_reference(view: ReferenceView, title: str) -> "Figure":
+    drawn = new_figure(width=9.0, height=2.2 + 0.5 * len(view.candidates))
+    columns = view.columns
+    axes = drawn.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for axis, (name, values) in zip(axes, columns.items(), strict=True):
+        said = view.says[name]
+        colours = [ORANGE if word == said else "0.7" for word in view.candidates]
+        bars = axis.barh(range(len(values)), values, color=colours)
+        axis.bar_label(bars, fmt="%.2f" if name != "knock-out" else "%+.2f", fontsize=7, padding=2)
+        axis.set_title(name, fontsize="medium")
+        axis.set_xlabel("change of log p (nats)" if name == "knock-out" else f"share of {view.pronoun!r}", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.margins(x=0.3)
+        axis.axvline(0, color="0.5", linewidth=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(view.candidates)), view.candidates)
+    axes[0].invert_yaxis()
+    drawn.suptitle(f"{title}\nWhat does {view.pronoun!r} refer to?\n{_capital(view.verdict)}", fontsize="medium")
+    drawn.supxlabel("An attention weight is not by itself an explanation.", fontsize=7, color="0.4")
+    return drawn
+
+
+def draw_paths(view: EmbeddingView, title: str) -> "Figure":
+    """Each token from its embedding (hollow) to its last state (filled, named)."""
+    drawn = new_figure(width=8.5, height=6.5)
+    axis = drawn.subplots()
+    points = view.points
+    colours = [f"C{place % 10}" for place in range(len(view.tokens))]
+    for place, colour in enumerate(colours):
+        path = points[:, place].numpy()
+        axis.plot(path[:, 0], path[:, 1], color=colour, linewidth=0.7, alpha=0.55, zorder=1)
+        axis.scatter(*path[0], s=16, facecolors="white", edgecolors=colour, zorder=2)
+        axis.scatter(*path[-1], s=22, color=colour, zorder=3)
+    axis.margins(0.1)
+    write_beside(axis, points[-1], view.tokens, colours)
+    axis.set_xlabel(f"first direction: {view.spread[0]:.0%} of the spread")
+    axis.set_ylabel(f"second direction: {view.spread[1]:.0%}")
+    axis.spines[["top", "right"]].set_visible(False)
+    way = "hollow: embedding; line: through the layers; filled: last" if len(view.depths) > 1 else view.depths[0]
+    axis.set_title(f"{title}\n{way}" if title else way, fontsize="medium")
+    return drawn
+
+
+def draw_contributions(view: Contributions, title: str) -> "Figure":
+    """The largest parts, and all others as one."""
+    order = view.values.abs().argsort(descending=True)[:MOST_BARS].tolist()
+    names, values = [view.names[i] for i in order], [float(view.values[i]) for i in order]
+    if len(order) < len(view.names):
+        names.append(f"{len(view.names) - len(order)} others")
+        values.append(float(view.values.sum()) - sum(values))
+    drawn = new_figure(width=7.0, height=1.4 + 0.24 * len(names))
+    axis = drawn.subplots()
+    bars = axis.barh(range(len(names)), values, color=[BLUE if value > 0 else ORANGE for value in values])
+    axis.bar_label(bars, fmt="%+.2f", fontsize=7, padding=2)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.invert_yaxis()
+    axis.margins(x=0.12)
+    _plain_axis(axis, f"added to the logit of {view.said}; all together: {view.logit:.2f}")
+    axis.set_title(title, fontsize="medium")
+    return drawn
+
+
+def draw_effect(view: Effect, title: str) -> "Figure":
+    drawn = new_figure(width=9.0, height=max(3.0, 1.4 + 0.3 * len(view.ids)))
+    guesses, moved = drawn.subplots(1, 2)
+    rows = torch.arange(len(view.ids))
+    guesses.barh(rows - 0.2, view.before.exp().cpu(), height=0.38, color="0.7", label="before")
+    guesses.barh(rows + 0.2, view.after.exp().cpu(), height=0.38, color=ORANGE, label="after")
+    guesses.set_yticks(rows, view.tokens, fontsize=8)
+    guesses.invert_yaxis()
+    guesses.legend(frameon=False, fontsize="small")
+    _plain_axis(guesses, f"p after {view.positions[view.position]!r}")
+    moved.bar(range(len(view.positions)), view.divergence.cpu(), color=BLUE)
+    step = -(-len(view.positions) // 30)
+    ticks = range(0, len(view.positions), step)
+    moved.set_xticks(ticks, [view.positions[i] for i in ticks], rotation=60, ha="right", fontsize=8)
+    moved.set_ylabel("KL(before ‖ after), nats", fontsize=8)
+    moved.spines[["top", "right"]].set_visible(False)
+    drawn.suptitle(title, fontsize="medium")
+    return drawn
+
+
+def _plain_axis(axis: "Axes", name: str) -> None:
+    axis.set_xlabel(name, fontsize=8)
+    axis.axvline(0, color="0.5", linewidth=0.8)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
