@@ -68,16 +68,7 @@ def train(
 
     where = chosen_device(device)
     if resume is not None:
-        if (
-            what is not None
-            or text
-            or pairs
-            or out is not None
-            or start is not None
-            or minutes
-            or steps
-            or seed is not None
-        ):
+        if any(given not in (None, []) for given in (what, text, pairs, out, start, minutes, steps, seed)):
             raise InputError("--resume goes on with a run as it was: give nothing else with it")
         resume_run(resume, where, tensorboard=tensorboard)
         return
@@ -85,16 +76,10 @@ def train(
         if minutes is not None and steps is not None:
             raise InputError("--minutes and --steps were both given; choose one")
         minutes = 5.0 if minutes is None and steps is None else minutes
-        if what == "translate":
-            files = [*(pairs or []), *(more or [])]
-            recipe = _own_pairs(files, target=target, is_rnn=rnn, minutes=minutes, steps=steps, device=where)
-        else:
-            files = [*(text or []), *(more or [])]
-            if not files:
-                raise InputError(f"no text was given: qkv train {what} --text FILE")
-            choose = _chooser(what, next_sentence=next_sentence)
-            recipe = _own_text(files, choose, minutes=minutes, steps=steps, device=where)
-            recipe = recipe if start is None else _shaped_like(recipe, start)
+        files = [*((pairs if what == "translate" else text) or []), *(more or [])]
+        choose = _chooser(what, files, is_rnn=rnn, target=target, next_sentence=next_sentence)
+        recipe = _own_files(files, choose, minutes=minutes, steps=steps, device=where)
+        recipe = recipe if start is None else _shaped_like(recipe, start)
         data = Path()
     else:
         recipe = _from_file(what, more or [], text=text, steps=steps, start=start)
@@ -128,15 +113,27 @@ def _from_file(
     return recipe if start is None else recipe.replace(start_from=str(start.resolve()))
 
 
-def _chooser(what: str, *, next_sentence: bool) -> "Callable[..., Recipe]":
+def _chooser(
+    what: str, files: list[str], *, is_rnn: bool, target: str | None, next_sentence: bool
+) -> "Callable[..., Recipe]":
     from functools import partial
 
-    from qkv.training import choose_bert, choose_recipe
+    from qkv.training import choose_bert, choose_recipe, choose_translation
 
-    return choose_recipe if what == "gpt" else partial(choose_bert, next_sentence=next_sentence)
+    if not files and what == "translate":
+        raise InputError("no pairs were given: qkv train translate --pairs FILE.tsv")
+    if not files:
+        raise InputError(f"no text was given: qkv train {what} --text FILE")
+    match what:
+        case "gpt":
+            return choose_recipe
+        case "bert":
+            return partial(choose_bert, next_sentence=next_sentence)
+        case _:
+            return partial(choose_translation, is_rnn=is_rnn, target_ending=target)
 
 
-def _own_text(
+def _own_files(
     files: list[str], choose: "Callable[..., Recipe]", *, minutes: float | None, steps: int | None,
     device: "torch.device",
 ) -> "Recipe":  # fmt: skip
@@ -148,26 +145,6 @@ def _own_text(
         n_bytes=sum(source.size for source in find_sources(files)),
         seconds=60 * (minutes or 5.0),
         rate=matmul_rate(device),
-    )
-    return recipe if steps is None else with_steps(recipe, steps)
-
-
-def _own_pairs(
-    files: list[str], *, target: str | None, is_rnn: bool, minutes: float | None, steps: int | None,
-    device: "torch.device",
-) -> "Recipe":  # fmt: skip
-    from qkv.data import find_sources
-    from qkv.training import choose_translation, matmul_rate, with_steps
-
-    if not files:
-        raise InputError("no pairs were given: qkv train translate --pairs FILE.tsv")
-    recipe = choose_translation(
-        [str(Path(file).resolve()) for file in files],
-        n_bytes=sum(source.size for source in find_sources(files)),
-        seconds=60 * (minutes or 5.0),
-        rate=matmul_rate(device),
-        is_rnn=is_rnn,
-        target_ending=target,
     )
     return recipe if steps is None else with_steps(recipe, steps)
 
