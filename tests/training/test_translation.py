@@ -189,3 +189,28 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch):
         one, other = (p.corpus.data(p.recipe.training).batch(t) for p in (whole, gone_on))
         assert torch.equal(one.source, other.source)
     assert open_run(whole.run.path).corpus.summary == gone_on.corpus.summary
+
+
+@pytest.mark.compiled
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # torch's own, when it compiles
+def test_compiled_steps_are_the_plain_ones_in_every_shape(tmp_path):
+    ready = make_ready(tmp_path / "plain", recipe("seq2seq"))
+    plain = trainer_of(ready)
+    compiled = trainer_of(copy_of(ready, tmp_path / "compiled", compiled=True))
+    shapes = set()
+    for t in range(9):
+        batch = plain.data.batch(t)
+        shapes.add(batch.ids.shape)
+        for trainer in (plain, compiled):
+            trainer.model.eval()  # without dropout, which draws otherwise when compiled
+        one, other = (trainer.objective(batch) for trainer in (plain, compiled))
+        assert one.loss.item() == pytest.approx(other.loss.item(), rel=1e-5)
+        for trainer, outcome in ((plain, one), (compiled, other)):
+            trainer.model.zero_grad()
+            outcome.loss.backward()
+        pairs = zip(plain.model.parameters(), compiled.model.parameters(), strict=True)
+        assert all(torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-4) for a, b in pairs)
+    assert len(shapes) == 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 8
+    assert compiled.examine()["bleu"] >= 0.0  # decoding, with its cache, runs as written

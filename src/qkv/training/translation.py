@@ -1,6 +1,7 @@
 """How a translator is trained: a source and the true target so far in, the next token of the target out."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ from qkv.data.pair_store import PAIRS_FILE, PairStore, encode_pairs
 from qkv.errors import ConfigError
 from qkv.generation.translate import translate
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import check_ids
+from qkv.nn import Block, check_ids
 from qkv.text import Tokenizer
 from qkv.text.closeness import closeness
 from qkv.training.family import Bars, TrainingData
@@ -102,7 +103,8 @@ class PairsCorpus:
             np.linspace(0, len(fitting) - 1, min(len(fitting), self.settings.examined)).astype(int)
         ].tolist()
         sources, references = ([store.text(side, number) for number in numbers] for side in (0, 1))
-        written = self._translated(model, sources)
+        with uncompiled():
+            written = self._translated(model, sources)
         scores = closeness(written, references, n_draws=0)
         shown = zip(sources, written, references, strict=True)
         return {
@@ -153,40 +155,32 @@ def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objectiv
         raise ConfigError("an rnn's recurrence is one call into a library: compiled and loss_chunk are for seq2seq")
     device, settings = next(model.parameters()).device, model.config
     autocast = autocasting(config.precision, device)
+    if config.compiled:
+        # Block by block, with rows and lengths left open: all blocks of a kind share one piece of code, so it is made
+        # in seconds, once for all the shapes that batches have. The whole model at once takes minutes.
+        for block in model.modules():
+            if isinstance(block, Block):
+                block.compile(dynamic=True)
+    judged = torch.compile(_judged, dynamic=True) if config.compiled else _judged
 
-    def score(source: Tensor, is_token: Tensor, ids: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
-        if isinstance(model, Seq2Seq):
-            states = model.states(ids, model.encode(source, is_token=is_token))
-            if config.loss_chunk is not None:
-                return (
-                    unembedded_loss_sum(
-                        model.unembedding, states, targets, chunk=config.loss_chunk, smoothing=smoothing
-                    ),
-                )
-            logits = model.unembedding(states)
-        else:
-            logits = model(source, ids, source_is_token=is_token)
-        is_right = (logits.detach().argmax(-1) == targets).sum()
-        plain = cross_entropy_sum(logits.detach(), targets)
-        return cross_entropy_sum(logits, targets, smoothing=smoothing), plain, is_right, (targets != NO_TARGET).sum()
-
-    # Rows and lengths are left open: one graph for all the shapes that batches have.
-    trained = torch.compile(score, dynamic=True) if config.compiled else score
+    def score(there: PairBatch, smoothing: float) -> tuple[Tensor, ...]:
+        if isinstance(model, RNNSeq2Seq):
+            logits = model(there.source, there.ids, source_is_token=there.source_is_token)
+            return judged(logits, there.targets, smoothing)
+        states = model.states(there.ids, model.encode(there.source, is_token=there.source_is_token))
+        if config.loss_chunk is None:
+            return judged(model.unembedding(states), there.targets, smoothing)
+        chunk = config.loss_chunk
+        return (unembedded_loss_sum(model.unembedding, states, there.targets, chunk=chunk, smoothing=smoothing),)
 
     def objective(batch: PairBatch) -> Outcome:
         # Here, where the ids are still on the CPU: a GPU would end the whole process.
         check_ids(batch.source, settings.source_vocabulary_size)
         check_ids(batch.ids, settings.vocabulary_size)
         check_ids(batch.targets.clamp(min=0), settings.vocabulary_size)
-        there, is_training = batch.to(device), torch.is_grad_enabled()
-        with autocast():
-            loss, *rest = (trained if is_training else score)(
-                there.source,
-                there.source_is_token,
-                there.ids,
-                there.targets,
-                config.label_smoothing if is_training else 0.0,
-            )
+        is_training = torch.is_grad_enabled()
+        with autocast(), nullcontext() if is_training else uncompiled():
+            loss, *rest = score(batch.to(device), config.label_smoothing if is_training else 0.0)
         if not rest:
             return Outcome(loss)
         plain, is_right, n = rest
@@ -196,3 +190,15 @@ def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objectiv
         return Outcome(loss, measures)
 
     return objective
+
+
+def _judged(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+    """Loss, loss without smoothing, right tokens, all tokens."""
+    is_right = (logits.detach().argmax(-1) == targets).sum()
+    plain = cross_entropy_sum(logits.detach(), targets)
+    return cross_entropy_sum(logits, targets, smoothing=smoothing), plain, is_right, (targets != NO_TARGET).sum()
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Inside the `with`, what was compiled for training runs as it is written: other shapes, a cache, no gradients."""
+    return torch.compiler.set_stance("force_eager")
