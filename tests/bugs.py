@@ -420,4 +420,43 @@ COST = [
     ),
 ]  # fmt: skip
 
-BUGS = FOUNDATION + MASKS_AND_PADDING + CACHE_AND_BEAMS + PARTS + LOOKING_AND_SETTINGS + GENERATION + COST
+MASKED = "data/test_masked_batches.py"
+PRETRAINING = [
+    bug(
+        "wrong next sentences from anywhere", "data/next_sentence.py", "np.where(places >= begin, n_own, 0)", "0",
+        f"{MASKED}::test_right_pairs_go_on_and_wrong_ones_are_from_another_document",
+    ),
+    bug(
+        "a document there twice gives a right sentence as wrong", "data/next_sentence.py",
+        "same[maybe] = np.logical_and.reduceat(equal, np.cumsum(n[maybe]) - n[maybe])", "same[maybe] = False",
+        f"{MASKED}::test_a_document_that_is_there_twice_gives_no_wrong_sentence_that_is_right",
+    ),
+    bug(
+        "hidden words rounded up", "data/masking.py", "n_words + rounding", "n_words + 1",
+        f"{MASKED}::test_a_million_hidden_words_have_the_shares_they_should",
+    ),
+    bug(
+        "disguises follow the order from its start", "data/masking.py", "+ turn) % 1.0", "+ 0 * turn) % 1.0",
+        f"{MASKED}::test_a_million_hidden_words_have_the_shares_they_should",
+    ),
+    bug(
+        "separators may be hidden", "data/masking.py", "keys[is_special] |=", "keys[is_special & False] |=",
+        f"{MASKED}::test_specials_are_never_hidden_and_slots_stay_the_same",
+    ),
+    bug(
+        "a cut word hidden in part", "data/masking.py", "(ranks < wanted) & ~is_cut", "(ranks < wanted)",
+        f"{MASKED}::test_whole_words_are_hidden_whole",
+    ),
+    bug(
+        "next sentences weigh a word each", "training/bert.py", "batch.targets_a_row * found", "1.0 * found",
+        "training/test_bert.py::test_the_loss_is_the_sum_of_both_means_over_all_positions",
+    ),
+    bug(
+        "each part weighs next sentences by its own words", "data/masked_batches.py",
+        'n_targets=int((tensors["targets"] != NOTHING).sum()))',
+        'n_targets=0, targets_a_row=float((tensors["targets"] != NOTHING).sum()) / n_rows)',
+        "training/test_bert.py::test_parts_of_a_batch_add_up_to_the_whole",
+    ),
+]  # fmt: skip
+
+BUGS = FOUNDATION + MASKS_AND_PADDING + CACHE_AND_BEAMS + PARTS + LOOKING_AND_SETTINGS + GENERATION + COST + PRETRAINING
