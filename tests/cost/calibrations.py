@@ -26,7 +26,7 @@ def made_up(kind="cpu", dtype="float32"):
         tables |= {f"product.{road}": _table(sizes, sizes, sizes)}
         tables |= {f"{name}.{road}": _table(wide) for name in (*ELEMENTWISE, "loss", "fill", "update")}
         for name in ("causal-fused", "full-fused", "full-plain", "step-fused", "step-plain"):
-            tables[f"{name}.{road}"] = _table(sizes, sizes, growth=(1, 2))
+            tables[f"{name}.{road}"] = _table(sizes, sizes, (1, 64), growth=(1, 2, 1))
         tables |= {f"{name}.{road}": _table(sizes, sizes, sizes) for name in ("one-way", "two-way")}
         tables |= {f"{name}.{road}": Table(axes=((1,),), seconds=(1.0,)) for name in ("odd", "lstm")}
     names = [

@@ -23,10 +23,10 @@ def test_the_rows_of_a_whole_sequence_are_the_lectures_with_exact_numbers():
     flops = {
         "xW_Q, xW_K, xW_V": 6 * B * N * D**2, "softmax(QKᵀ/√d)": 2 * B * N**2 * D, "P·V": 2 * B * N**2 * D,
         "concat(heads)·W_O": 2 * B * N * D**2, "ReLU(YW₁)W₂": 16 * B * N * D**2,
-        "the lecture's rows together": 24 * B * N * D**2 + 4 * B * N**2 * D,
+        "all of these": 24 * B * N * D**2 + 4 * B * N**2 * D,
     }  # fmt: skip
     assert {name: found[name].flops for name in flops} == {name: L * n for name, n in flops.items()}
-    assert found["the lecture's rows together"].order == "bnd² + bn²d"
+    assert found["all of these"].order == "bnd² + bn²d"
     # Reads the heads' results and the weights with their bias, writes the sum.
     assert found["concat(heads)·W_O"].numbers == L * (2 * B * N * D + D**2 + D)
     assert found["P·V"].numbers == L * (2 * B * N * D + B * H * N**2)
@@ -34,8 +34,8 @@ def test_the_rows_of_a_whole_sequence_are_the_lectures_with_exact_numbers():
 
 def test_a_decoding_step_has_one_n_less():
     found = rows(CONFIG, batch=B, length=N, mode="decode")
-    assert found["the lecture's rows together"].flops == L * (24 * B * D**2 + 4 * B * N * D)
-    assert found["the lecture's rows together"].order == "bd² + bnd"
+    assert found["all of these"].flops == L * (24 * B * D**2 + 4 * B * N * D)
+    assert found["all of these"].order == "bd² + bnd"
     assert found["softmax(QKᵀ/√d)"].order == "bnd"
 
 
@@ -46,7 +46,7 @@ def test_a_decoding_step_has_one_n_less():
 def test_all_rows_together_are_the_whole_pass(config, mode):
     one = estimate(config, batch=2, length=5, mode=mode)
     (table,) = lecture_tables(one)
-    own = [row for row in table.rows if row.name != "the lecture's rows together"]
+    own = [row for row in table.rows if row.name != "all of these"]
     assert sum(row.flops for row in own) == table.total.flops == one.flops.forward
     assert sum(row.numbers for row in own) == table.total.numbers
 
@@ -79,7 +79,7 @@ def test_the_slips_are_said_and_the_encoder_decoders_only_there():
 def test_the_lectures_total_of_known_models(name, length, total):
     found = rows(preset(name), batch=1, length=length, mode="forward")
     d, n_layers = 768, 12
-    assert found["the lecture's rows together"].flops == n_layers * (24 * length * d**2 + 4 * length**2 * d)
+    assert found["all of these"].flops == n_layers * (24 * length * d**2 + 4 * length**2 * d)
     if total:
         (table,) = lecture_tables(estimate(preset(name), batch=1, length=length, mode="forward"))
         assert table.total.flops == total

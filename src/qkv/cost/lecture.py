@@ -127,7 +127,7 @@ def _table(estimate: Estimate, made: list[Operation], phase: Phase | None) -> Le
     rest = [one for one in made if id(one) not in taken]
     core = [one for one in made if id(one) in taken]
     order, io_order = ("", "") if isinstance(estimate.config, RNNConfig) else TOTALS[is_step]
-    rows.append(_row(estimate, "the lecture's rows together", core, order=order, io_order=io_order))
+    rows.append(_row(estimate, "all of these", core, order=order, io_order=io_order))
     rows += _others(estimate, rest)
     total = _row(estimate, "the whole pass", made, order="", io_order="")
     return LectureTable(title=title, rows=tuple(rows), total=total)
@@ -140,7 +140,7 @@ def _others(estimate: Estimate, rest: list[Operation]) -> list[Row]:
         is_small = one.name in ("norm", "add", "sum") and one.part != "loss"
         name = "norms and adds" if is_small else f"{one.part}: {one.name}" if one.name != "logits" else "logits xW_Eᵀ"
         if one.name == "look-up":
-            name = "embedding look-ups"
+            name = "look-ups"
         groups.setdefault(name, []).append(one)
     return [_row(estimate, name, own, order="", io_order="") for name, own in groups.items()]
 

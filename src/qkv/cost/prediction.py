@@ -17,8 +17,6 @@ from qkv.cost.operations import operations
 from qkv.cost.parameters import parameters
 from qkv.cost.workload import Mode, Workload
 
-D_HEAD = 64
-"""The width of a head that attention is calibrated with."""
 ODD = 8
 """A matrix whose rows are no multiple of this many numbers is read more slowly by a GPU."""
 FORWARD_SHARE = 1 / 3
@@ -31,6 +29,7 @@ class Spent:
 
     part: str
     name: str
+    runs: int
     seconds: float
 
 
@@ -86,7 +85,7 @@ def _generation(config: ModelConfig, work: Workload, calibration: Calibration) -
     n = work.last_length - work.length
     names = ("seconds", "launching", "computing", "serial")
     sums = {name: getattr(prompt, name) + n * getattr(step, name) for name in names}
-    steps = [replace(one, seconds=n * one.seconds) for one in step.spent]
+    steps = [replace(one, runs=n * one.runs, seconds=n * one.seconds) for one in step.spent]
     return Prediction(**sums, spent=(*prompt.spent, *steps))
 
 
@@ -142,10 +141,10 @@ class _Meter:
             if self.work.checkpointing and one.is_block:
                 seconds *= 1 + FORWARD_SHARE
             if seconds:
-                yield Spent(part=one.part, name=name, seconds=seconds)
+                yield Spent(part=one.part, name=name, runs=one.runs, seconds=seconds)
         if self.work.mode is Mode.TRAIN:
             n = parameters(self.config).total
-            yield Spent(part="optimizer", name="update", seconds=self._kernel("update", n))
+            yield Spent(part="optimizer", name="update", runs=1, seconds=self._kernel("update", n))
 
     def _one(self, one: Operation) -> tuple[float, str]:
         if one.is_attention_core:
@@ -178,14 +177,14 @@ class _Meter:
         assert one.product is not None
         assert isinstance(self.config, TransformerConfig)
         product, config = one.product, self.config
-        scale = (config.d_head + config.d_value) / (2 * D_HEAD)
+        width = (config.d_head + config.d_value) / 2
         if product.rows == 1 and self.work.mode is Mode.DECODE:
-            seconds = self._kernel(f"step-{self.work.kernel.value}", product.groups, product.columns)
-            moved = 2 * one.cache if one.cache else 0
-            return max(seconds * scale, moved * self.work.dtype.narrow * self.streaming)
+            seconds = self._kernel(f"step-{self.work.kernel.value}", product.groups, product.columns, width)
+            # The values' share is the mix's; they are about as many as the keys.
+            return max(seconds, 2 * one.cache * self.work.dtype.narrow * self.streaming)
         is_causal = one.visible < 1 and self.work.kernel is Kernel.FUSED
         name = f"{'causal' if is_causal else 'full'}-{self.work.kernel.value}"
-        return scale * self._kernel(name, product.groups, (product.rows * product.columns) ** 0.5)
+        return self._kernel(name, product.groups, (product.rows * product.columns) ** 0.5, width)
 
     def _recurrence(self, one: Operation) -> float:
         """A whole layer in one direction; two directions are timed together, each half."""

@@ -20,7 +20,9 @@ class LessonInfo:
     title: str
     lectures: tuple[str, ...]
     rows: tuple[str, ...]
-    """Numbers of the lectures' examples it works out: 1 attention, 2 inputs, 3 blocks, 4 GPT, 6 translation, 7 toys."""
+    """Numbers of the lectures' examples it works out.
+
+    1 attention, 2 inputs, 3 blocks, 4 GPT, 6 translation, 7 toys, 9 cost."""
 
     @property
     def module(self) -> str:
@@ -54,6 +56,7 @@ _IN_ORDER = (
     _info("toy-head-7", "A", "7.2", "The toy task with seven tokens: one head learns context"),
     _info("generate", "E", "4.2", "Generating text: the probabilities are revised with each token"),
     _info("kv-cache", "E", "4.3", "The KV cache: the same text for a fraction of the work"),
+    _info("cost", "CE", "9.1 9.2 9.3 9.4 9.5 9.6", "What a model computes and moves, row by row"),
     _info("quiz", "AE", "10.1", "The lectures' quizzes, answered by computation"),
 )
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from qkv.choices import Activation, Kernel
 from qkv.cost.calibration import Calibration, Measured, Table
-from qkv.cost.prediction import D_HEAD
 from qkv.cost.workload import Precision
 from qkv.training import kernels
 from qkv.training.kernels import Road
@@ -18,6 +17,8 @@ from qkv.training.launching import overheads
 from qkv.training.stopwatch import Stopwatch, Work
 
 Report = Callable[[str], None]
+D_HEADS = (32, 128)
+"""Widths of a head that attention is tried with."""
 ELEMENTWISE = ("add", "layer", "rms", "look-up", "softmax", "rotation", *(one.value for one in Activation))
 
 
@@ -51,7 +52,7 @@ CPU = Grid(
 GPU = Grid(
     rows=(1, 2, 8, 64, 512, 2048, 8192, 32768), widths=(64, 256, 1024, 4096, 16384),
     numbers=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27), groups=(2, 16, 128, 1024), lengths=(16, 64, 256, 1024, 4096),
-    contexts=(16, 256, 2048, 16384), most_flops=2e12, most_square=2**31, stream=(2**22, 2**25, 2**27, 2**30),
+    contexts=(16, 256, 2048, 16384), most_flops=2e12, most_square=2**29, stream=(2**22, 2**25, 2**27, 2**30),
     odd=(4096, 768, 50304),
 )  # fmt: skip
 
@@ -118,27 +119,29 @@ def _products(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:
 
 def _attentions(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:
     # Long contexts are what attention is calibrated for: they may take longer.
-    most = 4 * grid.most_flops / (4 * D_HEAD * (4 if road.is_training else 1))
+    most = 4 * grid.most_flops / (4 if road.is_training else 1)
     tables = {}
     for kernel, causal in ((Kernel.FUSED, True), (Kernel.FUSED, False), (Kernel.PLAIN, True)):
 
-        def make(groups: int, n: int, kernel: Kernel = kernel, causal: bool = causal) -> Work | None:  # noqa: FBT001
+        def make(
+            groups: int, n: int, d_head: int, kernel: Kernel = kernel, causal: bool = causal  # noqa: FBT001
+        ) -> Work | None:  # fmt: skip
             square = groups * n * n
-            if square > (most if kernel is Kernel.FUSED else min(most, grid.most_square)):
+            if 4 * d_head * square > most or (kernel is Kernel.PLAIN and square > grid.most_square):
                 return None
-            return kernels.attention(road, groups, n, kernel=kernel, causal=causal)
+            return kernels.attention(road, groups, n, d_head, kernel=kernel, causal=causal)
 
         name = f"{'causal' if causal and kernel is Kernel.FUSED else 'full'}-{kernel.value}"
-        tables[name] = _table(watch, (grid.groups, grid.lengths), make, growth=(1, 2))
+        tables[name] = _table(watch, (grid.groups, grid.lengths, D_HEADS), make, growth=(1, 2, 1))
     if road.is_training:
         return tables
     for kernel in Kernel:
 
-        def step(groups: int, n: int, kernel: Kernel = kernel) -> Work | None:
-            too_much = groups * n * D_HEAD > grid.numbers[-1]
-            return None if too_much else kernels.attention_step(road, groups, n, kernel=kernel)
+        def step(groups: int, n: int, d_head: int, kernel: Kernel = kernel) -> Work | None:
+            too_much = groups * n * d_head > grid.numbers[-1]
+            return None if too_much else kernels.attention_step(road, groups, n, d_head, kernel=kernel)
 
-        tables[f"step-{kernel.value}"] = _table(watch, (grid.groups, grid.contexts), step)
+        tables[f"step-{kernel.value}"] = _table(watch, (grid.groups, grid.contexts, D_HEADS), step)
     return tables
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation, Kernel, NormKind
-from qkv.cost.prediction import D_HEAD
 from qkv.cost.workload import Precision
 from qkv.nn import CAUSAL, Rotary, activate, attend
 from qkv.nn import norm as build_norm
@@ -115,10 +114,10 @@ def elementwise(road: Road, kind: str, n: int) -> Work:
 
 
 def _rotation(road: Road, n: int) -> Work:
-    positions = max(1, n // (8 * D_HEAD))
-    x = road.numbers(1, 8, positions, D_HEAD, narrow=True)
+    positions = max(1, n // ROW)
+    x = road.numbers(1, 8, positions, ROW // 8, narrow=True)
     stand = torch.arange(positions, device=road.device)[None]
-    relation = Rotary(D_HEAD)(stand, stand, road.narrow)
+    relation = Rotary(ROW // 8)(stand, stand, road.narrow)
     return road.run(lambda: relation.rotate(x), [x])
 
 
@@ -149,10 +148,10 @@ def update(road: Road, n: int) -> Work:
     return run
 
 
-def attention(road: Road, groups: int, n: int, *, kernel: Kernel, causal: bool) -> Work:
+def attention(road: Road, groups: int, n: int, d_head: int, *, kernel: Kernel, causal: bool) -> Work:
     """From projected queries, keys and values to the heads' results side by side."""
     heads = min(8, groups)
-    made = [road.numbers(groups // heads, n, heads, D_HEAD, narrow=True) for _ in range(3)]
+    made = [road.numbers(groups // heads, n, heads, d_head, narrow=True) for _ in range(3)]
     mask = CAUSAL if causal else None
 
     def forward() -> Tensor:
@@ -162,11 +161,11 @@ def attention(road: Road, groups: int, n: int, *, kernel: Kernel, causal: bool) 
     return road.run(forward, made)
 
 
-def attention_step(road: Road, groups: int, n_keys: int, *, kernel: Kernel) -> Work:
+def attention_step(road: Road, groups: int, n_keys: int, d_head: int, *, kernel: Kernel) -> Work:
     """One query a row, over a cache."""
     heads = min(8, groups)
-    query = road.numbers(groups // heads, heads, 1, D_HEAD, narrow=True)
-    keys, values = (road.numbers(groups // heads, heads, n_keys, D_HEAD, narrow=True) for _ in range(2))
+    query = road.numbers(groups // heads, heads, 1, d_head, narrow=True)
+    keys, values = (road.numbers(groups // heads, heads, n_keys, d_head, narrow=True) for _ in range(2))
     return road.run(lambda: attend(query, keys, values, kernel=kernel).transpose(1, 2).flatten(2), [query])
 
 

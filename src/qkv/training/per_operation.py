@@ -27,11 +27,12 @@ class Compared:
 
 
 def compare_operations(model: Model, step: Step, prediction: Prediction, watch: Stopwatch) -> list[Compared]:
-    """Those that are modules of their own, of a forward pass; waiting for the device after each makes all longer."""
+    """Those that are modules of their own, of a forward pass; each with its share of the launching."""
     measured = _measured(model, step, watch)
     predicted: dict[str, float] = defaultdict(float)
+    a_run = prediction.launching / sum(one.runs for one in prediction.spent)
     for one in prediction.spent:
-        predicted[_name(one.part, one.name)] += one.seconds
+        predicted[_name(one.part, one.name)] += one.seconds + one.runs * a_run
     return [
         Compared(name=name, predicted=seconds, measured=measured[name])
         for name, seconds in predicted.items()

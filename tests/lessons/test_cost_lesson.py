@@ -1,0 +1,21 @@
+"""The lesson on cost: what it prints is so."""
+
+
+def test_the_cost_lesson_prints_both_tables_with_exact_numbers(told):
+    lesson = told("cost")
+    assert "57,982,058,496" in lesson.row("gpt3")
+    b, d, n_layers = 1, 768, 12
+    for which, n in ((0, 512), (1, 1024)):
+        total = n_layers * (24 * b * n * d**2 + 4 * b * n**2 * d)
+        assert f"{total:,}" in lesson.row("all of these", which)
+    step = n_layers * (24 * b * d**2 + 4 * b * 1024 * d)
+    assert f"{step:,}" in lesson.row("all of these", 2)
+    assert "37,748,736 bytes" in lesson.text
+    assert lesson.text.count("The slide slips") == 4
+
+
+def test_its_encoder_decoder_grows_with_the_square_of_each_side(told):
+    lesson = told("cost")
+    encoder, decoder, _ = lesson.numbers("512   64")
+    assert encoder == 6 * (24 * 512 * 512**2 + 4 * 512**2 * 512)
+    assert decoder == 6 * (24 * 64 * 512**2 + 4 * 64**2 * 512)
