@@ -220,7 +220,12 @@ def _points(calibration: Calibration, device: torch.device, say: Say) -> Iterato
     for name, mode, size in sizes(device.type):
         dtype = calibration.training_dtype if mode == "train" else calibration.dtype
         work = Workload(**size, mode=Mode(mode), dtype=dtype)
-        point = _measure(name, known[name], work, calibration, device)
+        try:
+            point = _measure(name, known[name], work, calibration, device)
+        except RuntimeError as error:
+            # One model too large for a device must not cost the others their figures.
+            say(f"Failed: {name} {mode} {size}: {str(error).splitlines()[0]}")
+            continue
         say("  ".join(point.cells))
         yield point
 

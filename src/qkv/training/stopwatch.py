@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 
@@ -83,22 +82,25 @@ class Stopwatch:
 
 
 def _captured(work: Work, n: int) -> tuple["torch.cuda.CUDAGraph", int] | None:
-    """The work's kernels, n times, as a graph; None where it cannot be captured."""
-    side = torch.cuda.Stream()
+    """The work's kernels, n times, as a graph; None where it cannot be captured.
+
+    Begun and ended by hand: torch's own context empties the allocator's cache each time, which takes longer than all
+    the rest.
+    """
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
-            for _ in range(n):
+        with torch.cuda.stream(side):
+            for _ in range(2):
                 work()
+            torch.cuda.synchronize()
+            graph.capture_begin()
+            try:
+                for _ in range(n):
+                    work()
+            finally:
+                graph.capture_end()
     except RuntimeError:
         return None
+    torch.cuda.current_stream().wait_stream(side)
     return graph, n
-
-
-def no_gradients(is_training: bool) -> "torch.inference_mode | nullcontext[None]":  # noqa: FBT001
-    return nullcontext() if is_training else torch.inference_mode()
