@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from qkv.inspection.contributions import Contributions
 from qkv.inspection.embeddings import EmbeddingView
 from qkv.inspection.figures import new_figure
@@ -116,14 +114,14 @@ def draw_contributions(view: Contributions, title: str) -> "Figure":
 def draw_effect(view: Effect, title: str) -> "Figure":
     drawn = new_figure(width=9.0, height=max(3.0, 1.4 + 0.3 * len(view.ids)))
     guesses, moved = drawn.subplots(1, 2)
-    rows = torch.arange(len(view.ids))
-    guesses.barh(rows - 0.2, view.before.exp().cpu(), height=0.38, color="0.7", label="before")
-    guesses.barh(rows + 0.2, view.after.exp().cpu(), height=0.38, color=ORANGE, label="after")
+    rows = range(len(view.ids))
+    guesses.barh([row - 0.2 for row in rows], view.before.exp().tolist(), height=0.38, color="0.7", label="before")
+    guesses.barh([row + 0.2 for row in rows], view.after.exp().tolist(), height=0.38, color=ORANGE, label="after")
     guesses.set_yticks(rows, view.tokens, fontsize=8)
     guesses.invert_yaxis()
     guesses.legend(frameon=False, fontsize="small")
     _plain_axis(guesses, f"p after {view.positions[view.position]!r}")
-    moved.bar(range(len(view.positions)), view.divergence.cpu(), color=BLUE)
+    moved.bar(range(len(view.positions)), view.divergence.tolist(), color=BLUE)
     step = -(-len(view.positions) // 30)
     ticks = range(0, len(view.positions), step)
     moved.set_xticks(ticks, [view.positions[i] for i in ticks], rotation=60, ha="right", fontsize=8)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.choices import NormPosition, Stack
 from qkv.errors import InputError
-from qkv.inspection.seeing import Seen, attention_of, blocks_of
+from qkv.inspection.seeing import Seen, attention_of, blocks_of, precise
 from qkv.models import RNNSeq2Seq
 
 
@@ -55,7 +55,7 @@ def neuron(seen: Seen, stack: Stack | None = None, *, layer: int = 0, head: int 
     looks = seen.looks(stack, layer)
     queries = torch.cat([one.lookup.queries[0, head] for one in looks])
     kv_head = head // (attention.shape.n_heads // attention.shape.n_kv_heads)
-    q, k = queries[query].float(), looks[-1].lookup.keys[0, kv_head].float()
+    q, k = precise(queries[query]), precise(looks[-1].lookup.keys[0, kv_head])
     q_before, k_before = _before(seen, stack, layer, (head, kv_head))
     scores = seen.scores(stack, layer)[head, query]
     dots = k @ q
@@ -78,7 +78,8 @@ def _before(seen: Seen, stack: Stack, layer: int, heads: tuple[int, int]) -> tup
         return torch.cat([one.lookup.queries[0, heads[0]] for one in last]), last[-1].lookup.keys[0, heads[1]]
     x = seen.stream(f"{owner}.residual_pre")
     if block.norm_position is NormPosition.PRE:
-        x = block.attention_norm(x)
+        x = block.attention_norm(x[None])[0]
     d = attention.shape.d_head
     q, k = attention.query(x), attention.key(x)
+    q, k = precise(q), precise(k)
     return q[:, heads[0] * d : (heads[0] + 1) * d], k[:, heads[1] * d : (heads[1] + 1) * d]

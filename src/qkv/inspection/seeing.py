@@ -101,7 +101,7 @@ class Seen:
 
     def _rows(self, stack: Stack, layer: int, what: str, *, filler: float) -> Tensor:
         name = f"{self.tap(stack, layer)}.{what}"
-        passes = [self.trace.at(name, i)[0].float() for i in range(self.trace.n_passes(name))]
+        passes = [precise(self.trace.at(name, i)[0]) for i in range(self.trace.n_passes(name))]
         n_keys = max(rows.shape[-1] for rows in passes)
         return torch.cat([F.pad(rows, (0, n_keys - rows.shape[-1]), value=filler) for rows in passes], dim=1)
 
@@ -109,6 +109,11 @@ class Seen:
         if stack not in self.stacks:
             has = ", ".join(self.stacks) or "none"
             raise InputError(f"this model has no attention '{stack}'; it has: {has}")
+
+
+def precise(passing: Tensor) -> Tensor:
+    """In at least float32."""
+    return passing if passing.dtype == torch.float64 else passing.float()
 
 
 def attention_name(model: Model, stack: Stack, layer: int | Literal["*"]) -> str:

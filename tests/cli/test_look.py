@@ -1,0 +1,139 @@
+"""`qkv look`: every view as a table, as JSON, as a picture; mistakes in one line."""
+
+import json
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from qkv.choices import ViewKind
+from qkv.cli import main
+from qkv.inspection import heads, read, reference, see
+from qkv.tasks import load
+from tests.inspection.looking import task
+from tests.tasks.small import saved, small_task
+from tests.tasks.small_bert import saved_bert
+
+TEXT = "The cat sat on the mat, and it slept by the dog."
+NEEDS = {ViewKind.IT: ["--candidates", "cat,mat"], ViewKind.EFFECT: ["--off", "1.2", "--cut", "it:cat"]}
+VIEWS = [view for view in ViewKind if view is not ViewKind.TIMELINE]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["qkv", "look", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return saved(small_task(), tmp_path_factory.mktemp("model") / "small")
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    return saved(task("seq2seq"), tmp_path_factory.mktemp("model") / "translator")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_has_a_table_and_json(command, folder, view):
+    table = command(folder, TEXT, "--view", view, *NEEDS.get(view, []))
+    assert table.status == 0, table.err
+    assert len(table.out.splitlines()) > 4
+    said = json.loads(command(folder, TEXT, "--view", view, "--json", *NEEDS.get(view, [])).out)
+    assert (said["view"], said["text"]) == (view, TEXT)
+
+
+def test_numbers_are_those_of_the_library(command, folder):
+    one = load(folder)
+    said = json.loads(command(folder, TEXT, "--json").out)
+    view = heads(see(one.model, read(one, TEXT)))
+    assert said["scores"][1][2] == pytest.approx(view.scores[1, 2].tolist())
+    assert said["error"] < 1e-5
+    found = reference(one, TEXT, pronoun="it", candidates=["cat", "mat"])
+    said = json.loads(command(folder, TEXT, "--view", "it", "--candidates", "cat,mat", "--json").out)
+    assert said["knock_out"] == pytest.approx(found.knock_out)
+    assert found.verdict[1:] in command(folder, TEXT, "--view", "it", "--candidates", "cat,mat").out.replace("\n", " ")
+
+
+def test_a_head_that_is_off_writes_nothing(command, folder):
+    said = json.loads(command(folder, TEXT, "--view", "residual", "--off", "0.1", "--json").out)
+    assert max(said["head_writes"][0][1]) == 0
+    assert min(said["head_writes"][0][0]) > 0
+
+
+def test_a_cut_look_has_weight_zero_and_the_sink_can_be_left_out(command, folder):
+    own = read(load(folder), TEXT).own
+    query, key = own.places("it")[-1], own.places("cat")[-1]
+    said = json.loads(command(folder, TEXT, "--view", "map", "--layer", 1, "--cut", "it:cat", "--json").out)
+    assert said["weights"][query][key] == 0
+    said = json.loads(command(folder, TEXT, "--view", "map", "--no-sink", "--words", "--json").out)
+    assert said["keys"][:2] == ["The", "cat"]
+    assert said["weights"][3][0] == 0
+    assert sum(said["weights"][3]) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_line_of_json_for_each_line_of_standard_input(command, folder, monkeypatch, tmp_path):
+    (tmp_path / "in.txt").write_text("the cat\nthe dog sat\n")
+    with (tmp_path / "in.txt").open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        answer = command(folder, "--view", "lens", "--json")
+    assert [json.loads(line)["text"] for line in answer.out.splitlines()] == ["the cat", "the dog sat"]
+
+
+def test_a_picture_is_drawn_and_standard_output_stays_empty(command, folder, tmp_path):
+    for name in ("a.png", "a.svg", "a.pdf"):
+        answer = command(folder, TEXT, "--view", "map", "--out", tmp_path / name)
+        assert (answer.status, answer.out) == (0, "")
+        assert (tmp_path / name).stat().st_size > 5000
+
+
+def test_a_bert_and_a_translator_are_looked_into_too(command, translator, tmp_path):
+    bert = saved_bert(tmp_path / "bert")
+    said = json.loads(command(bert, "the [MASK] sat", "--view", "lens", "--json").out)
+    assert said["positions"][2] == "[MASK]"
+    assert not said["says_next"]
+    said = json.loads(command(translator, "the cat sat", "--target", "the dog", "--view", "map", "--json").out)
+    assert len(said["keys"]) > 3
+    assert "cross" in said["title"]
+    said = json.loads(command(translator, "the cat", "--view", "heads", "--stack", "decoder", "--json").out)
+    assert said["stack"] == "decoder"
+
+
+def test_a_time_line_reads_the_text_with_every_checkpoint_of_a_run(command, folder, tmp_path):
+    for step in (5, 11):
+        shutil.copytree(folder, tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
+    answer = command(tmp_path / "run", TEXT, "--view", "timeline", "--json")
+    assert json.loads(answer.out)["steps"] == [5, 11]
+    assert "induction" in command(tmp_path / "run", TEXT, "--view", "timeline").out
+    assert command(tmp_path / "run", TEXT, "--view", "timeline", "--out", tmp_path / "t.png").status == 0
+
+
+def test_mistakes_are_one_line(command, folder, translator, tmp_path):
+    for arguments, line in [
+        ([folder, TEXT, "--view", "it"], "--candidates names 0 words"),
+        ([folder, TEXT, "--view", "effect"], "give at least 1 --off or --cut"),
+        ([folder, TEXT, "--off", "1"], "--off 1: a head is written LAYER.HEAD"),
+        ([folder, TEXT, "--off", "0.9"], "has 3 heads (0 … 2), head 9 was asked for"),
+        ([folder, TEXT, "--cut", "7"], "--cut 7: a look is written QUERY:KEY"),
+        ([folder, TEXT, "--cut", "99:1"], "place 99 is outside the"),
+        ([folder, TEXT, "--view", "map", "--layer", "2"], "layer 2 is outside the 2 layers"),
+        ([folder, TEXT, "--view", "neuron", "--query", "zebra"], "the word 'zebra' is not in the text"),
+        ([folder, TEXT, "--stack", "cross"], "no attention 'cross'"),
+        ([folder, TEXT, "--view", "timeline"], "holds no checkpoints"),
+        ([folder, "cat " * 99], "the model's context_length is 41"),
+        ([folder, TEXT, TEXT, "--out", tmp_path / "a.png"], "--out draws one text; 2 were given"),
+        ([folder, TEXT, "--out", tmp_path / "a.gif"], "a.gif: the name must end in one of"),
+        ([folder, TEXT, "--out", tmp_path / "no" / "a.png"], "No such file"),
+        ([translator, "the cat", "--view", "it", "--candidates", "a,b"], "not of a translator"),
+    ]:
+        answer = command(*arguments)
+        assert answer.status in (1, 2), arguments
+        assert line in answer.err, answer.err
+        assert len(answer.err.splitlines()) == 1

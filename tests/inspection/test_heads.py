@@ -1,0 +1,125 @@
+"""Each pattern's score is 1 where a head does just that, and a planted induction head is found."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.choices import HeadPattern, Stack
+from qkv.config import GPTConfig
+from qkv.inspection import PATTERNS, Tokens, heads, see
+from qkv.inspection.heads import name, score, targets
+from qkv.inspection.reading import Reading
+from qkv.models import GPT
+from tests.inspection.looking import FAMILIES, reading, task
+
+WORDS = ["[CLS]", " a", " b", ",", " a", " b", " c", "[SEP]"]
+N = len(WORDS)
+
+
+def tokens(words=WORDS, ids=None):
+    special = [word.startswith("[") for word in words]
+    ids = [sorted(set(words)).index(word) for word in words] if ids is None else ids
+    return Tokens(text="", ids=ids, tokens=list(words), words=[None] * len(words), spans=[None] * len(words),
+                  is_special=special)  # fmt: skip
+
+
+def scored(weights, visible, pattern):
+    return float(score(weights[None, None], visible, pattern, targets(tokens(), visible, is_cross=False))[0, 0])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_head_that_does_just_that_scores_one_and_is_named_so(pattern, causal):
+    visible = torch.ones(N, N, dtype=torch.bool)
+    visible = visible.tril() if causal else visible
+    places = targets(tokens(), visible, is_cross=False)
+    looks = visible if pattern is HeadPattern.BAG else places[pattern]
+    # A query that has no such place looks at itself.
+    looks = torch.where(looks.any(-1, keepdim=True), looks, torch.eye(N, dtype=torch.bool)).double()
+    weights = looks / looks.sum(-1, keepdim=True)
+    scores = torch.tensor([scored(weights, visible, one) for one in PATTERNS])
+    assert scores[PATTERNS.index(pattern)] == pytest.approx(1.0)
+    assert name(scores, [N] * 6) is pattern
+
+
+def test_the_places_that_are_meant():
+    visible = torch.ones(N, N, dtype=torch.bool).tril()
+    found = targets(tokens(), visible, is_cross=False)
+    meant = {pattern: [tuple(look) for look in looks.nonzero().tolist()] for pattern, looks in found.items()}
+    assert meant[HeadPattern.PREVIOUS] == [(i, i - 1) for i in range(1, N)]
+    assert meant[HeadPattern.FIRST] == [(i, 0) for i in range(1, N)]
+    assert meant[HeadPattern.DELIMITER] == [(i, 3) for i in range(4, N)]
+    assert meant[HeadPattern.DUPLICATE] == [(4, 1), (5, 2)]
+    assert meant[HeadPattern.INDUCTION] == [(4, 2), (5, 3)]
+
+
+@given(st.integers(0, 999), st.booleans())
+def test_scores_lie_between_zero_and_one(seed, causal):
+    visible = torch.ones(N, N, dtype=torch.bool)
+    visible = visible.tril() if causal else visible
+    raw = torch.randn(N, N, generator=torch.Generator().manual_seed(seed)) * 5
+    weights = raw.masked_fill(~visible, float("-inf")).softmax(-1)
+    for pattern in PATTERNS:
+        assert 0.0 <= scored(weights, visible, pattern) <= 1.0
+
+
+def test_one_look_is_no_pattern_and_an_even_head_is_a_bag_of_words():
+    scores = torch.zeros(6)
+    scores[PATTERNS.index(HeadPattern.DELIMITER)] = 0.9
+    scores[PATTERNS.index(HeadPattern.BAG)] = 0.97
+    assert name(scores, [9] * 6) is HeadPattern.DELIMITER
+    assert name(scores, [1] * 6) is HeadPattern.BAG
+    assert name(scores * 0.5, [9] * 6) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_heads_of_a_stack_are_summarised(family):
+    seen = see(task(family).model, reading(family))
+    for stack in seen.stacks:
+        view = heads(seen, stack)
+        assert view.scores.shape == (*view.weights.shape[:2], len(PATTERNS))
+        assert view.error < 1e-12
+        if stack is Stack.CROSS:
+            assert view.n_queries[PATTERNS.index(HeadPattern.PREVIOUS)] == 0
+
+
+def induction_model(n_ids: int, context: int) -> GPT:
+    """Layer 0 looks one back and writes that token beside its own; layer 1 looks where that is the token it has.
+
+    The stream's thirds: the token, its position, the token before it. Weights are set by hand, there is no norm.
+    """
+    third = max(n_ids, context)
+    width = 3 * third
+    config = GPTConfig(
+        vocabulary_size=n_ids, context_length=context, d_model=width, n_heads=1, n_layers=2, positions="learned",
+        attention_bias=False, scale_scores=False, tie_embeddings=False,
+    )  # fmt: skip
+    model = GPT(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        eye = torch.eye(third).double()
+        model.embedding.token.weight[:, :n_ids] = eye[:n_ids, :n_ids]
+        model.embedding.position.table.weight[:, third : third + context] = eye[:context, :context]
+        # Without norms a one-hot stays one.
+        for block in model.blocks:
+            block.attention_norm = torch.nn.Identity()
+        back, match = (block.attention for block in model.blocks)
+        back.query.weight[:third, third : 2 * third] = 50 * torch.diag(torch.ones(third - 1).double(), 1)
+        back.key.weight[:third, third : 2 * third] = eye
+        back.value.weight[:third, :third] = eye
+        back.output.weight[2 * third :, :third] = eye
+        match.query.weight[:third, :third] = 50 * eye
+        match.key.weight[:third, 2 * third :] = eye
+    return model
+
+
+def test_a_planted_induction_head_and_its_previous_token_head_are_found():
+    ids = torch.randperm(11, generator=torch.Generator().manual_seed(3)).tolist() * 2
+    own = tokens([f" w{number}" for number in ids], ids=ids)
+    view = heads(see(induction_model(11, 23), Reading(own=own, chosen=ids[1:])))
+    assert view.labels == [[HeadPattern.PREVIOUS], [HeadPattern.INDUCTION]]
+    # The first token has none before it, so in layer 1 it is the key of its own kind.
+    assert float(view.scores[0, 0, PATTERNS.index(HeadPattern.PREVIOUS)]) > 0.99
+    assert float(view.scores[1, 0, PATTERNS.index(HeadPattern.INDUCTION)]) > 0.85

@@ -1,0 +1,205 @@
+"""What a silent head, a cut edge and a patch change; what *it* refers to; a run's time line; every picture."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from qkv.choices import Role, Stack
+from qkv.errors import InputError, TapError
+from qkv.inspection import (
+    EdgeCut,
+    HeadOff,
+    Patch,
+    ReferenceView,
+    attention_map,
+    contributions,
+    cut_edge,
+    effect,
+    embeddings,
+    figure,
+    head_off,
+    heads,
+    lens,
+    neuron,
+    read,
+    reference,
+    see,
+    stream,
+    timeline,
+)
+from tests.agreement.families import close
+from tests.inspection.looking import FAMILIES, TEXT, reading, task
+from tests.tasks.small import small_task
+from tests.tasks.small_bert import small_bert
+
+
+def log_p(family, **_):
+    model, text = task(family).model, reading(family)
+    return see(model, text).logits.float().log_softmax(-1)
+
+
+def test_an_effect_holds_what_the_model_says_before_and_after():
+    one, model = task("gpt"), task("gpt").model
+    before = log_p("gpt")
+    with head_off(model, "blocks.0.attention", 1), cut_edge(model, "blocks.*.attention", query=5, key=2):
+        after = log_p("gpt")
+    cuts = [HeadOff(stack=Stack.SELF, layer=0, head=1), EdgeCut(stack=Stack.SELF, query=5, key=2)]
+    found = effect(model, one.tokenizer, reading("gpt"), cuts, position=5, n=3)
+    torch.testing.assert_close(found.before, before[5, found.ids])
+    torch.testing.assert_close(found.after, after[5, found.ids])
+    torch.testing.assert_close(found.divergence, (before.exp() * (before - after)).sum(-1), atol=1e-6, rtol=1e-4)
+    chosen = reading("gpt").chosen
+    torch.testing.assert_close(found.wanted_after[4], after[4, chosen[4]])
+    assert bool(found.wanted_after[-1].isnan())
+    assert set(before[5].topk(3).indices.tolist()) <= set(found.ids)
+    torch.testing.assert_close(log_p("gpt"), before)
+
+
+@pytest.mark.parametrize(("family", "stack"), [("gpt", "self"), ("bert", "self"), ("seq2seq", "cross")])
+def test_a_change_in_one_layer_is_seen_in_every_family(family, stack):
+    cut = EdgeCut(stack=Stack(stack), query=1, key=0, layer=1, head=2)
+    found = effect(task(family).model, task(family).tokenizer, reading(family), [cut])
+    assert float(found.divergence.max()) > 0
+    if family == "gpt":
+        assert float(found.divergence[0]) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_patch_puts_in_what_another_text_had():
+    one, model = task("gpt"), task("gpt").model
+    other = read(one, TEXT.replace("mat", "cat"))
+    own = reading("gpt")
+    assert len(other.own.ids) == len(own.own.ids)
+    whole = effect(model, one.tokenizer, own, [Patch(tap="blocks.0.residual_pre", other=other)])
+    expected = see(model, other).logits.float().log_softmax(-1)
+    torch.testing.assert_close(whole.after, expected[-1, whole.ids])
+    differ = [n for n, (a, b) in enumerate(zip(own.own.ids, other.own.ids, strict=True)) if a != b]
+    part = effect(model, one.tokenizer, own, [Patch(tap="blocks.0.residual_pre", other=other, positions=tuple(differ))])
+    torch.testing.assert_close(part.after, expected[-1, part.ids])
+    with pytest.raises(TapError, match=r"position 99 of 'blocks.0.residual_pre' is outside"):
+        effect(model, one.tokenizer, own, [Patch(tap="blocks.0.residual_pre", other=other, positions=(99,))])
+    with pytest.raises(TapError, match="give its whole name"):
+        effect(model, one.tokenizer, own, [Patch(tap="*.residual_pre", other=other)])
+
+
+def test_knock_out_is_the_change_of_what_follows_with_all_looks_cut():
+    one, text = task("gpt"), "The cat sat on the mat, and it slept by the dog."
+    found = reference(one, text, pronoun="it", candidates=["cat", "mat"])
+    own = read(one, text)
+    ids, query = torch.tensor([own.own.ids]), own.own.places("it")
+
+    def following():
+        scores = one.model(ids)[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        return float(scores[query[-1] :].sum().detach())
+
+    before = following()
+    for word, change_of in zip(found.candidates, found.knock_out, strict=True):
+        with ExitStack() as cuts:
+            for place in query:
+                for key in own.own.places(word):
+                    cuts.enter_context(cut_edge(one.model, "blocks.*.attention", query=place, key=key))
+            assert following() - before == pytest.approx(change_of, abs=1e-4)
+    assert "only the knock-out can tell" in found.remarks[-1]
+
+
+def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn():
+    one, text = task("bert"), "The cat sat on the mat, and it slept."
+    found = reference(one, text, pronoun="it", candidates=["cat", "mat"])
+    own = read(one, text).own
+    mask, query = one.tokenizer.id_of(Role.MASK), own.places("it")
+
+    def following():
+        total = 0.0
+        for place in range(query[-1] + 1, len(own.ids) - 1):
+            ids = torch.tensor([own.ids])
+            ids[0, place] = mask
+            total += float(
+                one.model.masked_word_logits(one.model(ids))[0, place].log_softmax(-1)[own.ids[place]].detach()
+            )
+        return total
+
+    before = following()
+    with ExitStack() as cuts:
+        for place in query:
+            cuts.enter_context(cut_edge(one.model, "blocks.*.attention", query=place, key=own.places("mat")[0]))
+        assert following() - before == pytest.approx(found.knock_out[1], abs=1e-4)
+
+
+def test_shares_are_of_the_row_without_its_sink():
+    one, text = task("bert"), "The cat sat on the mat, and it slept."
+    found = reference(one, text, pronoun="it", candidates=["cat", "mat"])
+    seen = see(one.model, read(one, text))
+    query, *keys = found.places
+    row = seen.table(Stack.SELF).mean((0, 1))[query].mean(0)
+    row[[0, -1]] = 0
+    assert found.attention == pytest.approx([float(row[own].sum() / row.sum()) for own in keys])
+    assert all(0 < share < 1 for share in found.rollout + found.value_weighted)
+
+
+def test_what_each_column_says_and_whether_they_agree():
+    def view(knock_out, rollout=(0.2, 0.1)):
+        return ReferenceView(
+            text="", pronoun="it", candidates=["cat", "mat"], places=[], attention=[0.3, 0.2], rollout=list(rollout),
+            value_weighted=[0.5, 0.1], knock_out=knock_out, remarks=[],
+        )  # fmt: skip
+
+    assert view([-0.5, 0.1]).verdict == "all 4 columns point at cat"
+    assert view(None).agrees
+    assert not view([0.5, 0.1]).agrees
+    assert view([0.5, 0.1]).says["knock-out"] is None
+    assert view([-0.5, -0.9], (0.1, 0.2)).verdict == (
+        "the columns disagree: attention → cat, rollout → mat, value-weighted → cat, knock-out → mat"
+    )
+
+
+def test_a_question_that_cannot_be_asked_is_refused():
+    for text, candidates, line in [
+        ("The cat slept and it sat.", ["cat"], "1 candidate was given; at least 2"),
+        ("The cat slept and it sat by the mat.", ["cat", "mat"], "'mat' stands after 'it', where a GPT cannot look"),
+        ("The cat slept and it sat.", ["cat", "dog"], "the word 'dog' is not in the text"),
+        ("The cat slept and it sat.", ["cat", "it"], "'it' stands where the pronoun 'it' does"),
+    ]:
+        with pytest.raises(InputError, match=line):
+            reference(task("gpt"), text, pronoun="it", candidates=candidates)
+    with pytest.raises(InputError, match="not of a translator"):
+        reference(task("rnn"), TEXT, pronoun="it", candidates=["cat", "mat"])
+    headless = small_bert(masked_word_head=False)
+    found = reference(headless, "The cat sat on the mat, and it slept.", pronoun="it", candidates=["cat", "mat"])
+    assert found.knock_out is None
+    assert found.remarks == ["This BERT has no masked-word head, so there is no knock-out column."]
+
+
+def test_a_time_line_reads_the_text_with_every_checkpoint():
+    runs = [(3, small_task(seed=0)), (7, small_task(seed=1))]
+    found = timeline(runs, TEXT)
+    assert found.steps == [3, 7]
+    for place, (_, one) in enumerate(runs):
+        seen = see(one.model, read(one, TEXT))
+        close(found.scores[place], heads(seen).scores)
+        torch.testing.assert_close(
+            found.wanted_probabilities[place, :, :-1], lens(seen, one.tokenizer).wanted_probabilities[:, :-1]
+        )
+        expected = -seen.logits.float().log_softmax(-1)[torch.arange(len(seen.logits) - 1), seen.reading.chosen].mean()
+        assert found.losses[place] == pytest.approx(float(expected), rel=1e-5)
+    with pytest.raises(InputError, match="0 checkpoints"):
+        timeline([], TEXT)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_view_is_drawn_with_its_title(family, tmp_path):
+    one, text = task(family), reading(family)
+    seen = see(one.model, text)
+    views = [attention_map(seen), heads(seen), lens(seen, one.tokenizer), embeddings(seen, one.tokenizer)]
+    if family != "rnn":
+        views += [stream(seen), neuron(seen), contributions(seen, one.tokenizer, position=0, token_id=1)]
+        views += [effect(one.model, one.tokenizer, text, [HeadOff(stack=seen.stacks[0], layer=0, head=0)])]
+    if family == "gpt":
+        views += [timeline([(1, one), (2, one)], TEXT)]
+        views += [reference(one, "The cat sat on the mat and it slept.", pronoun="it", candidates=["cat", "mat"])]
+    for number, view in enumerate(views):
+        drawn = figure(view, title="what was read")
+        said = [drawn.get_suptitle(), *(axis.get_title() for axis in drawn.axes)]
+        assert any("what was read" in line for line in said), type(view)
+        if number < 2:
+            drawn.savefig(tmp_path / "a.png")
+            assert (tmp_path / "a.png").stat().st_size > 5000

@@ -1,0 +1,88 @@
+"""A text seen in one pass or with the cache gives the same rows; words, places and labels of what was read."""
+
+import pytest
+import torch
+
+from qkv.choices import Stack
+from qkv.errors import ConfigError, ContextLengthError, InputError
+from qkv.inspection import read, read_ids, see
+from tests.agreement.families import close
+from tests.inspection.looking import FAMILIES, TEXT, reading, task
+
+
+@pytest.mark.parametrize("family", ["gpt", "seq2seq", "rnn"])
+@pytest.mark.parametrize("cached_from", [1, 3])
+def test_rows_seen_while_generating_with_the_cache_are_those_of_one_pass(family, cached_from):
+    model, text = task(family).model, reading(family)
+    whole, stepped = see(model, text), see(model, text, cached_from=cached_from)
+    close(stepped.logits, whole.logits)
+    for stack in whole.stacks:
+        close(stepped.table(stack), whole.table(stack))
+        assert torch.equal(stepped.visible(stack), whole.visible(stack))
+    name = "decoder.states" if family == "rnn" else f"{'decoder.' if family == 'seq2seq' else ''}blocks.1.residual_post"
+    close(stepped.stream(name), whole.stream(name))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_row_of_weights_sums_to_one_and_the_error_is_small(family):
+    seen = see(task(family).model, reading(family))
+    for stack in seen.stacks:
+        weights = seen.table(stack)
+        assert weights.shape[2:] == (len(seen.queries(stack)), len(seen.keys(stack)))
+        close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert seen.error < 1e-12
+
+
+def test_seeing_leaves_the_model_as_it_was():
+    model = task("gpt").model.train()
+    before = torch.random.get_rng_state()
+    see(model, reading("gpt"))
+    assert model.training
+    assert torch.equal(before, torch.random.get_rng_state())
+    model.eval()
+
+
+def test_a_word_is_found_at_its_tokens_and_the_one_before_the_pronoun_is_meant():
+    own = reading("gpt").own
+    first, second = ([n for n, word in enumerate(own.words) if word == place] for place in (1, 12))
+    places = own.places("cat")
+    assert places == [n for n in second if own.tokens[n] != "."]
+    assert own.places("cat", before=places[0]) == first
+    assert "".join(own.tokens[n] for n in first).strip() == "cat"
+    with pytest.raises(InputError, match=r"the word 'ca' is not in the text"):
+        own.places("ca")
+
+
+def test_a_pair_of_texts_has_segments_and_words_that_go_on():
+    pair = read(task("bert"), "the cat sat", "the dog")
+    assert pair.segments is not None
+    assert pair.segments[0] == 0
+    assert pair.segments[-1] == 1
+    assert max(word for word in pair.own.words if word is not None) == 4
+    assert "".join(pair.own.tokens[n] for n in pair.own.places("dog")).strip() == "dog"
+
+
+def test_a_translation_is_fed_what_stands_before_each_token():
+    one = reading("seq2seq")
+    assert one.own.ids == [task("seq2seq").first, *one.chosen[:-1]]
+    assert read(task("seq2seq"), TEXT, one.chosen) == one
+
+
+def test_what_cannot_be_read_is_refused_in_one_line():
+    with pytest.raises(ContextLengthError, match=r"the text has \d+ tokens, the model's context_length is 41"):
+        read(task("gpt"), "cat " * 99)
+    with pytest.raises(InputError, match="a GPT reads one text; two were given"):
+        read(task("gpt"), TEXT, TEXT)
+    with pytest.raises(InputError, match="the translation was not given"):
+        read(task("rnn"), TEXT)
+    with pytest.raises(ConfigError, match="it has no cache"):
+        see(task("bert").model, reading("bert"), cached_from=1)
+    with pytest.raises(InputError, match=r"layer 2 is outside the 2 layers \(0 … 1\)"):
+        see(task("gpt").model, reading("gpt")).weights(Stack.SELF, 2)
+    with pytest.raises(InputError, match="no attention 'cross'; it has: self"):
+        see(task("gpt").model, reading("gpt")).table(Stack.CROSS)
+
+
+def test_ids_that_were_generated_are_read_as_they_are():
+    ids = reading("gpt").own.ids
+    assert read_ids(task("gpt"), ids).own.tokens == reading("gpt").own.tokens

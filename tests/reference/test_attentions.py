@@ -1,0 +1,56 @@
+"""Attention weights as they are shown, against `transformers`' eager attentions with the same weights."""
+
+import pytest
+import torch
+import transformers as hf
+
+from qkv.choices import Stack
+from qkv.inspection import see
+from qkv.inspection.reading import Reading, Tokens
+from tests.reference.published_shapes import Case, bert, sides
+from tests.reference.test_transformers import loaded
+
+TOLERANCE = 1e-5
+GPT2 = {"vocab_size": 31, "n_positions": 23, "n_embd": 35, "n_head": 5, "n_layer": 3}
+MARIAN = {
+    "vocab_size": 31,
+    "max_position_embeddings": 23,
+    "d_model": 22,
+    **sides(2, 3, 2, 37),
+    "decoder_start_token_id": 0,
+}
+CASES = {
+    "gpt2": Case(hf.GPT2LMHeadModel, hf.GPT2Config, {**GPT2, "attn_implementation": "eager"}),
+    "bert": Case(hf.BertForMaskedLM, hf.BertConfig, {**bert(35, 3, 5, 37), "attn_implementation": "eager"}),
+    "marian": Case(hf.MarianMTModel, hf.MarianConfig, {**MARIAN, "attn_implementation": "eager"}),
+}  # fmt: skip
+
+
+def side(n: int, seed: int) -> Tokens:
+    ids = torch.randint(1, 31, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return Tokens(text="", ids=ids, tokens=["x"] * n, words=[None] * n, spans=[None] * n, is_special=[False] * n)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_weights_shown_are_the_published_eager_attentions(name):
+    theirs = CASES[name].published()
+    own, source = side(11, 5), side(7, 3) if name == "marian" else None
+    seen = see(loaded(theirs), Reading(own=own, source=source, chosen=None if name == "bert" else own.ids[1:]))
+    inputs = {"input_ids": torch.tensor([own.ids])}
+    if source is not None:
+        inputs = {"input_ids": torch.tensor([source.ids]), "decoder_input_ids": torch.tensor([own.ids])}
+    with torch.no_grad():
+        answer = theirs(**inputs, output_attentions=True)
+    if name == "marian":
+        expected = {
+            Stack.ENCODER: answer.encoder_attentions, Stack.DECODER: answer.decoder_attentions,
+            Stack.CROSS: answer.cross_attentions,
+        }  # fmt: skip
+    else:
+        expected = {Stack.SELF: answer.attentions}
+    assert list(expected) == seen.stacks
+    for stack, layers in expected.items():
+        found = seen.table(stack)
+        assert found.shape == torch.cat(layers).shape
+        assert (found - torch.cat(layers)).abs().max() <= TOLERANCE
+    assert seen.error <= TOLERANCE
