@@ -4,8 +4,8 @@ import pytest
 
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload, parameters
-from qkv.cost.calibration import Overhead
-from qkv.cost.prediction import _overlapped, predict
+from qkv.cost.calibration import Overhead, Table
+from qkv.cost.prediction import NEAR, _overlapped, predict
 from qkv.errors import InputError
 from tests.cost.calibrations import FLOOR, RATE, made_up
 
@@ -89,11 +89,17 @@ def test_a_generation_is_its_prompt_and_its_steps():
 
 def test_weights_that_no_cache_holds_are_read_at_the_speed_of_memory():
     calibration = made_up()
-    slow = calibration.tables["stream"].replace(seconds=(1.0,))
+    slow = Table(axes=((NEAR["cpu"], 2.0 * NEAR["cpu"]),), growth=(0,), seconds=(1.0, 3.0))
     work = Workload(batch=1, length=2, mode=Mode.DECODE)
-    found = predict(GPT, work, calibration.replace(tables={**calibration.tables, "stream": slow}))
-    (logits,) = [one.seconds for one in found.spent if one.name == "logits"]
-    assert logits == 64 * 512 * 4
+    large = GPT.replace(vocabulary_size=2**18)
+    near, far = (
+        predict(large, work, calibration.replace(tables={**calibration.tables, "stream": stream}))
+        for stream in (slow.replace(seconds=(1.0, 1.0)), slow)
+    )
+    (near_logits,), (far_logits,) = (
+        [one.seconds for one in found.spent if one.name == "logits"] for found in (near, far)
+    )
+    assert far_logits - near_logits == pytest.approx(64 * 2**18 * 4 * (3.0 - 1.0), rel=1e-6)
 
 
 def test_another_precision_than_the_calibrated_one_is_refused():

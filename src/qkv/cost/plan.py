@@ -83,7 +83,8 @@ class Plan:
 
 def plan(
     config: ModelConfig, *, tokens: int, device: Device, length: int | None = None, n_devices: int = 1,
-    sharding: Sharding = Sharding.DDP, share: int | float = SHARE, price: int | float | None = None, checkpointing: bool = False,
+    sharding: Sharding = Sharding.DDP, share: int | float = SHARE, price: int | float | None = None,
+    checkpointing: bool = False,
 ) -> Plan:  # fmt: skip
     """`price`: money for a device and hour."""
     if not 1 <= tokens <= HUGE:

@@ -19,6 +19,8 @@ from qkv.cost.workload import Mode, Workload
 
 ODD = 8
 """A matrix whose rows are no multiple of this many numbers is read more slowly by a GPU."""
+NEAR = {"cpu": 2**24, "cuda": 2**27}
+"""Bytes of weights that a product is calibrated with: a core's own cache, and a GPU's, does not hold them."""
 FORWARD_SHARE = 1 / 3
 """Of a training step's products: one in three is the forward pass's."""
 
@@ -132,8 +134,10 @@ class _Meter:
         held = 0 if work.mode is not Mode.DECODE else cache_bytes(
             config, batch=work.batch, length=work.length, source_length=work.n_source, dtype=work.dtype
         )  # fmt: skip
-        # Weights that were read since the last step are still near where they all fit into a cache.
-        self.streaming = calibration.table("stream").at(weights * work.dtype.narrow + held)
+        # What all fits into a cache is still there from the step before; what does not comes from farther away.
+        stream, near = calibration.table("stream"), NEAR[calibration.kind]
+        self.streaming = stream.at(weights * work.dtype.narrow + held)
+        self.farther = max(0.0, self.streaming - stream.at(near))
 
     def spent(self) -> Iterator[Spent]:
         for one in operations(self.config, self.work):
@@ -170,7 +174,8 @@ class _Meter:
         if product.columns % ODD and product.columns > ODD:
             seconds *= self.calibration.table(f"odd.{self.road}").at(1)
         if self.road == "infer":
-            seconds = max(seconds, one.weights * self.work.dtype.narrow * self.streaming)
+            moved = one.weights * self.work.dtype.narrow
+            seconds = max(seconds + moved * self.farther, moved * self.streaming)
         return seconds
 
     def _attention(self, one: Operation) -> float:
@@ -181,7 +186,7 @@ class _Meter:
         if product.rows == 1 and self.work.mode is Mode.DECODE:
             seconds = self._kernel(f"step-{self.work.kernel.value}", product.groups, product.columns, width)
             # The values' share is the mix's; they are about as many as the keys.
-            return max(seconds, 2 * one.cache * self.work.dtype.narrow * self.streaming)
+            return seconds + 2 * one.cache * self.work.dtype.narrow * self.farther
         is_causal = one.visible < 1 and self.work.kernel is Kernel.FUSED
         name = f"{'causal' if is_causal else 'full'}-{self.work.kernel.value}"
         return self._kernel(name, product.groups, (product.rows * product.columns) ** 0.5, width)

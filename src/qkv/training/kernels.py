@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation, Kernel, NormKind
+from qkv.cost.prediction import NEAR
 from qkv.cost.workload import Precision
 from qkv.nn import CAUSAL, Rotary, activate, attend
 from qkv.nn import norm as build_norm
+from qkv.nn.recurrent import run as run_recurrence
 from qkv.training.measuring import torch_dtype
 from qkv.training.stopwatch import Work
 
 ROW = 512
 """Numbers in a row of what is normed or activated: a usual width."""
 N_WORDS = 8192
-NEAR_CPU, NEAR_GPU = 2**24, 2**27
-"""Bytes that a near cache surely does not hold (a second-level cache of a core, the one of a GPU)."""
 MOST_COPIES = 64
 
 
@@ -79,8 +79,7 @@ def _without_gradients(forward: Callable[[], Tensor]) -> Work:
 def product(road: Road, rows: int, inner: int, columns: int) -> Work:
     """Each call takes another weight, as a model does, so that none of them waits in a near cache."""
     x, first = road.numbers(rows, inner), road.numbers(columns, inner)
-    near = NEAR_GPU if road.device.type == "cuda" else NEAR_CPU
-    n_copies = max(1, min(MOST_COPIES, near // (first.numel() * first.element_size())))
+    n_copies = max(1, min(MOST_COPIES, NEAR[road.device.type] // (first.numel() * first.element_size())))
     weights = [first, *(road.numbers(columns, inner) for _ in range(n_copies - 1))]
     if not road.is_training:
         turn = cycle(weights)
@@ -176,7 +175,7 @@ def recurrence(
     d_in = 2 * d_state if two_way else d_state
     layer = cell(d_in, d_state, batch_first=True, bidirectional=two_way).to(road.device, road.wide)
     x = road.numbers(batch, steps, d_in)
-    return road.run(lambda: layer(x)[0], [x, *layer.parameters()])
+    return road.run(lambda: run_recurrence(layer, x)[0], [x, *layer.parameters()])
 
 
 def stream(road: Road, n_bytes: int, side: int) -> tuple[Work, int]:
