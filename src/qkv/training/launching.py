@@ -48,7 +48,8 @@ def _differences(
         models = [random_model(config, watch.device, used) for config in configs]
         work = Workload(batch=1, length=2, mode=mode, dtype=used)
         name = launch_name(configs[0])
-        found[f"{name}.{mode.value}"] = _overhead([watch.whole(step_of(model, work), spend=8 * watch.spend) for model in models])
+        whole = [watch.whole(step_of(model, work), spend=8 * watch.spend) for model in models]
+        found[f"{name}.{mode.value}"] = _overhead(whole)
         if is_training:
             forward = [watch.whole(loss_of(model, work), spend=5 * watch.spend) for model in models]
             found[f"{name}.train_forward"] = _overhead(forward)
