@@ -1,0 +1,105 @@
+"""What a model costs, as the page draws it: table, roofline, memory, and curves against the context."""
+
+from typing import Any
+
+from qkv.choices import Kernel
+from qkv.config import PRESETS, BERTConfig, GPTConfig, ModelConfig, preset
+from qkv.cost import Backend, Estimate, Mode, Precision, Workload, cache_bytes
+from qkv.cost.calibration import Calibration, known_calibrations, load_calibration
+from qkv.cost.devices import DEVICES, Device, find_device
+from qkv.cost.estimate import estimate_of
+from qkv.cost.lecture import lecture_tables, slips
+from qkv.cost.prediction import predict
+from qkv.cost.time import bound
+from qkv.errors import QKVError
+from qkv.serving.asking import AskCost
+
+
+def choices() -> dict[str, Any]:
+    devices = [
+        {name: getattr(one, name) for name in ("name", "title", "source", "float32", "half", "bandwidth", "memory")}
+        for one in DEVICES.values()
+    ]
+    return {
+        "modes": list(Mode), "dtypes": list(Precision), "kernels": list(Kernel), "devices": devices,
+        "presets": list(PRESETS),
+    }  # fmt: skip
+
+
+def cost(asked: AskCost, config: ModelConfig | None) -> dict[str, Any]:
+    """`config`: of the model that was asked for; None: a preset was."""
+    shape = preset(asked.preset) if config is None and asked.preset is not None else config
+    assert shape is not None
+    device = find_device(asked.device)
+    work = workload(asked, shape, device)
+    estimate = estimate_of(shape, work)
+    roof = bound(estimate, device)
+    tables = lecture_tables(estimate)
+    calibration = calibration_for(work)
+    return {
+        "title": estimate.title,
+        **estimate.as_dict(),
+        "lecture": [{"pass": one.title, **row.as_dict()} for one in tables for row in (*one.rows, one.total)],
+        "slips": list(slips(shape)),
+        "rows": estimate.rows(peak=device.peak(work.dtype), bandwidth=device.bandwidth),
+        "roofline": {
+            "device": device.title, "source": device.source, "peak": device.peak(work.dtype),
+            "bandwidth": device.bandwidth, "memory": device.memory,
+            "dots": [
+                {"part": one.part, "operation": one.name, "flops": one.flops + one.elementwise_flops,
+                 "bytes": one.n_bytes, "intensity": one.intensity, "seconds": roof.of(one),
+                 "bound_by": roof.what_bounds(one)}
+                for one in roof.launches
+            ],
+        },
+        "time": {"bound": roof.as_dict(), "calibrated": _calibrated(estimate, calibration)},
+        "curve": curve(shape, work, device),
+    }  # fmt: skip
+
+
+def workload(asked: AskCost, config: ModelConfig, device: Device) -> Workload:
+    room = max(1, config.context_length - (asked.new or 1) + 1)
+    return Workload(
+        mode=asked.mode, batch=asked.batch, length=room if asked.length is None else asked.length,
+        source_length=asked.source_length, new=asked.new, dtype=asked.dtype, kernel=asked.kernel,
+        backend=Backend.CPU if device.name == "cpu" else Backend.CUDA,
+    )  # fmt: skip
+
+
+def curve(config: ModelConfig, work: Workload, device: Device) -> list[dict[str, Any]]:
+    """Of a step that decodes one token, the context growing to the model's own."""
+    if isinstance(config, BERTConfig) or (isinstance(config, GPTConfig) and not config.causal):
+        return []
+    dtype = work.dtype if work.dtype is not Precision.MIXED else Precision.BFLOAT16
+    lengths = sorted({*(2**i for i in range(4, 24) if 2**i < config.context_length), config.context_length})
+    points = []
+    for n in lengths:
+        step = Workload(mode=Mode.DECODE, batch=work.batch, length=n, dtype=dtype, kernel=work.kernel,
+                        backend=work.backend)  # fmt: skip
+        made = estimate_of(config, step)
+        known = _calibrated(made, calibration_for(step))
+        points.append({
+            "length": n, "cache_bytes": cache_bytes(config, batch=work.batch, length=n, dtype=dtype),
+            "decode_bound_ms": 1000 * bound(made, device).seconds,
+            "decode_predicted_ms": None if known is None else 1000 * known["seconds"],
+        })  # fmt: skip
+    return points
+
+
+def calibration_for(work: Workload) -> Calibration | None:
+    """The newest file of `qkv cost calibrate` that is for such work."""
+    for path in known_calibrations():
+        try:
+            found = load_calibration(path)
+            found.check(work.mode, work.dtype)
+        except QKVError:
+            continue  # of another precision, or of an older version
+        return found
+    return None
+
+
+def _calibrated(estimate: Estimate, calibration: Calibration | None) -> dict[str, Any] | None:
+    if calibration is None:
+        return None
+    made = predict(estimate.config, estimate.work, calibration)
+    return {"device": calibration.device, **made.as_dict(), "bound_by": made.bound_by}

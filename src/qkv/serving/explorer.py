@@ -1,0 +1,162 @@
+"""Which question gets which answer: every path of the API, without HTTP."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from qkv.config import Config
+from qkv.errors import InputError, QKVError
+from qkv.inspection import PATTERNS, position_likeness, reference, taps, timeline
+from qkv.serving import asking, beams, costs, live, views
+from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, refusal
+from qkv.serving.exporting import export
+from qkv.serving.frame import as_json, pack
+from qkv.serving.runs import Runs, told
+from qkv.serving.shelf import Shelf
+from qkv.tasks import load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """One path: what it takes, who answers, in which form."""
+
+    form: type[Config] | None
+    """None: a GET, which takes nothing."""
+    answer: Callable[[Any], Any]
+    type: str = FRAME
+
+
+class Explorer:
+    """Everything that can be asked of the models on a shelf. Threads may ask side by side."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.runs = Runs(shelf)
+        self.routes = self._routes()
+
+    def ask(self, path: str, body: dict[str, Any] | None) -> Answer:
+        """The whole answer; a deliberate error is one too. Of a stream all frames together."""
+        try:
+            route, asked = self.checked(path, body)
+            if route.type == FRAMES:
+                return Answer(200, FRAMES, b"".join(self.frames(asked)))
+            made = route.answer(asked)
+            if isinstance(made, Answer):
+                return made
+            return Answer(200, route.type, as_json(made) if route.type == JSON else pack(made))
+        except QKVError as error:
+            return refusal(error)
+
+    def checked(self, path: str, body: dict[str, Any] | None) -> tuple[Route, Any]:
+        """The route, and the request as its form reads it."""
+        route = self.routes.get(path)
+        if route is None:
+            raise RefusedError(404, f"there is no {path}")
+        if (route.form is None) != (body is None):
+            raise RefusedError(405, f"{path} is asked by {'GET' if route.form is None else 'POST'}")
+        return route, None if route.form is None or body is None else route.form(**body)
+
+    def frames(self, asked: asking.AskGenerate) -> Iterator[bytes]:
+        """A stream's frames, each after its length; an error after the first of them is the last."""
+        one = self.shelf.find(asked.model)
+        steps = live.generate(one, self.shelf.task(one), asked)
+        yield _counted(next(steps))
+        try:
+            yield from map(_counted, steps)
+        except QKVError as error:
+            yield _counted({"kind": "error", "error": str(error)})
+
+    def _routes(self) -> dict[str, Route]:
+        of_runs = {
+            "heads": (asking.OfStack, views.heads_view, False),
+            "attention": (asking.OfLayer, views.attention, False),
+            "tile": (asking.AskTile, views.tile, False),
+            "row": (asking.AskRow, views.row, False),
+            "map": (asking.AskMap, views.map_view, False),
+            "neuron": (asking.AskNeuron, views.neuron_view, True),
+            "residual": (asking.OfStack, views.residual, True),
+            "write": (asking.AskRow, views.write, True),
+            "lens": (asking.AskGuesses, views.lens_view, True),
+            "contributions": (asking.AskContributions, views.contributions_view, True),
+            "embeddings": (asking.AskGuesses, views.embeddings_view, True),
+        }
+        made = {
+            f"/api/{name}": Route(form=form, answer=self._of_run(view, passes=passes))
+            for name, (form, view, passes) in of_runs.items()
+        }
+        return made | {
+            "/api/health": Route(form=None, answer=lambda _: {"ok": True, "version": version("qkv")}, type=JSON),
+            "/api/models": Route(form=None, answer=lambda _: self.shelf.list(), type=JSON),
+            "/api/models/add": Route(form=asking.AddModel, answer=self._add, type=JSON),
+            "/api/taps": Route(form=asking.OfModel, answer=self._taps, type=JSON),
+            "/api/run": Route(form=asking.AskRun, answer=lambda asked: told(self.runs.ask(asked)), type=JSON),
+            "/api/it": Route(form=asking.AskIt, answer=self._it),
+            "/api/positions": Route(form=asking.AskPositions, answer=self._positions),
+            "/api/timeline": Route(form=asking.AskTimeline, answer=self._timeline),
+            "/api/compare": Route(form=asking.AskCompare, answer=self._compare),
+            "/api/generate": Route(form=asking.AskGenerate, answer=self.frames, type=FRAMES),
+            "/api/translate": Route(form=asking.AskTranslate, answer=self._translate),
+            "/api/cost/choices": Route(form=None, answer=lambda _: costs.choices(), type=JSON),
+            "/api/cost": Route(form=asking.AskCost, answer=self._cost, type=JSON),
+            "/api/export": Route(form=asking.AskExport, answer=lambda asked: export(self, asked)),
+        }
+
+    def _of_run(self, view: Callable[[Any, Any], Any], *, passes: bool) -> Callable[[Any], Any]:
+        """`passes`: the view uses parts of the model, so no intervention may be at work in it meanwhile."""
+
+        def answer(asked: asking.OfRun | asking.AskMap) -> dict[str, Any]:
+            run = self.runs.find(asked.run)
+            with run.open.lock if passes else nullcontext(), torch.no_grad():
+                return view(run, asked)
+
+        return answer
+
+    def _add(self, asked: asking.AddModel) -> dict[str, object]:
+        return self.shelf.describe(self.shelf.add(asked.path))
+
+    def _taps(self, asked: asking.OfModel) -> dict[str, Any]:
+        task = self.shelf.task(self.shelf.find(asked.model))
+        return {"taps": [name for name in taps(task.model) if not name.endswith(".lookup")]}
+
+    def _it(self, asked: asking.AskIt) -> dict[str, Any]:
+        one = self.shelf.find(asked.model)
+        with one.lock:
+            found = reference(
+                self.shelf.task(one), asked.text, pronoun=asked.pronoun, candidates=list(asked.candidates)
+            )
+        return views.fields_of(found) | {"says": found.says, "agrees": found.agrees, "verdict": found.verdict}
+
+    def _positions(self, asked: asking.AskPositions) -> dict[str, Any]:
+        one = self.shelf.find(asked.model)
+        with one.lock:
+            return {"likeness": position_likeness(self.shelf.task(one).model, asked.n)}
+
+    def _timeline(self, asked: asking.AskTimeline) -> dict[str, Any]:
+        run = self.shelf.find(asked.model).run
+        if run is None or not run.steps():
+            raise InputError(f"{asked.model}: is no run with checkpoints, which a time line is drawn from")
+        # Each is a model of its own, read anew: no lock is needed, and one at a time is held.
+        checkpoints = ((step, load(run.folder(step))) for step in run.steps())
+        found = timeline(checkpoints, asked.text, asked.second, stack=asked.stack)
+        return views.fields_of(found) | {"patterns": PATTERNS, "losses": found.losses}
+
+    def _compare(self, asked: asking.AskCompare) -> dict[str, Any]:
+        with torch.no_grad():
+            return views.compare(self.runs.find(asked.left), self.runs.find(asked.right), asked)
+
+    def _translate(self, asked: asking.AskTranslate) -> dict[str, Any]:
+        one = self.shelf.find(asked.model)
+        return beams.translate(one, self.shelf.task(one), asked)
+
+    def _cost(self, asked: asking.AskCost) -> dict[str, Any]:
+        config = None if asked.model is None else self.shelf.config(self.shelf.find(asked.model))
+        return costs.cost(asked, config)
+
+
+def _counted(data: dict[str, Any]) -> bytes:
+    frame = pack(data)
+    return len(frame).to_bytes(4, "little") + frame

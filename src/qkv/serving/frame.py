@@ -1,0 +1,111 @@
+"""How do numbers travel? One frame: a JSON header, then blobs that typed arrays can lie on."""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+ROOT_U8 = "√u8"
+"""A byte b stands for (b / 255)²: small weights keep their order, and no weight is wrong by more than 0.004."""
+DTYPES = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), ROOT_U8: np.dtype("u1")}
+ALIGNED = 8
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Numbers from 0 to 1 that a byte each is enough for."""
+
+    values: Float[Tensor, "..."]
+
+
+def pack(data: Any) -> bytes:  # noqa: ANN401 - any tree of dicts, lists, words, numbers and tensors
+    """Tensors become blobs, whose number stands in their place; what is no finite number becomes null."""
+    blobs: list[tuple[str, str, np.ndarray]] = []
+    tree = _tree(data, "data", blobs)
+    listed, offset = [], 0
+    for name, dtype, array in blobs:
+        listed.append({"name": name, "dtype": dtype, "shape": list(array.shape), "offset": offset})
+        offset += _padded(array.nbytes)
+    header = json.dumps({"data": tree, "blobs": listed}, ensure_ascii=False, allow_nan=False).encode()
+    header += b" " * (_padded(4 + len(header)) - 4 - len(header))
+    parts = [struct.pack("<I", len(header)), header]
+    for _, _, array in blobs:
+        parts += [array.tobytes(), bytes(_padded(array.nbytes) - array.nbytes)]
+    return b"".join(parts)
+
+
+def unpack(frame: bytes) -> Any:  # noqa: ANN401
+    """The data, with NumPy arrays for blobs; √u8 as float32 weights."""
+    data, arrays = unpack_parts(frame)
+    return _filled(data, list(arrays.values()))
+
+
+def unpack_parts(frame: bytes) -> tuple[Any, dict[str, np.ndarray]]:
+    """The data as sent, and the blobs by number and name: `3_scores`."""
+    (n,) = struct.unpack_from("<I", frame)
+    header = json.loads(frame[4 : 4 + n])
+    arrays = {}
+    for number, blob in enumerate(header["blobs"]):
+        dtype, shape = DTYPES[blob["dtype"]], blob["shape"]
+        array = np.frombuffer(frame, dtype, int(np.prod(shape)), 4 + n + blob["offset"]).reshape(shape)
+        if blob["dtype"] == ROOT_U8:
+            array = np.square(array.astype(np.float32) / 255)
+        arrays[f"{number}_{blob['name']}"] = array
+    return header["data"], arrays
+
+
+def as_json(data: Any) -> bytes:  # noqa: ANN401
+    """The same tree without blobs."""
+    blobs: list[tuple[str, str, np.ndarray]] = []
+    tree = _tree(data, "data", blobs)
+    assert not blobs, "tensors need a frame"
+    return json.dumps(tree, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _tree(value: Any, name: str, blobs: list[tuple[str, str, np.ndarray]]) -> Any:  # noqa: ANN401
+    match value:
+        case Tensor() | Shares():
+            blobs.append((name, *_array(value)))
+            return {"blob": len(blobs) - 1}
+        case Enum():
+            return value.value
+        case float():
+            return value if isfinite(value) else None
+        case Mapping():
+            return {str(key): _tree(one, str(key), blobs) for key, one in value.items()}
+        case list() | tuple():
+            return [_tree(one, name, blobs) for one in value]
+        case _:
+            return value
+
+
+def _array(value: Tensor | Shares) -> tuple[str, np.ndarray]:
+    if isinstance(value, Shares):
+        bytes_ = (value.values.detach().clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
+        return ROOT_U8, bytes_.cpu().contiguous().numpy()
+    kind = "f32" if value.is_floating_point() else "i32"
+    return kind, value.detach().cpu().numpy().astype(DTYPES[kind], order="C")
+
+
+def _filled(value: Any, arrays: list[np.ndarray]) -> Any:  # noqa: ANN401
+    match value:
+        case {"blob": int(number)} if len(value) == 1:
+            return arrays[number]
+        case dict():
+            return {key: _filled(one, arrays) for key, one in value.items()}
+        case list():
+            return [_filled(one, arrays) for one in value]
+        case _:
+            return value
+
+
+def _padded(n: int) -> int:
+    return -(-n // ALIGNED) * ALIGNED

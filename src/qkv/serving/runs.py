@@ -1,0 +1,233 @@
+"""What a model did with a text: seen once, kept while there is room, seen again when it was let go."""
+
+import hashlib
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from qkv.choices import Role
+from qkv.config import BeamConfig
+from qkv.errors import InputError
+from qkv.inspection import EdgeCut, HeadOff, Intervention, Patch, Reading, Seen, effect, intervening, read, see
+from qkv.inspection.reading import Tokens, label
+from qkv.models import BERT, RNNSeq2Seq
+from qkv.serving.answer import RefusedError
+from qkv.serving.asking import AskRun, EdgeAsked, HeadAsked, Interventions, PatchAsked
+from qkv.serving.describing import stacks_of
+from qkv.serving.shelf import Open, Shelf
+from qkv.tasks import Task, TextEncoder, Translator
+from qkv.text import Tokenizer
+from qkv.text.showing import text_of
+
+MOST_BYTES = 2**30
+"""Of all traces that are kept; the newest is kept whatever its size."""
+N_GUESSES, MOST_MASKS = 10, 16
+MOST_KNOWN = 10_000
+"""Runs whose request is remembered, so that they can be made again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One text, one model, under interventions."""
+
+    id: str
+    asked: AskRun
+    open: Open
+    task: Task
+    reading: Reading
+    seen: Seen
+    second: str | None
+    milliseconds: float
+    n_bytes: int
+
+
+@dataclass
+class Runs:
+    """Runs by id; an id is a digest of what was asked."""
+
+    shelf: Shelf
+    most_bytes: int = MOST_BYTES
+    _kept: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+    _known: OrderedDict[str, AskRun] = field(default_factory=OrderedDict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def ask(self, asked: AskRun) -> Run:
+        run_id = hashlib.sha256(json.dumps(asked.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:20]
+        with self._lock:
+            known = self._kept.get(run_id)
+            self._known[run_id] = asked
+            self._known.move_to_end(run_id)
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+        if known is not None:
+            self.shelf.task(known.open)  # a model that was removed is told of, not remembered
+            return self._keep(known)
+        return self._keep(self._see(run_id, asked))
+
+    def find(self, run_id: str) -> Run:
+        with self._lock:
+            asked = self._known.get(run_id)
+        if asked is None:
+            raise RefusedError(404, f"no run is known by the id {run_id!r}: post it to /api/run again")
+        return self.ask(asked)
+
+    def _keep(self, run: Run) -> Run:
+        with self._lock:
+            self._kept[run.id] = run
+            self._kept.move_to_end(run.id)
+            while len(self._kept) > 1 and sum(one.n_bytes for one in self._kept.values()) > self.most_bytes:
+                self._kept.popitem(last=False)
+        return run
+
+    def _see(self, run_id: str, asked: AskRun) -> Run:
+        one = self.shelf.find(asked.model)
+        task = self.shelf.task(one)
+        with one.lock:
+            reading, second = read_text(task, asked.text, asked.second)
+            begun = perf_counter()
+            with intervening(task.model, wanted(task, asked.interventions)):
+                seen = see(task.model, reading)
+            milliseconds = 1000 * (perf_counter() - begun)
+        return Run(
+            id=run_id, asked=asked, open=one, task=task, reading=reading, seen=seen, second=second,
+            milliseconds=milliseconds, n_bytes=_n_bytes(seen),
+        )  # fmt: skip
+
+
+def read_text(task: Task, text: str, second: str | None) -> tuple[Reading, str | None]:
+    """What the model is given; a translator without a translation makes its own."""
+    if not isinstance(task, Translator) or second is not None:
+        if not text.strip() and isinstance(task, TextEncoder):
+            raise InputError("the text is empty: 0 words, there must be at least 1")
+        return read(task, text, second), second
+    if not text.strip():
+        raise InputError("the text is empty: 0 words, there must be at least 1")
+    best = task.translations([text], beam=BeamConfig(n_beams=5))[0].found[0]
+    return read(task, text, best.ids), best.text
+
+
+def wanted(task: Task, asked: Interventions) -> list[Intervention]:
+    return [_intervention(task, one) for one in asked]
+
+
+def _intervention(task: Task, one: HeadAsked | EdgeAsked | PatchAsked) -> Intervention:
+    match one:
+        case HeadAsked():
+            return HeadOff(stack=one.stack, layer=one.layer, head=one.head)
+        case EdgeAsked():
+            return EdgeCut(stack=one.stack, query=one.query, key=one.key, layer=one.layer, head=one.head)
+        case PatchAsked():
+            return Patch(tap=one.tap, other=read_text(task, one.text, one.second)[0], positions=one.positions)
+
+
+def told(run: Run) -> dict[str, Any]:
+    """What `/api/run` answers."""
+    seen, task = run.seen, run.task
+    says = None if seen.logits is None else "next" if run.reading.chosen is not None else "here"
+    return {
+        "run": run.id, "model": run.asked.model, "text": run.asked.text, "second": run.second,
+        "own": side(run.reading.own), "source": None if run.reading.source is None else side(run.reading.source),
+        "stacks": [
+            {**one, "queries": len(seen.queries(one["stack"])), "keys": len(seen.keys(one["stack"]))}
+            for one in stacks_of(task.model.config)
+        ],
+        "says": says,
+        "predictions": [_prediction(run, at) for at in _asked_places(run)] if says else [],
+        "classes": _classes(run),
+        "effect": _effect(run) if run.asked.interventions and says else None,
+        "error": seen.error if seen.stacks else 0.0,
+        "milliseconds": run.milliseconds,
+        "remarks": list(task.remarks) if isinstance(task, TextEncoder) else [],
+    }  # fmt: skip
+
+
+def side(tokens: Tokens) -> dict[str, Any]:
+    return {
+        "text": tokens.text, "ids": tokens.ids, "tokens": tokens.tokens, "labels": tokens.labels,
+        "words": tokens.words, "is_special": tokens.is_special,
+    }  # fmt: skip
+
+
+def named(tokenizer: Tokenizer, number: int) -> str:
+    return label(text_of(tokenizer, number))
+
+
+def _asked_places(run: Run) -> list[int]:
+    ids = run.reading.own.ids
+    if not isinstance(run.task.model, BERT):
+        return [len(ids) - 1]
+    mask = run.task.tokenizer.find(Role.MASK)
+    return [at for at, number in enumerate(ids) if number == mask][:MOST_MASKS]
+
+
+def _prediction(run: Run, at: int) -> dict[str, Any]:
+    assert run.seen.logits is not None
+    tokenizer = run.task.tokenizer
+    p = run.seen.logits[at].float().softmax(-1)
+    best = p[: tokenizer.vocabulary_size].topk(min(N_GUESSES, tokenizer.vocabulary_size))
+
+    def guess(number: int) -> dict[str, Any]:
+        return {"id": number, "label": named(tokenizer, number), "probability": float(p[number])}
+
+    came = [] if run.reading.chosen is None else run.reading.chosen
+    return {
+        "position": at, "guesses": [guess(number) for number in best.indices.tolist()],
+        "wanted": guess(came[at]) if at < len(came) else None,
+    }  # fmt: skip
+
+
+def _classes(run: Run) -> list[dict[str, Any]]:
+    task = run.task
+    if not isinstance(task, TextEncoder) or task.model.config.n_classes is None:
+        return []
+    text = run.asked.text if run.asked.second is None else (run.asked.text, run.asked.second)
+    with run.open.lock:
+        before = task.classify([text])[0].probabilities
+        with intervening(task.model, wanted(task, run.asked.interventions)):
+            after = task.classify([text])[0].probabilities
+    return [{"label": name, "probability": p, "before": before[name]} for name, p in after.items()]
+
+
+def _effect(run: Run) -> dict[str, Any]:
+    cut = [one.query for one in run.asked.interventions if isinstance(one, EdgeAsked)]
+    places = _asked_places(run) or cut or [-1]
+    task = run.task
+    with run.open.lock:
+        found = effect(
+            task.model, task.tokenizer, run.reading, wanted(task, run.asked.interventions), position=places[0],
+            n=N_GUESSES,
+        )  # fmt: skip
+    came = run.reading.own.ids if run.reading.chosen is None else run.reading.chosen
+    both = zip(came, found.wanted_before.tolist(), found.wanted_after.tolist(), strict=False)
+    return {
+        "position": found.position,
+        "guesses": [
+            {"id": number, "label": token, "before": before, "after": after}
+            for number, token, before, after in zip(
+                found.ids, found.tokens, found.before.exp().tolist(), found.after.exp().tolist(), strict=True
+            )
+        ],
+        "wanted": [
+            {"position": at, "label": named(task.tokenizer, number), "before": before, "after": after}
+            for at, (number, before, after) in enumerate(both)
+        ],
+        "divergence": found.divergence.tolist(),
+    }
+
+
+def _n_bytes(seen: Seen) -> int:
+    trace = seen.trace
+    passed = [name for name in trace.names if not name.endswith((".scores", ".weights"))]
+    kept: list[Tensor] = [trace.at(name) for name in passed]
+    if not isinstance(seen.model, RNNSeq2Seq):
+        for stack in seen.stacks:
+            for layer in range(seen.n_layers(stack)):
+                for look in seen.looks(stack, layer):
+                    kept += [look.lookup.queries, look.lookup.keys, look.lookup.values, look.heads]
+    kept += [] if seen.logits is None else [seen.logits]
+    return sum(one.numel() * one.element_size() for one in kept)

@@ -1,0 +1,222 @@
+"""Every view of a run as data for the wire; the numbers are `qkv.inspection`'s."""
+
+from dataclasses import fields, replace
+from math import ceil
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.choices import Stack
+from qkv.errors import InputError
+from qkv.inspection import (
+    PATTERNS,
+    MapView,
+    Seen,
+    attention_map,
+    contributions,
+    embeddings,
+    head_writes,
+    lens,
+    merge_words,
+    neuron,
+    rollout,
+    sink_of,
+    stream,
+    value_weighted,
+    without_sink,
+)  # fmt: skip
+from qkv.inspection.heads import name, score, targets
+from qkv.models import RNNSeq2Seq
+from qkv.serving import asking
+from qkv.serving.frame import Shares
+from qkv.serving.runs import Run
+
+MOST_CELLS = 512
+"""Rows or columns that are sent one by one; longer texts are pooled."""
+THUMB = 40
+Weights = Float[Tensor, "head query key"]
+
+
+def fields_of(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any view
+    """A dataclass's fields by name, tensors as they are."""
+    return {field.name: getattr(view, field.name) for field in fields(view)}
+
+
+def pooled(weights: Float[Tensor, "*some query key"], most: int) -> tuple[Tensor, int]:
+    """The greatest of each p × p cells, with the least p that leaves at most so many rows and columns."""
+    p = ceil(max(weights.shape[-2:]) / most)
+    if p == 1:
+        return weights, 1
+    flat = weights.reshape(-1, 1, *weights.shape[-2:]).float()
+    smaller = F.max_pool2d(flat, p, ceil_mode=True)
+    return smaller.view(*weights.shape[:-2], *smaller.shape[-2:]), p
+
+
+def stack_of(seen: Seen, stack: Stack | None) -> Stack:
+    if not seen.stacks:
+        raise InputError("this model has no attention to look at")
+    return stack or seen.stacks[0]
+
+
+def heads_view(run: Run, asked: asking.OfStack) -> dict[str, Any]:
+    """As `inspection.heads`, layer by layer: the weights of all layers at once may be more than fits in memory."""
+    seen, stack = run.seen, stack_of(run.seen, asked.stack)
+    visible = seen.visible(stack)
+    places = targets(seen.side(stack, is_key=True), visible, is_cross=stack is Stack.CROSS)
+    asked_of = [places[one].any(-1) if one in places else visible.new_zeros(len(visible)) for one in PATTERNS]
+    n_queries = [int(one.sum()) for one in asked_of]
+    n_queries[PATTERNS.index(_EVEN)] = int((visible.sum(-1) > 1).sum())
+    n, m = visible.shape
+    away = (torch.arange(n)[:, None] - torch.arange(m)).abs()
+    scores, entropy, distance, thumbs = [], [], [], []
+    for layer in range(seen.n_layers(stack)):
+        weights = seen.weights(stack, layer)
+        scores.append(torch.stack([score(weights[None], visible, one, places)[0] for one in PATTERNS], dim=-1))
+        entropy.append(torch.special.entr(weights).sum(-1).mean(-1))
+        distance.append((weights * away.to(weights)).sum(-1).mean(-1) * (stack is not Stack.CROSS))
+        thumbs.append(pooled(weights, THUMB)[0])
+    return {
+        "stack": stack, "patterns": PATTERNS, "scores": torch.stack(scores), "n_queries": n_queries,
+        "labels": [[name(row, n_queries) for row in layer] for layer in scores],
+        "entropy": torch.stack(entropy), "distance": torch.stack(distance), "error": seen.error,
+        "thumbs": Shares(torch.stack(thumbs)),
+    }  # fmt: skip
+
+
+_EVEN = next(one for one in PATTERNS if one.value == "bag-of-words")
+
+
+def attention(run: Run, asked: asking.OfLayer) -> dict[str, Any]:
+    stack = stack_of(run.seen, asked.stack)
+    weights, p = pooled(run.seen.weights(stack, asked.layer), MOST_CELLS)
+    return {"stack": stack, "layer": asked.layer, "pool": p, "weights": Shares(weights)}
+
+
+def tile(run: Run, asked: asking.AskTile) -> dict[str, Any]:
+    (top, bottom), (left, right) = asked.rows, asked.columns
+    rows = rows_of(run, stack_of(run.seen, asked.stack), asked.layer, list(range(top, min(bottom, top + MOST_CELLS))))
+    if not 0 <= asked.head < len(rows):
+        raise InputError(f"head {asked.head} is outside the {len(rows)} heads (0 … {len(rows) - 1})")
+    if not (top < bottom <= top + MOST_CELLS and left < right <= min(left + MOST_CELLS, rows.shape[-1])):
+        raise InputError(f"rows {top}–{bottom} and columns {left}–{right} are no tile of 1 to {MOST_CELLS} each")
+    return {"weights": Shares(rows[asked.head, :, left:right])}
+
+
+def row(run: Run, asked: asking.AskRow) -> dict[str, Any]:
+    return {"weights": rows_of(run, stack_of(run.seen, asked.stack), asked.layer, [asked.query])[:, 0]}
+
+
+def rows_of(run: Run, stack: Stack, layer: int, queries: list[int]) -> Weights:
+    """Some rows of a layer alone: a hover must not wait for all of them."""
+    seen = run.seen
+    n = len(seen.queries(stack))
+    outside = [one for one in queries if not 0 <= one < n]
+    if outside or not queries:
+        raise InputError(f"query {outside[0] if outside else 'none'} is outside the {n} positions (0 … {n - 1})")
+    if isinstance(seen.model, RNNSeq2Seq):
+        return seen.weights(stack, layer)[:, queries]
+    (look,) = seen.looks(stack, layer)
+    return look.weights(queries)[0]
+
+
+def map_view(run: Run, asked: asking.MapSettings) -> dict[str, Any]:
+    view = table(run, asked)
+    weights, p = pooled(view.weights, MOST_CELLS)
+    return {**fields_of(view), "weights": weights, "pool": p, "queries": view.queries[::p], "keys": view.keys[::p]}
+
+
+def table(run: Run, asked: asking.MapSettings) -> MapView:
+    seen, stack = run.seen, stack_of(run.seen, asked.stack)
+    view = _table(seen, stack, asked)
+    queries, keys = seen.side(stack), seen.side(stack, is_key=True)
+    if not asked.sink:
+        view = replace(view, weights=without_sink(view.weights, sink_of(keys)), title=f"{view.title}, without the sink",
+                       is_share=True)  # fmt: skip
+    return merge_words(view, queries, keys) if asked.words else view
+
+
+def _table(seen: Seen, stack: Stack, asked: asking.MapSettings) -> MapView:
+    if asked.of == "weights":
+        return attention_map(seen, stack, layer=asked.layer, head=asked.head)
+    labels = {"queries": seen.queries(stack), "keys": seen.keys(stack)}
+    if asked.of == "rollout":
+        if asked.head is not None:
+            raise InputError(f"rollout is of all heads together; head={asked.head} was asked for")
+        through = rollout(seen, stack)
+        parts = through.source if stack is Stack.CROSS else through.own
+        assert parts is not None
+        layer = len(parts) - 1 if asked.layer is None else asked.layer
+        if layer >= len(parts):
+            raise InputError(f"layer {layer} is outside the {len(parts)} layers (0 … {len(parts) - 1})")
+        # A decoder's rows are shared between its own tokens and the source's.
+        is_share = stack in (Stack.SELF, Stack.ENCODER)
+        return MapView(weights=parts[layer], title=f"{stack}: rollout after layer {layer}", is_share=is_share, **labels)
+    if asked.layer is None:
+        raise InputError("value-weighted attention is of one layer; none was given")
+    norms = value_weighted(seen, stack, layer=asked.layer)
+    if asked.head is not None and asked.head >= len(norms):
+        raise InputError(f"head {asked.head} is outside the {len(norms)} heads (0 … {len(norms) - 1})")
+    of_head = "mean of all heads" if asked.head is None else f"head {asked.head}"
+    return MapView(
+        weights=norms.mean(0) if asked.head is None else norms[asked.head],
+        title=f"{stack}: ‖a·v·W_O‖, layer {asked.layer}, {of_head}", is_share=False, **labels,
+    )  # fmt: skip
+
+
+def neuron_view(run: Run, asked: asking.AskNeuron) -> dict[str, Any]:
+    view = neuron(run.seen, stack_of(run.seen, asked.stack), layer=asked.layer, head=asked.head, query=asked.query)
+    return fields_of(view)
+
+
+def residual(run: Run, asked: asking.OfStack) -> dict[str, Any]:
+    if isinstance(run.seen.model, RNNSeq2Seq):
+        raise InputError("an RNN has no residual stream")
+    return fields_of(stream(run.seen, asked.stack))
+
+
+def write(run: Run, asked: asking.AskRow) -> dict[str, Any]:
+    seen, stack = run.seen, stack_of(run.seen, asked.stack)
+    if isinstance(seen.model, RNNSeq2Seq):
+        raise InputError("an RNN has no residual stream that heads write into")
+    moved = value_weighted(seen, stack, layer=asked.layer)
+    if asked.query >= moved.shape[1]:
+        raise InputError(f"query {asked.query} is outside the {moved.shape[1]} positions (0 … {moved.shape[1] - 1})")
+    written = head_writes(seen, stack, asked.layer)[:, asked.query].norm(dim=-1)
+    return {"heads": written, "moved": moved[:, asked.query], "keys": seen.keys(stack)}
+
+
+def lens_view(run: Run, asked: asking.AskGuesses) -> dict[str, Any]:
+    if run.seen.logits is None:
+        raise InputError("this BERT has no masked-word head, so it makes no guesses")
+    view = lens(run.seen, run.task.tokenizer, n=asked.n)
+    found = fields_of(view)
+    rows = zip(view.ids.flatten(0, 1).tolist(), (cell for row in view.tokens for cell in row), strict=True)
+    names = {number: token for ids, tokens in rows for number, token in zip(ids, tokens, strict=True)}
+    return {**found, "tokens": None, "names": names}
+
+
+def contributions_view(run: Run, asked: asking.AskContributions) -> dict[str, Any]:
+    found = contributions(
+        run.seen, run.task.tokenizer, position=asked.position, token_id=asked.token_id, against=asked.against
+    )
+    return fields_of(found)
+
+
+def embeddings_view(run: Run, asked: asking.AskGuesses) -> dict[str, Any]:
+    if len(run.reading.own.ids) < 2 and isinstance(run.seen.model, RNNSeq2Seq):
+        raise InputError("a map needs at least 2 tokens, the text has 1")
+    return fields_of(embeddings(run.seen, run.task.tokenizer, n=asked.n))
+
+
+def compare(left: Run, right: Run, asked: asking.AskCompare) -> dict[str, Any]:
+    """Both maps, and left − right where that has a meaning."""
+    one, other = (map_view(run, asked) for run in (left, right))
+    shapes = [tuple(each["weights"].shape) for each in (one, other)]
+    why = ""
+    if shapes[0] != shapes[1]:
+        why = f"the left map is {shapes[0][0]} × {shapes[0][1]}, the right one {shapes[1][0]} × {shapes[1][1]}"
+    difference = None if why else one["weights"] - other["weights"]
+    return {"left": one, "right": other, "difference": difference, "why": why}
