@@ -8,7 +8,7 @@ from qkv.inspection.figures import new_figure
 from qkv.inspection.interventions import Effect
 from qkv.inspection.neuron import NeuronView
 from qkv.inspection.reference import ReferenceView
-from qkv.inspection.word_map import write_beside
+from qkv.inspection.word_map import LOOKS, write_beside
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 MOST_BARS = 24
+MOST_PATHS = 24
+MOST_KEYS = 40
 
 
 def draw_neuron(view: NeuronView, title: str) -> "Figure":
     """q on top, q·k dimension by dimension below it, and to the right what becomes of each row."""
-    n, width = view.products.shape
+    shown = _shown_keys(view)
+    n, width = len(shown), view.products.shape[1]
     drawn = new_figure(width=4.5 + 0.11 * width + 3.2, height=2.4 + 0.24 * n)
     axes = drawn.subplots(2, 3, height_ratios=[1, max(2.0, 0.6 * n)], width_ratios=[4 + 0.11 * width, 1.6, 1.6])
     limit = float(view.q.abs().max()) or 1.0
@@ -28,14 +31,14 @@ def draw_neuron(view: NeuronView, title: str) -> "Figure":
     axes[0, 0].set(yticks=[0], xticks=[])
     axes[0, 0].set_yticklabels([f"q of {view.query_label}"])
     limit = float(view.products.abs().max()) or 1.0
-    image = axes[1, 0].imshow(view.products.cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
-    axes[1, 0].set_yticks(range(n), view.keys, fontsize=8)
+    image = axes[1, 0].imshow(view.products[shown].cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    axes[1, 0].set_yticks(range(n), [view.keys[i] for i in shown], fontsize=8)
     axes[1, 0].set_xlabel(f"q·k in each of the {width} dimensions (red: adds, blue: takes away)")
     drawn.colorbar(image, ax=axes[1, 0], orientation="horizontal", fraction=0.05, pad=0.02)
-    is_seen = view.scores.isfinite().tolist()
+    is_seen = view.scores[shown].isfinite().tolist()
     for axis, values, name in ((axes[1, 1], view.scaled, "score"), (axes[1, 2], view.weights, "weight")):
         colours = [BLUE if seen else "0.85" for seen in is_seen]
-        axis.barh(range(n), values.cpu().numpy(), color=colours)
+        axis.barh(range(n), values[shown].tolist(), color=colours)
         axis.set(ylim=(n - 0.5, -0.5), yticks=[], xlabel=name)
         axis.axvline(0, color="0.7", linewidth=0.8)
         axis.spines[["top", "right", "left"]].set_visible(False)
@@ -44,9 +47,16 @@ def draw_neuron(view: NeuronView, title: str) -> "Figure":
     for axis in axes[0, 1:]:
         axis.set_axis_off()
     grey = "; grey: forbidden by the mask" if not all(is_seen) else ""
+    if n < len(view.keys):
+        grey += f"; the {n} keys of the greatest weight of {len(view.keys)}"
     said = f"{view.stack}, layer {view.layer}, head {view.head}: how {view.query_label} comes to its weights{grey}"
     drawn.suptitle(f"{title}\n{said}" if title else said, fontsize="medium")
     return drawn
+
+
+def _shown_keys(view: NeuronView) -> list[int]:
+    """All keys, or as many of the greatest weight as a picture can hold, in their order."""
+    return sorted(view.weights.topk(min(MOST_KEYS, len(view.keys))).indices.tolist())
 
 
 def draw_reference(view: ReferenceView, title: str) -> "Figure":
@@ -75,19 +85,21 @@ def draw_paths(view: EmbeddingView, title: str) -> "Figure":
     """Each token from its embedding (hollow) to its last state (filled, named)."""
     drawn = new_figure(width=8.5, height=6.5)
     axis = drawn.subplots()
-    points = view.points
-    colours = [f"C{place % 10}" for place in range(len(view.tokens))]
+    n = len(view.tokens)
+    points, tokens = view.points[:, -MOST_PATHS:], view.tokens[-MOST_PATHS:]
+    colours = [LOOKS[place % len(LOOKS)][0] for place in range(len(tokens))]
     for place, colour in enumerate(colours):
         path = points[:, place].numpy()
         axis.plot(path[:, 0], path[:, 1], color=colour, linewidth=0.7, alpha=0.55, zorder=1)
         axis.scatter(*path[0], s=16, facecolors="white", edgecolors=colour, zorder=2)
         axis.scatter(*path[-1], s=22, color=colour, zorder=3)
     axis.margins(0.1)
-    write_beside(axis, points[-1], view.tokens, colours)
+    write_beside(axis, points[-1], tokens, colours)
     axis.set_xlabel(f"first direction: {view.spread[0]:.0%} of the spread")
     axis.set_ylabel(f"second direction: {view.spread[1]:.0%}")
     axis.spines[["top", "right"]].set_visible(False)
     way = "hollow: embedding; line: through the layers; filled: last" if len(view.depths) > 1 else view.depths[0]
+    way = f"the last {len(tokens)} of {n} tokens; {way}" if len(tokens) < n else way
     axis.set_title(f"{title}\n{way}" if title else way, fontsize="medium")
     return drawn
 

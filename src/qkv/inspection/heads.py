@@ -12,10 +12,10 @@ from qkv.inspection.reading import Tokens
 from qkv.inspection.seeing import AttentionTable, Seen
 
 PATTERNS = tuple(HeadPattern)
-LEAST = 0.5
-"""A pattern names a head from here on: more than half of the weight goes there."""
-LEAST_QUERIES = 2
-"""One look is no pattern."""
+LEAST = 0.4
+"""A pattern names a head from here on; an even head gives one place among three less."""
+LEAST_QUERIES = 3
+"""One or two looks are no pattern."""
 LEAST_EVEN = 0.95
 """An even spread is measured by entropy, which is high for almost any head."""
 
@@ -118,7 +118,7 @@ def score(
 
 
 def name(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> HeadPattern | None:
-    """The pattern with the greatest score that is at least one half; bag-of-words where no other is, from 0.95 on."""
+    """The pattern with the greatest score that is at least 0.4; bag-of-words where no other is, from 0.95 on."""
     even = PATTERNS.index(HeadPattern.BAG)
     enough = torch.tensor([n >= LEAST_QUERIES for n in n_queries], device=scores.device)
     pointed = scores.where(enough, -1.0)

@@ -1,7 +1,7 @@
 """Every view as a picture: `figure(view).savefig("x.pdf")`."""
 
 from math import ceil
-from textwrap import fill
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING
 
 from qkv.inspection.charts import draw_contributions, draw_effect, draw_neuron, draw_paths, draw_reference
@@ -16,6 +16,7 @@ from qkv.inspection.neuron import NeuronView
 from qkv.inspection.reference import ReferenceView
 from qkv.inspection.stream import StreamView
 from qkv.inspection.timeline import TimelineView
+from qkv.inspection.word_map import LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,13 +27,15 @@ View = (
     | Contributions | Effect
 )  # fmt: skip
 
-MOST_POSITIONS = 40
+MOST_POSITIONS = 20
 """Columns of words that a picture can hold."""
+LONGEST_TITLE = 170
+"""Characters; a longer text is shown as its beginning."""
 
 
 def figure(view: View, *, title: str = "") -> "Figure":
     """`title`: above what the view says of itself, such as the text."""
-    title = fill(title, 90)
+    title = fill(shorten(title, LONGEST_TITLE, placeholder=" …"), 90)
     match view:
         case HeadsView():
             drawn = _heads(view, title)
@@ -141,10 +144,12 @@ def _timeline(view: TimelineView, title: str) -> "Figure":
     n_parts = 1 if view.wanted_probabilities is None else 2
     drawn = new_figure(width=8.0, height=3.6 * n_parts)
     axes = drawn.subplots(n_parts, 1, squeeze=False)[:, 0]
-    for pattern, values in zip(PATTERNS, view.scores.flatten(1, 2).amax(1).T, strict=True):
-        axes[0].plot(view.steps, values.cpu().numpy(), marker="o", markersize=3, label=pattern)
+    best = view.scores.flatten(1, 2).amax(1).T.tolist()
+    for pattern, values, (colour, marker) in zip(PATTERNS, best, LOOKS, strict=True):
+        axes[0].plot(view.steps, values, color=colour, marker=marker, markersize=4, label=pattern)
     axes[0].set(xlabel="step", ylabel="score of the best head", ylim=(-0.02, 1.02))
-    axes[0].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes[0].legend(frameon=False, fontsize="small", ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes[0].spines[["top", "right"]].set_visible(False)
     if view.wanted_probabilities is not None:
         _lens_by_step(axes[1], view)
     drawn.suptitle(title, fontsize="medium")

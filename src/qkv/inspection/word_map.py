@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, with a shape each: told apart in print and by the colour-blind.
-_LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
+LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 
 
 def flatten(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2"], list[float]]:
@@ -48,11 +48,11 @@ def word_map(
     names = list(dict.fromkeys(groups)) or [""]
     own = list(groups) or [""] * len(words)
     for number, name in enumerate(names):
-        colour, shape = _LOOKS[number % len(_LOOKS)]
+        colour, shape = LOOKS[number % len(LOOKS)]
         chosen = [place for place, group in enumerate(own) if group == name]
         axis.scatter(points[chosen, 0], points[chosen, 1], s=22, color=colour, marker=shape, label=name or None)
     axis.margins(0.12)
-    colours = [_LOOKS[names.index(group) % len(_LOOKS)][0] for group in own]
+    colours = [LOOKS[names.index(group) % len(LOOKS)][0] for group in own]
     write_beside(axis, points, words, colours)
     axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
     axis.axvline(0, color="0.85", linewidth=0.8, zorder=0)
