@@ -195,12 +195,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--epochs", type=int, help="for a quick trial; chosen by the rows unless said")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side; their seconds then share the machine")
+    parser.add_argument(
+        "--engines", nargs="+", help="these lines alone: pre-trained, from scratch, bag of words, MiniLM"
+    )
+    parser.add_argument("--earlier", type=Path, help="a finetune.json whose lines are kept beside the new ones")
     given = parser.parse_args()
     load = machine.others_load()
     asked = Asked(model=given.model, minilm=given.minilm, data=given.data, epochs=given.epochs)
     # New processes, for CUDA does not survive a fork.
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        rows = list(pool.map(partial(row_of, asked=asked), jobs(asked, given.seeds)))
+        chosen = [job for job in jobs(asked, given.seeds) if given.engines is None or job.engine in given.engines]
+        rows = list(pool.map(partial(row_of, asked=asked), chosen))
+    if given.earlier is not None:
+        rows = [*(Row(**row) for row in json.loads(given.earlier.read_text())), *rows]
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "finetune.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     draw_curves(rows, given.out / "finetune.png")
