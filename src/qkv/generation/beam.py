@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -53,18 +54,21 @@ def beam_search(
     beam: BeamConfig,
     stop_ids: frozenset[int] = NO_STOPS,
     forced: Sequence[Sequence[Sequence[int]]] = (),
+    never: frozenset[int] = NO_STOPS,
 ) -> list[list[Hypothesis]]:
     """For any decoder that stands at the beginning of as many texts as there are limits, one row a text.
 
     Each step keeps the `n_beams` likeliest of all one-token continuations. One that ends leaves the beam and
     is kept as finished. A text is done when it has `n_beams` finished ones and no running one scores better,
-    as it stands, than the worst of them. `forced`: for each text the terms, as ids, that it must hold.
+    as it stands, than the worst of them. `forced`: for each text the terms, as ids, that it must hold; `never`: ids
+    that none may hold.
     """
     terms = [Terms(own) for own in forced] or [Terms([]) for _ in limits]
     texts = [_Text(limit, beam, stop_ids, own) for limit, own in zip(limits, terms, strict=True)]
     running, all_texts = texts, texts
+    forbidden = torch.tensor(sorted(never), dtype=torch.long, device=logits.device)
     while True:
-        continued = _best_continuations(running, logits, n=beam.n_beams * (1 + len(stop_ids)))
+        continued = _best_continuations(running, logits, forbidden, n=beam.n_beams * (1 + len(stop_ids)))
         width = len(running[0].guesses)
         for text, own in zip(running, continued, strict=True):
             text.advance(own)
@@ -75,7 +79,8 @@ def beam_search(
         kept = None if len(going) == len(running) else torch.tensor(going, device=logits.device)
         running = [running[place] for place in going]
         if kept is not None or rows != list(range(len(rows))):
-            decoder.select(torch.tensor(rows, device=logits.device), texts=kept)
+            n_equal = min(text.n_equal for text in running)
+            decoder.select(torch.tensor(rows, device=logits.device), texts=kept, n_equal=n_equal)
         latest = [guess.ids[-1] for text in running for guess in text.guesses]
         logits = decoder.step(torch.tensor(latest, device=logits.device))
 
@@ -99,7 +104,9 @@ class _Continuation:
     log_p: float
 
 
-def _best_continuations(texts: list["_Text"], logits: NextLogits, *, n: int) -> list[list[_Continuation]]:
+def _best_continuations(
+    texts: list["_Text"], logits: NextLogits, never: Tensor, *, n: int
+) -> list[list[_Continuation]]:
     """Of each text, best first: the n likeliest; where terms are forced, those of each guess and what terms want."""
     guesses = [guess for text in texts for guess in text.guesses]
     wide = torch.promote_types(logits.dtype, torch.float32)
@@ -107,6 +114,8 @@ def _best_continuations(texts: list["_Text"], logits: NextLogits, *, n: int) -> 
     log_p = logits.to(wide).log_softmax(-1)
     sums = torch.tensor([guess.total for guess in guesses], dtype=wide, device=logits.device)
     totals = sums[:, None] + log_p
+    if len(never):
+        totals[:, never] = NEVER
     forbidden = [(row, number) for row, guess in enumerate(guesses) for number in texts[0].forbidden(guess.ids)]
     if forbidden:
         totals[tuple(torch.tensor(forbidden, device=logits.device).T)] = NEVER
@@ -114,9 +123,10 @@ def _best_continuations(texts: list["_Text"], logits: NextLogits, *, n: int) -> 
     best = totals.view(len(guesses) // n_rows, -1)
     best, found = best.topk(min(n, best.shape[1]))
     of_found = log_p.view(len(best), -1).gather(1, found)
-    if bool(best.isnan().any()):
+    tables = (best.tolist(), found.tolist(), of_found.tolist())
+    if any(isnan(row[0]) for row in tables[0]):  # which sorts before every number
         raise WeightsError(f"after {len(guesses[0].ids)} new tokens the logits are no numbers (NaN)")
-    return _by_text(texts, (best.tolist(), found.tolist(), of_found.tolist()), log_p, totals)
+    return _by_text(texts, tables, log_p, totals)
 
 
 def _by_text(texts: list["_Text"], tables: _Tables, log_p: Tensor, totals: Tensor) -> list[list[_Continuation]]:
@@ -148,6 +158,12 @@ def _wanted(text: "_Text", known: list[_Continuation], log_p: Tensor, totals: Te
     ]
 
 
+def _n_equal(texts: list[list[int]]) -> int:
+    """How many ids all of them begin with: as many as the first and the last do, were they sorted."""
+    first, last = min(texts), max(texts)
+    return next((n for n, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+
+
 class _Text:
     """One text as it is searched: its running guesses, best first, and the finished ones, at most `n_beams`."""
 
@@ -158,6 +174,8 @@ class _Text:
         self.guesses = [_Guess([], [], 0.0)]
         self._limit, self._beam, self._stop_ids = limit, beam, stop_ids
         self._finished: list[Hypothesis] = []
+        self.n_equal = 0
+        """Ids that all guesses had in common before the latest step."""
 
     def forbidden(self, ids: list[int]) -> set[int]:
         """What a guess may not go on with: an end that comes too early, or the last of an n-gram it holds already."""
@@ -179,6 +197,7 @@ class _Text:
     def advance(self, continued: list[_Continuation]) -> None:
         """Ends are finished where they are among the best; the best of the others are the new guesses."""
         n_beams, is_forced = self._beam.n_beams, self.terms.n_ids > 0
+        self.n_equal = _n_equal([guess.ids for guess in self.guesses])
         going: list[_Guess] = []
         for rank, one in enumerate(continued):
             before = self.guesses[one.of]
@@ -197,7 +216,8 @@ class _Text:
                 self._finish(guess, self._limit.ended)
             self.guesses = []
         if self.guesses:
-            self.guesses += [_Guess(self.guesses[0].ids, [], NEVER)] * (n_beams - len(self.guesses))
+            first = self.guesses[0]
+            self.guesses += [_Guess(first.ids, [], NEVER, first.of)] * (n_beams - len(self.guesses))
 
     @property
     def is_done(self) -> bool:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from qkv.generation.lean import LeanStep
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.models.rnn import RNNSource
@@ -24,11 +25,12 @@ class Decoder(Protocol):
         """One more token a row; the logits of the token after it."""
         ...
 
-    def select(self, rows: Rows, *, texts: Texts | None = None) -> None:
+    def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:
         """Go on with these rows, in this order, repeats allowed.
 
         All texts have equally many rows, side by side. `texts` says which of them are left; None: all. A model
-        that keeps something for each text (a source) and not for each row needs to know.
+        that keeps something for each text (a source) and not for each row needs to know. `n_equal`: so many of the
+        new tokens are the same in all rows of a text, so that nothing of them needs to move.
         """
         ...
 
@@ -39,6 +41,7 @@ class GPTDecoder:
     def __init__(self, model: GPT, *, batch: int, capacity: int) -> None:
         self._model = model
         self.cache = model.new_cache(batch=batch, capacity=capacity)
+        self._n_shortest = 0
 
     @property
     def device(self) -> torch.device:
@@ -49,29 +52,35 @@ class GPTDecoder:
         ids, is_token = padded(prompts, self.device)
         states = self._model.states(ids, is_token=is_token, cache=self.cache)
         n = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        self._n_shortest = min(len(prompt) for prompt in prompts)
         last = states[torch.arange(len(prompts), device=self.device), n - 1]
         return self._model.unembedding(last[:, None])[:, 0]
 
     def step(self, ids: Rows) -> NextLogits:
         return self._model(ids[:, None], cache=self.cache)[:, 0]
 
-    def select(self, rows: Rows, *, texts: Texts | None = None) -> None:  # noqa: ARG002
-        self.cache.select(rows)
+    def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:
+        self.cache.select(rows, n_equal=0 if texts is not None else self._n_shortest + n_equal)
 
 
 class Seq2SeqDecoder:
     """The writing half of an encoder–decoder; the rows of one text share its source, which is never copied."""
 
-    def __init__(self, model: Seq2Seq, source: Source, *, capacity: int) -> None:
+    def __init__(self, model: Seq2Seq, source: Source, *, capacity: int, lean: LeanStep | None = None) -> None:
+        """`lean`: another road for the same steps."""
         self._model = model
+        self._lean = lean
         self._source = source.written_out()
         self.cache = model.new_cache(batch=source.states.shape[0], capacity=capacity)
 
     def step(self, ids: Rows) -> NextLogits:
+        if self._lean is not None:
+            return self._lean(ids, self._source, self.cache)
         return self._model.decode(ids[:, None], self._source, cache=self.cache)[:, 0]
 
-    def select(self, rows: Rows, *, texts: Texts | None = None) -> None:
-        self.cache.select(rows, sources=texts)
+    def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:
+        # Before the new tokens stands the one that begins every text.
+        self.cache.select(rows, sources=texts, n_equal=0 if texts is not None else 1 + n_equal)
         if texts is not None:
             self._source = self._source.select(texts).written_out()
 
@@ -89,14 +98,16 @@ class RNNDecoder:
         logits, self._state = self._model.decode(ids[:, None], self._source, self._state, cache=self._kept)
         return logits[:, 0]
 
-    def select(self, rows: Rows, *, texts: Texts | None = None) -> None:
+    def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:  # noqa: ARG002
         self._state = tuple(part.index_select(1, rows) for part in self._state)
         if texts is not None:
             self._source = self._source.select(texts).written_out()
             self._kept.select(texts)
 
 
-def read_sources(model: Seq2Seq | RNNSeq2Seq, sources: Sequence[Sequence[int]], *, capacity: int) -> Decoder:
+def read_sources(
+    model: Seq2Seq | RNNSeq2Seq, sources: Sequence[Sequence[int]], *, capacity: int, lean: LeanStep | None = None
+) -> Decoder:
     """The encoder's pass over sources of any lengths; a decoder that stands before their first token.
 
     `capacity`: how many tokens a text may hold, the one that begins it included.
@@ -104,7 +115,7 @@ def read_sources(model: Seq2Seq | RNNSeq2Seq, sources: Sequence[Sequence[int]], 
     ids, is_token = padded(sources, next(model.parameters()).device)
     match model:
         case Seq2Seq():
-            return Seq2SeqDecoder(model, model.encode(ids, is_token=is_token), capacity=capacity)
+            return Seq2SeqDecoder(model, model.encode(ids, is_token=is_token), capacity=capacity, lean=lean)
         case RNNSeq2Seq():
             return RNNDecoder(model, model.encode(ids, is_token=is_token))
 

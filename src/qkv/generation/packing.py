@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from qkv.nn import Unembedding
 
+Product = Callable[[Tensor], Tensor]
+
 
 class Packing:
     """Prepared copies of a model's weights; made at the first use, and anew where one has changed."""
@@ -19,7 +21,12 @@ class Packing:
     def __init__(self, *parts: nn.Module) -> None:
         modules = [module for part in parts for module in part.modules()]
         self._modules = [one for one in modules if type(one) is nn.Linear or isinstance(one, Unembedding)]
-        self._made: dict[nn.Module, tuple[object, Callable[[Tensor], Tensor]]] = {}
+        self._made: dict[tuple[nn.Module, ...], tuple[object, Product]] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """For float32 on a CPU alone."""
+        return all(_can_pack(module.weight) for module in self._modules)
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -37,14 +44,24 @@ class Packing:
                 # Another thread may have been here meanwhile and taken it away: the usual product is as right.
                 module.__dict__.pop("forward", None)
 
-    def _forward(self, module: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
-        weight = module.weight
-        state = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)  # noqa: SLF001
-        made = self._made.get(module)
+    def product(self, *modules: nn.Linear | Unembedding) -> Product:
+        """x times the weights of these modules, one after another: their results side by side."""
+        state = [_state(tensor) for one in modules for tensor in (one.weight, one.bias) if tensor is not None]
+        made = self._made.get(modules)
         if made is None or made[0] != state:
-            forward = _unembedding(module) if isinstance(module, Unembedding) else _product(weight, module.bias)
-            self._made[module] = made = state, forward
+            made = state, _product([one.weight for one in modules], [one.bias for one in modules])
+            self._made[modules] = made
         return made[1]
+
+    def _forward(self, module: nn.Linear | Unembedding) -> Product:
+        multiply = self.product(module)
+        if not isinstance(module, Unembedding):
+            return multiply
+        return lambda x: module.logits(multiply(x * module.scale if module.scale != 1.0 else x))
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -56,13 +73,10 @@ def _can_pack(weight: Tensor) -> bool:
     )
 
 
-def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    prepared = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # noqa: SLF001 - what torch.compile uses too
+def _product(weights: list[Tensor], biases: list[Tensor | None]) -> Product:
+    weight = torch.cat([one.detach() for one in weights])
+    prepared = torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001 - what torch.compile uses too
     multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
-    bias = None if bias is None else bias.detach()
+    given = [one.detach() for one in biases if one is not None]
+    bias = torch.cat(given) if given else None
     return lambda x: multiply(x, prepared, bias, "none", [], "")
-
-
-def _unembedding(module: Unembedding) -> Callable[[Tensor], Tensor]:
-    multiply = _product(module.weight, module.bias)
-    return lambda x: module.logits(multiply(x * module.scale if module.scale != 1.0 else x))

@@ -1,6 +1,7 @@
 """A source in, the best texts for it out: ids alone."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -8,9 +9,11 @@ from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation.beam import Hypothesis, beam_search
 from qkv.generation.decoder import read_sources
+from qkv.generation.lean import LeanStep, can_be_lean
 from qkv.generation.packing import Packing
 from qkv.generation.text import Ended, Limit
 from qkv.models import RNNSeq2Seq, Seq2Seq
+from qkv.weights.decoding import Decoding
 
 GREEDY = BeamConfig(n_beams=1)
 
@@ -19,6 +22,7 @@ def packing_of(model: Seq2Seq | RNNSeq2Seq) -> Packing:
     return Packing(model.decoder, model.unembedding)
 
 
+@torch.inference_mode()
 def translate(
     model: Seq2Seq | RNNSeq2Seq,
     sources: Sequence[Sequence[int]],
@@ -29,12 +33,13 @@ def translate(
     beam: BeamConfig = GREEDY,
     forced: Sequence[Sequence[Sequence[int]]] = (),
     packing: Packing | None = None,
+    decoding: Decoding = Decoding(),  # noqa: B008 - frozen
 ) -> list[list[Hypothesis]]:
     """The best `beam.n_best` texts for each source, best first; sources have any lengths.
 
     `first`: the id that every text begins with, which is not given back. `max_new`, `forced`: one a source; the
     model's context bounds a text too. `packing`: of `packing_of(model)`, kept from call to call; it takes
-    as long as a few steps to make.
+    as long as a few steps to make. `decoding`: what every text has first, and what none may hold.
     """
     if not sources:
         return []
@@ -47,8 +52,18 @@ def translate(
     limits = [Limit(n, Ended.LENGTH) if n < room else Limit(room, Ended.CONTEXT) for n in max_new]
     # The last new token is never read, and the first one is read without being new.
     capacity = max(limit.n_new for limit in limits)
-    with torch.inference_mode(), (packing or packing_of(model)).used():
-        decoder = read_sources(model, sources, capacity=capacity)
+    if not 0 <= first < model.config.vocabulary_size:
+        raise InputError(f"first={first} is outside the vocabulary of {model.config.vocabulary_size}")
+    packing = packing or packing_of(model)
+    lean = None
+    if isinstance(model, Seq2Seq) and can_be_lean(model, packing):
+        lean = LeanStep(model, packing, capacity=capacity)
+    with packing.used() if lean is None else nullcontext():
+        decoder = read_sources(model, sources, capacity=capacity, lean=lean)
         begun = torch.full((len(sources),), first, device=next(model.parameters()).device)
         logits = decoder.step(begun)
-        return beam_search(decoder, logits, limits, beam=beam, stop_ids=stop_ids, forced=forced)
+        if decoding.then is not None:
+            # Nothing else can come, so its log p is 0.
+            logits = torch.full_like(logits, float("-inf"))
+            logits[:, decoding.then] = 0.0
+        return beam_search(decoder, logits, limits, beam=beam, stop_ids=stop_ids, forced=forced, never=decoding.never)

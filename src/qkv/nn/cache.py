@@ -192,18 +192,26 @@ class KVCache:
             return False
         return states.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.equal(known, states)
 
-    def select(self, rows: Int[Tensor, " row"], *, sources: Int[Tensor, " source"] | None = None) -> None:
+    def select(
+        self, rows: Int[Tensor, " row"], *, sources: Int[Tensor, " source"] | None = None, n_equal: int = 0
+    ) -> None:
         """Keep these rows, in this order, repeats allowed: a beam search's reordering.
 
         Beams of one source share its part, which is not reordered with them; `sources` says which are left, None: all.
+        `n_equal`: said by one who knows: so many slots of each row hold what those of the row in its place hold.
         """
         if sources is not None:
             for source in self.sources:
                 source.select(sources)
             self._source = None
+        changed = slice(n_equal, self.n_filled)
         for layer in self.layers:
-            layer.keys = layer.keys.index_select(0, rows)
-            layer.values = layer.values.index_select(0, rows)
+            if len(rows) != self.batch:
+                layer.keys = layer.keys.index_select(0, rows)
+                layer.values = layer.values.index_select(0, rows)
+            elif n_equal < self.n_filled:
+                layer.keys[:, :, changed] = layer.keys[:, :, changed].index_select(0, rows)
+                layer.values[:, :, changed] = layer.values[:, :, changed].index_select(0, rows)
         self.lengths = self.lengths.index_select(0, rows)
         if self.is_ragged and len(rows):
             self.n_filled = int(self.lengths.max())

@@ -26,6 +26,10 @@ class Tap(nn.Module):
     def is_watched(self) -> bool:
         return bool(self._watchers)
 
+    @property
+    def is_in_use(self) -> bool:
+        return bool(self._changers or self._watchers or self._guests)
+
     def watch(self, watcher: Callable[[Any], None]) -> Callable[[], None]:
         """Call `watcher` with what passes, after any change; returns the function that ends it."""
         self._watchers.append(watcher)

@@ -64,7 +64,9 @@ def load(name: str | Path) -> Task:
         case BERT():
             return TextEncoder(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
         case Seq2Seq() | RNNSeq2Seq():
-            return Translator(loaded.model, tokenizer, source=loaded.source_tokenizer, name=str(name))
+            return Translator(
+                loaded.model, tokenizer, source=loaded.source_tokenizer, name=str(name), decoding=loaded.decoding
+            )
 
 
 def load_as(kind: type[AnyTask], name: str | Path) -> AnyTask:

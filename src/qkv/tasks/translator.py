@@ -1,6 +1,7 @@
 """A text in one language in, a text in another out: an encoder–decoder with its tokenizer."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import overload
 
@@ -18,6 +19,7 @@ from qkv.tasks.wording import contains, parts
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
 from qkv.text.words import word_of_bytes, words_of_ids
+from qkv.weights.decoding import Decoding
 
 TOKENS_AT_ONCE = 1024
 """Of the sources of a batch, padding counted; each has as many rows as there are beams."""
@@ -67,17 +69,40 @@ class Translator:
     """`translate` gives the text; `translations` all that is known of it."""
 
     def __init__(
-        self, model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, source: Tokenizer | None = None, name: str = ""
-    ) -> None:
+        self, model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, source: Tokenizer | None = None, name: str = "",
+        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
+    ) -> None:  # fmt: skip
         """`source`: the source's tokenizer, where it is another."""
         self.model = model
         self.tokenizer = tokenizer
         self.source_tokenizer = source or tokenizer
         self.name = name
+        self.decoding = decoding
+        # Of several tasks none is guessed.
+        self.prefix = next(iter(decoding.prefixes.values())) if len(decoding.prefixes) == 1 else ""
+        """What is put before every source (T5's `translate English to German: `); `with_prefix` gives another."""
         self._packing = packing_of(model)
 
     def __repr__(self) -> str:
         return described("Translator", self.model, self.name) + ")"
+
+    def with_prefix(self, prefix: str) -> "Translator":
+        """The same translator for another task: a name of `decoding.prefixes`, or words of one's own."""
+        other = copy(self)
+        other.prefix = self.decoding.prefixes.get(prefix, prefix)
+        return other
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the user should be told."""
+        known = self.decoding.prefixes
+        if self.prefix:
+            return (f"before each text stands {self.prefix!r}",)
+        if known:
+            return (
+                f"trained for {len(known)} tasks ({', '.join(known)}), none was chosen: no words stand before a text",
+            )
+        return ()
 
     @overload
     def translate(self, texts: str, *, beam: int = 5, split: bool = False) -> str: ...
@@ -94,7 +119,8 @@ class Translator:
 
     def cut(self, text: str) -> list[str]:
         """A text too long for the model, at ends of sentences; between words where a sentence is too long itself."""
-        return parts(text, lambda part: len(self.source_tokenizer.encode(part)) <= self.model.config.context_length)
+        room = self.model.config.context_length
+        return parts(text, lambda part: len(self.source_tokenizer.encode(self._prefixed(part))) <= room)
 
     def translations(
         self, texts: Sequence[str], *, beam: BeamConfig = USUAL, max_new: int | None = None,
@@ -114,6 +140,7 @@ class Translator:
                 self.model, [sources[number] for number in numbers], first=self.first, stop_ids=self.stop_ids,
                 beam=beam, max_new=[max_new or 2 * len(sources[number]) + 10 for number in numbers],
                 forced=[self._terms(texts[number], glossary) for number in numbers], packing=self._packing,
+                decoding=self.decoding,
             )  # fmt: skip
             found.update(zip(numbers, results, strict=True))
         return [
@@ -123,7 +150,9 @@ class Translator:
 
     @property
     def first(self) -> int:
-        """What every text begins with: the token for it, or padding where there is none (Marian, T5)."""
+        """What every text begins with: what its settings say, the token for it, or padding where there is none."""
+        if self.decoding.first is not None:
+            return self.decoding.first
         begin = self.tokenizer.find(Role.BEGIN)
         return self.tokenizer.id_of(Role.PAD) if begin is None else begin
 
@@ -134,13 +163,16 @@ class Translator:
     def _encoded(self, number: int, text: str) -> list[int]:
         if not text.strip():
             return []
-        ids = self.source_tokenizer.encode(text.strip())
+        ids = self.source_tokenizer.encode(self._prefixed(text))
         if len(ids) > (room := self.model.config.context_length):
             raise ContextLengthError(
                 f"text {number + 1} has {len(ids)} tokens; the model's context_length is {room} (split cuts it at "
                 "ends of sentences)"
             )
         return ids
+
+    def _prefixed(self, text: str) -> str:
+        return self.prefix + text.strip()
 
     def _terms(self, text: str, glossary: Mapping[str, str]) -> list[list[int]]:
         return [self._inside(target) for term, target in glossary.items() if contains(text, term)]
@@ -179,6 +211,12 @@ class Translator:
             weights=cross_weights(self.model, ids, written.ids, first=self.first),
             source=[text_of(self.source_tokenizer, number) for number in ids],
             target=written.tokens,
-            source_words=word_of_bytes(self.source_tokenizer, text, ids),
+            source_words=self._source_words(text, ids),
             target_words=words_of_ids(self.tokenizer, written.ids),
         )
+
+    def _source_words(self, text: str, ids: list[int]) -> list[int | None]:
+        """The prefix's words are none of the text's."""
+        n = len(self.prefix.split())
+        words = word_of_bytes(self.source_tokenizer, self._prefixed(text), ids)
+        return [None if word is None or word < n else word - n for word in words]

@@ -1,4 +1,4 @@
-"""Tokenizers on disk: Hugging Face's `tokenizer.json`, GPT-2's vocab.json + merges.txt, BERT's vocab.txt."""
+"""Tokenizers on disk: `tokenizer.json`, SentencePiece's files, GPT-2's vocab.json + merges.txt, BERT's vocab.txt."""
 
 import json
 import os
@@ -11,10 +11,18 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from qkv.choices import Role
 from qkv.errors import DiskError, InputError
 from qkv.text.border import border
+from qkv.text.sentencepiece import sentencepiece_backend
 from qkv.text.tokenizer import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+SOURCE_SPM, TARGET_SPM = "source.spm", "target.spm"
+"""Marian's: one for each language, with one vocab.json for both or, for the target, a target_vocab.json."""
+T5_SPM = "spiece.model"
+FOLDER_FILES = (TARGET_SPM, TOKENIZER_FILE, T5_SPM, "vocab.json", "vocab.txt")
+"""What a folder's tokenizer may be: the first that is there. Beside Marian's, a tokenizer.json knows one side."""
+N_SENTINELS = 100
+"""Of T5, unless its settings say another number (`extra_ids`)."""
 MAX_ID = 1 << 24
 """A greater id is a broken file: no vocabulary is that large, and its embedding would fill the memory."""
 
@@ -31,7 +39,7 @@ _KNOWN_SPELLINGS: dict[Role, tuple[str, ...]] = {
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """From a tokenizer.json, a folder that holds one, vocab.json (merges.txt beside it), or vocab.txt.
+    """From a tokenizer.json, .spm, spiece.model, vocab.json (merges.txt beside it), vocab.txt, or a folder with one.
 
     Roles come from tokenizer_config.json beside it, else from the usual spellings.
     """
@@ -42,6 +50,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         backend = _load_bert(file, settings)
     elif file.name.endswith(("vocab.json", "merges.txt")):
         backend = _load_gpt2(file)
+    elif file.suffix in (".spm", ".model"):
+        backend = _load_sentencepiece(file, settings)
     else:
         backend = _load_json(file)
     try:
@@ -67,11 +77,10 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
 
 
 def _find(folder: Path) -> Path:
-    names = (TOKENIZER_FILE, "vocab.json", "vocab.txt")
-    for name in names:
+    for name in FOLDER_FILES:
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"{folder}: holds no tokenizer ({', '.join(names)})")
+    raise InputError(f"{folder}: holds no tokenizer ({', '.join(FOLDER_FILES)})")
 
 
 def _load_json(file: Path) -> tokenizers.Tokenizer:
@@ -121,8 +130,30 @@ def _load_gpt2(file: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
+        begin, end = (backend.token_to_id(token) for token in ("<s>", "</s>"))
+        if begin is not None and end is not None:
+            # BART's and RoBERTa's vocabulary, told from GPT-2's by these two, which stand around every text.
+            backend.post_processor = processors.RobertaProcessing(("</s>", end), ("<s>", begin), add_prefix_space=False)
         _mark_specials(backend)
         return backend
+
+
+def _load_sentencepiece(file: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Marian's has its ids in a file beside it, T5's are its own."""
+    if file.name == T5_SPM:
+        n_sentinels = settings.get("extra_ids", N_SENTINELS)
+        if not isinstance(n_sentinels, int) or not 0 <= n_sentinels < MAX_ID:
+            raise InputError(f"{file.parent / CONFIG_FILE}: extra_ids={n_sentinels!r} must be a whole number from 0")
+        with border(str(file)):
+            return sentencepiece_backend(file, n_sentinels=n_sentinels)
+    is_separate = file.name == TARGET_SPM and bool(settings.get("separate_vocabs"))
+    beside = file.with_name("target_vocab.json" if is_separate else "vocab.json")
+    vocabulary = _read_json(beside) if beside.is_file() or is_separate else None
+    for token, number in (vocabulary or {}).items():
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise InputError(f"{beside}: the id of {token!r} is {number!r}, not a whole number")
+    with border(str(file)):
+        return sentencepiece_backend(file, vocabulary)
 
 
 def _load_bert(file: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:

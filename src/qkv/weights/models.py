@@ -1,16 +1,18 @@
 """A model's folder: config.json, model.safetensors (one file or shards), tokenizer.json. Ours, or Hugging Face's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from qkv.config import BERTConfig, ModelConfig, SentenceEmbedding, config_from_dict
+from qkv.config import BERTConfig, ModelConfig, RNNConfig, SentenceEmbedding, Seq2SeqConfig, config_from_dict
 from qkv.errors import ConfigError, InputError, QKVError, WeightsError
-from qkv.models import Model, build
+from qkv.models import Model, RNNSeq2Seq, Seq2Seq, build
 from qkv.text import Tokenizer, load_tokenizer
+from qkv.text.files import FOLDER_FILES, SOURCE_SPM
+from qkv.weights.decoding import Decoding, read_decoding
 from qkv.weights.folder import read_metadata, read_settings, read_tensors
 from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, from_int8
 from qkv.weights.published import load_published, read_published
@@ -20,6 +22,7 @@ from qkv.weights.tensors import NameTable, Rename, fill
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
+SOURCE_TOKENIZERS = (SOURCE_TOKENIZER, SOURCE_SPM)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class Loaded:
     remarks: tuple[str, ...] = ()
     """What the user should be told: heads that the config promises and the weights lack, a prompt left out."""
     source_tokenizer: Tokenizer | None = None
-    """A translator's, where the source has a vocabulary of its own (`source_tokenizer.json`)."""
+    """A translator's, where the source has one of its own (`source_tokenizer.json`, `source.spm`)."""
+    decoding: Decoding = field(default_factory=Decoding)
+    """An encoder–decoder's: how its texts begin."""
 
 
 def load_model(folder: Path) -> Loaded:
@@ -51,9 +56,15 @@ def load_model(folder: Path) -> Loaded:
             load_published(model, tensors)
     except QKVError as error:
         raise type(error)(f"{folder}: {error}") from None
-    of_source = folder / SOURCE_TOKENIZER
-    source_tokenizer = load_tokenizer(of_source) if of_source.is_file() else None
-    loaded = Loaded(model.eval(), _tokenizer(folder), tuple(remarks), source_tokenizer)
+    is_pair = isinstance(model, Seq2Seq | RNNSeq2Seq)
+    of_source = next((folder / name for name in SOURCE_TOKENIZERS if (folder / name).is_file()), None)
+    loaded = Loaded(
+        model.eval(),
+        _tokenizer(folder),
+        tuple(remarks),
+        source_tokenizer=None if of_source is None else load_tokenizer(of_source),
+        decoding=read_decoding(folder, settings) if is_pair else Decoding(),
+    )
     check_vocabulary(loaded, folder)
     return loaded
 
@@ -68,9 +79,17 @@ def _with(embedding: SentenceEmbedding, config: ModelConfig) -> ModelConfig:
 
 def check_vocabulary(loaded: Loaded, place: Path) -> None:
     """A tokenizer may have fewer ids than the model (rows left empty), never more."""
-    n_rows = loaded.model.config.vocabulary_size
-    if loaded.tokenizer is not None and loaded.tokenizer.vocabulary_size > n_rows:
-        raise WeightsError(f"{place}: the tokenizer has {loaded.tokenizer.vocabulary_size} ids, the model {n_rows}")
+    config = loaded.model.config
+    rows = {"tokenizer": (loaded.tokenizer, config.vocabulary_size)}
+    if isinstance(config, Seq2SeqConfig | RNNConfig):
+        of_source = loaded.source_tokenizer or loaded.tokenizer
+        rows["source's tokenizer"] = (of_source, config.source_vocabulary_size)
+    for name, (tokenizer, n_rows) in rows.items():
+        if tokenizer is not None and tokenizer.vocabulary_size > n_rows:
+            raise WeightsError(f"{place}: the {name} has {tokenizer.vocabulary_size} ids, the model {n_rows}")
+    for number in (loaded.decoding.first, loaded.decoding.then, *loaded.decoding.never):
+        if number is not None and number >= config.vocabulary_size:
+            raise WeightsError(f"{place}: token id {number} of its settings; the model has {config.vocabulary_size}")
 
 
 def own_names(model: Model) -> NameTable:
@@ -129,8 +148,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    names = ("tokenizer.json", "vocab.json", "vocab.txt")
-    return load_tokenizer(folder) if any((folder / name).is_file() for name in names) else None
+    return load_tokenizer(folder) if any((folder / name).is_file() for name in FOLDER_FILES) else None
 
 
 def device_of(model: Model) -> torch.device:
@@ -139,5 +157,5 @@ def device_of(model: Model) -> torch.device:
 
 def needs_tokenizer(loaded: Loaded, folder: Path) -> Tokenizer:
     if loaded.tokenizer is None:
-        raise InputError(f"{folder}: has no tokenizer (tokenizer.json, vocab.json or vocab.txt)")
+        raise InputError(f"{folder}: has no tokenizer ({', '.join(FOLDER_FILES)})")
     return loaded.tokenizer

@@ -1,0 +1,122 @@
+"""What a SentencePiece model file (`.spm`, `spiece.model`) holds: its pieces, and how text is made ready for them."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from qkv.errors import InputError
+
+UNIGRAM = 1
+"""`model_type` in the file; 2 is BPE."""
+
+
+class PieceKind(IntEnum):
+    """What a piece is for, by the file's own numbers."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    """No text spells it."""
+    USER_DEFINED = 4
+    """Always a piece of its own."""
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePieceFile:
+    """The parts of sentencepiece_model.proto that change what a text is cut into."""
+
+    pieces: list[tuple[str, float, PieceKind]]
+    """Spelling, log p, kind; in the order of the file's ids."""
+    model_type: int = UNIGRAM
+    split_by_whitespace: bool = True
+    charsmap: bytes = b""
+    """The compiled table of character replacements; empty: none."""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+
+
+def read_sentencepiece(file: Path) -> SentencePieceFile:
+    """The message is read field by field: the format is small, and the library that reads it does not show all."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    try:
+        return _model(data)
+    except (IndexError, ValueError, struct.error) as error:
+        raise InputError(f"{file}: not a SentencePiece model: {error}") from None
+
+
+def _model(data: bytes) -> SentencePieceFile:
+    pieces: list[tuple[str, float, PieceKind]] = []
+    trainer: dict[int, bytes | int] = {}
+    normalizer: dict[int, bytes | int] = {}
+    for number, value in _fields(data):
+        match number:
+            case 1:
+                own = dict(_fields(_bytes(value)))
+                (score,) = struct.unpack("<f", _bytes(own.get(2, b"\0" * 4)))
+                pieces.append((_bytes(own[1]).decode(), score, PieceKind(int(own.get(3, PieceKind.NORMAL)))))
+            case 2:
+                trainer = dict(_fields(_bytes(value)))
+            case 3:
+                normalizer = dict(_fields(_bytes(value)))
+            case _:
+                pass
+    if not pieces:
+        raise ValueError("it holds 0 pieces")
+    return SentencePieceFile(
+        pieces=pieces,
+        model_type=int(trainer.get(3, UNIGRAM)),
+        split_by_whitespace=bool(trainer.get(22, True)),
+        charsmap=_bytes(normalizer.get(2, b"")),
+        add_dummy_prefix=bool(normalizer.get(3, True)),
+        remove_extra_whitespaces=bool(normalizer.get(4, True)),
+    )
+
+
+def _bytes(value: bytes | int) -> bytes:
+    if isinstance(value, int):
+        raise ValueError(f"a number, {value}, stands where text is expected")  # noqa: TRY004 - the file's fault
+    return value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Number and value of each field of a protobuf message: a whole number, or bytes (fixed widths too)."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        match key & 7:
+            case 0:
+                value, at = _varint(data, at)
+                yield key >> 3, value
+                continue
+            case 1:
+                n = 8
+            case 2:
+                n, at = _varint(data, at)
+            case 5:
+                n = 4
+            case kind:
+                raise ValueError(f"byte {at}: no field has the wire type {kind}")
+        if at + n > len(data):
+            raise ValueError(f"byte {at}: a field of {n} bytes, but {len(data) - at} are left")
+        yield key >> 3, data[at : at + n]
+        at += n
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A whole number, seven bits a byte, the lowest first; and where it ends."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return number, at
+        if shift > 63:
+            raise ValueError(f"byte {at}: a number of more than 64 bits")
