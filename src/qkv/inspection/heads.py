@@ -32,6 +32,8 @@ class HeadsView:
     """In the order of `PATTERNS`."""
     n_queries: list[int]
     """How many queries each pattern's score is a mean over; 0: this text cannot show it, the score is 0."""
+    even: list[float]
+    """What a head that looks at everything alike would score, in the same order."""
     labels: list[list[HeadPattern | None]]
     """Of each layer and head the pattern that names it, if one does."""
     entropy: Float[Tensor, "layer head"]
@@ -51,10 +53,12 @@ def heads(seen: Seen, stack: Stack | None = None) -> HeadsView:
     places = targets(seen.side(stack, is_key=True), visible, is_cross=stack is Stack.CROSS)
     scores = torch.stack([score(weights, visible, pattern, places) for pattern in PATTERNS], dim=-1)
     n_queries = [int(_asked(visible, pattern, places).sum()) for pattern in PATTERNS]
+    alike = (visible / visible.sum(-1, keepdim=True).clamp(min=1)).to(weights)[None, None]
     n, m = visible.shape
     away = (torch.arange(n)[:, None] - torch.arange(m)).abs().to(weights)
     return HeadsView(
         stack=stack, weights=weights, scores=scores, n_queries=n_queries,
+        even=[float(score(alike, visible, pattern, places)[0, 0]) for pattern in PATTERNS],
         labels=[[name(row, n_queries) for row in layer] for layer in scores],
         entropy=_entropy(weights).mean(-1),
         distance=(weights * away).sum(-1).mean(-1) * (stack is not Stack.CROSS),

@@ -22,7 +22,7 @@ class LessonInfo:
     rows: tuple[str, ...]
     """Numbers of the lectures' examples it works out.
 
-    1 attention, 2 inputs, 3 blocks, 4 GPT, 6 translation, 7 toys, 9 cost."""
+    1 attention, 2 inputs, 3 blocks, 4 GPT, 6 translation, 7 toys, 8 looking inside, 9 cost."""
 
     @property
     def module(self) -> str:
@@ -50,12 +50,14 @@ _IN_ORDER = (
     _info("layernorm-geometry", "E", "3.2", "What LayerNorm does to keys, seen as geometry"),
     _info("vanishing-gradients", "BE", "3.6", "Gradients through depth and through distance"),
     _info("one-block", "AB", "3.7", "One block, two strategies: GPT and BERT by one switch"),
-    _info("residual-stream", "D", "3.5", "One token's vector on its way through the blocks"),
+    _info("residual-stream", "D", "3.5 8.4", "One token's vector on its way through the blocks"),
     _info("who-sees-whom", "BCE", "3.3 6.2", "What each position may see: encoder, decoder, cross-attention"),
     _info("toy-head-5", "A", "7.1", "The toy task with five tokens"),
     _info("toy-head-7", "A", "7.2", "The toy task with seven tokens: one head learns context"),
     _info("generate", "E", "4.2", "Generating text: the probabilities are revised with each token"),
     _info("kv-cache", "E", "4.3", "The KV cache: the same text for a fraction of the work"),
+    _info("head-patterns", "D", "8.1", "What the heads of a trained model look at"),
+    _info("what-it-refers-to", "ABD", "8.2", "What *it* refers to: four answers, and whether they agree"),
     _info("cost", "CE", "9.1 9.2 9.3 9.4 9.5 9.6", "What a model computes and moves, row by row"),
     _info("quiz", "AE", "10.1", "The lectures' quizzes, answered by computation"),
 )
