@@ -12,6 +12,7 @@ from qkv.cli.cost import cost
 from qkv.cli.data import data
 from qkv.cli.embed import embed
 from qkv.cli.evaluate import evaluate
+from qkv.cli.explore import explore
 from qkv.cli.fill import fill
 from qkv.cli.finetune import finetune
 from qkv.cli.generate import generate
@@ -48,6 +49,7 @@ app.command()(words)
 app.command()(look)
 app.command()(convert)
 app.command()(models)
+app.command()(explore)
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(data, name="data")
 app.add_typer(cost, name="cost")

@@ -14,7 +14,7 @@ from qkv.inspection import PATTERNS, position_likeness, reference, taps, timelin
 from qkv.serving import asking, beams, costs, live, views
 from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, refusal
 from qkv.serving.exporting import export
-from qkv.serving.frame import as_json, pack
+from qkv.serving.frame import as_json, counted, pack
 from qkv.serving.runs import Runs, told
 from qkv.serving.shelf import Shelf
 from qkv.tasks import load
@@ -64,11 +64,11 @@ class Explorer:
         """A stream's frames, each after its length; an error after the first of them is the last."""
         one = self.shelf.find(asked.model)
         steps = live.generate(one, self.shelf.task(one), asked)
-        yield _counted(next(steps))
+        yield counted(next(steps))
         try:
-            yield from map(_counted, steps)
+            yield from map(counted, steps)
         except QKVError as error:
-            yield _counted({"kind": "error", "error": str(error)})
+            yield counted({"kind": "error", "error": str(error)})
 
     def _routes(self) -> dict[str, Route]:
         of_runs = {
@@ -90,7 +90,7 @@ class Explorer:
         }
         return made | {
             "/api/health": Route(form=None, answer=lambda _: {"ok": True, "version": version("qkv")}, type=JSON),
-            "/api/models": Route(form=None, answer=lambda _: self.shelf.list(), type=JSON),
+            "/api/models": Route(form=None, answer=lambda _: self.shelf.listed(), type=JSON),
             "/api/models/add": Route(form=asking.AddModel, answer=self._add, type=JSON),
             "/api/taps": Route(form=asking.OfModel, answer=self._taps, type=JSON),
             "/api/run": Route(form=asking.AskRun, answer=lambda asked: told(self.runs.ask(asked)), type=JSON),
@@ -155,8 +155,3 @@ class Explorer:
     def _cost(self, asked: asking.AskCost) -> dict[str, Any]:
         config = None if asked.model is None else self.shelf.config(self.shelf.find(asked.model))
         return costs.cost(asked, config)
-
-
-def _counted(data: dict[str, Any]) -> bytes:
-    frame = pack(data)
-    return len(frame).to_bytes(4, "little") + frame

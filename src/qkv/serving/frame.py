@@ -42,6 +42,12 @@ def pack(data: Any) -> bytes:  # noqa: ANN401 - any tree of dicts, lists, words,
     return b"".join(parts)
 
 
+def counted(data: Any) -> bytes:  # noqa: ANN401
+    """A frame after its length: one of a stream."""
+    frame = pack(data)
+    return struct.pack("<I", len(frame)) + frame
+
+
 def unpack(frame: bytes) -> Any:  # noqa: ANN401
     """The data, with NumPy arrays for blobs; √u8 as float32 weights."""
     data, arrays = unpack_parts(frame)

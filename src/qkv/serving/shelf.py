@@ -69,7 +69,12 @@ class Shelf:
         with self._lock:
             return self._open.setdefault(name, one)
 
-    def list(self) -> dict[str, object]:
+    @property
+    def given(self) -> Sequence[Open]:
+        """Those that were named by the user."""
+        return [one for one in self._open.values() if one.source == "given"]
+
+    def listed(self) -> dict[str, object]:
         """Every model, as the page shows it; one that cannot be read says why."""
         with self._lock:
             known = list(self._open.values())

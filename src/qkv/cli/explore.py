@@ -1,0 +1,56 @@
+"""`qkv explore`: the page on a local port."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from qkv.errors import InputError, MissingExtraError
+
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...", help="Runs, model folders, files or shipped names; the shipped are there too."
+    ),
+]
+Port = Annotated[int, typer.Option(metavar="N", help="Of this machine alone; nobody else can reach it.")]
+NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")]
+
+
+def explore(models: Models = None, *, port: Port = 8477, no_browser: NoBrowser = False) -> None:
+    """See what models do inside: attention, lens, live generation with its cache, cost. Until Ctrl-C.
+
+    Prints the address, which carries a token made for this time alone, and opens it where there is a browser.
+
+    \b
+    Examples:
+      qkv explore                                   the shipped models
+      qkv explore runs/1 path/to/hf-model           your own beside them
+      qkv explore --port 9000 --no-browser
+    """
+    try:
+        from qkv.serving.server import listen, serve
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the explorer needs the package {error.name}; install it with: pip install 'qkv[serve]'"
+        ) from None
+    from qkv.serving.explorer import Explorer
+    from qkv.serving.shelf import Shelf
+    from qkv.serving.single_file import NOT_BUILT, is_built
+
+    listen(port).close()  # before anything is read from disk
+    shelf = Shelf(models or [])
+    for one in shelf.given:
+        if (wrong := shelf.describe(one)["error"]) is not None:
+            raise InputError(str(wrong))
+    if not is_built():
+        print(NOT_BUILT, file=sys.stderr)
+
+    def ready(address: str) -> None:
+        print(f"qkv explorer at {address}", flush=True)
+        print("Ctrl-C stops it.", file=sys.stderr)
+
+    try:
+        serve(Explorer(shelf), port=port, browser=not no_browser, ready=ready)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

@@ -1,0 +1,193 @@
+"""The explorer over HTTP: limits, threads, streams, and the page's own files."""
+
+import asyncio
+import gzip
+import json
+import logging
+import mimetypes
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.types import ASGIApp
+
+from qkv.errors import QKVError
+from qkv.serving.answer import FRAMES, JSON, Answer, RefusedError, refusal
+from qkv.serving.explorer import Explorer
+from qkv.serving.frame import as_json, counted
+from qkv.serving.guard import Guard, refused
+from qkv.serving.single_file import PAGE, index
+
+MOST_BODY = 2**20
+MOST_AT_ONCE = 32
+N_THREADS = 8
+"""Most of them wait for a model's lock; torch has threads of its own."""
+SECONDS, STREAM_SECONDS = 120.0, 600.0
+POLL = 0.2
+"""Seconds after which a client that left is noticed."""
+LEAST_ZIPPED = 1024
+
+T = TypeVar("T")
+log = logging.getLogger("qkv.serving")
+
+
+@dataclass
+class Desk:
+    """Where work is done: threads, how much waits for them, and how long it may take."""
+
+    most: int = MOST_AT_ONCE
+    seconds: float = SECONDS
+    stream_seconds: float = STREAM_SECONDS
+    n_busy: int = 0
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(N_THREADS, "qkv"))
+
+    async def do(self, request: Request, work: Callable[[], T]) -> T:
+        """The answer of a thread; nobody waits for one whose client has left or whose time is over."""
+        self._enter()
+        future = self.pool.submit(work)
+        # Counted until it really ends: what was given up still keeps its thread busy.
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
+        waiting = asyncio.wrap_future(future)
+        end = monotonic() + self.seconds
+        while not (await asyncio.wait({waiting}, timeout=POLL))[0]:
+            if monotonic() > end:
+                future.cancel()
+                raise RefusedError(504, f"no answer after {self.seconds:g} seconds, the most a request may take")
+            if await request.is_disconnected():
+                future.cancel()
+                raise RefusedError(499, "the client has left")
+        return waiting.result()
+
+    async def stream(self, request: Request, frames: Iterator[bytes], first: bytes) -> AsyncIterator[bytes]:
+        """The rest of a stream, one frame at a time; a client that leaves is noticed before the next."""
+        loop = asyncio.get_running_loop()
+        end = monotonic() + self.stream_seconds
+        self.n_busy += 1
+        try:
+            yield first
+            while not await request.is_disconnected():
+                if monotonic() > end:
+                    yield counted({"kind": "error", "error": f"stopped after {self.stream_seconds:g} seconds"})
+                    return
+                frame = await loop.run_in_executor(self.pool, _guarded, lambda: next(frames, None))
+                if frame is None:
+                    return
+                if isinstance(frame, Answer):
+                    yield counted({"kind": "error", **json.loads(frame.body)})
+                    return
+                yield frame
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        if self.n_busy >= self.most:
+            raise RefusedError(429, f"{self.n_busy} requests are at work or waiting, the most there may be: try again")
+        self.n_busy += 1
+
+    def _leave(self) -> None:
+        self.n_busy -= 1
+
+
+def make_app(explorer: Explorer, *, token: str, port: int, page: Path = PAGE, desk: Desk | None = None) -> ASGIApp:
+    """`desk`: other limits."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    counter = desk or Desk()
+
+    async def ask(request: Request) -> Response:
+        try:
+            body = None if request.method == "GET" else await read_body(request)
+            route, asked = explorer.checked(request.url.path, body)
+            if route.type == FRAMES:
+                frames = explorer.frames(asked)
+                first = await counter.do(request, lambda: _guarded(lambda: next(frames)))
+                if isinstance(first, Answer):
+                    return _response(first)
+                return StreamingResponse(counter.stream(request, frames, first), media_type=FRAMES)
+            zips = "gzip" in request.headers.get("accept-encoding", "")
+            work = _worker(explorer, request.url.path, body, zips=zips)
+            return await counter.do(request, work)
+        except QKVError as error:
+            return _response(refusal(error))
+
+    for path, route in explorer.routes.items():
+        app.add_api_route(path, ask, methods=["GET" if route.form is None else "POST"])
+
+    @app.get("/{path:path}")
+    async def file(path: str) -> Response:
+        if f"/{path}" in explorer.routes:
+            return refused(405, f"/{path} is asked by POST")
+        return _file(page, path)
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> Response:
+        line = f"{request.method} {request.url.path}: {error.detail.lower()}"
+        return refused(error.status_code, line)
+
+    return Guard(app, token=token, port=port)
+
+
+async def read_body(request: Request) -> dict[str, Any]:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise RefusedError(415, f"the body must be {JSON}")
+    parts, n = [], 0
+    async for part in request.stream():
+        n += len(part)
+        if n > MOST_BODY:
+            raise RefusedError(413, f"the body has more than {MOST_BODY:,} bytes")
+        parts.append(part)
+    try:
+        body = json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RefusedError(400, f"the body is a {type(body).__name__}, not an object")
+    return body
+
+
+def _worker(explorer: Explorer, path: str, body: dict[str, Any] | None, *, zips: bool) -> Callable[[], Response]:
+    def work() -> Response:
+        made = _guarded(lambda: explorer.ask(path, body))
+        return _response(made, zips=zips)
+
+    return work
+
+
+def _guarded(work: Callable[[], T]) -> T | Answer:
+    """What goes wrong in a thread is an answer too; a bug is logged, and told in one line."""
+    try:
+        return work()
+    except QKVError as error:
+        return refusal(error)
+    except BaseException as error:  # tokenizers' panics are no Exception
+        log.exception("a request failed")
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        return Answer(500, JSON, as_json({"error": f"a bug of qkv, please report it: {line}"}))
+
+
+def _response(answer: Answer, *, zips: bool = False) -> Response:
+    headers = {}
+    body = answer.body
+    if zips and len(body) >= LEAST_ZIPPED:
+        # Level 4: a layer of 512 × 512 in a tenth of a second, and hardly larger than by 9.
+        body = gzip.compress(body, 4, mtime=0)
+        headers["content-encoding"] = "gzip"
+        headers["vary"] = "accept-encoding"
+    if answer.filename is not None:
+        headers["content-disposition"] = f'attachment; filename="{answer.filename}"'
+    return Response(body, answer.status, headers, answer.type)
+
+
+def _file(page: Path, path: str) -> Response:
+    if path in ("", "index.html"):
+        return HTMLResponse(index(page))
+    found = (page / path).resolve()
+    if not found.is_relative_to(page.resolve()) or not found.is_file():
+        return refused(404, f"there is no /{path}")
+    return Response(found.read_bytes(), media_type=mimetypes.guess_type(found.name)[0] or "application/octet-stream")
