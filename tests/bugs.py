@@ -459,4 +459,53 @@ PRETRAINING = [
     ),
 ]  # fmt: skip
 
-BUGS = FOUNDATION + MASKS_AND_PADDING + CACHE_AND_BEAMS + PARTS + LOOKING_AND_SETTINGS + GENERATION + COST + PRETRAINING
+VIEWS = "inspection/test_views.py"
+WITHIN = [
+    bug(
+        "rows of a generation are the last pass alone", "inspection/seeing.py",
+        "for i in range(self.trace.n_passes(name))]\n        n_keys", "for i in [-1]]\n        n_keys",
+        "inspection/test_seeing.py::test_rows_seen_while_generating_with_the_cache_are_those_of_one_pass",
+    ),
+    bug(
+        "induction looks at the token itself", "inspection/heads.py",
+        "induction[:, 1:] = duplicate[:, :-1]", "induction[:, :] = duplicate",
+        "inspection/test_heads.py::test_a_planted_induction_head_and_its_previous_token_head_are_found",
+    ),
+    bug(
+        "a part keeps its mean through the last norm", "inspection/contributions.py",
+        "parts = parts - parts.mean(-1, keepdim=True)", "parts = parts - 0",
+        f"{VIEWS}::test_contributions_sum_to_the_logit_whatever_the_model",
+    ),
+    bug(
+        "the lens forgets the last norm", "inspection/lens.py",
+        "return model.unembedding(model.final_norm(states))", "return model.unembedding(states)",
+        f"{VIEWS}::test_the_deepest_guesses_of_the_lens_are_the_models_own",
+    ),
+    bug(
+        "rollout without the residual connection", "inspection/rollout.py",
+        "        share = (layer @ share + share) / 2", "        share = layer @ share",
+        f"{VIEWS}::test_rollout_multiplies_half_attention_half_identity",
+    ),
+    bug(
+        "the sink stays in the shares", "inspection/reference.py",
+        "without_sink(table[query].mean(0), sink)", "table[query].mean(0)",
+        "inspection/test_interventions.py::test_shares_are_of_the_row_without_its_sink",
+    ),
+    bug(
+        "the knock-out is of the text before", "inspection/reference.py",
+        "range(query[-1] + 1, n)", "range(1, query[-1] + 1)",
+        "inspection/test_interventions.py::test_knock_out_is_the_change_of_what_follows_with_all_looks_cut",
+    ),
+]  # fmt: skip
+
+BUGS = (
+    FOUNDATION
+    + MASKS_AND_PADDING
+    + CACHE_AND_BEAMS
+    + PARTS
+    + LOOKING_AND_SETTINGS
+    + GENERATION
+    + COST
+    + PRETRAINING
+    + WITHIN
+)
