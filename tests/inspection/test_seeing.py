@@ -66,6 +66,9 @@ def test_a_translation_is_fed_what_stands_before_each_token():
     one = reading("seq2seq")
     assert one.own.ids == [task("seq2seq").first, *one.chosen[:-1]]
     assert read(task("seq2seq"), TEXT, one.chosen) == one
+    seen = see(task("seq2seq").model, one)
+    assert "".join(seen.side(Stack.CROSS).tokens[:-1]).strip() == "the dog slept"
+    assert seen.queries(Stack.DECODER)[1:] == seen.queries(Stack.CROSS)[:-1]
 
 
 def test_what_cannot_be_read_is_refused_in_one_line():

@@ -82,6 +82,8 @@ class Reading:
 
     None: the model does not say what comes next (BERT).
     """
+    written: Tokens | None = None
+    """Of a translation, the tokens chosen: row t of a look at the source is the look that chose token t."""
 
 
 def label(token: str) -> str:
@@ -159,7 +161,10 @@ def _translation(task: Translating, text: str, second: str | Sequence[int]) -> R
     own = _of_ids(task.tokenizer, [task.first, *target[:-1]])
     _check(task.model, len(source_ids))
     _check(task.model, len(own.ids))
-    return Reading(own=own, source=_of_text(task.source_tokenizer, text.strip(), source_ids), chosen=target)
+    return Reading(
+        own=own, source=_of_text(task.source_tokenizer, text.strip(), source_ids), chosen=target,
+        written=_of_ids(task.tokenizer, target),
+    )  # fmt: skip
 
 
 def _of_text(tokenizer: Tokenizer, text: str, ids: list[int], *, parse_specials: bool = False) -> Tokens:

@@ -83,10 +83,12 @@ class Seen:
         return self.side(stack).labels
 
     def side(self, stack: Stack, *, is_key: bool = False) -> Tokens:
-        """Who looks; `is_key`: who is looked at."""
+        """Who looks; `is_key`: who is looked at. At a source looks the token that is chosen by it."""
         if stack is Stack.ENCODER or (stack is Stack.CROSS and is_key):
             assert self.reading.source is not None
             return self.reading.source
+        if stack is Stack.CROSS and self.reading.written is not None:
+            return self.reading.written
         return self.reading.own
 
     @property
