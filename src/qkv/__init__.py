@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from qkv.cost import estimate
     from qkv.inspection import change, record
     from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
+    from qkv.serving.notebook import explore
     from qkv.tasks import load
     from qkv.tasks.finetuning import finetune
 
@@ -25,6 +26,7 @@ __all__ = [
     "__version__",
     "change",
     "estimate",
+    "explore",
     "finetune",
     "load",
     "load_config",
@@ -43,6 +45,7 @@ _HOME = {
     "Seq2SeqConfig": "qkv.config",
     "change": "qkv.inspection",
     "estimate": "qkv.cost",
+    "explore": "qkv.serving.notebook",
     "finetune": "qkv.tasks.finetuning",
     "load": "qkv.tasks",
     "load_config": "qkv.config",

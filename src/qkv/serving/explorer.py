@@ -115,7 +115,7 @@ class Explorer:
 
         return answer
 
-    def _add(self, asked: asking.AddModel) -> dict[str, object]:
+    def _add(self, asked: asking.AddModel) -> dict[str, Any]:
         return self.shelf.describe(self.shelf.add(asked.path))
 
     def _taps(self, asked: asking.OfModel) -> dict[str, Any]:

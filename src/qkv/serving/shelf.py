@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, RLock
+from typing import Any
 
 from qkv.config import ModelConfig, config_from_dict
 from qkv.errors import QKVError
@@ -74,13 +75,13 @@ class Shelf:
         """Those that were named by the user."""
         return [one for one in self._open.values() if one.source == "given"]
 
-    def listed(self) -> dict[str, object]:
+    def listed(self) -> dict[str, Any]:
         """Every model, as the page shows it; one that cannot be read says why."""
         with self._lock:
             known = list(self._open.values())
         return {"models": [self.describe(one) for one in known if "@" not in one.id], "first": self._first(known)}
 
-    def describe(self, one: Open) -> dict[str, object]:
+    def describe(self, one: Open) -> dict[str, Any]:
         try:
             return described(one, self.config(one))
         except QKVError as error:
