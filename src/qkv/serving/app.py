@@ -95,8 +95,10 @@ class Desk:
         self.n_busy -= 1
 
 
-def make_app(explorer: Explorer, *, token: str, port: int, page: Path = PAGE, desk: Desk | None = None) -> ASGIApp:
-    """`desk`: other limits."""
+def make_app(
+    explorer: Explorer, *, token: str, port: int, page: Path | None = None, desk: Desk | None = None
+) -> ASGIApp:
+    """`page`: another folder than the package's own; `desk`: other limits."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     counter = desk or Desk()
 
@@ -123,7 +125,7 @@ def make_app(explorer: Explorer, *, token: str, port: int, page: Path = PAGE, de
     async def file(path: str) -> Response:
         if f"/{path}" in explorer.routes:
             return refused(405, f"/{path} is asked by POST")
-        return _file(page, path)
+        return _file(page or PAGE, path)
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:

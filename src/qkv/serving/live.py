@@ -115,6 +115,10 @@ def generate(one: Open, task: Task, asked: AskGenerate) -> Iterator[dict[str, An
     if any(isinstance(change, PatchAsked) for change in asked.interventions):
         raise InputError("a patch is of one text; while another is written, switch heads off or cut edges")
     prompt = list(asked.ids) if asked.ids is not None else task.encode(asked.text or "")
+    n_known = task.model.config.vocabulary_size
+    for number in prompt:
+        if number >= n_known:
+            raise InputError(f"id {number} is outside the vocabulary of {n_known} (0 … {n_known - 1})")
     with one.lock:
         changes = wanted(task, asked.interventions)
         reading = read_ids(task, prompt)

@@ -30,18 +30,19 @@ class Recorded:
     answer: bytes
 
 
-def is_built(page: Path = PAGE) -> bool:
-    return (page / "index.html").is_file()
+def is_built(page: Path | None = None) -> bool:
+    """`page`: another folder than the package's own."""
+    return ((page or PAGE) / "index.html").is_file()
 
 
-def index(page: Path = PAGE) -> str:
+def index(page: Path | None = None) -> str:
     """The page itself; where it is not built, a line that says so."""
     if is_built(page):
-        return (page / "index.html").read_text(encoding="utf-8")
+        return ((page or PAGE) / "index.html").read_text(encoding="utf-8")
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>qkv</title><p>{NOT_BUILT}</p></html>'
 
 
-def single_file(answers: Sequence[Recorded], *, state: str = "", live: bool = False, page: Path = PAGE) -> str:
+def single_file(answers: Sequence[Recorded], *, state: str = "", live: bool = False) -> str:
     """`live`: what is not among the answers may be asked of whoever embeds the file."""
     data = json.dumps({
         "state": state, "live": live,
@@ -57,7 +58,7 @@ def single_file(answers: Sequence[Recorded], *, state: str = "", live: bool = Fa
     def script(match: re.Match[str]) -> str:
         # In JavaScript strings \x3c is <; the end of an element must not stand inside it.
         code = (
-            (page / match[2])
+            (PAGE / match[2])
             .read_text(encoding="utf-8")
             .replace("</script", "\\x3c/script")
             .replace("<!--", "\\x3c!--")
@@ -66,10 +67,10 @@ def single_file(answers: Sequence[Recorded], *, state: str = "", live: bool = Fa
         return ""
 
     def style(match: re.Match[str]) -> str:
-        styles.append((page / match[1]).read_text(encoding="utf-8").replace("</style", "<\\/style"))
+        styles.append((PAGE / match[1]).read_text(encoding="utf-8").replace("</style", "<\\/style"))
         return ""
 
-    text = _OTHER.sub("", _STYLE.sub(style, _SCRIPT.sub(script, index(page))))
+    text = _OTHER.sub("", _STYLE.sub(style, _SCRIPT.sub(script, index())))
     # Written as text inside a script that does not run: < alone could end it.
     safe = data.replace("<", "\\u003c")
     held = f'<script type="application/json" id="qkv-data">{safe}</script>'

@@ -1,0 +1,85 @@
+"""Small models of all four families on one shelf, and ways to ask about them."""
+
+import json
+from functools import cache
+
+import numpy as np
+
+from qkv.choices import SpecialStyle, TokenizerKind
+from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.models import RNNSeq2Seq, Seq2Seq
+from qkv.serving.explorer import Explorer
+from qkv.serving.frame import unpack
+from qkv.serving.shelf import Shelf
+from qkv.tasks import LanguageModel, Translator
+from tests.agreement.families import shaken
+from tests.tasks.small_bert import small_bert
+from tests.text.samples import trained
+
+PORT, TOKEN = 8477, "the-token"
+TEXT = "The cat sat on the mat."
+SECOND = "El niño comió."
+FAMILIES = ("gpt", "bert", "seq2seq", "rnn")
+STACKS = {"gpt": ["self"], "bert": ["self"], "seq2seq": ["encoder", "decoder", "cross"], "rnn": ["cross"]}
+
+
+@cache
+def tasks():
+    """In float32, as models are served."""
+    bpe, pairs = trained(TokenizerKind.BPE), trained(TokenizerKind.BPE, SpecialStyle.SEQ2SEQ)
+    gpt = GPTConfig(
+        vocabulary_size=bpe.vocabulary_size, context_length=41, d_model=20, n_heads=5, n_kv_heads=1, n_layers=3,
+        positions="rotary",
+    )  # fmt: skip
+    sizes = {"vocabulary_size": pairs.vocabulary_size, "context_length": 37}
+    seq2seq = Seq2SeqConfig(**sizes, d_model=14, n_heads=7, n_encoder_layers=2, n_decoder_layers=3)
+    return {
+        "gpt": LanguageModel(shaken(gpt, 1).float(), bpe),
+        "bert": small_bert(),
+        "seq2seq": Translator(Seq2Seq(seq2seq, seed=0).eval(), pairs),
+        "rnn": Translator(RNNSeq2Seq(RNNConfig(**sizes, d_model=22, attention="general"), seed=0).eval(), pairs),
+    }
+
+
+def new_explorer() -> Explorer:
+    return Explorer(Shelf(memory=tasks(), zoo=False))
+
+
+@cache
+def explorer() -> Explorer:
+    return new_explorer()
+
+
+def asked(path: str, body=None, *, of: Explorer | None = None):
+    """The data of a good answer; an error is the test's."""
+    answer = (of or explorer()).ask(path, body)
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body) if answer.type == "application/json" else unpack(answer.body)
+
+
+def run_of(family: str, text: str = TEXT, *, of: Explorer | None = None, **more):
+    second = {"second": SECOND} if family in ("seq2seq", "rnn") else {}
+    return asked("/api/run", {"model": family, "text": text, **second, **more}, of=of)
+
+
+def seen(family: str):
+    """The same text, seen by inspection itself."""
+    from qkv.inspection import read, see
+
+    task = tasks()[family]
+    return see(task.model, read(task, TEXT, SECOND if family in ("seq2seq", "rnn") else None))
+
+
+def frames(body: bytes):
+    found = []
+    while body:
+        n = int.from_bytes(body[:4], "little")
+        found.append(unpack(body[4 : 4 + n]))
+        body = body[4 + n :]
+    return found
+
+
+def same(found, expected, tolerance: float = 2e-6) -> None:
+    expected = np.asarray(expected)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=1e-5)
