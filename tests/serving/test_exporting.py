@@ -94,12 +94,14 @@ def test_what_cannot_be_exported_is_said(kind, requests, line):
 
 
 def test_one_file_holds_page_and_answers_and_asks_nobody(page):
-    run = run_of("gpt", "</script><script>alert(1)</script>")["run"]
-    html = exported("html", ("/api/lens", {"run": run}), state="#lens").body.decode()
+    asked_ = {"model": "gpt", "text": "</script><script>alert(1)</script>"}
+    run = run_of("gpt", asked_["text"])["run"]
+    html = exported("html", ("/api/lens", {"run": run}), ("/api/run", asked_), state="#lens").body.decode()
     data = embedded(html)
     assert data["state"] == "#lens"
     assert data["live"] is False
-    (answer,) = data["answers"]
+    answer, of_run = data["answers"]
+    assert of_run["body"] == asked_
     assert (answer["path"], answer["body"]) == ("/api/lens", {"run": run})
     np.testing.assert_array_equal(
         unpack(base64.b64decode(answer["answer"]))["ids"], asked("/api/lens", {"run": run})["ids"]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -45,6 +46,7 @@ class Desk:
     seconds: float = SECONDS
     stream_seconds: float = STREAM_SECONDS
     n_busy: int = 0
+    counting: Lock = field(default_factory=Lock)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(N_THREADS, "qkv"))
 
     async def do(self, request: Request, work: Callable[[], T]) -> T:
@@ -52,8 +54,7 @@ class Desk:
         self._enter()
         future = self.pool.submit(work)
         # Counted until it really ends: what was given up still keeps its thread busy.
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
+        future.add_done_callback(lambda _: self._leave())
         waiting = asyncio.wrap_future(future)
         end = monotonic() + self.seconds
         while not (await asyncio.wait({waiting}, timeout=POLL))[0]:
@@ -69,7 +70,8 @@ class Desk:
         """The rest of a stream, one frame at a time; a client that leaves is noticed before the next."""
         loop = asyncio.get_running_loop()
         end = monotonic() + self.stream_seconds
-        self.n_busy += 1
+        with self.counting:
+            self.n_busy += 1
         try:
             yield first
             while not await request.is_disconnected():
@@ -87,12 +89,15 @@ class Desk:
             self._leave()
 
     def _enter(self) -> None:
-        if self.n_busy >= self.most:
-            raise RefusedError(429, f"{self.n_busy} requests are at work or waiting, the most there may be: try again")
-        self.n_busy += 1
+        with self.counting:
+            if self.n_busy >= self.most:
+                line = f"{self.n_busy} requests are at work or waiting, the most there may be: try again"
+                raise RefusedError(429, line)
+            self.n_busy += 1
 
     def _leave(self) -> None:
-        self.n_busy -= 1
+        with self.counting:
+            self.n_busy -= 1
 
 
 def make_app(
