@@ -8,6 +8,7 @@ import pytest
 from qkv.cli import main
 from qkv.tasks import load_weights
 from qkv.weights.save import save_hf
+from tests.tasks.small_translator import saved, small_translator
 from tests.weights.encoders import random_bert
 from tests.weights.loaded_models import assert_same_weights, random_model
 
@@ -80,3 +81,17 @@ def test_nothing_is_written_over(command, model):
     answer = command("convert", model, model, "--to", "hf")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err == f"qkv: error: {model}: is there already; name a new one\n"
+
+
+def test_a_translator_leaves_for_ctranslate2_and_other_models_do_not(command, model, tmp_path):
+    folder = saved(small_translator(), tmp_path / "translator")
+    answer = command("convert", folder, tmp_path / "ct2", "--to", "ct2")
+    assert (answer.status, answer.err) == (0, "")
+    assert (tmp_path / "ct2" / "model.bin").is_file()
+    answer = command("convert", model, tmp_path / "out", "--to", "ct2")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == "qkv: error: --to ct2 takes encoder–decoder Transformers, not a gpt\n"
+    assert (
+        "--to ct2 stores f32 or f16, not q8_0"
+        in command("convert", folder, tmp_path / "out", "--to", "ct2", "--numbers", "q8_0").err
+    )

@@ -110,3 +110,10 @@ def test_evaluate_wants_texts_or_pairs(command, folder):
 
 def test_help_has_an_example(command):
     assert "qkv translate " in command("translate", "--help").out.split("Examples:")[1]
+
+
+def test_a_prefix_stands_before_each_text_and_is_said(command, folder):
+    plain = command("translate", folder, "uno dos", "--json")
+    answer = command("translate", folder, "dos", "--prefix", "uno ", "--json")
+    assert (plain.err, answer.err) == ("", f"qkv: {folder}: before each text stands 'uno '\n")
+    assert json.loads(answer.out)["source_tokens"] == json.loads(plain.out)["source_tokens"]

@@ -4,6 +4,7 @@ import json
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -13,7 +14,7 @@ from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.generation.decoder import padded
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
-from qkv.text import save_tokenizer, train_tokenizer
+from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
 from qkv.weights.folder import write_folder
 from tests.learning.practice import practise
 
@@ -32,15 +33,29 @@ def backwards(text: str) -> str:
 @cache
 def small_translator(kind: str = "transformer") -> Translator:
     """`kind`: transformer, or rnn. Right on texts of up to 6 words."""
-    tokenizer = train_tokenizer(
-        TokenizerKind.BPE, [" ".join(WORDS)] * 9, vocabulary_size=283, style=SpecialStyle.SEQ2SEQ
-    )
-    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "context_length": CONTEXT, "d_model": 48}
     if kind == "transformer":
-        layers = {"n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "initial_std": 0.06}
-        model = Seq2Seq(Seq2SeqConfig(**sizes, **layers), seed=0)
-    else:
-        model = RNNSeq2Seq(RNNConfig(**sizes, attention="general"), seed=0)
+        return trained_to_turn()
+    tokenizer = of_the_words()
+    config = RNNConfig(
+        vocabulary_size=tokenizer.vocabulary_size, context_length=CONTEXT, d_model=48, attention="general"
+    )
+    return _taught(RNNSeq2Seq(config, seed=0), tokenizer, n_steps=250, learning_rate=1e-2)
+
+
+def trained_to_turn(**shape: Any) -> Translator:
+    tokenizer = of_the_words()
+    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "context_length": CONTEXT, "d_model": 48}
+    layers = {"n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "initial_std": 0.06}
+    return _taught(
+        Seq2Seq(Seq2SeqConfig(**sizes, **layers, **shape), seed=0), tokenizer, n_steps=170, learning_rate=4e-3
+    )
+
+
+def of_the_words() -> Tokenizer:
+    return train_tokenizer(TokenizerKind.BPE, [" ".join(WORDS)] * 9, vocabulary_size=283, style=SpecialStyle.SEQ2SEQ)
+
+
+def _taught(model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, learning_rate: float) -> Translator:
     begin, end = tokenizer.id_of(Role.BEGIN), tokenizer.id_of(Role.END)
 
     def loss(generator: torch.Generator) -> torch.Tensor:
@@ -54,14 +69,8 @@ def small_translator(kind: str = "transformer") -> Translator:
             wanted[row, : len(ids) + 1] = torch.tensor([*ids, end])
         return F.cross_entropy(model(source, prefix, source_is_token=is_token).flatten(0, 1), wanted.flatten())
 
-    practise(
-        model,
-        loss,
-        n_steps=170 if kind == "transformer" else 250,
-        learning_rate=4e-3 if kind == "transformer" else 1e-2,
-        seed=1,
-    )
-    return Translator(model, tokenizer, name=kind)
+    practise(model, loss, n_steps=n_steps, learning_rate=learning_rate, seed=1)
+    return Translator(model, tokenizer, name="transformer" if isinstance(model, Seq2Seq) else "rnn")
 
 
 def saved(task: Translator, folder: Path) -> Path:

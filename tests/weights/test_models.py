@@ -140,7 +140,7 @@ def test_a_model_without_a_tokenizer_loads_until_one_is_needed(folder):
     (folder / "tokenizer.json").unlink()
     loaded = load_model(folder)
     assert loaded.tokenizer is None
-    with pytest.raises(InputError, match=r"has no tokenizer \(tokenizer\.json"):
+    with pytest.raises(InputError, match=r"has no tokenizer \(.*tokenizer\.json"):
         needs_tokenizer(loaded, folder)
 
 

@@ -29,6 +29,7 @@ def translate(
     min_new: Annotated[int, typer.Option(min=0, help="Fewest new tokens.")] = 0,
     max_new: Annotated[int | None, typer.Option(min=1, help="Most; else twice the source's, and 10.")] = None,
     no_repeat: Annotated[int | None, typer.Option(min=1, metavar="N", help="No N tokens in a row twice.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Before each text: words, or a task the model names (T5).")] = None,
     glossary: Annotated[Path | None, typer.Option(help="A line each: term⇥the translation it must have.")] = None,
     split: Annotated[bool, typer.Option("--split", help="Cut texts that are too long at ends of sentences.")] = False,
     alignment: Annotated[bool, typer.Option("--alignment", help="Add 0-0 1-2: source word-target word.")] = False,
@@ -53,10 +54,15 @@ def translate(
     )  # fmt: skip
     _check(plot, texts, layer=layer, split=split, as_json=as_json, alignment=alignment, n_best=n_best)
     terms = {} if glossary is None else read_glossary(glossary)
+    from qkv.cli.progress import say
     from qkv.cli.texts import LINES_AT_ONCE, given_texts
     from qkv.tasks import Translator, load_as
 
     task = load_as(Translator, model)
+    if prefix is not None:
+        task = task.with_prefix(prefix)
+    for remark in task.remarks:
+        say(f"{model}: {remark}")
     waiting = given_texts(texts)
     while some := list(islice(waiting, LINES_AT_ONCE)):
         pieces = [task.cut(text) if split else [text] for text in some]

@@ -39,15 +39,14 @@ def sentencepiece_backend(
         unk_id=names.index(UNKNOWN),
         byte_fallback="<0x0A>" in names,
     )
-    kinds = {piece: kind for piece, _, kind in read.pieces}
-    control = {piece for piece, kind in kinds.items() if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)}
+    control = {piece for piece, _, kind in read.pieces if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)}
     special = [name for name in names if name in control | {END, UNKNOWN, PAD, *sentinels}]
     # Multilingual models are told a language by a token such as >>fr<<, which users write before their text.
-    own = [n for n in names if kinds.get(n) is PieceKind.USER_DEFINED or re.fullmatch(r">>.+<<", n)]
+    languages = [name for name in names if re.fullmatch(r">>.+<<", name)]
     backend = tokenizers.Tokenizer(model)
     _set_road(backend, read, special)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
-    backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in own])
+    backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in languages])
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B:1 {END}:1", special_tokens=[(END, names.index(END))]
     )

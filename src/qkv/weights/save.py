@@ -13,11 +13,13 @@ from torch import Tensor
 from qkv.choices import Role
 from qkv.config import BERTConfig
 from qkv.errors import InputError
+from qkv.models import Seq2Seq
 from qkv.text import Tokenizer, save_tokenizer
 from qkv.text.files import CONFIG_FILE
+from qkv.weights.decoding import GENERATION_FILE
 from qkv.weights.folder import write_folder
 from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, to_int8
-from qkv.weights.models import SINGLE, Loaded, own_names
+from qkv.weights.models import SINGLE, SOURCE_TOKENIZER, Loaded, own_names
 from qkv.weights.published import published_from_config, to_published
 from qkv.weights.sentence_transformers import sentence_files
 from qkv.weights.tensors import published
@@ -41,6 +43,10 @@ class Numbers(StrEnum):
 def save_int8(loaded: Loaded, target: Path) -> None:
     """Our own folder with a byte for each weight of a matrix; `load_model` brings it back."""
     texts = {"config.json": _json(loaded.model.config.model_dump(mode="json", exclude_none=True))}
+    if said := loaded.decoding.settings():
+        texts[GENERATION_FILE] = _json(said)
+    if loaded.source_tokenizer is not None:
+        texts[SOURCE_TOKENIZER] = loaded.source_tokenizer.backend.to_str()
     write_folder(
         _new(target),
         tensors={SINGLE: to_int8(published(loaded.model, own_names(loaded.model)))},
@@ -51,15 +57,38 @@ def save_int8(loaded: Loaded, target: Path) -> None:
 
 def save_hf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) -> None:
     """The folder that `AutoModel…` and `AutoTokenizer` load, with names and settings as published."""
-    ids = token_ids(loaded.tokenizer)
+    tokenizer = _one_tokenizer(loaded)
+    ids = {**token_ids(tokenizer), **beginning(loaded)}
     # RoBERTa counts positions from the padding's id, so what the config says of it stands.
     settings = {**ids, **published_from_config(loaded.model.config), "dtype": str(numbers.dtype).removeprefix("torch.")}
-    texts = {"config.json": _json(settings), **tokenizer_files(loaded.tokenizer)}
+    texts = {"config.json": _json(settings), **tokenizer_files(tokenizer)}
     if isinstance(loaded.model.config, BERTConfig):
         texts |= {**_encoder_tokenizer(texts, loaded.model.config), **sentence_files(loaded.model.config)}
     else:
-        texts["generation_config.json"] = _json(ids)
+        texts[GENERATION_FILE] = _json(ids)
     write_folder(_new(target), tensors={SINGLE: _as(to_published(loaded.model), numbers.dtype)}, texts=texts)
+
+
+def _one_tokenizer(loaded: Loaded) -> Tokenizer | None:
+    """The source's, where it spells every id as the target's does: the folder has room for one."""
+    target, source = loaded.tokenizer, loaded.source_tokenizer
+    if target is None or source is None:
+        return target
+    if source.backend.get_vocab() != target.backend.get_vocab():
+        sizes = f"{source.vocabulary_size} and {target.vocabulary_size}"
+        raise InputError(
+            f"--to hf writes one tokenizer; source and target have vocabularies of their own ({sizes} ids)"
+        )
+    return source
+
+
+def beginning(loaded: Loaded) -> dict[str, Any]:
+    """How an encoder–decoder's text begins, which the settings of ours leave to the tokenizer."""
+    if not isinstance(loaded.model, Seq2Seq) or loaded.tokenizer is None:
+        return {}
+    begin = loaded.tokenizer.find(Role.BEGIN)
+    first = loaded.tokenizer.find(Role.PAD) if begin is None else begin
+    return {**({} if first is None else {"decoder_start_token_id": first}), **loaded.decoding.settings()}
 
 
 def _encoder_tokenizer(texts: Mapping[str, str], config: BERTConfig) -> dict[str, str]:

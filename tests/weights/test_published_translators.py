@@ -1,0 +1,190 @@
+"""Folders of Marian, BART and T5 translate as `transformers` does with them: ids, logits, beams, texts."""
+
+import json
+import shutil
+
+import pytest
+import sentencepiece
+import torch
+
+import qkv
+from qkv.config import BeamConfig
+from qkv.errors import InputError, WeightsError
+from qkv.text import load_tokenizer
+from tests.weights.published_translators import ENGLISH, FOLDERS, SPANISH, t5, trained
+
+TEXTS = [*SPANISH, "perro", "El   pan —  es de 日本, ½ y … ﬁn.", "xyzzy; (no)!"]
+MAX_NEW = 19
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            place = tmp_path_factory.mktemp("translator") / "model"
+            made[name] = (place, *FOLDERS[name](place))
+        return made[name]
+
+    return folder
+
+
+def encoded(theirs, texts):
+    return [theirs(text)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_translates_as_transformers_does(folders, name):
+    place, model, theirs = folders(name)
+    task = qkv.load(place)
+    given = [task.prefix + text for text in TEXTS]
+    ids = encoded(theirs, given)
+    for n_beams in (1, 4):
+        found = task.translations(TEXTS, beam=BeamConfig(n_beams=n_beams), max_new=MAX_NEW)
+        assert [one.source_ids for one in found] == ids
+        for one, source in zip(found, ids, strict=True):
+            with torch.inference_mode():
+                (expected,) = model.generate(
+                    torch.tensor([source]), num_beams=n_beams, max_new_tokens=MAX_NEW, do_sample=False,
+                    early_stopping=False, length_penalty=1.0,
+                )  # fmt: skip
+            expected = expected.tolist()[1:]
+            assert one.found[0].ids == expected
+            assert one.text == " ".join(theirs.decode(expected, skip_special_tokens=True).split())
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_logits_are_those_of_transformers(folders, name):
+    place, model, theirs = folders(name)
+    task = qkv.load(place)
+    source = torch.tensor([encoded(theirs, [SPANISH[0]])[0]])
+    ids = torch.tensor([[task.first, 5, 7, 11]])
+    with torch.inference_mode():
+        expected = model(input_ids=source, decoder_input_ids=ids).logits
+        assert (task.model(source, ids) - expected).abs().max() <= 1e-4
+
+
+def test_a_language_that_is_asked_for_is_one_token_and_a_spelt_end_is_text(folders):
+    place, _, theirs = folders("marian, swish")
+    tokenizer = load_tokenizer(place / "source.spm")
+    assert tokenizer.encode(">>en<< el pan") == encoded(theirs, [">>en<< el pan"])[0]
+    assert tokenizer.token(tokenizer.encode(">>en<< el pan")[0]) == ">>en<<"
+    spelt = tokenizer.encode("el</s>pan<pad>", add_specials=False)
+    assert not {"</s>", "<pad>"} & {tokenizer.token(number) for number in spelt}
+
+
+def test_target_and_source_are_cut_by_their_own_files(folders):
+    place, _, theirs = folders("marian, two vocabularies")
+    target = load_tokenizer(place / "target.spm")
+    for text in ENGLISH:
+        assert target.encode(text) == theirs(text_target=text)["input_ids"]
+        assert target.decode(target.encode(text)) == text
+    assert load_tokenizer(place).fingerprint == target.fingerprint
+
+
+@pytest.mark.parametrize("options", [{}, {"split_by_whitespace": False}, {"add_dummy_prefix": False},
+                                     {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"},
+                                     {"user_defined_symbols": ["pan", "<x>"]}, {"byte_fallback": True},
+                                     {"normalization_rule_name": "nmt_nfkc_cf"}])  # fmt: skip
+def test_ids_are_sentencepieces_own(tmp_path, options):
+    (tmp_path / "a.spm").write_bytes(trained(SPANISH, **{"vocab_size": 360, **options}))
+    tokenizer = load_tokenizer(tmp_path / "a.spm")
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "a.spm"))
+    for text in [*TEXTS, "", "a  b", "El pan<x>, 🙂"]:
+        assert tokenizer.encode(text, add_specials=False) == reference.encode(text), text
+        known = [number for number in reference.encode(text) if not reference.is_unknown(number)]
+        assert tokenizer.decode(known) == reference.decode(known)
+
+
+def test_t5s_sentinels_stand_after_its_pieces(tmp_path):
+    model, theirs = t5(tmp_path / "model", shape={"d_model": 6, "d_kv": 3, "num_heads": 2, "d_ff": 5, "num_layers": 1},
+                       tasks={})  # fmt: skip
+    tokenizer = load_tokenizer(tmp_path / "model")
+    n = len(theirs.pieces)
+    assert tokenizer.vocabulary_size == n + 7 == model.config.vocab_size
+    assert [tokenizer.token(i) for i in (n, n + 6)] == ["<extra_id_6>", "<extra_id_0>"]
+
+
+TASKS = {"translation_en_to_de": {"prefix": "al alemán: "}, "summarization": {"prefix": "corto: "}, "other": {"k": 1}}
+
+
+def test_of_several_tasks_none_is_guessed_and_each_can_be_chosen(tmp_path):
+    shape = {"d_model": 6, "d_kv": 3, "num_heads": 2, "d_ff": 5, "num_layers": 1}
+    t5(tmp_path / "model", shape=shape, tasks=TASKS)
+    task = qkv.load(tmp_path / "model")
+    assert task.prefix == ""
+    assert task.remarks == (
+        "trained for 2 tasks (translation_en_to_de, summarization), none was chosen: no words stand before a text",
+    )
+    chosen = task.with_prefix("translation_en_to_de")
+    assert (chosen.prefix, task.with_prefix("di: ").prefix) == ("al alemán: ", "di: ")
+    assert chosen.remarks == ("before each text stands 'al alemán: '",)
+    (one,) = chosen.translations(["El pan"], max_new=3, attention=True)
+    assert one.source_ids == task.source_tokenizer.encode("al alemán: El pan")
+    words = [word for word in one.attention.source_words if word is not None]
+    assert sorted(set(words)) == [0, 1]
+    assert chosen.translations(["  "])[0].found[0].ids == []
+
+
+def broken(place, tmp_path, name, change):
+    copy = tmp_path / "copy"
+    shutil.copytree(place, copy)
+    file = copy / name
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "remark"),
+    [
+        ("config.json", {"decoder_start_token_id": -3}, "decoder_start_token_id=-3 is no token id"),
+        ("config.json", {"decoder_start_token_id": 9999}, "token id 9999 of its settings; the model has"),
+        ("config.json", {"forced_bos_token_id": "no"}, "forced_bos_token_id='no' is no token id"),
+        ("config.json", {"task_specific_params": [1]}, r"task_specific_params=\[1\] is no table"),
+        ("generation_config.json", {"bad_words_ids": [[1, 2]]}, r"bad_words_ids has \[1, 2\]; supported: lists of one"),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_refused(folders, tmp_path, name, change, remark):
+    place = broken(folders("marian, swish")[0], tmp_path, name, lambda settings: {**settings, **change})
+    if name == "config.json":
+        (place / "generation_config.json").unlink()
+    with pytest.raises(WeightsError, match=remark):
+        qkv.load(place)
+
+
+@pytest.mark.parametrize(
+    ("change", "remark"),
+    [
+        (lambda ids: {piece: i + 1 for piece, i in ids.items()}, "has no id 0; ids must go from 0 without gaps"),
+        (lambda ids: {**ids, "x": "y"}, "the id of 'x' is 'y', not a whole number"),
+        (lambda ids: {piece: i for i, piece in enumerate(p for p in ids if p != "</s>")}, "there is no </s> among"),
+    ],
+)
+def test_a_vocabulary_that_does_not_fit_is_refused(folders, tmp_path, change, remark):
+    place = broken(folders("marian, swish")[0], tmp_path, "vocab.json", change)
+    with pytest.raises(InputError, match=remark):
+        load_tokenizer(place)
+
+
+@pytest.mark.parametrize(
+    ("data", "remark"),
+    [
+        (b"", "it holds 0 pieces"),
+        (b"\x0a\x7fabc", "a field of 127 bytes, but 3 are left"),
+        (b"\x0b", "no field has the wire type 3"),
+        (b"\x0a\x02\x08\x01", "a number, 1, stands where text is expected"),
+        (b"\xff" * 12, "a number of more than 64 bits"),
+        (b"\x80", "not a SentencePiece model"),
+    ],
+)
+def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path, data, remark):
+    (tmp_path / "a.spm").write_bytes(data)
+    with pytest.raises(InputError, match=remark):
+        load_tokenizer(tmp_path / "a.spm")
+
+
+def test_a_bpe_model_is_refused(tmp_path):
+    (tmp_path / "a.spm").write_bytes(trained(SPANISH, model_type="bpe", vocab_size=60))
+    with pytest.raises(InputError, match=r"a.spm: is of model_type 2, not 1 \(unigram\); give a tokenizer.json"):
+        load_tokenizer(tmp_path / "a.spm")
