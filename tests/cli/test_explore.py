@@ -1,0 +1,52 @@
+"""`qkv explore`: the address is printed, the page answers, and a taken port is told of."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from qkv.serving.server import free_port, listen
+from tests.tasks.small import saved, small_task
+
+
+def started(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "qkv.cli", "explore", "--no-browser", *arguments], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_the_server_answers_until_it_is_stopped(tmp_path):
+    folder = saved(small_task(), tmp_path / "mine")
+    server = started(str(folder), "--port", str(free_port(9100)))
+    try:
+        address = re.fullmatch(r"qkv explorer at (http://127\.0\.0\.1:\d+/)\?token=(\S+)\n", server.stdout.readline())
+        assert address, server.stderr.read()
+        request = urllib.request.Request(f"{address[1]}api/models", headers={"X-QKV-Token": address[2]})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert str(folder).encode() in answer.read()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{address[1]}api/models", timeout=20)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 130
+        assert "Traceback" not in server.stderr.read()
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@pytest.mark.parametrize("given", ["port", "model"])
+def test_what_cannot_be_is_one_line(given, tmp_path):
+    port = free_port(9200)
+    with listen(port):
+        arguments = ["--port", str(port)] if given == "port" else [str(tmp_path / "none"), "--port", str(port + 1)]
+        out, err = started(*arguments).communicate(timeout=60)
+    assert out == ""
+    expected = rf"port {port} cannot be used .* try --port \d+" if given == "port" else "there is no such folder"
+    assert re.search(expected, err.strip().splitlines()[-1])
+    assert "Traceback" not in err
