@@ -146,3 +146,9 @@ def test_the_bias_of_a_pair_is_its_buckets_row_of_the_table(bidirectional):
         for k in range(5):
             bucket = int(part.buckets(keys[0, k] - queries[0, q]))
             assert torch.equal(bias[0, :, q, k], part.table.weight[bucket])
+
+
+@pytest.mark.parametrize("part", [relative(bidirectional=True), ALiBi(N_HEADS)], ids=["learned", "alibi"])
+def test_a_bias_has_its_keys_side_by_side_as_a_gpus_fused_kernels_ask(part):
+    at = torch.arange(5)[None]
+    assert part(at, at).bias.stride(-1) == 1

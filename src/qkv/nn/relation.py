@@ -119,7 +119,9 @@ class RelativeBias(nn.Module):
     ) -> Relation:
         """The bias has the table's own dtype."""
         ahead = key_positions[:, None, :] - query_positions[:, :, None]
-        return Relation(bias=self.table(self.buckets(ahead)).permute(0, 3, 1, 2))
+        # In order of keys: a GPU's fused kernels refuse a bias whose neighbours do not stand side by side, and torch
+        # would step back, unasked, to the n×n weights.
+        return Relation(bias=self.table(self.buckets(ahead)).permute(0, 3, 1, 2).contiguous())
 
     def buckets(self, ahead: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Which bucket a key `ahead` positions after the query falls into."""
