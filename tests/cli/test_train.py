@@ -185,9 +185,13 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_both_numbers(command, rec
         (["bert"], "no text was given: qkv train bert --text FILE"),
         (["translate"], "no pairs were given: qkv train translate --pairs FILE.tsv"),
         (["gpt", "--text", "a", "--steps", "1", "--minutes", "1"], "--minutes and --steps were both given; choose one"),
-        (["a.toml", "--steps", "1"],
-         "a recipe says its text and steps itself; change them: data.train=… training.steps=…"),
-        (["--resume", "run", "--steps", "1"], "--resume goes on with a run as it was: give nothing else with it"),
+        (["--resume", "run", "--steps", "1"], "--steps means nothing with --resume: a run goes on as it was"),
+        (["--resume", "run", "--dry-run"], "--dry-run means nothing with --resume: a run goes on as it was"),
+        (["gpt", "--text", "a", "--rnn"], "--rnn means nothing with gpt"),
+        (["gpt", "--pairs", "a.tsv"], "--pairs means nothing with gpt"),
+        (["translate", "--pairs", "a.tsv", "--no-next-sentence"],
+         "--next-sentence/--no-next-sentence means nothing with translate"),
+        (["bert", "--text", "a", "--data", "texts"], "--data means nothing with bert"),
         (["--resume", "nowhere"], "nowhere: there is no such run"),
         (["--resume", "."], ".: holds no recipe.toml, so it is no run to go on with"),
         (["gpt", "--text", "a", "--device", "tpu"], "--device tpu: it is cpu, cuda or auto"),
@@ -196,6 +200,12 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_both_numbers(command, rec
 )  # fmt: skip
 def test_arguments_that_make_no_sense_are_refused(command, arguments, line):
     refused(command("train", *arguments), line)
+
+
+@pytest.mark.parametrize("option", [("--steps", 1), ("--pairs", "a.tsv"), ("--rnn",)])
+def test_an_option_that_a_recipe_would_pass_over_is_refused(command, recipe_file, option):
+    reason = "means nothing with a recipe; its settings are changed so: training.steps=200"
+    refused(command("train", recipe_file, *option), f"{option[0]} {reason}")
 
 
 def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypatch):

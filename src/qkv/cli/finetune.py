@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.given import Context, refuse_others
 from qkv.cli.places import chosen_device, next_run_folder
 from qkv.cli.progress import bar, say
 from qkv.errors import InputError
@@ -60,12 +61,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a model.")
 
 
 def finetune(
-    models: Models = None, *, data: Data = None, evaluation: Evaluation = None, text: Text = None, label: Label = None,
-    target: TargetKind = Target.CLASS, labels: Labels = None, truncate: Truncate = False,
-    from_scratch: FromScratch = False, freeze: Freeze = "0", lora: Lora = None, layer_decay: LayerDecay = None,
-    seeds: Seeds = 1, seed: Seed = 0, epochs: Epochs = None, batch_size: BatchSize = None, learning_rate: Rate = None,
-    patience: Patience = 5, compiled: Compile = False, out: Out = None, resume: Resume = None, device: Device = "auto",
-    as_json: AsJson = False,
+    context: Context, models: Models = None, *, data: Data = None, evaluation: Evaluation = None,
+    text: Text = None, label: Label = None, target: TargetKind = Target.CLASS, labels: Labels = None,
+    truncate: Truncate = False, from_scratch: FromScratch = False, freeze: Freeze = "0", lora: Lora = None,
+    layer_decay: LayerDecay = None, seeds: Seeds = 1, seed: Seed = 0, epochs: Epochs = None,
+    batch_size: BatchSize = None, learning_rate: Rate = None, patience: Patience = 5, compiled: Compile = False,
+    out: Out = None, resume: Resume = None, device: Device = "auto", as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Fine-tune one or more models on labelled texts, one text or a pair a row, and print how good they are.
 
@@ -80,17 +81,20 @@ def finetune(
       qkv finetune bert --data sick.tsv --target score --labels 1000
       qkv finetune recipes/sentiment.toml --data texts --out sentiment
     """
+    from qkv.config import load_finetuning
     from qkv.tasks.finetuning import resume_finetuning, start_finetuning
     from qkv.training import Stopped, stop_at_once
 
     where = chosen_device(device)
     if resume is not None:
-        if models or data is not None or out is not None:
-            raise InputError("--resume goes on with a run as it was: give nothing else with it")
+        known = ("resume", "device", "as_json")
+        refuse_others(context, known, "means nothing with --resume: a run goes on as it was")
         begun = resume_finetuning(resume)
     else:
         if models and models[0].endswith(".toml"):
-            settings = _from_file(models, evaluation)
+            known = ("models", "data", "out", "device", "as_json")
+            refuse_others(context, known, "means nothing with a recipe; its settings are changed so: epochs=2")
+            settings = load_finetuning(Path(models[0]), tuple(models[1:]))
         else:
             given = {
                 "text": tuple(text or ()), "label": label, "problem": _PROBLEMS[target], "n_labels": labels,
@@ -109,14 +113,6 @@ def finetune(
 
 
 _PROBLEMS = {Target.CLASS: "one-class", Target.LABELS: "several-labels", Target.SCORE: "number"}
-
-
-def _from_file(models: list[str], evaluation: Path | None) -> "FinetuningConfig":
-    from qkv.config import load_finetuning
-
-    if evaluation is not None:
-        raise InputError("a recipe names its evaluation file itself; change it: evaluation=…")
-    return load_finetuning(Path(models[0]), tuple(models[1:]))
 
 
 def _from_options(

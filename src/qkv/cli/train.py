@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.given import Context, refuse_others
 from qkv.cli.places import chosen_device, next_run_folder
 from qkv.errors import InputError
 
@@ -39,12 +40,16 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the curves for TensorBoard.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")]
 
+_ALWAYS = ("what", "more", "minutes", "start", "out", "dry_run", "device", "seed", "tensorboard")
+_OWN_FILES = {"gpt": ("text",), "bert": ("text", "next_sentence"), "translate": ("pairs", "target", "rnn")}
+"""What can be trained without a recipe, and the options that mean something there."""
+
 
 def train(
-    what: What = None, more: More = None, *, text: Text = None, pairs: Pairs = None, target: Target = None,
-    rnn: RNN = False, next_sentence: NextSentence = True, minutes: Minutes = None, steps: Steps = None,
-    start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None, dry_run: DryRun = False,
-    device: Device = "auto", seed: Seed = None, tensorboard: TensorBoard = False,
+    context: Context, what: What = None, more: More = None, *, text: Text = None, pairs: Pairs = None,
+    target: Target = None, rnn: RNN = False, next_sentence: NextSentence = True, minutes: Minutes = None,
+    steps: Steps = None, start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None,
+    dry_run: DryRun = False, device: Device = "auto", seed: Seed = None, tensorboard: TensorBoard = False,
 ) -> None:  # fmt: skip
     """Train a model on your own text or pairs, follow a recipe, or go on with a run.
 
@@ -68,11 +73,12 @@ def train(
 
     where = chosen_device(device)
     if resume is not None:
-        if any(given not in (None, []) for given in (what, text, pairs, out, start, minutes, steps, seed)):
-            raise InputError("--resume goes on with a run as it was: give nothing else with it")
+        known = ("resume", "device", "tensorboard")
+        refuse_others(context, known, "means nothing with --resume: a run goes on as it was")
         resume_run(resume, where, tensorboard=tensorboard)
         return
-    if what in ("gpt", "bert", "translate"):
+    if what in _OWN_FILES:
+        refuse_others(context, (*_ALWAYS, "steps", *_OWN_FILES[what]), f"means nothing with {what}")
         if minutes is not None and steps is not None:
             raise InputError("--minutes and --steps were both given; choose one")
         minutes = 5.0 if minutes is None and steps is None else minutes
@@ -82,7 +88,9 @@ def train(
         recipe = recipe if start is None else _shaped_like(recipe, start)
         data = Path()
     else:
-        recipe = _from_file(what, more or [], text=text, steps=steps, start=start)
+        recipe = _from_file(what, more or [], start=start)
+        reason = "means nothing with a recipe; its settings are changed so: training.steps=200"
+        refuse_others(context, (*_ALWAYS, "data"), reason)
     if seed is not None:
         recipe = recipe.replace(training=recipe.training.replace(seed=seed))
     if dry_run:
@@ -91,9 +99,7 @@ def train(
     start_run(recipe, out or next_run_folder(), data, device=where, minutes=minutes, tensorboard=tensorboard)
 
 
-def _from_file(
-    what: str | None, overrides: list[str], *, text: list[str] | None, steps: int | None, start: Path | None
-) -> "Recipe":
+def _from_file(what: str | None, overrides: list[str], *, start: Path | None) -> "Recipe":
     from qkv.config import load_recipe
 
     if what is None:
@@ -106,8 +112,6 @@ def _from_file(
             f"'{what}' is neither `gpt` or `bert`, to train on --text, nor `translate`, on --pairs, "
             f"nor a recipe (a file that ends in .toml)"
         )
-    if text or steps is not None:
-        raise InputError("a recipe says its text and steps itself; change them: data.train=… training.steps=…")
     recipe = load_recipe(what, tuple(overrides))
     start = start or (None if recipe.start_from is None else Path(recipe.start_from))
     return recipe if start is None else recipe.replace(start_from=str(start.resolve()))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from qkv.config import FinetuningConfig, load_finetuning
-from qkv.data.disk import write_whole, writing
+from qkv.data.disk import read_object, write_whole, writing
 from qkv.data.labelled import Labelled, labelled_rows
 from qkv.errors import ConfigError, InputError, MissingExtraError, RunError
 from qkv.inspection.confusion import confusion_map
@@ -126,7 +126,7 @@ def resume_finetuning(out: Path) -> Begun:
     if not (out / SETTINGS).is_file():
         raise RunError(f"{out}: holds no {SETTINGS}, so it is no fine-tuning to go on with")
     settings = load_finetuning(out / SETTINGS)
-    for place, expected in json.loads((out / DIGESTS).read_text(encoding="utf-8")).items():
+    for place, expected in read_object(out / DIGESTS).items():
         if not Path(place).is_file() or digest(Path(place)) != expected:
             raise RunError(f"{place}: is gone or was changed since {out} was begun")
     return Begun(out=out, settings=settings, task=read_task(settings))
@@ -138,11 +138,11 @@ def run_finetuning(begun: Begun, *, device: torch.device, reports: Reports, say:
     Bad input that is seen before the first checkpoint leaves an empty folder.
     """
     out, settings = begun.out, begun.settings
+    folders = _folders(out, settings.models)
     with RunFolder(out).locked():
         try:
-            for name in settings.models:
+            for name, own in folders.items():
                 start = load_as(TextEncoder, name)
-                own = out if len(settings.models) == 1 else out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
                 yield _seeds(
                     start, begun.task, settings, name=name, folder=own, device=device, reports=reports, say=say
                 )
@@ -151,6 +151,20 @@ def run_finetuning(begun: Begun, *, device: torch.device, reports: Reports, say:
                 for left_over in out.iterdir():
                     shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
             raise
+
+
+def _folders(out: Path, models: Sequence[str]) -> dict[str, Path]:
+    """One a model: two in one folder would take each other's results for their own."""
+    if len(models) == 1:
+        return {models[0]: out}
+    found: dict[str, Path] = {}
+    for name in models:
+        own = out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
+        if own in found.values():
+            other = next(known for known, folder in found.items() if folder == own)
+            raise InputError(f"{other} and {name} would both have the folder {own}; fine-tune them apart")
+        found[name] = own
+    return found
 
 
 def _seeds(
