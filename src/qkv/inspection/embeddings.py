@@ -48,20 +48,32 @@ def embeddings(seen: Seen, tokenizer: Tokenizer, *, n: int = 5) -> EmbeddingView
     return EmbeddingView(
         tokens=own.labels, depths=depths, points=points.view(len(names), len(own.ids), 2), spread=spread,
         likeness=(vectors * vectors[0]).sum(-1),
-        neighbours=[neighbours(model, tokenizer, number, n=n) for number in own.ids],
+        neighbours=_nearest(model, tokenizer, own.ids, n=n),
     )  # fmt: skip
 
 
 @torch.no_grad()
 def neighbours(model: Model, tokenizer: Tokenizer, number: int, *, n: int = 5) -> list[tuple[str, float]]:
     """The tokens whose vectors in the token table have the greatest cosine with this one's, best first."""
+    return _nearest(model, tokenizer, [number], n=n)[0]
+
+
+@torch.no_grad()
+def _nearest(model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int) -> list[list[tuple[str, float]]]:
+    """Of each id; the table is brought to length 1 once for all of them."""
     rows = F.normalize(_table(model).weight[: tokenizer.vocabulary_size].float(), dim=-1)
-    if not 0 <= number < len(rows):
-        raise InputError(f"id {number} is outside the vocabulary of {len(rows)} (0 … {len(rows) - 1})")
-    likeness = rows @ rows[number]
-    likeness[number] = -2.0
-    best = likeness.topk(min(n, len(rows) - 1))
-    return [(label(text_of(tokenizer, i)), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    found: dict[int, list[tuple[str, float]]] = {}
+    for number in numbers:
+        if not 0 <= number < len(rows):
+            raise InputError(f"id {number} is outside the vocabulary of {len(rows)} (0 … {len(rows) - 1})")
+        if number in found:
+            continue
+        likeness = rows @ rows[number]
+        likeness[number] = -2.0
+        best = likeness.topk(min(n, len(rows) - 1))
+        both = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        found[number] = [(label(text_of(tokenizer, i)), p) for i, p in both]
+    return [found[number] for number in numbers]
 
 
 @torch.no_grad()

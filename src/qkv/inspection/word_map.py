@@ -26,13 +26,15 @@ def flatten(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2
     if len(vectors) < 2:
         raise ShapeError(f"a map needs at least 2 vectors, not {len(vectors)}")
     centred = (vectors - vectors.mean(0)).double()
-    turned, lengths, _ = torch.linalg.svd(centred, full_matrices=False)
+    # The directions alone: of thousands of vectors the whole of svd takes 20 times as long.
+    squares, directions = torch.linalg.eigh(centred.T @ centred)
+    squares, directions = squares.flip(0).clamp(min=0), directions.flip(1)
     points = torch.zeros(len(vectors), 2, dtype=torch.float64)
-    n = min(2, len(lengths))
-    points[:, :n] = (turned * lengths)[:, :n]
+    n = min(2, len(squares))
+    points[:, :n] = centred @ directions[:, :n]
     farthest = points.gather(0, points.abs().argmax(0, keepdim=True))
     points = points * torch.where(farthest < 0, -1.0, 1.0)
-    spread = lengths.square() / lengths.square().sum().clamp(min=1e-300)
+    spread = squares / squares.sum().clamp(min=1e-300)
     return points, [*spread[:n].tolist(), *[0.0] * (2 - n)]
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -44,6 +45,11 @@ class Run:
     second: str | None
     milliseconds: float
     n_bytes: int
+
+    @cached_property
+    def error(self) -> float:
+        """max|A·V − output|; as dear as the pass itself, so it is computed once."""
+        return self.seen.error if self.seen.stacks else 0.0
 
 
 @dataclass
@@ -140,7 +146,7 @@ def told(run: Run) -> dict[str, Any]:
         "predictions": [_prediction(run, at) for at in _asked_places(run)] if says else [],
         "classes": _classes(run),
         "effect": _effect(run) if run.asked.interventions and says else None,
-        "error": seen.error if seen.stacks else 0.0,
+        "error": run.error,
         "milliseconds": run.milliseconds,
         "remarks": list(task.remarks) if isinstance(task, TextEncoder) else [],
     }  # fmt: skip

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import Stack
+from qkv.choices import HeadPattern, Stack
 from qkv.errors import InputError
 from qkv.inspection import (
     PATTERNS,
@@ -28,7 +28,7 @@ from qkv.inspection import (
     value_weighted,
     without_sink,
 )  # fmt: skip
-from qkv.inspection.heads import name, score, targets
+from qkv.inspection.heads import name, targets
 from qkv.models import RNNSeq2Seq
 from qkv.serving import asking
 from qkv.serving.frame import Shares
@@ -66,27 +66,36 @@ def heads_view(run: Run, asked: asking.OfStack) -> dict[str, Any]:
     seen, stack = run.seen, stack_of(run.seen, asked.stack)
     visible = seen.visible(stack)
     places = targets(seen.side(stack, is_key=True), visible, is_cross=stack is Stack.CROSS)
-    asked_of = [places[one].any(-1) if one in places else visible.new_zeros(len(visible)) for one in PATTERNS]
-    n_queries = [int(one.sum()) for one in asked_of]
-    n_queries[PATTERNS.index(_EVEN)] = int((visible.sum(-1) > 1).sum())
+    nowhere = torch.zeros_like(visible)
+    looks = torch.stack([places.get(one, nowhere) for one in PATTERNS])
+    asked_of = looks.any(-1)
+    asked_of[_EVEN] = visible.sum(-1) > 1
+    n_queries = asked_of.sum(-1)
     n, m = visible.shape
-    away = (torch.arange(n)[:, None] - torch.arange(m)).abs()
+    away = (torch.arange(n)[:, None] - torch.arange(m)).abs() * (stack is not Stack.CROSS) / n
+    # Every score but the even one's, and the distance, is a sum of weights: one product gives them all.
+    means = torch.cat((looks / n_queries.clamp(min=1)[:, None, None], away[None].to(looks.device))).flatten(1).T
+    even = torch.where(asked_of[_EVEN], 1 / visible.sum(-1).clamp(min=2).log(), 0.0) / n_queries[_EVEN].clamp(min=1)
     scores, entropy, distance, thumbs = [], [], [], []
     for layer in range(seen.n_layers(stack)):
         weights = seen.weights(stack, layer)
-        scores.append(torch.stack([score(weights[None], visible, one, places)[0] for one in PATTERNS], dim=-1))
-        entropy.append(torch.special.entr(weights).sum(-1).mean(-1))
-        distance.append((weights * away.to(weights)).sum(-1).mean(-1) * (stack is not Stack.CROSS))
+        sums = weights.flatten(1) @ means.to(weights)
+        of_rows = torch.special.entr(weights).sum(-1)
+        sums[:, _EVEN] = of_rows @ even.to(weights)
+        scores.append(sums[:, :-1].clamp(0, 1))
+        distance.append(sums[:, -1])
+        entropy.append(of_rows.mean(-1))
         thumbs.append(pooled(weights, THUMB)[0])
+    counts = n_queries.tolist()
     return {
-        "stack": stack, "patterns": PATTERNS, "scores": torch.stack(scores), "n_queries": n_queries,
-        "labels": [[name(row, n_queries) for row in layer] for layer in scores],
-        "entropy": torch.stack(entropy), "distance": torch.stack(distance), "error": seen.error,
+        "stack": stack, "patterns": PATTERNS, "scores": torch.stack(scores), "n_queries": counts,
+        "labels": [[name(row, counts) for row in layer] for layer in scores],
+        "entropy": torch.stack(entropy), "distance": torch.stack(distance), "error": run.error,
         "thumbs": Shares(torch.stack(thumbs)),
     }  # fmt: skip
 
 
-_EVEN = next(one for one in PATTERNS if one.value == "bag-of-words")
+_EVEN = PATTERNS.index(HeadPattern.BAG)
 
 
 def attention(run: Run, asked: asking.OfLayer) -> dict[str, Any]:
