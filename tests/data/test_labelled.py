@@ -108,6 +108,28 @@ def test_a_bad_json_line_is_refused_in_one_line(file, line, message):
         read_labelled(file(line, "t.jsonl"))
 
 
+def test_what_would_be_read_in_part_is_refused(file, tmp_path):
+    name = file(TWO)
+    (tmp_path / "many").mkdir()
+    for inner in ("many/a.tsv", "many/b.tsv"):
+        file(TWO, inner)
+    with pytest.raises(InputError, match="many: is a folder, not a file"):
+        read_labelled("many")
+    with pytest.raises(InputError, match=r"t\.tsv\[:1\]: this file is read whole"):
+        read_labelled(f"{name}[:1]")
+
+
+def test_a_column_that_is_there_twice_is_refused(file):
+    with pytest.raises(InputError, match=r"t\.tsv: line 1: columns 1 and 3 are both called 'text'"):
+        read_labelled(file("text\tlabel\ttext\na\tx\tb\n"))
+
+
+@pytest.mark.parametrize(("row", "message"), [((" ", "x"), "'text' is empty"), ((3, "x"), "'text' is a int, not text")])
+def test_rows_in_memory_are_checked_as_those_of_files_are(row, message):
+    with pytest.raises(InputError, match=f"mine: row 2: {message}"):
+        labelled_rows("mine", [("a", "y"), row])
+
+
 def test_an_unknown_ending_is_refused(file):
     with pytest.raises(InputError, match=r"t.txt: labelled texts are .tsv, .csv or .jsonl, not '.txt'"):
         read_labelled(file(TWO, "t.txt"))

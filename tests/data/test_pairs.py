@@ -38,6 +38,13 @@ def test_what_is_no_pair_is_refused(tmp_path):
         list(PairFile.beside(tmp_path / "c.es", ".en").read())
 
 
+def test_a_folder_is_no_file_of_pairs(tmp_path):
+    for name in ("a.tsv", "b.tsv"):
+        (tmp_path / name).write_text("hola\thello\n")
+    with pytest.raises(InputError, match="is a folder, not a file"):
+        list(PairFile(source=tmp_path).read())
+
+
 def test_cleaning_counts_what_it_drops_and_keeps_case_and_punctuation():
     clean = Cleaner(max_ratio=2.0)
     kept = [("Go!", "¡Váyase ya!"), ("¿Qué?", "What?"), ("What?", "¿Qué?")]

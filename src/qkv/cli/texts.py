@@ -33,11 +33,11 @@ def given_texts(texts: list[str] | None) -> Iterator[str]:
 def read_lines_of(path: str) -> Iterator[str]:
     """Without their ends; `-` is standard input, compressed files are opened."""
     from qkv.data.documents import read_lines
-    from qkv.data.sources import STANDARD_INPUT, find_sources, open_source
+    from qkv.data.sources import STANDARD_INPUT, one_file, open_source
 
     name = "standard input" if path == STANDARD_INPUT else path
     empty = True
-    with open_source(find_sources([path])[0]) as (_, stream):
+    with open_source(one_file(path)) as (_, stream):
         for line in read_lines(name, stream):
             empty = False
             yield line.rstrip("\r\n")

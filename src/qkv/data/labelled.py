@@ -15,7 +15,7 @@ from typing import Any
 
 from qkv.config.base import nearest
 from qkv.data.documents import read_lines
-from qkv.data.sources import Source, find_sources, open_source
+from qkv.data.sources import Source, one_file, open_source
 from qkv.errors import InputError
 
 SEPARATOR = ","
@@ -100,7 +100,7 @@ def labelled_rows(name: str, rows: Iterable[Sequence[Any]]) -> Labelled:
         if len(row) not in (2, 3):
             raise InputError(f"{name}: row {number} has {len(row)} entries; it is (text, label) or (text, text, label)")
         *own, label = row
-        texts.append(tuple(own))
+        texts.append(tuple(_text(f"{name}: row {number}", "text", {"text": text}) for text in own))
         labels.append(tuple(map(str, label)) if isinstance(label, list | tuple) else (str(label),))
     if len({len(own) for own in texts}) > 1:
         raise InputError(f"{name}: some rows have one text, some two")
@@ -111,7 +111,7 @@ def read_labelled(
     path: str | Path, columns: Columns = Columns(), *, is_number: bool = False, several: bool = False  # noqa: B008
 ) -> Labelled:  # fmt: skip
     """`is_number`: the label is a score. `several`: a text may have several labels, or none."""
-    (source,) = find_sources([path])[:1]
+    source = one_file(path)
     match source.ending:
         case ".jsonl":
             records = _json_records
@@ -183,6 +183,7 @@ def _table_records(source: Source, stream: BufferedIOBase, columns: Columns) -> 
                 header = [str(number) for number in range(1, len(row) + 1)]
             elif header is None:
                 header = [name.strip() for name in row]
+                _refuse_twice(source.name, header)
                 continue
             if row and len(row) != len(header):
                 raise InputError(
@@ -191,6 +192,14 @@ def _table_records(source: Source, stream: BufferedIOBase, columns: Columns) -> 
             yield rows.line_num, dict(zip(header, row, strict=True)) if row else None
     except csv.Error as error:
         raise InputError(f"{source.name}: line {rows.line_num}: not a table: {error}") from None
+
+
+def _refuse_twice(name: str, header: list[str]) -> None:
+    for number, column in enumerate(header):
+        if column and column in header[:number]:
+            raise InputError(
+                f"{name}: line 1: columns {header.index(column) + 1} and {number + 1} are both called '{column}'"
+            )
 
 
 def _json_records(source: Source, stream: BufferedIOBase, _columns: Columns) -> Iterator[tuple[int, Record | None]]:

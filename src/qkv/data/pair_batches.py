@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkv.choices import Role
-from qkv.data.order import Permutation, keyed_integer
+from qkv.data.order import Permutation, keyed_integer, rank_rows
 from qkv.data.pair_store import PairStore
 from qkv.data.sentence_store import stretches
 from qkv.data.windows import NOTHING
@@ -154,10 +154,8 @@ class PairBatches:
         pairs = bucket.pairs[Permutation(len(bucket.pairs), self.seed, epoch, 2 + number)(asked)]
         n_joined = self._n_joined(bucket, epoch, place)
         rows = _in_rows(pairs, n_rows=-(-bucket.rows // n_joined), width=n_joined)
-        if not 0 <= rank < world:
-            raise ConfigError(f"rank={rank} must be from 0 to world={world} less 1")
-        mine = rows[len(rows) * rank // world : len(rows) * (rank + 1) // world]
-        return assemble(self.store, mine, length=n_joined * bucket.length, n_full=self.batch_size)
+        low, high = rank_rows(len(rows), rank=rank, world=world)
+        return assemble(self.store, rows[low:high], length=n_joined * bucket.length, n_full=self.batch_size)
 
     def sweep(self, t: int) -> PairBatch:
         """Batch t of one epoch for validation: no joining, no filling up, an order that is a fair sample throughout."""

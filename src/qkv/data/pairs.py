@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qkv.data.documents import read_lines
 from qkv.data.pair_split import Pair
-from qkv.data.sources import Source, find_sources, open_source
+from qkv.data.sources import Source, one_file, open_source
 from qkv.errors import InputError
 
 Progress = Callable[[int, int], None]
@@ -111,7 +111,7 @@ def _share(words: Counter[str], known: Counter[str]) -> float:
 
 
 def _lines(path: Path, progress: Progress | None) -> Iterator[str]:
-    (source,) = find_sources([path])
+    source = one_file(path)
     with open_source(source) as (opened, stream):
         for number, line in enumerate(read_lines(source.name, stream)):
             if progress is not None and number % 1024 == 0:
