@@ -164,7 +164,7 @@ def test_seeds_steps_and_epochs_change_pairs_and_masks(source):
     assert not torch.equal(again.ids, batches(source, batch_size=n_examples).batch(0).ids)
     # One row, two epochs: other words hidden.
     ids = unmasked(first.batch(0))
-    masking = Masking(tokenizer(), MaskingConfig(), length=61, n_specials=3)
+    masking = Masking(tokenizer(), MaskingConfig(), length=61)
     rows = np.arange(len(ids))
     assert (masking(ids, rows, seed=0).places != masking(ids, rows + 10**6, seed=0).places).any(1).mean() > 0.95
 
@@ -200,7 +200,7 @@ def test_whole_words_are_hidden_whole(source):
 def test_whole_words_need_pieces_that_show_words(source):
     letters = train_tokenizer(TokenizerKind.CHARACTER, ["abc"], vocabulary_size=23, style=SpecialStyle.BERT)
     with pytest.raises(InputError, match="do not show where a word begins"):
-        Masking(letters, MaskingConfig(whole_words=True), length=61, n_specials=3)
+        Masking(letters, MaskingConfig(whole_words=True), length=61)
 
 
 def test_without_next_sentences_there_is_one_segment(source):

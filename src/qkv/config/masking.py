@@ -1,5 +1,6 @@
 """What BERT's pre-training examples are: which words are hidden, and which sentences stand together."""
 
+from math import ceil
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -31,3 +32,12 @@ class MaskingConfig(Config):
                 f"mask_share={self.mask_share} and random_share={self.random_share} together are more than 1"
             )
         return self
+
+    @property
+    def n_specials(self) -> int:
+        """Of a row: [CLS] A [SEP], and B [SEP] where there is one."""
+        return 3 if self.next_sentence else 2
+
+    def n_slots(self, length: int) -> int:
+        """Places of a row of `length` tokens where words may be asked for."""
+        return max(1, ceil(self.hidden_share * (length - self.n_specials)))

@@ -68,22 +68,17 @@ class MaskedBatches:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.length < self._n_specials + 2:
-            raise ConfigError(
-                f"length={self.length} must be {self._n_specials + 2} or more: [CLS], [SEP] and two words"
-            )
+        least = self.config.n_specials + 2
+        if self.length < least:
+            raise ConfigError(f"length={self.length} must be {least} or more: [CLS], [SEP] and two words")
         _ = self.choose, self._masking  # what they refuse is said now
-
-    @property
-    def _n_specials(self) -> int:
-        return 3 if self.config.next_sentence else 2
 
     @cached_property
     def choose(self) -> NextSentence:
         """Which words stand in which example."""
         return NextSentence(
             source=self.source,
-            max_words=self.length - self._n_specials,
+            max_words=self.length - self.config.n_specials,
             seed=self.seed,
             pairs=self.config.next_sentence,
             short_share=self.config.short_share,
@@ -91,7 +86,7 @@ class MaskedBatches:
 
     @cached_property
     def _masking(self) -> Masking:
-        return Masking(self.tokenizer, self.config, length=self.length, n_specials=self._n_specials)
+        return Masking(self.tokenizer, self.config, length=self.length)
 
     def epoch(self, t: int) -> float:
         """How many times the text has been seen when batch t begins."""
@@ -108,7 +103,7 @@ class MaskedBatches:
         """This rank's rows of batch t: the ranks' rows in order are the batch of one."""
         examples = self.examples(t, rank=rank, world=world)
         pairs = self.choose(examples)
-        lengths = pairs.n_a + pairs.n_b + self._n_specials
+        lengths = pairs.n_a + pairs.n_b + self.config.n_specials
         places = np.arange(self.length)
         is_token = places < lengths[:, None]
         masked = self._masking(self._written(pairs), examples, seed=self.seed)

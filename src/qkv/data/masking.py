@@ -7,7 +7,6 @@ rounding, and the rounding is drawn, so they are exact on average too. All is a 
 
 from dataclasses import dataclass
 from enum import IntEnum
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,12 +49,12 @@ class Masked:
 
 
 class Masking:
-    """Hides words of rows up to `length` tokens, of which `n_specials` are never words."""
+    """Hides words of rows up to `length` tokens, special ones included."""
 
-    def __init__(self, tokenizer: Tokenizer, config: MaskingConfig, *, length: int, n_specials: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: MaskingConfig, *, length: int) -> None:
         self.config = config
         self.mask_id = tokenizer.id_of(Role.MASK)
-        self.n_slots = max(1, ceil(config.hidden_share * (length - n_specials)))
+        self.n_slots = config.n_slots(length)
         self._is_special = np.zeros(tokenizer.vocabulary_size, bool)
         self._is_special[list(tokenizer.special_ids)] = True
         self._ordinary = np.flatnonzero(~self._is_special)
