@@ -1,0 +1,39 @@
+// How attention is drawn as lines from token to token.
+
+export interface Line {
+  from: number;
+  to: number;
+  weight: number;
+  colour: string;
+}
+
+interface Size {
+  width: number;
+  rowHeight: number;
+  n: number;
+}
+
+/** The largest canvas side every browser draws. */
+const MOST_PIXELS = 16_000;
+
+export function drawLines(canvas: HTMLCanvasElement, lines: Line[], { width, rowHeight, n }: Size): void {
+  const height = n * rowHeight;
+  const dense = Math.min(window.devicePixelRatio || 1, MOST_PIXELS / Math.max(height, 1));
+  canvas.width = Math.max(1, width * dense);
+  canvas.height = Math.max(1, height * dense);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const pen = canvas.getContext("2d")!;
+  pen.scale(dense, dense);
+  pen.lineCap = "round";
+  for (const { from, to, weight, colour } of [...lines].sort((a, b) => a.weight - b.weight)) {
+    const [y, z] = [(from + 0.5) * rowHeight, (to + 0.5) * rowHeight];
+    pen.strokeStyle = colour;
+    pen.globalAlpha = Math.min(1, 0.12 + 0.88 * Math.sqrt(weight));
+    pen.lineWidth = 0.5 + 6 * weight;
+    pen.beginPath();
+    pen.moveTo(3, y);
+    pen.bezierCurveTo(width / 2, y, width / 2, z, width - 3, z);
+    pen.stroke();
+  }
+}

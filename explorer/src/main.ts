@@ -1,0 +1,6 @@
+// Where the page begins.
+import { mount } from "svelte";
+import "./page.css";
+import Page from "./Page.svelte";
+
+mount(Page, { target: document.getElementById("page")! });
