@@ -123,6 +123,15 @@ def test_a_number_is_the_head_itself_and_classes_without_names_have_numbers():
     assert small_bert(class_names=None, n_classes=5).class_names == ("0", "1", "2", "3", "4")
 
 
+@pytest.mark.parametrize("n_segments", [0, 1])
+def test_a_model_that_tells_no_segments_apart_takes_a_pair_as_it_stands(n_segments):
+    task = small_bert(n_segments=n_segments)
+    (answer,) = task.classify([PAIRS[1]])
+    (read,) = task.encode([PAIRS[1]])
+    logits = task.model.class_logits(task.model(torch.tensor([read.ids])))
+    assert list(answer.probabilities.values()) == pytest.approx(logits[0].softmax(-1).tolist())
+
+
 def test_the_segments_of_a_pair_are_read(few_at_once):
     task = small_bert()
     pair = task.tokenizer.encode_pair("the cat", "sat")

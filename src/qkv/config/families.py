@@ -196,6 +196,11 @@ class BERTConfig(TransformerConfig):
     """What the classification head answers; one output is a number unless said."""
     sentence_embedding: SentenceEmbedding | None = None
 
+    @property
+    def parts_pairs(self) -> bool:
+        """Whether segments tell a pair's texts apart: DistilBERT has none of them, RoBERTa one for all."""
+        return self.n_segments > 1
+
     @model_validator(mode="after")
     def _heads_have_a_pooler(self) -> Self:
         if not self.pooler and (self.next_sentence_head or self.n_classes is not None):

@@ -146,7 +146,7 @@ def _pair(task: Readable, text: str, second: str | None) -> Reading:
         spans=one.spans + [None if span is None else (span[0] + shift, span[1] + shift) for span in other.spans],
         is_special=one.is_special + other.is_special,
     )  # fmt: skip
-    has_segments = isinstance(task.model, BERT) and bool(task.model.config.n_segments)
+    has_segments = isinstance(task.model, BERT) and task.model.config.parts_pairs
     return Reading(own=own, segments=both.segments if has_segments else None)
 
 

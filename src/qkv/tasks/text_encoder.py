@@ -239,7 +239,7 @@ class TextEncoder:
             ids = _table([one.ids for one in own]).to(device)
             is_token = _table([[1] * len(one.ids) for one in own]).bool().to(device)
             segments = None
-            if self.model.config.n_segments and any(len(one.row) == 2 for one in own):
+            if self.model.config.parts_pairs and any(len(one.row) == 2 for one in own):
                 segments = _table([one.segments for one in own]).to(device)
             mask = None if bool(is_token.all()) else is_token
             yield _Batch(places, ids, is_token, self.model(ids, segments=segments, is_token=mask))

@@ -45,8 +45,8 @@ def class_of_text(model: BERT, config: TrainingConfig, *, variance: float = 1.0)
 
 
 def class_logits(model: BERT, batch: LabelledBatch) -> Tensor:
-    """A model without segments takes a pair as it stands."""
-    segments = batch.segments if model.config.n_segments > 1 else None
+    """A model that does not tell a pair's texts apart takes it as it stands."""
+    segments = batch.segments if model.config.parts_pairs else None
     return model.class_logits(model(batch.ids, segments=segments, is_token=batch.is_token))
 
 
