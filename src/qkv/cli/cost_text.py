@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from qkv.cli.columns import table
+
 if TYPE_CHECKING:
     from qkv.cost import Estimate
     from qkv.cost.devices import Device
@@ -10,18 +12,6 @@ if TYPE_CHECKING:
     from qkv.cost.plan import Plan
 
 HEAD = ("operation", "lecture E", "FLOPs", "lecture E: IO", "numbers moved", "FLOPs a byte")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Columns side by side; the first `left` are words, the others numbers."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    ]
 
 
 def cells(row: "Row") -> list[str]:

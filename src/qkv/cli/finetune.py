@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.columns import table
 from qkv.cli.given import Context, refuse_others
 from qkv.cli.places import chosen_device, next_run_folder
 from qkv.cli.progress import bar, say
@@ -173,7 +174,7 @@ def _show(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
     if not as_json:
         measures = done[0].measures
         head = ["model", "parameters", *(measure.replace("_", " ") for measure in measures), "seconds"]
-        _print_table([head, *(_row(one) for one in done)])
+        print("\n".join(table(head, [_row(one) for one in done])))
 
 
 def _row(one: "ModelRuns") -> list[str]:
@@ -188,9 +189,3 @@ def _row(one: "ModelRuns") -> list[str]:
 def _record(one: "ModelRuns") -> dict[str, Any]:
     means = {measure: {"mean": one.mean(measure), "spread": one.spread(measure)} for measure in one.measures}
     return {"model": one.name, "scores": means, "best": str(one.best), "runs": [asdict(run) for run in one.results]}
-
-
-def _print_table(rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *cells in rows:
-        print("  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]))

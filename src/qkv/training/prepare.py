@@ -21,6 +21,7 @@ from qkv.training.texts import resolve
 from qkv.training.trainer import Report, Trainer
 from qkv.training.translation import PairsCorpus
 from qkv.weights.models import SOURCE_TOKENIZER
+from qkv.weights.save import tokenizer_files
 
 RECIPE = "recipe.toml"
 PREPARING = "preparing.json"
@@ -138,15 +139,12 @@ def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, s
 
 
 def _texts(config: ModelConfig, corpus: Corpus) -> dict[str, str]:
-    tokenizer = corpus.tokenizer
-    roles = {role.value: token for role, token in tokenizer.specials.items()}
     further = {}
     if isinstance(corpus, PairsCorpus) and corpus.settings.source_vocabulary_size is not None:
         further[SOURCE_TOKENIZER] = corpus.train.tokenizers[0].backend.to_str()
     return further | {
         "config.json": json.dumps(config.model_dump(mode="json", exclude_none=True), indent=2),
-        "tokenizer.json": tokenizer.backend.to_str(),
-        "tokenizer_config.json": json.dumps({**roles, "tokenizer_class": "PreTrainedTokenizerFast"}),
+        **tokenizer_files(corpus.tokenizer),
     }
 
 
