@@ -79,3 +79,33 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
 
 def test_help_has_an_example(command):
     assert "qkv evaluate " in command("--help").out.split("Examples:")[1]
+
+
+@pytest.fixture
+def tales(tmp_path):
+    path = tmp_path / "tales.txt"
+    tale = "The old man opened the door and went out. It was a cold night. He looked at the stars. He came back soon."
+    review = "This film is boring. The actors are bad. The story makes no sense at all. I would not watch it again."
+    path.write_text("\n<|endoftext|>\n".join([" ".join([tale] * 5), " ".join([review] * 5)] * 4))
+    return path
+
+
+def test_a_bert_is_judged_by_its_two_games_and_the_same_each_time(command, tales):
+    first, again = (command("bert", "--text", tales, "--json") for _ in range(2))
+    result = json.loads(first.out)
+    assert first.out == again.out
+    assert result["hidden_words"] > 50
+    assert 0.3 < result["masked_word_accuracy"] < 1.0
+    assert 0.5 < result["next_sentence_accuracy"] <= 1.0
+    assert "masked_word_accuracy " in command("bert", "--text", tales).out
+
+
+def test_what_a_bert_cannot_be_asked_is_one_line(command, tales):
+    for arguments, line in [
+        (["bert", "--text", tales, "--limit", "3"], "--limit is for a GPT"),
+        (["sentiment", "--text", tales], "no masked-word head"),
+    ]:
+        answer = command(*arguments)
+        assert (answer.status, answer.out) == (2, "")
+        assert line in answer.err
+        assert len(answer.err.splitlines()) == 1

@@ -3,11 +3,14 @@
 import json
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.errors import InputError
+
+if TYPE_CHECKING:
+    from qkv.tasks import LanguageModel, TextEncoder
 
 
 def evaluate(
@@ -22,7 +25,10 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many documents or pairs alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Loss, perplexity and bits a byte of a text, each document from a fresh context; BLEU and chrF of pairs.
+    """How well a model guesses texts, or translates pairs.
+
+    A GPT: loss, perplexity and bits a byte, each document from a fresh context. A BERT: its two games, hidden words
+    and next sentences, with the same pairs and hidden words each time. A translator: BLEU and chrF.
 
     Bits a byte: −log2 p of every token and of the end of each document, over the document's bytes (UTF-8, without
     white space at its ends). A document longer than the context is read in overlapping windows: from the second on
@@ -32,6 +38,7 @@ def evaluate(
     Examples:
       qkv evaluate run --text held-out.txt
       qkv evaluate run --text held-out.txt --limit 100 --json
+      qkv evaluate bert --text reviews.txt[-500:]
       qkv evaluate es-en --pairs test.tsv --against es-en-rnn
     """
     if (text is None) == (pairs is None):
@@ -47,13 +54,31 @@ def evaluate(
 
 
 def _evaluate_text(model: str, text: list[Path], *, limit: int | None, as_json: bool) -> None:
+    from qkv.tasks import LanguageModel, TextEncoder, load
+
+    match task := load(model):
+        case LanguageModel():
+            result = _guessed(task, text, limit=limit)
+        case TextEncoder():
+            if limit is not None:
+                raise InputError("--limit is for a GPT; of a file, FILE[:100] names the first 100 documents")
+            result = _games(task, text)
+        case _:
+            raise InputError(f"{model}: translates; judge it by --pairs")
+    if as_json:
+        print(json.dumps(result))
+    else:
+        width = max(map(len, result)) + 2
+        for name, value in result.items():
+            print(f"{name:{width}}{value:,.4f}" if isinstance(value, float) else f"{name:{width}}{value:,}")
+
+
+def _guessed(task: "LanguageModel", text: list[Path], *, limit: int | None) -> dict[str, float | int | None]:
     from qkv.cli.progress import counted
     from qkv.data import read_documents
-    from qkv.tasks import LanguageModel, load_as
     from qkv.training.evaluation import Score
 
     documents = islice(read_documents(text), limit)
-    task = load_as(LanguageModel, model)
     scores = list(counted(task.score_all(documents), "documents"))
     if not scores:
         raise InputError("the texts hold 0 documents; at least 1 is needed")
@@ -62,12 +87,16 @@ def _evaluate_text(model: str, text: list[Path], *, limit: int | None, as_json: 
         n_targets=sum(score.n_targets for score in scores),
         n_bytes=sum(score.n_bytes or 0 for score in scores),
     )
-    result = {
+    return {
         "documents": len(scores), "tokens": whole.n_targets, "bytes": whole.n_bytes,
         "loss": whole.loss, "perplexity": whole.perplexity, "bits_per_byte": whole.bits_per_byte,
     }  # fmt: skip
-    if as_json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name:14} {value:,.4f}" if isinstance(value, float) else f"{name:14} {value:,}")
+
+
+def _games(task: "TextEncoder", text: list[Path]) -> dict[str, float | int | None]:
+    from qkv.cli.progress import bars
+    from qkv.training.bert import held_out_score
+
+    with bars() as progress:
+        score = held_out_score(task.model, task.tokenizer, text, progress=progress)
+    return {"hidden_words": score.n_targets, **score.measures}

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -24,6 +24,18 @@ def bar(label: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Gives a new bar for each label, and takes the one before away."""
+    with ExitStack() as stack:
+
+        def next_bar(label: str) -> Callable[[int, int], None]:
+            stack.close()
+            return stack.enter_context(bar(label))
+
+        yield next_bar
 
 
 def counted(items: Iterable[T], label: str) -> Iterator[T]:

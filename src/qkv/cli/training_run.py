@@ -2,12 +2,12 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qkv.cli.progress import bar, say
+from qkv.cli.progress import bars, say
 from qkv.errors import InputError, QKVError, RunError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def start_run(
     from qkv.training import prepare_run
 
     seconds = None if minutes is None else 60 * minutes
-    with _stoppable(folder), _bars() as bars:
-        prepared = prepare_run(recipe, folder, data, progress=bars, seconds=seconds)
+    with _stoppable(folder), bars() as progress:
+        prepared = prepare_run(recipe, folder, data, progress=progress, seconds=seconds)
     with prepared.run.locked(), _stoppable(folder):
         _run(_made_ready(prepared, device, seconds=seconds), device, tensorboard=tensorboard)
 
@@ -48,8 +48,8 @@ def resume_run(folder: Path, device: "torch.device", *, tensorboard: bool = Fals
             prepared = open_run(folder)
         else:
             say(f"{folder}: the preparation was not finished; going on with it")
-            with _bars() as bars:
-                prepared = go_on_preparing(folder, progress=bars)
+            with bars() as progress:
+                prepared = go_on_preparing(folder, progress=progress)
             prepared = _made_ready(prepared, device, seconds=state.seconds)
         _run(prepared, device, tensorboard=tensorboard)
 
@@ -95,18 +95,6 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
     )
     say(plan.line)
     return rate
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Gives a new bar for each label, and takes the one before away."""
-    with ExitStack() as stack:
-
-        def next_bar(label: str) -> Callable[[int, int], None]:
-            stack.close()
-            return stack.enter_context(bar(label))
-
-        yield next_bar
 
 
 def _made_ready(prepared: "Prepared", device: "torch.device", *, seconds: float | None) -> "Prepared":

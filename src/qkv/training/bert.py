@@ -1,8 +1,9 @@
 """How a BERT is pre-trained: which words were hidden, and does the second text follow the first?"""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,15 +17,17 @@ from qkv.errors import ConfigError
 from qkv.models import BERT, Model
 from qkv.nn import check_ids
 from qkv.text import Tokenizer
+from qkv.training.evaluation import Score, evaluate
 from qkv.training.family import Bars, Progress, TrainingData
 from qkv.training.losses import NO_TARGET, cross_entropy_sum
-from qkv.training.objectives import Measure, Objective, Outcome, autocasting
+from qkv.training.objectives import Measure, Objective, Outcome, TrainingBatch, autocasting
 from qkv.training.texts import prepare_texts
 
 VALIDATION_SEED = 0
 """Not the run's: two runs are measured by the same pairs and the same hidden words."""
 
 
+_ROWS = 32  # judged at once: on a CPU more are not faster
 _Answers = tuple[Tensor, Tensor, Tensor]
 """Summed −log p, how many are right, how many there are."""
 
@@ -129,6 +132,27 @@ def masked_words(model: BERT, config: TrainingConfig) -> Objective:
         return Outcome(loss, measures)
 
     return objective
+
+
+def held_out_score(model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path], *, progress: Bars) -> Score:
+    """Both games (or the words alone, without a next-sentence head) on texts that the model has not been trained on."""
+    training = TrainingConfig(steps=1, batch_size=_ROWS, length=model.config.context_length, warmup_steps=0)
+    examples = MaskingConfig(next_sentence=model.next_sentence is not None)
+    with TemporaryDirectory() as folder:
+        store = prepare_sentences(files, Path(folder) / "store", tokenizer=tokenizer, progress=progress("reading"))
+        corpus = SentenceCorpus(tokenizer=tokenizer, examples=examples, train=store, validation=store)
+        batches = corpus.data(training).validation
+        assert batches is not None
+        move, n = progress("guessing"), store.n_words
+        return evaluate(model, masked_words(model, training), _watched(batches(), move, n))
+
+
+def _watched(batches: Iterable[TrainingBatch], move: Progress, n_tokens: int) -> Iterator[TrainingBatch]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += batch.n_tokens
+        move(min(done, n_tokens), n_tokens)
 
 
 def _compared(logits: Tensor, targets: Tensor) -> _Answers:
