@@ -9,6 +9,7 @@ from qkv.choices import Stack
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.cost import cache_bytes
 from qkv.inspection import read_ids, see
+from qkv.tasks import Translator
 from tests.serving.asked import TEXT, asked, explorer, frames, tasks
 from tests.tasks.small_translator import small_translator
 
@@ -143,3 +144,20 @@ def test_a_trained_translator_is_seen_translating():
         "/api/translate", {"model": "trained", "text": "uno dos tres"}, of=Explorer(Shelf(memory=own, zoo=False))
     )
     assert found["found"][0]["text"] == "tres dos uno"
+
+
+def test_a_prefix_and_forbidden_ids_are_those_of_the_task():
+    from qkv.serving.explorer import Explorer
+    from qkv.serving.shelf import Shelf
+    from qkv.weights.decoding import Decoding
+
+    plain = tasks()["seq2seq"]
+    first = asked("/api/translate", {"model": "seq2seq", "text": TEXT, "beam": 3, "max_new": 6})["found"][0]["ids"]
+    decoding = Decoding(never=frozenset(first[:1]), prefixes={"de": "El niño: "})
+    own = Explorer(Shelf(memory={"t5": Translator(plain.model, plain.tokenizer, decoding=decoding)}, zoo=False))
+    found = asked("/api/translate", {"model": "t5", "text": TEXT, "beam": 3, "max_new": 6}, of=own)
+    assert found["source"]["text"] == f"El niño: {TEXT}"
+    assert first[0] not in {guess["id"] for step in found["steps"] for guess in step}
+    run = asked("/api/run", {"model": "t5", "text": TEXT}, of=own)
+    assert run["source"]["ids"] == found["source"]["ids"]
+    assert "El niño" in run["remarks"][0]

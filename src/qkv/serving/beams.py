@@ -65,7 +65,7 @@ def translate(one: Open, task: Task, asked: AskTranslate) -> dict[str, Any]:
         found = task.translations([asked.text], beam=beam, max_new=asked.max_new, attention=looks)[0]
         milliseconds = 1000 * (perf_counter() - begun)
         steps = _steps(task, found.source_ids, beam, asked.max_new)
-    source = read(task, asked.text, found.found[0].ids).source
+    source = read(task, task.prefix + asked.text.strip(), found.found[0].ids).source
     assert source is not None
     written = [
         {"text": one.text, "ids": one.ids, "labels": [label(token) for token in one.tokens],
@@ -93,7 +93,10 @@ def _steps(
     with torch.inference_mode():
         decoder = _Told(read_sources(task.model, [source], capacity=n_new))
         logits = decoder.step(torch.tensor([task.first], device=next(task.model.parameters()).device))
-        beam_search(decoder, logits, [Limit(n_new, Ended.LENGTH)], beam=beam, stop_ids=task.stop_ids)
+        then, never = task.decoding.then, task.decoding.never
+        if then is not None:
+            logits = torch.full_like(logits, float("-inf")).index_fill(1, torch.tensor([then]), 0.0)
+        beam_search(decoder, logits, [Limit(n_new, Ended.LENGTH)], beam=beam, stop_ids=task.stop_ids, never=never)
     return decoder.steps
 
 

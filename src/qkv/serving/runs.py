@@ -21,7 +21,7 @@ from qkv.serving.answer import RefusedError
 from qkv.serving.asking import AskRun, EdgeAsked, HeadAsked, Interventions, PatchAsked
 from qkv.serving.describing import stacks_of
 from qkv.serving.shelf import Open, Shelf
-from qkv.tasks import Task, TextEncoder, Translator
+from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
 
@@ -107,14 +107,15 @@ class Runs:
 
 def read_text(task: Task, text: str, second: str | None) -> tuple[Reading, str | None]:
     """What the model is given; a translator without a translation makes its own."""
-    if not isinstance(task, Translator) or second is not None:
-        if not text.strip() and isinstance(task, TextEncoder):
-            raise InputError("the text is empty: 0 words, there must be at least 1")
-        return read(task, text, second), second
-    if not text.strip():
+    if not text.strip() and not isinstance(task, LanguageModel):
         raise InputError("the text is empty: 0 words, there must be at least 1")
+    if not isinstance(task, Translator):
+        return read(task, text, second), second
+    given = task.prefix + text.strip()  # what the model reads, T5's words before every text too
+    if second is not None:
+        return read(task, given, second), second
     best = task.translations([text], beam=BeamConfig(n_beams=5))[0].found[0]
-    return read(task, text, best.ids), best.text
+    return read(task, given, best.ids), best.text
 
 
 def wanted(task: Task, asked: Interventions) -> list[Intervention]:
@@ -148,7 +149,7 @@ def told(run: Run) -> dict[str, Any]:
         "effect": _effect(run) if run.asked.interventions and says else None,
         "error": run.error,
         "milliseconds": run.milliseconds,
-        "remarks": list(task.remarks) if isinstance(task, TextEncoder) else [],
+        "remarks": [] if isinstance(task, LanguageModel) else list(task.remarks),
     }  # fmt: skip
 
 
