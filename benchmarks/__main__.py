@@ -47,7 +47,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=list(BENCHMARKS), metavar="NAME")
-    parser.add_argument("--peers", type=Path, help="a folder that holds clones of peers, each under its name: nanoGPT")
+    parser.add_argument(
+        "--peers", type=Path, help="a folder that holds clones of peers, each under its name: nanoGPT, joeynmt"
+    )
     parser.add_argument("--repeats", type=int, help="rounds, of which the best counts (for shakespeare-cpu: seeds)")
     parser.add_argument("--threads", type=int, help="for each engine; all cores (shakespeare-cpu: 1) unless said")
     parser.add_argument(

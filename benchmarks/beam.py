@@ -14,10 +14,15 @@ SHAPE: dict[str, Any] = {
     "n_encoder_layers": 6, "n_decoder_layers": 4, "n_heads": 8, "d_model": 256, "vocabulary_size": 8000,
     "source_length": 32, "length": 64, "n_beams": 5,
 }  # fmt: skip
-ENGINES = [
-    Engine(name="qkv", module="benchmarks.engines.beam_qkv", is_ours=True),
-    Engine(name="Hugging Face generate", module="benchmarks.engines.beam_transformers"),
-]
+
+
+def engines(asked: Asked) -> list[Engine]:
+    joey = {"peers": None if asked.peers is None else str(asked.peers)}
+    return [
+        Engine(name="qkv", module="benchmarks.engines.beam_qkv", is_ours=True),
+        Engine(name="Hugging Face generate", module="benchmarks.engines.beam_transformers"),
+        Engine(name="JoeyNMT", module="benchmarks.engines.beam_joeynmt", options=joey),
+    ]
 
 
 def beam_alone(asked: Asked) -> Report:
@@ -32,9 +37,10 @@ def _measure(name: str, asked: Asked, *, batch: int) -> Report:
     load = machine.others_load()
     work = Work(**SHAPE, batch=batch, threads=asked.threads or machine.n_cores())
     plan = Plan(work=asdict(work), check_steps=1, time_steps=1, tolerance=0.0, threads=work.threads)
-    found = compare(ENGINES, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
+    chosen = engines(asked)
+    found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
     rows = []
-    for engine in ENGINES:
+    for engine in chosen:
         best = found.best.get(engine.name)
         if best is None:
             continue

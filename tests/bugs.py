@@ -309,6 +309,31 @@ GENERATION = [
         f"{TRANSLATE}::test_weights_that_changed_are_prepared_anew",
     ),
     bug(
+        "a token too few moves with its beam", "generation/decoder.py", "else 1 + n_equal)", "else 2 + n_equal)",
+        "generation/test_lean.py::test_what_beams_have_in_common_stays_and_the_rest_moves",
+    ),
+    bug(
+        "the lean step forgets the gate", "generation/lean.py",
+        "hidden = activate(gate, self._activation) * hidden", "hidden = activate(gate, self._activation)",
+        "generation/test_lean.py::test_each_step_agrees_with_the_models_own_road_through_padding_and_selection",
+    ),
+    bug(
+        "what may never be written is written", "generation/translate.py",
+        "never=decoding.never", "never=frozenset()",
+        "weights/test_published_translators.py::test_a_folder_translates_as_transformers_does",
+    ),
+    bug(
+        "what is forced first costs something", "generation/translate.py",
+        'logits = torch.full_like(logits, float("-inf"))', "logits = logits.clone()",
+        "weights/test_published_translators.py::test_a_folder_translates_as_transformers_does",
+    ),
+    bug(
+        "ct2: gate and product are swapped", "weights/ct2.py",
+        "_fill_linear(given.ffn.linear_0_noact, feedforward.expand)",
+        "_fill_linear(given.ffn.linear_0_noact, feedforward.gate)",
+        "weights/test_ct2.py::test_log_probabilities_of_other_shapes_agree",
+    ),
+    bug(
         "alignment says target before source", "inspection/alignment.py",
         'f"{source}-{target}"', 'f"{target}-{source}"',
         "tasks/test_translator.py::test_pharaoh_says_source_word_then_target_word",

@@ -1,5 +1,7 @@
 """Our beam search, as `qkv translate` calls it."""
 
+from typing import Any
+
 from torch import Tensor
 
 import qkv
@@ -9,7 +11,7 @@ from qkv.generation import translate
 from qkv.generation.translate import packing_of
 
 
-def build(work: Work) -> tuple[Translate, dict[str, str]]:
+def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
     model = work.model()
     packing = packing_of(model)
 

@@ -1,5 +1,7 @@
 """Hugging Face's MarianMTModel.generate with the same weights."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from benchmarks.engines.speaking import MissingPeerError
 from qkv.weights.published import published_from_config, to_published
 
 
-def build(work: Work) -> tuple[Translate, dict[str, str]]:
+def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
     try:
         import transformers
     except ImportError:

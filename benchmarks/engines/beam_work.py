@@ -72,14 +72,14 @@ class _State:
     sources: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def serve_translation(build: Callable[[Work], tuple[Translate, dict[str, str]]]) -> None:
-    """`build(work)`: the engine's own part."""
+def serve_translation(build: Callable[[Work, dict[str, Any]], tuple[Translate, dict[str, str]]]) -> None:
+    """`build(work, options)`: the engine's own part."""
     state = _State()
 
     def describe(question: Question) -> Answer:
         work = Work(**question["work"])
         torch.set_num_threads(work.threads)
-        state.translate, versions = build(work)
+        state.translate, versions = build(work, question["options"])
         state.sources = work.sources()
         return {"versions": {"torch": torch.__version__, **versions}}
 

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from benchmarks.engines import train_qkv, train_transformers
+from benchmarks.engines import beam_joeynmt, beam_qkv, beam_transformers, train_qkv, train_transformers
+from benchmarks.engines.beam_work import Work as BeamWork
 from benchmarks.engines.heldout import heldout_loss, split_text
 from benchmarks.engines.nanogpt import find
 from benchmarks.engines.next_token_work import Work
@@ -56,3 +57,29 @@ def test_the_last_tenth_is_held_out(tmp_path):
     path = tmp_path / "text"
     path.write_text("abcdefghijklm")
     assert split_text(path) == ("abcdefghijk", "lm")
+
+
+def test_our_beams_and_hugging_faces_find_the_same_texts():
+    work = BeamWork(n_encoder_layers=1, n_decoder_layers=2, n_heads=3, d_model=12, vocabulary_size=31, batch=2,
+                    source_length=7, length=11, n_beams=3, threads=1)  # fmt: skip
+    found = [engine.build(work, {})[0](work.sources(), 2) for engine in (beam_qkv, beam_transformers)]
+    assert found[0] == found[1]
+    assert [len(text) for text in found[0]] == [11, 11]
+
+
+def test_a_folder_without_joeynmt_is_a_missing_peer(tmp_path):
+    with pytest.raises(MissingPeerError, match=r"no folder of peers was named"):
+        beam_joeynmt.find(None)
+    with pytest.raises(MissingPeerError, match=r"has no joeynmt/"):
+        beam_joeynmt.find(str(tmp_path))
+
+
+def test_each_of_joeynmts_names_has_one_of_ours():
+    names = {
+        "trg_trg_att.q_layer.weight": "attention.query.weight",
+        "src_trg_att.output_layer.bias": "cross.output.bias",
+        "feed_forward.pwff_layer.3.bias": "feedforward.contract.bias",
+        "layer_norm.weight": "attention_norm.weight",
+        "feed_forward.layer_norm.bias": "feedforward_norm.bias",
+    }
+    assert {name: beam_joeynmt._our_name(name) for name in names} == names

@@ -129,7 +129,7 @@ class Translator:
         """In the order of the texts, computed in batches of like length.
 
         `max_new` None: twice the source's tokens and 10. `glossary`: where a text has one of its terms, the
-        translation has the other.
+        translation has the other; its tokens are there whole, but what follows may run into its last word.
         """
         sources = [self._encoded(number, text) for number, text in enumerate(texts)]
         found: dict[int, list[Hypothesis]] = {}
