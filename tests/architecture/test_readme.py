@@ -1,11 +1,14 @@
 """The README tells the truth: its tree is the tree, its snippets run."""
 
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+import typer
 
+from qkv.cli import app
 from tests.architecture.places import ROOT, SOURCE
 
 README = (ROOT / "README.md").read_text()
@@ -36,6 +39,14 @@ def test_every_folder_and_module_of_the_package_stands_in_the_tree():
     assert modules | folders <= set(tree_paths())
 
 
+def test_every_folder_and_page_of_the_repository_stands_in_the_tree():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:
+        pytest.skip("this is no git checkout")
+    folders = {path.partition("/")[0] + "/" for path in listed if "/" in path and not path.startswith(".")}
+    assert folders | {path for path in listed if path.startswith("docs/")} <= {"src/", *tree_paths()}
+
+
 def test_every_path_of_the_tree_has_its_phrase():
     lines = re.search(r"## What is where\n+```\n(.*?)```", README, re.DOTALL)[1].splitlines()
     assert [line for line in lines if len(line.split()) < 2] == ["docs/"]
@@ -50,6 +61,27 @@ def test_every_snippet_runs(code, tmp_path):
 
 def test_there_is_a_snippet():
     assert PYTHON
+
+
+COMMANDS = [
+    shlex.split(line, comments=True)[1:]
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("qkv ")
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=[" ".join(words) for words in COMMANDS])
+def test_every_command_and_option_that_is_shown_exists(words):
+    command = typer.main.get_command(app).commands[words[0]]
+    if inner := getattr(command, "commands", {}):
+        command = inner.get(words[1]) or inner["of"]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_there_are_commands():
+    assert {words[0] for words in COMMANDS} >= {"train", "finetune", "translate", "cost", "lesson"}
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)#]+)", README))
