@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from qkv.cli.columns import table
 from qkv.cli.given import Context, refuse_others
 from qkv.cli.places import chosen_device, next_run_folder
-from qkv.cli.progress import bar, say
+from qkv.cli.progress import bars, say
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -140,11 +139,10 @@ def _layers(text: str) -> int | str:
 def _runs(begun: "Begun", device: "torch.device") -> "Iterator[ModelRuns]":
     from qkv.tasks.finetuning import run_finetuning
 
-    with ExitStack() as stack:
+    with bars() as next_bar:
 
         def report(name: str, seed: int) -> "Report":
-            stack.close()
-            return _reporting(stack.enter_context(bar(f"{name}, seed {seed}")))
+            return _reporting(next_bar(f"{name}, seed {seed}"))
 
         yield from run_finetuning(begun, device=device, reports=report, say=say)
 

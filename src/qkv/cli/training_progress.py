@@ -8,20 +8,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from qkv.config import Recipe
-from qkv.cost import estimate
+from qkv.cost.preflight import Preflight
 
 
 class TrainingProgress:
-    """On a terminal one line that changes; in a pipe a line an evaluation."""
+    """On a terminal one line that changes; in a pipe a line an evaluation. The plan must know the device's rate."""
 
-    def __init__(self, recipe: Recipe, *, rate: float, vocabulary_size: int) -> None:
-        training = recipe.training
-        self._steps = training.steps
-        self._rate = rate
-        config = recipe.model_config_for(vocabulary_size)
-        work = estimate(config, batch=training.batch_size, length=training.length, mode="train")
-        self._flops = work.flops.total
+    def __init__(self, plan: Preflight) -> None:
+        assert plan.matmul_rate is not None
+        self._steps = plan.steps
+        self._at_best = plan.flops / plan.steps / plan.matmul_rate
+        """Seconds a step would take at the full rate."""
         self._console = Console(stderr=True)
         self._live = Live(Text(), console=self._console, transient=True, refresh_per_second=4)
         self._first: tuple[int, int, float] | None = None
@@ -68,7 +65,7 @@ class TrainingProgress:
         elapsed = max(1e-9, self._last["seconds"] - seconds)
         n_steps = self._last["step"] - step
         left = (self._steps - self._last["step"]) * elapsed / n_steps
-        share = n_steps * self._flops / elapsed / self._rate
+        share = n_steps * self._at_best / elapsed
         return f"{(self._last['tokens'] - tokens) / elapsed:,.0f} tokens/s  {share:.0%} of peak  {_clock(left)} left"
 
 

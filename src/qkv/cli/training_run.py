@@ -1,6 +1,5 @@
 """A run from its first file to its last step, told on standard error."""
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from qkv.config import Recipe
+    from qkv.cost.preflight import Preflight
     from qkv.models import Model
     from qkv.training import Prepared, Trainer
 
@@ -67,34 +67,33 @@ def _stoppable(folder: Path) -> Iterator[None]:
         sys.exit(128 + stop.signal)
 
 
-def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") -> float:
-    """Say what the run will take; returns the device's matrix rate."""
+def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") -> "Preflight":
+    """Say what the run will take."""
     from qkv.cost import Mode, Precision, preflight
     from qkv.cost.calibration import fitting_calibration
     from qkv.training import matmul_rate
     from qkv.training.objectives import is_mixed
 
-    rate, training = matmul_rate(device), recipe.training
+    training = recipe.training
     dtype = Precision.MIXED if is_mixed(training.precision, device) else Precision.FLOAT32
-    hidden = None if recipe.examples is None else recipe.examples.hidden_share
     plan = preflight(
         recipe.model_config_for(vocabulary_size),
         batch=training.micro_batch_size,
         length=training.length,
         steps=training.steps,
-        matmul_rate=rate,
+        matmul_rate=matmul_rate(device),
         accumulation=training.batch_size // training.micro_batch_size,
         checkpointing=training.checkpoint_activations,
         loss_chunk=training.loss_chunk,
         optimizer=training.optimizer,
         averaging=training.averaging is not None,
-        predictions=None if hidden is None else math.ceil(hidden * training.length),
+        predictions=None if recipe.examples is None else recipe.examples.n_slots(training.length),
         dtype=dtype,
         backend="cuda" if device.type == "cuda" else "cpu",
         calibration=fitting_calibration(Mode.TRAIN, dtype, kind=device.type),
     )
     say(plan.line)
-    return rate
+    return plan
 
 
 def _made_ready(prepared: "Prepared", device: "torch.device", *, seconds: float | None) -> "Prepared":
@@ -124,9 +123,7 @@ def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> 
     from qkv.training import build_trainer
 
     recipe = prepared.recipe
-    vocabulary_size = prepared.corpus.tokenizer.vocabulary_size
-    rate = preflight(recipe, vocabulary_size, device)
-    progress = TrainingProgress(recipe, rate=rate, vocabulary_size=vocabulary_size)
+    progress = TrainingProgress(preflight(recipe, prepared.corpus.tokenizer.vocabulary_size, device))
     trainer = build_trainer(prepared, device=device, report=progress.report, start=_first_weights(prepared))
     trainer.resume(say)
     if trainer.progress.step:

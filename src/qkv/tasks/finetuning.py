@@ -72,6 +72,7 @@ class FineTuned:
     scores: dict[str, float]
     """On the evaluation rows, the mean over the seeds."""
     runs: ModelRuns
+    """Without `out`, their folders are gone."""
 
 
 def finetune(
