@@ -5,7 +5,7 @@ import pytest
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload, parameters
 from qkv.cost.calibration import Overhead, Table
-from qkv.cost.prediction import NEAR, _overlapped, predict
+from qkv.cost.prediction import NEAR, _overlapped, _phases, predict
 from qkv.errors import InputError
 from tests.cost.calibrations import FLOOR, RATE, made_up
 
@@ -42,15 +42,42 @@ def test_a_product_costs_what_the_table_says_without_the_call_itself_on_a_cpu():
     assert table.at(16, 16, 256) == pytest.approx(FLOOR + RATE * 16 * 16 * 256)
 
 
-def test_a_gpu_takes_the_longer_of_launching_and_computing():
+def test_a_gpu_takes_the_longer_of_launching_and_computing_and_the_logits_hide_behind_nothing():
     work = Workload(batch=2, length=16, dtype=Precision.BFLOAT16)
     calibration = made_up("cuda", "bfloat16")
     found = predict(GPT, work, calibration)
-    assert found.seconds == max(found.launching, found.computing)
+    (logits,) = [one.seconds for one in found.spent if one.name == "logits"]
+    assert found.seconds == pytest.approx(max(found.launching, found.computing - logits) + logits)
     slow = {**calibration.launches, "gpt.forward": Overhead(once=9.0, layer=1.0)}
     launched = predict(GPT, work, calibration.replace(launches=slow))
-    assert launched.seconds == pytest.approx(9.0 + 3 * 1.0)
+    assert launched.seconds == pytest.approx(9.0 + 3 * 1.0 + logits)
     assert launched.bound_by == "launching"
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=["gpt", "llama", "bert", "seq2seq", "gru", "lstm"])
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_the_phases_of_a_gpu_are_all_of_the_launching_and_all_of_the_computing(config, mode):
+    calibration = made_up("cuda", "bfloat16")
+    work = Workload(batch=2, length=17, mode=mode, dtype="mixed" if mode == "train" else "bfloat16")
+    found = predict(config, work, calibration)
+    phases = _phases(config, work, calibration, found.spent)
+    assert sum(launch for launch, _ in phases) == pytest.approx(found.launching)
+    assert sum(compute for _, compute in phases) == pytest.approx(found.computing)
+
+
+@pytest.mark.parametrize(("n_words", "times"), [(512, 1.0), (513, 4.0), (514, 3.0), (516, 2.0)])
+def test_logits_of_a_vocabulary_that_is_no_multiple_of_8_take_as_many_times_as_was_measured(n_words, times):
+    found = predict(GPT.replace(vocabulary_size=n_words), Workload(batch=2, length=16), made_up())
+    (logits,) = [one.seconds for one in found.spent if one.name == "logits"]
+    table = made_up().table("product.infer")
+    assert logits == pytest.approx(times * (table.at(32, 64, n_words) - table.floor), rel=1e-6)
+
+
+def test_the_few_steps_of_a_recurrence_that_launching_holds_are_not_counted_twice():
+    config = RNNConfig(vocabulary_size=512, d_model=64)
+    found = predict(config, Workload(batch=2, length=1, source_length=9, mode=Mode.DECODE), made_up())
+    table = made_up().table("one-way.infer")
+    assert found.serial == pytest.approx(table.at(1, 2, 64) - table.floor)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from qkv.config import BERTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload
 from qkv.cost.prediction import predict
 from qkv.training.calibrating import Grid, calibrate
+from qkv.training.launching import Launching
 from qkv.training.measuring import random_model, step_of
 from qkv.training.per_operation import compare_operations
 from qkv.training.stopwatch import Stopwatch
@@ -24,7 +25,7 @@ CONFIGS = [
 ]
 GRID = Grid(
     rows=(1, 3), widths=(8, 16), numbers=(2**9, 2**10), groups=(2, 16), lengths=(2, 5), contexts=(3, 7),
-    most_flops=10_000, most_square=100, stream=(2**10, 2**12), recurrence=((1, 3), (1, 2), (4, 6)), odd=(2, 8, 16),
+    most_flops=10_000, most_square=100, stream=(2**10, 2**12), recurrence=((1, 3), (1, 2), (4, 6)), odd=((1, 2), 8, 16),
 )  # fmt: skip
 
 
@@ -85,3 +86,17 @@ def test_the_longer_work_takes_longer_by_the_stopwatch():
     short, long = (torch.randn(n, n) for n in (8, 512))
     assert watch.kernel(lambda: long @ long) > watch.kernel(lambda: short @ short) > 0
     assert watch.whole(lambda: long @ long) > watch.whole(lambda: short @ short) > 0
+
+
+def test_the_stopwatch_warms_up_before_it_measures():
+    seen = []
+    Stopwatch(CPU, spend=1e-6).whole(lambda: seen.append(len(seen)))
+    assert len(seen) >= 3 + 3  # three to warm up, three to measure
+
+
+def test_the_least_of_several_looks_at_launching_counts(monkeypatch):
+    launching = Launching(Stopwatch(CPU), dtype=Precision.FLOAT32, training_dtype=Precision.FLOAT32)
+    for seconds in (3.0, 1.0, 2.0):
+        monkeypatch.setattr(Stopwatch, "whole", lambda _self, _step, *, spend, seconds=seconds: seconds)  # noqa: ARG005
+        launching.look()
+    assert {one.once for one in launching.overheads().values()} == {1.0}

@@ -1,9 +1,11 @@
 """How long a step will take on a calibrated device: what was measured of its kernels, put together.
 
 A CPU does one thing after another: launching plus the kernels' own time. A GPU computes while the CPU launches, so
-the slower of the two counts, phase by phase. A recurrence waits for itself and is added.
+the slower of the two counts, phase by phase; the logits come last and hide behind nothing. A recurrence waits for
+itself and is added.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,13 +14,13 @@ from qkv.choices import CellKind, Kernel, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.calibration import Calibration, Overhead
 from qkv.cost.memory import cache_bytes
-from qkv.cost.operation import LOSS, Operation
+from qkv.cost.operation import LOGITS, LOSS, Operation
 from qkv.cost.operations import operations
 from qkv.cost.parameters import parameters
 from qkv.cost.workload import Mode, Workload
 
 ODD = 8
-"""A matrix whose rows are no multiple of this many numbers is read more slowly by a GPU."""
+"""A matrix whose rows are no multiple of this many numbers is read more slowly by a GPU, up to eight times."""
 NEAR = {"cpu": 2**24, "cuda": 2**27}
 """Bytes of weights that a product is calibrated with: a core's own cache, and a GPU's, does not hold them."""
 FORWARD_SHARE = 1 / 3
@@ -63,19 +65,13 @@ def predict(config: ModelConfig, work: Workload, calibration: Calibration) -> Pr
     meter = _Meter(config, work, calibration)
     spent = tuple(meter.spent())
     serial = sum((one.seconds for one in spent if one.name == "recurrence"), 0.0)
-    update = sum((one.seconds for one in spent if one.part == "optimizer"), 0.0)
     computing = sum(one.seconds for one in spent) - serial
-    name = launch_name(config)
-    whole = _launching(config, calibration.launch(f"{name}.{work.mode.value}"))
-    if not calibration.is_asynchronous:
-        seconds = whole + computing + serial
-    elif work.mode is Mode.TRAIN:
-        first = min(whole, _launching(config, calibration.launch(f"{name}.train_forward")))
-        products = computing - update
-        phases = [(first, FORWARD_SHARE * products), (whole - first, (1 - FORWARD_SHARE) * products + update)]
-        seconds = _overlapped(phases) + serial
+    launch = calibration.launch(f"{launch_name(config)}.{work.mode.value}")
+    whole = _launching(config, launch)
+    if calibration.is_asynchronous:
+        seconds = _overlapped(_phases(config, work, calibration, spent)) + serial
     else:
-        seconds = max(whole, computing) + serial
+        seconds = whole + computing + serial
     return Prediction(seconds=seconds, launching=whole, computing=computing, serial=serial, spent=spent)
 
 
@@ -111,6 +107,29 @@ def _launching(config: ModelConfig, launch: Overhead) -> float:
         case BERTConfig() | GPTConfig():
             layers = config.n_layers * launch.layer
     return launch.once + layers
+
+
+def _phases(
+    config: ModelConfig, work: Workload, calibration: Calibration, spent: tuple[Spent, ...]
+) -> list[tuple[float, float]]:
+    """(launching, computing) of an encoder, of what follows it, of the head with its loss, and of backward."""
+    name = launch_name(config)
+    launch = calibration.launch(f"{name}.{work.mode.value}")
+    whole = ahead = _launching(config, launch)
+    timed = [one for one in spent if one.name != "recurrence"]
+    update = sum(one.seconds for one in timed if one.part == "optimizer")
+    head = sum(one.seconds for one in timed if one.name == LOGITS or one.part == LOSS)
+    encoder = sum(one.seconds for one in timed if one.part.startswith("encoder."))
+    rest = sum(one.seconds for one in timed) - update - head - encoder
+    share = 1.0
+    if work.mode is Mode.TRAIN:
+        launch = calibration.launch(f"{name}.train_forward")
+        ahead, share = min(whole, _launching(config, launch)), FORWARD_SHARE
+    first = 0.0
+    if isinstance(config, Seq2SeqConfig | RNNConfig) and work.mode is not Mode.DECODE:
+        first = min(ahead, config.n_encoder_layers * launch.layer)
+    forward = [(first, share * encoder), (ahead - first, share * rest), (0.0, head)]
+    return [*forward, (whole - ahead, (1 - share) * (encoder + rest) + update)]
 
 
 def _overlapped(phases: list[tuple[float, float]]) -> float:
@@ -172,7 +191,8 @@ class _Meter:
         product = one.product
         seconds = self._kernel("product", product.groups * product.rows, product.inner, product.columns)
         if product.columns % ODD and product.columns > ODD:
-            seconds *= self.calibration.table(f"odd.{self.road}").at(1)
+            rows, shared = product.groups * product.rows, math.gcd(product.columns, ODD)
+            seconds *= self.calibration.table(f"odd.{self.road}").at(rows, shared)
         if self.road == "infer":
             moved = one.weights * self.work.dtype.narrow
             seconds = max(seconds + moved * self.farther, moved * self.streaming)
@@ -197,7 +217,9 @@ class _Meter:
         assert isinstance(self.config, RNNConfig)
         is_encoder = one.part.startswith("encoder")
         table = self.calibration.table(f"{'two-way' if is_encoder else 'one-way'}.{self.road}")
-        seconds = table.at(one.steps, one.product.rows, one.product.inner) / (2 if is_encoder else 1)
+        # Launching was measured on a few steps of a small one and holds these already.
+        seconds = max(0.0, table.at(one.steps, one.product.rows, one.product.inner) - table.floor)
+        seconds /= 2 if is_encoder else 1
         return seconds * (self.calibration.table(f"lstm.{self.road}").at(1) if self.config.cell is CellKind.LSTM else 1)
 
     def _elementwise(self, one: Operation) -> float:

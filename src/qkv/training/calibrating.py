@@ -13,7 +13,7 @@ from qkv.cost.calibration import Calibration, Measured, Table
 from qkv.cost.workload import Precision
 from qkv.training import kernels
 from qkv.training.kernels import Road
-from qkv.training.launching import overheads
+from qkv.training.launching import Launching
 from qkv.training.stopwatch import Stopwatch, Work
 
 Report = Callable[[str], None]
@@ -37,23 +37,23 @@ class Grid:
     """Most scores of one attention."""
     stream: tuple[int, ...]
     """Bytes of weights read in turn."""
-    recurrence: tuple[tuple[int, ...], ...] = ((4, 32, 200), (1, 16, 64), (32, 128, 512))
+    recurrence: tuple[tuple[int, ...], ...] = ((2, 8, 32, 200), (1, 16, 64), (32, 128, 512))
     """Steps, batch, width of the state."""
-    odd: tuple[int, int, int]
-    """Rows, inner and columns of a product that is also tried with columns that are no multiple of 8."""
+    odd: tuple[tuple[int, ...], int, int]
+    """Rows, inner and columns of products that are also tried with columns that are no multiple of 8."""
 
 
 CPU = Grid(
     rows=(1, 2, 8, 32, 128, 512, 2048), widths=(64, 256, 1024, 4096),
     numbers=(2**8, 2**12, 2**15, 2**18, 2**20, 2**22, 2**23, 2**24), groups=(2, 8, 64), lengths=(8, 32, 128, 512, 2048),
     contexts=(16, 128, 1024, 4096), most_flops=1.2e9, most_square=2**24, stream=(2**20, 2**23, 2**25, 2**26, 2**28),
-    odd=(128, 256, 4096),
+    odd=((8, 128), 256, 4096),
 )  # fmt: skip
 GPU = Grid(
     rows=(1, 2, 8, 64, 512, 2048, 8192, 32768), widths=(64, 256, 1024, 4096, 16384),
     numbers=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27), groups=(2, 16, 128, 1024), lengths=(16, 64, 256, 1024, 4096),
     contexts=(16, 256, 2048, 16384), most_flops=2e12, most_square=2**29, stream=(2**22, 2**25, 2**27, 2**30),
-    odd=(4096, 768, 50304),
+    odd=((64, 1024, 8192), 768, 50304),
 )  # fmt: skip
 
 
@@ -68,18 +68,20 @@ def calibrate(
     grid = grid or (GPU if watch.is_gpu else CPU)
     tables: dict[str, Table] = {}
     report("launching: small models of the four families")
-    launches = overheads(watch, dtype=dtype, training_dtype=training_dtype)
+    launching = Launching(watch, dtype=dtype, training_dtype=training_dtype)
+    launching.look()
     for is_training in (False, True):
         road = Road(device=device, dtype=training_dtype if is_training else dtype, is_training=is_training)
         report(f"kernels: {'forward and backward' if is_training else 'forward'}, {road.dtype.value}")
         made = {**_products(watch, road, grid), **_attentions(watch, road, grid), **_recurrences(watch, road, grid)}
         made |= _elementwise(watch, road, grid)
         tables |= {f"{name}.{'train' if is_training else 'infer'}": table for name, table in made.items()}
+        launching.look()
     tables["stream"] = _stream(watch, Road(device=device, dtype=dtype, is_training=False), grid)
     return Calibration(
         device=device_name(device), kind=device.type, dtype=dtype, threads=torch.get_num_threads(),
         torch=torch.__version__.partition("+")[0], took=time.perf_counter() - started, tables=tables,
-        launches=launches,
+        launches=launching.overheads(),
     )  # fmt: skip
 
 
@@ -111,12 +113,17 @@ def _products(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:
     def make(rows: int, inner: int, columns: int) -> Work | None:
         return kernels.product(road, rows, inner, columns) if 2 * rows * inner * columns <= most else None
 
-    rows, inner, columns = grid.odd
-    even, odd = (watch.kernel(kernels.product(road, rows, inner, width)) for width in (columns, columns - 7))
-    return {
-        "product": _table(watch, (grid.rows, grid.widths, grid.widths), make),
-        "odd": Table(axes=((1,),), seconds=(odd / even,)),
-    }
+    return {"product": _table(watch, (grid.rows, grid.widths, grid.widths), make), "odd": _odd(watch, road, grid)}
+
+
+def _odd(watch: Stopwatch, road: Road, grid: Grid) -> Table:
+    """How many times as long a product takes whose columns are a multiple of 1, 2 or 4 alone, by its rows."""
+    all_rows, inner, columns = grid.odd
+    ratios = []
+    for rows in all_rows:
+        even, *odd = (watch.kernel(kernels.product(road, rows, inner, columns - less)) for less in (0, 7, 6, 4))
+        ratios += [one / even for one in odd]
+    return Table(axes=(all_rows, (1, 2, 4)), growth=(0, 0), seconds=tuple(ratios))
 
 
 def _attentions(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:

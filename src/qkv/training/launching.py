@@ -8,16 +8,43 @@ from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqCon
 from qkv.cost.calibration import Overhead
 from qkv.cost.prediction import launch_name
 from qkv.cost.workload import Mode, Precision, Workload
-from qkv.training.measuring import loss_of, random_model, step_of
+from qkv.training.measuring import Step, loss_of, random_model, step_of
 from qkv.training.stopwatch import Stopwatch
 
 FEW, MANY = 1, 5
-_SMALL: dict[str, Any] = {"vocabulary_size": 64, "context_length": 16, "d_model": 32, "n_heads": 2}
+# Narrow, so that nothing is computed; heads of a usual width, so that torch chooses the kernels it usually does.
+_SMALL: dict[str, Any] = {"vocabulary_size": 64, "context_length": 16, "d_model": 32, "n_heads": 2, "d_head": 64}
 _LLAMA = {"positions": PositionKind.ROTARY, "gated": True, "attention_bias": False, "feedforward_bias": False}
 
 
-def overheads(watch: Stopwatch, *, dtype: Precision, training_dtype: Precision) -> dict[str, Overhead]:
-    """By name and mode, as `Calibration.launch` looks for them."""
+class Launching:
+    """Each model in each mode, to be looked at several times with other work in between.
+
+    Starting is the work of one CPU core, and a machine shared with others may have it at half speed for seconds. So
+    the least of several looks counts.
+    """
+
+    def __init__(self, watch: Stopwatch, *, dtype: Precision, training_dtype: Precision) -> None:
+        self._watch = watch
+        self._steps: dict[str, list[Step]] = {}
+        self._least: dict[str, list[float]] = {}
+        for configs in _models():
+            for mode in (Mode.FORWARD, Mode.TRAIN, Mode.PREFILL, Mode.DECODE):
+                if not (isinstance(configs[0], BERTConfig) and mode in (Mode.PREFILL, Mode.DECODE)):
+                    self._steps |= _steps(configs, watch, mode, training_dtype if mode is Mode.TRAIN else dtype)
+
+    def look(self) -> None:
+        for name, steps in self._steps.items():
+            seconds = [self._watch.whole(step, spend=2 * self._watch.spend) for step in steps]
+            self._least[name] = [min(pair) for pair in zip(seconds, self._least.get(name, seconds), strict=True)]
+
+    def overheads(self) -> dict[str, Overhead]:
+        """By name and mode, as `Calibration.launch` looks for them."""
+        return {name: _overhead(seconds) for name, seconds in self._least.items()}
+
+
+def _models() -> list[list[ModelConfig]]:
+    """Alike but for their layers: the first is the smallest, each other has MANY layers of one stack."""
     one_stack: list[Callable[[int], ModelConfig]] = [
         lambda n: GPTConfig(**_SMALL, n_layers=n),
         lambda n: GPTConfig(**_SMALL, **_LLAMA, norm="rms", activation="silu", n_layers=n),  # type: ignore[arg-type]
@@ -27,33 +54,20 @@ def overheads(watch: Stopwatch, *, dtype: Precision, training_dtype: Precision) 
         lambda m, n: Seq2SeqConfig(**_SMALL, n_encoder_layers=m, n_decoder_layers=n),
         lambda m, n: RNNConfig(vocabulary_size=64, d_model=32, n_encoder_layers=m, n_decoder_layers=n),
     ]
-    found = {}
-    for make in one_stack:
-        found |= _differences([make(FEW), make(MANY)], watch, dtype, training_dtype)
-    for both in two_stacks:
-        found |= _differences([both(FEW, FEW), both(MANY, FEW), both(FEW, MANY)], watch, dtype, training_dtype)
-    return found
+    return [
+        *([make(FEW), make(MANY)] for make in one_stack),
+        *([both(FEW, FEW), both(MANY, FEW), both(FEW, MANY)] for both in two_stacks),
+    ]
 
 
-def _differences(
-    configs: list[ModelConfig], watch: Stopwatch, dtype: Precision, training_dtype: Precision
-) -> dict[str, Overhead]:
-    """The first is the smallest; each other has MANY layers of one stack."""
-    found = {}
-    for mode in (Mode.FORWARD, Mode.TRAIN, Mode.PREFILL, Mode.DECODE):
-        if isinstance(configs[0], BERTConfig) and mode in (Mode.PREFILL, Mode.DECODE):
-            continue
-        is_training = mode is Mode.TRAIN
-        used = training_dtype if is_training else dtype
-        models = [random_model(config, watch.device, used) for config in configs]
-        work = Workload(batch=1, length=2, mode=mode, dtype=used)
-        name = launch_name(configs[0])
-        whole = [watch.whole(step_of(model, work), spend=8 * watch.spend) for model in models]
-        found[f"{name}.{mode.value}"] = _overhead(whole)
-        if is_training:
-            forward = [watch.whole(loss_of(model, work), spend=5 * watch.spend) for model in models]
-            found[f"{name}.train_forward"] = _overhead(forward)
-    return found
+def _steps(configs: list[ModelConfig], watch: Stopwatch, mode: Mode, dtype: Precision) -> dict[str, list[Step]]:
+    models = [random_model(config, watch.device, dtype) for config in configs]
+    work = Workload(batch=1, length=2, mode=mode, dtype=dtype)
+    name = launch_name(configs[0])
+    made: dict[str, list[Step]] = {f"{name}.{mode.value}": [step_of(model, work) for model in models]}
+    if mode is Mode.TRAIN:
+        made[f"{name}.train_forward"] = [loss_of(model, work) for model in models]
+    return made
 
 
 def _overhead(seconds: list[float]) -> Overhead:
