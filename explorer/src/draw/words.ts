@@ -9,6 +9,7 @@ export function percent(p: number): string {
 export function short(value: number, digits = 3): string {
   if (!Number.isFinite(value)) return value === -Infinity ? "−∞" : "–";
   if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(0).replace("-", "−");
+  if (Math.abs(value) >= 10 ** (digits - 1)) return Math.round(value).toLocaleString("en").replace("-", "−");
   return value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "").replace(/^-/, "−").replace(/e\+?/, "e");
 }
 
