@@ -8,6 +8,7 @@ from qkv.config import preset
 from qkv.cost import Mode, Precision, Sharding, Workload, estimate, parameters
 from qkv.cost.devices import find_device
 from qkv.cost.plan import USABLE, gpt_of, largest_batch, plan
+from qkv.cost.workload import Backend
 from qkv.errors import InputError
 
 H200, L4 = find_device("h200"), find_device("l4")
@@ -48,6 +49,12 @@ def test_a_plan_works_through_all_tokens_and_never_beats_its_bound():
     assert found.money == pytest.approx(3.5 * found.seconds / 3600)
     # 6 FLOPs a parameter and token, and attention's: about 7 in all at this length.
     assert 6 < found.flops / (2.5e9 * 124_439_808) < 7.6
+
+
+def test_a_cpu_is_planned_by_its_own_rules():
+    found = plan(preset("gpt-nano"), tokens=10**6, device=find_device("cpu"))
+    assert (found.step.work.backend, found.step.work.dtype) == (Backend.CPU, Precision.FLOAT32)
+    assert found.step.memory.workspace == 0
 
 
 def test_eight_devices_take_an_eighth_of_the_time_and_cost_the_same():

@@ -87,10 +87,10 @@ def of(
         raise InputError("--table, --json and --latex: choose one")
     config = config_of(model)
     target = None if device is None else find_device(device)
-    backend = "cpu" if target is not None and target.name == "cpu" else "cuda"
-    settings = {"mode": mode, "dtype": dtype or _usual_dtype(target, mode), "kernel": kernel, "backend": backend}
+    settings = {"mode": mode, "dtype": dtype, "kernel": kernel}
     sizes = {"batch": batch, "length": length, "source_length": source, "new": new}
-    work = _work(config, settings, {name: count(size, name) for name, size in sizes.items() if size is not None})
+    sizes = {name: count(size, name) for name, size in sizes.items() if size is not None}
+    work = _work(config, settings, sizes, device=target)
     estimate = estimate_of(config, work)
     known = _calibration(calibration, work, measure=measure)
     times = _times(estimate, target, known)
@@ -109,22 +109,21 @@ cost.command()(plan)
 cost.command()(calibrate)
 
 
-def _usual_dtype(device: "Device | None", mode: str) -> str:
-    """What torch uses there: 32 bits on a CPU, 16 on a GPU, weights kept at 32 in training."""
-    if device is None or device.name == "cpu":
-        return "float32"
-    return "mixed" if mode == "train" else "bfloat16"
-
-
-def _work(config: "ModelConfig", settings: dict[str, Any], sizes: dict[str, Any]) -> "Workload":
+def _work(
+    config: "ModelConfig", settings: dict[str, Any], sizes: dict[str, Any], *, device: "Device | None"
+) -> "Workload":
     from qkv.cost import Mode, Precision, Workload
 
     for name, known in (("mode", Mode), ("dtype", Precision)):
-        if settings[name] not in tuple(known):
+        if settings[name] is not None and settings[name] not in tuple(known):
             raise InputError(f"--{name} {settings[name]}: it is one of {', '.join(known)}")
     if "length" not in sizes:
         # A generation needs room for what it writes.
         sizes = {**sizes, "length": max(1, config.context_length - sizes.get("new", 1) + 1)}
+    if device is not None:
+        settings = {**settings, "backend": device.backend}
+    if settings["dtype"] is None:
+        settings["dtype"] = Precision.FLOAT32 if device is None else device.usual_dtype(Mode(settings["mode"]))
     return Workload(**settings, **sizes)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from qkv.config.base import nearest
-from qkv.cost.workload import Precision
+from qkv.cost.workload import Backend, Mode, Precision
 from qkv.errors import InputError
 
 _TERA, _GIGA = 1e12, 1e9
@@ -29,6 +29,16 @@ class Device:
 
     def peak(self, dtype: Precision) -> float:
         return self.float32 if dtype is Precision.FLOAT32 else self.half
+
+    @property
+    def backend(self) -> Backend:
+        return Backend.CPU if self.name == "cpu" else Backend.CUDA
+
+    def usual_dtype(self, mode: Mode) -> Precision:
+        """What torch uses there: 32 bits on a CPU, 16 on a GPU, weights kept at 32 in training."""
+        if self.backend is Backend.CPU:
+            return Precision.FLOAT32
+        return Precision.MIXED if mode is Mode.TRAIN else Precision.BFLOAT16
 
     @property
     def title_and_source(self) -> str:

@@ -8,7 +8,7 @@ from qkv.config import GPTConfig, ModelConfig
 from qkv.cost.devices import Device
 from qkv.cost.estimate import Estimate, estimate_of
 from qkv.cost.time import bound
-from qkv.cost.workload import HUGE, Mode, Precision, Sharding, Workload
+from qkv.cost.workload import HUGE, Mode, Sharding, Workload
 from qkv.errors import InputError
 
 VOCABULARIES = ((50_000_000, 50257), (5_000_000, 8192), (0, 1024))
@@ -94,10 +94,9 @@ def plan(
     if price is not None and not 0 <= price < HUGE:
         raise InputError(f"price={price} must be 0 or more")
     length = config.context_length if length is None else length
-    dtype = Precision.FLOAT32 if device.name == "cpu" else Precision.MIXED
     work = Workload(
-        batch=1, length=length, mode=Mode.TRAIN, dtype=dtype, n_devices=n_devices, sharding=sharding,
-        checkpointing=checkpointing,
+        batch=1, length=length, mode=Mode.TRAIN, dtype=device.usual_dtype(Mode.TRAIN), backend=device.backend,
+        n_devices=n_devices, sharding=sharding, checkpointing=checkpointing,
     )  # fmt: skip
     batch = largest_batch(config, work, memory=USABLE * device.memory)
     step = estimate_of(config, work.replace(batch=max(1, batch)))
