@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from qkv.cli import app
-from qkv.cli.cost_plan import count
+from qkv.cli.cost_plan import KNOWN, count
 from qkv.cost.calibration import load_calibration, save_calibration
+from qkv.cost.devices import DEVICES
 from qkv.errors import ConfigError, DiskError, InputError, QKVError
 from tests.cost.calibrations import made_up
 
@@ -199,3 +200,7 @@ def test_measuring_prints_predicted_measured_and_the_error(tmp_path):
 def test_a_plot_is_written(tmp_path):
     run("gpt-nano", "--plot", str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_help_names_every_device():
+    assert KNOWN.split() == list(DEVICES)

@@ -37,6 +37,7 @@ def test_settings_are_changed_by_their_dotted_names(path):
         ("data.train=[]", "train"),
         ("training.steps.more=1", "'training.steps.more=1': steps is a value, not a table of settings"),
         ("pairs.join=0.1", "pairs: is for translation (seq2seq, rnn), and family='gpt'"),
+        ("training.label_smoothing=0.1", "training.label_smoothing=0.1 is for translation (seq2seq, rnn)"),
         ("steps", "'steps' is no setting; write name=value, such as training.steps=200"),
         ("family=lstm", "family='lstm'"),
     ],

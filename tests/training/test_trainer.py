@@ -12,7 +12,7 @@ import torch
 from qkv.config import GPTConfig, TrainingConfig
 from qkv.data import prefetch
 from qkv.data.windows import NOTHING, Batch
-from qkv.errors import RunError, TrainingError
+from qkv.errors import ConfigError, RunError, TrainingError
 from qkv.models import GPT
 from qkv.training import Trainer, TrainingData, open_run
 from qkv.training.gpt import next_token
@@ -303,3 +303,10 @@ def test_what_an_objective_measures_is_logged_as_sums_over_counts_and_an_examina
     assert entries[2]["validation_right"] == pytest.approx(sum(n) / sum(i * i for i in n))
     assert entries[2]["bleu"] == 12.5
     assert entries[2]["is_eval"]
+
+
+def test_a_best_by_that_nothing_measures_is_refused(run):
+    trainer = bare_trainer(run().run, lambda _t: batch([5, 3]), best_by="acuracy", evaluate_every=1)
+    trainer.data = TrainingData(batch=trainer.data.batch, validation=lambda: [batch([7, 2])])
+    with pytest.raises(ConfigError, match="best_by='acuracy' is not measured here; known: none"):
+        trainer.train()

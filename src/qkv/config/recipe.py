@@ -64,6 +64,11 @@ class Recipe(Config):
             raise ConfigError(f"pairs: is for translation (seq2seq, rnn), and family={self.family!r}")
         if self.examples is not None and _if_examples(self.family) is None:
             raise ConfigError(f"examples: are for bert, and family={self.family!r}")
+        if self.training.label_smoothing and self.pairs is None:
+            raise ConfigError(
+                f"training.label_smoothing={self.training.label_smoothing} is for translation (seq2seq, rnn), "
+                f"and family={self.family!r}"
+            )
         config = self.model_config_for(self.tokenizer.vocabulary_size)
         if self.training.length > config.context_length:
             raise ConfigError(

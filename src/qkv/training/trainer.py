@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
-from qkv.errors import InputError, RunError, TrainingError, WeightsError
+from qkv.errors import ConfigError, InputError, RunError, TrainingError, WeightsError
 from qkv.training.averaging import Averaged
 from qkv.training.evaluation import evaluate
 from qkv.training.family import TrainingData
@@ -197,7 +197,7 @@ class Trainer:
             return
         if not math.isfinite(score.loss):
             raise self._stopping(f"validation loss {score.loss} is not a finite number", undone="nothing was saved")
-        measure = None if self.config.best_by is None else score.measures[self.config.best_by]
+        measure = _chosen(self.config.best_by, score.measures)
         is_best = _is_better(score.loss, progress.best_loss, measure=measure, best_measure=progress.best_measure)
         self.progress = replace(
             progress,
@@ -269,6 +269,14 @@ class Trainer:
         kept = self.run.steps()
         last = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no checkpoint yet"
         return TrainingError(f"step {self.progress.step}: {reason}; {undone}, {last}")
+
+
+def _chosen(best_by: str | None, measures: Mapping[str, float]) -> float | None:
+    if best_by is None:
+        return None
+    if best_by not in measures:
+        raise ConfigError(f"best_by={best_by!r} is not measured here; known: {', '.join(measures) or 'none'}")
+    return measures[best_by]
 
 
 def _is_better(loss: float, best_loss: float | None, *, measure: float | None, best_measure: float | None) -> bool:
