@@ -71,6 +71,16 @@ def test_operations_are_timed_by_their_modules_once_a_layer():
     assert all(one.measured > 0 for one in found)
 
 
+@pytest.fixture
+def one_thread():
+    """Next to nothing is computed: threads would only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_calibration_of_this_machine_predicts_every_family():
     calibration = calibrate(CPU, Precision.FLOAT32, grid=GRID, spend=1e-5)
     assert calibration.kind == "cpu"
