@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_translation
 from benchmarks.engines.speaking import MissingPeerError
-from qkv.weights.published import published_from_config, to_published
+from qkv.weights import published_from_config, to_published
 
 
 def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from qkv.errors import WeightsError
-from qkv.weights.tensors import NameTable, Rename, Turn, fill, linear, published
+from qkv.weights.names import NameTable, Rename, Turn, linear
+from qkv.weights.tensors import fill, published
 
 TABLE = NameTable(
     renames=[

@@ -46,7 +46,7 @@ def _from_file(path: Path) -> "ModelConfig":
 
     if path.suffix != ".json" or not _is_published(path):
         return load_config(path)
-    from qkv.weights.published import config_from_published
+    from qkv.weights.families import config_from_published
 
     try:
         return config_from_published(json.loads(path.read_text(encoding="utf-8")))

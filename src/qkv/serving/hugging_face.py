@@ -11,8 +11,9 @@ from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq, build
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer, load_tokenizer
+from qkv.weights.families import read_published
 from qkv.weights.models import Loaded, check_vocabulary
-from qkv.weights.published import load_published, read_published
+from qkv.weights.published import load_published
 
 
 @runtime_checkable

@@ -24,7 +24,8 @@ from qkv.training.optimizer import build_optimizers, optimizer_tensors, restore_
 from qkv.training.run import Progress, RunFolder, read_checkpoint, this_machine
 from qkv.training.schedule import learning_rate
 from qkv.training.signals import StopRequest, stop_requests
-from qkv.weights.tensors import NameTable, Rename, fill
+from qkv.weights.names import NameTable, Rename
+from qkv.weights.tensors import fill
 
 Report = Callable[[Mapping[str, Any]], None]
 """Called with each line that goes into metrics.jsonl, for a progress bar to draw."""

@@ -4,8 +4,8 @@ from typing import Any
 
 from qkv.choices import PositionKind
 from qkv.config import Seq2SeqConfig
+from qkv.weights.names import NameTable, Rename, Turn, layers, linear
 from qkv.weights.settings import Settings, activation_word, written
-from qkv.weights.tensors import NameTable, Rename, Turn, layers, linear
 
 SETTINGS = {
     "max_position_embeddings": "context_length",

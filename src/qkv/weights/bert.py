@@ -4,8 +4,8 @@ from typing import Any
 
 from qkv.config import BERTConfig
 from qkv.weights.heads import Head, head_settings, heads_in, those_of, unembedding, written_classes
+from qkv.weights.names import NameTable, Rename, layers, linear
 from qkv.weights.settings import Settings, activation_word, written
-from qkv.weights.tensors import NameTable, Rename, layers, linear
 
 SETTINGS = {
     "vocab_size": "vocabulary_size",

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig, ModelConfig, RotaryScaling
 from qkv.errors import ConfigError, WeightsError
-from qkv.weights.tensors import NameTable, Rename, layers, linear
+from qkv.weights.names import NameTable, Rename, layers, linear
 
 SIZES = {
     "context_length": "context_length",

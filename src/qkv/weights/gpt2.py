@@ -3,8 +3,8 @@
 from typing import Any
 
 from qkv.config import GPTConfig
+from qkv.weights.names import NameTable, Rename, Turn, layers, linear
 from qkv.weights.settings import Settings, activation_word, written
-from qkv.weights.tensors import NameTable, Rename, Turn, layers, linear
 
 SETTINGS = {
     "vocab_size": "vocabulary_size",

@@ -7,8 +7,8 @@ from typing import Any
 from qkv.choices import ProblemKind
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError
+from qkv.weights.names import Rename, linear
 from qkv.weights.settings import Settings
-from qkv.weights.tensors import Rename, linear
 
 _PROBLEMS = {
     "single_label_classification": ProblemKind.ONE_CLASS,

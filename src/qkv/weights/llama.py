@@ -5,8 +5,8 @@ from typing import Any
 from qkv.choices import NormKind, PositionKind
 from qkv.config import GPTConfig, RotaryScaling
 from qkv.errors import ConfigError
+from qkv.weights.names import NameTable, Rename, layers, linear
 from qkv.weights.settings import Settings, activation_word, written
-from qkv.weights.tensors import NameTable, Rename, layers, linear
 
 SETTINGS = {
     "vocab_size": "vocabulary_size",

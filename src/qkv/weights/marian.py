@@ -5,8 +5,8 @@ from typing import Any
 from qkv.choices import PositionKind, SinusoidStyle
 from qkv.config import Seq2SeqConfig
 from qkv.weights.bart import shared_names, shared_settings, shared_written
+from qkv.weights.names import NameTable
 from qkv.weights.settings import Settings
-from qkv.weights.tensors import NameTable
 
 
 def read(given: Settings) -> Seq2SeqConfig:

@@ -13,11 +13,13 @@ from qkv.models import Model, RNNSeq2Seq, Seq2Seq, build
 from qkv.text import Tokenizer, load_tokenizer
 from qkv.text.files import FOLDER_FILES, SOURCE_SPM
 from qkv.weights.decoding import Decoding, read_decoding
+from qkv.weights.families import read_published
 from qkv.weights.folder import read_metadata, read_settings, read_tensors
 from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, from_int8
-from qkv.weights.published import load_published, read_published
+from qkv.weights.names import NameTable, Rename
+from qkv.weights.published import load_published
 from qkv.weights.sentence_transformers import MODULES, model_folder, read_sentence_embedding
-from qkv.weights.tensors import NameTable, Rename, fill
+from qkv.weights.tensors import fill
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -7,8 +7,8 @@ from qkv.config import BERTConfig
 from qkv.errors import ConfigError
 from qkv.weights import bert
 from qkv.weights.heads import Head, head_settings, heads_in, those_of, unembedding, written_classes
+from qkv.weights.names import NameTable, linear
 from qkv.weights.settings import Settings, activation_word, written
-from qkv.weights.tensors import NameTable, linear
 
 SETTINGS = {theirs: ours for theirs, ours in bert.SETTINGS.items() if ours != "context_length"}
 ARCHITECTURES = {

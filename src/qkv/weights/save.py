@@ -17,10 +17,11 @@ from qkv.models import Seq2Seq
 from qkv.text import Tokenizer, save_tokenizer
 from qkv.text.files import CONFIG_FILE
 from qkv.weights.decoding import GENERATION_FILE
+from qkv.weights.families import published_from_config
 from qkv.weights.folder import write_folder
 from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, to_int8
 from qkv.weights.models import SINGLE, SOURCE_TOKENIZER, Loaded, own_names
-from qkv.weights.published import published_from_config, to_published
+from qkv.weights.published import to_published
 from qkv.weights.sentence_transformers import sentence_files
 from qkv.weights.tensors import published
 

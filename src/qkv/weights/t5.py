@@ -4,8 +4,8 @@ from typing import Any
 
 from qkv.choices import Activation, NormKind, NormPosition, PositionKind
 from qkv.config import Seq2SeqConfig
+from qkv.weights.names import NameTable, Rename, layers, linear
 from qkv.weights.settings import Settings, activation_of, activation_word, written
-from qkv.weights.tensors import NameTable, Rename, layers, linear
 
 SETTINGS = {
     "vocab_size": "vocabulary_size",

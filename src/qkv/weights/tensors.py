@@ -1,91 +1,13 @@
 """How published tensors become a model's parameters, and the way back."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from qkv.errors import WeightsError
-
-
-class Turn(Enum):
-    """How a published tensor lies, compared with ours."""
-
-    SAME = "same"
-    TRANSPOSED = "transposed"
-    """in × out, where torch has out × in (GPT-2)."""
-    ONE_ROW = "one row"
-    """1 × V, where ours is V (the logits' bias of Marian and BART)."""
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        """Ours to theirs."""
-        match self:
-            case Turn.SAME:
-                return tensor
-            case Turn.TRANSPOSED:
-                return tensor.T
-            case Turn.ONE_ROW:
-                return tensor[None]
-
-    def back(self, tensor: Tensor) -> Tensor:
-        return tensor[0] if self is Turn.ONE_ROW else self(tensor)
-
-
-@dataclass(frozen=True)
-class Rename:
-    """One published tensor: ours laid one under another, then turned.
-
-    A table may name parts that a config leaves out (a bias, a head): such a line falls away, and the published
-    tensor, should a file hold it, is unexpected. Lines that lead to one and the same parameter are a tie.
-    """
-
-    theirs: str
-    ours: tuple[str, ...]
-    turn: Turn = Turn.SAME
-
-
-@dataclass(frozen=True, kw_only=True)
-class NameTable:
-    """Every tensor that a published model of this shape may have."""
-
-    renames: list[Rename]
-    prefix: str = ""
-    """Stands before the backbone's names; files of a bare backbone leave it off."""
-    old_spelling: Mapping[str, str] = field(default_factory=dict)
-    """Endings that older files have, and what they are today."""
-    ignored: tuple[str, ...] = ()
-    """Patterns of names that hold nothing learned: masks, fixed positions, versions."""
-
-    def bare(self, name: str) -> str:
-        name = name.removeprefix(self.prefix)
-        for old, new in self.old_spelling.items():
-            if name.endswith(old):
-                return name.removesuffix(old) + new
-        return name
-
-    def is_ignored(self, bare_name: str) -> bool:
-        return any(re.fullmatch(pattern, bare_name) for pattern in self.ignored)
-
-
-def linear(theirs: str, ours: str, *, turn: Turn = Turn.SAME) -> list[Rename]:
-    """Weight and bias of one part."""
-    return [
-        Rename(f"{theirs}.weight", (f"{ours}.weight",), turn),
-        Rename(f"{theirs}.bias", (f"{ours}.bias",)),
-    ]
-
-
-def layers(theirs: str, ours: str, *, n_layers: int, parts: Mapping[str, str], turn: Turn = Turn.SAME) -> list[Rename]:
-    """The same parts in every layer; `{}` in the two names is the layer's number."""
-    return [
-        rename
-        for i in range(n_layers)
-        for part, our_part in parts.items()
-        for rename in linear(f"{theirs.format(i)}.{part}", f"{ours.format(i)}.{our_part}", turn=turn)
-    ]
+from qkv.weights.names import NameTable, Turn
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], table: NameTable) -> list[str]:
@@ -116,6 +38,21 @@ def published(model: nn.Module, table: NameTable) -> dict[str, Tensor]:
     return {place.names[0]: place.published() for place in _places(model, table)}
 
 
+def _turned(tensor: Tensor, turn: Turn) -> Tensor:
+    """Ours to theirs."""
+    match turn:
+        case Turn.SAME:
+            return tensor
+        case Turn.TRANSPOSED:
+            return tensor.T
+        case Turn.ONE_ROW:
+            return tensor[None]
+
+
+def _turned_back(tensor: Tensor, turn: Turn) -> Tensor:
+    return tensor[0] if turn is Turn.ONE_ROW else _turned(tensor, turn)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Place:
     """Where one published tensor goes, and the names it may have: several where weights are tied."""
@@ -127,7 +64,7 @@ class _Place:
     @property
     def shape(self) -> tuple[int, ...]:
         rows = sum(parameter.shape[0] for parameter in self.parameters)
-        return tuple(self.turn(torch.empty(rows, *self.parameters[0].shape[1:], device="meta")).shape)
+        return tuple(_turned(torch.empty(rows, *self.parameters[0].shape[1:], device="meta"), self.turn).shape)
 
     def faults(self, given: dict[str, Tensor]) -> list[tuple[str, str]]:
         """`given`: this place's tensor, under each of its names that the file has."""
@@ -152,11 +89,11 @@ class _Place:
 
     def fill(self, tensor: Tensor) -> None:
         rows = [parameter.shape[0] for parameter in self.parameters]
-        for parameter, piece in zip(self.parameters, self.turn.back(tensor).split(rows), strict=True):
+        for parameter, piece in zip(self.parameters, _turned_back(tensor, self.turn).split(rows), strict=True):
             parameter.copy_(piece)
 
     def published(self) -> Tensor:
-        return self.turn(torch.cat([parameter.detach() for parameter in self.parameters])).contiguous()
+        return _turned(torch.cat([parameter.detach() for parameter in self.parameters]), self.turn).contiguous()
 
 
 def _places(model: nn.Module, table: NameTable) -> list[_Place]:
