@@ -51,6 +51,12 @@ def test_arithmetic_needs_no_torch(arguments):
     assert done.stdout
 
 
+def test_a_published_config_needs_no_torch_either(tmp_path):
+    sizes = {"vocab_size": 503, "n_positions": 64, "n_embd": 24, "n_layer": 5, "n_head": 3}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    test_arithmetic_needs_no_torch([str(tmp_path)])
+
+
 def test_the_table_has_the_lectures_orders_beside_exact_numbers_and_says_the_slips():
     shown = run("gpt2")
     assert "291,648,307,200" in shown
