@@ -1,6 +1,7 @@
 // The view as one SVG: every text, box and canvas that is seen, where it is seen.
+// Attributes alone, no style="…": the page's own policy forbids it here too.
 
-const DRAWN = ["fill", "stroke", "stroke-width", "opacity", "font", "text-anchor", "stroke-dasharray", "fill-opacity"];
+const DRAWN = ["fill", "stroke", "stroke-width", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "stroke-dasharray", "fill-opacity"];
 
 export function pictureOf(root: HTMLElement): { svg: string; width: number; height: number } {
   const box = root.getBoundingClientRect();
@@ -27,7 +28,7 @@ function walk(node: Node, to: Element, origin: Origin): void {
   const place = { x: box.left - origin.x, y: box.top - origin.y, width: box.width, height: box.height };
   if (node instanceof HTMLCanvasElement) {
     const href = node.toDataURL();
-    add(to, "image", { ...place, href, preserveAspectRatio: "none", style: "image-rendering: pixelated" });
+    add(to, "image", { ...place, href, preserveAspectRatio: "none", "image-rendering": "pixelated" });
     return;
   }
   if (node instanceof SVGSVGElement) {
@@ -81,7 +82,7 @@ function linesOf(node: Text): [string, DOMRect][] {
 
 function inline(from: Element, to: Element): void {
   const style = getComputedStyle(from);
-  for (const name of DRAWN) to.setAttribute(name === "font" ? "style" : name, name === "font" ? `font: ${style.font}` : style.getPropertyValue(name));
+  for (const name of DRAWN) to.setAttribute(name, style.getPropertyValue(name));
   Array.from(from.children).forEach((child, i) => inline(child, to.children[i]));
 }
 

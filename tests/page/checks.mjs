@@ -1,0 +1,287 @@
+// What a user does, done in a real browser: node checks.mjs ADDRESS FOLDER. Prints a JSON line for each check.
+import { readFileSync } from "node:fs";
+import { launch } from "./browser.mjs";
+
+const [address, folder] = process.argv.slice(2);
+const origin = new URL(address).origin;
+const browser = await launch();
+const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, acceptDownloads: true });
+const page = await context.newPage();
+const noise = [];
+page.on("console", (message) => message.type() === "error" && !/status of 4\d\d/.test(message.text()) && noise.push(message.text()));
+page.on("pageerror", (error) => noise.push(String(error)));
+page.on("request", (request) => /^(https?:)/.test(request.url()) && !request.url().startsWith(origin) && noise.push(`outside: ${request.url()}`));
+
+const text = (selector) => page.locator(selector).first().innerText();
+const equal = (found, wanted) => {
+  if (JSON.stringify(found) !== JSON.stringify(wanted)) throw new Error(`${JSON.stringify(found)} is not ${JSON.stringify(wanted)}`);
+};
+const holds = (is, why) => {
+  if (!is) throw new Error(why);
+};
+const hash = () => new URLSearchParams(page.url().split("#")[1]);
+
+async function open(settings) {
+  await page.goto("about:blank");
+  waiting.clear();
+  await page.goto(`${origin}/#${new URLSearchParams(settings)}`);
+  await page.waitForSelector("#prediction, [role=alert]");
+  await still();
+}
+
+/** Until nothing has been asked for a while; at most five seconds. */
+const waiting = new Set();
+page.on("request", (request) => waiting.add(request));
+page.on("requestfinished", (request) => waiting.delete(request));
+page.on("requestfailed", (request) => waiting.delete(request));
+async function still() {
+  const end = Date.now() + 5000;
+  for (let quiet = 0; quiet < 4 && Date.now() < end; quiet = waiting.size ? 0 : quiet + 1) await page.waitForTimeout(20);
+}
+
+async function type(words) {
+  await page.fill("#text", words);
+  await page.waitForTimeout(420);
+  await still();
+}
+
+/** All that is seen of a view: its words and its pixels. */
+function picture() {
+  return page.evaluate(() => {
+    const root = document.getElementById("view");
+    return root.innerText + [...root.querySelectorAll("canvas")].map((one) => one.toDataURL()).join("");
+  });
+}
+
+async function check(name, work) {
+  const begun = Date.now();
+  noise.length = 0;
+  try {
+    await work();
+    if (noise.length) throw new Error(`the browser complains: ${noise[0]}`);
+    console.log(JSON.stringify({ name, ok: true, ms: Date.now() - begun }));
+  } catch (error) {
+    console.log(JSON.stringify({ name, ok: false, why: String(error.message).slice(0, 600), ms: Date.now() - begun }));
+  }
+}
+
+const IT = "The animal didn't cross the street because it was too ";
+await page.goto(address);
+page.setDefaultTimeout(8000);
+
+await check("the first screen explains itself: a text, a model, every head, a sentence", async () => {
+  await open({ model: "stories" });
+  holds((await page.inputValue("#text")).length > 20, "no text to begin with");
+  equal(await page.locator(".grid .open canvas").count(), 48);
+  holds(/attention head/.test(await text("#view .what")), "no sentence");
+});
+
+await check("a text that is typed is read", async () => {
+  await type("A dog and a cat. A dog and a");
+  holds(/cat/.test(await text("#prediction")), "the pattern is not continued");
+  equal(hash().get("text"), "A dog and a cat. A dog and a");
+});
+
+await check("a head opens; the row under the pointer is exact", async () => {
+  await page.locator(".grid .open").nth(7).click();
+  await still();
+  equal([hash().get("view"), hash().get("layer"), hash().get("head")], ["head", "1", "1"]);
+  await page.locator(".left .token").nth(4).hover();
+  await still();
+  holds(/Exact/.test(await text(".pair .card")), "not exact");
+  const shares = (await page.locator(".pair .card .number").allInnerTexts()).map(Number);
+  const sum = shares.reduce((a, b) => a + b, 0);
+  holds(Math.abs(sum - 1) < 0.004, `the row sums to ${sum}`);
+});
+
+await check("an edge that is cut changes the prediction, and undoing it mends it", async () => {
+  await open({ model: "stories", view: "head", layer: 5, head: 2 });
+  const before = await text("#prediction");
+  await page.keyboard.press("ArrowLeft");
+  await page.keyboard.press("X");
+  await still();
+  holds(/before and after/.test(await text("#prediction")), "no effect is shown");
+  holds(/may not look at/.test(await text("#interventions")), "not in the list");
+  await page.keyboard.press("z");
+  await still();
+  equal(await text("#prediction"), before);
+});
+
+await check("a head that is switched off is listed, in the address, and changes what is seen", async () => {
+  await open({ model: "stories", view: "heads" });
+  await page.locator(".power").nth(3).click();
+  await still();
+  holds(/layer 0, head 3 is off/.test(await text("#interventions")), "not in the list");
+  equal(JSON.parse(hash().get("off")), [{ kind: "head", stack: "self", layer: 0, head: 3 }]);
+});
+
+await check("each step adds one token's bytes to the cache; without it all is read anew", async () => {
+  await open({ model: "stories", view: "live" });
+  const bytes = async () => Number((await text("#kv")).match(/([\d,]+) bytes/)[1].replaceAll(",", ""));
+  const tokens = async () => Number((await text("#kv")).match(/(\d+) tokens/)[1]);
+  await page.click("#step");
+  await page.waitForSelector("#kv");
+  const [first, n] = [await bytes(), await tokens()];
+  for (let i = 0; i < 3; i++) await page.click("#step");
+  await page.waitForTimeout(300);
+  equal(await tokens(), n + 3);
+  equal(await bytes(), first + (3 * first) / n);
+  await page.click("#cache");
+  await page.keyboard.press("n");
+  await page.waitForFunction(() => /read anew/.test(document.getElementById("kv")?.innerText ?? ""));
+});
+
+await check("a translation with its alignment and its beam", async () => {
+  await open({ model: "seq2seq", view: "live", text: "The cat sat on the mat." });
+  await page.waitForSelector("#translation");
+  equal(await page.locator("#view canvas").count(), 1);
+  holds((await page.locator(".steps li.kept").count()) > 2, "the winner's way is not marked");
+  await open({ model: "seq2seq", view: "map", stack: "cross", text: "The cat sat on the mat." });
+  holds(/Decoder on encoder/.test(await text("#view .what")), "no translation plot");
+});
+
+await check("what it refers to: tired, wide, and The Law", async () => {
+  await open({ model: "stories", view: "it", text: IT + "tired." });
+  await page.waitForSelector("#verdict");
+  const tired = await picture();
+  await page.getByRole("button", { name: "too wide" }).click();
+  await page.waitForFunction((old) => document.getElementById("view").innerText !== old && document.getElementById("verdict"), tired);
+  await page.getByRole("button", { name: "The Law" }).click();
+  await still();
+  await page.waitForSelector("#verdict");
+  equal(await page.inputValue("#pronoun"), "its");
+  holds(/not by itself/.test(await text(".caution")), "the caution is missing");
+});
+
+const VIEWS = { stories: "heads head map neuron residual lens it embeddings live cost compare", bert: "heads head map neuron residual it embeddings cost compare", seq2seq: "heads head map neuron residual lens embeddings live compare", rnn: "heads map lens embeddings live" };
+for (const [model, views] of Object.entries(VIEWS)) {
+  await check(`every view of ${model} shows itself, and another text changes it`, async () => {
+    for (const view of views.split(" ")) {
+      await open({ model, view, text: IT + "tired.", ...(view === "live" && model === "stories" ? { step: "2" } : {}), ...(view === "compare" ? { other_text: IT + "cold." } : {}) });
+      equal(hash().get("view"), view);
+      equal(await page.locator("#view .error").allInnerTexts(), []);
+      const before = await picture();
+      holds(before.length > 400, `${view} is empty`);
+      if (view === "cost") continue;
+      await type("The street is because it was an animal, too tired.");
+      if (view === "live" && model === "stories") await page.click("#step"), await page.waitForSelector("#kv");
+      holds((await picture()) !== before, `${view} did not change`);
+    }
+  });
+}
+
+await check("the keyboard alone: views, selection, heads, help", async () => {
+  await open({ model: "stories", view: "heads" });
+  for (const [key, view] of [["b", "head"], ["c", "map"], ["d", "neuron"], ["e", "residual"], ["f", "lens"], ["g", "it"], ["h", "embeddings"], ["i", "live"], ["j", "cost"], ["k", "compare"], ["a", "heads"]]) {
+    await page.keyboard.press(key);
+    await page.waitForSelector(`#view[data-view=${view}]`);
+  }
+  await page.keyboard.press("]");
+  await page.keyboard.press(".");
+  await page.keyboard.press("ArrowUp");
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("o");
+  await still();
+  equal([hash().get("layer"), hash().get("head"), hash().get("query"), hash().get("key")], ["1", "1", "18", "0"]);
+  holds(hash().get("off").includes('"head":1'), "o switches nothing off");
+  await page.keyboard.press("?");
+  holds(/undo all/.test(await text("dialog")), "no list of keys");
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("t");
+  equal(await page.evaluate(() => document.activeElement.id), "text");
+  await page.keyboard.press("Tab");
+  const ring = await page.evaluate(() => getComputedStyle(document.activeElement).outlineStyle);
+  equal(ring, "solid");
+});
+
+await check("the address brings everything back", async () => {
+  await open({ model: "stories", view: "map", text: IT + "wide.", layer: 3, head: 2, query: 7, key: 1, words: "yes", scale: "log", off: '[{"kind":"head","stack":"self","layer":0,"head":1}]' });
+  const [seen, at] = [await picture(), page.url()];
+  await page.goto("about:blank");
+  await page.goto(at);
+  await page.waitForSelector("#prediction");
+  await still();
+  equal(page.url(), at);
+  holds((await picture()) === seen, "another picture");
+});
+
+async function exported(format) {
+  await page.getByRole("button", { name: "Export" }).click();
+  const [file] = await Promise.all([page.waitForEvent("download"), page.click(`[data-format=${format}]`)]);
+  const path = `${folder}/page.${format}`;
+  await file.saveAs(path);
+  return readFileSync(path);
+}
+
+await check("exports: PNG, SVG, CSV, NPZ, and a page that opens from disk", async () => {
+  await open({ model: "bert", view: "map", layer: 1, text: "The cat sat on the mat." });
+  equal((await exported("png")).subarray(1, 4).toString(), "PNG");
+  const svg = (await exported("svg")).toString();
+  holds(svg.includes("<image") && svg.includes("cat"), "the picture has no cells or no labels");
+  holds((await exported("csv")).toString().includes("cat"), "no labels in the table");
+  equal((await exported("npz")).subarray(0, 2).toString(), "PK");
+  await exported("html");
+  const saved = await context.newPage();
+  saved.on("console", (message) => message.type() === "error" && noise.push(message.text()));
+  await saved.goto(`file://${folder}/page.html`);
+  await saved.waitForSelector("#view canvas");
+  await saved.keyboard.press("a");
+  await saved.waitForSelector(".grid canvas");
+  await saved.keyboard.press("b");
+  await saved.waitForSelector(".right .token");
+  equal(await saved.locator("#view .error").allInnerTexts(), []);
+  await saved.keyboard.press("d");
+  await saved.waitForFunction(() => /not in the saved file/.test(document.getElementById("view").innerText));
+  await saved.close();
+});
+
+await check("bad input is told in words, and the page goes on", async () => {
+  await open({ model: "stories", view: "heads" });
+  await type("word ".repeat(2000));
+  holds(/\d/.test(await text("[role=alert]")), "too long a text is not told with its numbers");
+  await type("👩‍👩‍👧 שלום مرحبا");
+  equal(await page.locator(".problem").count(), 0);
+  await type("x".repeat(10_000));
+  holds((await page.locator(".problem").count()) <= 1, "broken");
+  await open({ model: "bert", view: "heads" });
+  await type("");
+  holds(/empty/.test(await text("[role=alert]")), "an empty text is not told");
+  await open({ model: "no-such-model" });
+  holds(/no-such-model/.test(await text("[role=alert]")), "a model that is not there is not told");
+});
+
+const SHAPES = ["<script>window.bad=1</script>", "<img src=x onerror=window.bad=1>", "<svg/onload=window.bad=1>", "\"><iframe srcdoc='<script>parent.bad=1</script>'>", "javascript:window.bad=1", "{window.bad=1}", "{@html '<img src=x onerror=window.bad=1>'}", "'-window.bad=1-'", "</textarea><script>window.bad=1</script>", "<a href=javascript:window.bad=1>x</a>"];
+const PAYLOADS = Array.from({ length: 200 }, (_, i) => SHAPES[i % SHAPES.length].replace("=1", `=${i + 1}`));
+
+async function harmless() {
+  equal(await page.evaluate(() => window.bad), undefined);
+  equal(await page.locator("#page :is(script, iframe, img, a[href^=javascript])").count(), 0);
+}
+
+await check("200 payloads stay text: as prompt, token, class, label and model name", async () => {
+  await open({ model: "stories", view: "head" });
+  for (let i = 0; i < 200; i += 20) {
+    await type(PAYLOADS.slice(i, i + 20).join(" ").slice(0, 800));
+    await harmless();
+  }
+  let at = 0;
+  const poisoned = (value, key = "") => {
+    if (Array.isArray(value)) return value.map((one) => poisoned(one, key));
+    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, poisoned(one, name)]));
+    return typeof value === "string" && /^(labels|tokens|label|name|summary|about|text|error|remarks|classes)$/.test(key) ? PAYLOADS[at++ % 200] : value;
+  };
+  const poison = async (route) => {
+    const answer = await route.fetch();
+    await route.fulfill({ response: answer, json: poisoned(await answer.json()) });
+  };
+  await page.route("**/api/models", poison);
+  await page.route("**/api/run", poison);
+  for (const view of ["heads", "head", "map", "lens", "it", "live", "compare"]) {
+    await open({ model: "stories", view, text: "A cat" });
+    await harmless();
+  }
+  await page.unroute("**/api/models");
+  await page.unroute("**/api/run");
+});
+
+await browser.close();
