@@ -1,5 +1,5 @@
 # Each target sets up what it needs in .venv; a second call finds it there.
-.PHONY: help demo test test-long bench lint format
+.PHONY: help demo test test-long bench lint format page page-tools
 .DELETE_ON_ERROR:
 
 # The first Python that is new enough; `make PYTHON=/path/to/python test` chooses another.
@@ -15,6 +15,7 @@ help:
 	@echo "make test-long  the long ones"
 	@echo "make bench      speed and quality beside the peers; PEERS=FOLDER names clones of those that pip has not"
 	@echo "make lint       style, types, imports"
+	@echo "make page       build the explorer's page into the package; needs Node"
 	@echo "make format     put the code in the formatter's shape"
 
 demo: .venv/.ready-demo
@@ -27,6 +28,8 @@ demo: .venv/.ready-demo
 UNCHECKED := $(BIN)/pytest -q -o addopts=--import-mode=importlib
 
 test: .venv/.ready-dev
+	@if ! command -v npm >/dev/null; then echo "Node is not here: the page is not rebuilt and not tried in a browser."; \
+	elif ! $(MAKE) --silent page-tools; then echo "npm could not get the page's tools: what needs them is left out."; fi
 	$(BIN)/pytest -q -n auto
 	$(UNCHECKED) -m "compiled and not long"
 
@@ -34,6 +37,16 @@ test: .venv/.ready-dev
 test-long: .venv/.ready-dev
 	$(BIN)/pytest -q -n auto -m "long and not compiled" || test $$? -eq 5
 	$(UNCHECKED) -m "compiled and long" || test $$? -eq 5
+
+# The page is committed, so that nobody needs Node to use it.
+page: explorer/node_modules/.ready
+	cd explorer && npm run --silent check && npm run --silent build
+
+page-tools: explorer/node_modules/.ready tests/page/node_modules/.ready
+
+%/node_modules/.ready: %/package-lock.json
+	cd $* && npm ci --silent
+	@touch $@
 
 bench: .venv/.ready-dev
 	for name in train-small train-124m shakespeare-cpu embed; do \

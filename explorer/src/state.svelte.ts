@@ -38,6 +38,8 @@ class Shown {
   hover = $state.raw<Place | null>(null);
   run = $state.raw<Run | null>(null);
   problem = $state("");
+  /** What the address asked for and cannot be had. */
+  missing = $state("");
   busy = $state(true);
   /** Requests of the view that is open: what an export of it writes. */
   requests = $state.raw<Asked[]>([]);
@@ -48,7 +50,7 @@ class Shown {
   columns = $derived<Side | null>(
     this.run ? (this.stack === "encoder" || this.stack === "cross" ? this.run.source : this.run.own) : null,
   );
-  /** The query looked at: under the pointer, chosen, or the last. */
+  /** The query looked at: under the pointer, chosen, or the last; of a BERT the first [MASK]. */
   q = $derived(within(this.hover?.query ?? this.query ?? this.#lastRow(), this.rows));
   k = $derived.by(() => {
     const key = this.hover ? this.hover.key : this.key;
@@ -57,6 +59,7 @@ class Shown {
 
   #lastRow(): number {
     const n = this.rows?.ids.length ?? 1;
+    if (this.run?.says === "here" && this.run.predictions.length) return this.run.predictions[0].position;
     return n > 2 && this.rows?.is_special[n - 1] ? n - 2 : n - 1;
   }
 
@@ -79,6 +82,7 @@ class Shown {
   }
 
   openModel(id: string): void {
+    this.missing = "";
     const before = this.model;
     this.modelId = id;
     const after = this.model;
@@ -182,7 +186,7 @@ class Shown {
     if (![...got.keys()].length) return;
     const model = got.get("model");
     if (model && this.models.some((one) => one.id === model.replace(/@\d+$/, "") && !one.error)) this.openModel(model);
-    else if (model) this.problem = `The address names the model ${model}, which is not open here.`;
+    else if (model) this.missing = `The address names the model ${model}, which is not open here.`;
     const view = got.get("view") as ViewId | null;
     if (view && this.model && has(this.model, view)) this.view = view;
     if (got.has("text")) this.text = got.get("text")!;

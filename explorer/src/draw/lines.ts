@@ -29,7 +29,7 @@ export function drawLines(canvas: HTMLCanvasElement, lines: Line[], { width, row
   for (const { from, to, weight, colour } of [...lines].sort((a, b) => a.weight - b.weight)) {
     const [y, z] = [(from + 0.5) * rowHeight, (to + 0.5) * rowHeight];
     pen.strokeStyle = colour;
-    pen.globalAlpha = Math.min(1, 0.12 + 0.88 * Math.sqrt(weight));
+    pen.globalAlpha = Math.min(1, 0.25 + 0.75 * Math.sqrt(weight));
     pen.lineWidth = 0.5 + 6 * weight;
     pen.beginPath();
     pen.moveTo(3, y);
