@@ -1,4 +1,4 @@
-"""A server with the shipped model and small ones of the other families, for the browser: python -m tests.page.served."""
+"""The shipped model and small ones of the other families, served for the browser: python -m tests.page.served."""
 
 from qkv.serving.explorer import Explorer
 from qkv.serving.server import free_port, serve
