@@ -36,6 +36,9 @@ def test_a_new_run_needs_a_new_or_empty_folder(tmp_path):
     (tmp_path / "a" / "b" / "mine.txt").touch()
     with pytest.raises(RunError, match=r"b: is not empty \(it holds mine\.txt\); give another --out, or go on"):
         RunFolder.create(tmp_path / "a" / "b")
+    (tmp_path / "a" / "b" / "finetune.toml").touch()
+    with pytest.raises(RunError, match=r"or go on: qkv finetune --resume .*b$"):
+        RunFolder.create(tmp_path / "a" / "b")
     with pytest.raises(RunError, match="is a file; a run needs a folder"):
         RunFolder.create(tmp_path / "a" / "b" / "mine.txt")
 

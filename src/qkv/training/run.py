@@ -79,8 +79,9 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             held = sorted(there.name for there in path.iterdir() if there.suffix != ".partial")
         if held:
+            verb = "finetune" if "finetune.toml" in held else "train"
             raise RunError(
-                f"{path}: is not empty (it holds {held[0]}); give another --out, or go on: qkv train --resume {path}"
+                f"{path}: is not empty (it holds {held[0]}); give another --out, or go on: qkv {verb} --resume {path}"
             )
         return cls(path)
 
