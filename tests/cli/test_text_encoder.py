@@ -172,6 +172,7 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
         (["embed", folder, "x", "--out", missing], b"", "there is no folder"),
         (["embed", folder, "x", "--out", "x.npy", "--json"], b"", "--out saves a table, --json prints: choose one"),
         (["similar", folder, "x", "--among", tmp_path / "no.txt"], b"", "no.txt: there is no such file"),
+        (["similar", folder, "x", "--among", tmp_path], b"", f"--among {tmp_path}: is a folder, not a file"),
         (["similar", folder, "x", "--among", tmp_path / "blank.txt"], b"", "blank.txt: holds empty lines alone"),
         (["similar", folder, "x", "--among", tmp_path / "empty.txt"], b"", "empty.txt: is empty"),
     ]:

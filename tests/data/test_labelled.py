@@ -115,6 +115,9 @@ def test_what_would_be_read_in_part_is_refused(file, tmp_path):
         file(TWO, inner)
     with pytest.raises(InputError, match="many: is a folder, not a file"):
         read_labelled("many")
+    (tmp_path / "bare").mkdir()  # said without a walk through it, which may take long or fail
+    with pytest.raises(InputError, match="bare: is a folder, not a file"):
+        read_labelled("bare")
     with pytest.raises(InputError, match=r"t\.tsv\[:1\]: this file is read whole"):
         read_labelled(f"{name}[:1]")
 

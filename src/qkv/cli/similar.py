@@ -53,6 +53,8 @@ def similar(
 def _lines(file: Path) -> list[tuple[int, str]]:
     from qkv.cli.texts import read_lines_of
 
+    if file.is_dir():
+        raise InputError(f"--among {file}: is a folder, not a file")
     if not file.is_file():
         raise InputError(f"--among {file}: there is no such file")
     lines = [(number, text) for number, text in enumerate(read_lines_of(str(file)), start=1) if text.strip()]

@@ -71,9 +71,9 @@ def find_sources(paths: Sequence[str | Path]) -> list[Source]:
 
 def one_file(path: str | Path) -> Source:
     """A file that is read line by line, where neither a folder nor some of a file's documents can be meant."""
-    sources = find_sources([path])
     if Path(path).is_dir():
         raise InputError(f"{path}: is a folder, not a file")
+    sources = find_sources([path])
     if sources[0].documents is not None:
         raise InputError(f"{path}: this file is read whole; [start:stop] is for texts that are parted into documents")
     return sources[0]
