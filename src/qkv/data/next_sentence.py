@@ -73,7 +73,8 @@ class NextSentence:
         if n_documents < 2:
             raise InputError(
                 f"wrong next sentences are drawn from another document, and there is {n_documents}: give several "
-                "files, part documents by a line <|endoftext|>, or leave them out (examples.next_sentence=false)"
+                "files, part documents by a line <|endoftext|>, or leave them out: --no-next-sentence, in a recipe "
+                "examples.next_sentence=false"
             )
         if self._lengths.max() < 2:
             raise InputError("next sentences: no document has two words, so none can be parted")
