@@ -160,6 +160,8 @@ class Shown {
     } catch (error) {
       if (signal.aborted) return;
       this.problem = (error as Error).message;
+      // What was read before must not pass for this text.
+      this.run = null;
     }
     this.busy = false;
   }
