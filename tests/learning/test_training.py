@@ -46,4 +46,4 @@ def test_a_tiny_gpt_learns_a_text_by_heart(tmp_path):
     assert losses[-1] < 0.1
     prompt = TEXT[:40]
     with torch.inference_mode():
-        assert greedy(trainer.model.eval(), prepared.tokenizer, prompt, len(TEXT) - 40) == TEXT
+        assert greedy(trainer.model.eval(), prepared.corpus.tokenizer, prompt, len(TEXT) - 40) == TEXT

@@ -66,14 +66,22 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     """Write tokenizer.json and tokenizer_config.json, as `transformers` reads them."""
     folder = Path(folder)
-    settings: dict[str, str] = {role.value: token for role, token in tokenizer.specials.items()}
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / CONFIG_FILE, json.dumps(settings, indent=2, sort_keys=True) + "\n")
-        _write(folder / TOKENIZER_FILE, tokenizer.backend.to_str(pretty=True) + "\n")
+        for name, text in tokenizer_files(tokenizer).items():
+            _write(folder / name, text)
     except OSError as error:
         raise DiskError(f"{folder}: the tokenizer cannot be written: {error.strerror}") from None
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
+    """tokenizer_config.json and tokenizer.json, as texts by file name."""
+    settings: dict[str, str] = {role.value: token for role, token in tokenizer.specials.items()}
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return {
+        CONFIG_FILE: json.dumps(settings, indent=2, sort_keys=True) + "\n",
+        TOKENIZER_FILE: tokenizer.backend.to_str(pretty=True) + "\n",
+    }
 
 
 def _find(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from qkv.data.buckets import Buckets, Sequences, Targets
 from qkv.data.disk import write_whole
 from qkv.errors import ConfigError, RunError
 from qkv.models import BERT
-from qkv.text import EncodedPair, Tokenizer
+from qkv.text import EncodedPair, Tokenizer, tokenizer_files
 from qkv.training.classify import answers, class_of_text
 from qkv.training.family import TrainingData
 from qkv.training.finetune_data import Encoded, LabelledTask, draw, encode_task
@@ -26,7 +26,6 @@ from qkv.training.run import RunFolder, Say
 from qkv.training.signals import Stopped
 from qkv.training.trainer import Report, Trainer
 from qkv.weights.models import load_model
-from qkv.weights.save import tokenizer_files
 
 RESULT = "result.json"
 UPDATES = 2000

@@ -12,6 +12,7 @@ from qkv.config.base import Config
 from qkv.data.disk import write_whole, writing
 from qkv.errors import ConfigError, InputError, RunError
 from qkv.models import Model, build
+from qkv.text import tokenizer_files
 from qkv.training.families import family_of
 from qkv.training.family import Bars, Corpus
 from qkv.training.lora import add_lora
@@ -21,7 +22,6 @@ from qkv.training.texts import resolve
 from qkv.training.trainer import Report, Trainer
 from qkv.training.translation import PairsCorpus
 from qkv.weights.models import SOURCE_TOKENIZER
-from qkv.weights.save import tokenizer_files
 
 RECIPE = "recipe.toml"
 PREPARING = "preparing.json"

@@ -20,10 +20,10 @@ from qkv.errors import ConfigError, InputError, MissingExtraError
 from qkv.models import Seq2Seq
 from qkv.models.seq2seq import Side
 from qkv.nn import Attention, Block, LayerNorm, RelativeBias, RMSNorm
-from qkv.text import Tokenizer
+from qkv.text import Tokenizer, tokenizer_files
 from qkv.weights.folder import PARTIAL
 from qkv.weights.models import SOURCE_TOKENIZER, Loaded
-from qkv.weights.save import Numbers, beginning, tokenizer_files
+from qkv.weights.save import Numbers, beginning
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec

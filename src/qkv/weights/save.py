@@ -1,7 +1,6 @@
 """How does a model leave: in our own int8 folder, or in the folder that `transformers` loads?"""
 
 import json
-import tempfile
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +13,7 @@ from qkv.choices import Role
 from qkv.config import BERTConfig
 from qkv.errors import InputError
 from qkv.models import Seq2Seq
-from qkv.text import Tokenizer, save_tokenizer
+from qkv.text import Tokenizer, tokenizer_files
 from qkv.text.files import CONFIG_FILE
 from qkv.weights.decoding import GENERATION_FILE
 from qkv.weights.families import published_from_config
@@ -51,7 +50,7 @@ def save_int8(loaded: Loaded, target: Path) -> None:
     write_folder(
         _new(target),
         tensors={SINGLE: to_int8(published(loaded.model, own_names(loaded.model)))},
-        texts={**texts, **tokenizer_files(loaded.tokenizer)},
+        texts={**texts, **_tokenizer_texts(loaded.tokenizer)},
         metadata={STORAGE_KEY: INT8_ROWS},
     )
 
@@ -62,7 +61,7 @@ def save_hf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) -> 
     ids = {**token_ids(tokenizer), **beginning(loaded)}
     # RoBERTa counts positions from the padding's id, so what the config says of it stands.
     settings = {**ids, **published_from_config(loaded.model.config), "dtype": str(numbers.dtype).removeprefix("torch.")}
-    texts = {"config.json": _json(settings), **tokenizer_files(tokenizer)}
+    texts = {"config.json": _json(settings), **_tokenizer_texts(tokenizer)}
     if isinstance(loaded.model.config, BERTConfig):
         texts |= {**_encoder_tokenizer(texts, loaded.model.config), **sentence_files(loaded.model.config)}
     else:
@@ -101,21 +100,16 @@ def _encoder_tokenizer(texts: Mapping[str, str], config: BERTConfig) -> dict[str
     return {CONFIG_FILE: _json({**json.loads(texts[CONFIG_FILE]), **more})}
 
 
+def _tokenizer_texts(tokenizer: Tokenizer | None) -> dict[str, str]:
+    return {} if tokenizer is None else tokenizer_files(tokenizer)
+
+
 def token_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
     """`bos_token_id` and the like, for the roles that a token plays."""
     if tokenizer is None:
         return {}
     found = {role: tokenizer.find(role) for role in (Role.BEGIN, Role.END, Role.PAD)}
     return {f"{role.value}_id": number for role, number in found.items() if number is not None}
-
-
-def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
-    """tokenizer.json and tokenizer_config.json, as texts by file name."""
-    if tokenizer is None:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        save_tokenizer(tokenizer, folder)
-        return {file.name: file.read_text(encoding="utf-8") for file in sorted(Path(folder).iterdir())}
 
 
 def _as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
