@@ -2,29 +2,19 @@
 
 import json
 import re
-import sys
 import tomllib
-from types import SimpleNamespace
 
 import pytest
 
-from qkv.cli import main
 from qkv.data.sentence_store import SentenceStore
 from tests.training.test_bert import write_texts
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
+def command(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QKV_DATA", raising=False)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+    return command
 
 
 def test_own_text_becomes_a_bert_that_others_can_load(command, tmp_path):

@@ -1,27 +1,12 @@
 """`qkv convert`: a model in another format, and mistakes in a line."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 
-from qkv.cli import main
 from qkv.tasks import load_weights
 from qkv.weights.save import save_hf
 from tests.tasks.small_translator import saved, small_translator
 from tests.weights.encoders import random_bert
 from tests.weights.loaded_models import assert_same_weights, random_model
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
 
 
 @pytest.fixture

@@ -3,26 +3,12 @@
 import errno
 import json
 import os
-import sys
-from types import SimpleNamespace
 
 import pytest
 
-from qkv.cli import main
 from qkv.data import TokenStore
 from qkv.text import save_tokenizer
 from tests.data.stores import TEXTS, small_store, tokenizer, write_texts
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
 
 
 def test_prepare_with_a_tokenizer(command, tmp_path):

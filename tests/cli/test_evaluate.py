@@ -2,12 +2,10 @@
 
 import json
 import math
-import sys
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 
-from qkv.cli import main
 from qkv.tasks import load
 from tests.tasks.small import saved, small_task
 
@@ -15,14 +13,8 @@ DOCUMENTS = ["The cat sat on the mat.", "El niño comió 😀", "x", "and the do
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", "evaluate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+def command(command):
+    return partial(command, "evaluate")
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,10 @@
 import json
 import os
 import signal
-import sys
-from types import SimpleNamespace
 
 import pytest
 
 import qkv
-from qkv.cli import main
 from qkv.training import finetune as finetuning
 from tests.training.classifiers import model_folder, reviews, write_tsv
 
@@ -25,16 +22,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, folder):
+def command(command, monkeypatch, folder):
     monkeypatch.chdir(folder)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+    return command
 
 
 QUICK = ("--epochs", 1, "--batch-size", 16, "--learning-rate", 0.01, "--device", "cpu")

@@ -3,24 +3,17 @@
 import io
 import json
 import sys
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 
-from qkv.cli import main
 from qkv.tasks import load
 from tests.tasks.small import saved, small_task
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", "generate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+def command(command):
+    return partial(command, "generate")
 
 
 @pytest.fixture(scope="module")

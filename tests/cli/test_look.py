@@ -3,12 +3,11 @@
 import json
 import shutil
 import sys
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 
 from qkv.choices import ViewKind
-from qkv.cli import main
 from qkv.inspection import heads, read, reference, see
 from qkv.tasks import load
 from tests.inspection.looking import task
@@ -21,14 +20,8 @@ VIEWS = [view for view in ViewKind if view is not ViewKind.TIMELINE]
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", "look", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+def command(command):
+    return partial(command, "look")
 
 
 @pytest.fixture(scope="module")

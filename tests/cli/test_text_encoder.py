@@ -1,15 +1,12 @@
 """`qkv fill`, `classify`, `embed`, `similar`: a line out for each line in, in order; a mistake is one line."""
 
-import io
 import json
-import sys
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from qkv.cli import main
 from qkv.tasks import TextEncoder, load_as
 from qkv.weights.save import save_hf
 from tests.tasks.small import saved, small_task
@@ -21,15 +18,8 @@ LONG = "the cat " * 40
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments, stdin=b""):
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+def command(command):
+    return partial(command, stdin=b"")
 
 
 @pytest.fixture(scope="module")

@@ -3,25 +3,12 @@
 import io
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from qkv.choices import TokenizerKind
-from qkv.cli import main
 from qkv.text import load_tokenizer, save_tokenizer
 from tests.text.samples import TEXTS, trained
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ import errno
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from qkv.cli import main
 from qkv.text import save_tokenizer
 from qkv.training import RunFolder
 from qkv.training.objectives import Outcome
@@ -18,17 +16,10 @@ from tests.training.runs import recipe, write_text
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
+def command(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QKV_DATA", raising=False)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+    return command
 
 
 @pytest.fixture

@@ -1,26 +1,16 @@
 """`qkv translate` and `qkv evaluate --pairs`: one line for each line, in order."""
 
 import json
-import sys
-from io import BytesIO, TextIOWrapper
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 
-from qkv.cli import main
 from tests.tasks.small_translator import backwards, saved, small_translator
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(stdin.encode())))
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+def command(command):
+    return partial(command, stdin=b"")
 
 
 @pytest.fixture(scope="module")

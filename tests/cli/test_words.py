@@ -1,12 +1,10 @@
 """`qkv words`: each word with its nearest, by cosine; a map where one is asked for."""
 
 import json
-import sys
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 
-from qkv.cli import main
 from qkv.tasks import LanguageModel, load_as
 from qkv.tasks.word_vectors import word_vectors
 from tests.tasks.small import saved, small_task
@@ -15,14 +13,8 @@ ITEMS = ["cat", "dog", "the [cat] sat", "mat"]
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["qkv", "words", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return SimpleNamespace(status=stop.value.code, **capsys.readouterr()._asdict())
-
-    return call
+def command(command):
+    return partial(command, "words")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from qkv.config import Recipe
+from qkv.choices import OptimizerKind, ScheduleKind
+from qkv.config import Recipe, TrainingConfig
 
 SHAPES = ((2, 64, 2), (3, 96, 3), (4, 128, 4), (5, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8), (12, 768, 12))
 """(layers, width, heads) to choose from, small to large."""
@@ -36,23 +37,12 @@ def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float
         "feedforward_bias": False,
         "dropout": 0.1,
     }
-    training = {
-        "steps": 1000,
-        "batch_size": batch_size,
-        "length": length,
-        "optimizer": "muon",
-        "learning_rate": 8e-3 if d_model <= 128 else 4e-3 if d_model <= 256 else 2e-3,
-        "schedule": "linear",
-        "final_learning_rate": 0.0,
-        "warmup_steps": 50,
-        "evaluate_every": 100,
-    }
     return Recipe(
         family="gpt",
         tokenizer={"kind": kind, "vocabulary_size": vocabulary_size},  # type: ignore[arg-type]
         model=model,
         data={"train": tuple(files), "validation_share": 0.05},  # type: ignore[arg-type]
-        training=training,  # type: ignore[arg-type]
+        training=_training(d_model, batch_size=batch_size, length=length, warmup_steps=50),
     )
 
 
@@ -64,17 +54,6 @@ def choose_bert(files: list[str], *, n_bytes: int, seconds: float, rate: float, 
     n_layers, d_model, n_heads = choose_shape(n_bytes=n_bytes, flops=seconds * rate * SHARE_OF_RATE)
     batch_size = 32 if d_model <= 256 else 128
     model = {"context_length": 128, "n_layers": n_layers, "d_model": d_model, "n_heads": n_heads, "dropout": 0.1}
-    training = {
-        "steps": 1000,
-        "batch_size": batch_size,
-        "length": 128,
-        "optimizer": "muon",
-        "learning_rate": 8e-3 if d_model <= 128 else 4e-3 if d_model <= 256 else 2e-3,
-        "schedule": "linear",
-        "final_learning_rate": 0.0,
-        "warmup_steps": 100,
-        "evaluate_every": 100,
-    }
     size = 2048 if n_bytes < 1_000_000 else 4096 if n_bytes < 30_000_000 else 8192
     return Recipe(
         family="bert",
@@ -82,7 +61,22 @@ def choose_bert(files: list[str], *, n_bytes: int, seconds: float, rate: float, 
         model=model,
         data={"train": tuple(files), "validation_share": 0.05},  # type: ignore[arg-type]
         examples={"next_sentence": next_sentence},  # type: ignore[arg-type]
-        training=training,  # type: ignore[arg-type]
+        training=_training(d_model, batch_size=batch_size, length=128, warmup_steps=100),
+    )
+
+
+def _training(d_model: int, *, batch_size: int, length: int, warmup_steps: int) -> TrainingConfig:
+    """Narrower models bear a higher rate; the steps are set later."""
+    return TrainingConfig(
+        steps=1000,
+        batch_size=batch_size,
+        length=length,
+        optimizer=OptimizerKind.MUON,
+        learning_rate=8e-3 if d_model <= 128 else 4e-3 if d_model <= 256 else 2e-3,
+        schedule=ScheduleKind.LINEAR,
+        final_learning_rate=0.0,
+        warmup_steps=warmup_steps,
+        evaluate_every=100,
     )
 
 
