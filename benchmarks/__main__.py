@@ -27,9 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     measure, rounds, _ = BENCHMARKS[asked.name]
     repeats = rounds if asked.repeats is None else asked.repeats
     report = measure(Asked(peers=asked.peers, repeats=repeats, threads=asked.threads, say=_say, device=asked.device))
-    out = asked.out if asked.out.suffix == ".md" else asked.out / RESULTS.name
+    is_file = asked.out.suffix == ".md"
+    out = asked.out if is_file else asked.out / RESULTS.name
     out.parent.mkdir(parents=True, exist_ok=True)
     results.append(report, out)
+    if not is_file:
+        results.write_files(report, out.parent)
     sys.stdout.write(report.text())
     return 1 if any(note.startswith("Failed") for note in report.notes) else 0
 
@@ -53,7 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, help="rounds, of which the best counts (for shakespeare-cpu: seeds)")
     parser.add_argument("--threads", type=int, help="for each engine; all cores (shakespeare-cpu: 1) unless said")
     parser.add_argument(
-        "--out", type=Path, default=RESULTS, help="a file or folder for the table (benchmarks/RESULTS.md)"
+        "--out",
+        type=Path,
+        default=RESULTS,
+        help="a file for the table, or a folder for it and all figures (benchmarks/RESULTS.md)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what `cost` measures")
     return parser

@@ -1,6 +1,8 @@
 """Predicted and measured time of models and sizes that the calibration did not see, and of long contexts."""
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import machine
+from benchmarks.cost_kernels import kernels_of
 from benchmarks.cost_points import models, sizes
 from benchmarks.results import Report
 from benchmarks.runner import Asked, Say
@@ -16,14 +19,18 @@ from qkv.choices import Kernel
 from qkv.config import GPTConfig, ModelConfig, preset
 from qkv.cost import Mode, Precision, Workload, operations
 from qkv.cost.calibration import Calibration
-from qkv.cost.prediction import predict
+from qkv.cost.prediction import Prediction, predict
 from qkv.training.calibrating import calibrate
-from qkv.training.measuring import random_model, step_of
+from qkv.training.measuring import Step, random_model, step_of
 from qkv.training.stopwatch import Stopwatch
 
 CONTEXTS = (1024, 2048, 4096)
 ROUNDS = 3
 """Each point is measured so often, all others in between; the least counts: a shared machine is slow for seconds."""
+SPEND = 0.25
+"""Seconds for each measurement."""
+GPU_SECONDS = 85
+"""On a GPU rounds are left out where all would take longer: its time is dear, and its clock steadier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +38,16 @@ class Point:
     """One model at one size, and what came of it."""
 
     model: str
+    config: ModelConfig
     work: Workload
-    predicted: float
+    prediction: Prediction
     measured: float
-    bound_by: str
     square: tuple[int, int] | None = None
     """Of a long context: bytes of the largest tensor, predicted and seen."""
+
+    @property
+    def predicted(self) -> float:
+        return self.prediction.seconds
 
     @property
     def error(self) -> float:
@@ -54,41 +65,46 @@ class Point:
             f"{work.batch}×{work.length}{source}",
             *times,
             f"{self.error:+.0%}",
-            self.bound_by,
+            self.prediction.bound_by,
         ]
 
     def as_dict(self) -> dict[str, Any]:
+        parts = [[one.part, one.name, one.runs, 1000 * one.seconds] for one in self.prediction.spent]
+        sums = {f"predicted_{name}_ms": 1000 * seconds for name, seconds in self.prediction.as_dict().items()}
         return {
-            "model": self.model, "work": self.work.model_dump(mode="json", exclude_defaults=True),
-            "predicted": self.predicted, "measured": self.measured, "error": self.error, "bound_by": self.bound_by,
-            "square": self.square,
+            "model": self.model, "mode": self.work.mode.value, "batch": self.work.batch, "length": self.work.length,
+            "measured_ms": 1000 * self.measured, **sums, "error": self.error, "bound_by": self.prediction.bound_by,
+            "parts": parts, "config": self.config.model_dump(mode="json"), "work": self.work.model_dump(mode="json"),
         }  # fmt: skip
 
 
 def cost(asked: Asked) -> Report:
     """Calibrate, then predict and measure; nothing is fitted to these points."""
-    load = machine.others_load()
-    device = torch.device(asked.device)
+    started, load, device = time.perf_counter(), machine.others_load(), torch.device(asked.device)
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     dtype = Precision.BFLOAT16 if device.type == "cuda" else Precision.FLOAT32
     calibration = calibrate(device, dtype, asked.say)
     asked.say(f"calibrated {calibration.device} in {calibration.took:.0f} s")
+    until = started + GPU_SECONDS if device.type == "cuda" else math.inf
+    trials = _Trials(calibration=calibration, device=device, say=asked.say, until=until)
     # The long ones first: a CPU's large tensors come from fresh pages until an allocator has learnt to keep them.
-    long = _long_contexts(calibration, device, asked.say)
-    found, pace = _points(calibration, device, asked.say)
-    rows = [point.cells for point in [*found, *long]]
+    long = trials.long_contexts()
+    found, pace = trials.points()
     return Report(
         name=f"cost, {device.type}",
         what="Predicted by a calibration of this device that saw none of these models and sizes, and measured.",
         columns=["model", "mode", "batch × length", "predicted ms", "measured ms", "error", "bound by"],
-        rows=rows,
+        rows=[point.cells for point in [*found, *long]],
         notes=[*_notes(calibration, found, long), _wandering(pace)],
         versions={"torch": torch.__version__},
         load=load,
-        data={
-            "calibration": calibration.model_dump(mode="json"), "points": [one.as_dict() for one in found],
-            "long_contexts": [one.as_dict() for one in long], "summary": _summary(found), "pace": pace,
+        files={
+            "cost-calibration.json": calibration.model_dump(mode="json"),
+            "cost-points.json": {
+                "summary": _summary(found), "pace": pace, "points": trials.studied(found),
+                "long_contexts": trials.studied(long),
+            },
         },
     )  # fmt: skip
 
@@ -127,61 +143,82 @@ def _wandering(pace: list[float]) -> str:
     )
 
 
-def _points(calibration: Calibration, device: torch.device, say: Say) -> tuple[list[Point], list[float]]:
-    """And how long one small model's pass took before each: launching alone, so what varies is the machine."""
-    known, asked = models(device.type), []
-    for name, mode, size in sizes(device.type):
-        dtype = calibration.training_dtype if mode == "train" else calibration.dtype
-        asked.append((name, known[name], Workload(**size, mode=Mode(mode), dtype=dtype)))
-    work = Workload(batch=1, length=12, mode=Mode.FORWARD, dtype=calibration.dtype)
-    small, watch = step_of(random_model(preset("gpt-nano"), device, work.dtype), work), Stopwatch(device)
-    pace: list[float] = []
-    found = _least(asked, calibration, device, say, before=lambda: pace.append(watch.whole(small)))
-    return list(found.values()), pace
+@dataclass(frozen=True, kw_only=True)
+class _Trials:
+    """Points tried on one device: predicted, measured, and the least of several rounds kept."""
 
+    calibration: Calibration
+    device: torch.device
+    say: Say
+    until: float
+    """When to end, by `time.perf_counter`: no round begins that would last longer."""
 
-def _least(
-    asked: list[tuple[str, ModelConfig, Workload]], calibration: Calibration, device: torch.device, say: Say, *,
-    before: Callable[[], object] = lambda: None,
-) -> dict[int, Point]:  # fmt: skip
-    """By place in `asked`: the least of all rounds."""
-    found: dict[int, Point] = {}
-    for turn in range(ROUNDS):
-        say(f"round {turn + 1} of {ROUNDS}")
-        for place, (name, config, work) in enumerate(asked):
-            before()
-            try:
-                point = _measure(name, config, work, calibration, device)
-            except RuntimeError as error:
-                # One model too large for a device must not cost the others their figures.
-                say(f"Failed: {name} {work.mode.value}: {str(error).splitlines()[0]}")
-                continue
-            say("  ".join(point.cells))
-            if place not in found or point.measured < found[place].measured:
-                found[place] = point
-    return found
+    def points(self) -> tuple[list[Point], list[float]]:
+        """And how long one small model's pass took before each: launching alone, so what varies is the machine."""
+        known, asked = models(self.device.type), []
+        for name, mode, size in sizes(self.device.type):
+            dtype = self.calibration.training_dtype if mode == "train" else self.calibration.dtype
+            asked.append((name, known[name], Workload(**size, mode=Mode(mode), dtype=dtype)))
+        work = Workload(batch=1, length=12, mode=Mode.FORWARD, dtype=self.calibration.dtype)
+        small = step_of(random_model(preset("gpt-nano"), self.device, work.dtype), work)
+        watch, pace = Stopwatch(self.device), []
+        return self._least(asked, before=lambda: pace.append(watch.whole(small))), pace
 
+    def long_contexts(self) -> list[Point]:
+        """A context of 1024, 2048, 4096, plain and fused: time, and the N×N table that only the plain road holds."""
+        d_model = 768 if self.device.type == "cuda" else 128
+        config = GPTConfig(vocabulary_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
+        works = [
+            Workload(batch=1, length=n, mode=Mode.FORWARD, dtype=self.calibration.dtype, kernel=kernel)
+            for n in CONTEXTS
+            for kernel in Kernel
+        ]
+        found = self._least([(f"gpt {d_model}×2", config, work) for work in works])
+        return [replace(point, square=_largest_tensor(config, point.work, self.device)) for point in found]
 
-def _measure(name: str, config: ModelConfig, work: Workload, calibration: Calibration, device: torch.device) -> Point:
-    prediction = predict(config, work, calibration)
-    step = step_of(random_model(config, device, work.dtype), work)
-    measured = Stopwatch(device).whole(step, spend=0.25)
-    return Point(
-        model=name, work=work, predicted=prediction.seconds, measured=measured, bound_by=prediction.bound_by
-    )  # fmt: skip
+    def studied(self, points: list[Point]) -> list[dict[str, Any]]:
+        """All figures of each; of a GPU also its kernels, as far as there is time."""
+        made = []
+        for point in points:
+            made.append(point.as_dict())
+            if self.device.type == "cuda" and time.perf_counter() < self.until:
+                try:
+                    made[-1] |= kernels_of(self._step(point.config, point.work))
+                except RuntimeError as error:
+                    self.say(f"not profiled: {point.model}: {str(error).splitlines()[0]}")
+        return made
 
+    def _least(
+        self, asked: list[tuple[str, ModelConfig, Workload]], *, before: Callable[[], object] = lambda: None
+    ) -> list[Point]:
+        found: dict[int, Point] = {}
+        lasted = 0.0
+        for turn in range(ROUNDS):
+            began = time.perf_counter()
+            if turn and began + lasted > self.until:
+                break
+            self.say(f"round {turn + 1} of {ROUNDS}")
+            for place, (name, config, work) in enumerate(asked):
+                before()
+                try:
+                    point = self._measure(name, config, work)
+                except RuntimeError as error:
+                    # One model too large for a device must not cost the others their figures.
+                    self.say(f"Failed: {name} {work.mode.value}: {str(error).splitlines()[0]}")
+                    continue
+                self.say("  ".join(point.cells))
+                if place not in found or point.measured < found[place].measured:
+                    found[place] = point
+            lasted = time.perf_counter() - began
+        return list(found.values())
 
-def _long_contexts(calibration: Calibration, device: torch.device, say: Say) -> list[Point]:
-    """A context of 1024, 2048, 4096, plain and fused: time, and the N×N table that only the plain road holds."""
-    d_model = 768 if device.type == "cuda" else 128
-    config = GPTConfig(vocabulary_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
-    works = [
-        Workload(batch=1, length=n, mode=Mode.FORWARD, dtype=calibration.dtype, kernel=kernel)
-        for n in CONTEXTS
-        for kernel in Kernel
-    ]
-    found = _least([(f"gpt {d_model}×2", config, work) for work in works], calibration, device, say)
-    return [replace(point, square=_largest_tensor(config, point.work, device)) for point in found.values()]
+    def _measure(self, name: str, config: ModelConfig, work: Workload) -> Point:
+        prediction = predict(config, work, self.calibration)
+        measured = Stopwatch(self.device).whole(self._step(config, work), spend=SPEND)
+        return Point(model=name, config=config, work=work, prediction=prediction, measured=measured)
+
+    def _step(self, config: ModelConfig, work: Workload) -> Step:
+        return step_of(random_model(config, self.device, work.dtype), work)
 
 
 def _largest_tensor(config: GPTConfig, work: Workload, device: torch.device) -> tuple[int, int]:

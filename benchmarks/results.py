@@ -4,7 +4,7 @@ import datetime as dt
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class Report:
     notes: Sequence[str]
     versions: Mapping[str, str]
     load: float
-    data: Mapping[str, Any] | None = None
-    """All figures, for a JSON file beside the table."""
+    files: Mapping[str, Any] = field(default_factory=dict)
+    """Names of JSON files, and what each holds: figures to work on, where a folder is asked for."""
 
     def text(self) -> str:
         versions = {"Python": platform.python_version(), **self.versions}
@@ -53,9 +53,11 @@ class Report:
 def append(report: Report, path: Path) -> None:
     before = path.read_text(encoding="utf-8") if path.exists() else HEAD
     path.write_text(before.rstrip() + "\n\n" + report.text(), encoding="utf-8")
-    if report.data is not None:
-        beside = path.with_name(report.name.replace(", ", "-") + ".json")
-        beside.write_text(json.dumps(report.data, indent=1) + "\n", encoding="utf-8")
+
+
+def write_files(report: Report, folder: Path) -> None:
+    for name, figures in report.files.items():
+        (folder / name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _line(cells: Sequence[str]) -> str:
