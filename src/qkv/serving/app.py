@@ -1,10 +1,10 @@
 """The explorer over HTTP: limits, threads, streams, and the page's own files."""
 
 import asyncio
-import gzip
 import json
 import logging
 import mimetypes
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from qkv.errors import QKVError
-from qkv.serving.answer import FRAMES, JSON, Answer, RefusedError, refusal
+from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, refusal
 from qkv.serving.explorer import Explorer
 from qkv.serving.frame import as_json, counted
 from qkv.serving.guard import Guard, refused
@@ -182,13 +182,18 @@ def _response(answer: Answer, *, zips: bool = False) -> Response:
     headers = {}
     body = answer.body
     if zips and len(body) >= LEAST_ZIPPED:
-        # Level 4: a layer of 512 × 512 in a tenth of a second, and hardly larger than by 9.
-        body = gzip.compress(body, 4, mtime=0)
+        body = zipped(body, is_text=answer.type != FRAME)
         headers["content-encoding"] = "gzip"
         headers["vary"] = "accept-encoding"
     if answer.filename is not None:
         headers["content-disposition"] = f'attachment; filename="{answer.filename}"'
     return Response(body, answer.status, headers, answer.type)
+
+
+def zipped(body: bytes, *, is_text: bool) -> bytes:
+    """Weights do not come again as words do: runs alone are looked for, four times as fast and shorter too."""
+    made = zlib.compressobj(4, wbits=31, strategy=zlib.Z_DEFAULT_STRATEGY if is_text else zlib.Z_RLE)
+    return made.compress(body) + made.flush()
 
 
 def _file(page: Path, path: str) -> Response:
