@@ -1,8 +1,6 @@
 """`qkv generate`: the text on standard output, in every form; mistakes in a line and status 2."""
 
-import io
 import json
-import sys
 from functools import partial
 
 import pytest
@@ -70,9 +68,8 @@ def test_each_filter_at_its_tightest_is_greedy(flags, command, folder):
     assert command(folder, "The cat", "-n", 9, "--seed", 4, *flags).out == greedy
 
 
-def test_json_holds_text_ids_tokens_and_log_probabilities(command, folder, task, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("The cat\n\nEl niño 😀\n"))
-    lines = command(folder, "--json", "-n", 6, "--seed", 3).out.splitlines()
+def test_json_holds_text_ids_tokens_and_log_probabilities(command, folder, task):
+    lines = command(folder, "--json", "-n", 6, "--seed", 3, stdin="The cat\n\nEl niño 😀\n").out.splitlines()
     results = [json.loads(line) for line in lines]
     assert [result["prompt"] for result in results] == ["The cat", "", "El niño 😀"]
     for result in results:
@@ -130,7 +127,7 @@ def test_beam_prints_the_best_or_several_with_scores(command, folder, task):
     assert command(folder, "The cat", "-n", 5, "--beam", 1).out == greedy
 
 
-def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path, monkeypatch):
+def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
     for arguments, line in [
         (["x", "--temperature", -1], "temperature=-1.0: input should be greater than or equal to 0"),
         (["x", "--top-k", 0], "top_k=0: input should be greater than or equal to 1"),
@@ -152,8 +149,7 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path, monkeypat
         assert answer.err.startswith("qkv: error: ")
         assert line in answer.err
         assert len(answer.err.splitlines()) == 1
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert "no prompt was given, and standard input is empty" in command(folder).err
+    assert "standard input is empty, and no text was given" in command(folder, stdin="").err
     assert command(tmp_path / "nowhere", "x").status == 2
 
 

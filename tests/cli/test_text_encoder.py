@@ -15,6 +15,7 @@ from tests.weights.encoders import random_bert
 
 LINES = ["The cat sat on the mat", "", "the dog", "El niño comió una manzana", "x", "Zwölf 😀", "and the dog sat"]
 LONG = "the cat " * 40
+CUT = "--truncate (truncate=True) cuts it"
 
 
 @pytest.fixture
@@ -58,18 +59,19 @@ def test_classify_keeps_lines_and_order(command, folder, task, monkeypatch):
     lines = [*LINES, "the cat\tsat", "\tx"]
     answer = command("classify", folder, stdin="\n".join(lines).encode())
     texts = [tuple(line.split("\t")) if "\t" in line else line for line in lines]
-    expected = task.classify(texts)
-    assert answer.out.splitlines() == [f"{a.labels[0]}\t{a.probabilities[a.labels[0]]:.4f}" for a in expected]
+    lines_out = [f"{a.labels[0]}\t{a.probabilities[a.labels[0]]:.4f}" for a in task.classify(texts)]
+    assert answer.out.splitlines() == [line if text else "" for text, line in zip(texts, lines_out, strict=True)]
     said = [json.loads(line) for line in command("classify", folder, *lines, "--json").out.splitlines()]
     assert [tuple(one["text"]) if isinstance(one["text"], list) else one["text"] for one in said] == texts
-    assert all(tuple(one["probabilities"]) == NAMES for one in said)
+    assert all(tuple(one["probabilities"]) == NAMES for one in said if one["text"])
+    assert {"text": ""} in said
 
 
 def test_classify_several_labels_and_a_number(command, tmp_path):
     several = saved_bert(tmp_path / "several", problem="several-labels")
     for line, answer in zip(
-        command("classify", several, *LINES).out.splitlines(),
-        load_as(TextEncoder, several).classify(LINES),
+        command("classify", several, *filter(None, LINES)).out.splitlines(),
+        load_as(TextEncoder, several).classify([*filter(None, LINES)]),
         strict=True,
     ):
         assert line == "\t".join(f"{label}\t{answer.probabilities[label]:.4f}" for label in answer.labels)
@@ -94,15 +96,19 @@ def test_embed_saves_a_row_a_line(command, folder, task, tmp_path, monkeypatch, 
     monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 2)
     answer = command("embed", folder, "--out", tmp_path / "x.npy", *options, stdin="\n".join(LINES).encode())
     saved_table = np.load(tmp_path / "x.npy")
-    assert (answer.out, answer.err) == ("", f"qkv: {len(LINES)} vectors of width 12 in {tmp_path / 'x.npy'}\n")
+    said = f"qkv: {len(LINES)} vectors of width 12 in {tmp_path / 'x.npy'}; 1 of blank lines are NaN\n"
+    assert (answer.out, answer.err) == ("", said)
     assert saved_table.dtype == np.float32
-    np.testing.assert_allclose(saved_table, task.embed(LINES, **settings).numpy(), atol=1e-5)
+    expected = task.embed(LINES, **settings).numpy()
+    expected[LINES.index("")] = np.nan
+    np.testing.assert_allclose(saved_table, expected, atol=1e-5)
 
 
 def test_embed_prints_where_no_file_is_named(command, folder, task):
-    lines = command("embed", folder, *LINES[:2]).out.splitlines()
+    lines = command("embed", folder, *LINES[:3]).out.splitlines()
+    assert lines.pop(1) == ""
     printed = np.array([[float(number) for number in line.split()] for line in lines])
-    np.testing.assert_allclose(printed, task.embed(LINES[:2]).numpy(), atol=1e-5)
+    np.testing.assert_allclose(printed, task.embed(LINES[:3:2]).numpy(), atol=1e-5)
     said = json.loads(command("embed", folder, "the dog", "--json").out)
     np.testing.assert_allclose(said["vector"], task.embed(["the dog"])[0].numpy(), atol=1e-6)
 
@@ -112,22 +118,40 @@ def test_similar_gives_cosine_line_and_text(command, folder, task, tmp_path):
     rows = [line.split("\t") for line in command(
         "similar", folder, "the dog", "x", "--among", tmp_path / "among.txt", "-n", 2
     ).out.splitlines()]  # fmt: skip
-    assert [(row[0], row[1], row[2]) for row in (rows[0], rows[2])] == [
-        ("1.0000", "3", "the dog"),
-        ("1.0000", "5", "x"),
-    ]
-    cosines = torch.cosine_similarity(task.embed(["x"]), task.embed([rows[3][2]]))
-    assert rows[3][0] == f"{cosines.item():.4f}"
-    assert rows[3][2] == LINES[int(rows[3][1]) - 1]
+    assert [rows[0], rows[2]] == [["the dog", "1.0000", "3", "the dog"], ["x", "1.0000", "5", "x"]]
+    query, cosine, number, text = rows[3]
+    assert cosine == f"{torch.cosine_similarity(task.embed([query]), task.embed([text])).item():.4f}"
+    assert text == LINES[int(number) - 1]
     said = json.loads(command("similar", folder, "x", "--among", tmp_path / "among.txt", "-n", 1, "--json").out)
     assert said == {"query": "x", "found": [{"cosine": pytest.approx(1), "line": 5, "text": "x"}]}
+
+
+def test_lines_that_ask_nothing_stay_in_their_place_and_are_told_of(command, folder, task, monkeypatch):
+    monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 2)
+    answer = command("fill", folder, "-n", 1, stdin=b"a [MASK]\na cat\n\n \nthe [MASK]\n")
+    lines = answer.out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == [
+        task.fill(["a [MASK]"])[0].text, "a cat", "", " ", task.fill(["the [MASK]"])[0].text
+    ]  # fmt: skip
+    assert answer.err == "qkv: 1 of 5 texts have no [MASK] and stay as they are; the first: text 2\n"
+    said = json.loads(command("fill", folder, "a cat", "--json").out)
+    assert said == {"text": "a cat", "filled": "a cat", "masks": []}
+
+
+def test_a_blank_query_finds_nothing(command, folder, tmp_path):
+    (tmp_path / "among.txt").write_text("the dog\nx\n")
+    asked = ["similar", folder, "--among", tmp_path / "among.txt", "-n", 1]
+    assert [line.split("\t")[0] for line in command(*asked, stdin=b"x\n\nthe dog\n").out.split("\n")] == [
+        "x", "", "the dog", ""
+    ]  # fmt: skip
+    assert json.loads(command(*asked, "", "--json").out) == {"query": "", "found": []}
 
 
 def test_what_is_too_long_is_cut_when_asked_and_that_is_said(command, folder, monkeypatch):
     monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 1)
     answer = command("classify", folder, "x", LONG, LONG)
     assert (answer.status, len(answer.out.splitlines())) == (2, 1)
-    assert answer.err == f"qkv: error: text 2 has 82 tokens, the model takes {CONTEXT}; truncate would cut it\n"
+    assert answer.err == f"qkv: error: text 2 has 82 tokens, the model takes {CONTEXT}: {CUT}\n"
     answer = command("classify", folder, "x", LONG, LONG, "--truncate")
     assert (answer.status, len(answer.out.splitlines())) == (0, 3)
     assert answer.err == f"qkv: 2 of 3 texts were cut at {CONTEXT} tokens\n"
@@ -136,7 +160,7 @@ def test_what_is_too_long_is_cut_when_asked_and_that_is_said(command, folder, mo
 def test_a_line_of_a_megabyte_is_cut_or_refused_in_one_line(command, folder):
     line = b"the cat sat " * 90_000
     answer = command("embed", folder, stdin=line)
-    assert answer.err == f"qkv: error: text 1 has 270,002 tokens, the model takes {CONTEXT}; truncate would cut it\n"
+    assert answer.err == f"qkv: error: text 1 has 270,002 tokens, the model takes {CONTEXT}: {CUT}\n"
     assert command("embed", folder, "--truncate", stdin=line).status == 0
 
 
@@ -147,7 +171,6 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     x, missing = tmp_path / "x.txt", tmp_path / "nowhere" / "x.npy"
     for arguments, stdin, line in [
-        (["fill", folder], b"a [MASK]\na cat\n", "text 2: has no [MASK]: nothing to fill"),
         (["fill", folder], b"", "standard input is empty, and no text was given"),
         (["fill", folder], "x [MASK]\ncafé".encode("latin-1"), "standard input: line 2: byte 12 (0xE9) is not UTF-8"),
         (["embed", folder], b"a\0b", "standard input: byte 1 is NUL"),
@@ -156,14 +179,14 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
         (["classify", bare, "a\tb", "--next-sentence"], b"", f"{bare} has no next-sentence head"),
         (["classify", folder, "a", "--next-sentence"], b"", "text 1 is one text; what follows is asked of a pair"),
         (["fill", bare, "[MASK]"], b"", f"{bare} has no masked-word head, so it cannot fill masks"),
-        (["fill", gpt, "[MASK]"], b"", f"{gpt}: is no TextEncoder, which is needed here: LanguageModel("),
-        (["generate", folder, "x"], b"", f"{folder}: is no LanguageModel, which is needed here: TextEncoder("),
+        (["fill", gpt, "[MASK]"], b"", f"{gpt}: is a language model (GPT); a text encoder (BERT) is needed here"),
+        (["generate", folder, "x"], b"", f"{folder}: is a text encoder (BERT); a language model (GPT) is needed"),
         (["embed", folder, "x", "--out", x], b"", "x.txt: the name must end in .npy"),
         (["embed", folder, "x", "--out", missing], b"", "there is no folder"),
         (["embed", folder, "x", "--out", "x.npy", "--json"], b"", "--out saves a table, --json prints: choose one"),
         (["similar", folder, "x", "--among", tmp_path / "no.txt"], b"", "no.txt: there is no such file"),
         (["similar", folder, "x", "--among", tmp_path], b"", f"--among {tmp_path}: is a folder, not a file"),
-        (["similar", folder, "x", "--among", tmp_path / "blank.txt"], b"", "blank.txt: holds empty lines alone"),
+        (["similar", folder, "x", "--among", tmp_path / "blank.txt"], b"", "blank.txt: holds blank lines alone"),
         (["similar", folder, "x", "--among", tmp_path / "empty.txt"], b"", "empty.txt: is empty"),
     ]:
         answer = command(*arguments, stdin=stdin)

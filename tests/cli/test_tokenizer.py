@@ -1,8 +1,6 @@
 """`qkv tokenizer`: results on standard output, one line a text; mistakes in a line and status 2."""
 
-import io
 import json
-import sys
 
 import pytest
 
@@ -59,11 +57,14 @@ def test_show_prints_one_line_a_text_with_ids_and_bytes(command, folder):
     assert len(lines) == 2
 
 
-def test_show_reads_lines_from_standard_input(command, folder, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo"))
-    lines = command("tokenizer", "show", folder, "--json").out.splitlines()
+def test_show_reads_lines_from_standard_input(command, folder):
+    lines = command("tokenizer", "show", folder, "--json", stdin="one\n\ntwo").out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["one", "", "two"]
     assert [piece["end"] for piece in json.loads(lines[0])["pieces"]] == [1, 2, 3]
+
+
+def test_a_shipped_models_tokenizer_is_shown_by_name(command):
+    assert command("tokenizer", "show", "bert", "the cat").out.split('"')[1::2] == ["the", "cat"]
 
 
 def test_specials_are_text_unless_asked(command, folder):

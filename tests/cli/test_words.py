@@ -42,7 +42,7 @@ def test_a_map_is_drawn(command, folder, tmp_path):
 
 def test_mistakes_are_one_line(command, folder, tmp_path):
     for arguments, line in [
-        ([folder, "cat"], "1 word was given; at least 2 can be compared"),
+        ([folder, "cat"], "words given: 1; at least 2 can be compared"),
         ([folder, "cat", "dog", "--plot", tmp_path / "no" / "a.png"], "No such file"),
         ([folder, "cat", "dog", "--plot", tmp_path / "a.gif"], "a.gif: the name must end in one of .png .svg .pdf"),
     ]:

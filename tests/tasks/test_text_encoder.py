@@ -68,7 +68,7 @@ def test_vectors_have_length_1_unless_the_model_was_trained_otherwise():
     torch.testing.assert_close(small_bert().embed(TEXTS).norm(dim=-1), torch.ones(len(TEXTS)).double())
     task = small_bert(sentence_embedding=SentenceEmbedding(pooling=Pooling.CLS, max_tokens=7))
     assert torch.equal(task.embed(["the cat"]), small_bert().embed(["the cat"], pooling=Pooling.CLS, normalise=False))
-    with pytest.raises(ContextLengthError, match="text 2 has 8 tokens, the model takes 7; truncate would cut it"):
+    with pytest.raises(ContextLengthError, match="text 2 has 8 tokens, the model takes 7: --truncate"):
         task.embed(["x", "the cat the cat the cat"])
 
 
@@ -164,7 +164,7 @@ def test_the_nearest_texts_come_first():
 @pytest.mark.parametrize("row", [LONG, (LONG, "x"), ("x", LONG)])
 def test_a_text_longer_than_the_context_is_cut_only_when_asked_and_it_is_said(row):
     task = small_bert()
-    with pytest.raises(ContextLengthError, match=rf"text 2 has \d+ tokens, the model takes {CONTEXT}; truncate"):
+    with pytest.raises(ContextLengthError, match=rf"text 2 has \d+ tokens, the model takes {CONTEXT}: --truncate"):
         task.classify(["x", row])
     assert len(task.classify(["x", row], truncate=True)) == 2
     short, cut = task.encode(["x", row], truncate=True)

@@ -21,7 +21,7 @@ def classify(
 ) -> None:
     """The class of each text and its probability; several labels with theirs; or a number: as the model was trained.
 
-    A pair is two columns with a tab between.
+    A pair is two columns with a tab between. Of a blank line nothing is said: a blank line, in JSON the text alone.
 
     \b
     Examples:
@@ -30,20 +30,21 @@ def classify(
       cut -f1 reviews.tsv | qkv classify sentiment > classes.tsv
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
-    from qkv.cli.texts import encoded, given_texts, load_encoder, pairs_where_tabs
+    from qkv.cli.texts import answered, encoded, given_texts, load_encoder, pairs_where_tabs
 
     task = load_encoder(model)
-    for read in encoded(task, pairs_where_tabs(given_texts(texts)), truncate=truncate):
-        answers = task.next_sentence(read) if next_sentence else task.classify(read)
-        for one, answer in zip(read, answers, strict=True):
-            if as_json:
-                text = one.row[0] if len(one.row) == 1 else one.row
-                print(json.dumps({"text": text, **_as_dict(answer)}, ensure_ascii=False))
-            else:
-                print(_line(answer))
+    read = encoded(task, pairs_where_tabs(given_texts(texts)), truncate=truncate)
+    for one, answer in answered(read, task.next_sentence if next_sentence else task.classify):
+        if as_json:
+            text = one.row[0] if len(one.row) == 1 else one.row
+            print(json.dumps({"text": text, **_as_dict(answer)}, ensure_ascii=False))
+        else:
+            print(_line(answer))
 
 
-def _as_dict(answer: "Answer | float") -> dict[str, object]:
+def _as_dict(answer: "Answer | float | None") -> dict[str, object]:
+    if answer is None:
+        return {}
     if isinstance(answer, float | int):
         return {"follows": answer}
     if answer.number is not None:
@@ -51,7 +52,9 @@ def _as_dict(answer: "Answer | float") -> dict[str, object]:
     return {"labels": answer.labels, "probabilities": answer.probabilities}
 
 
-def _line(answer: "Answer | float") -> str:
+def _line(answer: "Answer | float | None") -> str:
+    if answer is None:
+        return ""
     number = answer if isinstance(answer, float | int) else answer.number
     if number is not None:
         return f"{number:.4f}"

@@ -30,30 +30,36 @@ def embed(
     """One vector a text, in order: a .npy table of float32, or a line of numbers each.
 
     A model from sentence-transformers pools, normalises and limits texts as its folder says, unless options do.
+    A blank line has no vector: a blank line, null in JSON, NaN in a table.
 
     \b
     Examples:
-      qkv embed my-model "A cat sleeps." "A dog runs."
-      qkv embed my-model --out vectors.npy --truncate < sentences.txt
+      qkv embed bert "A cat sleeps." "A dog runs."
+      qkv embed bert --out vectors.npy --truncate < sentences.txt
     """
     from qkv.cli.progress import say
-    from qkv.cli.texts import encoded, given_texts, load_encoder
+    from qkv.cli.texts import answered, encoded, given_texts, load_encoder
 
     if out is not None:
         _check(out, as_json=as_json)
     task = load_encoder(model)
-    tables = []
-    for read in encoded(task, given_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens):
-        vectors = task.embed(read, pooling=pooling, normalise=normalise).float().cpu()
+    read = encoded(task, given_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens)
+    rows = []
+    for one, vector in answered(
+        read, lambda some: list(task.embed(some, pooling=pooling, normalise=normalise).float().cpu().numpy())
+    ):
         if out is not None:
-            tables.append(vectors.numpy())
-            continue
-        for one, vector in zip(read, vectors.tolist(), strict=True):
-            said = json.dumps({"text": one.row[0], "vector": vector}, ensure_ascii=False)
-            print(said if as_json else " ".join(f"{number:.6g}" for number in vector))
+            rows.append(vector)
+        elif as_json:
+            numbers = None if vector is None else vector.tolist()
+            print(json.dumps({"text": one.row[0], "vector": numbers}, ensure_ascii=False))
+        else:
+            print("" if vector is None else " ".join(f"{number:.6g}" for number in vector))
     if out is not None:
-        n, width = _save(tables, out)
-        say(f"{n:,} vectors of width {width:,} in {out}")
+        width = task.model.config.d_model
+        n_blank = _save(rows, out, width=width)
+        blank = f"; {n_blank:,} of blank lines are NaN" if n_blank else ""
+        say(f"{len(rows):,} vectors of width {width:,} in {out}{blank}")
 
 
 def _check(out: Path, *, as_json: bool) -> None:
@@ -66,12 +72,16 @@ def _check(out: Path, *, as_json: bool) -> None:
         raise InputError(f"--out {out}: there is no folder {out.parent}")
 
 
-def _save(tables: "list[NDArray]", out: Path) -> tuple[int, int]:
+def _save(rows: "list[NDArray | None]", out: Path, *, width: int) -> int:
+    """How many rows stand for no text."""
     import numpy as np
 
-    table = np.concatenate(tables)
+    table = np.full((len(rows), width), np.nan, dtype=np.float32)
+    for place, row in enumerate(rows):
+        if row is not None:
+            table[place] = row
     try:
         np.save(out, table)
     except OSError as error:
         raise DiskError(f"--out {out}: {table.nbytes:,} bytes cannot be written: {error.strerror}") from None
-    return table.shape
+    return sum(row is None for row in rows)

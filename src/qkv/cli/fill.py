@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from qkv.choices import Role
+
 
 def fill(
     model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
@@ -18,22 +20,34 @@ def fill(
     """Fill the masks of each text: the filled text, then for each mask its likeliest words with probabilities.
 
     A mask is spelt as in the model's tokenizer: [MASK] in BERT's, <mask> in RoBERTa's. Several masks are guessed
-    each for itself.
+    each for itself. A line without one is printed as it is.
 
     \b
     Examples:
-      qkv fill bert "Paris is the [MASK] of France."
-      qkv fill bert "The [MASK] sat on the [MASK]." -n 3
+      qkv fill bert "She opened the [MASK] and went outside."
+      qkv fill bert "He drank a [MASK] of [MASK]." -n 3
       qkv fill bert --json < sentences.txt
     """
-    from qkv.cli.texts import encoded, given_texts, load_encoder
+    from qkv.cli.progress import say
+    from qkv.cli.texts import answered, encoded, given_texts, is_blank, load_encoder
 
     task = load_encoder(model)
-    for read in encoded(task, given_texts(texts), truncate=truncate, parse_specials=True):
-        for one, filled in zip(read, task.fill(read, n=n), strict=True):
-            if as_json:
-                said = {"text": one.row[0], "filled": filled.text, "masks": asdict(filled)["masks"]}
-                print(json.dumps(said, ensure_ascii=False))
-                continue
-            guesses = ["  ".join(f"{guess.token} {guess.probability:.4f}" for guess in mask) for mask in filled.masks]
-            print("\t".join([filled.text, *guesses]))
+    read = encoded(task, given_texts(texts), truncate=truncate, parse_specials=True)
+    n_texts, unmasked = 0, []
+    for one, filled in answered(read, lambda some: task.fill(some, n=n), asks=task.has_mask):
+        n_texts += 1
+        if filled is None and not is_blank(one.row):
+            unmasked.append(one.number)
+        text = one.row[0] if filled is None else filled.text
+        masks = [] if filled is None else filled.masks
+        if as_json:
+            said = {"text": one.row[0], "filled": text, "masks": [[asdict(guess) for guess in mask] for mask in masks]}
+            print(json.dumps(said, ensure_ascii=False))
+            continue
+        guesses = ["  ".join(f"{guess.token} {guess.probability:.4f}" for guess in mask) for mask in masks]
+        print("\t".join([text, *guesses]))
+    if unmasked:
+        mask = task.tokenizer.specials[Role.MASK]
+        say(
+            f"{len(unmasked):,} of {n_texts:,} texts have no {mask} and stay as they are; the first: text {unmasked[0]}"
+        )

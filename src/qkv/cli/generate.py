@@ -1,7 +1,6 @@
 """`qkv generate`: a text goes on."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,7 +36,7 @@ def generate(
     steps: Annotated[bool, typer.Option("--steps", help="At each step the candidates, as they are revised.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, with ids and log p.")] = False,
 ) -> None:  # fmt: skip
-    """Go on from a prompt; the prompt itself is printed too.
+    """Go on from a prompt; the prompt itself is printed too. From an empty one the model begins by itself.
 
     \b
     Examples:
@@ -65,6 +64,7 @@ def _run(
     model: str, prompts: list[str] | None, *, max_new: int, stop: list[str], given: dict[str, Any],
     beam: dict[str, Any] | None, stream: bool, steps: bool, logprobs: bool, as_json: bool,
 ) -> None:  # fmt: skip
+    from qkv.cli.texts import given_texts
     from qkv.config import BeamConfig, SamplingConfig
     from qkv.generation import StopStrings
 
@@ -72,9 +72,7 @@ def _run(
     sampling = SamplingConfig(**{"temperature": DEFAULT_TEMPERATURE, **given})
     search = None if beam is None else BeamConfig(**beam)
     StopStrings(stop)
-    wanted = prompts or [line.rstrip("\n") for line in sys.stdin]
-    if not wanted:
-        raise InputError("no prompt was given, and standard input is empty")
+    wanted = list(given_texts(prompts))
     from qkv.tasks import LanguageModel, load_as
 
     task = load_as(LanguageModel, model)

@@ -79,11 +79,16 @@ def look(
     )  # fmt: skip
     _check(asked, out, texts)
     from qkv.cli.look_tables import print_view
-    from qkv.cli.texts import given_texts
+    from qkv.cli.texts import given_texts, is_blank
     from qkv.inspection import plain
 
     task = None if view is ViewKind.TIMELINE else _load(model)
     for text in given_texts(texts):
+        if is_blank(text) and out is not None:
+            raise InputError("there is nothing to draw: the text is blank")
+        if is_blank(text):
+            print(json.dumps({"view": view.value, "text": text}) if as_json else "")
+            continue
         shown = _timeline(asked, text) if task is None else _view(task, asked, text)
         if out is not None:
             _draw(shown, text, out)

@@ -18,18 +18,18 @@ def similar(
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a query.")] = False,
 ) -> None:
-    """The lines of a file that are nearest to each query: cosine, line number, line; best first.
+    """The lines of a file that are nearest to each query: query, cosine, line number, line; best first.
 
-    Empty lines of the file are passed over.
+    Blank lines of the file are passed over; a blank query finds nothing, and gives a blank line.
 
     \b
     Examples:
-      qkv similar my-model "someone is eating" --among sentences.txt
-      qkv similar my-model --among answers.txt -n 1 --json < questions.txt
+      qkv similar bert "someone is eating" --among sentences.txt
+      qkv similar bert --among answers.txt -n 1 --json < questions.txt
     """
     import torch
 
-    from qkv.cli.texts import encoded, given_texts, load_encoder
+    from qkv.cli.texts import answered, encoded, given_texts, load_encoder
     from qkv.tasks.text_encoder import nearest
 
     lines = _lines(among)
@@ -38,16 +38,15 @@ def similar(
     texts = (text for _, text in lines)
     parts = [task.embed(read, normalise=True) for read in encoded(task, texts, truncate=truncate, max_tokens=limit)]
     vectors = torch.cat(parts)
-    for read in encoded(task, given_texts(queries), truncate=truncate, max_tokens=limit):
-        for query, found in zip(read, nearest(task.embed(read, normalise=True), vectors, n=n), strict=True):
-            rows = [(each.cosine, *lines[each.place]) for each in found]
-            if as_json:
-                keys = ("cosine", "line", "text")
-                said = {"query": query.row[0], "found": [dict(zip(keys, row, strict=True)) for row in rows]}
-                print(json.dumps(said, ensure_ascii=False))
-            else:
-                for cosine, number, text in rows:
-                    print(f"{cosine:.4f}\t{number}\t{text}")
+    read = encoded(task, given_texts(queries), truncate=truncate, max_tokens=limit)
+    for query, found in answered(read, lambda some: nearest(task.embed(some, normalise=True), vectors, n=n)):
+        rows = [(each.cosine, *lines[each.place]) for each in found or ()]
+        if as_json:
+            keys = ("cosine", "line", "text")
+            said = {"query": query.row[0], "found": [dict(zip(keys, row, strict=True)) for row in rows]}
+            print(json.dumps(said, ensure_ascii=False))
+        else:
+            print("\n".join(f"{query.row[0]}\t{cosine:.4f}\t{number}\t{text}" for cosine, number, text in rows))
 
 
 def _lines(file: Path) -> list[tuple[int, str]]:
@@ -59,5 +58,5 @@ def _lines(file: Path) -> list[tuple[int, str]]:
         raise InputError(f"--among {file}: there is no such file")
     lines = [(number, text) for number, text in enumerate(read_lines_of(str(file)), start=1) if text.strip()]
     if not lines:
-        raise InputError(f"--among {file}: holds empty lines alone")
+        raise InputError(f"--among {file}: holds blank lines alone")
     return lines

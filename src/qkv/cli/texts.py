@@ -1,8 +1,12 @@
-"""The texts a command works on: its arguments, or standard input line by line; many at a time, answered in order."""
+"""The texts a command works on: its arguments, or standard input line by line; many at a time, answered in order.
 
-from collections.abc import Iterable, Iterator
+A blank line in is a blank line out, in every command that answers line by line: nothing is made up for it, and what
+follows stays beside its own line. `generate` alone takes an empty prompt for a prompt.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from qkv.cli.progress import say
 from qkv.errors import InputError
@@ -10,6 +14,8 @@ from qkv.errors import InputError
 if TYPE_CHECKING:
     from qkv.tasks import Encoded, TextEncoder
     from qkv.tasks.text_encoder import Text
+
+A = TypeVar("A")
 
 LINES_AT_ONCE = 2048
 """Sorted by length and computed together; all of a large input would fill the memory."""
@@ -52,6 +58,23 @@ def pairs_where_tabs(texts: Iterable[str]) -> "Iterator[Text]":
         if len(columns) > 2:
             raise InputError(f"text {number} has {len(columns)} columns; a pair has 2, with one tab between")
         yield (columns[0], columns[1]) if len(columns) == 2 else text
+
+
+def is_blank(text: "Text | tuple[str, ...]") -> bool:
+    """Of a pair: both are."""
+    return not "".join(text).strip()
+
+
+def answered(
+    read: "Iterable[list[Encoded]]", answer: "Callable[[list[Encoded]], Sequence[A]]",
+    *, asks: "Callable[[Encoded], bool]" = lambda one: not is_blank(one.row),
+) -> "Iterator[tuple[Encoded, A | None]]":  # fmt: skip
+    """Each text with its answer, in order; None for one that asks nothing, as a blank one does."""
+    for some in read:
+        asking = [asks(one) for one in some]
+        found = iter(answer([one for one, asked in zip(some, asking, strict=True) if asked]) if any(asking) else ())
+        for one, asked in zip(some, asking, strict=True):
+            yield one, next(found) if asked else None
 
 
 def encoded(

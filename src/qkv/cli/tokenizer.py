@@ -1,7 +1,6 @@
 """`qkv tokenizer`: train one on your own text, or see how one cuts a text into pieces."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +56,9 @@ def train(
 
 @tokenizer.command()
 def show(
-    model: Annotated[Path, typer.Argument(help="A tokenizer file, or a folder (a model's) that holds one.")],
+    model: Annotated[
+        Path, typer.Argument(help="A shipped name, a folder that holds a tokenizer (a model's), or its file.")
+    ],
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT…", help="None: one a line from stdin.")] = None,
     *,
     parse_specials: Annotated[
@@ -71,13 +72,15 @@ def show(
 
     \b
     Examples:
-      qkv tokenizer show my-tokenizer "The cat sat."
+      qkv tokenizer show bert "The cat sat."
       qkv tokenizer show vocab.txt --json < lines.txt
     """
+    from qkv.cli.texts import given_texts
     from qkv.text import load_tokenizer
+    from qkv.zoo import shipped
 
-    loaded = load_tokenizer(model)
-    for text in texts if texts else (line.rstrip("\n") for line in sys.stdin):
+    loaded = load_tokenizer(model if model.exists() else shipped().get(str(model), model))
+    for text in given_texts(texts):
         pieces = loaded.pieces(text, parse_specials=parse_specials)
         if as_json:
             print(json.dumps({"text": text, "pieces": [vars(piece) for piece in pieces]}, ensure_ascii=False))

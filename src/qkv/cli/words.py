@@ -21,23 +21,23 @@ def words(
     """Compare words as vectors: of each word the nearest other one, by cosine, with cosine and Euclidean distance.
 
     A word alone is static: its row of the token table. A word marked with [ ] in a sentence is contextual: its
-    state after the last layer there. A word of several tokens is their mean.
+    state after the last layer there. A word of several tokens is their mean. Blank lines are passed over.
 
     \b
     Examples:
       qkv words stories king queen dog cat run walk --plot words.png
       qkv words stories "He sat by the [light]." "The box was very [light]." light
     """
-    from qkv.cli.texts import given_texts
+    from qkv.cli.texts import given_texts, is_blank
     from qkv.lessons import check_picture
     from qkv.tasks import LanguageModel, TextEncoder, load
     from qkv.tasks.word_vectors import word_vectors
 
     if plot is not None:
         check_picture(plot)
-    wanted = list(given_texts(items))
+    wanted = [item for item in given_texts(items) if not is_blank(item)]
     if len(wanted) < 2:
-        raise InputError(f"{len(wanted)} word was given; at least 2 can be compared")
+        raise InputError(f"words given: {len(wanted)}; at least 2 can be compared")
     task = load(model)
     if not isinstance(task, LanguageModel | TextEncoder):
         raise InputError(f"{model}: words are compared in a GPT or a BERT, not in {task!r}")

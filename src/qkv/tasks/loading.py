@@ -19,6 +19,11 @@ from qkv.zoo import shipped
 Task = LanguageModel | TextEncoder | Translator
 AnyTask = TypeVar("AnyTask", LanguageModel, TextEncoder, Translator)
 
+_KINDS = {
+    LanguageModel: "a language model (GPT)",
+    TextEncoder: "a text encoder (BERT)",
+    Translator: "a translator (encoder–decoder)",
+}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -73,7 +78,9 @@ def load_as(kind: type[AnyTask], name: str | Path) -> AnyTask:
     """As `load`, for those who need one kind of task alone."""
     task = load(name)
     if not isinstance(task, kind):
-        raise InputError(f"{name}: is no {kind.__name__}, which is needed here: {task!r}")
+        raise InputError(
+            f"{name}: is {_KINDS[type(task)]}; {_KINDS[kind]} is needed here (`qkv models` lists the shipped)"
+        )
     return task
 
 

@@ -131,7 +131,8 @@ class TextEncoder:
                     one = replace(one, ids=cut.ids, segments=cut.segments, n_cut=len(one.ids) - limit)
             if len(one.ids) > limit:
                 raise ContextLengthError(
-                    f"text {one.number} has {len(one.ids):,} tokens, the model takes {limit:,}; truncate would cut it"
+                    f"text {one.number} has {len(one.ids):,} tokens, the model takes {limit:,}: --truncate "
+                    "(truncate=True) cuts it"
                 )
             read.append(one)
         return read
@@ -173,7 +174,7 @@ class TextEncoder:
         mask = self.tokenizer.id_of(Role.MASK)
         read = self.encode(texts, parse_specials=True, truncate=truncate)
         for one in read:
-            if mask not in one.ids:
+            if not self.has_mask(one):
                 where = f" among its first {len(one.ids)} tokens" if one.n_cut else ""
                 raise InputError(f"text {one.number}: has no {self.tokenizer.token(mask)}{where}: nothing to fill")
         filled: list[list[list[Guess]]] = [[] for _ in read]
@@ -186,6 +187,10 @@ class TextEncoder:
                 guesses = zip(ids, probabilities, strict=True)
                 filled[batch.places[row]].append([Guess(i, self._text(i), p) for i, p in guesses])
         return [Filled(text=self._with(one, masks), masks=masks) for one, masks in zip(read, filled, strict=True)]
+
+    def has_mask(self, text: Encoded) -> bool:
+        """Whether there is something to fill."""
+        return self.tokenizer.id_of(Role.MASK) in text.ids
 
     @torch.no_grad()
     def classify(self, texts: Texts, *, truncate: bool = False) -> list[Answer]:
