@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.columns import table
 from qkv.errors import InputError
 
 
@@ -52,11 +53,8 @@ def _check_plot(plot: Path, *, one_lesson: bool) -> None:
 def _list() -> None:
     from qkv.lessons import LESSONS
 
-    header = ("NAME", "LECTURES", "ROWS", "TITLE")
     rows = [(info.name, " ".join(info.lectures), " ".join(info.rows), info.title) for info in LESSONS.values()]
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(3)]
-    for row in [header, *rows]:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))
+    print("\n".join(table(["NAME", "LECTURES", "ROWS", "TITLE"], rows, left=4)))
 
 
 def _run_all(seed: int) -> None:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.columns import table
+
 
 def models(*, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a model.")] = False) -> None:
     """List the shipped models: what each does, how large it is, and its held-out scores.
@@ -24,20 +26,12 @@ def models(*, as_json: Annotated[bool, typer.Option("--json", help="One JSON obj
                 "bytes": card.n_bytes, "licence": card.licence, "scores": card.scores, "folder": str(card.folder),
             }, ensure_ascii=False))  # fmt: skip
         return
-    rows = [("NAME", "TASK", "PARAMETERS", "ON DISK", "WHAT IT DOES")]
-    rows += [
-        (
-            card.name,
-            card.task,
-            f"{card.parameters:,}",
-            f"{card.n_bytes / 2**20:.1f} MiB",
-            _what(card.summary, card.scores),
-        )
+    rows = [
+        (card.name, card.task, f"{card.parameters:,}", f"{card.n_bytes / 2**20:.1f} MiB",
+         _what(card.summary, card.scores))
         for card in cards
-    ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    ]  # fmt: skip
+    print("\n".join(table(["NAME", "TASK", "PARAMETERS", "ON DISK", "WHAT IT DOES"], rows, left=5)))
 
 
 def _what(summary: str, scores: dict[str, float]) -> str:
