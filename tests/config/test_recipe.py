@@ -49,6 +49,11 @@ def test_a_wrong_setting_is_one_line_with_what_was_meant(path, override, message
     assert "\n" not in str(refused.value)
 
 
+def test_documents_are_kept_apart_in_windows_alone(path):
+    with pytest.raises(ConfigError, match="cross_documents=false is for gpt, and family='bert'"):
+        load_recipe(path, ("family=bert", "training.cross_documents=false"))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

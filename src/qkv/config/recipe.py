@@ -69,6 +69,8 @@ class Recipe(Config):
                 f"training.label_smoothing={self.training.label_smoothing} is for translation (seq2seq, rnn), "
                 f"and family={self.family!r}"
             )
+        if not self.training.cross_documents and self.family != "gpt":
+            raise ConfigError(f"training.cross_documents=false is for gpt, and family={self.family!r}")
         config = self.model_config_for(self.tokenizer.vocabulary_size)
         if self.training.length > config.context_length:
             raise ConfigError(
