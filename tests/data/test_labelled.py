@@ -62,6 +62,10 @@ def test_a_quotation_mark_in_a_tsv_is_a_character(file):
     assert read_labelled(file('text\tlabel\n"so" bad\tx\n')).texts == [('"so" bad',)]
 
 
+def test_blank_lines_at_the_end_are_no_rows(file):
+    assert read_labelled(file("text\tlabel\na\tx\n\n  \n\t\n")).lines == [2]
+
+
 def test_rows_in_memory_are_taken_too():
     found = labelled_rows("train", [("a", "b", 1), ("c", "d", 0)])
     assert (found.is_pairs, found.labels) == (True, [("1",), ("0",)])

@@ -185,11 +185,12 @@ def _table_records(source: Source, stream: BufferedIOBase, columns: Columns) -> 
                 header = [name.strip() for name in row]
                 _refuse_twice(source.name, header)
                 continue
-            if row and len(row) != len(header):
+            is_blank = not any(cell.strip() for cell in row)
+            if not is_blank and len(row) != len(header):
                 raise InputError(
                     f"{source.name}: line {rows.line_num}: has {len(row)} columns, the first row has {len(header)}"
                 )
-            yield rows.line_num, dict(zip(header, row, strict=True)) if row else None
+            yield rows.line_num, None if is_blank else dict(zip(header, row, strict=True))
     except csv.Error as error:
         raise InputError(f"{source.name}: line {rows.line_num}: not a table: {error}") from None
 
