@@ -35,7 +35,7 @@ def test_several_labels_are_counted_together_and_each_for_itself():
     truth = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 0]])
     answers = np.array([[1, 0, 0], [0, 0, 1], [1, 0, 0]])
     found = measure(ProblemKind.SEVERAL_LABELS, answers, truth, n_classes=3)
-    assert found == pytest.approx({"f1_micro": 6 / 8, "f1_macro": (1 + 0 + 2 / 3) / 3, "accuracy": 1 / 3})
+    assert found == pytest.approx({"f1_micro": 6 / 8, "f1_macro": (1 + 0 + 2 / 3) / 3, "exact_match": 1 / 3})
 
 
 def test_a_number_is_judged_by_correlation_and_distance():

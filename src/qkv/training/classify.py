@@ -14,6 +14,13 @@ from qkv.data.buckets import LabelledBatch
 from qkv.models import BERT
 from qkv.training.objectives import Measure, Objective, Outcome, autocasting
 
+STEP_MEASURES = {
+    ProblemKind.ONE_CLASS: "accuracy",
+    ProblemKind.SEVERAL_LABELS: "label_accuracy",
+    ProblemKind.NUMBER: "absolute_error",
+}
+"""What is measured beside the loss; `label_accuracy` asks each label of each text by itself."""
+
 
 def class_of_text(model: BERT, config: TrainingConfig, *, variance: float = 1.0) -> Objective:
     """`variance`: of the numbers that are to be learnt; the loss of a number is the share of it that is missed."""
@@ -34,7 +41,7 @@ def class_of_text(model: BERT, config: TrainingConfig, *, variance: float = 1.0)
 
     # Widths differ from batch to batch: one graph for all of them.
     compute = torch.compile(both, dynamic=True) if config.compiled else both
-    name = "absolute_error" if problem is ProblemKind.NUMBER else "accuracy"
+    name = STEP_MEASURES[problem]
 
     def objective(batch: LabelledBatch) -> Outcome:
         with autocast():

@@ -17,7 +17,7 @@ from qkv.data.disk import write_whole
 from qkv.errors import ConfigError, RunError
 from qkv.models import BERT
 from qkv.text import EncodedPair, Tokenizer, tokenizer_files
-from qkv.training.classify import answers, class_of_text
+from qkv.training.classify import STEP_MEASURES, answers, class_of_text
 from qkv.training.family import TrainingData
 from qkv.training.finetune_data import Encoded, LabelledTask, draw, encode_task
 from qkv.training.lora import add_lora
@@ -94,7 +94,7 @@ def choose_training(settings: FinetuningConfig, *, n_rows: int, n_parameters: in
         save_every=steps,
         keep=1,
         patience=settings.patience,
-        best_by=None if settings.problem is ProblemKind.NUMBER else "accuracy",
+        best_by=None if settings.problem is ProblemKind.NUMBER else STEP_MEASURES[settings.problem],
     )
 
 

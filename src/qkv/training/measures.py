@@ -15,7 +15,7 @@ Numbers: TypeAlias = Float[np.ndarray, "row"]
 
 def measure(problem: ProblemKind, answers: NDArray, truth: NDArray, *, n_classes: int) -> dict[str, float]:
     """Every figure that fits the problem, the chief one first. Answers and truth are as the problem has them:
-    class numbers, a table of 0 and 1, or numbers.
+    class numbers, a table of 0 and 1, or numbers. `exact_match`: all labels of a text right, none besides.
     """
     match problem:
         case ProblemKind.ONE_CLASS:
@@ -29,7 +29,7 @@ def measure(problem: ProblemKind, answers: NDArray, truth: NDArray, *, n_classes
             each = np.array([f1(table)[1] for table in tables])
             together = float(f1(np.sum(tables, axis=0))[1])
             all_right = float((answers == truth).all(axis=1).mean())
-            return {"f1_micro": together, "f1_macro": float(each.mean()), "accuracy": all_right}
+            return {"f1_micro": together, "f1_macro": float(each.mean()), "exact_match": all_right}
         case ProblemKind.NUMBER:
             error = float(np.abs(answers - truth).mean())
             return {"pearson": pearson(answers, truth), "spearman": spearman(answers, truth), "absolute_error": error}
