@@ -10,7 +10,8 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 help:
-	@echo "make demo       what attention is, step by step; a head that learns; a story told"
+	@echo "make demo       a story, a translation, a filled mask, a judged sentence, a cost; then the explorer"
+	@echo "                (ARGS=--no-serve ends before it, ARGS='--port 9000' chooses the port)"
 	@echo "make test       all tests but the long ones"
 	@echo "make test-long  the long ones"
 	@echo "make bench      speed and quality beside the peers; PEERS=FOLDER names clones of those that pip has not"
@@ -19,10 +20,7 @@ help:
 	@echo "make format     put the code in the formatter's shape"
 
 demo: .venv/.ready-demo
-	$(BIN)/qkv lesson soft-dictionary
-	$(BIN)/qkv lesson walkthrough
-	$(BIN)/qkv lesson toy-head-7
-	$(BIN)/qkv generate stories "Once upon a time" --seed 4 --max-new 150
+	@$(BIN)/qkv demo $(ARGS)
 
 # torch.compile fails under run-time shape checking, so its tests run in a second call without it.
 UNCHECKED := $(BIN)/pytest -q -o addopts=--import-mode=importlib
@@ -68,7 +66,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 .venv/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[plot]'
+	$(INSTALL) -e '.[plot,serve]'
 	@touch $@
 
 .venv/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python

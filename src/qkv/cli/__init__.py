@@ -10,6 +10,7 @@ from qkv.cli.classify import classify
 from qkv.cli.convert import convert
 from qkv.cli.cost import cost
 from qkv.cli.data import data
+from qkv.cli.demo import demo
 from qkv.cli.embed import embed
 from qkv.cli.evaluate import evaluate
 from qkv.cli.explore import explore
@@ -35,6 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(demo)
 app.command()(lesson)
 app.command()(train)
 app.command()(finetune)
@@ -83,6 +85,7 @@ def _root(
 
     \b
     Examples:
+      qkv demo                                     what the shipped models do, then the explorer
       qkv lesson                                   the lectures' examples: what there is to see
       qkv lesson walkthrough --plot a.png          one attention step by step, with its picture
       qkv generate stories "Once upon a time"      a story from the model that ships with qkv
