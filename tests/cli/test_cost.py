@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from qkv.cli import app
@@ -12,6 +13,7 @@ from qkv.cli.cost_plan import KNOWN, count
 from qkv.cost.calibration import load_calibration, save_calibration
 from qkv.cost.devices import DEVICES
 from qkv.errors import ConfigError, DiskError, InputError, QKVError
+from qkv.training.calibrating import device_name
 from tests.cost.calibrations import made_up
 
 WITHOUT_TORCH = """
@@ -127,8 +129,10 @@ def test_a_config_of_a_million_billion_parameters_is_answered(tmp_path):
         (["gpt2", "--mode", "generate"], "mode=generate needs new"),
         (["gpt2", "--json", "--latex"], "choose one"),
         (["gpt2", "--plot", "x.xyz"], r"x.xyz: the file must end in .png"),
-        (["gpt2", "--measure"], "there is no calibration for forward at float32: qkv cost calibrate"),
+        (["gpt2", "--measure"], r"there is no calibration of .* for forward at float32: qkv cost calibrate"),
         (["plan", "--tokens", "1B", "--device", "h200"], "give --params or --model"),
+        (["plan", "--params", "1B", "--device", "h200"], "give --tokens, how many to train on"),
+        (["plan", "--params", "1B", "--tokens", "1B"], "and --device, one of a100 h100"),
         (["plan", "--params", "12", "--tokens", "1B", "--device", "h200"], "params=12 must be from"),
         (["plan", "--params", "1e9", "--tokens", "1B", "--device", "h200"], "--params 1e9: a whole number"),
         (["plan", "--params", "1B", "--tokens", "1B", "--device", "l4", "--sharding", "x"], "--sharding x: it is ddp"),
@@ -195,7 +199,7 @@ def test_a_calibration_predicts_and_is_found_in_the_cache(tmp_path):
 
 
 def test_measuring_prints_predicted_measured_and_the_error(tmp_path):
-    save_calibration(made_up(), tmp_path / "c.json")
+    save_calibration(made_up(device=device_name(torch.device("cpu"))), tmp_path / "c.json")
     shown = run("gpt-nano", "--length", "16", "--measure", "--calibration", str(tmp_path / "c.json"))
     assert "predicted ÷ measured" in shown
     assert "blocks.feedforward.expand" in shown
@@ -203,9 +207,22 @@ def test_measuring_prints_predicted_measured_and_the_error(tmp_path):
     assert "mean error of the operations" in shown
 
 
-def test_a_plot_is_written(tmp_path):
-    run("gpt-nano", "--plot", str(tmp_path / "a.png"))
+def test_a_calibration_of_other_threads_or_another_device_is_not_used(tmp_path):
+    cache = tmp_path / "cache" / "qkv"
+    save_calibration(made_up(device="cpu, 999 threads"), cache / "calibration-other.json")
+    with pytest.raises(InputError, match=r"there is no calibration of cpu, [0-9]+ threads?"):
+        run("gpt-nano", "--measure")
+    with pytest.raises(InputError, match=r"other.json: is a calibration of cpu, 999 threads, not of cpu, [0-9]+ thr"):
+        run("gpt-nano", "--measure", "--calibration", str(cache / "calibration-other.json"))
+    assert "calibrated" not in json.loads(run("gpt-nano", "--device", "l4", "--dtype", "float32", "--json"))["time"]
+    found = json.loads(run("gpt-nano", "--device", "cpu", "--json"))
+    assert found["time"]["calibrated"]["device"] == "cpu, 999 threads"
+
+
+def test_a_plot_is_written_and_says_whose_roofline_it_has(tmp_path):
+    done = CliRunner().invoke(app, ["cost", "gpt-nano", "--plot", str(tmp_path / "a.png")])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "the roofline is that of h200, as no --device is given" in done.stderr
 
 
 def test_the_help_names_every_device():

@@ -19,7 +19,7 @@ def _points(axes):
     return [()] if not axes else [(first, *rest) for first in axes[0] for rest in _points(axes[1:])]
 
 
-def made_up(kind="cpu", dtype="float32"):
+def made_up(kind="cpu", dtype="float32", device="made up"):
     sizes, wide = (1, 16, 256, 4096), (1, 2**10, 2**20)
     tables = {"stream": Table(axes=((1,),), growth=(0,), seconds=(1e-15,))}
     for road in ("infer", "train"):
@@ -37,5 +37,5 @@ def made_up(kind="cpu", dtype="float32"):
     ]
     launches = {name: Overhead(once=1e-4, layer=1e-5, second_layer=2e-5) for name in names}
     return Calibration(
-        device="made up", kind=kind, dtype=dtype, threads=1, torch="2.13.0", took=1.0, tables=tables, launches=launches
+        device=device, kind=kind, dtype=dtype, threads=1, torch="2.13.0", took=1.0, tables=tables, launches=launches
     )  # fmt: skip

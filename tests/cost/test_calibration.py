@@ -104,3 +104,19 @@ def test_calibrations_lie_in_the_users_cache_folder_newest_first(tmp_path, monke
     assert known_calibrations() == []
     save_calibration(made_up(), path)
     assert known_calibrations() == [path]
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "is_it"),
+    [
+        ("cpu, 2 threads", "cpu, 2 threads", True),
+        ("cpu, 2 threads", "cpu, 1 thread", False),
+        ("cpu, 2 threads", "cpu", True),
+        ("NVIDIA H200", "h200", True),
+        ("NVIDIA L40S", "l4", False),
+        ("NVIDIA GeForce RTX 4090", "rtx4090", True),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100", False),
+    ],
+)
+def test_a_calibration_knows_its_device_by_full_and_by_short_name(device, asked, is_it):
+    assert made_up(device=device).is_of(asked) == is_it

@@ -15,7 +15,7 @@ GPT2 = preset("gpt2")
 
 
 def test_the_repr_reads_well():
-    shown = repr(estimate(GPT2, batch=1, length=1024, kernel="plain"))
+    shown = repr(estimate(GPT2, batch=1, length=1024, kernel="plain", mode="train"))
     assert shown.startswith("gpt · train · 1×1,024 tokens · float32 · plain attention\n")
     assert "total                    124,439,808" in shown
     assert "291,648,307,200  292 GFLOP" in shown
@@ -24,7 +24,7 @@ def test_the_repr_reads_well():
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base", "t5-small", "rnn-nano"])
 def test_as_dict_is_plain_data_with_the_same_numbers(name):
-    found = estimate(preset(name), batch=2, length=16)
+    found = estimate(preset(name), batch=2, length=16, mode="train")
     again = json.loads(json.dumps(found.as_dict()))
     assert again["parameters"]["total"] == found.parameters.total
     assert again["flops"]["total"] == found.flops.total
@@ -33,7 +33,7 @@ def test_as_dict_is_plain_data_with_the_same_numbers(name):
 
 
 def test_rows_add_up_to_the_totals():
-    found = estimate(preset("t5-small"), batch=2, length=16, source_length=11, checkpointing=True)
+    found = estimate(preset("t5-small"), batch=2, length=16, source_length=11, checkpointing=True, mode="train")
     rows = found.rows()
     assert sum(row["parameters"] for row in rows) == found.parameters.total
     assert sum(row["flops"] for row in rows) == found.flops.forward
@@ -63,7 +63,7 @@ def test_a_size_that_cannot_be_is_one_clear_line(name, size):
         ("bert-tiny", {"length": 1, "mode": "decode"}, "mode=decode: bert reads whole sequences"),
         ("gpt2", {"length": 1, "mode": "dream"}, "mode='dream'"),
         ("gpt2", {"length": 1, "mode": "generate"}, "mode=generate needs new.*mode=generate, new=None"),
-        ("gpt2", {"length": 1, "new": 3}, "mode=generate needs new.*mode=train, new=3"),
+        ("gpt2", {"length": 1, "new": 3}, "mode=generate needs new.*mode=forward, new=3"),
         ("gpt2", {"length": 1, "mode": "generate", "new": 0}, "new=0: input should be greater than or equal to 1"),
         ("bert-tiny", {"length": 7, "predictions": 8}, "predictions=8 is more than the 7 positions computed"),
         ("gpt2", {"length": 1, "mode": "decode", "n_devices": 2}, "n_devices belongs to mode=train"),
@@ -156,12 +156,12 @@ def test_large_numbers_in_few_characters(shown, expected):
 
 def test_peak_and_bandwidth_go_together():
     with pytest.raises(ConfigError, match=r"peak=1000000000000000.0 and bandwidth=None must be given together"):
-        estimate("gpt2", length=8).rows(peak=1e15)
+        estimate("gpt2", length=8, mode="train").rows(peak=1e15)
 
 
 def test_masked_words_are_costed_where_they_are_predicted():
     config = preset("bert-tiny", masked_word_head=True, pooler=False)
-    all_words, some = (estimate(config, batch=3, length=128, predictions=n) for n in (None, 20))
+    all_words, some = (estimate(config, batch=3, length=128, predictions=n, mode="train") for n in (None, 20))
     head = 2 * config.d_model * (config.d_model + config.vocabulary_size)
     assert all_words.flops.forward - some.flops.forward == 3 * (128 - 20) * head
     logits = 4 * 3 * 128 * config.vocabulary_size

@@ -171,14 +171,14 @@ def test_the_table_of_formulas_holds_row_by_row(b, n, m):
 
 def test_what_is_computed_again_in_backward_is_counted():
     config = preset("gpt2")
-    plain = estimate(config, batch=2, length=64, kernel="plain").flops
+    plain = estimate(config, batch=2, length=64, kernel="plain", mode="train").flops
     by_part = {(one.part, one.name): one.flops for one in operations(config, Workload(batch=2, length=64))}
-    fused = estimate(config, batch=2, length=64).flops
+    fused = estimate(config, batch=2, length=64, mode="train").flops
     assert fused.recomputed == by_part["blocks.attention", "scores"]
     assert fused.forward == plain.forward
     # A chunked loss makes its gradients in the forward pass: nothing is done twice.
-    assert estimate(config, batch=2, length=64, kernel="plain", loss_chunk=16).flops == plain
-    again = estimate(config, batch=2, length=64, kernel="plain", checkpointing=True).flops
+    assert estimate(config, batch=2, length=64, kernel="plain", loss_chunk=16, mode="train").flops == plain
+    again = estimate(config, batch=2, length=64, kernel="plain", checkpointing=True, mode="train").flops
     assert again.recomputed == plain.forward - by_part["unembedding", "logits"]
 
 

@@ -45,7 +45,7 @@ INTEGERS = {
     "GPT-2's cache at 1024, 16 bits": (cache("gpt2", 1024), 37_748_736),
     "Llama-2-7B's cache at 4096, 16 bits": (cache("llama-2-7b", 4096), 2 * 2**30),
     "Llama-3-8B's cache at 8192, 16 bits": (cache("llama-3-8b", 8192), 2**30),
-    "AdamW's bytes a parameter": (lambda: estimate("gpt2", length=8).traffic.update / 124_439_808, 28),
+    "AdamW's bytes a parameter": (lambda: estimate("gpt2", length=8, mode="train").traffic.update / 124_439_808, 28),
 }
 
 
@@ -80,7 +80,7 @@ def test_fused_attention_never_writes_n_times_n():
 
 
 def test_the_output_layer_is_counted_backward_too():
-    rows = estimate("gpt2", length=1024).rows()
+    rows = estimate("gpt2", length=1024, mode="train").rows()
     (head,) = (row for row in rows if row["operation"] == "logits")
     assert head["flops"] == 2 * 1024 * 768 * 50257
     assert head["backward_flops"] == 2 * head["flops"]

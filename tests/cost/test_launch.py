@@ -30,7 +30,7 @@ def test_they_add_up_to_the_step_s_flops(family):
 @pytest.mark.parametrize("dtype", Precision)
 @pytest.mark.parametrize("kernel", Kernel)
 def test_rows_and_launches_move_the_same_bytes(dtype, kernel):
-    found = estimate("t5-small", batch=2, length=16, source_length=11, kernel=kernel, dtype=dtype)
+    found = estimate("t5-small", batch=2, length=16, source_length=11, kernel=kernel, dtype=dtype, mode="train")
     way = kernel.value.replace("plain", "unfused")
     forward, backward = getattr(found.traffic, way), getattr(found.traffic, f"backward_{way}")
     rows = found.rows()
@@ -41,7 +41,7 @@ def test_rows_and_launches_move_the_same_bytes(dtype, kernel):
 
 def test_a_matrix_product_moves_its_three_matrices_once_forward_and_each_twice_backward():
     n, d = 7, 768
-    (row,) = (row for row in estimate("gpt2", length=n).rows() if row["operation"] == "logits")
+    (row,) = (row for row in estimate("gpt2", length=n, mode="train").rows() if row["operation"] == "logits")
     one, other, result = n * d, d * 50257, n * 50257
     assert row["bytes_fused"] == 4 * (one + other + result)
     # dX = dY·Wᵀ and dW = Xᵀ·dY; the table is tied, so its gradient is written with the embedding's.
@@ -50,7 +50,7 @@ def test_a_matrix_product_moves_its_three_matrices_once_forward_and_each_twice_b
 
 def test_a_fused_backward_reads_five_tensors_and_writes_three():
     n, d = 64, 768
-    found = estimate("gpt2", length=n)
+    found = estimate("gpt2", length=n, mode="train")
     (back,) = (one for one in found.launches if one.name == "attention" and one.phase is Phase.BACKWARD)
     assert (back.bytes_read, back.bytes_written) == (4 * 5 * n * d, 4 * 3 * n * d)
     assert len(back.products) == 5
@@ -58,7 +58,7 @@ def test_a_fused_backward_reads_five_tensors_and_writes_three():
 
 
 def test_what_bounds_an_operation_depends_on_the_device():
-    found = estimate("gpt2", batch=8, length=1024, dtype="bfloat16")
+    found = estimate("gpt2", batch=8, length=1024, dtype="bfloat16", mode="train")
     bound = {row["operation"]: row["bound_by"] for row in found.rows(peak=1e15, bandwidth=4.8e12)}
     assert (bound["expand"], bound["norm"]) == ("compute", "memory")
     slow = {row["bound_by"] for row in found.rows(peak=1e15, bandwidth=1e9)}
@@ -70,7 +70,9 @@ def test_what_bounds_an_operation_depends_on_the_device():
 
 def test_mixed_precision_casts_each_weight_once_a_pass():
     config = preset("gpt2", attention_bias=False, feedforward_bias=False)
-    casts = [one for one in estimate(config, length=8, dtype="mixed").launches if one.name.startswith("cast")]
+    casts = [
+        one for one in estimate(config, length=8, dtype="mixed", mode="train").launches if one.name.startswith("cast")
+    ]
     weights = 12 * 12 * 768**2 + 768 * 50257
     assert sum(one.n_bytes for one in casts) == 6 * weights
-    assert not [one for one in estimate(config, length=8).launches if one.name.startswith("cast")]
+    assert not [one for one in estimate(config, length=8, mode="train").launches if one.name.startswith("cast")]

@@ -65,7 +65,7 @@ def test_activations_are_what_autograd_keeps(name):
     model = build(config)
     with using(model, Kernel(kernel)):
         real = kept_bytes(model, lambda: loss_of(model, config, 3, n))
-    ours = estimate(config, batch=3, length=n, kernel=kernel, backend="cpu").memory.activations
+    ours = estimate(config, batch=3, length=n, kernel=kernel, backend="cpu", mode="train").memory.activations
     assert ours == pytest.approx(real, rel=0.06)
 
 
@@ -75,7 +75,9 @@ def test_gpt_s_activations_are_exact_to_a_hundredth(kernel):
     model = build(config)
     with using(model, Kernel(kernel)):
         real = kept_bytes(model, lambda: loss_of(model, config, 3, n))
-    assert estimate(config, batch=3, length=n, kernel=kernel).memory.activations == pytest.approx(real, rel=0.01)
+    assert estimate(config, batch=3, length=n, kernel=kernel, mode="train").memory.activations == pytest.approx(
+        real, rel=0.01
+    )
 
 
 def test_checkpointing_keeps_block_inputs_and_one_block():
@@ -85,15 +87,17 @@ def test_checkpointing_keeps_block_inputs_and_one_block():
     for block, forward in zip(model.blocks, forwards, strict=True):
         block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
     inputs = kept_bytes(model, lambda: loss_of(model, config, 3, 41))
-    one_layer = estimate(config.replace(n_layers=1), batch=3, length=41).memory.activations
-    no_layers = one_layer - (estimate(config.replace(n_layers=2), batch=3, length=41).memory.activations - one_layer)
-    ours = estimate(config, batch=3, length=41, checkpointing=True).memory.activations
+    one_layer = estimate(config.replace(n_layers=1), batch=3, length=41, mode="train").memory.activations
+    no_layers = one_layer - (
+        estimate(config.replace(n_layers=2), batch=3, length=41, mode="train").memory.activations - one_layer
+    )
+    ours = estimate(config, batch=3, length=41, checkpointing=True, mode="train").memory.activations
     assert ours == pytest.approx(inputs + one_layer - no_layers, rel=0.05)
 
 
 def test_a_chunked_loss_never_holds_all_logits():
-    whole = estimate(preset("gpt2"), batch=8, length=1024).memory
-    chunked = estimate(preset("gpt2"), batch=8, length=1024, loss_chunk=1024).memory
+    whole = estimate(preset("gpt2"), batch=8, length=1024, mode="train").memory
+    chunked = estimate(preset("gpt2"), batch=8, length=1024, loss_chunk=1024, mode="train").memory
     logits = 8 * 1024 * 50257 * 4
     assert whole.activations - chunked.activations == logits
     assert whole.working == 2 * logits
@@ -142,16 +146,16 @@ def test_an_rnn_s_cache_is_the_source_s_states_their_keys_and_its_own(cell, atte
 )
 def test_weights_gradients_and_moments_by_precision(dtype, weights, optimizer):
     n = parameters(preset("gpt2")).total
-    held = estimate(preset("gpt2"), batch=1, length=8, dtype=dtype).memory
+    held = estimate(preset("gpt2"), batch=1, length=8, dtype=dtype, mode="train").memory
     assert (held.weights, held.gradients, held.optimizer) == (weights * n, weights * n, optimizer * n)
     assert (held.casts > 0) == (dtype == "mixed")
 
 
 def test_adamw_moves_28_bytes_a_parameter_and_muon_20():
     n = 124_439_808
-    assert estimate(preset("gpt2"), batch=1, length=8).traffic.update == 28 * n
+    assert estimate(preset("gpt2"), batch=1, length=8, mode="train").traffic.update == 28 * n
     matrices = 12 * 12 * 768**2
-    muon = estimate(preset("gpt2"), batch=1, length=8, optimizer="muon")
+    muon = estimate(preset("gpt2"), batch=1, length=8, optimizer="muon", mode="train")
     assert muon.traffic.update == 28 * (n - matrices) + 20 * matrices
     assert muon.memory.optimizer == 4 * (2 * (n - matrices) + matrices)
     assert muon.traffic.clipping == 12 * n
@@ -159,17 +163,17 @@ def test_adamw_moves_28_bytes_a_parameter_and_muon_20():
 
 def test_muon_s_newton_schulz_is_counted():
     (of_matrices,) = {
-        one.flops // one.runs for one in estimate("gpt2", batch=1, length=8, optimizer="muon").launches
+        one.flops // one.runs for one in estimate("gpt2", batch=1, length=8, optimizer="muon", mode="train").launches
         if one.name == "Muon" and one.products[0].inner == 4 * 768
     }  # fmt: skip
     assert of_matrices == 5 * 2 * (2 * 768**2 * 4 * 768 + 768**3)
 
 
 def test_an_average_of_the_weights_is_held_and_gradients_wait_for_an_accumulated_update():
-    once = estimate(preset("gpt2"), batch=8, length=64)
-    averaged = estimate(preset("gpt2"), batch=8, length=64, averaging=True)
-    more = estimate(preset("gpt2"), batch=8, length=512, accumulation=2).memory
-    alone = estimate(preset("gpt2"), batch=8, length=512).memory
+    once = estimate(preset("gpt2"), batch=8, length=64, mode="train")
+    averaged = estimate(preset("gpt2"), batch=8, length=64, averaging=True, mode="train")
+    more = estimate(preset("gpt2"), batch=8, length=512, accumulation=2, mode="train").memory
+    alone = estimate(preset("gpt2"), batch=8, length=512, mode="train").memory
     assert averaged.memory.peak - once.memory.peak == once.memory.weights == averaged.memory.averaged
     assert more.peak - alone.peak == more.gradients
 
@@ -177,7 +181,7 @@ def test_an_average_of_the_weights_is_held_and_gradients_wait_for_an_accumulated
 def test_fsdp_holds_a_part_on_each_device_and_ddp_all():
     n = 124_439_808
     alone, ddp, fsdp = (
-        estimate("gpt2", batch=2, length=64, n_devices=n_devices, sharding=sharding)
+        estimate("gpt2", batch=2, length=64, n_devices=n_devices, sharding=sharding, mode="train")
         for n_devices, sharding in ((1, "ddp"), (7, "ddp"), (7, "fsdp"))
     )
     part = -(-n // 7)

@@ -35,8 +35,8 @@ def test_the_crossing_is_the_first_length_at_which_attention_costs_as_much_as_th
 
 def test_attention_costs_as_much_as_the_rest_at_6d_executed_and_12d_useful():
     assert (crossing(preset("gpt2")).executed, crossing(preset("gpt2")).useful) == (6 * 768, 12 * 768 - 1)
-    assert "from n = 4,608 (6d) executed, n = 9,215 (12d) useful" in repr(estimate("gpt2"))
-    assert "window=5, they never do" in repr(estimate(preset("gpt2", window=5)))
+    assert "from n = 4,608 (6d) executed, n = 9,215 (12d) useful" in repr(estimate("gpt2", mode="train"))
+    assert "window=5, they never do" in repr(estimate(preset("gpt2", window=5), mode="train"))
 
 
 @given(st.integers(1, 61))

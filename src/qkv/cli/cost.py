@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from qkv.cost.devices import Device
 
 SHOW = "of"
+ROOF = "h200"
+"""Whose roofline is drawn where no device is named."""
 
 
 class _ModelFirst(TyperGroup):
@@ -92,16 +94,21 @@ def of(
     sizes = {name: count(size, name) for name, size in sizes.items() if size is not None}
     work = _work(config, settings, sizes, device=target)
     estimate = estimate_of(config, work)
-    known = _calibration(calibration, work, measure=measure)
+    here = _here() if measure else None
+    known = _calibration(calibration, work, device=here or (None if target is None else target.name))
     times = _times(estimate, target, known)
     if measure:
         if known is None:
-            raise InputError(f"there is no calibration for {work.mode.value} at {work.dtype.value}: qkv cost calibrate")
+            what = f"{work.mode.value} at {work.dtype.value}"
+            raise InputError(f"there is no calibration of {here} for {what}: qkv cost calibrate")
         times["measured"] = _measured(estimate, known)
     if plot is not None:
+        from qkv.cli.progress import say
         from qkv.inspection.cost_figures import cost_figure
 
-        _save(cost_figure(estimate, target or find_device("h200")), plot)
+        if target is None:
+            say(f"--plot: the roofline is that of {ROOF}, as no --device is given")
+        _save(cost_figure(estimate, target or find_device(ROOF)), plot)
     _print(estimate, target, times, form="json" if as_json else "latex" if as_latex else "table")
 
 
@@ -127,21 +134,24 @@ def _work(
     return Workload(**settings, **sizes)
 
 
-def _calibration(path: Path | None, work: "Workload", *, measure: bool) -> "Calibration | None":
+def _calibration(path: Path | None, work: "Workload", *, device: str | None) -> "Calibration | None":
     """The file that was named, which must fit; else the newest that does."""
     from qkv.cost.calibration import fitting_calibration, load_calibration
 
     if path is None:
-        return fitting_calibration(work.mode, work.dtype, kind=_here() if measure else None)
+        return fitting_calibration(work.mode, work.dtype, device=device)
     found = load_calibration(path)
     found.check(work.mode, work.dtype)
+    if device is not None and not found.is_of(device):
+        raise InputError(f"{path}: is a calibration of {found.device}, not of {device}: qkv cost calibrate")
     return found
 
 
 def _here() -> str:
     from qkv.cli.places import chosen_device
+    from qkv.training.calibrating import device_name
 
-    return chosen_device("auto").type
+    return device_name(chosen_device("auto"))
 
 
 def _times(estimate: "Estimate", device: "Device | None", calibration: "Calibration | None") -> dict[str, Any]:

@@ -14,11 +14,11 @@ Length = Annotated[str | None, typer.Option(metavar="N", help="Tokens a text; th
 AsJSON = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 Params = Annotated[str | None, typer.Option(metavar="N", help="Parameters of a GPT: 124M, 7B.")]
 Model = Annotated[str | None, typer.Option(help="Or a model, as `qkv cost` takes it.")]
-Tokens = Annotated[str, typer.Option(metavar="N", help="Tokens to train on: 2.5B.")]
-Device = Annotated[str, typer.Option(help=f"{KNOWN}.")]
+Tokens = Annotated[str | None, typer.Option(metavar="N", help="Tokens to train on: 2.5B.")]
+Device = Annotated[str | None, typer.Option(help=f"{KNOWN}.")]
 GPUs = Annotated[int, typer.Option(min=1, help="How many of them.")]
 Shared = Annotated[str, typer.Option(help="What several share: ddp or fsdp.")]
-Share = Annotated[float, typer.Option(help="Of the peak, what training reaches.")]
+Share = Annotated[float | None, typer.Option(help="Of the peak, what training reaches; a usual share unless said.")]
 Price = Annotated[float | None, typer.Option(help="Money for a device and hour.")]
 Again = Annotated[bool, typer.Option("--checkpointing", help="Compute activations again in backward.")]
 Here = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
@@ -27,8 +27,8 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where it goes; t
 
 
 def plan(
-    *, params: Params = None, model: Model = None, tokens: Tokens, device: Device, length: Length = None,
-    gpus: GPUs = 1, sharding: Shared = "ddp", share: Share = 0.4, price: Price = None, checkpointing: Again = False,
+    *, params: Params = None, model: Model = None, tokens: Tokens = None, device: Device = None, length: Length = None,
+    gpus: GPUs = 1, sharding: Shared = "ddp", share: Share = None, price: Price = None, checkpointing: Again = False,
     as_json: AsJSON = False,
 ) -> None:  # fmt: skip
     """Time, memory, the batch that fits, and money of a training run.
@@ -47,6 +47,8 @@ def plan(
 
     if (params is None) == (model is None):
         raise InputError("give --params or --model, and not both")
+    if tokens is None or device is None:
+        raise InputError(f"give --tokens, how many to train on, as 2.5B, and --device, one of {KNOWN}")
     if sharding not in tuple(Sharding):
         raise InputError(f"--sharding {sharding}: it is {' or '.join(Sharding)}")
     n = None if length is None else count(length, "length")
@@ -55,7 +57,8 @@ def plan(
     )
     answer = make.plan(
         config, tokens=count(tokens, "tokens"), device=find_device(device), length=n, n_devices=gpus,
-        sharding=Sharding(sharding), share=share, price=price, checkpointing=checkpointing,
+        sharding=Sharding(sharding), share=make.SHARE if share is None else share, price=price,
+        checkpointing=checkpointing,
     )  # fmt: skip
     print(json.dumps(answer.as_dict()) if as_json else "\n".join(plan_text(answer)))
 

@@ -72,6 +72,7 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
     from qkv.cost import Mode, Precision, preflight
     from qkv.cost.calibration import fitting_calibration
     from qkv.training import matmul_rate
+    from qkv.training.calibrating import device_name
     from qkv.training.objectives import is_mixed
 
     training = recipe.training
@@ -90,7 +91,7 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
         predictions=None if recipe.examples is None else recipe.examples.n_slots(training.length),
         dtype=dtype,
         backend="cuda" if device.type == "cuda" else "cpu",
-        calibration=fitting_calibration(Mode.TRAIN, dtype, kind=device.type),
+        calibration=fitting_calibration(Mode.TRAIN, dtype, device=device_name(device)),
     )
     say(plan.line)
     return plan

@@ -111,6 +111,12 @@ class Calibration(Config):
     def training_dtype(self) -> Precision:
         return Precision.FLOAT32 if self.dtype is Precision.FLOAT32 else Precision.MIXED
 
+    def is_of(self, device: str) -> bool:
+        """`device`: a full name, a CPU's number of threads in it, or one of the device table's: h200, cpu."""
+        plain = self.device.lower().replace(" ", "")
+        is_short = " " not in device and re.search(rf"{re.escape(device)}(?!\d)", plain) is not None
+        return is_short or device == self.device
+
     def check(self, mode: Mode, dtype: Precision) -> None:
         known = self.training_dtype if mode is Mode.TRAIN else self.dtype
         if dtype is not known:
@@ -193,14 +199,14 @@ def known_calibrations() -> list[Path]:
     return sorted(folder.glob("calibration-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def fitting_calibration(mode: Mode, dtype: Precision, *, kind: str | None = None) -> Calibration | None:
-    """The newest that is for this work, and for a cpu or cuda if said; None: there is none."""
+def fitting_calibration(mode: Mode, dtype: Precision, *, device: str | None = None) -> Calibration | None:
+    """The newest that is for this work, and of this device if said; None: there is none."""
     for path in known_calibrations():
         try:
             found = load_calibration(path)
             found.check(mode, dtype)
         except InputError:
             continue  # of another precision, or of an older version
-        if kind is None or found.kind == kind:
+        if device is None or found.is_of(device):
             return found
     return None

@@ -54,16 +54,17 @@ _IN_ORDER = (
     ),
     Device(
         name="h100", title="NVIDIA H100 SXM", **_HOPPER, bandwidth=3350 * _GIGA, memory=80 * _GIGA,
-        source="NVIDIA H100 Tensor Core GPU datasheet; its 16-bit peak, given with sparsity, halved",
+        source="NVIDIA H100 Tensor Core GPU datasheet; the 16-bit peak without sparsity: H100 Architecture whitepaper",
     ),
     Device(
         name="h200", title="NVIDIA H200 SXM", **_HOPPER, bandwidth=4800 * _GIGA, memory=141 * _GIGA,
-        source="NVIDIA H200 Tensor Core GPU datasheet; its 16-bit peak, given with sparsity, halved",
+        source="NVIDIA H200 Tensor Core GPU datasheet; the 16-bit peak, given with sparsity, as the H100's",
     ),
     Device(
         name="b200", title="NVIDIA B200 (HGX)", float32=80 * _TERA, half=2250 * _TERA, bandwidth=8000 * _GIGA,
         memory=180 * _GIGA, link=900 * _GIGA,
-        source="NVIDIA Blackwell Architecture Technical Brief; memory from the DGX B200 datasheet, an eighth of it",
+        source="NVIDIA Blackwell Architecture Technical Brief; memory and its bandwidth: an eighth of the DGX B200 "
+        "datasheet's 1,440 GB and 64 TB/s",
     ),
     Device(
         name="l4", title="NVIDIA L4", float32=30.3 * _TERA, half=121 * _TERA, bandwidth=300 * _GIGA,
@@ -76,7 +77,8 @@ _IN_ORDER = (
     ),
     Device(
         name="mi300x", title="AMD Instinct MI300X", float32=163.4 * _TERA, half=1307.4 * _TERA,
-        bandwidth=5300 * _GIGA, memory=192 * _GIGA, link=448 * _GIGA, source="AMD Instinct MI300X data sheet",
+        bandwidth=5300 * _GIGA, memory=192 * _GIGA, link=448 * _GIGA,
+        source="AMD Instinct MI300X data sheet; link: seven of 64 GB/s each way",
     ),
     Device(
         name="cpu", title="two CPU cores with AVX2 at 3 GHz", float32=0.192 * _TERA, half=0.192 * _TERA,

@@ -139,7 +139,7 @@ def row_of(one: Operation, work: Workload) -> dict[str, Any]:
 
 def estimate(
     config: ModelConfig | str, *, batch: int = 1, length: int | None = None, source_length: int | None = None,
-    mode: Mode | str = Mode.TRAIN, new: int | None = None, predictions: int | None = None,
+    mode: Mode | str = Mode.FORWARD, new: int | None = None, predictions: int | None = None,
     dtype: Precision | str = Precision.FLOAT32, kernel: Kernel | str = Kernel.FUSED, checkpointing: bool = False,
     loss_chunk: int | None = None, accumulation: int = 1, optimizer: OptimizerKind | str = OptimizerKind.ADAMW,
     averaging: bool = False, n_devices: int = 1, sharding: Sharding | str = Sharding.DDP,
