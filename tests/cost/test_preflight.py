@@ -38,4 +38,4 @@ def test_the_newest_calibration_that_fits_is_found(tmp_path, monkeypatch):
     (tmp_path / "qkv" / "calibration-c.json").write_text("{")
     assert fitting_calibration(Mode.TRAIN, Precision.FLOAT32) == made_up()
     assert fitting_calibration(Mode.TRAIN, Precision.MIXED) == made_up("cuda", "bfloat16")
-    assert fitting_calibration(Mode.TRAIN, Precision.FLOAT32, kind="cuda") is None
+    assert fitting_calibration(Mode.TRAIN, Precision.FLOAT32, device="h200") is None
