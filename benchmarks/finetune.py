@@ -105,8 +105,12 @@ def tuned(job: Job, asked: Asked) -> Row:
     problem = ProblemKind.NUMBER if job.task == "sick score" else ProblemKind.ONE_CLASS
     started = time.perf_counter()
     found = qkv.finetune(
-        model, *asked.files(job.task), seeds=job.seeds, epochs=asked.epochs, truncate=True, n_labels=job.n_labels,
-        from_scratch=job.engine == "from scratch", problem=problem,
+        model,
+        *asked.files(job.task),
+        settings=qkv.FinetuningSettings(
+            seeds=job.seeds, epochs=asked.epochs, truncate=True, n_labels=job.n_labels,
+            from_scratch=job.engine == "from scratch", problem=problem,
+        ),
     )  # fmt: skip
     measure, first = found.runs.measures[0], found.runs.results[0]
     return Row(

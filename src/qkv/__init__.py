@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, preset
+    from qkv.config import BERTConfig, FinetuningSettings, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, preset
     from qkv.cost import estimate
     from qkv.inspection import change, record
     from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
@@ -18,6 +18,7 @@ __all__ = [
     "BERT",
     "GPT",
     "BERTConfig",
+    "FinetuningSettings",
     "GPTConfig",
     "RNNConfig",
     "RNNSeq2Seq",
@@ -37,6 +38,7 @@ __all__ = [
 _HOME = {
     "BERT": "qkv.models",
     "BERTConfig": "qkv.config",
+    "FinetuningSettings": "qkv.config",
     "GPT": "qkv.models",
     "GPTConfig": "qkv.config",
     "RNNConfig": "qkv.config",

@@ -38,7 +38,9 @@ def test_several_models_and_seeds_give_one_table(command, folder):
     assert head.split() == ["model", "parameters", "accuracy", "f1", "f1", "macro", "mcc", "seconds"]
     assert [row.split()[0] for row in rows] == ["small", "wide"]
     assert all(row.count("±") == 4 for row in rows)
-    assert "new, with random weights: classifier.weight, classifier.bias" in answer.err
+    assert "qkv: wide: new, with random weights: classifier.weight, classifier.bias\n" in answer.err
+    assert "qkv: wide, seed 1: step 7 of 7: " in answer.err
+    assert "rows to judge by" not in answer.err
     assert (folder / "compared" / "wide" / "seed-1" / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -47,6 +49,7 @@ def test_a_run_is_a_model_that_classifies(command, folder):
     assert answer.status == 0, answer.err
     record = json.loads(answer.out)
     assert record["best"] == "run"
+    assert "train.tsv: 9 rows to judge by are few, below 30: the scores will say little" in answer.err
     assert (record["runs"][0]["n_train"], record["runs"][0]["n_evaluation"]) == (60, 9)
     answers = qkv.load(folder / "run").classify(["it was great", "the dull film"])
     assert {answer.labels[0] for answer in answers} <= {"good", "bad"}
@@ -73,19 +76,21 @@ def test_a_recipe_names_files_in_the_data_folder(command, folder):
     (folder / "a.toml").write_text('models = ["small"]\ntrain = "train.tsv"\nevaluation = "dev.tsv"\nbatch_size = 16\n')
     answer = command("finetune", "a.toml", "epochs=1", "--data", folder, "--out", "by-recipe", "--device", "cpu")
     assert answer.status == 0, answer.err
-    assert "97 rows, 1 epochs" in answer.err
+    assert "small: 97 rows, 1 epoch, learning rate" in answer.err
 
 
 def test_the_lectures_three_parts_in_five_lines(folder, monkeypatch):
     monkeypatch.chdir(folder)
     task = qkv.load("small")
     preprocessor, backbone = task.tokenizer, task.model
-    tuned = qkv.finetune(task, "train.tsv", "dev.tsv", epochs=6, batch_size=8, learning_rate=0.01)
+    tuned = qkv.finetune(
+        task, "train.tsv", "dev.tsv", settings=qkv.FinetuningSettings(epochs=6, batch_size=8, learning_rate=0.01)
+    )
     assert tuned.scores["accuracy"] > 0.9
     assert tuned.task.classify(["it was lovely"])[0].labels == ("good",)
     assert preprocessor.fingerprint == tuned.task.tokenizer.fingerprint
     assert backbone.classifier is None
-    rows = qkv.finetune("small", reviews(40), reviews(20, seed=9), epochs=1)
+    rows = qkv.finetune("small", reviews(40), reviews(20, seed=9), settings=qkv.FinetuningSettings(epochs=1))
     assert rows.runs.results[0].n_train == 40
 
 

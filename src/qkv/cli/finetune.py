@@ -142,19 +142,20 @@ def _runs(begun: "Begun", device: "torch.device") -> "Iterator[ModelRuns]":
     with bars() as next_bar:
 
         def report(name: str, seed: int) -> "Report":
-            return _reporting(next_bar(f"{name}, seed {seed}"))
+            run = f"{name}, seed {seed}"
+            return _reporting(run, next_bar(run))
 
         yield from run_finetuning(begun, device=device, reports=report, say=say)
 
 
-def _reporting(move: "Callable[[int, int], None]") -> "Report":
+def _reporting(run: str, move: "Callable[[int, int], None]") -> "Report":
     def report(entry: "Mapping[str, Any]") -> None:
         if "validation_loss" not in entry:
             move(entry["step"], entry["of"])
             return
         measures = {name.removeprefix("validation_"): entry[name] for name in entry if name.startswith("validation_")}
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in measures.items())
-        say(f"step {entry['step']:,} of {entry['of']:,}: {shown}{' (best so far)' if entry['is_best'] else ''}")
+        say(f"{run}: step {entry['step']:,} of {entry['of']:,}: {shown}{' (best so far)' if entry['is_best'] else ''}")
 
     return report
 
@@ -164,7 +165,8 @@ def _show(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
     done = []
     for one in runs:
         first = one.results[0]
-        say(f"{one.name}: {first.n_train:,} rows, {first.epochs} epochs, learning rate {first.learning_rate:.2g}")
+        epochs = f"{first.epochs} epoch{'' if first.epochs == 1 else 's'}"
+        say(f"{one.name}: {first.n_train:,} rows, {epochs}, learning rate {first.learning_rate:.2g}")
         say(f'try it: qkv classify {one.best} "…"')
         done.append(one)
         if as_json:

@@ -11,7 +11,7 @@ from qkv.config.families import (
     TransformerConfig,
 )
 from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
-from qkv.config.finetuning import FinetuningConfig, load_finetuning
+from qkv.config.finetuning import FinetuningConfig, FinetuningSettings, load_finetuning
 from qkv.config.masking import MaskingConfig
 from qkv.config.pairs import PairsConfig
 from qkv.config.presets import PRESETS, preset
@@ -26,6 +26,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "FinetuningConfig",
+    "FinetuningSettings",
     "GPTConfig",
     "MaskingConfig",
     "ModelConfig",

@@ -12,14 +12,9 @@ from qkv.config.recipe import load_settings
 from qkv.errors import ConfigError
 
 
-class FinetuningConfig(Config):
-    """Models, data and settings of one or more runs: each model is fine-tuned with each seed."""
+class FinetuningSettings(Config):
+    """How, whatever the model and the data."""
 
-    models: tuple[str, ...] = Field(min_length=1)
-    """Names, as every command takes them."""
-    train: str
-    evaluation: str | None = None
-    """None: a tenth of the training rows is held out."""
     text: tuple[str, ...] = Field(default=(), max_length=2)
     """Columns of the text, or of the pair's two; none: `text`, else `text_a` and `text_b`."""
     label: str | None = None
@@ -56,6 +51,20 @@ class FinetuningConfig(Config):
             raise ConfigError("lora_rank freezes all weights but its own; freeze cannot be used with it")
         if self.from_scratch and (self.freeze or self.lora_rank is not None):
             raise ConfigError("from_scratch starts with random weights: none of them may be frozen (freeze, lora_rank)")
+        return self
+
+
+class FinetuningConfig(FinetuningSettings):
+    """Models, data and settings of one or more runs: each model is fine-tuned with each seed."""
+
+    models: tuple[str, ...] = Field(min_length=1)
+    """Names, as every command takes them."""
+    train: str
+    evaluation: str | None = None
+    """None: a tenth of the training rows is held out."""
+
+    @model_validator(mode="after")
+    def _models_differ(self) -> Self:
         if len(set(self.models)) < len(self.models):
             raise ConfigError(f"models={list(self.models)}: each may be there once")
         return self

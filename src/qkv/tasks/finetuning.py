@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.config import FinetuningConfig, load_finetuning
+from qkv.config import FinetuningConfig, FinetuningSettings, load_finetuning
 from qkv.data.disk import read_object, write_whole, writing
 from qkv.data.labelled import Labelled, labelled_rows
 from qkv.errors import ConfigError, InputError, MissingExtraError, RunError
@@ -29,6 +29,8 @@ from qkv.weights.folder import digest
 
 SETTINGS = "finetune.toml"
 DIGESTS = "data.json"
+FEW = 30
+"""With fewer rows one row more or less is over 3 points of accuracy."""
 Reports = Callable[[str, int], Report]
 """`reports(model, seed)` gives what is told of each step of that run."""
 Rows = str | Path | Sequence[Sequence[Any]]
@@ -76,17 +78,17 @@ class FineTuned:
 
 
 def finetune(
-    model: str | Path | TextEncoder, train: Rows, evaluation: Rows | None = None, *, out: str | Path | None = None,
-    device: str | None = None, **settings: Any,  # noqa: ANN401
+    model: str | Path | TextEncoder, train: Rows, evaluation: Rows | None = None,
+    *, settings: FinetuningSettings = FinetuningSettings(), out: str | Path | None = None,  # noqa: B008 - frozen
+    device: str | None = None,
 ) -> FineTuned:  # fmt: skip
     """A classifier out of a pre-trained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
 
-    Keywords are those of `FinetuningConfig` (seeds, epochs, learning_rate, problem …). `out`: a folder for the run;
-    without one nothing is left on the disk.
+    `out`: a folder for the run; without one nothing is left on the disk.
     """
     start = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
     named = {"train": _named(train, "train"), "evaluation": None if evaluation is None else _named(evaluation, "eval")}
-    config = FinetuningConfig(models=(start.name or "model",), **named, **settings)
+    config = FinetuningConfig(models=(start.name or "model",), **named, **dict(settings))
     held_out = None if evaluation is None else _labelled(evaluation, "eval", config)
     task = make_task(config, _labelled(train, "train", config), held_out)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -140,6 +142,9 @@ def run_finetuning(begun: Begun, *, device: torch.device, reports: Reports, say:
     """
     out, settings = begun.out, begun.settings
     folders = _folders(out, settings.models)
+    judged = begun.task.evaluation
+    if len(judged.texts) < FEW:
+        say(f"{judged.name}: {len(judged.texts)} rows to judge by are few, below {FEW}: the scores will say little")
     with RunFolder(out).locked():
         try:
             for name, own in folders.items():
@@ -172,7 +177,10 @@ def _seeds(
     start: TextEncoder, task: LabelledTask, settings: FinetuningConfig, *, name: str, folder: Path,
     device: torch.device, reports: Reports, say: Say,
 ) -> ModelRuns:  # fmt: skip
-    material = Material.gather(start.model, start.tokenizer, task, settings, say=say)
+    def of_model(line: str) -> None:
+        say(f"{name}: {line}")
+
+    material = Material.gather(start.model, start.tokenizer, task, settings, say=of_model)
     seeds = range(settings.seed, settings.seed + settings.seeds)
     folders = [folder if settings.seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
     results = []
@@ -180,7 +188,7 @@ def _seeds(
         with writing(own, 0):
             own.mkdir(parents=True, exist_ok=True)
         # What is new in the model is the same for every seed: said once.
-        remark = say if seed == settings.seed else _unsaid
+        remark = of_model if seed == settings.seed else _unsaid
         result = fine_tune(material, seed=seed, folder=own, device=device, report=reports(name, seed), say=remark)
         results.append(result)
         _draw(own, result, say)
