@@ -153,7 +153,7 @@ def _measured(
 def report(found: Sequence[Score], *, peer: str | None, device: str, load: float) -> Report:
     buckets = [f"{row['words']} words ({row['sentences']:,})" for row in found[0].by_length]
     columns = ["system", "parameters", "trained, s", "tokens/s", "BLEU greedy", "chrF greedy", "BLEU beam 5"]
-    signatures = {one.signature for search in found[0].measured.values() for one in search.values()}
+    signatures = {name: one.signature for name, one in found[0].measured["beam5"].items()}
     against = [] if peer is None else [f"p: of BLEU with beam 5 against {peer}, by paired bootstrap."]
     return Report(
         name="translators",
@@ -165,7 +165,7 @@ def report(found: Sequence[Score], *, peer: str | None, device: str, load: float
             "tokens/s: of training, sources and targets, padding not counted. [ , ]: 95 % interval by bootstrap.",
             "By words of the source: BLEU with beam 5 (in brackets how many sentences).",
             *against,
-            *(f"Signature: {signature}." for signature in sorted(signatures)),
+            *(f"{name}: {signature}." for name, signature in signatures.items()),
         ],
         versions={"torch": str(torch.__version__)},
         load=load,
