@@ -81,6 +81,30 @@ def test_a_folder_that_is_no_model_says_why(tmp_path):
     assert "unknown family 'gtp'" in model["error"]
 
 
+def with_context(task, room):
+    config = task.model.config.model_copy(update={"context_length": room})
+    return type(task)(type(task.model)(config, seed=0).eval(), task.tokenizer)
+
+
+def test_examples_fit_the_context():
+    for task in tasks().values():
+        for room in (5, 11, 23, 37):
+            own = Explorer(Shelf(memory={"small": with_context(task, room)}, zoo=False))
+            (model,) = asked("/api/models", of=own)["models"]
+            for example in model["examples"]:
+                told = asked("/api/run", {"model": "small", "text": example["text"]}, of=own)
+                assert len((told["source"] or told["own"])["ids"]) < room
+                assert room > 11 or "(cut to fit" in example["about"]
+
+
+def test_models_are_listed_in_the_order_they_were_given(tmp_path):
+    mine = str(saved(tasks()["gpt"], tmp_path / "mine"))
+    for given in (["stories", mine], [mine, "stories"]):
+        listed = Shelf(given).listed()
+        assert [model["id"] for model in listed["models"]][:2] == given
+        assert listed["first"] == given[0]
+
+
 def test_only_so_many_models_are_held(tmp_path, monkeypatch):
     monkeypatch.setattr(shelves, "MOST_LOADED", 2)
     folders = [saved(tasks()["gpt"], tmp_path / name) for name in "abc"]

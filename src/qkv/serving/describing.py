@@ -1,5 +1,6 @@
 """What is said of a model before it is asked anything, from its config alone."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qkv.choices import ScoreKind, Stack
@@ -11,14 +12,19 @@ if TYPE_CHECKING:
     from qkv.serving.shelf import Open
 
 _OF_BLOCKS = ["neuron", "residual"]
+ROOMY = 128
+"""A context in which every example fits, whatever the tokenizer: none has so many characters."""
 
 
-def described(one: "Open", config: ModelConfig) -> dict[str, Any]:
+def described(one: "Open", config: ModelConfig, *, count: Callable[[str], int]) -> dict[str, Any]:
+    """`count`: how many tokens the model makes of a text; asked only where its context is small."""
     run = one.run
+    name = one.id.rstrip("/").rpartition("/")[2] or one.id
+    examples = _examples(config, name)
     has_card = one.place is not None and (one.place / CARD).is_file()
     return {
         "id": one.id,
-        "name": one.id.rstrip("/").rpartition("/")[2] or one.id,
+        "name": name,
         "source": one.source,
         "family": config.family,
         "summary": read_card(one.place).summary if has_card and one.place is not None else "",
@@ -34,7 +40,7 @@ def described(one: "Open", config: ModelConfig) -> dict[str, Any]:
         "checkpoints": [{"id": f"{one.id}@{step}", "step": step} for step in (run.steps() if run else [])],
         "best": int(run.best().name.removeprefix("step-")) if run else None,
         "classes": list(_classes(config)),
-        "examples": _examples(config),
+        "examples": examples if config.context_length >= ROOMY else _fitting(examples, config.context_length, count),
         "error": None,
     }
 
@@ -86,7 +92,8 @@ def _classes(config: ModelConfig) -> tuple[str, ...]:
 _IT = "The animal didn't cross the street because it was too {}."
 
 
-def _examples(config: ModelConfig) -> list[dict[str, Any]]:
+def _examples(config: ModelConfig, name: str) -> list[dict[str, Any]]:
+    """Of a translator in the language that its name begins with: es-en reads Spanish."""
     match config:
         case GPTConfig():
             texts = [
@@ -97,6 +104,23 @@ def _examples(config: ModelConfig) -> list[dict[str, Any]]:
         case BERTConfig():
             masked = [("The cat [MASK] on the mat.", "a word to fill")] if config.masked_word_head else []
             texts = [*masked, *((_IT.format(end), "what does it refer to?") for end in ("tired", "wide"))]
+        case Seq2SeqConfig() | RNNConfig() if name.startswith("es"):
+            texts = [
+                ("El gato negro duerme en la casa blanca.", "adjectives change places"),
+                ("Nunca he visto una casa tan grande.", "a subject to add"),
+                ("No me gusta el café frío.", "who likes whom"),
+            ]
         case Seq2SeqConfig() | RNNConfig():
             texts = [("The cat sat on the mat.", "a sentence"), ("I have never seen such a big house.", "word order")]
     return [{"text": text, "second": None, "about": about} for text, about in texts]
+
+
+def _fitting(examples: list[dict[str, Any]], room: int, count: Callable[[str], int]) -> list[dict[str, Any]]:
+    """Those that leave a quarter of the context free, to go on in; else the first one's beginning, which says so."""
+    most = 3 * room // 4
+    fitting = [one for one in examples if count(one["text"]) <= most]
+    if fitting:
+        return fitting
+    words = examples[0]["text"].split(" ")
+    n = next((n for n in range(len(words), 1, -1) if count(" ".join(words[:n])) <= most), 1)
+    return [{**examples[0], "text": " ".join(words[:n]), "about": f"{examples[0]['about']} (cut to fit {room} tokens)"}]

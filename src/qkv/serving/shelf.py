@@ -12,7 +12,7 @@ from qkv.config import ModelConfig, config_from_dict
 from qkv.errors import QKVError
 from qkv.serving.answer import RefusedError
 from qkv.serving.describing import described
-from qkv.tasks import Task, load
+from qkv.tasks import Task, Translator, load
 from qkv.training.run import RunFolder
 from qkv.weights.folder import read_settings
 from qkv.zoo import shipped
@@ -79,11 +79,12 @@ class Shelf:
         """Every model, as the page shows it; one that cannot be read says why."""
         with self._lock:
             known = list(self._open.values())
-        return {"models": [self.describe(one) for one in known if "@" not in one.id], "first": self._first(known)}
+        listed = [one for one in known if "@" not in one.id]
+        return {"models": [self.describe(one) for one in listed], "first": listed[0].id if listed else None}
 
     def describe(self, one: Open) -> dict[str, Any]:
         try:
-            return described(one, self.config(one))
+            return described(one, self.config(one), count=lambda text: _n_tokens(self.task(one), text))
         except QKVError as error:
             return {"id": one.id, "name": one.id, "source": one.source, "error": str(error)}
 
@@ -133,7 +134,8 @@ class Shelf:
             )
         return one.config
 
-    @staticmethod
-    def _first(known: Sequence[Open]) -> str | None:
-        order = sorted(known, key=lambda one: ("memory", "given", "shipped").index(one.source))
-        return order[0].id if order else None
+
+def _n_tokens(task: Task, text: str) -> int:
+    """How many tokens the model would read; of a translator, of the source."""
+    tokenizer = task.source_tokenizer if isinstance(task, Translator) else task.tokenizer
+    return len(tokenizer.encode(text, parse_specials=not isinstance(task, Translator)))
