@@ -1,5 +1,7 @@
 """What is chosen for someone's own text: larger for more text and more time, never absurd."""
 
+import math
+
 import pytest
 import torch
 
@@ -47,6 +49,13 @@ def test_steps_fill_the_time_but_for_a_tenth():
     fitted = fit_steps(recipe, seconds=300.0, seconds_a_step=0.1).training
     assert (fitted.steps, fitted.warmup_steps, fitted.evaluate_every, fitted.evaluate_batches) == (2700, 100, 270, 45)
     assert fit_steps(recipe, seconds=1.0, seconds_a_step=10.0).training.steps == 20
+
+
+def test_a_short_run_has_time_for_its_evaluations():
+    recipe = choose_recipe(["a.txt"], n_bytes=10**6, seconds=300.0, rate=CPU)
+    fitted = fit_steps(recipe, seconds=18.0, seconds_a_step=0.2).training
+    n_evaluations = math.ceil(fitted.steps / fitted.evaluate_every)
+    assert fitted.steps + n_evaluations * fitted.evaluate_batches / 3 <= 18 / 0.2
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 1000])

@@ -29,7 +29,9 @@ NextSentence = Annotated[
     bool, typer.Option("--next-sentence/--no-next-sentence", help="bert: also learn which text follows which.")
 ]
 RNN = Annotated[bool, typer.Option("--rnn", help="Translate by an RNN with attention, not by a Transformer.")]
-Minutes = Annotated[float | None, typer.Option(min=0.05, help="Time to train for; sets the steps.")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0.05, help="Time to train for, once the texts are read; sets the steps.")
+]
 Steps = Annotated[int | None, typer.Option(min=1, help="Updates to make.")]
 Start = Annotated[Path | None, typer.Option("--from", help="A model to begin with.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder: new or empty.")]

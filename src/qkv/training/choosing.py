@@ -14,6 +14,9 @@ SHAPES = ((2, 64, 2), (3, 96, 3), (4, 128, 4), (5, 192, 6), (6, 256, 8), (6, 384
 SHARE_OF_RATE = 0.35
 """What part of the measured matrix rate training a small model reaches."""
 
+FEWEST_BATCHES = 8
+"""Of an evaluation: fewer say too little."""
+
 
 def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float) -> Recipe:
     """`rate`: FLOP/s of this device's matrix products. Steps are a guess that `fit_steps` makes exact."""
@@ -99,8 +102,12 @@ def _tokenizer(n_bytes: int) -> tuple[str, int]:
 
 
 def fit_steps(recipe: Recipe, *, seconds: float, seconds_a_step: float) -> Recipe:
-    """The same recipe with as many steps as the time allows; about a tenth is left for evaluating and saving."""
-    return with_steps(recipe, max(20, math.floor(0.9 * seconds / seconds_a_step)))
+    """The same recipe with as many steps as the time allows; about a tenth is left for evaluating and saving.
+
+    Of a short run evaluating takes more: each has `FEWEST_BATCHES` at least, and an eleventh comes at the end.
+    """
+    room = seconds / seconds_a_step
+    return with_steps(recipe, max(20, math.floor(min(0.9 * room, 0.95 * room - 11 * FEWEST_BATCHES / 3))))
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
@@ -114,7 +121,7 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
         warmup_steps=min(100, steps // 10),
         evaluate_every=every,
         save_every=every,
-        evaluate_batches=max(8, steps // 60),
+        evaluate_batches=max(FEWEST_BATCHES, steps // 60),
     )
     return recipe.replace(training=training)
 
