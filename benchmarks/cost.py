@@ -22,7 +22,7 @@ from qkv.cost.calibration import Calibration
 from qkv.cost.prediction import Prediction, predict
 from qkv.training.calibrating import calibrate
 from qkv.training.measuring import Step, random_model, step_of
-from qkv.training.stopwatch import Stopwatch
+from qkv.training.stopwatch import Stopwatch, keep_freed_memory
 
 CONTEXTS = (1024, 2048, 4096)
 ROUNDS = 3
@@ -83,12 +83,12 @@ def cost(asked: Asked) -> Report:
     started, load, device = time.perf_counter(), machine.others_load(), torch.device(asked.device)
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
+    keep_freed_memory()
     dtype = Precision.BFLOAT16 if device.type == "cuda" else Precision.FLOAT32
     calibration = calibrate(device, dtype, asked.say)
     asked.say(f"calibrated {calibration.device} in {calibration.took:.0f} s")
     until = started + GPU_SECONDS if device.type == "cuda" else math.inf
     trials = _Trials(calibration=calibration, device=device, say=asked.say, until=until)
-    # The long ones first: a CPU's large tensors come from fresh pages until an allocator has learnt to keep them.
     long = trials.long_contexts()
     found, pace = trials.points()
     return Report(

@@ -5,7 +5,21 @@ from math import prod
 from qkv.cost.calibration import Calibration, Measured, Overhead, Table
 
 FLOOR, RATE = 1e-6, 1e-9
-ELEMENTWISE = ("add", "layer", "rms", "look-up", "softmax", "rotation", "relu", "gelu", "gelu-tanh", "silu")
+ELEMENTWISE = (
+    "add",
+    "gate",
+    "cast",
+    "bias",
+    "layer",
+    "rms",
+    "look-up",
+    "softmax",
+    "rotation",
+    "relu",
+    "gelu",
+    "gelu-tanh",
+    "silu",
+)
 
 
 def _table(*axes, growth=()):
@@ -33,7 +47,7 @@ def made_up(kind="cpu", dtype="float32", device="made up"):
     names = [
         f"{family}.{mode}"
         for family in ("gpt", "rotary", "bert", "seq2seq", "rnn")
-        for mode in ("forward", "train", "train_forward", "prefill", "decode")
+        for mode in ("forward", "train", "train_forward", "train_gradients", "prefill", "decode")
     ]
     launches = {name: Overhead(once=1e-4, layer=1e-5, second_layer=2e-5) for name in names}
     return Calibration(

@@ -82,7 +82,7 @@ def test_a_bad_file_is_named_in_one_line(tmp_path, text, message):
 def test_an_older_format_says_to_calibrate_again(tmp_path):
     settings = made_up().model_dump(mode="json") | {"format": 1}
     (tmp_path / "c.json").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match="format=1, this version reads format=2: calibrate again"):
+    with pytest.raises(InputError, match="format=1, this version reads format=3: calibrate again"):
         load_calibration(tmp_path / "c.json")
 
 

@@ -139,3 +139,42 @@ def test_a_table_that_is_missing_says_to_calibrate_again():
     tables = {name: table for name, table in calibration.tables.items() if name != "product.infer"}
     with pytest.raises(InputError, match=r"no table 'product.infer': calibrate again"):
         predict(GPT, Workload(batch=1, length=2), calibration.replace(tables=tables))
+
+
+def test_a_mixed_step_casts_what_a_product_reads_from_the_stream_and_adds_up_the_gradients_of_biases():
+    calibration = made_up("cuda", "bfloat16")
+    work = Workload(batch=2, length=16, mode=Mode.TRAIN, dtype="mixed")
+
+    def seconds(name, config=GPT):
+        (one,) = [one for one in predict(config, work, calibration).spent if one.name == name]
+        return one.seconds / one.runs
+
+    cast, bias = (calibration.table(f"{name}.train") for name in ("cast", "bias"))
+    without = GPT.replace(feedforward_bias=False)
+    assert seconds("expand") - seconds("expand", without) == pytest.approx(bias.at(32 * 256))
+    assert seconds("contract") - seconds("contract", without) == pytest.approx(bias.at(32 * 64))
+    inward, back = (calibration.table("product.train").at(32, *sides) for sides in ((64, 256), (256, 64)))
+    assert seconds("expand", without) == pytest.approx(inward + cast.at(32 * 64))
+    assert seconds("contract", without) == pytest.approx(back)
+
+
+def test_the_launching_of_an_update_hides_behind_nothing():
+    calibration = made_up("cuda", "bfloat16")
+    launches = {**calibration.launches, "gpt.train_forward": Overhead(once=1.0, layer=0.0)}
+    launches |= {"gpt.train_gradients": Overhead(once=3.0, layer=0.0), "gpt.train": Overhead(once=10.0, layer=0.0)}
+    slow = {**calibration.tables, "loss.train": Table(axes=((1,),), growth=(0,), seconds=(50.0,))}
+    work = Workload(batch=2, length=16, mode=Mode.TRAIN, dtype="mixed")
+    found = predict(GPT, work, calibration.replace(launches=launches, tables=slow))
+    assert found.seconds == pytest.approx(1 + 50 + (10 - 3), abs=0.1)
+
+
+def test_heads_that_share_keys_read_them_once_in_a_gpus_decoding():
+    config = GPT.replace(n_heads=8, n_kv_heads=2, d_head=64)
+    work = Workload(batch=2, length=512, mode=Mode.DECODE)
+    for kind, dtype, groups in (("cuda", "bfloat16", 2 * 2), ("cpu", "float32", 2 * 8)):
+        calibration = made_up(kind, dtype)
+        found = predict(config, work.replace(dtype=dtype), calibration)
+        (one,) = [one for one in found.spent if one.name == "attention"]
+        table = calibration.table("step-fused.infer")
+        own = 0.0 if kind == "cuda" else table.floor
+        assert one.seconds == pytest.approx(3 * (table.at(groups, 512, 64) - own), rel=1e-6)

@@ -173,10 +173,11 @@ def _measured(estimate: "Estimate", calibration: "Calibration") -> dict[str, Any
     from qkv.cost.prediction import predict
     from qkv.training.measuring import random_model, step_of
     from qkv.training.per_operation import compare_operations
-    from qkv.training.stopwatch import Stopwatch
+    from qkv.training.stopwatch import Stopwatch, keep_freed_memory
 
     if estimate.work.mode is Mode.GENERATE:
         raise InputError("--measure times one step; --mode prefill and --mode decode are a generation's")
+    keep_freed_memory()  # as the calibration did
     watch = Stopwatch(chosen_device(calibration.kind))
     model = random_model(estimate.config, watch.device, estimate.work.dtype)
     step = step_of(model, estimate.work)

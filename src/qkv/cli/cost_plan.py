@@ -80,11 +80,13 @@ def calibrate(
     from qkv.cost.calibration import default_path, save_calibration
     from qkv.cost.workload import Precision
     from qkv.training.calibrating import calibrate as measure
+    from qkv.training.stopwatch import keep_freed_memory
 
     target = chosen_device(device)
     named = dtype or ("float32" if target.type == "cpu" else "bfloat16")
     if named not in ("float32", "bfloat16"):
         raise InputError(f"--dtype {named}: a device is calibrated at float32 or bfloat16")
+    keep_freed_memory()
     found = measure(target, Precision(named), say)
     path = out or default_path(found.device, found.dtype)
     save_calibration(found, path)

@@ -16,7 +16,7 @@ from qkv.config import Config
 from qkv.cost.workload import Mode, Precision
 from qkv.errors import ConfigError, DiskError, InputError
 
-FORMAT = 2
+FORMAT = 3
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Grid = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -17,12 +17,14 @@ from qkv.cost.memory import cache_bytes
 from qkv.cost.operation import LOGITS, LOSS, Operation
 from qkv.cost.operations import operations
 from qkv.cost.parameters import parameters
-from qkv.cost.workload import Mode, Workload
+from qkv.cost.workload import Mode, Precision, Workload
 
 ODD = 8
 """A matrix whose rows are no multiple of this many numbers is read more slowly by a GPU, up to eight times."""
 NEAR = {"cpu": 2**24, "cuda": 2**27}
 """Bytes of weights that a product is calibrated with: a core's own cache, and a GPU's, does not hold them."""
+NARROW = ("output", "contract")
+"""Products that read what another 16-bit kernel wrote; the others read the residual stream's 32 bits."""
 FORWARD_SHARE = 1 / 3
 """Of a training step's products: one in three is the forward pass's."""
 
@@ -69,7 +71,9 @@ def predict(config: ModelConfig, work: Workload, calibration: Calibration) -> Pr
     launch = calibration.launch(f"{launch_name(config)}.{work.mode.value}")
     whole = _launching(config, launch)
     if calibration.is_asynchronous:
-        seconds = _overlapped(_phases(config, work, calibration, spent)) + serial
+        # The loss and the gradients' norm are looked at before the update: its launching begins with an idle device.
+        *passes, update = _phases(config, work, calibration, spent)
+        seconds = _overlapped(passes) + max(update) + serial
     else:
         seconds = whole + computing + serial
     return Prediction(seconds=seconds, launching=whole, computing=computing, serial=serial, spent=spent)
@@ -112,24 +116,25 @@ def _launching(config: ModelConfig, launch: Overhead) -> float:
 def _phases(
     config: ModelConfig, work: Workload, calibration: Calibration, spent: tuple[Spent, ...]
 ) -> list[tuple[float, float]]:
-    """(launching, computing) of an encoder, of what follows it, of the head with its loss, and of backward."""
-    name = launch_name(config)
-    launch = calibration.launch(f"{name}.{work.mode.value}")
-    whole = ahead = _launching(config, launch)
+    """(launching, computing) of an encoder, what follows it, the head with its loss, backward, an update."""
+    name = f"{launch_name(config)}.{work.mode.value}"
+    launch = calibration.launch(name)
+    whole = behind = ahead = _launching(config, launch)
     timed = [one for one in spent if one.name != "recurrence"]
-    update = sum(one.seconds for one in timed if one.part == "optimizer")
+    update = sum((one.seconds for one in timed if one.part == "optimizer"), 0.0)
     head = sum(one.seconds for one in timed if one.name == LOGITS or one.part == LOSS)
     encoder = sum(one.seconds for one in timed if one.part.startswith("encoder."))
     rest = sum(one.seconds for one in timed) - update - head - encoder
     share = 1.0
     if work.mode is Mode.TRAIN:
-        launch = calibration.launch(f"{name}.train_forward")
-        ahead, share = min(whole, _launching(config, launch)), FORWARD_SHARE
+        behind = min(whole, _launching(config, calibration.launch(f"{name}_gradients")))
+        launch, share = calibration.launch(f"{name}_forward"), FORWARD_SHARE
+        ahead = min(behind, _launching(config, launch))
     first = 0.0
     if isinstance(config, Seq2SeqConfig | RNNConfig) and work.mode is not Mode.DECODE:
         first = min(ahead, config.n_encoder_layers * launch.layer)
     forward = [(first, share * encoder), (ahead - first, share * rest), (0.0, head)]
-    return [*forward, (whole - ahead, (1 - share) * (encoder + rest) + update)]
+    return [*forward, (behind - ahead, (1 - share) * (encoder + rest)), (whole - behind, update)]
 
 
 def _overlapped(phases: list[tuple[float, float]]) -> float:
@@ -193,7 +198,12 @@ class _Meter:
         if product.columns % ODD and product.columns > ODD:
             rows, shared = product.groups * product.rows, math.gcd(product.columns, ODD)
             seconds *= self.calibration.table(f"odd.{self.road}").at(rows, shared)
-        if self.road == "infer":
+        if self.road == "train":
+            if one.elementwise:
+                seconds += self._kernel("bias", product.rows * product.columns)
+            if self.work.dtype is Precision.MIXED and one.name not in NARROW:
+                seconds += self._kernel("cast", product.rows * product.inner)
+        else:
             moved = one.weights * self.work.dtype.narrow
             seconds = max(seconds + moved * self.farther, moved * self.streaming)
         return seconds
@@ -204,7 +214,10 @@ class _Meter:
         product, config = one.product, self.config
         width = (config.d_head + config.d_value) / 2
         if product.rows == 1 and self.work.mode is Mode.DECODE:
-            seconds = self._kernel(f"step-{self.work.kernel.value}", product.groups, product.columns, width)
+            # A GPU's fused kernel reads keys and values once for all the heads that share them.
+            is_shared = self.calibration.is_asynchronous and self.work.kernel is Kernel.FUSED
+            groups = self.work.batch * config.n_kv_heads if is_shared else product.groups
+            seconds = self._kernel(f"step-{self.work.kernel.value}", groups, product.columns, width)
             # The values' share is the mix's; they are about as many as the keys.
             return seconds + 2 * one.cache * self.work.dtype.narrow * self.farther
         is_causal = one.visible < 1 and self.work.kernel is Kernel.FUSED
@@ -229,7 +242,7 @@ class _Meter:
                 return self._kernel(self.config.norm.value, one.writes)
             case "activation":
                 assert isinstance(self.config, TransformerConfig)
-                gate = self._kernel("add", one.writes) if one.reads > one.writes else 0.0
+                gate = self._kernel("gate", one.writes) if one.reads > one.writes else 0.0
                 return self._kernel(self.config.activation.value, one.writes) + gate
             case "look-up":
                 # Its gradient is as large as the table.

@@ -19,7 +19,7 @@ from qkv.training.stopwatch import Stopwatch, Work
 Report = Callable[[str], None]
 D_HEADS = (32, 128)
 """Widths of a head that attention is tried with."""
-ELEMENTWISE = ("add", "layer", "rms", "look-up", "softmax", "rotation", *(one.value for one in Activation))
+ELEMENTWISE = ("add", "gate", "layer", "rms", "look-up", "softmax", "rotation", *(one.value for one in Activation))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,10 @@ def _elementwise(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:
         # A table's gradient may wait for the device, so it is not captured.
         is_captured = not (kind == "look-up" and road.is_training)
         tables[kind] = _table(watch, axes, lambda n, kind=kind: kernels.elementwise(road, kind, n), capture=is_captured)
+    if road.dtype is Precision.MIXED:
+        tables["cast"] = _table(watch, axes, lambda n: kernels.cast(road, n))
     if road.is_training:
+        tables["bias"] = _table(watch, axes, lambda n: kernels.bias(road, n))
         tables["loss"] = _table(watch, axes, lambda n: kernels.loss(road, n))
         tables["fill"] = _table(watch, axes, lambda n: kernels.fill(road, n))
         tables["update"] = _table(watch, axes, lambda n: kernels.update(road, n), capture=False)

@@ -77,8 +77,11 @@ def _without_gradients(forward: Callable[[], Tensor]) -> Work:
 
 
 def product(road: Road, rows: int, inner: int, columns: int) -> Work:
-    """Each call takes another weight, as a model does, so that none of them waits in a near cache."""
-    x, first = road.numbers(rows, inner), road.numbers(columns, inner)
+    """Each call takes another weight, as a model does, so that none of them waits in a near cache.
+
+    Mixed precision brings the weight to 16 bits here; what it brings of `x` is the kind `cast`, where x is wide.
+    """
+    x, first = road.numbers(rows, inner, narrow=True), road.numbers(columns, inner)
     n_copies = max(1, min(MOST_COPIES, NEAR[road.device.type] // (first.numel() * first.element_size())))
     weights = [first, *(road.numbers(columns, inner) for _ in range(n_copies - 1))]
     if not road.is_training:
@@ -93,9 +96,9 @@ def elementwise(road: Road, kind: str, n: int) -> Work:
     width = min(n, ROW)
     shape = (1, n // width, width)
     match kind:
-        case "add":
-            x, y = road.numbers(*shape), road.numbers(*shape, narrow=True)
-            return road.run(lambda: x + y, [x, y])
+        case "add" | "gate":
+            x, y = road.numbers(*shape, narrow=kind == "gate"), road.numbers(*shape, narrow=True)
+            return road.run(lambda: x + y if kind == "add" else x * y, [x, y])
         case "layer" | "rms":
             x, norm = road.numbers(*shape), build_norm(NormKind(kind), width).to(road.device, road.wide)
             return road.run(lambda: norm(x), [x, *norm.parameters()])
@@ -125,6 +128,18 @@ def loss(road: Road, n: int) -> Work:
     rows = max(1, n // N_WORDS)
     x, targets = road.numbers(rows, n // rows, narrow=True), torch.zeros(rows, dtype=torch.long, device=road.device)
     return road.run(lambda: F.cross_entropy(x.float(), targets, reduction="sum"), [x])
+
+
+def cast(road: Road, n: int) -> Work:
+    """n numbers of the residual stream brought to a product's precision, and their gradient back."""
+    x = road.numbers(n)
+    return road.run(lambda: x.to(road.narrow), [x])
+
+
+def bias(road: Road, n: int) -> Work:
+    """The gradient towards a product's bias: n numbers, added up over the rows."""
+    gradient = road.numbers(n // min(n, ROW), min(n, ROW), narrow=True).detach()
+    return lambda: gradient.sum(0)
 
 
 def fill(road: Road, n: int) -> Work:

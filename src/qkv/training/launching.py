@@ -8,7 +8,7 @@ from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqCon
 from qkv.cost.calibration import Overhead
 from qkv.cost.prediction import launch_name
 from qkv.cost.workload import Mode, Precision, Workload
-from qkv.training.measuring import Step, loss_of, random_model, step_of
+from qkv.training.measuring import Step, gradients_of, loss_of, random_model, step_of
 from qkv.training.stopwatch import Stopwatch
 
 FEW, MANY = 1, 5
@@ -67,6 +67,7 @@ def _steps(configs: list[ModelConfig], watch: Stopwatch, mode: Mode, dtype: Prec
     made: dict[str, list[Step]] = {f"{name}.{mode.value}": [step_of(model, work) for model in models]}
     if mode is Mode.TRAIN:
         made[f"{name}.train_forward"] = [loss_of(model, work) for model in models]
+        made[f"{name}.train_gradients"] = [gradients_of(model, work) for model in models]
     return made
 
 

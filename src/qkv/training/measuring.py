@@ -81,6 +81,18 @@ def loss_of(model: Model, work: Workload) -> Callable[[], Tensor]:
     return loss
 
 
+def gradients_of(model: Model, work: Workload) -> Step:
+    """A training step without its update."""
+    loss, own = loss_of(model, work), list(model.parameters())
+
+    def step() -> None:
+        loss().backward()
+        for parameter in own:
+            parameter.grad = None
+
+    return step
+
+
 def _training_step(model: Model, work: Workload) -> Step:
     """As the trainer does it: loss, gradients, their norm looked at and clipped, AdamW."""
     loss = loss_of(model, work)
