@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,9 +27,11 @@ from qkv.inspection.figures import new_figure
 from qkv.tasks import TextEncoder
 from qkv.training.finetune_data import draw, read_task
 
-SIZES = (100, 1_000, None)
+SIZES = (None, 1_000, 100)
 """Labels of SST-2 to learn from; None: all."""
 SEEDS = 3
+SEEDS_WITH_ALL_LABELS = ("from scratch", "pre-trained")
+"""Engines that are run with all seeds on all labels too; the others with one."""
 ONE_SEED = ("sick", "sick score", "trec", "banking77")
 """Tasks that are run with one seed: what differs there is the task, and the time is needed elsewhere."""
 
@@ -66,35 +68,51 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One line of the table to be made."""
+    """One seed of one line of the table."""
 
     task: str
     engine: str
     n_labels: int | None = None
-    seeds: int = 1
+    seed: int = 0
 
 
 def jobs(asked: Asked, seeds: int) -> list[Job]:
-    found = []
-    for n_labels in SIZES:
-        found += [
-            Job(task="sst2", engine="bag of words", n_labels=n_labels, seeds=1 if n_labels is None else seeds),
-            Job(task="sst2", engine="from scratch", n_labels=n_labels, seeds=seeds),
-            Job(task="sst2", engine="pre-trained", n_labels=n_labels, seeds=seeds),
-        ]
-        if asked.minilm is not None:
-            found.append(Job(task="sst2", engine="MiniLM", n_labels=n_labels, seeds=1 if n_labels is None else seeds))
+    """The longest first, so that none of them is waited for at the end."""
+    engines = ["from scratch", "pre-trained", *(["MiniLM"] if asked.minilm is not None else []), "bag of words"]
+    found = [
+        Job(task="sst2", engine=engine, n_labels=n_labels, seed=seed)
+        for n_labels in SIZES
+        for seed in range(seeds)
+        for engine in engines
+        if n_labels is not None or seed == 0 or engine in SEEDS_WITH_ALL_LABELS
+    ]
     for task in ONE_SEED:
-        engines = ["bag of words"] if task in ("trec", "banking77") else []
-        engines += ["pre-trained"] if asked.minilm is None else ["pre-trained", "MiniLM"]
-        found += [Job(task=task, engine=engine) for engine in engines]
+        wanted = engines[1:] if task in ("trec", "banking77") else engines[1:-1]
+        found += [Job(task=task, engine=engine) for engine in wanted]
     return found
 
 
 def row_of(job: Job, asked: Asked) -> Row:
     row = bag_of_words(job, asked) if job.engine == "bag of words" else tuned(job, asked)
-    sys.stderr.write(f"{row.task}, {row.labels:,} labels, {row.engine}: {row.mean:.4f}, {row.seconds:.1f} s a seed\n")
+    sys.stderr.write(
+        f"{row.task}, {row.labels:,} labels, {row.engine}, seed {job.seed}: {row.mean:.4f}, {row.seconds:.1f} s\n"
+    )
     return row
+
+
+def joined(rows: list[Row]) -> list[Row]:
+    """One line for all seeds of a task, an engine and a number of labels."""
+    alike: dict[tuple[str, int, str], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row.task, row.labels, row.engine), []).append(row)
+    return [
+        replace(
+            some[0], seeds=len(some), mean=statistics.fmean(row.mean for row in some),
+            spread=statistics.stdev(row.mean for row in some) if len(some) > 1 else 0.0,
+            seconds=statistics.fmean(row.seconds for row in some),
+        )
+        for some in alike.values()
+    ]  # fmt: skip
 
 
 def tuned(job: Job, asked: Asked) -> Row:
@@ -108,15 +126,14 @@ def tuned(job: Job, asked: Asked) -> Row:
         model,
         *asked.files(job.task),
         settings=qkv.FinetuningSettings(
-            seeds=job.seeds, epochs=asked.epochs, truncate=True, n_labels=job.n_labels,
+            seed=job.seed, epochs=asked.epochs, truncate=True, n_labels=job.n_labels,
             from_scratch=job.engine == "from scratch", problem=problem,
         ),
     )  # fmt: skip
     measure, first = found.runs.measures[0], found.runs.results[0]
     return Row(
         task=job.task, engine=job.engine, labels=first.n_train, measure=measure, mean=found.runs.mean(measure),
-        spread=found.runs.spread(measure), seeds=job.seeds, parameters=first.n_parameters,
-        seconds=(time.perf_counter() - started) / job.seeds,
+        spread=0.0, seeds=1, parameters=first.n_parameters, seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -124,20 +141,16 @@ def bag_of_words(job: Job, asked: Asked) -> Row:
     train, held_out = asked.files(job.task)
     read = read_task(FinetuningConfig(models=("-",), train=str(train), evaluation=str(held_out)))
     texts, targets = [text for (text, *_) in read.train.texts], read.train_targets
-    scores, started, n_parameters, n_rows = [], time.perf_counter(), 0, len(texts)
-    for seed in range(job.seeds):
-        rows = range(len(texts))
-        if job.n_labels is not None:
-            rows = draw(ProblemKind.ONE_CLASS, targets, job.n_labels, seed=seed).tolist()
-        n_rows = len(rows)
-        bag = BagOfWords([texts[row] for row in rows], targets[list(rows)].tolist(), seed=seed)
-        n_parameters = bag.n_parameters
-        answers = torch.tensor(bag.answers([text for (text, *_) in read.evaluation.texts]))
-        scores.append(float((answers == read.evaluation_targets).float().mean()))
+    started = time.perf_counter()
+    rows = range(len(texts))
+    if job.n_labels is not None:
+        rows = draw(ProblemKind.ONE_CLASS, targets, job.n_labels, seed=job.seed).tolist()
+    bag = BagOfWords([texts[row] for row in rows], targets[list(rows)].tolist(), seed=job.seed)
+    answers = torch.tensor(bag.answers([text for (text, *_) in read.evaluation.texts]))
     return Row(
-        task=job.task, engine=job.engine, labels=n_rows, measure="accuracy", mean=statistics.fmean(scores),
-        spread=statistics.stdev(scores) if job.seeds > 1 else 0.0, seeds=job.seeds, parameters=n_parameters,
-        seconds=(time.perf_counter() - started) / job.seeds,
+        task=job.task, engine=job.engine, labels=len(rows), measure="accuracy",
+        mean=float((answers == read.evaluation_targets).float().mean()), spread=0.0, seeds=1,
+        parameters=bag.n_parameters, seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -209,7 +222,7 @@ def main() -> int:
     # New processes, for CUDA does not survive a fork.
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         chosen = [job for job in jobs(asked, given.seeds) if given.engines is None or job.engine in given.engines]
-        rows = list(pool.map(partial(row_of, asked=asked), chosen))
+        rows = joined(list(pool.map(partial(row_of, asked=asked), chosen)))
     if given.earlier is not None:
         rows = [*(Row(**row) for row in json.loads(given.earlier.read_text())), *rows]
     given.out.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -279,6 +280,21 @@ def test_timing_the_steps_takes_no_note(run):
     timed = run()
     assert trainer_of(timed).seconds_a_step(2) > 0
     assert not timed.run.metrics.exists()
+
+
+def test_a_few_steps_that_compile_do_not_change_what_a_step_is_said_to_take(run):
+    trainer = trainer_of(run())
+    plain, n_calls = trainer.objective, 0
+
+    def compiling(batch):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls in (1, 2, 4):
+            time.sleep(0.5)
+        return plain(batch)
+
+    trainer.objective = compiling
+    assert trainer.seconds_a_step() < 0.25
 
 
 def test_what_an_objective_measures_is_logged_as_sums_over_counts_and_an_examination_beside_it(run):

@@ -1,6 +1,7 @@
 """The loop: batch, loss, gradient, update; evaluate, save, stop when asked."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
@@ -164,16 +165,19 @@ class Trainer:
             except InputError as error:
                 raise self._stopping(str(error)) from None
 
-    def seconds_a_step(self, n: int = 5) -> float:
-        """Measured on the first batches; the model is changed by it, so use one made for that."""
+    def seconds_a_step(self, n: int = 9) -> float:
+        """Measured on the first batches; the model is changed by it, so use one made for that.
+
+        The median: the first steps also compile, allocate and fill caches, and a later one may meet a new shape.
+        """
         self.model.train()
-        # The first two steps also compile, allocate and fill caches.
-        ends = []
-        for step in range(n + 2):
+        seconds = []
+        for step in range(n):
+            started = time.perf_counter()
             self._gradients(self.data.batch(step), step)
             self._update(learning_rate(self.config, step))
-            ends.append(time.perf_counter())
-        return (ends[-1] - ends[1]) / n
+            seconds.append(time.perf_counter() - started)
+        return statistics.median(seconds)
 
     def _update(self, rate: float) -> None:
         for optimizer in self.optimizers:
