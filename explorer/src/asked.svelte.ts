@@ -7,6 +7,8 @@ export class Answer<T> {
   data = $state.raw<T | null>(null);
   error = $state("");
   busy = $state(false);
+  /** What `data` answers; while another answer is on its way, this still names the one that is here. */
+  of = $state.raw<Asked | null>(null);
   #last: Asked | null = null;
 
   /** `counts`: an export of the view that is open writes this answer. */
@@ -27,6 +29,7 @@ export class Answer<T> {
         (data) => {
           if (stop.signal.aborted) return;
           this.data = data;
+          this.of = asked;
           this.busy = false;
         },
         (error: Error) => {

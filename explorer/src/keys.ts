@@ -1,4 +1,5 @@
 // Which key does what: the one table the page acts on and `?` shows.
+import { cellsOf } from "./draw/places";
 import { has, shown, VIEWS } from "./state.svelte";
 
 export interface Key {
@@ -19,8 +20,12 @@ function move(by: number, what: "query" | "key"): void {
   const side = what === "query" ? shown.rows : shown.columns;
   const n = side?.ids.length ?? 1;
   const at = what === "query" ? shown.q : (shown.k ?? (by > 0 ? -1 : n));
+  const isMerged = shown.option("words", "no") === "yes" && (shown.view === "map" || shown.view === "compare");
+  const cells = cellsOf(side, isMerged);
+  let next = at + by;
+  while (next > 0 && next < n - 1 && cells[next] === cells[at]) next += by;
   shown.hover = null;
-  shown[what] = Math.max(0, Math.min(n - 1, at + by));
+  shown[what] = Math.max(0, Math.min(n - 1, next));
 }
 
 function turn(what: "layer" | "head", by: number): void {
@@ -38,7 +43,7 @@ function focus(selector: string): void {
 }
 
 export function darken(): void {
-  shown.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  shown.theme = shown.isDark ? "light" : "dark";
 }
 
 const openers: Key[] = VIEWS.map((view) => ({

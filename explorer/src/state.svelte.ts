@@ -20,6 +20,8 @@ type Place = { query: number | null; key: number | null };
 
 const OWN_KEYS = ["view", "model", "text", "second", "stack", "layer", "head", "query", "key", "off", "theme"];
 
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
 class Shown {
   models = $state.raw<Model[]>([]);
   view = $state<ViewId>("heads");
@@ -33,6 +35,9 @@ class Shown {
   key = $state<number | null>(null);
   off = $state.raw<Intervention[]>([]);
   theme = $state<"auto" | "light" | "dark">("auto");
+  systemIsDark = $state(DARK.matches);
+  /** What is painted follows it: canvases know nothing of style sheets. */
+  isDark = $derived(this.theme === "auto" ? this.systemIsDark : this.theme === "dark");
   /** Settings of single views, by name; text, as in the address. */
   options = $state<Record<string, string>>({});
   hover = $state.raw<Place | null>(null);
@@ -56,6 +61,9 @@ class Shown {
     const key = this.hover ? this.hover.key : this.key;
     return key === null ? null : within(key, this.columns);
   });
+
+  /** What this text is compared with or patched from: its minimal pair, else another example. */
+  otherText = $derived(this.option("other_text", minimal(this.text) ?? this.model?.examples?.find((one) => one.text !== this.text)?.text ?? ""));
 
   #lastRow(): number {
     const n = this.rows?.ids.length ?? 1;
@@ -205,6 +213,11 @@ class Shown {
   }
 }
 
+function minimal(text: string): string | null {
+  if (text.endsWith("too tired.")) return text.replace("too tired.", "too wide.");
+  return text.endsWith("too wide.") ? text.replace("too wide.", "too tired.") : null;
+}
+
 function within(place: number, side: Side | null): number {
   return Math.max(0, Math.min(place, (side?.ids.length ?? 1) - 1));
 }
@@ -232,3 +245,4 @@ export function currentHash(): string {
 }
 
 export const shown = new Shown();
+DARK.addEventListener("change", () => (shown.systemIsDark = DARK.matches));

@@ -1,73 +1,8 @@
 // What a user does, done in a real browser: node checks.mjs ADDRESS FOLDER. Prints a JSON line for each check.
 import { readFileSync } from "node:fs";
-import { launch } from "./browser.mjs";
-
-const [address, folder] = process.argv.slice(2);
-const origin = new URL(address).origin;
-const browser = await launch();
-const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, acceptDownloads: true });
-const page = await context.newPage();
-const noise = [];
-page.on("console", (message) => message.type() === "error" && !/status of 4\d\d/.test(message.text()) && noise.push(message.text()));
-page.on("pageerror", (error) => noise.push(String(error)));
-page.on("request", (request) => /^(https?:)/.test(request.url()) && !request.url().startsWith(origin) && noise.push(`outside: ${request.url()}`));
-
-const text = (selector) => page.locator(selector).first().innerText();
-const equal = (found, wanted) => {
-  if (JSON.stringify(found) !== JSON.stringify(wanted)) throw new Error(`${JSON.stringify(found)} is not ${JSON.stringify(wanted)}`);
-};
-const holds = (is, why) => {
-  if (!is) throw new Error(why);
-};
-const hash = () => new URLSearchParams(page.url().split("#")[1]);
-
-async function open(settings) {
-  await page.goto("about:blank");
-  waiting.clear();
-  await page.goto(`${origin}/#${new URLSearchParams(settings)}`);
-  await page.waitForSelector("#prediction, [role=alert]");
-  await still();
-}
-
-/** Until nothing has been asked for a while; at most five seconds. */
-const waiting = new Set();
-page.on("request", (request) => waiting.add(request));
-page.on("requestfinished", (request) => waiting.delete(request));
-page.on("requestfailed", (request) => waiting.delete(request));
-async function still() {
-  const end = Date.now() + 5000;
-  for (let quiet = 0; quiet < 4 && Date.now() < end; quiet = waiting.size ? 0 : quiet + 1) await page.waitForTimeout(20);
-}
-
-async function type(words) {
-  await page.fill("#text", words);
-  await page.waitForTimeout(420);
-  await still();
-}
-
-/** All that is seen of a view: its words and its pixels. */
-function picture() {
-  return page.evaluate(() => {
-    const root = document.getElementById("view");
-    return root.innerText + [...root.querySelectorAll("canvas")].map((one) => one.toDataURL()).join("");
-  });
-}
-
-async function check(name, work) {
-  const begun = Date.now();
-  noise.length = 0;
-  try {
-    await work();
-    if (noise.length) throw new Error(`the browser complains: ${noise[0]}`);
-    console.log(JSON.stringify({ name, ok: true, ms: Date.now() - begun }));
-  } catch (error) {
-    console.log(JSON.stringify({ name, ok: false, why: String(error.message).slice(0, 600), ms: Date.now() - begun }));
-  }
-}
+import { browser, check, context, equal, folder, hash, holds, noise, open, page, picture, still, text, type } from "./user.mjs";
 
 const IT = "The animal didn't cross the street because it was too ";
-await page.goto(address);
-page.setDefaultTimeout(8000);
 
 await check("the first screen explains itself: a text, a model, every head, a sentence", async () => {
   await open({ model: "stories" });
@@ -295,4 +230,5 @@ await check("200 payloads stay text: as prompt, token, class, label and model na
   await page.unroute("**/api/run");
 });
 
+await import("./rare_checks.mjs");
 await browser.close();

@@ -55,7 +55,7 @@ def test_the_page_rebuilt_is_the_one_in_the_package(tmp_path):
 
 def test_the_page_in_a_browser(tmp_path):
     need(HERE)
-    command = [sys.executable, "-m", "tests.page.served"]
+    command = [sys.executable, "-m", "tests.page.served", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -69,5 +69,6 @@ def test_the_page_in_a_browser(tmp_path):
         pytest.skip(f"no browser starts here: {done.stderr.strip().splitlines()[0]}")
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
-    assert len(found) == (HERE / "checks.mjs").read_text().count("await check(") + 3  # one of them for four models
+    written = "".join((HERE / name).read_text() for name in ("checks.mjs", "rare_checks.mjs"))
+    assert len(found) == written.count("await check(") + 3 + 4  # one of them for four models, one for five maps
     assert [f"{one['name']}: {one['why']}" for one in found if not one["ok"]] == []

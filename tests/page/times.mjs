@@ -1,4 +1,5 @@
-// How fast the page is: node times.mjs ADDRESS MODEL; milliseconds until every head is painted, and of a hover.
+// How fast the page is: node times.mjs ADDRESS MODEL; milliseconds until every head is painted, and from a pointer's
+// move to the picture that answers it, in views B (then to the exact row) and C: the middle of nine, and the worst.
 import { launch } from "./browser.mjs";
 
 const [address, model] = process.argv.slice(2);
@@ -22,18 +23,43 @@ for (const words of [16, 64, 110, 430]) {
   await page.keyboard.press("b");
   await page.waitForSelector(".left .token");
   await page.waitForTimeout(800);
-  const hover = await page.evaluate(async () => {
-    const tokens = [...document.querySelectorAll(".left .token")];
-    const times = [];
-    for (const at of [0.3, 0.5, 0.7, 0.9]) {
-      const begun = performance.now();
-      const one = tokens[Math.floor(at * tokens.length)];
-      one.dispatchEvent(new PointerEvent("pointerenter"));
-      await new Promise(requestAnimationFrame);
-      times.push(performance.now() - begun);
-    }
-    return { n: tokens.length, times };
-  });
-  console.log(`${hover.n} tokens: all heads painted ${painted.toFixed(0)} ms; hover ${hover.times.map((one) => one.toFixed(0)).join(" ")} ms`);
+  const n = await page.evaluate(() => Number(document.querySelector(".lines").scrollHeight) / 21);
+  const lines = await page.evaluate(hover, ".left .token");
+  await page.keyboard.press("c");
+  await page.waitForSelector("#view canvas");
+  await page.waitForTimeout(800);
+  const map = await page.evaluate(hover, ".heat canvas");
+  console.log(`${Math.round(n)} tokens: all heads painted ${painted.toFixed(0)} ms; hover B ${told(lines.seen)}, exact ${told(lines.exact)}; C ${told(map.seen)}`);
 }
 await browser.close();
+
+function told(times) {
+  const sorted = [...times].sort((a, b) => a - b);
+  return `${sorted[sorted.length >> 1]?.toFixed(0)} (${sorted.at(-1)?.toFixed(0)})`;
+}
+
+/** Runs in the page. A message sent while a frame is made comes after it was painted. */
+async function hover(selector) {
+  const painted = () =>
+    new Promise((done) => requestAnimationFrame(() => {
+      const { port1, port2 } = new MessageChannel();
+      port1.onmessage = done;
+      port2.postMessage(0);
+    }));
+  const [seen, exact] = [[], []];
+  for (let i = 1; i < 10; i++) {
+    const found = [...document.querySelectorAll(selector)];
+    const one = found[Math.floor((i / 10) * found.length)];
+    const box = one.getBoundingClientRect();
+    await painted();
+    const begun = performance.now();
+    const place = { clientX: box.left + (i / 11) * box.width, clientY: box.top + (i / 10) * box.height, bubbles: true };
+    one.dispatchEvent(new PointerEvent(found.length > 1 ? "pointerenter" : "pointermove", place));
+    await painted();
+    seen.push(performance.now() - begun);
+    if (found.length < 2) continue;
+    while (!/Exact/.test(document.querySelector(".pair .card").innerText)) await painted();
+    exact.push(performance.now() - begun);
+  }
+  return { seen, exact };
+}

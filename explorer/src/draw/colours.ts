@@ -1,4 +1,5 @@
 // Which colour a number has: scales whose lightness alone tells the order, so that every eye can read them.
+import { shown } from "../state.svelte";
 
 export type Scale = "root" | "linear" | "log";
 type Colour = [number, number, number];
@@ -10,10 +11,6 @@ const APART_LIGHT: Colour[] = [[179, 88, 6], [241, 163, 64], [250, 250, 250], [9
 const APART_DARK: Colour[] = [[255, 190, 110], [190, 106, 24], [20, 25, 34], [48, 122, 190], [160, 214, 255]];
 /** Okabe and Ito's eight, told apart by every eye; the blue is lighter than theirs, to be seen on dark paper too. */
 export const KINDS = ["#2b8cd0", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a7f00", "#7a7a7a"];
-
-export function isDark(): boolean {
-  return getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
-}
 
 function table(stops: Colour[]): Uint8ClampedArray {
   const made = new Uint8ClampedArray(256 * 3);
@@ -28,8 +25,8 @@ function table(stops: Colour[]): Uint8ClampedArray {
 const tables = { light: table(LIGHT), dark: table(DARK), apartLight: table(APART_LIGHT), apartDark: table(APART_DARK) };
 
 export function colours(isApart: boolean): Uint8ClampedArray {
-  if (isApart) return isDark() ? tables.apartDark : tables.apartLight;
-  return isDark() ? tables.dark : tables.light;
+  if (isApart) return shown.isDark ? tables.apartDark : tables.apartLight;
+  return shown.isDark ? tables.dark : tables.light;
 }
 
 /** 0 … 1 → 0 … 255. Log: three decades. */
