@@ -8,7 +8,7 @@ from qkv.inspection.confusion import confusion_map
 
 def test_cells_hold_counts_and_colours_shares_of_the_true_class():
     axis, *_ = confusion_map(np.array([[30, 10], [0, 0]]), ["no", "yes"], title="t").axes
-    assert [text.get_text() for text in axis.texts] == ["30", "10", "0", "0"]
+    assert [text.get_text() for text in axis.texts] == ["30\n75%", "10\n25%", "0\n0%", "0\n0%"]
     assert axis.images[0].get_array().tolist() == [[0.75, 0.25], [0.0, 0.0]]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["no", "yes"]
     assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("answered", "true", "t")

@@ -1,5 +1,7 @@
 """Each pattern's score is 1 where a head does just that, and a planted induction head is found."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from qkv.choices import HeadPattern, Stack
 from qkv.config import GPTConfig
-from qkv.inspection import PATTERNS, Tokens, heads, see
+from qkv.inspection import PATTERNS, Tokens, figure, heads, see
 from qkv.inspection.heads import name, score, targets
 from qkv.inspection.reading import Reading
 from qkv.models import GPT
@@ -82,6 +84,17 @@ def test_all_heads_of_a_stack_are_summarised(family):
         assert view.error < 1e-12
         if stack is Stack.CROSS:
             assert view.n_queries[PATTERNS.index(HeadPattern.PREVIOUS)] == 0
+
+
+def test_the_picture_names_the_tokens_that_can_be_read():
+    view = heads(see(task("bert").model, reading("bert")))
+    *_, left = figure(view).axes[: -view.weights.shape[1] + 1]
+    assert [label.get_text() for label in left.get_yticklabels()] == view.queries
+    assert [label.get_text() for label in left.get_xticklabels()] == view.keys
+    many = replace(
+        view, weights=view.weights.new_ones(*view.weights.shape[:2], 99, 99), queries=["a"] * 99, keys=["b"] * 99
+    )
+    assert not figure(many).axes[0].get_yticklabels()
 
 
 def induction_model(n_ids: int, context: int) -> GPT:

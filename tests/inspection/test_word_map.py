@@ -69,6 +69,13 @@ def test_words_of_points_that_lie_together_do_not_cover_each_other():
     assert not one.overlaps(other)
 
 
+def test_wide_letters_are_not_written_over():
+    figure = word_map(torch.tensor([[0.0, 0.0], [0.6, 0.0], [5.0, 5.0], [-5.0, 4.0]]), ["wommmman", "girl", "a", "b"])
+    figure.draw_without_rendering()
+    one, other = (text.get_window_extent() for text in figure.axes[0].texts[:2])
+    assert not one.overlaps(other)
+
+
 def test_each_vector_needs_its_word():
     with pytest.raises(ShapeError, match="there are 5 vectors, 4 words and 0 groups"):
         word_map(vectors(), WORDS[:4])

@@ -15,7 +15,8 @@ def loss_curve(metrics: Path, *, unit: str = "nats a token") -> "Figure":
     """Training loss (thin: each step, thick: smoothed) and validation loss against steps."""
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
     trained = [(line["step"], line["loss"]) for line in lines if "loss" in line]
-    held_out = [(line["step"], line["validation_loss"]) for line in lines if "validation_loss" in line]
+    evaluated = [line for line in lines if "validation_loss" in line]
+    held_out = [(line["step"], line["validation_loss"]) for line in evaluated]
     if not trained:
         raise InputError(f"{metrics}: holds no training step to draw")
     figure = new_figure(width=7.0, height=4.0)
@@ -24,9 +25,20 @@ def loss_curve(metrics: Path, *, unit: str = "nats a token") -> "Figure":
     axis.plot(*zip(*_smoothed(trained), strict=True), color="#08519c", linewidth=1.6, label="training")
     if held_out:
         axis.plot(*zip(*held_out, strict=True), color="#d95f02", marker="o", markersize=3, label="validation")
-        step, best = min(held_out, key=lambda point: point[1])
-        # Written to the left and above, where neither border nor curve is: the best step is often the last.
-        axis.annotate(f"best {best:.3f}", (step, best), xytext=(-4, 8), textcoords="offset points", ha="right")
+        # What was kept may have been chosen by another measure than the loss.
+        chosen = [point for point, line in zip(held_out, evaluated, strict=True) if line.get("is_best")]
+        step, best = chosen[-1] if chosen else min(held_out, key=lambda point: point[1])
+        word = "best" if best == min(loss for _, loss in held_out) else "kept"
+        axis.plot(step, best, color="#d95f02", marker="o", markersize=7, fillstyle="none")
+        # Written to the left and above, where the border is not: the best step is often the last.
+        axis.annotate(
+            f"{word} {best:.3f}",
+            (step, best),
+            xytext=(-4, 10),
+            textcoords="offset points",
+            ha="right",
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+        )
     axis.set_xlabel("step")
     axis.set_ylabel(f"loss ({unit})")
     axis.grid(alpha=0.3)
@@ -35,10 +47,10 @@ def loss_curve(metrics: Path, *, unit: str = "nats a token") -> "Figure":
 
 
 def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """A running mean over about a fiftieth of the run."""
-    keep = 1 - 1 / max(1, len(points) // 50)
+    """A running mean over about a fiftieth of the run, and over less at its beginning, where the loss falls fast."""
+    width = max(1, len(points) // 50)
     smooth, value = [], points[0][1]
-    for step, loss in points:
-        value = keep * value + (1 - keep) * loss
+    for number, (step, loss) in enumerate(points):
+        value += max(1 / width, 3 / (number + 3)) * (loss - value)
         smooth.append((step, value))
     return smooth

@@ -1,5 +1,6 @@
 """Every view as a picture: `figure(view).savefig("x.pdf")`."""
 
+from collections.abc import Callable
 from math import ceil
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING
@@ -61,11 +62,14 @@ def figure(view: View, *, title: str = "") -> "Figure":
 
 
 def _heads(view: HeadsView, title: str) -> "Figure":
-    """A row for each layer, a column for each head; the pattern that names a head stands above it."""
+    """A row for each layer, a column for each head; the pattern that names a head stands above it.
+
+    Tokens are named at the left and below, as far as they can be read.
+    """
     n_layers, n_heads, n, m = view.weights.shape
-    across = 1.25
-    down = 0.25 + across * min(2.0, max(0.5, n / m))
-    drawn = new_figure(width=0.9 + across * n_heads, height=1.0 + down * n_layers)
+    across = max(1.25, min(2.4, 0.085 * m, 16 / n_heads))
+    high = across * min(2.0, max(0.5, n / m))
+    drawn = new_figure(width=1.3 + across * n_heads, height=1.4 + (0.25 + high) * n_layers)
     axes = drawn.subplots(n_layers, n_heads, squeeze=False)
     for layer, row in enumerate(axes):
         for head, axis in enumerate(row):
@@ -79,10 +83,19 @@ def _heads(view: HeadsView, title: str) -> "Figure":
             axis.set_title(best, fontsize=6.5, pad=2)
             if head == 0:
                 axis.set_ylabel(f"layer {layer}", fontsize=8)
+                _name_tokens(axis.set_yticks, view.queries, room=high / n)
             if layer == n_layers - 1:
                 axis.set_xlabel(f"head {head}", fontsize=8)
+                _name_tokens(axis.set_xticks, view.keys, room=across / m, rotation=90)
     drawn.suptitle(_joined(title, f"{view.stack}: rows look at columns; colour is √weight"), fontsize="medium")
     return drawn
+
+
+def _name_tokens(ticks: Callable[..., object], names: list[str], *, room: float, rotation: int = 0) -> None:
+    """`room`: inches for each; below 4 points nobody reads them."""
+    size = min(6.5, 0.85 * 72 * room)
+    if size >= 4:
+        ticks(range(len(names)), names, fontsize=size, rotation=rotation)
 
 
 def _map(view: MapView, title: str) -> "Figure":

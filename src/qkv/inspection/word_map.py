@@ -69,16 +69,18 @@ def word_map(
 
 _PLACES = ((6, 3), (6, -9), (-6, 3), (-6, -9), (0, 8), (0, -14), (6, 12), (-6, 12), (6, -18), (-6, -18))
 """Where a word may stand beside its point, in typographical points; negative: to the left."""
-_LETTER, _LINE = 5.4, 10.0
-"""Width and height of a letter of size 9, about."""
+_SIZE, _LINE = 9, 10.0
+"""Of a letter, and the height of its line, about."""
 
 Box = tuple[float, float, float, float]
 
 
 def write_beside(axis: "Axes", points: Tensor, words: Sequence[str], colours: Sequence[str]) -> None:
     """Each word where it covers least of what stands there already."""
-    # 72 typographical points an inch; the page's layout comes later and moves all points alike.
-    scale = 72 / axis.figure.dpi
+    page = axis.get_figure(root=True)
+    assert page is not None
+    page.draw_without_rendering()  # lays the page out: now the points are where they will stay
+    scale = 72 / page.dpi  # typographical points, 72 an inch
     shown = axis.transData.transform(points.numpy()) * scale
     taken: list[Box] = [(x - 3, y - 3, x + 3, y + 3) for x, y in shown]
     for (x, y), at, word, colour in zip(shown, points.tolist(), words, colours, strict=True):
@@ -88,12 +90,14 @@ def write_beside(axis: "Axes", points: Tensor, words: Sequence[str], colours: Se
         )
         taken.append(box)
         side = "center" if dx == 0 else "left" if dx > 0 else "right"
-        axis.annotate(word, (at[0], at[1]), xytext=(dx, dy), textcoords="offset points", ha=side, fontsize=9,
+        axis.annotate(word, (at[0], at[1]), xytext=(dx, dy), textcoords="offset points", ha=side, fontsize=_SIZE,
                       color=colour)  # fmt: skip
 
 
 def _box(x: float, y: float, word: str, *, side: int) -> Box:
-    width = _LETTER * len(word)
+    from matplotlib.textpath import TextPath
+
+    width = 2 + (TextPath((0, 0), word, size=_SIZE).get_extents().width if word.strip() else 0)
     left = x - width / 2 if side == 0 else x if side > 0 else x - width
     return left, y, left + width, y + _LINE
 
