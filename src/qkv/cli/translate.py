@@ -108,6 +108,7 @@ def _show(
     plot: Path | None, layer: int | None,
 ) -> None:  # fmt: skip
     from qkv.cli.progress import say
+    from qkv.cli.texts import is_blank
     from qkv.generation import Ended
 
     first = done[0]
@@ -116,11 +117,13 @@ def _show(
             say(f"cut off after {len(one.found[0].ids)} tokens, at its limit: {text[:60]!r}")
     if as_json:
         print(json.dumps(_as_dict(text, first), ensure_ascii=False))
+    elif is_blank(text):
+        print()
     elif n_best > 1:
         for written in first.found:
             print(f"{written.score:.4f}\t{written.text}")
     else:
-        aligned = "\t" + (first.attention.pharaoh() if first.attention else "") if alignment else ""
+        aligned = "" if first.attention is None or not alignment else f"\t{first.attention.pharaoh()}"
         print(" ".join(one.text for one in done) + aligned)
     if plot is not None:
         _draw(first, plot, layer=layer)

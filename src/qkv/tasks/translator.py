@@ -166,7 +166,7 @@ class Translator:
         ids = self.source_tokenizer.encode(self._prefixed(text))
         if len(ids) > (room := self.model.config.context_length):
             raise ContextLengthError(
-                f"text {number + 1} has {len(ids)} tokens; the model's context_length is {room} : --split "
+                f"text {number + 1} has {len(ids):,} tokens; the model's context_length is {room}: --split "
                 "(split=True) cuts it at ends of sentences"
             )
         return ids
