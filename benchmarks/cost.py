@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,21 +16,22 @@ from benchmarks.cost_points import models, sizes
 from benchmarks.results import Report
 from benchmarks.runner import Asked, Say
 from qkv.choices import Kernel
-from qkv.config import GPTConfig, ModelConfig, preset
+from qkv.config import GPTConfig, ModelConfig
 from qkv.cost import Mode, Precision, Workload, operations
 from qkv.cost.calibration import Calibration
 from qkv.cost.prediction import Prediction, predict
 from qkv.training.calibrating import calibrate
+from qkv.training.launching import small_pass
 from qkv.training.measuring import Step, random_model, step_of
 from qkv.training.stopwatch import Stopwatch, keep_freed_memory
 
 CONTEXTS = (1024, 2048, 4096)
 ROUNDS = 3
 """Each point is measured so often, all others in between; the least counts: a shared machine is slow for seconds."""
-SPEND = 0.25
+SPEND = {"cpu": 0.25, "cuda": 0.1}
 """Seconds for each measurement."""
-GPU_SECONDS = 85
-"""On a GPU rounds are left out where all would take longer: its time is dear, and its clock steadier."""
+GPU_SECONDS, STUDY_SECONDS = 82, 14
+"""A GPU's time is dear: rounds are left out where all would take longer, and its kernels are looked at so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class Point:
     config: ModelConfig
     work: Workload
     prediction: Prediction
+    at_pace: float
+    """Seconds predicted with launching as slow as it was just before."""
     measured: float
     square: tuple[int, int] | None = None
     """Of a long context: bytes of the largest tensor, predicted and seen."""
@@ -73,7 +76,8 @@ class Point:
         sums = {f"predicted_{name}_ms": 1000 * seconds for name, seconds in self.prediction.as_dict().items()}
         return {
             "model": self.model, "mode": self.work.mode.value, "batch": self.work.batch, "length": self.work.length,
-            "measured_ms": 1000 * self.measured, **sums, "error": self.error, "bound_by": self.prediction.bound_by,
+            "measured_ms": 1000 * self.measured, **sums, "predicted_at_pace_ms": 1000 * self.at_pace,
+            "error": self.error, "bound_by": self.prediction.bound_by,
             "parts": parts, "config": self.config.model_dump(mode="json"), "work": self.work.model_dump(mode="json"),
         }  # fmt: skip
 
@@ -88,21 +92,20 @@ def cost(asked: Asked) -> Report:
     calibration = calibrate(device, dtype, asked.say)
     asked.say(f"calibrated {calibration.device} in {calibration.took:.0f} s")
     until = started + GPU_SECONDS if device.type == "cuda" else math.inf
-    trials = _Trials(calibration=calibration, device=device, say=asked.say, until=until)
-    long = trials.long_contexts()
-    found, pace = trials.points()
+    trials = _Trials(calibration, device, asked.say, until=until)
+    found, long = trials.rounds()
     return Report(
         name=f"cost, {device.type}",
         what="Predicted by a calibration of this device that saw none of these models and sizes, and measured.",
         columns=["model", "mode", "batch × length", "predicted ms", "measured ms", "error", "bound by"],
         rows=[point.cells for point in [*found, *long]],
-        notes=[*_notes(calibration, found, long), _wandering(pace)],
+        notes=[*_notes(calibration, found, long), _wandering(trials.pace)],
         versions={"torch": torch.__version__},
         load=load,
         files={
             "cost-calibration.json": calibration.model_dump(mode="json"),
             "cost-points.json": {
-                "summary": _summary(found), "pace": pace, "points": trials.studied(found),
+                "summary": _summary(found), "pace": trials.pace, "points": trials.studied(found),
                 "long_contexts": trials.studied(long),
             },
         },
@@ -120,10 +123,12 @@ def _notes(calibration: Calibration, found: list[Point], long: list[Point]) -> l
     for mode in sorted({point.work.mode for point in found}):
         errors = [abs(point.error) for point in found if point.work.mode is mode]
         by_mode.append(f"{mode.value} {sum(errors) / len(errors):.0%}")
+    at_pace = [abs(point.at_pace / point.measured - 1) for point in found]
     said = [
         f"Calibration: {calibration.device}, {calibration.dtype.value}, {calibration.took:.0f} s.",
         f"Mean error of {len(found)} points: {_summary(found)['mean_error']:.1%}; worst {worst.error:+.0%}: "
         + " ".join(worst.cells[:3]) + ". By mode: " + ", ".join(by_mode) + ".",
+        f"With launching as slow as it was just before each measurement: {sum(at_pace) / len(at_pace):.1%}.",
     ]  # fmt: skip
     for point in long:
         assert point.square is not None
@@ -143,54 +148,21 @@ def _wandering(pace: list[float]) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Trials:
     """Points tried on one device: predicted, measured, and the least of several rounds kept."""
 
-    calibration: Calibration
-    device: torch.device
-    say: Say
-    until: float
-    """When to end, by `time.perf_counter`: no round begins that would last longer."""
+    def __init__(self, calibration: Calibration, device: torch.device, say: Say, *, until: float) -> None:
+        """`until`: when to end, by `time.perf_counter`; no round begins that would last longer."""
+        self.calibration, self.device, self.say, self.until = calibration, device, say, until
+        self.watch = Stopwatch(device)
+        self.pace: list[float] = []
+        """Seconds of one small pass before each measurement: launching alone, so what varies is the machine."""
+        self._small = small_pass(device, calibration.dtype)
+        self._steps: dict[tuple[str, Workload], Step] = {}
 
-    def points(self) -> tuple[list[Point], list[float]]:
-        """And how long one small model's pass took before each: launching alone, so what varies is the machine."""
-        known, asked = models(self.device.type), []
-        for name, mode, size in sizes(self.device.type):
-            dtype = self.calibration.training_dtype if mode == "train" else self.calibration.dtype
-            asked.append((name, known[name], Workload(**size, mode=Mode(mode), dtype=dtype)))
-        work = Workload(batch=1, length=12, mode=Mode.FORWARD, dtype=self.calibration.dtype)
-        small = step_of(random_model(preset("gpt-nano"), self.device, work.dtype), work)
-        watch, pace = Stopwatch(self.device), []
-        return self._least(asked, before=lambda: pace.append(watch.whole(small))), pace
-
-    def long_contexts(self) -> list[Point]:
-        """A context of 1024, 2048, 4096, plain and fused: time, and the N×N table that only the plain road holds."""
-        d_model = 768 if self.device.type == "cuda" else 128
-        config = GPTConfig(vocabulary_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
-        works = [
-            Workload(batch=1, length=n, mode=Mode.FORWARD, dtype=self.calibration.dtype, kernel=kernel)
-            for n in CONTEXTS
-            for kernel in Kernel
-        ]
-        found = self._least([(f"gpt {d_model}×2", config, work) for work in works])
-        return [replace(point, square=_largest_tensor(config, point.work, self.device)) for point in found]
-
-    def studied(self, points: list[Point]) -> list[dict[str, Any]]:
-        """All figures of each; of a GPU also its kernels, as far as there is time."""
-        made = []
-        for point in points:
-            made.append(point.as_dict())
-            if self.device.type == "cuda" and time.perf_counter() < self.until:
-                try:
-                    made[-1] |= kernels_of(self._step(point.config, point.work))
-                except RuntimeError as error:
-                    self.say(f"not profiled: {point.model}: {str(error).splitlines()[0]}")
-        return made
-
-    def _least(
-        self, asked: list[tuple[str, ModelConfig, Workload]], *, before: Callable[[], object] = lambda: None
-    ) -> list[Point]:
+    def rounds(self) -> tuple[list[Point], list[Point]]:
+        """The points, and the long contexts."""
+        points, long = self._points(), self._long_contexts()
         found: dict[int, Point] = {}
         lasted = 0.0
         for turn in range(ROUNDS):
@@ -198,8 +170,7 @@ class _Trials:
             if turn and began + lasted > self.until:
                 break
             self.say(f"round {turn + 1} of {ROUNDS}")
-            for place, (name, config, work) in enumerate(asked):
-                before()
+            for place, (name, config, work) in enumerate([*points, *long]):
                 try:
                     point = self._measure(name, config, work)
                 except RuntimeError as error:
@@ -210,25 +181,63 @@ class _Trials:
                 if place not in found or point.measured < found[place].measured:
                     found[place] = point
             lasted = time.perf_counter() - began
-        return list(found.values())
+        ours, later = (
+            [point for place, point in found.items() if (place >= len(points)) == is_late] for is_late in (False, True)
+        )
+        return ours, [replace(point, square=self._largest_tensor(point)) for point in later]
+
+    def _points(self) -> list[tuple[str, ModelConfig, Workload]]:
+        known, asked = models(self.device.type), []
+        for name, mode, size in sizes(self.device.type):
+            dtype = self.calibration.training_dtype if mode == "train" else self.calibration.dtype
+            asked.append((name, known[name], Workload(**size, mode=Mode(mode), dtype=dtype)))
+        return asked
+
+    def _long_contexts(self) -> list[tuple[str, ModelConfig, Workload]]:
+        """A context of 1024, 2048, 4096, plain and fused: time, and the N×N table that only the plain road holds."""
+        d_model = 768 if self.device.type == "cuda" else 128
+        config = GPTConfig(vocabulary_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
+        works = [
+            Workload(batch=1, length=n, mode=Mode.FORWARD, dtype=self.calibration.dtype, kernel=kernel)
+            for n in CONTEXTS
+            for kernel in Kernel
+        ]
+        return [(f"gpt {d_model}×2", config, work) for work in works]
 
     def _measure(self, name: str, config: ModelConfig, work: Workload) -> Point:
-        prediction = predict(config, work, self.calibration)
-        measured = Stopwatch(self.device).whole(self._step(config, work), spend=SPEND)
-        return Point(model=name, config=config, work=work, prediction=prediction, measured=measured)
+        step = self._step(name, config, work)
+        self.pace.append(self.watch.whole(self._small, is_warm=bool(self.pace)))
+        measured = self.watch.whole(step, spend=SPEND[self.device.type])
+        return Point(
+            model=name, config=config, work=work, prediction=predict(config, work, self.calibration),
+            at_pace=predict(config, work, self.calibration.at_pace(self.pace[-1])).seconds, measured=measured,
+        )  # fmt: skip
 
-    def _step(self, config: ModelConfig, work: Workload) -> Step:
-        return step_of(random_model(config, self.device, work.dtype), work)
+    def _step(self, name: str, config: ModelConfig, work: Workload) -> Step:
+        if (name, work) not in self._steps:
+            self._steps[name, work] = step_of(random_model(config, self.device, work.dtype), work)
+        return self._steps[name, work]
 
+    def studied(self, points: list[Point]) -> list[dict[str, Any]]:
+        """All figures of each; of a GPU also its kernels, as far as there is time."""
+        made = []
+        for point in points:
+            made.append(point.as_dict())
+            if self.device.type == "cuda" and time.perf_counter() < self.until + STUDY_SECONDS:
+                try:
+                    made[-1] |= kernels_of(self._step(point.model, point.config, point.work))
+                except RuntimeError as error:
+                    self.say(f"not profiled: {point.model}: {str(error).splitlines()[0]}")
+        return made
 
-def _largest_tensor(config: GPTConfig, work: Workload, device: torch.device) -> tuple[int, int]:
-    """Bytes, predicted and seen."""
-    step = step_of(random_model(config, device, work.dtype), work)
-    with _Largest() as seen:
-        step()
-    is_fused = work.kernel is Kernel.FUSED
-    held = max(one.writes - (one.inside_writes if is_fused else 0) for one in operations(config, work))
-    return held * work.dtype.narrow, seen.n_bytes
+    def _largest_tensor(self, point: Point) -> tuple[int, int]:
+        """Bytes, predicted and seen."""
+        with _Largest() as seen:
+            self._step(point.model, point.config, point.work)()
+        work = point.work
+        is_fused = work.kernel is Kernel.FUSED
+        held = max(one.writes - (one.inside_writes if is_fused else 0) for one in operations(point.config, work))
+        return held * work.dtype.narrow, seen.n_bytes
 
 
 class _Largest(TorchDispatchMode):

@@ -17,7 +17,7 @@ def two_points(monkeypatch):
     sizes = [("gpt-nano", mode, {"batch": 1, "length": 5}) for mode in ("forward", "decode")]
     monkeypatch.setattr(cost, "sizes", lambda _: sizes)
     monkeypatch.setattr(cost, "CONTEXTS", (17,))
-    monkeypatch.setattr(cost, "SPEND", 0.01)
+    monkeypatch.setattr(cost, "SPEND", {"cpu": 0.01})
 
 
 def test_a_folder_gets_the_calibration_and_every_point_with_its_parts(two_points, tmp_path, capsys):
@@ -43,6 +43,5 @@ def test_no_round_begins_that_would_end_too_late(two_points, monkeypatch):
     said = []
     ticks = itertools.count()
     monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: 10.0 * next(ticks)))
-    trials = cost._Trials(calibration=made_up(), device=cost.torch.device("cpu"), say=said.append, until=45.0)
-    trials.points()
+    cost._Trials(made_up(), cost.torch.device("cpu"), said.append, until=45.0).rounds()
     assert [line for line in said if line.startswith("round")] == ["round 1 of 3", "round 2 of 3"]

@@ -46,10 +46,11 @@ def made_up(kind="cpu", dtype="float32", device="made up"):
         tables[f"lstm.{road}"] = Table(axes=((1,),), seconds=(1.0,))
     names = [
         f"{family}.{mode}"
-        for family in ("gpt", "rotary", "bert", "seq2seq", "rnn")
+        for family in ("gpt", "plain", "rotary", "bert", "seq2seq", "rnn")
         for mode in ("forward", "train", "train_forward", "train_gradients", "prefill", "decode")
     ]
     launches = {name: Overhead(once=1e-4, layer=1e-5, second_layer=2e-5) for name in names}
     return Calibration(
-        device=device, kind=kind, dtype=dtype, threads=1, torch="2.13.0", took=1.0, tables=tables, launches=launches
+        device=device, kind=kind, dtype=dtype, threads=1, torch="2.13.0", took=1.0, tables=tables, launches=launches,
+        pace=1e-3,
     )  # fmt: skip

@@ -178,3 +178,19 @@ def test_heads_that_share_keys_read_them_once_in_a_gpus_decoding():
         table = calibration.table("step-fused.infer")
         own = 0.0 if kind == "cuda" else table.floor
         assert one.seconds == pytest.approx(3 * (table.at(groups, 512, 64) - own), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "mode", "n"),
+    [(FAMILIES[0], "forward", 3), (FAMILIES[3], "forward", 2 + 2 * 3), (FAMILIES[3], "decode", 2 * 3)],
+    ids=["gpt", "seq2seq", "seq2seq decode"],
+)
+def test_each_plain_attention_has_more_to_launch(config, mode, n):
+    calibration = made_up()
+    launches = {**calibration.launches, f"plain.{mode}": Overhead(once=1e-4, layer=1e-5 + 1.0)}
+    work = Workload(batch=2, length=16, mode=mode)
+    fused, plain = (
+        predict(config, work.replace(kernel=kernel), calibration.replace(launches=launches)).launching
+        for kernel in ("fused", "plain")
+    )
+    assert plain - fused == pytest.approx(n)

@@ -94,6 +94,8 @@ class Calibration(Config):
     """Seconds that measuring took."""
     tables: dict[str, Table]
     launches: dict[str, Overhead]
+    pace: Seconds
+    """Of one small pass, the least while this was measured: `launches` are what they take at this pace."""
 
     @model_validator(mode="after")
     def _known_format(self) -> Self:
@@ -123,6 +125,15 @@ class Calibration(Config):
             raise InputError(
                 f"the calibration of {self.device} is for {mode.value} at {known.value}, not {dtype.value}"
             )
+
+    def at_pace(self, seconds: float) -> Self:
+        """The same device while a small pass takes that long: launching changes, kernels do not."""
+        times = seconds / self.pace
+        launches = {
+            name: Overhead(once=times * one.once, layer=times * one.layer, second_layer=times * one.second_layer)
+            for name, one in self.launches.items()
+        }
+        return self.replace(launches=launches)
 
     def table(self, name: str) -> Table:
         if name not in self.tables:

@@ -12,13 +12,15 @@ from typing import Any
 
 from qkv.choices import CellKind, Kernel, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
-from qkv.cost.calibration import Calibration, Overhead
+from qkv.cost.calibration import Calibration
 from qkv.cost.memory import cache_bytes
 from qkv.cost.operation import LOGITS, LOSS, Operation
 from qkv.cost.operations import operations
 from qkv.cost.parameters import parameters
 from qkv.cost.workload import Mode, Precision, Workload
 
+PLAIN = "plain"
+"""A GPT's launching without the fused kernel, as a name of the calibration."""
 ODD = 8
 """A matrix whose rows are no multiple of this many numbers is read more slowly by a GPU, up to eight times."""
 NEAR = {"cpu": 2**24, "cuda": 2**27}
@@ -68,8 +70,7 @@ def predict(config: ModelConfig, work: Workload, calibration: Calibration) -> Pr
     spent = tuple(meter.spent())
     serial = sum((one.seconds for one in spent if one.name == "recurrence"), 0.0)
     computing = sum(one.seconds for one in spent) - serial
-    launch = calibration.launch(f"{launch_name(config)}.{work.mode.value}")
-    whole = _launching(config, launch)
+    whole = _launching(config, work, calibration)
     if calibration.is_asynchronous:
         # The loss and the gradients' norm are looked at before the update: its launching begins with an idle device.
         *passes, update = _phases(config, work, calibration, spent)
@@ -104,22 +105,37 @@ def launch_name(config: ModelConfig) -> str:
             return "rotary" if config.positions is PositionKind.ROTARY else "gpt"
 
 
-def _launching(config: ModelConfig, launch: Overhead) -> float:
+def _launching(config: ModelConfig, work: Workload, calibration: Calibration, *, part: str = "") -> float:
+    """`part` of a training step: `_forward`, or `_gradients` for all but the update."""
+    what = f"{work.mode.value}{part}"
+    launch = calibration.launch(f"{launch_name(config)}.{what}")
     match config:
         case RNNConfig() | Seq2SeqConfig():
             layers = config.n_encoder_layers * launch.layer + config.n_decoder_layers * launch.second_layer
         case BERTConfig() | GPTConfig():
             layers = config.n_layers * launch.layer
+    if work.kernel is Kernel.PLAIN:
+        plain, fused = (calibration.launch(f"{name}.{what}").layer for name in (PLAIN, "gpt"))
+        layers += max(0.0, plain - fused) * _n_attentions(config, work)
     return launch.once + layers
+
+
+def _n_attentions(config: ModelConfig, work: Workload) -> int:
+    match config:
+        case RNNConfig():
+            return 0
+        case Seq2SeqConfig():
+            return 2 * config.n_decoder_layers + (0 if work.mode is Mode.DECODE else config.n_encoder_layers)
+        case BERTConfig() | GPTConfig():
+            return config.n_layers
 
 
 def _phases(
     config: ModelConfig, work: Workload, calibration: Calibration, spent: tuple[Spent, ...]
 ) -> list[tuple[float, float]]:
     """(launching, computing) of an encoder, what follows it, the head with its loss, backward, an update."""
-    name = f"{launch_name(config)}.{work.mode.value}"
-    launch = calibration.launch(name)
-    whole = behind = ahead = _launching(config, launch)
+    whole = behind = ahead = _launching(config, work, calibration)
+    launch = f"{launch_name(config)}.{work.mode.value}"
     timed = [one for one in spent if one.name != "recurrence"]
     update = sum((one.seconds for one in timed if one.part == "optimizer"), 0.0)
     head = sum(one.seconds for one in timed if one.name == LOGITS or one.part == LOSS)
@@ -127,12 +143,12 @@ def _phases(
     rest = sum(one.seconds for one in timed) - update - head - encoder
     share = 1.0
     if work.mode is Mode.TRAIN:
-        behind = min(whole, _launching(config, calibration.launch(f"{name}_gradients")))
-        launch, share = calibration.launch(f"{name}_forward"), FORWARD_SHARE
-        ahead = min(behind, _launching(config, launch))
+        behind = min(whole, _launching(config, work, calibration, part="_gradients"))
+        ahead = min(behind, _launching(config, work, calibration, part="_forward"))
+        launch, share = f"{launch}_forward", FORWARD_SHARE
     first = 0.0
     if isinstance(config, Seq2SeqConfig | RNNConfig) and work.mode is not Mode.DECODE:
-        first = min(ahead, config.n_encoder_layers * launch.layer)
+        first = min(ahead, config.n_encoder_layers * calibration.launch(launch).layer)
     forward = [(first, share * encoder), (ahead - first, share * rest), (0.0, head)]
     return [*forward, (behind - ahead, (1 - share) * (encoder + rest)), (whole - behind, update)]
 

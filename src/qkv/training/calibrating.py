@@ -50,10 +50,10 @@ CPU = Grid(
     odd=((8, 128), 256, 4096),
 )  # fmt: skip
 GPU = Grid(
-    rows=(1, 2, 8, 64, 512, 2048, 8192, 32768), widths=(64, 256, 1024, 4096, 16384),
-    numbers=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27), groups=(2, 16, 128, 1024), lengths=(16, 64, 256, 1024, 4096),
+    rows=(1, 8, 64, 512, 4096, 32768), widths=(64, 256, 1024, 4096, 16384),
+    numbers=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27), groups=(2, 48, 1024), lengths=(16, 64, 256, 1024, 4096),
     contexts=(16, 256, 2048, 16384), most_flops=2e12, most_square=2**29, stream=(2**22, 2**25, 2**27, 2**30),
-    odd=((64, 1024, 8192), 768, 50304),
+    odd=((64, 1024, 8192), 768, 50304), recurrence=((2, 32, 200), (1, 64), (64, 512)),
 )  # fmt: skip
 
 
@@ -73,15 +73,16 @@ def calibrate(
     for is_training in (False, True):
         road = Road(device=device, dtype=training_dtype if is_training else dtype, is_training=is_training)
         report(f"kernels: {'forward and backward' if is_training else 'forward'}, {road.dtype.value}")
-        made = {**_products(watch, road, grid), **_attentions(watch, road, grid), **_recurrences(watch, road, grid)}
-        made |= _elementwise(watch, road, grid)
-        tables |= {f"{name}.{'train' if is_training else 'infer'}": table for name, table in made.items()}
+        made = _products(watch, road, grid)
         launching.look()
+        made |= {**_attentions(watch, road, grid), **_recurrences(watch, road, grid), **_elementwise(watch, road, grid)}
+        launching.look()
+        tables |= {f"{name}.{'train' if is_training else 'infer'}": table for name, table in made.items()}
     tables["stream"] = _stream(watch, Road(device=device, dtype=dtype, is_training=False), grid)
     return Calibration(
         device=device_name(device), kind=device.type, dtype=dtype, threads=torch.get_num_threads(),
         torch=torch.__version__.partition("+")[0], took=time.perf_counter() - started, tables=tables,
-        launches=launching.overheads(),
+        launches=launching.overheads(), pace=launching.pace,
     )  # fmt: skip
 
 

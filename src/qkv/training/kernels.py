@@ -16,12 +16,13 @@ from qkv.nn import CAUSAL, Rotary, activate, attend
 from qkv.nn import norm as build_norm
 from qkv.nn.recurrent import run as run_recurrence
 from qkv.training.measuring import torch_dtype
-from qkv.training.stopwatch import Work
+from qkv.training.stopwatch import REPEATS, Work
 
 ROW = 512
 """Numbers in a row of what is normed or activated: a usual width."""
 N_WORDS = 8192
-MOST_COPIES = 64
+MOST_COPIES = {"cpu": 64, "cuda": REPEATS}
+"""Of a weight, as far as `NEAR` bytes do not end them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,9 @@ def product(road: Road, rows: int, inner: int, columns: int) -> Work:
     Mixed precision brings the weight to 16 bits here; what it brings of `x` is the kind `cast`, where x is wide.
     """
     x, first = road.numbers(rows, inner, narrow=True), road.numbers(columns, inner)
-    n_copies = max(1, min(MOST_COPIES, NEAR[road.device.type] // (first.numel() * first.element_size())))
+    n_copies = max(
+        1, min(MOST_COPIES[road.device.type], NEAR[road.device.type] // (first.numel() * first.element_size()))
+    )
     weights = [first, *(road.numbers(columns, inner) for _ in range(n_copies - 1))]
     if not road.is_training:
         turn = cycle(weights)

@@ -1,12 +1,16 @@
 """What starting a step costs when there is next to nothing to compute: real models, very small, one layer and five."""
 
+import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
-from qkv.choices import PositionKind
+import torch
+
+from qkv.choices import Kernel, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.cost.calibration import Overhead
-from qkv.cost.prediction import launch_name
+from qkv.cost.prediction import PLAIN, launch_name
 from qkv.cost.workload import Mode, Precision, Workload
 from qkv.training.measuring import Step, gradients_of, loss_of, random_model, step_of
 from qkv.training.stopwatch import Stopwatch
@@ -17,30 +21,53 @@ _SMALL: dict[str, Any] = {"vocabulary_size": 64, "context_length": 16, "d_model"
 _LLAMA = {"positions": PositionKind.ROTARY, "gated": True, "attention_bias": False, "feedforward_bias": False}
 
 
+def small_pass(device: torch.device, dtype: Precision) -> Step:
+    """A GPT's pass with next to nothing to compute: how fast the machine launches just now."""
+    work = Workload(batch=1, length=2, dtype=dtype)
+    return step_of(random_model(GPTConfig(**_SMALL, n_layers=MANY), device, dtype), work)
+
+
 class Launching:
     """Each model in each mode, to be looked at several times with other work in between.
 
     Starting is the work of one CPU core, and a machine shared with others may have it at half speed for seconds. So
-    the least of several looks counts.
+    each is timed beside one and the same small pass, whose least time is the pace that all are told at.
     """
 
     def __init__(self, watch: Stopwatch, *, dtype: Precision, training_dtype: Precision) -> None:
         self._watch = watch
         self._steps: dict[str, list[Step]] = {}
-        self._least: dict[str, list[float]] = {}
-        for configs in _models():
+        self._ratios: dict[str, list[list[float]]] = {}
+        self.pace = math.inf
+        """Seconds of the small pass, the least so far."""
+        known = _models()
+        for configs, kernel in [*((one, Kernel.FUSED) for one in known), (known[0], Kernel.PLAIN)]:
             for mode in (Mode.FORWARD, Mode.TRAIN, Mode.PREFILL, Mode.DECODE):
-                if not (isinstance(configs[0], BERTConfig) and mode in (Mode.PREFILL, Mode.DECODE)):
-                    self._steps |= _steps(configs, watch, mode, training_dtype if mode is Mode.TRAIN else dtype)
+                if isinstance(configs[0], BERTConfig) and mode in (Mode.PREFILL, Mode.DECODE):
+                    continue
+                precision = training_dtype if mode is Mode.TRAIN else dtype
+                work = Workload(batch=1, length=2, mode=mode, dtype=precision, kernel=kernel)
+                self._steps |= _steps(configs, watch, work)
+        self._small = small_pass(watch.device, dtype)
 
     def look(self) -> None:
+        is_warm = bool(self._ratios)
         for name, steps in self._steps.items():
-            seconds = [self._watch.whole(step, spend=2 * self._watch.spend) for step in steps]
-            self._least[name] = [min(pair) for pair in zip(seconds, self._least.get(name, seconds), strict=True)]
+            before = self._timed(self._small, is_warm=is_warm)
+            seconds = [self._timed(step, is_warm=is_warm) for step in steps]
+            after = self._timed(self._small, is_warm=True)
+            self.pace = min(self.pace, before, after)
+            self._ratios.setdefault(name, []).append([2 * one / (before + after) for one in seconds])
+
+    def _timed(self, step: Step, *, is_warm: bool) -> float:
+        return self._watch.whole(step, spend=self._watch.spend / 2, is_warm=is_warm)
 
     def overheads(self) -> dict[str, Overhead]:
         """By name and mode, as `Calibration.launch` looks for them."""
-        return {name: _overhead(seconds) for name, seconds in self._least.items()}
+        return {
+            name: _overhead([self.pace * statistics.median(of_step) for of_step in zip(*looks, strict=True)])
+            for name, looks in self._ratios.items()
+        }
 
 
 def _models() -> list[list[ModelConfig]]:
@@ -60,11 +87,12 @@ def _models() -> list[list[ModelConfig]]:
     ]
 
 
-def _steps(configs: list[ModelConfig], watch: Stopwatch, mode: Mode, dtype: Precision) -> dict[str, list[Step]]:
-    models = [random_model(config, watch.device, dtype) for config in configs]
-    work = Workload(batch=1, length=2, mode=mode, dtype=dtype)
-    name = launch_name(configs[0])
-    made: dict[str, list[Step]] = {f"{name}.{mode.value}": [step_of(model, work) for model in models]}
+def _steps(configs: list[ModelConfig], watch: Stopwatch, work: Workload) -> dict[str, list[Step]]:
+    """By `launch_name`, or as `plain`, and what of a step it is."""
+    mode = work.mode
+    name = PLAIN if work.kernel is Kernel.PLAIN else launch_name(configs[0])
+    models = [random_model(config, watch.device, work.dtype) for config in configs]
+    made = {f"{name}.{mode.value}": [step_of(model, work) for model in models]}
     if mode is Mode.TRAIN:
         made[f"{name}.train_forward"] = [loss_of(model, work) for model in models]
         made[f"{name}.train_gradients"] = [gradients_of(model, work) for model in models]
