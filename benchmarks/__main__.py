@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import beam, cost, embedding, memory, results, shakespeare, training_speed
+from benchmarks import beam, cost, embedding, explorer, memory, results, shakespeare, training_speed
 from benchmarks.runner import Asked
 
 BENCHMARKS = {
@@ -16,6 +16,7 @@ BENCHMARKS = {
     "memory": (memory.memory, 1, "the most memory a training step holds, predicted and measured"),
     "beam": (beam.beam_alone, 7, "one sentence translated with beam 5, beside transformers with the same weights"),
     "beam-batch": (beam.beam_batch, 3, "sixteen at once"),
+    "explorer": (explorer.explorer, 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
 }
 """Name: what measures, rounds unless said, what it is."""
 RESULTS = Path(__file__).parent / "RESULTS.md"
