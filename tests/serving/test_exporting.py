@@ -130,7 +130,27 @@ def test_a_saved_page_has_every_view_of_its_text(family, page, tmp_path):
         for layer in range(stack["layers"]):
             body = {"run": run, "stack": stack["stack"], "layer": layer}
             assert ("/api/attention", json.dumps(body, sort_keys=True)) in held
+            for head in range(stack["heads"]):
+                assert ("/api/map", json.dumps({**body, "head": head}, sort_keys=True)) in held
+                if family != "rnn":
+                    ends = family == "bert" or stack["stack"] == "encoder"  # in a special token
+                    looks = {**body, "head": head, "query": stack["queries"] - (2 if ends else 1)}
+                    assert ("/api/neuron", json.dumps(looks, sort_keys=True)) in held
     assert ("/api/models", "null") in held
+
+
+def test_a_saved_page_of_a_long_text_has_the_views_of_the_first_head_alone(page, monkeypatch):
+    monkeypatch.setattr(notebook, "MOST_BYTES", 100)
+    found = [(one.path, one.body) for one in qkv.explore(tasks()["gpt"], TEXT).answers()]
+    assert [body["layer"] for path, body in found if path == "/api/attention"] == [0, 1, 2]
+    assert [(body["layer"], body["head"]) for path, body in found if path == "/api/neuron"] == [(0, 0)]
+
+
+def test_a_widget_is_told_in_words_where_nothing_can_be_shown(page):
+    pytest.importorskip("anywidget")
+    bundle, _ = qkv.explore(tasks()["gpt"], TEXT)._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert bundle["text/plain"].startswith("Explored(")
 
 
 def test_without_the_page_a_file_cannot_be_saved(tmp_path, monkeypatch):
@@ -146,10 +166,10 @@ def test_a_notebook_shows_a_frame_that_cannot_reach_out(page, monkeypatch):
         raise MissingExtraError("no anywidget")
 
     monkeypatch.setattr(shown, "widget", missing)
-    bundle = shown._repr_mimebundle_()
+    bundle, _ = shown._repr_mimebundle_()
     assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts allow-downloads"')
     assert "<script" not in bundle["text/html"]
-    assert "tokens" in repr(shown)
+    assert "tokens" in bundle["text/plain"]
 
 
 def test_a_widget_answers_what_the_page_asks():

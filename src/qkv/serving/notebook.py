@@ -18,6 +18,8 @@ from qkv.serving.single_file import NOT_BUILT, is_built, single_file
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator, load
 
 HEIGHT = 760
+MOST_BYTES = 2**21
+"""Of all heads' weights, up to which a file holds every head's own views."""
 RELAY = (Path(__file__).parent / "relay.js").read_text(encoding="utf-8")
 """Puts the page into a frame, and hands its questions to Python and the answers back."""
 
@@ -82,13 +84,38 @@ class Explored:
             yield Replayed(path="/api/map", body=named)
             if "residual" in views and stack["stack"] != Stack.CROSS.value:
                 yield Replayed(path="/api/residual", body=named)
-            for layer in range(stack["layers"]):
-                yield Replayed(path="/api/attention", body={**named, "layer": layer})
+            yield from self._of_layers(stack, views)
         for view in ("lens", "embeddings"):
             if view in views:
                 yield Replayed(path=f"/api/{view}", body={"run": run})
         yield Replayed(path="/api/cost/choices")
         yield Replayed(path="/api/cost", body={"model": self._name})
+
+    def _of_layers(self, stack: dict[str, Any], views: list[str]) -> Iterator[Replayed]:
+        """What the page asks of a layer and a head when it comes to them; of a long text only of the first of each."""
+        named = {"run": self._told["run"], "stack": stack["stack"]}
+        is_long = 4 * stack["layers"] * stack["heads"] * stack["queries"] * stack["keys"] > MOST_BYTES
+        looks = {"query": self._query(stack)}
+        for layer in range(stack["layers"]):
+            of_layer = {**named, "layer": layer}
+            yield Replayed(path="/api/attention", body=of_layer)
+            if is_long and layer > 0:
+                continue
+            yield Replayed(path="/api/row", body=of_layer | looks)
+            if "residual" in views and stack["stack"] != Stack.CROSS.value:
+                yield Replayed(path="/api/write", body=of_layer | looks)
+            for head in range(1 if is_long else stack["heads"]):
+                yield Replayed(path="/api/map", body={**of_layer, "head": head})
+                if "neuron" in views:
+                    yield Replayed(path="/api/neuron", body={**of_layer, "head": head} | looks)
+
+    def _query(self, stack: dict[str, Any]) -> int:
+        """The position that the page looks at first: the first [MASK], else the last word."""
+        told, n = self._told, stack["queries"]
+        if told["says"] == "here" and told["predictions"]:
+            return told["predictions"][0]["position"]
+        rows = told["source" if stack["stack"] == Stack.ENCODER.value else "own"]
+        return n - 2 if n > 2 and rows["is_special"][n - 1] else n - 1
 
     def _repr_html_(self) -> str:
         frame = f'sandbox="allow-scripts allow-downloads" style="width:100%;height:{HEIGHT}px;border:0"'
@@ -97,9 +124,10 @@ class Explored:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ANN401, ARG002
         """A widget that can go on asking, where anywidget is installed; else what the file would show."""
         try:
-            return self.widget()._repr_mimebundle_()
+            data, about = self.widget()._repr_mimebundle_()
         except MissingExtraError:
-            return {"text/plain": repr(self), "text/html": self._repr_html_()}
+            data, about = {"text/html": self._repr_html_()}, {}
+        return {**data, "text/plain": repr(self)}, about
 
     def widget(self) -> Any:  # noqa: ANN401 - a library that may be missing
         try:
