@@ -95,7 +95,7 @@ def test_a_bert_is_judged_by_its_two_games_and_the_same_each_time(command, tales
 def test_what_a_bert_cannot_be_asked_is_one_line(command, tales):
     for arguments, line in [
         (["bert", "--text", tales, "--limit", "3"], "--limit is for a GPT"),
-        (["sentiment", "--text", tales], "no masked-word head"),
+        (["sentiment", "--text", tales], "sentiment: guesses no hidden words; it can embed, classify"),
     ]:
         answer = command(*arguments)
         assert (answer.status, answer.out) == (2, "")

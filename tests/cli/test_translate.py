@@ -23,6 +23,12 @@ def test_lines_in_lines_out_blank_ones_too(command, folder):
     assert (answer.status, answer.out) == (0, "dos uno\n\ntres\n")
 
 
+@pytest.mark.parametrize("option", [["--nbest", 2], ["--alignment"]])
+def test_a_blank_line_is_blank_whatever_is_asked(command, folder, option):
+    lines = command("translate", folder, "uno", " ", "dos", *option).out.splitlines()
+    assert [line for line in lines if "\t" not in line] == [""]
+
+
 def test_alignment_follows_a_tab(command, folder):
     text, _, links = command("translate", folder, "uno dos tres", "--alignment").out.rstrip("\n").partition("\t")
     (one,) = small_translator().translations(["uno dos tres"], attention=True)

@@ -16,12 +16,16 @@ def classify(
     next_sentence: Annotated[
         bool, typer.Option("--next-sentence", help="Of pairs: the probability that the second follows the first.")
     ] = False,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with every probability.")] = False,
 ) -> None:
-    """The class of each text and its probability; several labels with theirs; or a number: as the model was trained.
+    """Print of each text its class, a tab and the probability; or what else the model was trained for.
 
-    A pair is two columns with a tab between. Of a blank line nothing is said: a blank line, in JSON the text alone.
+    Where a text may have several labels: those of at least 0.5, each with its probability, maybe none. Where the
+    answer is a number: the number. A pair is two columns with a tab between. Of a blank line nothing is said: a
+    blank line, in JSON the text alone.
 
     \b
     Examples:

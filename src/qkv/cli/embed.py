@@ -24,10 +24,12 @@ def embed(
     normalise: Annotated[
         bool | None, typer.Option("--normalise/--no-normalise", help="To length 1; else as trained, or yes.")
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a text.")] = False,
 ) -> None:
-    """One vector a text, in order: a .npy table of float32, or a line of numbers each.
+    """Turn each text into a vector: a line of numbers each, or with --out a .npy table of float32, in order.
 
     A model from sentence-transformers pools, normalises and limits texts as its folder says, unless options do.
     A blank line has no vector: a blank line, null in JSON, NaN in a table.

@@ -62,6 +62,8 @@ def _evaluate_text(model: str, text: list[Path], *, limit: int | None, as_json: 
         case TextEncoder():
             if limit is not None:
                 raise InputError("--limit is for a GPT; of a file, FILE[:100] names the first 100 documents")
+            if "fill" not in task.abilities:
+                raise InputError(f"{model}: guesses no hidden words; it can {', '.join(task.abilities)}")
             result = _games(task, text)
         case _:
             raise InputError(f"{model}: translates; judge it by --pairs")

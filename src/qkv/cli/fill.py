@@ -14,7 +14,9 @@ def fill(
     texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="So many guesses for each mask.")] = 5,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
 ) -> None:
     """Fill the masks of each text: the filled text, then for each mask its likeliest words with probabilities.

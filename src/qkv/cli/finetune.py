@@ -54,7 +54,7 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help="Chosen from the numb
 Rate = Annotated[float | None, typer.Option("--learning-rate", help="Chosen from the model's size unless said.")]
 Patience = Annotated[int | None, typer.Option(min=1, help="Stop after so many of the 10 evaluations brought nothing.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the model: slower to start, then faster.")]
-Out = Annotated[Path | None, typer.Option(help="The run's folder: new or empty.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder, new or empty; else runs/1, runs/2 …")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a model.")]
@@ -77,7 +77,8 @@ def finetune(
     \b
     Examples:
       qkv finetune bert --data train.tsv --eval dev.tsv --out run
-      qkv finetune tiny small bert --data train.tsv --eval dev.tsv --seeds 3
+      qkv finetune bert my-bert --data train.tsv --eval dev.tsv --seeds 3
+      qkv finetune bert --data pairs.tsv --text premise --text hypothesis --label verdict
       qkv finetune bert --data sick.tsv --target score --labels 1000
       qkv finetune recipes/sentiment.toml --data texts --out sentiment
     """

@@ -40,11 +40,11 @@ def generate(
 
     \b
     Examples:
-      qkv generate run "Once upon a time"
-      qkv generate run "The sea" --temperature 0.5 --max-new 50 --seed 7 --stream
-      qkv generate run "The cat" --steps --top-k 40 -n 5
-      qkv generate run "The cat" --beam 4 --n-best 3
-      printf 'One day\\nIt was\\n' | qkv generate run --json
+      qkv generate stories "Once upon a time"
+      qkv generate stories "The sea" --temperature 0.5 --max-new 50 --seed 7 --stream
+      qkv generate stories "The cat" --steps --top-k 40 -n 5
+      qkv generate stories "The cat" --beam 4 --n-best 3
+      printf 'One day\\nIt was\\n' | qkv generate stories --json
     """
     chance = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p,

@@ -15,7 +15,9 @@ def similar(
     *,
     among: Annotated[Path, typer.Option(metavar="FILE", help="Its lines are compared; .gz and .xz too.")],
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="So many lines for each query.")] = 5,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a query.")] = False,
 ) -> None:
     """The lines of a file that are nearest to each query: query, cosine, line number, line; best first.

@@ -34,7 +34,7 @@ Minutes = Annotated[
 ]
 Steps = Annotated[int | None, typer.Option(min=1, help="Updates to make.")]
 Start = Annotated[Path | None, typer.Option("--from", help="A model to begin with.")]
-Out = Annotated[Path | None, typer.Option(help="The run's folder: new or empty.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder, new or empty; else runs/1, runs/2 …")]
 Data = Annotated[Path, typer.Option(envvar="QKV_DATA", help="The folder that a recipe's files lie in.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")]

@@ -100,11 +100,14 @@ class TextEncoder:
         """What its weights leave to be told, such as a promised head that they lack."""
 
     def __repr__(self) -> str:
+        return f"{described('TextEncoder', self.model, self.name)}: {', '.join(self.abilities)})"
+
+    @property
+    def abilities(self) -> list[str]:
         heads = {
             "fill": self.model.masked_word, "classify": self.model.classifier, "next_sentence": self.model.next_sentence
         }  # fmt: skip
-        can = ["embed", *(task for task, head in heads.items() if head is not None)]
-        return f"{described('TextEncoder', self.model, self.name)}: {', '.join(can)})"
+        return ["embed", *(task for task, head in heads.items() if head is not None)]
 
     def encode(
         self, texts: Texts, *, truncate: bool = False, max_tokens: int | None = None, parse_specials: bool = False,
@@ -251,7 +254,8 @@ class TextEncoder:
 
     def _needs(self, part: str, head: str, verb: str) -> None:
         if getattr(self.model, part) is None:
-            raise InputError(f"{self.name or 'this model'} has no {head}, so it cannot {verb}: {self!r}")
+            can = ", ".join(self.abilities)
+            raise InputError(f"{self.name or 'this model'} has no {head}, so it cannot {verb}; it can {can}")
 
     def _text(self, number: int) -> str:
         text = self.tokenizer.decode([number], skip_specials=False).strip()
