@@ -136,6 +136,10 @@ def test_a_config_of_a_million_billion_parameters_is_answered(tmp_path):
         (["plan", "--params", "12", "--tokens", "1B", "--device", "h200"], "params=12 must be from"),
         (["plan", "--params", "1e9", "--tokens", "1B", "--device", "h200"], "--params 1e9: a whole number"),
         (["plan", "--params", "1B", "--tokens", "1B", "--device", "l4", "--sharding", "x"], "--sharding x: it is ddp"),
+        (
+            ["plan", "--params", "1B", "--tokens", "1B", "--device", "l4", "--gpus", "0"],
+            "n_devices=0: input should be gr",
+        ),
         (["calibrate", "--dtype", "int8"], "--dtype int8: a device is calibrated at"),
     ],
 )

@@ -18,8 +18,12 @@ def test_every_family_has_its_four_panels(name, mode):
     assert "RNN against self-attention" in axes[3].get_title()
 
 
-def test_the_crossing_is_drawn_at_six_widths():
-    _, against_length, _, _ = cost_figure(
-        estimate(preset("gpt2"), batch=1, length=64, mode="forward"), DEVICES["l4"]
-    ).axes
-    assert any("n = 4,608 = 6d" in text.get_text() for text in against_length.texts)
+@pytest.mark.parametrize(("name", "said"), [("gpt2", "n = 4,608 = 6d"), ("transformer-base", "n = 3,072 = 6d")])
+def test_the_two_lines_cross_where_the_crossing_is_drawn(name, said):
+    _, against_length, _, _ = cost_figure(estimate(preset(name), batch=1, length=64), DEVICES["l4"]).axes
+    assert any(said in text.get_text() for text in against_length.texts)
+    rest, core, at = against_length.lines
+    ratios = [above / below for above, below in zip(core.get_ydata(), rest.get_ydata(), strict=True)]
+    under = max(n for n, ratio in zip(rest.get_xdata(), ratios, strict=True) if ratio < 1)
+    over = min(n for n, ratio in zip(rest.get_xdata(), ratios, strict=True) if ratio >= 1)
+    assert under < at.get_xdata()[0] <= over

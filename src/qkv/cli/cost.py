@@ -87,6 +87,8 @@ def of(
 
     if as_table + as_json + as_latex > 1:
         raise InputError("--table, --json and --latex: choose one")
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--plot {plot}: the file must end in .png, .svg or .pdf")
     config = config_of(model)
     target = None if device is None else find_device(device)
     settings = {"mode": mode, "dtype": dtype, "kernel": kernel}
@@ -193,8 +195,6 @@ def _measured(estimate: "Estimate", calibration: "Calibration") -> dict[str, Any
 
 
 def _save(figure: "Figure", path: Path) -> None:
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--plot {path}: the file must end in .png, .svg or .pdf")
     try:
         figure.savefig(path)
     except OSError as error:

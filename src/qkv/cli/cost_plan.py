@@ -16,7 +16,7 @@ Params = Annotated[str | None, typer.Option(metavar="N", help="Parameters of a G
 Model = Annotated[str | None, typer.Option(help="Or a model, as `qkv cost` takes it.")]
 Tokens = Annotated[str | None, typer.Option(metavar="N", help="Tokens to train on: 2.5B.")]
 Device = Annotated[str | None, typer.Option(help=f"{KNOWN}.")]
-GPUs = Annotated[int, typer.Option(min=1, help="How many of them.")]
+GPUs = Annotated[int, typer.Option(help="How many of them.")]
 Shared = Annotated[str, typer.Option(help="What several share: ddp or fsdp.")]
 Share = Annotated[float | None, typer.Option(help="Of the peak, what training reaches; a usual share unless said.")]
 Price = Annotated[float | None, typer.Option(help="Money for a device and hour.")]

@@ -33,11 +33,7 @@ def cost_figure(estimate: Estimate, device: Device) -> "Figure":
     _against_length(against_length, estimate)
     _cache(cache, estimate)
     _recurrent(recurrent, estimate)
-    work = estimate.work
-    figure.suptitle(
-        f"{estimate.config.family}, {estimate.parameters.total:,} parameters · {work.mode.value}, "
-        f"{work.batch:,} × {work.length:,} tokens, {work.dtype.value}"
-    )
+    figure.suptitle(f"{estimate.parameters.total:,} parameters · {estimate.title}")
     return figure
 
 
@@ -102,7 +98,8 @@ def _against_length(axes: "Axes", estimate: Estimate) -> None:
         longest = config.replace(context_length=end)
         core, rest = [], []
         for n in lengths:
-            block = [one for one in operations(longest, Workload(batch=1, length=n)) if one.is_block]
+            made = operations(longest, Workload(batch=1, length=n))
+            block = [one for one in made if one.is_block and not one.part.startswith("decoder.")]
             core.append(sum(one.flops for one in block if one.is_attention_core))
             rest.append(sum(one.flops for one in block) - core[-1])
         axes.plot(lengths, rest, color=BLUE, label="products with weights, ∝ n")
@@ -116,8 +113,8 @@ def _against_length(axes: "Axes", estimate: Estimate) -> None:
             )  # fmt: skip
         axes.legend(frameon=False, loc="upper left")
     axes.set(xscale="log", yscale="log")
-    what = "the whole of it" if isinstance(config, RNNConfig) else "the blocks"
-    _label(axes, f"A pass against its length: {what}", "tokens n", "FLOPs, one text")
+    what = {"rnn": "the whole of it", "seq2seq": "the encoder's blocks"}
+    _label(axes, f"A pass against its length: {what.get(config.family, 'the blocks')}", "tokens n", "FLOPs, one text")
 
 
 def _cache(axes: "Axes", estimate: Estimate) -> None:
