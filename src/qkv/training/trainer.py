@@ -168,16 +168,17 @@ class Trainer:
     def seconds_a_step(self, n: int = 9) -> float:
         """Measured on the first batches; the model is changed by it, so use one made for that.
 
-        The median: the first steps also compile, allocate and fill caches, and a later one may meet a new shape.
+        Each batch is taken twice and timed the second time: the first also compiles, allocates, and makes a GPU's
+        libraries choose their kernels for its shape. The median, for the machine may be busy for a moment.
         """
         self.model.train()
         seconds = []
-        for step in range(n):
+        for step in (*range(n), *range(n)):
             started = time.perf_counter()
             self._gradients(self.data.batch(step), step)
             self._update(learning_rate(self.config, step))
             seconds.append(time.perf_counter() - started)
-        return statistics.median(seconds)
+        return statistics.median(seconds[n:])
 
     def _update(self, rate: float) -> None:
         for optimizer in self.optimizers:
