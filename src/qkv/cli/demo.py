@@ -7,7 +7,7 @@ import typer
 
 WIDTH = 100
 STORY = "One day, a robot found a flower"
-SPANISH = "¿Dónde está la biblioteca?"
+SPANISH = "La casa blanca está cerca del río."
 HIDDEN = "She opened the [MASK] and went outside."
 REVIEW = "a charming and often affecting journey"
 
