@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 
 def loss_curve(metrics: Path, *, unit: str = "nats a token") -> "Figure":
-    """Training loss (thin: each step, thick: smoothed) and validation loss against steps."""
+    """Training loss (thin: each step, thick: smoothed) and validation loss against steps.
+
+    Where labels were smoothed, the training loss is drawn without it, as the validation's is.
+    """
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
-    trained = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    trained = [(line["step"], line.get("plain_loss", line["loss"])) for line in lines if "loss" in line]
     evaluated = [line for line in lines if "validation_loss" in line]
     held_out = [(line["step"], line["validation_loss"]) for line in evaluated]
     if not trained:
