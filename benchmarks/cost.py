@@ -26,11 +26,11 @@ from qkv.training.measuring import Step, random_model, step_of
 from qkv.training.stopwatch import Stopwatch, keep_freed_memory
 
 CONTEXTS = (1024, 2048, 4096)
-ROUNDS = 3
+ROUNDS = {"cpu": 3, "cuda": 8}
 """Each point is measured so often, all others in between; the least counts: a shared machine is slow for seconds."""
 SPEND = {"cpu": 0.25, "cuda": 0.1}
 """Seconds for each measurement."""
-GPU_SECONDS, STUDY_SECONDS = 82, 14
+GPU_SECONDS, STUDY_SECONDS = 90, 5
 """A GPU's time is dear: rounds are left out where all would take longer, and its kernels are looked at so long."""
 
 
@@ -42,8 +42,6 @@ class Point:
     config: ModelConfig
     work: Workload
     prediction: Prediction
-    at_pace: float
-    """Seconds predicted with launching as slow as it was just before."""
     measured: float
     square: tuple[int, int] | None = None
     """Of a long context: bytes of the largest tensor, predicted and seen."""
@@ -76,7 +74,7 @@ class Point:
         sums = {f"predicted_{name}_ms": 1000 * seconds for name, seconds in self.prediction.as_dict().items()}
         return {
             "model": self.model, "mode": self.work.mode.value, "batch": self.work.batch, "length": self.work.length,
-            "measured_ms": 1000 * self.measured, **sums, "predicted_at_pace_ms": 1000 * self.at_pace,
+            "measured_ms": 1000 * self.measured, **sums,
             "error": self.error, "bound_by": self.prediction.bound_by,
             "parts": parts, "config": self.config.model_dump(mode="json"), "work": self.work.model_dump(mode="json"),
         }  # fmt: skip
@@ -123,12 +121,10 @@ def _notes(calibration: Calibration, found: list[Point], long: list[Point]) -> l
     for mode in sorted({point.work.mode for point in found}):
         errors = [abs(point.error) for point in found if point.work.mode is mode]
         by_mode.append(f"{mode.value} {sum(errors) / len(errors):.0%}")
-    at_pace = [abs(point.at_pace / point.measured - 1) for point in found]
     said = [
         f"Calibration: {calibration.device}, {calibration.dtype.value}, {calibration.took:.0f} s.",
         f"Mean error of {len(found)} points: {_summary(found)['mean_error']:.1%}; worst {worst.error:+.0%}: "
         + " ".join(worst.cells[:3]) + ". By mode: " + ", ".join(by_mode) + ".",
-        f"With launching as slow as it was just before each measurement: {sum(at_pace) / len(at_pace):.1%}.",
     ]  # fmt: skip
     for point in long:
         assert point.square is not None
@@ -165,11 +161,12 @@ class _Trials:
         points, long = self._points(), self._long_contexts()
         found: dict[int, Point] = {}
         lasted = 0.0
-        for turn in range(ROUNDS):
+        n_rounds = ROUNDS[self.device.type]
+        for turn in range(n_rounds):
             began = time.perf_counter()
             if turn and began + lasted > self.until:
                 break
-            self.say(f"round {turn + 1} of {ROUNDS}")
+            self.say(f"round {turn + 1} of {n_rounds}")
             for place, (name, config, work) in enumerate([*points, *long]):
                 try:
                     point = self._measure(name, config, work)
@@ -205,13 +202,12 @@ class _Trials:
         return [(f"gpt {d_model}×2", config, work) for work in works]
 
     def _measure(self, name: str, config: ModelConfig, work: Workload) -> Point:
+        is_warm = (name, work) in self._steps
         step = self._step(name, config, work)
         self.pace.append(self.watch.whole(self._small, is_warm=bool(self.pace)))
-        measured = self.watch.whole(step, spend=SPEND[self.device.type])
-        return Point(
-            model=name, config=config, work=work, prediction=predict(config, work, self.calibration),
-            at_pace=predict(config, work, self.calibration.at_pace(self.pace[-1])).seconds, measured=measured,
-        )  # fmt: skip
+        measured = self.watch.whole(step, spend=SPEND[self.device.type], is_warm=is_warm)
+        prediction = predict(config, work, self.calibration)
+        return Point(model=name, config=config, work=work, prediction=prediction, measured=measured)
 
     def _step(self, name: str, config: ModelConfig, work: Workload) -> Step:
         if (name, work) not in self._steps:

@@ -51,6 +51,5 @@ def made_up(kind="cpu", dtype="float32", device="made up"):
     ]
     launches = {name: Overhead(once=1e-4, layer=1e-5, second_layer=2e-5) for name in names}
     return Calibration(
-        device=device, kind=kind, dtype=dtype, threads=1, torch="2.13.0", took=1.0, tables=tables, launches=launches,
-        pace=1e-3,
+        device=device, kind=kind, dtype=dtype, threads=1, torch="2.13.0", took=1.0, tables=tables, launches=launches
     )  # fmt: skip

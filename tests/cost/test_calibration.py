@@ -11,6 +11,7 @@ from qkv.cost.calibration import (
     Table,
     default_path,
     known_calibrations,
+    least,
     load_calibration,
     save_calibration,
 )
@@ -120,3 +121,9 @@ def test_calibrations_lie_in_the_users_cache_folder_newest_first(tmp_path, monke
 )
 def test_a_calibration_knows_its_device_by_full_and_by_short_name(device, asked, is_it):
     assert made_up(device=device).is_of(asked) == is_it
+
+
+def test_what_was_measured_twice_counts_at_its_least():
+    table = Table(axes=((1, 2),), seconds=(3.0, 5.0))
+    found = least({"a": table, "b": table}, {"b": table.replace(seconds=(4.0, 2.0)), "c": table})
+    assert {name: one.seconds for name, one in found.items()} == {"a": (3.0, 5.0), "b": (3.0, 2.0), "c": (3.0, 5.0)}

@@ -5,6 +5,7 @@ import math
 import os
 import re
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -94,8 +95,6 @@ class Calibration(Config):
     """Seconds that measuring took."""
     tables: dict[str, Table]
     launches: dict[str, Overhead]
-    pace: Seconds
-    """Of one small pass, the least while this was measured: `launches` are what they take at this pace."""
 
     @model_validator(mode="after")
     def _known_format(self) -> Self:
@@ -125,15 +124,6 @@ class Calibration(Config):
             raise InputError(
                 f"the calibration of {self.device} is for {mode.value} at {known.value}, not {dtype.value}"
             )
-
-    def at_pace(self, seconds: float) -> Self:
-        """The same device while a small pass takes that long: launching changes, kernels do not."""
-        times = seconds / self.pace
-        launches = {
-            name: Overhead(once=times * one.once, layer=times * one.layer, second_layer=times * one.second_layer)
-            for name, one in self.launches.items()
-        }
-        return self.replace(launches=launches)
 
     def table(self, name: str) -> Table:
         if name not in self.tables:
@@ -170,6 +160,15 @@ class Measured:
                 power = self.growth[place] if self.growth else 1
                 guesses.append(known[smaller] * (axis[i] / axis[i - 1]) ** power)
         return min(guesses)
+
+
+def least(first: Mapping[str, Table], again: Mapping[str, Table]) -> dict[str, Table]:
+    """All tables of both; what was measured twice at its least."""
+    both = {
+        name: one.replace(seconds=tuple(map(min, one.seconds, first[name].seconds))) if name in first else one
+        for name, one in again.items()
+    }
+    return {**first, **both}
 
 
 def default_path(device: str, dtype: Precision) -> Path:

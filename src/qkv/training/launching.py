@@ -1,7 +1,5 @@
 """What starting a step costs when there is next to nothing to compute: real models, very small, one layer and five."""
 
-import math
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -30,16 +28,14 @@ def small_pass(device: torch.device, dtype: Precision) -> Step:
 class Launching:
     """Each model in each mode, to be looked at several times with other work in between.
 
-    Starting is the work of one CPU core, and a machine shared with others may have it at half speed for seconds. So
-    each is timed beside one and the same small pass, whose least time is the pace that all are told at.
+    Starting is the work of one CPU core, and a machine shared with others may have it at half speed, for a second or
+    for ten. So the least of many short looks counts.
     """
 
     def __init__(self, watch: Stopwatch, *, dtype: Precision, training_dtype: Precision) -> None:
         self._watch = watch
         self._steps: dict[str, list[Step]] = {}
-        self._ratios: dict[str, list[list[float]]] = {}
-        self.pace = math.inf
-        """Seconds of the small pass, the least so far."""
+        self._least: dict[str, list[float]] = {}
         known = _models()
         for configs, kernel in [*((one, Kernel.FUSED) for one in known), (known[0], Kernel.PLAIN)]:
             for mode in (Mode.FORWARD, Mode.TRAIN, Mode.PREFILL, Mode.DECODE):
@@ -48,26 +44,16 @@ class Launching:
                 precision = training_dtype if mode is Mode.TRAIN else dtype
                 work = Workload(batch=1, length=2, mode=mode, dtype=precision, kernel=kernel)
                 self._steps |= _steps(configs, watch, work)
-        self._small = small_pass(watch.device, dtype)
 
     def look(self) -> None:
-        is_warm = bool(self._ratios)
         for name, steps in self._steps.items():
-            before = self._timed(self._small, is_warm=is_warm)
-            seconds = [self._timed(step, is_warm=is_warm) for step in steps]
-            after = self._timed(self._small, is_warm=True)
-            self.pace = min(self.pace, before, after)
-            self._ratios.setdefault(name, []).append([2 * one / (before + after) for one in seconds])
-
-    def _timed(self, step: Step, *, is_warm: bool) -> float:
-        return self._watch.whole(step, spend=self._watch.spend / 2, is_warm=is_warm)
+            is_warm = name in self._least
+            seconds = [self._watch.whole(step, spend=self._watch.spend / 2, is_warm=is_warm) for step in steps]
+            self._least[name] = [min(pair) for pair in zip(seconds, self._least.get(name, seconds), strict=True)]
 
     def overheads(self) -> dict[str, Overhead]:
         """By name and mode, as `Calibration.launch` looks for them."""
-        return {
-            name: _overhead([self.pace * statistics.median(of_step) for of_step in zip(*looks, strict=True)])
-            for name, looks in self._ratios.items()
-        }
+        return {name: _overhead(seconds) for name, seconds in self._least.items()}
 
 
 def _models() -> list[list[ModelConfig]]:

@@ -46,10 +46,7 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
 
     def whole(self, work: Work, *, spend: float | None = None, is_warm: bool = False) -> float:
-        """From the call until the device is done: what a user waits. The median, as a GPU's clock moves both ways.
-
-        On a CPU the lower quarter, of undisturbed runs where there are three.
-        """
+        """From the call until the device is done: what a user waits. The lower quarter; on a CPU, of calm runs."""
         if not is_warm:
             self._warm_up(work)
         taken, calm = [], []
@@ -63,8 +60,6 @@ class Stopwatch:
             taken.append(self.now() - before)
             if _interruptions() == interrupted:
                 calm.append(taken[-1])
-        if self.is_gpu:
-            return statistics.median(taken)
         return statistics.quantiles(calm if len(calm) > 2 else taken, n=4)[0]
 
     def _goes_on(self, spent: float, spend: float, n_calm: int) -> bool:
@@ -117,7 +112,7 @@ class Stopwatch:
     def _events(self, work: Work) -> float:
         work()
         taken = []
-        for _ in range(3):
+        for _ in range(4):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             self.wait()
             start.record()
