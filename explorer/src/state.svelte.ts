@@ -100,14 +100,16 @@ class Shown {
       this.text = after.examples[0].text;
       this.second = after.examples[0].second;
     }
-    this.stack = after.stacks[0]?.stack ?? "self";
+    // A translator is first asked which source words it looks at.
+    this.stack = after.stacks.find((one) => one.stack === "cross")?.stack ?? after.stacks[0]?.stack ?? "self";
     Object.assign(this, { layer: 0, head: 0, query: null, key: null, off: [] });
     if (!has(after, this.view)) this.view = after.stacks.length ? "heads" : "lens";
   }
 
   read(text: string, second: string | null): void {
     if (text === this.text && second === this.second) return;
-    // Places mean other tokens now.
+    // Places and pronouns mean other tokens now.
+    for (const name of ["pronoun", "candidates"]) delete this.options[name];
     Object.assign(this, { text, second, query: null, key: null, off: this.off.filter((one) => one.kind === "head") });
   }
 
@@ -213,9 +215,16 @@ class Shown {
   }
 }
 
+/** Words of one kind, so that the two texts are as a rule equally long in tokens. */
+const SWAPS = [["tired", "wide"], ["red", "blue"], ["dog", "cow"], ["cat", "dog"], ["gato", "perro"], ["grande", "buena"], ["café", "agua"]];
+
+/** The same text with one word for another. */
 function minimal(text: string): string | null {
-  if (text.endsWith("too tired.")) return text.replace("too tired.", "too wide.");
-  return text.endsWith("too wide.") ? text.replace("too wide.", "too tired.") : null;
+  for (const [one, other] of [...SWAPS, ...SWAPS.map(([a, b]) => [b, a])]) {
+    const swapped = text.replace(new RegExp(`\\b${one}(?![\\p{L}])`, "u"), other);
+    if (swapped !== text) return swapped;
+  }
+  return null;
 }
 
 function within(place: number, side: Side | null): number {

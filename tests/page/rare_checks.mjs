@@ -123,6 +123,21 @@ await check("examples fit models of small context", async () => {
   }
 });
 
+await check("on a phone nothing is wider than the screen, and the open view's name is in sight", async () => {
+  await page.setViewportSize({ width: 390, height: 844 });
+  for (const model of ["stories", "bert", "seq2seq"]) {
+    await open({ model, view: "heads", ...(model === "stories" ? { text: IT + "tired.", step: "2" } : {}) });
+    for (const key of "abcdefghijk") {
+      await page.keyboard.press(key);
+      await still();
+      equal([key, await page.evaluate(() => document.documentElement.scrollWidth)], [key, 390]);
+      const box = await page.locator("[role=tab][aria-selected=true]").boundingBox();
+      holds(box.x >= 0 && box.x + box.width < 391, `the name of view ${key} is out of sight: ${box.x} ${box.width}`);
+    }
+  }
+  await page.setViewportSize({ width: 1440, height: 900 });
+});
+
 await check("two tabs at once: each keeps its own model, text and interventions", async () => {
   await open({ model: "stories", view: "heads", text: "A cat" });
   const other = await context.newPage();
