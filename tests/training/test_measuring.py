@@ -81,7 +81,9 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_calibration_of_this_machine_predicts_every_family():
+def test_a_calibration_of_this_machine_predicts_every_family(monkeypatch):
+    look = Launching.look
+    monkeypatch.setattr(Launching, "look", lambda self: None if self._least else look(self))  # once is enough here
     calibration = calibrate(CPU, Precision.FLOAT32, grid=GRID, spend=1e-5)
     assert calibration.kind == "cpu"
     for config in CONFIGS:
