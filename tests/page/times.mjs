@@ -7,7 +7,7 @@ const browser = await launch();
 const page = await browser.newPage({ viewport: { width: 1440, height: 900 } });
 await page.goto(address);
 const story = "Once upon a time there was a little cat and it had a red ball and a big dog ";
-for (const words of [16, 64, 110, 430]) {
+for (const words of [30, 122, 430]) {
   const text = story.repeat(40).split(" ").slice(0, words).join(" ");
   await page.goto("about:blank");
   // Read once before, so that what is measured is the page and the wire, not the first pass of the model.
