@@ -161,3 +161,13 @@ def test_a_prefix_and_forbidden_ids_are_those_of_the_task():
     run = asked("/api/run", {"model": "t5", "text": TEXT}, of=own)
     assert run["source"]["ids"] == found["source"]["ids"]
     assert "El niño" in run["remarks"][0]
+
+
+def test_a_prompt_far_over_the_context_is_refused_before_its_words_are_counted(monkeypatch):
+    def counted(*_):
+        raise AssertionError("that takes the square of 20,000 tokens")
+
+    monkeypatch.setattr("qkv.inspection.reading.words_of_ids", counted)
+    answer = explorer().ask("/api/generate", {"model": "gpt", "text": "x7" * 10_000, "max_new": 1})
+    assert answer.status == 400
+    assert "context_length is 41" in json.loads(answer.body)["error"]

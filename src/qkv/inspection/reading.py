@@ -112,8 +112,8 @@ def read(task: Readable, text: str, second: str | Sequence[int] | None = None) -
 
 def read_ids(task: Readable, ids: Sequence[int]) -> Reading:
     """What a GPT has written, as ids."""
+    _check(task.model, len(ids))  # first: which word each is of takes the square of their number
     own = _of_ids(task.tokenizer, list(ids))
-    _check(task.model, len(own.ids))
     return Reading(own=own, chosen=own.ids[1:])
 
 
