@@ -159,7 +159,7 @@ def _report(found: Found, load: float, *, times: int) -> Report:
             "One text and the same weights in the same browser (headless, 1440×900). All heads: our Model view and "
             "BertViz's model_view; one layer, all its heads: our Head view and its head_view. Seconds from navigation "
             "to the frame that shows it; 'from the text' adds the model's pass and the making of the page. A hover: "
-            "from the pointer's coming to the next frame, median of 3 to 6. MB: all that the heads need, as it travels. "
+            "from the pointer's coming to the next frame, median of 3 to 6. MB: what all heads need, as it travels. "
             f"Best of {times}, where it takes less than 5 s."
         ),
         columns=["model", "tokens", "what", "ours", "BertViz", "BertViz ÷ ours", "aim", "met"],

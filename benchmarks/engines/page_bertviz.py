@@ -12,7 +12,7 @@ from benchmarks.engines.speaking import Answer, MissingPeerError, Question, Stop
 NEEDS = (
     "needs PEERS/bertviz: pip install --target PEERS/bertviz ipython; "
     "pip install --target PEERS/bertviz --no-deps bertviz; "
-    "npm install --prefix PEERS/bertviz d3@5.7.0 jquery@2 requirejs@2.3.6"
+    "npm install --prefix PEERS/bertviz d3@5.8.0 jquery@2 requirejs@2.3.6"
 )
 
 
