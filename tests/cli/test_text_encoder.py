@@ -208,3 +208,15 @@ def test_a_head_that_the_config_promises_and_the_weights_lack_is_said(command, t
     answer = command("fill", tmp_path / "model", "the [MASK]")
     assert (answer.status, answer.out.count("\n")) == (0, 1)
     assert answer.err.startswith(f"qkv: {tmp_path / 'model'}: the weights hold no next-sentence head (")
+
+
+def test_evaluate_judges_a_classifier_by_labelled_texts(command, folder, task, tmp_path):
+    texts = [line for line in LINES if line]
+    rows = [f"{text}\t{answer.labels[0]}" for text, answer in zip(texts, task.classify(texts), strict=True)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    said = json.loads(command("evaluate", folder, "--labelled", tmp_path / "rows.tsv", "--json").out)
+    assert (said["rows"], said["accuracy"]) == (6, 1.0)
+    refused = command("evaluate", folder, "--labelled", tmp_path / "rows.tsv", "--limit", 3)
+    assert (refused.status, refused.err) == (
+        2, "qkv: error: --limit is for documents and pairs: all labelled texts count\n",
+    )  # fmt: skip

@@ -100,7 +100,8 @@ def test_pairs_are_evaluated_alone_and_against_another(command, folder, tmp_path
 
 def test_evaluate_wants_texts_or_pairs(command, folder):
     answer = command("evaluate", folder)
-    assert (answer.status, answer.err) == (2, "qkv: error: neither of --text and --pairs; one is needed\n")
+    expected = "qkv: error: 0 of --text, --pairs and --labelled were given; one is needed\n"
+    assert (answer.status, answer.err) == (2, expected)
     assert "--against compares" in command("evaluate", folder, "--text", "x", "--against", folder).err
 
 

@@ -1,6 +1,7 @@
-"""`qkv evaluate`: how well a model guesses a text, or translates."""
+"""`qkv evaluate`: how well a model guesses a text, translates, or classifies."""
 
 import json
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,15 +21,22 @@ def evaluate(
         list[Path] | None, typer.Option(help="Text files; documents are parted by a line <|endoftext|>.")
     ] = None,
     pairs: Annotated[Path | None, typer.Option(help="Translation pairs, source⇥target a line.")] = None,
+    labelled: Annotated[
+        Path | None, typer.Option(help="Labelled texts, a table as `qkv finetune --data` takes it.")
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="With --labelled: cut texts that are too long; else they are refused.")
+    ] = False,
     against: Annotated[str | None, typer.Option(metavar="MODEL", help="With --pairs: compare with this one.")] = None,
     beam: Annotated[int, typer.Option(min=1, help="With --pairs: running guesses of the search; 1: greedy.")] = 5,
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many documents or pairs alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """How well a model guesses texts, or translates pairs.
+    """How well a model guesses texts, translates pairs, or classifies.
 
     A GPT: loss, perplexity and bits a byte, each document from a fresh context. A BERT: its two games, hidden words
-    and next sentences, with the same pairs and hidden words each time. A translator: BLEU and chrF.
+    and next sentences, with the same pairs and hidden words each time. A translator: BLEU and chrF. A fine-tuned
+    BERT, by --labelled: accuracy, F1, Matthews; or what else fits what it was trained for.
 
     Bits a byte: −log2 p of every token and of the end of each document, over the document's bytes (UTF-8, without
     white space at its ends). A document longer than the context is read in overlapping windows: from the second on
@@ -40,9 +48,12 @@ def evaluate(
       qkv evaluate run --text held-out.txt --limit 100 --json
       qkv evaluate bert --text reviews.txt[-500:]
       qkv evaluate es-en --pairs test.tsv --against es-en-rnn
+      qkv evaluate sentiment --labelled dev.tsv
     """
-    if (text is None) == (pairs is None):
-        raise InputError(f"{'neither' if text is None else 'both'} of --text and --pairs; one is needed")
+    if (n_given := sum(one is not None for one in (text, pairs, labelled))) != 1:
+        raise InputError(f"{n_given} of --text, --pairs and --labelled were given; one is needed")
+    if truncate and labelled is None:
+        raise InputError("--truncate cuts labelled texts: it goes with --labelled")
     if pairs is not None:
         from qkv.cli.evaluate_pairs import evaluate_pairs
 
@@ -50,23 +61,39 @@ def evaluate(
         return
     if against is not None:
         raise InputError("--against compares translations: it goes with --pairs")
-    _evaluate_text(model, text or [], limit=limit, as_json=as_json)
+    if labelled is not None:
+        if limit is not None:
+            raise InputError("--limit is for documents and pairs: all labelled texts count")
+        _show(_classified(model, labelled, truncate=truncate), as_json=as_json)
+        return
+    _show(_evaluated(model, text or [], limit=limit), as_json=as_json)
 
 
-def _evaluate_text(model: str, text: list[Path], *, limit: int | None, as_json: bool) -> None:
+def _evaluated(model: str, text: list[Path], *, limit: int | None) -> dict[str, float | int | None]:
     from qkv.tasks import LanguageModel, TextEncoder, load
 
     match task := load(model):
         case LanguageModel():
-            result = _guessed(task, text, limit=limit)
+            return _guessed(task, text, limit=limit)
         case TextEncoder():
             if limit is not None:
                 raise InputError("--limit is for a GPT; of a file, FILE[:100] names the first 100 documents")
             if "fill" not in task.abilities:
                 raise InputError(f"{model}: guesses no hidden words; it can {', '.join(task.abilities)}")
-            result = _games(task, text)
+            return _games(task, text)
         case _:
             raise InputError(f"{model}: translates; judge it by --pairs")
+
+
+def _classified(model: str, labelled: Path, *, truncate: bool) -> dict[str, float | int]:
+    from qkv.cli.texts import load_encoder
+    from qkv.data.labelled import Columns
+    from qkv.tasks.judging import judged
+
+    return judged(load_encoder(model), labelled, columns=Columns(), truncate=truncate)
+
+
+def _show(result: Mapping[str, float | int | None], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result))
     else:

@@ -59,9 +59,9 @@ def make_task(settings: FinetuningConfig, train: Labelled, evaluation: Labelled 
     if evaluation is not None and train.is_pairs != evaluation.is_pairs:
         raise InputError(f"{train.name} and {evaluation.name}: one holds pairs, the other single texts")
     names = None if problem is ProblemKind.NUMBER else train.class_names()
-    targets = _targets(problem, train, names)
+    targets = targets_of(problem, train, names)
     if evaluation is not None:
-        held_out = _targets(problem, evaluation, names)
+        held_out = targets_of(problem, evaluation, names)
     else:
         held = draw(problem, targets, max(1, len(targets) // 10), seed=settings.seed)
         kept = np.setdiff1d(np.arange(len(targets)), held)
@@ -125,7 +125,8 @@ def encode_task(task: LabelledTask, tokenizer: Tokenizer, *, context_length: int
     return Encoded(train=both[0], evaluation=both[1], pad_id=0 if pad_id is None else pad_id, n_cut=n_cut)
 
 
-def _targets(problem: ProblemKind, labelled: Labelled, names: tuple[str, ...] | None) -> Tensor:
+def targets_of(problem: ProblemKind, labelled: Labelled, names: tuple[str, ...] | None) -> Tensor:
+    """Class numbers, a table of 0 and 1, or numbers; `names` None: numbers."""
     if names is None:
         return torch.tensor(labelled.numbers(), dtype=torch.float32)
     numbers = labelled.class_numbers(names)
