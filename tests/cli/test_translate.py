@@ -1,6 +1,7 @@
 """`qkv translate` and `qkv evaluate --pairs`: one line for each line, in order."""
 
 import json
+import shutil
 from functools import partial
 
 import pytest
@@ -114,3 +115,14 @@ def test_a_prefix_stands_before_each_text_and_is_said(command, folder):
     answer = command("translate", folder, "dos", "--prefix", "uno ", "--json")
     assert (plain.err, answer.err) == ("", f"qkv: {folder}: before each text stands 'uno '\n")
     assert json.loads(answer.out)["source_tokens"] == json.loads(plain.out)["source_tokens"]
+
+
+def test_a_text_of_signs_stays_and_long_ones_are_cut_where_the_model_says_so(command, folder, tmp_path):
+    shutil.copytree(folder, own := tmp_path / "own")
+    (own / "generation_config.json").write_text('{"max_joined": 8}')
+    answer = command("translate", own, stdin="-\nUno dos. Seis siete.\n")
+    assert answer.out == "-\n" + " ".join(small_translator().translate(["Uno dos.", "Seis siete."])) + "\n"
+    whole = command("translate", own, "--whole", "uno dos. Seis.", "--json")
+    assert json.loads(whole.out)["text"] == small_translator().translate("uno dos. Seis.")
+    (own / "generation_config.json").write_text('{"max_joined": 0}')
+    assert "max_joined=0 is no number of tokens" in command("translate", own, "uno").err

@@ -1,6 +1,7 @@
 """A translator: text in, text out, in order; blank stays blank; attention and alignment of what was written."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,12 +9,14 @@ import torch
 from qkv.choices import Averaging, Kernel, Role
 from qkv.config import BeamConfig, RNNConfig
 from qkv.errors import ContextLengthError, InputError
+from qkv.generation import Ended, Hypothesis
 from qkv.inspection.alignment import CrossAttention
 from qkv.models import RNNSeq2Seq
 from qkv.nn import using
 from qkv.tasks import Translator, load
 from qkv.tasks.wording import contains, parts
 from qkv.text.words import word_of_bytes, words_of_ids
+from qkv.weights.decoding import Decoding
 from tests.tasks.small_translator import CONTEXT, WORDS, backwards, draw, saved, small_translator
 
 CHANCE = random.Random(7)
@@ -34,6 +37,31 @@ def test_blank_text_stays_blank():
     assert task.translations([" "], attention=True)[0].found[0].ids == []
 
 
+@pytest.mark.parametrize("text", ["-", "?!…", "😀🎉", "\u200b", " — "])
+def test_a_text_without_a_letter_or_a_digit_stays_as_it_is(text):
+    (one,) = small_translator().translations([text], attention=True)
+    assert (one.text, one.found[0].ids, one.attention) == (text.strip(), [], None)
+
+
+def test_capitals_that_the_vocabulary_does_not_know_are_read_as_small_letters():
+    task = small_translator()
+    small, capitals = task.translations(["«Tres cuatro cinco", "«TRES CUATRO CINCO"], attention=True)
+    assert capitals.text == small.text.upper() != small.text
+    assert capitals.attention.source == small.attention.source
+    assert task.translations(["U"])[0].source_tokens[1:-1] == ["U"]
+
+
+def test_a_text_that_never_ends_is_shown_up_to_its_loop(monkeypatch):
+    task = small_translator()
+    looping = task.tokenizer.encode("dos" + " uno" * 30, add_specials=False)
+    endless = Hypothesis(ids=looping, log_probabilities=[0.0] * len(looping), score=0.0, ended=Ended.LENGTH)
+    ended = replace(endless, ended=Ended.STOP)
+    monkeypatch.setattr("qkv.tasks.translator.translate_ids", lambda *_, **__: [[endless], [ended]])
+    first, second = task.translations(["uno", "uno"])
+    assert (first.text, second.text) == ("dos uno", "dos" + " uno" * 30)
+    assert first.found[0].ids == looping
+
+
 @pytest.mark.parametrize("text", ["-", "UNO DOS TRES", "uno " * 11, "日本", "uno", "??"])
 def test_odd_text_ends(text):
     (one,) = small_translator().translations([text])
@@ -51,6 +79,19 @@ def test_a_text_too_long_is_refused_with_both_numbers_or_split_at_sentences():
     assert " ".join(cut) == long
     assert all(part.endswith(".") for part in cut)
     assert task.translate(long, split=True) == " ".join(task.translate(cut))
+
+
+def test_a_model_that_says_what_is_too_long_gets_no_more_sentences_together():
+    plain = small_translator()
+    sentence = "Uno dos."
+    most = 2 * len(plain.tokenizer.encode(sentence))
+    task = Translator(plain.model, plain.tokenizer, decoding=Decoding(max_joined=most))
+    five = " ".join([sentence] * 5)
+    assert task.cut(five) == [f"{sentence} {sentence}"] * 2 + [sentence]
+    assert task.translate(five) == task.translate(five, split=True) == " ".join(plain.translate(task.cut(five)))
+    assert task.translate(five, split=False) == plain.translate(five)
+    long = "uno dos tres cuatro cinco seis siete ocho"  # more than that, and a sentence
+    assert task.cut(long) == [long]
 
 
 def test_a_sentence_too_long_itself_is_cut_between_words():

@@ -131,9 +131,11 @@ def _read(task: "Task", asked: Asked, text: str) -> "Reading":
     from qkv.inspection import read
     from qkv.tasks import Translator
 
-    if isinstance(task, Translator) and asked.target is None:
-        return read(task, text, task.translations([text])[0].found[0].ids)
-    return read(task, text, asked.target)
+    if not isinstance(task, Translator):
+        return read(task, text, asked.target)
+    if not (given := task.given(text)):
+        raise InputError(f"{text!r} has 0 words, there must be at least 1")
+    return read(task, given, asked.target or task.translations([text])[0].found[0].ids)
 
 
 def _view(task: "Task", asked: Asked, text: str) -> "View":

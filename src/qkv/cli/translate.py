@@ -17,6 +17,7 @@ PICTURES = (".png", ".svg", ".pdf")
 HEADS_IN_A_ROW = 4
 LONGEST_TITLE = 60
 """Characters, before the next line."""
+_SPLIT = "Cut long texts at ends of sentences, or never. Unless said, plain output is, if the model has a best length."
 
 
 def translate(
@@ -31,13 +32,13 @@ def translate(
     no_repeat: Annotated[int | None, typer.Option(min=1, metavar="N", help="No N tokens in a row twice.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Before each text: words, or a task the model names (T5).")] = None,
     glossary: Annotated[Path | None, typer.Option(help="A line each: term⇥the translation it must have.")] = None,
-    split: Annotated[bool, typer.Option("--split", help="Cut texts that are too long at ends of sentences.")] = False,
+    split: Annotated[bool | None, typer.Option("--split/--whole", help=_SPLIT, show_default=False)] = None,
     alignment: Annotated[bool, typer.Option("--alignment", help="Add 0-0 1-2: source word-target word.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the attention: .png, .svg or .pdf.")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="With --plot: each head of this layer, from 0.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text: tokens, scores, n-best.")] = False,
 ) -> None:  # fmt: skip
-    """Translate each text; a blank one stays blank.
+    """Translate each text; one without a letter or a digit stays as it is.
 
     \b
     Examples:
@@ -63,9 +64,11 @@ def translate(
         task = task.with_prefix(prefix)
     for remark in task.remarks:
         say(f"{model}: {remark}")
+    is_plain = not (plot or alignment or as_json or n_best > 1)
+    is_cut = task.knows_too_long and is_plain if split is None else split
     waiting = given_texts(texts)
     while some := list(islice(waiting, LINES_AT_ONCE)):
-        pieces = [task.cut(text) if split else [text] for text in some]
+        pieces = [task.cut(text) if is_cut else [text] for text in some]
         done = iter(
             task.translations(
                 [piece for own in pieces for piece in own], beam=search, max_new=max_new, glossary=terms,
@@ -88,8 +91,8 @@ def read_glossary(path: Path) -> dict[str, str]:
 
 
 def _check(
-    plot: Path | None, texts: list[str] | None, *, layer: int | None, split: bool, as_json: bool, alignment: bool,
-    n_best: int,
+    plot: Path | None, texts: list[str] | None, *, layer: int | None, split: bool | None, as_json: bool,
+    alignment: bool, n_best: int,
 ) -> None:  # fmt: skip
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise InputError(f"{plot}: ends in '{plot.suffix}'; a picture's name ends in {', '.join(PICTURES)}")
@@ -153,7 +156,7 @@ def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
 
     looked = one.attention
     if looked is None:
-        raise InputError("there is no attention to draw: the text is blank")
+        raise InputError("there is no attention to draw: the text has no letter or digit")
     said = fill(f"{one.source.strip()} → {one.text}", LONGEST_TITLE)
     n_layers, n_heads = looked.weights.shape[:2]
     if layer is None:

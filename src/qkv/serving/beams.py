@@ -55,8 +55,8 @@ class _Told:
 def translate(one: Open, task: Task, asked: AskTranslate) -> dict[str, Any]:
     if not isinstance(task, Translator):
         raise InputError(f"{one.id}: is no translator")
-    if not asked.text.strip():
-        raise InputError("the text is empty: 0 words, there must be at least 1")
+    if not task.given(asked.text):
+        raise InputError("the text has 0 words, there must be at least 1")
     beam = BeamConfig(n_beams=asked.beam, n_best=asked.beam, length_penalty=asked.length_penalty)
     model = task.model
     looks = not (isinstance(model, RNNSeq2Seq) and model.decoder.attention is None)
@@ -65,7 +65,7 @@ def translate(one: Open, task: Task, asked: AskTranslate) -> dict[str, Any]:
         found = task.translations([asked.text], beam=beam, max_new=asked.max_new, attention=looks)[0]
         milliseconds = 1000 * (perf_counter() - begun)
         steps = _steps(task, found.source_ids, beam, asked.max_new)
-    source = read(task, task.prefix + asked.text.strip(), found.found[0].ids).source
+    source = read(task, task.given(asked.text), found.found[0].ids).source
     assert source is not None
     written = [
         {"text": one.text, "ids": one.ids, "labels": [label(token) for token in one.tokens],

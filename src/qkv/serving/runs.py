@@ -111,7 +111,8 @@ def read_text(task: Task, text: str, second: str | None) -> tuple[Reading, str |
         raise InputError("the text is empty: 0 words, there must be at least 1")
     if not isinstance(task, Translator):
         return read(task, text, second), second
-    given = task.prefix + text.strip()  # what the model reads, T5's words before every text too
+    if not (given := task.given(text)):
+        raise InputError("the text has 0 words, there must be at least 1")
     if second is not None:
         return read(task, given, second), second
     best = task.translations([text], beam=BeamConfig(n_beams=5))[0].found[0]

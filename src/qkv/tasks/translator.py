@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 from qkv.choices import Role
@@ -10,12 +10,13 @@ from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import Ended, Hypothesis
 from qkv.generation import translate as translate_ids
+from qkv.generation.stopping import before_loop
 from qkv.generation.translate import packing_of
 from qkv.inspection.alignment import CrossAttention, cross_weights
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.batches import of_like_length
 from qkv.tasks.describing import described
-from qkv.tasks.wording import contains, parts
+from qkv.tasks.wording import contains, has_words, in_small_letters, parts
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
 from qkv.text.words import word_of_bytes, words_of_ids
@@ -25,6 +26,8 @@ TOKENS_AT_ONCE = 1024
 """Of the sources of a batch, padding counted; each has as many rows as there are beams."""
 USUAL = BeamConfig(n_beams=5)
 NO_TERMS: Mapping[str, str] = {}
+UNKNOWN_CAPITALS = 1.5
+"""So many times the tokens of its small letters has a text in capitals, where the vocabulary knows few such words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class Written:
 
     text: str
     ids: list[int]
-    """All of them, the end token too, which the text leaves out."""
+    """All of them; the text leaves out the end token, and a loop's further rounds."""
     tokens: list[str]
     log_probabilities: list[float]
     score: float
@@ -42,7 +45,7 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Translation:
-    """What became of one source; a blank one has a blank text, and no ids."""
+    """What became of one source; one without a letter or a digit stays as it is, and has no ids."""
 
     source: str
     source_ids: list[int]
@@ -105,22 +108,35 @@ class Translator:
         return ()
 
     @overload
-    def translate(self, texts: str, *, beam: int = 5, split: bool = False) -> str: ...
+    def translate(self, texts: str, *, beam: int = 5, split: bool | None = None) -> str: ...
     @overload
-    def translate(self, texts: list[str], *, beam: int = 5, split: bool = False) -> list[str]: ...
-    def translate(self, texts: str | list[str], *, beam: int = 5, split: bool = False) -> str | list[str]:
-        """One text for one, a list for several. `split`: what is too long is cut (`cut`) and joined again."""
+    def translate(self, texts: list[str], *, beam: int = 5, split: bool | None = None) -> list[str]: ...
+    def translate(self, texts: str | list[str], *, beam: int = 5, split: bool | None = None) -> str | list[str]:
+        """One text for one, a list for several.
+
+        `split`: what is too long is cut (`cut`) and joined again; None: if the model says what is too long for it.
+        """
         given = [texts] if isinstance(texts, str) else texts
-        pieces = [self.cut(text) if split else [text] for text in given]
+        is_cut = self.knows_too_long if split is None else split
+        pieces = [self.cut(text) if is_cut else [text] for text in given]
         flat = [piece for some in pieces for piece in some]
         done = iter(self.translations(flat, beam=BeamConfig(n_beams=beam)))
         joined = [" ".join(next(done).text for _ in some) for some in pieces]
         return joined[0] if isinstance(texts, str) else joined
 
+    @property
+    def knows_too_long(self) -> bool:
+        """A model of single sentences leaves out most of a long text, or says one thing again and again."""
+        return self.decoding.max_joined is not None
+
     def cut(self, text: str) -> list[str]:
-        """A text too long for the model, at ends of sentences; between words where a sentence is too long itself."""
+        """At ends of sentences, as many together as the model is good at; between words where one is too long itself.
+
+        What the model is good at: `decoding.max_joined` tokens, or its context.
+        """
         room = self.model.config.context_length
-        return parts(text, lambda part: len(self.source_tokenizer.encode(self._prefixed(part))) <= room)
+        most = min(room, self.decoding.max_joined or room)
+        return parts(text, lambda part: self._n_ids(part) <= room, together=lambda part: self._n_ids(part) <= most)
 
     def translations(
         self, texts: Sequence[str], *, beam: BeamConfig = USUAL, max_new: int | None = None,
@@ -130,8 +146,10 @@ class Translator:
 
         `max_new` None: twice the source's tokens and 10. `glossary`: where a text has one of its terms, the
         translation has the other; its tokens are there whole, but what follows may run into its last word.
+        A text cut off by that limit, not by the caller's, ends where it begins to repeat itself.
         """
-        sources = [self._encoded(number, text) for number, text in enumerate(texts)]
+        read = [self._read(text) for text in texts]
+        sources = [self._encoded(number, text) for number, text in enumerate(read)]
         found: dict[int, list[Hypothesis]] = {}
         there = [number for number, ids in enumerate(sources) if ids]
         for batch in of_like_length([len(sources[number]) for number in there], TOKENS_AT_ONCE):
@@ -139,12 +157,12 @@ class Translator:
             results = translate_ids(
                 self.model, [sources[number] for number in numbers], first=self.first, stop_ids=self.stop_ids,
                 beam=beam, max_new=[max_new or 2 * len(sources[number]) + 10 for number in numbers],
-                forced=[self._terms(texts[number], glossary) for number in numbers], packing=self._packing,
+                forced=[self._terms(read[number], glossary) for number in numbers], packing=self._packing,
                 decoding=self.decoding,
             )  # fmt: skip
             found.update(zip(numbers, results, strict=True))
         return [
-            self._translation(text, ids, found.get(number, []), attention=attention)
+            self._translation(text, ids, found.get(number, []), attention=attention, may_loop=max_new is not None)
             for number, (text, ids) in enumerate(zip(texts, sources, strict=True))
         ]
 
@@ -160,8 +178,21 @@ class Translator:
     def stop_ids(self) -> frozenset[int]:
         return frozenset({self.tokenizer.id_of(Role.END)})
 
+    def given(self, text: str) -> str:
+        """What the model reads: nothing where there is no word, small letters where it knows no capitals."""
+        return self._prefixed(read) if (read := self._read(text)) else ""
+
+    def _read(self, text: str) -> str:
+        text = text.strip() if has_words(text) else ""
+        small = in_small_letters(text)
+        knows = not text.isupper() or self._n_ids(text) < UNKNOWN_CAPITALS * self._n_ids(small)
+        return text if knows else small
+
+    def _n_ids(self, text: str) -> int:
+        return len(self.source_tokenizer.encode(self._prefixed(text)))
+
     def _encoded(self, number: int, text: str) -> list[int]:
-        if not text.strip():
+        if not text:
             return []
         ids = self.source_tokenizer.encode(self._prefixed(text))
         if len(ids) > (room := self.model.config.context_length):
@@ -186,17 +217,22 @@ class Translator:
         return both[len(before) :] if both[: len(before)] == before else both
 
     def _translation(
-        self, text: str, ids: list[int], found: list[Hypothesis], *, attention: bool
+        self, text: str, ids: list[int], found: list[Hypothesis], *, attention: bool, may_loop: bool
     ) -> Translation:  # fmt: skip
-        written = [self._written(one) for one in found]
+        read = self._read(text)
+        written = [self._written(one, may_loop=may_loop) for one in found]
+        if read != text.strip():
+            written = [replace(one, text=one.text.upper()) for one in written]
         if not ids:
-            written = [Written(text="", ids=[], tokens=[], log_probabilities=[], score=0.0, ended=Ended.STOP)]
+            same = " ".join(text.split())
+            written = [Written(text=same, ids=[], tokens=[], log_probabilities=[], score=0.0, ended=Ended.STOP)]
         tokens = [text_of(self.source_tokenizer, number) for number in ids]
-        looked = self._attention(text.strip(), ids, written[0]) if attention and ids else None
+        looked = self._attention(read, ids, written[0]) if attention and ids else None
         return Translation(source=text, source_ids=ids, source_tokens=tokens, found=written, attention=looked)
 
-    def _written(self, one: Hypothesis) -> Written:
-        known = [number for number in one.ids if number < self.tokenizer.vocabulary_size]
+    def _written(self, one: Hypothesis, *, may_loop: bool) -> Written:
+        ids = one.ids if may_loop or one.ended is Ended.STOP else before_loop(one.ids)
+        known = [number for number in ids if number < self.tokenizer.vocabulary_size]
         return Written(
             text=" ".join(self.tokenizer.decode(known).split()),
             ids=one.ids,

@@ -1,27 +1,29 @@
-"""Where words part: whether a term is among them, where a long text may be cut."""
+"""Where words part: whether there are any, whether a term is among them, where a long text may be cut."""
 
 import re
 from collections.abc import Callable, Iterator
 
 from qkv.data.sentences import split_sentences
 
+Fits = Callable[[str], bool]
 
-def parts(text: str, fits: Callable[[str], bool]) -> list[str]:
+
+def parts(text: str, fits: Fits, *, together: Fits | None = None) -> list[str]:
     """Whole where it fits; else cut at ends of sentences, and between words where one sentence is too long itself.
 
-    A single word that does not fit stays as it is.
+    `together`: whether sentences may stay in one part, where that is asked for more. A single word that does not
+    fit stays as it is.
     """
-    if fits(text):
-        return [text]
-    return list(_joined(_sentences(text, fits), fits))
+    together = together or fits
+    return [text] if together(text) else list(_joined(_sentences(text, fits), together))
 
 
-def _sentences(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
+def _sentences(text: str, fits: Fits) -> Iterator[str]:
     for sentence in split_sentences(text):
         yield from [sentence] if fits(sentence) else _joined(iter(sentence.split()), fits)
 
 
-def _joined(pieces: Iterator[str], fits: Callable[[str], bool]) -> Iterator[str]:
+def _joined(pieces: Iterator[str], fits: Fits) -> Iterator[str]:
     """As many pieces together as fit."""
     held = ""
     for piece in pieces:
@@ -32,6 +34,16 @@ def _joined(pieces: Iterator[str], fits: Callable[[str], bool]) -> Iterator[str]
             held = f"{held} {piece}".strip()
     if held:
         yield held
+
+
+def has_words(text: str) -> bool:
+    """A letter or a digit of any script; signs, emoji and what cannot be seen have nothing to translate."""
+    return any(character.isalnum() for character in text)
+
+
+def in_small_letters(text: str) -> str:
+    """As a sentence is written: its first letter alone is a capital."""
+    return re.sub(r"[^\W\d_]", lambda first: first[0].upper(), text.lower(), count=1)
 
 
 def contains(text: str, term: str) -> bool:

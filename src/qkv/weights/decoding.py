@@ -1,4 +1,4 @@
-"""How a published encoder–decoder wants its texts begun: what `config.json` and `generation_config.json` say of it."""
+"""How an encoder–decoder wants its texts begun and cut: what `config.json` and `generation_config.json` say of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ GENERATION_FILE = "generation_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """What the weights do not say; all of it empty for our own translators."""
+    """What the weights do not say; our own translators have `max_joined` alone."""
 
     first: int | None = None
     """What a text begins with, which is not given back; None: the tokenizer says it."""
@@ -23,10 +23,14 @@ class Decoding:
     """What no text may hold, such as Marian's padding."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
     """T5's: task to the words that must stand before a source (`translate English to German: `)."""
+    max_joined: int | None = None
+    """Sentences of one text are translated together up to so many tokens; None: as many as the context holds."""
 
     def settings(self) -> dict[str, Any]:
         """By their published names, those that are set."""
-        named = {"decoder_start_token_id": self.first, "forced_bos_token_id": self.then}
+        named = {
+            "decoder_start_token_id": self.first, "forced_bos_token_id": self.then, "max_joined": self.max_joined
+        }  # fmt: skip
         found: dict[str, Any] = {name: number for name, number in named.items() if number is not None}
         if self.never:
             found["bad_words_ids"] = [[number] for number in sorted(self.never)]
@@ -45,6 +49,7 @@ def read_decoding(folder: Path, settings: Mapping[str, Any]) -> Decoding:
         then=_id(folder, given, "forced_bos_token_id"),
         never=_never(folder, given.get("bad_words_ids")),
         prefixes=_prefixes(folder, given),
+        max_joined=_count(folder, given, "max_joined"),
     )
 
 
@@ -52,6 +57,13 @@ def _id(folder: Path, given: Mapping[str, Any], key: str) -> int | None:
     number = given.get(key)
     if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
         raise WeightsError(f"{folder}: {key}={number!r} is no token id")
+    return number
+
+
+def _count(folder: Path, given: Mapping[str, Any], key: str) -> int | None:
+    number = given.get(key)
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+        raise WeightsError(f"{folder}: {key}={number!r} is no number of tokens")
     return number
 
 
