@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import beam, cost, embedding, explorer, memory, results, shakespeare, training_speed
+from benchmarks import beam, cost, embedding, explorer, memory, recurrence, results, shakespeare, training_speed
 from benchmarks.runner import Asked
 
 BENCHMARKS = {
@@ -16,10 +16,12 @@ BENCHMARKS = {
     "memory": (memory.memory, 1, "the most memory a training step holds, predicted and measured"),
     "beam": (beam.beam_alone, 7, "one sentence translated with beam 5, beside transformers with the same weights"),
     "beam-batch": (beam.beam_batch, 3, "sixteen at once"),
+    "recurrence": (recurrence.recurrence, 1, "RNN and Transformer by length: training, inference, sequential steps"),
     "explorer": (explorer.explorer, 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
 }
 """Name: what measures, rounds unless said, what it is."""
 RESULTS = Path(__file__).parent / "RESULTS.md"
+PICTURES = RESULTS.parent.parent / "docs" / "pictures"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = asked.out if is_file else asked.out / RESULTS.name
     out.parent.mkdir(parents=True, exist_ok=True)
     results.append(report, out)
+    results.write_pictures(report, PICTURES if out == RESULTS else out.parent)
     if not is_file:
         results.write_files(report, out.parent)
     sys.stdout.write(report.text())
@@ -62,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         default=RESULTS,
         help="a file for the table, or a folder for it and all figures (benchmarks/RESULTS.md)",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what `cost` measures")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what `cost` and `recurrence` measure")
     return parser
 
 

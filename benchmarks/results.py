@@ -30,6 +30,8 @@ class Report:
     load: float
     files: Mapping[str, Any] = field(default_factory=dict)
     """Names of JSON files, and what each holds: figures to work on, where a folder is asked for."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """Names of PNG files, and what each holds."""
 
     def text(self) -> str:
         versions = {"Python": platform.python_version(), **self.versions}
@@ -58,6 +60,12 @@ def append(report: Report, path: Path) -> None:
 def write_files(report: Report, folder: Path) -> None:
     for name, figures in report.files.items():
         (folder / name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def write_pictures(report: Report, folder: Path) -> None:
+    for name, picture in report.pictures.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(picture)
 
 
 def _line(cells: Sequence[str]) -> str:
