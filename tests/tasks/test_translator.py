@@ -164,6 +164,7 @@ def test_pharaoh_says_source_word_then_target_word():
     assert looked.best_layer == 1
     assert looked.pharaoh() == "0-1 1-0"
     torch.testing.assert_close(looked.soft(Averaging.ALL), (blurred + sharp)[0] / 2)
+    torch.testing.assert_close(looked.heat_map().matrix, sharp[0].T)  # what is drawn is what aligns
 
 
 def test_tokens_are_told_by_word():

@@ -160,7 +160,9 @@ def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
     said = fill(f"{one.source.strip()} → {one.text}", LONGEST_TITLE)
     n_layers, n_heads = looked.weights.shape[:2]
     if layer is None:
-        mean = "" if n_layers == n_heads == 1 else f"mean of {n_layers} layers × {n_heads} heads"
+        mean = (
+            "" if n_layers == n_heads == 1 else f"layer {looked.best_layer}, which points best: mean of {n_heads} heads"
+        )
         figure = heat_maps(looked.heat_map(title=mean), title=said)
     else:
         figure = heat_maps(*looked.head_maps(layer), title=said, in_a_row=HEADS_IN_A_ROW)

@@ -102,7 +102,7 @@ def _steps(
 
 def _alignment(found: CrossAttention) -> dict[str, Any]:
     return {
-        "weights": found.soft(), "best": found.soft(Averaging.BEST_LAYER), "best_layer": found.best_layer,
+        "weights": found.soft(Averaging.ALL), "best": found.soft(), "best_layer": found.best_layer,
         "words": [list(pair) for pair in found.words()], "pharaoh": found.pharaoh(),
         "source_words": found.source_words, "target_words": found.target_words,
     }  # fmt: skip
