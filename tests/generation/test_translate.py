@@ -22,6 +22,7 @@ from qkv.generation import (
     translate_plainly,
 )
 from qkv.generation import translate as translate_ids
+from qkv.generation.packing import Packing
 from qkv.generation.translate import packing_of
 from tests.agreement.families import shaken
 from tests.generation.test_beam import brute_force, penalties
@@ -244,3 +245,14 @@ def test_weights_that_changed_are_prepared_anew():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.1)
+
+
+def test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew():
+    linear = torch.nn.Linear(7, 11)
+    packing = Packing(linear)
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(5))
+    for step in range(50):
+        torch.testing.assert_close(packing.product(linear)(x), linear(x), atol=0.1, rtol=0)
+        linear.double()
+        linear.weight.data.fill_(step)
+        linear.float()
