@@ -60,6 +60,15 @@ def test_another_seed_is_another_split_and_the_same_the_same():
     assert first == again != other
 
 
+def test_where_components_do_not_fit_exactly_a_part_is_a_little_smaller():
+    """Each source with seven translations, as in a collection of several references."""
+    pairs = [(f"uno {i}", f"one {i} {j}") for i in range(30) for j in range(7)]
+    parts = split_pairs(pairs, n_dev=10, n_test=15)
+    assert (len(parts.dev), len(parts.test), len(parts.train)) == (7, 14, 189)
+    with pytest.raises(InputError, match="30 components, the largest of 7 pairs: not even half of 6 for dev"):
+        split_pairs(pairs, n_dev=6, n_test=0)
+
+
 def test_what_cannot_be_had_is_refused_with_the_numbers():
     with pytest.raises(InputError, match="5 pairs cannot give 2 for dev and 3 for test"):
         split_pairs([("a", "b")] * 5, n_dev=2, n_test=3)

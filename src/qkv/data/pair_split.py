@@ -38,28 +38,32 @@ def fold(text: str) -> str:
 def split_pairs(
     pairs: Sequence[Pair], *, n_dev: int, n_test: int, seed: int = 0, by_component: bool = True
 ) -> Split:  # fmt: skip
-    """`by_component` False divides pair by pair, as most people do; `leak` says what that costs."""
+    """Parts of so many pairs; of fewer, but at least half as many, where the components are too large to fit exactly.
+
+    `by_component` False divides pair by pair, as most people do; `leak` says what that costs.
+    """
     n = len(pairs)
     if n_dev + n_test >= n:
         raise InputError(f"{n} pairs cannot give {n_dev} for dev and {n_test} for test, and some for training")
     group = components(pairs) if by_component else np.arange(n)
     sizes = np.bincount(group)
     part = np.zeros(len(sizes), np.int8)
+    asked = {1: n_dev, 2: n_test}
+    room = dict(asked)
     # The largest component stays in training, where it may be most of everything.
-    part_sizes = {1: n_dev, 2: n_test}
     largest = int(sizes.argmax())
     for number in Permutation(len(sizes), seed)(np.arange(len(sizes))):
-        for which, left in part_sizes.items():
+        for which, left in room.items():
             if sizes[number] <= left and (number != largest or not by_component):
                 part[number] = which
-                part_sizes[which] = left - int(sizes[number])
+                room[which] = left - int(sizes[number])
                 break
-        if not any(part_sizes.values()):
+        if not any(room.values()):
             break
-    if any(part_sizes.values()):
+    if any(2 * room[which] > asked[which] for which in asked):
         raise InputError(
-            f"{n} pairs fall into {len(sizes)} components, the largest of {sizes[largest]} pairs: "
-            f"{n_dev} for dev and {n_test} for test cannot be had of them"
+            f"{n} pairs fall into {len(sizes)} components, the largest of {sizes[largest]} pairs: not even half of "
+            f"{n_dev} for dev and {n_test} for test can be had of them"
         )
     of_pair = part[group]
     train, dev, test = (np.flatnonzero(of_pair == which) for which in (0, 1, 2))
