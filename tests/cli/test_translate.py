@@ -122,7 +122,9 @@ def test_a_text_of_signs_stays_and_long_ones_are_cut_where_the_model_says_so(com
     (own / "generation_config.json").write_text('{"max_joined": 8}')
     answer = command("translate", own, stdin="-\nUno dos. Seis siete.\n")
     assert answer.out == "-\n" + " ".join(small_translator().translate(["Uno dos.", "Seis siete."])) + "\n"
-    whole = command("translate", own, "--whole", "uno dos. Seis.", "--json")
-    assert json.loads(whole.out)["text"] == small_translator().translate("uno dos. Seis.")
+    for option, n_remarks in ((["--whole", "--json"], 0), (["--json"], 1)):
+        whole = command("translate", own, "Uno dos. Seis siete.", *option)
+        assert json.loads(whole.out)["text"] == small_translator().translate("Uno dos. Seis siete.")
+        assert whole.err.count("translated as one, which goes worse than in 2 parts") == n_remarks
     (own / "generation_config.json").write_text('{"max_joined": 0}')
     assert "max_joined=0 is no number of tokens" in command("translate", own, "uno").err

@@ -76,6 +76,8 @@ def translate(
             )
         )  # fmt: skip
         for text, own in zip(some, pieces, strict=True):
+            if split is None and task.knows_too_long and len(own) < (n := len(task.cut(text))):
+                say(f"translated as one, which goes worse than in {n} parts (as plain output is): {text[:60]!r}")
             _show(text, [next(done) for _ in own], n_best=n_best, alignment=alignment, as_json=as_json, plot=plot,
                   layer=layer)  # fmt: skip
 
