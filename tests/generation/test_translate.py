@@ -211,6 +211,10 @@ def test_what_cannot_be_is_refused_with_both_numbers():
         best(model, [[3], [4] * 24])
     with pytest.raises(InputError, match="source 0 is empty: 0 tokens"):
         best(model, [[]])
+    with pytest.raises(InputError, match="source 0: 0 new tokens were asked for; at least 1"):
+        best(model, [[3]], max_new=0)
+    with pytest.raises(InputError, match="max_new has 1 numbers for 2 sources"):
+        translate_ids(model, [[3], [4]], first=FIRST, max_new=[5], stop_ids=STOPS)
 
 
 def test_a_text_that_fills_the_context_says_so():

@@ -204,8 +204,8 @@ class _Text:
             guess = _Guess([*before.ids, one.id], [*before.log_p, one.log_p], one.total, one.of)
             if one.id not in self._stop_ids:
                 going.append(guess)
-                if len(going) == n_beams and rank >= n_beams and not is_forced:
-                    break
+                if len(going) == n_beams and not is_forced:
+                    break  # ends that come later are not among the best
             elif (rank < n_beams or is_forced) and self._is_complete(guess):
                 self._finish(guess, Ended.STOP)
         if is_forced:

@@ -10,6 +10,7 @@ from qkv.choices import Averaging
 from qkv.config import BeamConfig
 from qkv.errors import InputError
 from qkv.generation import Decoder, Ended, Limit, beam_search, read_sources
+from qkv.generation.translate import first_logits
 from qkv.inspection.alignment import CrossAttention
 from qkv.inspection.reading import label, read
 from qkv.models import RNNSeq2Seq
@@ -92,10 +93,8 @@ def _steps(
     n_new = min(max_new or 2 * len(source) + 10, room)
     with torch.inference_mode():
         decoder = _Told(read_sources(task.model, [source], capacity=n_new))
-        logits = decoder.step(torch.tensor([task.first], device=next(task.model.parameters()).device))
-        then, never = task.decoding.then, task.decoding.never
-        if then is not None:
-            logits = torch.full_like(logits, float("-inf")).index_fill(1, torch.tensor([then]), 0.0)
+        begun = torch.tensor([task.first], device=next(task.model.parameters()).device)
+        logits, never = first_logits(decoder, begun, then=task.decoding.then), task.decoding.never
         beam_search(decoder, logits, [Limit(n_new, Ended.LENGTH)], beam=beam, stop_ids=task.stop_ids, never=never)
     return decoder.steps
 
