@@ -9,13 +9,13 @@ import csv
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from itertools import chain, islice
 from pathlib import Path
 
-from qkv.data.sources import Source, find_sources, open_source
+from qkv.data.sources import Progress, Source, find_sources, open_source
 from qkv.errors import InputError
 from qkv.text import END_OF_TEXT, MAX_PART, cut
 from qkv.text.cut import seam
@@ -50,7 +50,7 @@ def read_texts(
     *,
     field: str = "text",
     max_characters: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[str]:
     """Parts of documents for those who do not ask where one ends, such as a tokenizer's training.
 

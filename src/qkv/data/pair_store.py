@@ -19,13 +19,13 @@ from qkv.config.base import Config
 from qkv.data.disk import read_object, write_whole, writing
 from qkv.data.pair_split import Pair
 from qkv.data.prepare import is_unfinished, prepare_store
+from qkv.data.sources import Progress
 from qkv.data.store import INDEX_FILE, TokenStore, Whole
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer
 
 PAIRS_FILE, TEXTS_FILE = "pairs.json", "pairs.jsonl"
 SIDES = ("source", "target")
-Progress = Callable[[int, int], None]
 
 
 class PairsRecord(Config):

@@ -1,17 +1,15 @@
 """Sentences and their translations, out of files: read, cleaned, and checked for swapped sides."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 
 from qkv.data.documents import read_lines
 from qkv.data.pair_split import Pair
-from qkv.data.sources import Source, one_file, open_source
+from qkv.data.sources import Progress, Source, one_file, open_source
 from qkv.errors import InputError
-
-Progress = Callable[[int, int], None]
 
 _LEAST = 12  # characters: below, a ratio of lengths says nothing (`Go!`, `¡Váyase!`)
 _SAMPLE = 2000  # pairs whose words tell one language from another
@@ -86,10 +84,10 @@ class Cleaner:
 
 def refuse_swapped(first: Sequence[Pair], second: Iterable[Pair], *, name: str) -> None:
     """An error where the second file's sources speak the language of the first one's targets, and the other way."""
-    sources, targets = (_words(pair[side] for pair in first) for side in (0, 1))
-    sample = list(islice(second, _SAMPLE))
+    sources, targets = (_words(first, side) for side in (0, 1))
+    sample = sample_of(second)
     is_swapped = all(
-        _share(_words(pair[side] for pair in sample), crossed) > 2 * _share(_words(p[side] for p in sample), own)
+        _share(words := _words(sample, side), crossed) > 2 * _share(words, own)
         for side, own, crossed in ((0, sources, targets), (1, targets, sources))
     )
     if is_swapped:
@@ -101,8 +99,8 @@ def sample_of(pairs: Iterable[Pair]) -> list[Pair]:
     return list(islice(pairs, _SAMPLE))
 
 
-def _words(texts: Iterable[str]) -> Counter[str]:
-    return Counter(word for text in texts for word in text.split())
+def _words(pairs: Iterable[Pair], side: int) -> Counter[str]:
+    return Counter(word for pair in pairs for word in pair[side].split())
 
 
 def _share(words: Counter[str], known: Counter[str]) -> float:

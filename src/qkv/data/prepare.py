@@ -18,7 +18,7 @@ from qkv.data.disk import read_object, write_whole, writing
 from qkv.data.documents import Part, read_parts
 from qkv.data.sentences import encode_sentences
 from qkv.data.shard import Encoded, ShardWriter, encode_parts, one_thread_a_call
-from qkv.data.sources import STANDARD_INPUT, Source, find_sources, open_source
+from qkv.data.sources import STANDARD_INPUT, Progress, Source, find_sources, open_source
 from qkv.data.store import (
     INDEX_FILE,
     Index,
@@ -34,8 +34,6 @@ from qkv.text import Tokenizer, save_tokenizer
 PROGRESS_FILE = "progress.json"
 SHARD_TOKENS = 1 << 25
 """A kill costs at most this many tokens' work: a minute or so on two cores."""
-Progress = Callable[[int, int], None]
-"""Called with the source bytes done and those there are in all (0: not known)."""
 
 _GROUP = 1 << 20  # characters a worker encodes at a time: large against the cost of a call, small against memory
 

@@ -6,7 +6,7 @@ that stand after every sentence on disk: sentence s's separator is the s-th, so 
 here plus the number of its sentence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from qkv.data.disk import write_whole
 from qkv.data.order import Indices
 from qkv.data.prepare import is_unfinished, prepare_store
+from qkv.data.sources import Progress
 from qkv.data.store import INDEX_FILE, TokenStore
 from qkv.errors import InputError
 from qkv.text import Tokenizer
@@ -113,7 +114,7 @@ def prepare_sentences(
     tokenizer: Tokenizer,
     field: str = "text",
     n_workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> SentenceStore:
     """As `prepare_store`; what a killed call finished is kept, the whole store included."""
     if is_unfinished(folder) or not (folder / INDEX_FILE).exists():

@@ -5,7 +5,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from gzip import GzipFile
@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 from qkv.errors import InputError, MissingExtraError
 
+Progress = Callable[[int, int], None]
+"""Called with the source bytes done and those there are in all (0: not known)."""
 STANDARD_INPUT = "-"
 TEXT_ENDINGS = (".txt", ".md", ".jsonl", ".csv", ".tsv")
 _COMPRESSIONS = (".gz", ".xz", ".zst")

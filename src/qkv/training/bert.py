@@ -13,12 +13,13 @@ from qkv.choices import SpecialStyle
 from qkv.config import MaskingConfig, Recipe, TrainingConfig
 from qkv.data.masked_batches import MaskedBatch, MaskedBatches
 from qkv.data.sentence_store import SentenceStore, prepare_sentences
+from qkv.data.sources import Progress
 from qkv.errors import ConfigError
 from qkv.models import BERT, Model
 from qkv.nn import check_ids
 from qkv.text import Tokenizer
 from qkv.training.evaluation import Score, evaluate
-from qkv.training.family import Bars, Progress, TrainingData
+from qkv.training.family import Bars, TrainingData
 from qkv.training.losses import NO_TARGET, cross_entropy_sum
 from qkv.training.objectives import Measure, Objective, Outcome, TrainingBatch, autocasting
 from qkv.training.texts import prepare_texts

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from qkv.config import Recipe, TrainingConfig
+from qkv.data.sources import Progress
 from qkv.models import Model
 from qkv.text import Tokenizer
 from qkv.training.objectives import Objective, TrainingBatch
 
-Progress = Callable[[int, int], None]
 Bars = Callable[[str], Progress]
 """`bars(label)` gives a bar to move, and takes the one before away."""
 

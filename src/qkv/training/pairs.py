@@ -9,9 +9,9 @@ from qkv.config import PairsConfig, Recipe
 from qkv.data.pair_split import Pair, split_pairs
 from qkv.data.pair_store import SIDES, TEXTS_FILE, pair_texts, write_pairs
 from qkv.data.pairs import Cleaner, PairFile, refuse_swapped, sample_of
+from qkv.data.sources import Progress
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
-from qkv.training.family import Progress
 from qkv.training.texts import TOKENIZER_CHARACTERS, resolve
 
 

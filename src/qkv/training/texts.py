@@ -6,10 +6,11 @@ from pathlib import Path
 from qkv.choices import SpecialStyle
 from qkv.config import Recipe
 from qkv.data import TokenSource, TokenStore, find_sources, is_unfinished, prepare_store, read_texts
+from qkv.data.sources import Progress
 from qkv.data.store import INDEX_FILE
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
-from qkv.training.family import Bars, Progress
+from qkv.training.family import Bars
 
 TOKENIZER_CHARACTERS = 100_000_000
 """More text than this makes a tokenizer slower, not better."""
