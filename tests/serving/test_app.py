@@ -90,6 +90,7 @@ BAD = [
     ("/api/cost", b'{"preset": "gpt2", "device": "toaster"}', 400, "toaster"),
     ("/api/cost", b'{"preset": "gpt2", "length": 99999}', 400, "1024"),
     ("/api/models/add", b'{"path": "openai/gpt2"}', 404, "no such folder"),
+    ("/api/translate", b'{"model": "seq2seq", "text": "a", "length_penalty": 1e308}', 400, "length_penalty=1e+308"),
 ]
 
 
@@ -267,8 +268,10 @@ def test_the_page_and_its_files_are_served_and_nothing_beside_them(tmp_path):
     own = client(page=page)
     assert own.get("/").text.startswith("<!doctype html>")
     assert own.get("/assets/a.js").headers["content-type"].startswith("text/javascript")
-    for path in ("/assets/b.js", "/%2e%2e/secret", "/..%2fsecret", "/link", "/assets"):
+    for path in ("/assets/b.js", "/%2e%2e/secret", "/..%2fsecret", "/link", "/assets", "/%00", "/" + "a" * 5_000):
         assert own.get(path).status_code == 404
+    shutil.rmtree(page)
+    assert own.get("/assets/a.js").text == "1", "a page that is built anew was half gone"
 
 
 def test_a_page_that_is_not_built_says_so(tmp_path):

@@ -182,10 +182,13 @@ def test_a_widget_answers_what_the_page_asks():
 
     shown.reply(Widget(), {"qkv": 7, "path": "/api/lens", "body": {"run": shown._told["run"]}})
     shown.reply(Widget(), {"qkv": 8, "path": "/api/nothing", "body": {}})
-    (good, (frame,)), (bad, (line,)) = sent
+    shown.explorer.runs = None
+    shown.reply(Widget(), {"qkv": 9, "path": "/api/lens", "body": {"run": shown._told["run"]}})
+    (good, (frame,)), (bad, (line,)), (bug, _) = sent
     assert (good["qkv"], good["status"]) == (7, 200)
     assert unpack(frame)["depths"]
     assert (bad["status"], b"there is no" in line) == (404, True)
+    assert (bug["qkv"], bug["status"]) == (9, 500), "the page would wait for ever"
 
 
 def test_a_model_of_transformers_is_seen_as_it_is(page):

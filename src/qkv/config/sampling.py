@@ -33,7 +33,7 @@ class BeamConfig(Config):
     """Running guesses; 1 is greedy."""
     n_best: Count = 1
     """How many texts to give back."""
-    length_penalty: float = 1.0
+    length_penalty: float = Field(default=1.0, ge=-10, le=10)
     """A text's score is Σ log p ÷ length^this: 0 favours short ones, 1 is the mean, more favours long ones."""
     min_new: int = Field(default=0, ge=0)
     """A text may not end before it has so many tokens."""

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import logging
-import mimetypes
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +13,13 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from qkv.errors import QKVError
-from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, refusal
+from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, guarded, refusal
 from qkv.serving.explorer import Explorer
-from qkv.serving.frame import as_json, counted
+from qkv.serving.frame import counted
 from qkv.serving.guard import Guard, refused
 from qkv.serving.single_file import PAGE, index
 
@@ -33,9 +31,10 @@ SECONDS, STREAM_SECONDS = 120.0, 600.0
 POLL = 0.2
 """Seconds after which a client that left is noticed."""
 LEAST_ZIPPED = 1024
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+"""Of the page's files. On some systems `mimetypes` calls a script plain text, and browsers then refuse it."""
 
 T = TypeVar("T")
-log = logging.getLogger("qkv.serving")
 
 
 @dataclass
@@ -78,7 +77,7 @@ class Desk:
                 if monotonic() > end:
                     yield counted({"kind": "error", "error": f"stopped after {self.stream_seconds:g} seconds"})
                     return
-                frame = await loop.run_in_executor(self.pool, _guarded, lambda: next(frames, None))
+                frame = await loop.run_in_executor(self.pool, guarded, lambda: next(frames, None))
                 if frame is None:
                     return
                 if isinstance(frame, Answer):
@@ -105,7 +104,7 @@ def make_app(
 ) -> ASGIApp:
     """`page`: another folder than the package's own; `desk`: other limits."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    counter = desk or Desk()
+    counter, files = desk or Desk(), _files(page or PAGE)
 
     async def ask(request: Request) -> Response:
         try:
@@ -113,13 +112,12 @@ def make_app(
             route, asked = explorer.checked(request.url.path, body)
             if route.type == FRAMES:
                 frames = explorer.frames(asked)
-                first = await counter.do(request, lambda: _guarded(lambda: next(frames)))
+                first = await counter.do(request, lambda: guarded(lambda: next(frames)))
                 if isinstance(first, Answer):
                     return _response(first)
                 return StreamingResponse(counter.stream(request, frames, first), media_type=FRAMES)
             zips = "gzip" in request.headers.get("accept-encoding", "")
-            work = _worker(explorer, request.url.path, body, zips=zips)
-            return await counter.do(request, work)
+            return await counter.do(request, lambda: _response(explorer.ask(request.url.path, body), zips=zips))
         except QKVError as error:
             return _response(refusal(error))
 
@@ -130,7 +128,7 @@ def make_app(
     async def file(path: str) -> Response:
         if f"/{path}" in explorer.routes:
             return refused(405, f"/{path} is asked by POST")
-        return _file(page or PAGE, path)
+        return _response(files[path]) if path in files else refused(404, f"there is no /{path}")
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
@@ -158,26 +156,6 @@ async def read_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _worker(explorer: Explorer, path: str, body: dict[str, Any] | None, *, zips: bool) -> Callable[[], Response]:
-    def work() -> Response:
-        made = _guarded(lambda: explorer.ask(path, body))
-        return _response(made, zips=zips)
-
-    return work
-
-
-def _guarded(work: Callable[[], T]) -> T | Answer:
-    """What goes wrong in a thread is an answer too; a bug is logged, and told in one line."""
-    try:
-        return work()
-    except QKVError as error:
-        return refusal(error)
-    except BaseException as error:  # tokenizers' panics are no Exception
-        log.exception("a request failed")
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return Answer(500, JSON, as_json({"error": f"a bug of qkv, please report it: {line}"}))
-
-
 def _response(answer: Answer, *, zips: bool = False) -> Response:
     headers = {}
     body = answer.body
@@ -196,10 +174,9 @@ def zipped(body: bytes, *, is_text: bool) -> bytes:
     return made.compress(body) + made.flush()
 
 
-def _file(page: Path, path: str) -> Response:
-    if path in ("", "index.html"):
-        return HTMLResponse(index(page))
-    found = (page / path).resolve()
-    if not found.is_relative_to(page.resolve()) or not found.is_file():
-        return refused(404, f"there is no /{path}")
-    return Response(found.read_bytes(), media_type=mimetypes.guess_type(found.name)[0] or "application/octet-stream")
+def _files(page: Path) -> dict[str, Answer]:
+    """The page's files by their path. Read once: a page that is built anew meanwhile is never seen in part."""
+    files = [one for one in page.rglob("*") if one.suffix in TYPES and one.is_file() and not one.is_symlink()]
+    found = {one.relative_to(page).as_posix(): Answer(200, TYPES[one.suffix], one.read_bytes()) for one in files}
+    shown = Answer(200, TYPES[".html"], index(page).encode())
+    return {**found, "": shown, "index.html": shown}

@@ -12,7 +12,7 @@ from qkv.config import Config
 from qkv.errors import InputError, QKVError
 from qkv.inspection import PATTERNS, position_likeness, reference, taps, timeline
 from qkv.serving import asking, beams, costs, live, views
-from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, refusal
+from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, guarded
 from qkv.serving.exporting import export
 from qkv.serving.frame import as_json, counted, pack
 from qkv.serving.runs import Runs, told
@@ -39,17 +39,17 @@ class Explorer:
         self.routes = self._routes()
 
     def ask(self, path: str, body: dict[str, Any] | None) -> Answer:
-        """The whole answer; a deliberate error is one too. Of a stream all frames together."""
-        try:
-            route, asked = self.checked(path, body)
-            if route.type == FRAMES:
-                return Answer(200, FRAMES, b"".join(self.frames(asked)))
-            made = route.answer(asked)
-            if isinstance(made, Answer):
-                return made
-            return Answer(200, route.type, as_json(made) if route.type == JSON else pack(made))
-        except QKVError as error:
-            return refusal(error)
+        """The whole answer; an error is one too. Of a stream all frames together."""
+        return guarded(lambda: self._answer(path, body))
+
+    def _answer(self, path: str, body: dict[str, Any] | None) -> Answer:
+        route, asked = self.checked(path, body)
+        if route.type == FRAMES:
+            return Answer(200, FRAMES, b"".join(self.frames(asked)))
+        made = route.answer(asked)
+        if isinstance(made, Answer):
+            return made
+        return Answer(200, route.type, as_json(made) if route.type == JSON else pack(made))
 
     def checked(self, path: str, body: dict[str, Any] | None) -> tuple[Route, Any]:
         """The route, and the request as its form reads it."""
