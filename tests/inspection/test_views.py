@@ -243,7 +243,7 @@ def test_views_that_an_rnn_has_not_are_refused_clearly():
 def test_places_outside_are_refused_with_both_numbers():
     seen = see(task("gpt").model, reading("gpt"))
     tokenizer, n = task("gpt").tokenizer, len(read(task("gpt"), TEXT).own.ids)
-    with pytest.raises(InputError, match=rf"position {n} is outside 0 … {n - 1}"):
+    with pytest.raises(InputError, match=rf"position {n} is outside the {n} tokens"):
         contributions(seen, tokenizer, position=n, token_id=0)
     with pytest.raises(InputError, match=rf"query {n} is outside the {n} positions"):
         neuron(seen, query=n)

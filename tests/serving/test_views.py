@@ -259,3 +259,31 @@ def test_what_is_kept_is_counted_in_bytes():
     logits = run.seen.logits
     assert run.n_bytes > logits.numel() * logits.element_size()
     assert not torch.is_grad_enabled() or logits.grad_fn is None
+
+
+NOWHERE = [
+    ("map", {"of": "rollout", "stack": "cross"}, "no attention 'cross'; it has: self"),
+    ("map", {"of": "rollout", "layer": 99}, "layer 99 is outside the 3 layers (0 … 2)"),
+    ("map", {"of": "value-weighted", "layer": 99}, "layer 99 is outside"),
+    ("map", {"of": "value-weighted", "layer": 0, "head": 5}, "head 5 is outside the 5 heads (0 … 4)"),
+    ("residual", {"stack": "encoder"}, "no attention 'encoder'"),
+    ("write", {"layer": 99, "query": 0}, "layer 99 is outside"),
+    ("write", {"layer": 0, "query": 99}, "query 99 is outside"),
+    ("neuron", {"layer": 99, "head": 0, "query": 0}, "layer 99 is outside"),
+    ("row", {"layer": 0, "query": 99}, "query 99 is outside"),
+    ("tile", {"layer": 0, "head": 5, "rows": [0, 1], "columns": [0, 1]}, "head 5 is outside"),
+    ("tile", {"layer": 0, "head": 0, "rows": [3, 1], "columns": [0, 1]}, "no tile"),
+    ("tile", {"layer": 0, "head": 0, "rows": [0, 10**12], "columns": [0, 1]}, "is outside"),
+]
+
+
+@pytest.mark.parametrize(("view", "place", "line"), NOWHERE)
+def test_a_place_that_is_not_there_is_told_in_words(view, place, line):
+    answer = explorer().ask(f"/api/{view}", {"run": run_of("gpt")["run"], **place})
+    assert (answer.status, line in answer.body.decode()) == (400, True), answer.body
+
+
+def test_a_text_that_was_refused_is_not_remembered():
+    own = new_explorer()
+    assert own.ask("/api/run", {"model": "gpt", "text": "cat " * 3_000}).status == 400
+    assert not own.runs._known

@@ -214,13 +214,13 @@ def _changes(task: "Task", asked: Asked, reading: "Reading") -> "Iterator[Interv
 
 def _place(tokens: "Tokens", given: str | None) -> int:
     """A place as a number, or the last token of a word; none: the last of all."""
+    from qkv.inspection.places import inside
+
     n = len(tokens.ids)
     if given is None:
         return n - 1
     place = int(given) if given.isdecimal() else tokens.places(given)[-1]
-    if place >= n:
-        raise InputError(f"place {place} is outside the {n} tokens (0 … {n - 1})")
-    return place
+    return inside("place", place, n, of="tokens")
 
 
 def _timeline(asked: Asked, text: str) -> "View":

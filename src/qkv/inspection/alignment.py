@@ -10,6 +10,7 @@ from torch import Tensor
 from qkv.choices import Averaging
 from qkv.errors import InputError, ShapeError
 from qkv.inspection.figures import HeatMap
+from qkv.inspection.places import inside
 from qkv.inspection.record import record
 from qkv.models import RNNSeq2Seq, Seq2Seq
 
@@ -78,9 +79,8 @@ class CrossAttention:
 
     def head_maps(self, layer: int) -> list[HeatMap]:
         """One map for each head of a layer."""
-        if not 0 <= layer < len(self.weights):
-            raise InputError(f"layer {layer} is outside the {len(self.weights)} layers (0 … {len(self.weights) - 1})")
-        return [self.heat_map(one, title=f"layer {layer}, head {head}") for head, one in enumerate(self.weights[layer])]
+        weights = self.weights[inside("layer", layer, len(self.weights), of="layers")]
+        return [self.heat_map(one, title=f"layer {layer}, head {head}") for head, one in enumerate(weights)]
 
 
 def _labels(tokens: list[str]) -> list[str]:

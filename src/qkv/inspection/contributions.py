@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from qkv.choices import NormPosition, Stack
 from qkv.errors import InputError
+from qkv.inspection.places import inside
 from qkv.inspection.reading import label
 from qkv.inspection.seeing import Seen, attention_of, blocks_of
 from qkv.inspection.stream import head_writes
@@ -51,9 +52,9 @@ def contributions(
     logits = seen.logits
     if logits is None:
         raise InputError("this BERT has no masked-word head, so there is no logit to explain")
-    position = _inside("position", position, len(logits))
+    position = inside("position", position, len(logits), of="tokens", from_end=True)
     for one in (token_id, token_id if against is None else against):
-        _inside("id", one, logits.shape[1])
+        inside("id", one, logits.shape[1], of="ids of the vocabulary")
     names, vectors = _at_the_top(seen, position)
     vectors, direction, bias = _through_head(seen.model, vectors, token_id)
     values, logit = vectors @ direction, logits[position, token_id]
@@ -143,9 +144,3 @@ def _through_head(model: Model, parts: Vectors, token_id: int) -> tuple[Vectors,
             raise AssertionError
     bias = unembedding.weight.new_zeros(()) if unembedding.bias is None else unembedding.bias[token_id]
     return parts, unembedding.weight[token_id] * unembedding.scale, bias
-
-
-def _inside(what: str, number: int, n: int) -> int:
-    if not -n <= number < n:
-        raise InputError(f"{what} {number} is outside 0 … {n - 1}")
-    return number % n

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from qkv.choices import Stack
 from qkv.errors import InputError
 from qkv.inspection.lens import depth_names, stream_names
+from qkv.inspection.places import inside
 from qkv.inspection.reading import label
 from qkv.inspection.seeing import Seen
 from qkv.inspection.word_map import flatten
@@ -64,9 +65,7 @@ def _nearest(model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int) 
     rows = F.normalize(_table(model).weight[: tokenizer.vocabulary_size].float(), dim=-1)
     found: dict[int, list[tuple[str, float]]] = {}
     for number in numbers:
-        if not 0 <= number < len(rows):
-            raise InputError(f"id {number} is outside the vocabulary of {len(rows)} (0 … {len(rows) - 1})")
-        if number in found:
+        if inside("id", number, len(rows), of="ids of the vocabulary") in found:
             continue
         likeness = rows @ rows[number]
         likeness[number] = -2.0

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from qkv.choices import Stack
 from qkv.errors import InputError, TapError
 from qkv.inspection.change import change, cut_edge, head_off
+from qkv.inspection.places import inside
 from qkv.inspection.reading import Reading, label
 from qkv.inspection.record import record
 from qkv.inspection.seeing import attention_name, run
@@ -98,10 +99,7 @@ def effect(
 ) -> Effect:  # fmt: skip
     """`position`: where the guesses are shown, the last one unless said; `n`: so many of before and of after."""
     before = log_probabilities(model, reading)
-    n_positions = len(before)
-    if not -n_positions <= position < n_positions:
-        raise InputError(f"position {position} is outside the {n_positions} tokens (0 … {n_positions - 1})")
-    position %= n_positions
+    position = inside("position", position, len(before), of="tokens", from_end=True)
     with intervening(model, interventions):
         after = log_probabilities(model, reading)
     known = tokenizer.vocabulary_size

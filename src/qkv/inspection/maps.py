@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qkv.choices import HeadLayout, Stack
 from qkv.errors import InputError
+from qkv.inspection.places import inside
 from qkv.inspection.reading import Tokens, label
 from qkv.inspection.seeing import Seen, attention_of
 from qkv.models import RNNSeq2Seq
@@ -34,7 +35,7 @@ def attention_map(
     """One head's weights; the mean of all heads and of all layers where none is said."""
     stack = stack or seen.stacks[0]
     layers = range(seen.n_layers(stack)) if layer is None else [layer]
-    weights = torch.stack([_head(seen.weights(stack, one), head) for one in layers]).mean(0)
+    weights = torch.stack([of_heads(seen.weights(stack, one), head) for one in layers]).mean(0)
     return MapView(
         weights=weights, queries=seen.queries(stack), keys=seen.keys(stack), title=_title(stack, layer, head)
     )  # fmt: skip
@@ -110,12 +111,9 @@ def _groups(tokens: Tokens) -> tuple[Float[Tensor, "token group"], list[str]]:
     return torch.nn.functional.one_hot(torch.tensor(group_of), len(names)).float(), names
 
 
-def _head(weights: Float[Tensor, "head query key"], head: int | None) -> Table:
-    if head is None:
-        return weights.mean(0)
-    if not 0 <= head < len(weights):
-        raise InputError(f"head {head} is outside the {len(weights)} heads (0 … {len(weights) - 1})")
-    return weights[head]
+def of_heads(weights: Float[Tensor, "head query key"], head: int | None) -> Table:
+    """One of them, or their mean."""
+    return weights.mean(0) if head is None else weights[inside("head", head, len(weights), of="heads")]
 
 
 def _title(stack: Stack, layer: int | None, head: int | None) -> str:

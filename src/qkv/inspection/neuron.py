@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qkv.choices import NormPosition, Stack
 from qkv.errors import InputError
+from qkv.inspection.places import inside
 from qkv.inspection.seeing import Seen, attention_of, blocks_of, precise
 from qkv.models import RNNSeq2Seq
 
@@ -45,13 +46,8 @@ def neuron(seen: Seen, stack: Stack | None = None, *, layer: int = 0, head: int 
         raise InputError("an RNN's look has no heads with queries and keys of their own")
     stack = stack or seen.stacks[0]
     n, attention = len(seen.queries(stack)), attention_of(seen.model, stack, layer)
-    if not 0 <= head < attention.shape.n_heads:
-        raise InputError(
-            f"head {head} is outside the {attention.shape.n_heads} heads (0 … {attention.shape.n_heads - 1})"
-        )
-    if not -n <= query < n:
-        raise InputError(f"query {query} is outside the {n} positions (0 … {n - 1})")
-    query %= n
+    head = inside("head", head, attention.shape.n_heads, of="heads")
+    query = inside("query", query, n, of="positions", from_end=True)
     looks = seen.looks(stack, layer)
     queries = torch.cat([one.lookup.queries[0, head] for one in looks])
     kv_head = head // (attention.shape.n_heads // attention.shape.n_kv_heads)

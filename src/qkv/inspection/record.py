@@ -8,8 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from qkv.errors import InputError, TapError
+from qkv.errors import TapError
 from qkv.inspection.names import matching
+from qkv.inspection.places import inside
 from qkv.nn import Attention, Lookup, Tap
 from qkv.tensors import HeadResults, Scores, Weights
 
@@ -50,9 +51,7 @@ class SeenAttention:
         if rows is None:
             return lookup.of_each_text(compute(lookup) if changed is None else changed)
         n = lookup.queries.shape[-2] // lookup.n_shared
-        outside = [row for row in rows if not 0 <= row < n]
-        if outside:
-            raise InputError(f"row {outside[0]} is outside the {n} queries (0 … {n - 1})")
+        rows = [inside("row", row, n, of="queries") for row in rows]
         wanted = torch.tensor(rows, dtype=torch.long, device=lookup.queries.device)
         if changed is not None:
             return lookup.of_each_text(changed)[:, :, wanted]

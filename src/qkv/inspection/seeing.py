@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from qkv.choices import Stack
 from qkv.errors import ConfigError, InputError
+from qkv.inspection.places import inside
 from qkv.inspection.reading import Reading, Tokens
 from qkv.inspection.record import SeenAttention, Trace, record
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
@@ -69,10 +70,7 @@ class Seen:
 
     def tap(self, stack: Stack, layer: int) -> str:
         """The attention's name in the model."""
-        n = self.n_layers(stack)
-        if not 0 <= layer < n:
-            raise InputError(f"layer {layer} is outside the {n} layers (0 … {n - 1})")
-        return attention_name(self.model, stack, layer)
+        return attention_name(self.model, stack, inside("layer", layer, self.n_layers(stack), of="layers"))
 
     def keys(self, stack: Stack) -> list[str]:
         """Labels of what is looked at."""
@@ -141,7 +139,8 @@ def blocks_of(model: Model, stack: Stack) -> list[Block]:
 
 
 def attention_of(model: Model, stack: Stack, layer: int) -> Attention:
-    block = blocks_of(model, stack)[layer]
+    blocks = blocks_of(model, stack)
+    block = blocks[inside("layer", layer, len(blocks), of="layers")]
     found = block.cross if stack is Stack.CROSS else block.attention
     assert found is not None
     return found

@@ -28,7 +28,7 @@ from qkv.text.showing import text_of
 MOST_BYTES = 2**30
 """Of all traces that are kept; the newest is kept whatever its size."""
 N_GUESSES, MOST_MASKS = 10, 16
-MOST_KNOWN = 10_000
+MOST_KNOWN = 1_000
 """Runs whose request is remembered, so that they can be made again."""
 
 
@@ -66,10 +66,6 @@ class Runs:
         run_id = hashlib.sha256(json.dumps(asked.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:20]
         with self._lock:
             known = self._kept.get(run_id)
-            self._known[run_id] = asked
-            self._known.move_to_end(run_id)
-            if len(self._known) > MOST_KNOWN:
-                self._known.popitem(last=False)
         if known is not None:
             self.shelf.task(known.open)  # a model that was removed is told of, not remembered
             return self._keep(known)
@@ -84,6 +80,11 @@ class Runs:
 
     def _keep(self, run: Run) -> Run:
         with self._lock:
+            # Only now: a text that was refused, however long, is not remembered.
+            self._known[run.id] = run.asked
+            self._known.move_to_end(run.id)
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
             self._kept[run.id] = run
             self._kept.move_to_end(run.id)
             while len(self._kept) > 1 and sum(one.n_bytes for one in self._kept.values()) > self.most_bytes:

@@ -29,6 +29,8 @@ from qkv.inspection import (
     without_sink,
 )  # fmt: skip
 from qkv.inspection.heads import name, targets
+from qkv.inspection.maps import of_heads
+from qkv.inspection.places import inside
 from qkv.models import RNNSeq2Seq
 from qkv.serving import asking
 from qkv.serving.frame import Shares
@@ -58,6 +60,8 @@ def pooled(weights: Float[Tensor, "*some query key"], most: int) -> tuple[Tensor
 def stack_of(seen: Seen, stack: Stack | None) -> Stack:
     if not seen.stacks:
         raise InputError("this model has no attention to look at")
+    if stack is not None:
+        seen.n_layers(stack)  # refuses a stack that the model has not
     return stack or seen.stacks[0]
 
 
@@ -107,11 +111,10 @@ def attention(run: Run, asked: asking.OfLayer) -> dict[str, Any]:
 def tile(run: Run, asked: asking.AskTile) -> dict[str, Any]:
     (top, bottom), (left, right) = asked.rows, asked.columns
     rows = rows_of(run, stack_of(run.seen, asked.stack), asked.layer, list(range(top, min(bottom, top + MOST_CELLS))))
-    if not 0 <= asked.head < len(rows):
-        raise InputError(f"head {asked.head} is outside the {len(rows)} heads (0 … {len(rows) - 1})")
+    head = inside("head", asked.head, len(rows), of="heads")
     if not (top < bottom <= top + MOST_CELLS and left < right <= min(left + MOST_CELLS, rows.shape[-1])):
         raise InputError(f"rows {top}–{bottom} and columns {left}–{right} are no tile of 1 to {MOST_CELLS} each")
-    return {"weights": Shares(rows[asked.head, :, left:right])}
+    return {"weights": Shares(rows[head, :, left:right])}
 
 
 def row(run: Run, asked: asking.AskRow) -> dict[str, Any]:
@@ -122,9 +125,8 @@ def rows_of(run: Run, stack: Stack, layer: int, queries: list[int]) -> Weights:
     """Some rows of a layer alone: a hover must not wait for all of them."""
     seen = run.seen
     n = len(seen.queries(stack))
-    outside = [one for one in queries if not 0 <= one < n]
-    if outside or not queries:
-        raise InputError(f"query {outside[0] if outside else 'none'} is outside the {n} positions (0 … {n - 1})")
+    for one in queries:
+        inside("query", one, n, of="positions")
     if isinstance(seen.model, RNNSeq2Seq):
         return seen.weights(stack, layer)[:, queries]
     (look,) = seen.looks(stack, layer)
@@ -157,20 +159,16 @@ def _table(seen: Seen, stack: Stack, asked: asking.MapSettings) -> MapView:
         through = rollout(seen, stack)
         parts = through.source if stack is Stack.CROSS else through.own
         assert parts is not None
-        layer = len(parts) - 1 if asked.layer is None else asked.layer
-        if layer >= len(parts):
-            raise InputError(f"layer {layer} is outside the {len(parts)} layers (0 … {len(parts) - 1})")
+        layer = len(parts) - 1 if asked.layer is None else inside("layer", asked.layer, len(parts), of="layers")
         # A decoder's rows are shared between its own tokens and the source's.
         is_share = stack in (Stack.SELF, Stack.ENCODER)
         return MapView(weights=parts[layer], title=f"{stack}: rollout after layer {layer}", is_share=is_share, **labels)
     if asked.layer is None:
         raise InputError("value-weighted attention is of one layer; none was given")
     norms = value_weighted(seen, stack, layer=asked.layer)
-    if asked.head is not None and asked.head >= len(norms):
-        raise InputError(f"head {asked.head} is outside the {len(norms)} heads (0 … {len(norms) - 1})")
     of_head = "mean of all heads" if asked.head is None else f"head {asked.head}"
     return MapView(
-        weights=norms.mean(0) if asked.head is None else norms[asked.head],
+        weights=of_heads(norms, asked.head),
         title=f"{stack}: ‖a·v·W_O‖, layer {asked.layer}, {of_head}", is_share=False, **labels,
     )  # fmt: skip
 
@@ -183,7 +181,7 @@ def neuron_view(run: Run, asked: asking.AskNeuron) -> dict[str, Any]:
 def residual(run: Run, asked: asking.OfStack) -> dict[str, Any]:
     if isinstance(run.seen.model, RNNSeq2Seq):
         raise InputError("an RNN has no residual stream")
-    return fields_of(stream(run.seen, asked.stack))
+    return fields_of(stream(run.seen, stack_of(run.seen, asked.stack)))
 
 
 def write(run: Run, asked: asking.AskRow) -> dict[str, Any]:
@@ -191,10 +189,9 @@ def write(run: Run, asked: asking.AskRow) -> dict[str, Any]:
     if isinstance(seen.model, RNNSeq2Seq):
         raise InputError("an RNN has no residual stream that heads write into")
     moved = value_weighted(seen, stack, layer=asked.layer)
-    if asked.query >= moved.shape[1]:
-        raise InputError(f"query {asked.query} is outside the {moved.shape[1]} positions (0 … {moved.shape[1] - 1})")
-    written = head_writes(seen, stack, asked.layer)[:, asked.query].norm(dim=-1)
-    return {"heads": written, "moved": moved[:, asked.query], "keys": seen.keys(stack)}
+    query = inside("query", asked.query, moved.shape[1], of="positions")
+    written = head_writes(seen, stack, asked.layer)[:, query].norm(dim=-1)
+    return {"heads": written, "moved": moved[:, query], "keys": seen.keys(stack)}
 
 
 def lens_view(run: Run, asked: asking.AskGuesses) -> dict[str, Any]:
