@@ -4,12 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from qkv.choices import Averaging, Stack
 from qkv.config import BeamConfig, SamplingConfig
-from qkv.cost import cache_bytes
+from qkv.cost import Precision, cache_bytes
+from qkv.cost.calibration import default_path, save_calibration
 from qkv.inspection import read_ids, see
 from qkv.tasks import Translator
+from qkv.training.calibrating import device_name
+from tests.cost.calibrations import made_up
 from tests.serving.asked import TEXT, asked, explorer, frames, tasks
 from tests.tasks.small_translator import small_translator
 
@@ -171,3 +175,15 @@ def test_a_prompt_far_over_the_context_is_refused_before_its_words_are_counted(m
     answer = explorer().ask("/api/generate", {"model": "gpt", "text": "x7" * 10_000, "max_new": 1})
     assert answer.status == 400
     assert "context_length is 41" in json.loads(answer.body)["error"]
+
+
+def test_a_prediction_is_by_a_calibration_of_the_same_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = device_name(torch.device("cpu"))
+    for name, is_here in (("cpu, 97 threads", False), (here, True)):
+        save_calibration(made_up().replace(device=name), default_path(name, Precision.FLOAT32))
+        assert (written()[1][0]["predicted_ms"] is not None) is is_here
+    for device in ("cpu", "h200"):
+        told = asked("/api/cost", {"preset": "gpt-nano", "device": device, "dtype": "float32"})
+        assert (told["time"]["calibrated"] is not None) is (device == "cpu")
+        assert (told["curve"][0]["decode_predicted_ms"] is not None) is (device == "cpu")

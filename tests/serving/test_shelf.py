@@ -75,6 +75,17 @@ def test_a_model_is_added_by_its_path(tmp_path):
     assert asked("/api/run", {"model": model["id"], "text": TEXT}, of=own)["own"]["ids"]
 
 
+def test_a_folder_with_an_at_sign_is_listed_as_any_other(tmp_path):
+    folder = str(saved(tasks()["gpt"], tmp_path / "me@work"))
+    assert [model["id"] for model in Shelf([folder], zoo=False).listed()["models"]] == [folder]
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x" * 5_000])
+def test_what_is_no_path_is_told_in_words(path):
+    answer = explorer().ask("/api/models/add", {"path": path})
+    assert (answer.status, b"no such folder or file" in answer.body) == (404, True)
+
+
 def test_a_folder_that_is_no_model_says_why(tmp_path):
     (tmp_path / "config.json").write_text('{"family": "gtp"}')
     (model,) = Shelf([tmp_path], zoo=False).listed()["models"]

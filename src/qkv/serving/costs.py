@@ -5,13 +5,12 @@ from typing import Any
 from qkv.choices import Kernel
 from qkv.config import PRESETS, BERTConfig, GPTConfig, ModelConfig, preset
 from qkv.cost import Backend, Estimate, Mode, Precision, Workload, cache_bytes
-from qkv.cost.calibration import Calibration, known_calibrations, load_calibration
+from qkv.cost.calibration import Calibration, fitting_calibration
 from qkv.cost.devices import DEVICES, Device, find_device
 from qkv.cost.estimate import estimate_of
 from qkv.cost.lecture import lecture_tables, slips
 from qkv.cost.prediction import predict
 from qkv.cost.time import bound
-from qkv.errors import QKVError
 from qkv.serving.asking import AskCost
 
 
@@ -35,7 +34,7 @@ def cost(asked: AskCost, config: ModelConfig | None) -> dict[str, Any]:
     estimate = estimate_of(shape, work)
     roof = bound(estimate, device)
     tables = lecture_tables(estimate)
-    calibration = calibration_for(work)
+    calibration = fitting_calibration(work.mode, work.dtype, device=device.name)
     return {
         "title": estimate.title,
         **estimate.as_dict(),
@@ -72,30 +71,19 @@ def curve(config: ModelConfig, work: Workload, device: Device) -> list[dict[str,
         return []
     dtype = work.dtype if work.dtype is not Precision.MIXED else Precision.BFLOAT16
     lengths = sorted({*(2**i for i in range(4, 24) if 2**i < config.context_length), config.context_length})
+    calibration = fitting_calibration(Mode.DECODE, dtype, device=device.name)
     points = []
     for n in lengths:
         step = Workload(mode=Mode.DECODE, batch=work.batch, length=n, dtype=dtype, kernel=work.kernel,
                         backend=work.backend)  # fmt: skip
         made = estimate_of(config, step)
-        known = _calibrated(made, calibration_for(step))
+        known = _calibrated(made, calibration)
         points.append({
             "length": n, "cache_bytes": cache_bytes(config, batch=work.batch, length=n, dtype=dtype),
             "decode_bound_ms": 1000 * bound(made, device).seconds,
             "decode_predicted_ms": None if known is None else 1000 * known["seconds"],
         })  # fmt: skip
     return points
-
-
-def calibration_for(work: Workload) -> Calibration | None:
-    """The newest file of `qkv cost calibrate` that is for such work."""
-    for path in known_calibrations():
-        try:
-            found = load_calibration(path)
-            found.check(work.mode, work.dtype)
-        except QKVError:
-            continue  # of another precision, or of an older version
-        return found
-    return None
 
 
 def _calibrated(estimate: Estimate, calibration: Calibration | None) -> dict[str, Any] | None:

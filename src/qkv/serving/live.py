@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.config import GPTConfig, SamplingConfig
-from qkv.cost import Backend, Mode, Workload
+from qkv.config import SamplingConfig
+from qkv.cost import Backend, Mode, Precision, Workload
+from qkv.cost.calibration import Calibration, fitting_calibration
 from qkv.cost.devices import find_device
 from qkv.cost.estimate import estimate_of
 from qkv.cost.prediction import predict
@@ -19,13 +20,14 @@ from qkv.cost.time import bound
 from qkv.errors import InputError, TapError
 from qkv.generation import GPTDecoder, Step, Text, begin, candidates, decode
 from qkv.inspection import Intervention, intervening, matching, read_ids
+from qkv.inspection.places import inside
 from qkv.nn import Lookup
 from qkv.serving.asking import AskGenerate, PatchAsked
-from qkv.serving.costs import calibration_for
 from qkv.serving.runs import named, side, wanted
 from qkv.serving.shelf import Open
 from qkv.tasks import LanguageModel, Task
 from qkv.text import StreamingDecoder
+from qkv.training.calibrating import device_name
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class _Watched:
     interventions: Sequence[Intervention]
     decoder: GPTDecoder | None
     """None: no cache, the whole text is read at each step."""
+    calibration: Calibration | None = None
     ids: list[int] = field(default_factory=list)
     last: _Pass | None = None
     unreached: list[str] = field(default_factory=list)
@@ -117,8 +120,7 @@ def generate(one: Open, task: Task, asked: AskGenerate) -> Iterator[dict[str, An
     prompt = list(asked.ids) if asked.ids is not None else task.encode(asked.text or "")
     n_known = task.model.config.vocabulary_size
     for number in prompt:
-        if number >= n_known:
-            raise InputError(f"id {number} is outside the vocabulary of {n_known} (0 … {n_known - 1})")
+        inside("id", number, n_known, of="ids of the vocabulary")
     with one.lock:
         changes = wanted(task, asked.interventions)
         reading = read_ids(task, prompt)
@@ -127,7 +129,8 @@ def generate(one: Open, task: Task, asked: AskGenerate) -> Iterator[dict[str, An
     decoder = None
     if asked.cache:
         decoder = GPTDecoder(task.model, batch=1, capacity=len(prompt) + text.limit.n_new - 1)
-    watched = _Watched(task, one, changes, decoder)
+    known = fitting_calibration(Mode.DECODE, Precision.FLOAT32, device=device_name(torch.device("cpu")))
+    watched = _Watched(task, one, changes, decoder, known)
     a_token = config.n_layers * config.n_kv_heads * (config.d_head + config.d_value)
     size = task.model.embedding.token.weight.element_size()
     yield {
@@ -175,15 +178,16 @@ def _told(
         "label": named(task.tokenizer, step.id),
         "probability": next(one["probability"] for one in shown if one["is_chosen"]), "candidates": shown,
         "attention": done.rows, "computed": done.n_computed, "cache_tokens": n_cached, "cache_bytes": n_bytes,
-        **_cost(task.model.config, mode, position + 1), "measured_ms": done.milliseconds,
+        **_cost(watched, mode, position + 1), "measured_ms": done.milliseconds,
     }  # fmt: skip
 
 
-def _cost(config: GPTConfig, mode: Mode, length: int) -> dict[str, Any]:
+def _cost(watched: _Watched, mode: Mode, length: int) -> dict[str, Any]:
     """Of the pass that chose: the prompt's or a whole text's gives the logits of its last token alone."""
     work = Workload(mode=mode, batch=1, length=length, predictions=1, backend=Backend.CPU)
+    config = watched.task.model.config
     made = estimate_of(config, work)
-    calibration = calibration_for(work)
+    calibration = watched.calibration
     return {
         "flops": made.flops.forward, "bytes": made.traffic.fused,
         "predicted_ms": None if calibration is None else 1000 * predict(config, work, calibration).seconds,

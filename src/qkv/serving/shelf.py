@@ -28,7 +28,7 @@ class Open:
 
     id: str
     source: str
-    """`shipped`, `given` or `memory`."""
+    """`shipped`, `given`, `memory`, or `checkpoint` of a run that was given."""
     place: Path | None = None
     task: Task | None = None
     config: ModelConfig | None = None
@@ -61,9 +61,13 @@ class Shelf:
     def add(self, name: str) -> Open:
         """A shipped name, a run or model folder, or a file; never a name on the hub: nothing is fetched."""
         path, zoo = Path(name), shipped()
-        if not path.exists() and name in zoo:
+        try:
+            is_there = bool(name) and path.exists()
+        except OSError:
+            is_there = False  # longer than a path can be
+        if not is_there and name in zoo:
             one = Open(name, "shipped", zoo[name])
-        elif path.exists():
+        elif is_there:
             one = Open(name, "given", path)
         else:
             raise RefusedError(404, f"{name}: there is no such folder or file, nor a shipped model of that name")
@@ -79,7 +83,7 @@ class Shelf:
         """Every model, as the page shows it; one that cannot be read says why."""
         with self._lock:
             known = list(self._open.values())
-        listed = [one for one in known if "@" not in one.id]
+        listed = [one for one in known if one.source != "checkpoint"]
         return {"models": [self.describe(one) for one in listed], "first": listed[0].id if listed else None}
 
     def describe(self, one: Open) -> dict[str, Any]:
@@ -99,7 +103,7 @@ class Shelf:
             if step not in parent.run.steps():
                 raise RefusedError(404, f"{name}: the run has no checkpoint of step {step}")
             with self._lock:
-                return self._open.setdefault(name, Open(name, "given", parent.run.folder(step)))
+                return self._open.setdefault(name, Open(name, "checkpoint", parent.run.folder(step)))
         raise RefusedError(404, f"no model is open by the name {name!r}")
 
     def task(self, one: Open) -> Task:
