@@ -1,5 +1,7 @@
 """Translators that leave: for `transformers` where a published shape fits, as int8 with all that belongs to them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers as hf
@@ -9,6 +11,7 @@ from qkv.config import BeamConfig, Seq2SeqConfig
 from qkv.errors import ConfigError, InputError
 from qkv.models import Seq2Seq
 from qkv.tasks import load_weights
+from qkv.weights.decoding import Decoding
 from qkv.weights.models import Loaded
 from qkv.weights.save import save_hf, save_int8
 from tests.tasks.small_translator import WORDS, small_translator
@@ -36,6 +39,13 @@ def test_our_own_training_leaves_as_marian_and_transformers_translates_the_same(
             theirs = model.generate(ids, num_beams=3, max_new_tokens=11, do_sample=False, length_penalty=1.0)
         assert ids.tolist() == [ours.source_ids]
         assert theirs.tolist()[0][1:] == ours.found[0].ids
+
+
+def test_what_a_translator_says_is_too_long_leaves_with_it(tmp_path):
+    loaded = replace(random_translator(sinusoid="halves"), decoding=Decoding(max_joined=13))
+    save_hf(loaded, tmp_path / "hf")
+    save_int8(loaded, tmp_path / "int8")
+    assert [qkv.load(tmp_path / name).decoding.max_joined for name in ("hf", "int8")] == [13, 13]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 Its folder holds `model.bin`, a vocabulary and, for those who call it, our tokenizer.
 """
 
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +13,14 @@ from torch import Tensor, nn
 
 from qkv.choices import Activation, HeadLayout, NormKind, NormPosition, PositionKind, Role
 from qkv.config import Seq2SeqConfig
-from qkv.data.disk import writing
 from qkv.errors import ConfigError, InputError, MissingExtraError
 from qkv.models import Seq2Seq
 from qkv.models.seq2seq import Side
 from qkv.nn import Attention, Block, LayerNorm, RelativeBias, RMSNorm
 from qkv.text import Tokenizer, tokenizer_files
-from qkv.weights.folder import PARTIAL
+from qkv.weights.folder import making
 from qkv.weights.models import SOURCE_TOKENIZER, Loaded
-from qkv.weights.save import Numbers, beginning
+from qkv.weights.save import Numbers, beginning, new_folder
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
@@ -59,7 +56,10 @@ def save_ct2(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) ->
     files = tokenizer_files(tokenizer)
     if loaded.source_tokenizer is not None:
         files[SOURCE_TOKENIZER] = loaded.source_tokenizer.backend.to_str()
-    _write(spec, target, files, n_bytes=sum(one.numel() * 4 for one in model.parameters()))
+    with making(new_folder(target), sum(one.numel() * 4 for one in model.parameters())) as aside:
+        spec.save(str(aside))
+        for name, text in files.items():
+            (aside / name).write_text(text, encoding="utf-8")
     then = loaded.decoding.then
     return [] if then is None else [f"every text must begin with {tokenizer.token(then)}: give it as target_prefix"]
 
@@ -180,22 +180,6 @@ def _set_words(config: Any, tokenizer: Tokenizer, *, first: int | None) -> None:
     config.eos_token = end
     config.unk_token = end if unknown is None else tokenizer.token(unknown)
     config.decoder_start_token = config.bos_token = end if first is None else tokenizer.token(first)
-
-
-def _write(spec: "TransformerSpec", target: Path, files: dict[str, str], *, n_bytes: int) -> None:
-    if target.exists():
-        raise InputError(f"{target}: is there already; name a new folder")
-    aside = target.parent / f"{PARTIAL}{target.name}-{os.getpid()}"
-    with writing(target, n_bytes):
-        try:
-            aside.mkdir(parents=True)
-            spec.save(str(aside))
-            for name, text in files.items():
-                (aside / name).write_text(text, encoding="utf-8")
-            aside.rename(target)
-        except OSError:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
 
 
 def _library() -> Any:  # noqa: ANN401 - it has no types

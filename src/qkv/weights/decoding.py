@@ -45,25 +45,18 @@ def read_decoding(folder: Path, settings: Mapping[str, Any]) -> Decoding:
     more = read_settings(file) if file.is_file() else {}
     given = {**settings, **{key: value for key, value in more.items() if value is not None}}
     return Decoding(
-        first=_id(folder, given, "decoder_start_token_id"),
-        then=_id(folder, given, "forced_bos_token_id"),
+        first=_number(folder, given, "decoder_start_token_id"),
+        then=_number(folder, given, "forced_bos_token_id"),
         never=_never(folder, given.get("bad_words_ids")),
         prefixes=_prefixes(folder, given),
-        max_joined=_count(folder, given, "max_joined"),
+        max_joined=_number(folder, given, "max_joined", least=1),
     )
 
 
-def _id(folder: Path, given: Mapping[str, Any], key: str) -> int | None:
+def _number(folder: Path, given: Mapping[str, Any], key: str, *, least: int = 0) -> int | None:
     number = given.get(key)
-    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
-        raise WeightsError(f"{folder}: {key}={number!r} is no token id")
-    return number
-
-
-def _count(folder: Path, given: Mapping[str, Any], key: str) -> int | None:
-    number = given.get(key)
-    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-        raise WeightsError(f"{folder}: {key}={number!r} is no number of tokens")
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
+        raise WeightsError(f"{folder}: {key}={number!r} is no {'number of tokens' if least else 'token id'}")
     return number
 
 

@@ -9,7 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -45,6 +46,19 @@ def write_folder(
     sizes += [len(text.encode()) for text in texts.values()]
     # A file takes whole blocks, and one more for its header or its line in the manifest.
     n_needed = sum((size // BLOCK + 2) * BLOCK for size in sizes)
+    with making(target, n_needed) as aside:
+        for inner in {(aside / name).parent for name in texts} - {aside}:
+            inner.mkdir()
+        for name, file in tensors.items():
+            _save_tensors(aside / name, file, metadata)
+        for name, text in texts.items():
+            (aside / name).write_text(text, encoding="utf-8")
+        _seal(aside)
+
+
+@contextmanager
+def making(target: Path, n_needed: int) -> Iterator[Path]:
+    """A folder to write into, which gets its name at the end; where the disk refuses, nothing is left of it."""
     aside = target.parent / f"{PARTIAL}{target.name}-{os.getpid()}"
     with writing(target, n_needed):
         try:
@@ -53,13 +67,7 @@ def write_folder(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
-            for inner in {(aside / name).parent for name in texts} - {aside}:
-                inner.mkdir()
-            for name, file in tensors.items():
-                _save_tensors(aside / name, file, metadata)
-            for name, text in texts.items():
-                (aside / name).write_text(text, encoding="utf-8")
-            _seal(aside)
+            yield aside
             aside.rename(target)
             sync_folder(target.parent)
         except OSError:

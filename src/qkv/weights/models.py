@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 
 from qkv.config import BERTConfig, ModelConfig, RNNConfig, SentenceEmbedding, Seq2SeqConfig, config_from_dict
@@ -151,10 +150,6 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
     return load_tokenizer(folder) if any((folder / name).is_file() for name in FOLDER_FILES) else None
-
-
-def device_of(model: Model) -> torch.device:
-    return next(model.parameters()).device
 
 
 def needs_tokenizer(loaded: Loaded, folder: Path) -> Tokenizer:

@@ -48,7 +48,7 @@ def save_int8(loaded: Loaded, target: Path) -> None:
     if loaded.source_tokenizer is not None:
         texts[SOURCE_TOKENIZER] = loaded.source_tokenizer.backend.to_str()
     write_folder(
-        _new(target),
+        new_folder(target),
         tensors={SINGLE: to_int8(published(loaded.model, own_names(loaded.model)))},
         texts={**texts, **_tokenizer_texts(loaded.tokenizer)},
         metadata={STORAGE_KEY: INT8_ROWS},
@@ -66,7 +66,7 @@ def save_hf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) -> 
         texts |= {**_encoder_tokenizer(texts, loaded.model.config), **sentence_files(loaded.model.config)}
     else:
         texts[GENERATION_FILE] = _json(ids)
-    write_folder(_new(target), tensors={SINGLE: _as(to_published(loaded.model), numbers.dtype)}, texts=texts)
+    write_folder(new_folder(target), tensors={SINGLE: _as(to_published(loaded.model), numbers.dtype)}, texts=texts)
 
 
 def _one_tokenizer(loaded: Loaded) -> Tokenizer | None:
@@ -116,7 +116,7 @@ def _as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def _new(target: Path) -> Path:
+def new_folder(target: Path) -> Path:
     if target.exists():
         raise InputError(f"{target}: is there already; name a new folder")
     return target

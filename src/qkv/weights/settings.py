@@ -27,7 +27,7 @@ _GENERATION = """use_cache output_past output_attentions output_hidden_states ou
     diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values
     exponential_decay_length_penalty suppress_tokens begin_suppress_tokens force_bos_token_to_be_generated
-    task_specific_params prefix"""
+    task_specific_params prefix max_joined"""
 _NAMES = """model_type architectures _name_or_path name_or_path transformers_version torch_dtype dtype torchscript
     tokenizer_class id2label label2id num_labels _num_labels is_encoder_decoder"""
 INERT = frozenset(f"{_TRAINING} {_GENERATION} {_NAMES}".split())
