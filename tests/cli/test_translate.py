@@ -104,6 +104,7 @@ def test_evaluate_wants_texts_or_pairs(command, folder):
     expected = "qkv: error: 0 of --text, --pairs and --labelled were given; one is needed\n"
     assert (answer.status, answer.err) == (2, expected)
     assert "--against compares" in command("evaluate", folder, "--text", "x", "--against", folder).err
+    assert "--beam 3 is of a search" in command("evaluate", folder, "--text", "x", "--beam", 3).err
 
 
 def test_help_has_an_example(command):

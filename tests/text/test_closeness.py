@@ -37,3 +37,5 @@ def test_buckets_hold_every_sentence_once():
 def test_unequal_numbers_are_refused():
     with pytest.raises(InputError, match="there are 1 translations for 20 references"):
         closeness(["a"], REFERENCES)
+    with pytest.raises(InputError, match="there are 20 translations for 1 sources"):
+        by_length(["a"], GOOD, REFERENCES)

@@ -28,7 +28,9 @@ def evaluate(
         bool, typer.Option("--truncate", help="With --labelled: cut texts that are too long; else they are refused.")
     ] = False,
     against: Annotated[str | None, typer.Option(metavar="MODEL", help="With --pairs: compare with this one.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="With --pairs: running guesses of the search; 1: greedy.")] = 5,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="With --pairs: running guesses of the search; 1: greedy; else 5.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many documents or pairs alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
@@ -57,10 +59,12 @@ def evaluate(
     if pairs is not None:
         from qkv.cli.evaluate_pairs import evaluate_pairs
 
-        evaluate_pairs(model, pairs=pairs, against=against, beam=beam, limit=limit, as_json=as_json)
+        evaluate_pairs(model, pairs=pairs, against=against, beam=beam or 5, limit=limit, as_json=as_json)
         return
     if against is not None:
         raise InputError("--against compares translations: it goes with --pairs")
+    if beam is not None:
+        raise InputError(f"--beam {beam} is of a search for translations: it goes with --pairs")
     if labelled is not None:
         if limit is not None:
             raise InputError("--limit is for documents and pairs: all labelled texts count")

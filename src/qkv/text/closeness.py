@@ -64,6 +64,7 @@ def compared(
 def by_length(sources: Sequence[str], translations: Sequence[str], references: Sequence[str]) -> list[dict[str, Any]]:
     """BLEU of the sentences whose source has so many words (parted by white space)."""
     _check(translations, references)
+    _check(translations, sources, "sources")
     buckets: dict[int, list[int]] = {}
     for place, source in enumerate(sources):
         n_words = len(source.split())
@@ -94,9 +95,9 @@ def _of_result(results: Sequence[Any], place: int, signature: str) -> Measured:
     )
 
 
-def _check(translations: Sequence[str], references: Sequence[str]) -> None:
-    if len(translations) != len(references) or not references:
-        raise InputError(f"there are {len(translations)} translations for {len(references)} references")
+def _check(translations: Sequence[str], others: Sequence[str], name: str = "references") -> None:
+    if len(translations) != len(others) or not others:
+        raise InputError(f"there are {len(translations)} translations for {len(others)} {name}")
 
 
 def _metrics() -> dict[str, Any]:
