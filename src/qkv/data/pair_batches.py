@@ -171,7 +171,7 @@ class PairBatches:
             if place < bucket.n_batches:
                 return number, place * bucket.rows
             place -= bucket.n_batches
-        raise InputError(f"batch {place} past an epoch of {self.n_batches}")
+        raise AssertionError("a place is one of an epoch's batches")
 
     def _n_joined(self, bucket: Bucket, epoch: int, place: int) -> int:
         if keyed_integer(1 << 20, self.seed, epoch, 1, place, 0) >= self.join * (1 << 20):

@@ -1,6 +1,6 @@
 """How a translator is trained: a source and the true target so far in, the next token of the target out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -155,13 +155,7 @@ def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objectiv
         raise ConfigError("an rnn's recurrence is one call into a library: compiled and loss_chunk are for seq2seq")
     device, settings = next(model.parameters()).device, model.config
     autocast = autocasting(config.precision, device)
-    if config.compiled:
-        # Block by block, with rows and lengths left open: all blocks of a kind share one piece of code, so it is made
-        # in seconds, once for all the shapes that batches have. The whole model at once takes minutes.
-        for block in model.modules():
-            if isinstance(block, Block):
-                block.compile(dynamic=True)
-    judged = torch.compile(_judged, dynamic=True) if config.compiled else _judged
+    judged = _compiled(model) if config.compiled else _judged
 
     def score(there: PairBatch, smoothing: float) -> tuple[Tensor, ...]:
         if isinstance(model, RNNSeq2Seq):
@@ -190,6 +184,18 @@ def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objectiv
         return Outcome(loss, measures)
 
     return objective
+
+
+def _compiled(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, Tensor, float], tuple[Tensor, ...]]:
+    """The model's blocks in place, and `_judged`.
+
+    Block by block, with rows and lengths left open: all blocks of a kind share one piece of code, so it is made in
+    seconds, once for all the shapes that batches have. The whole model at once takes minutes.
+    """
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.compile(dynamic=True)
+    return torch.compile(_judged, dynamic=True)
 
 
 def _judged(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
