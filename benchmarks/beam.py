@@ -7,8 +7,7 @@ from benchmarks import machine
 from benchmarks.engine import Engine
 from benchmarks.engines.beam_work import Work
 from benchmarks.results import Report
-from benchmarks.runner import Asked, Plan, compare
-from benchmarks.training_speed import CEILINGS
+from benchmarks.runner import CEILINGS, Asked, Plan, compare
 
 SHAPE: dict[str, Any] = {
     "n_encoder_layers": 6, "n_decoder_layers": 4, "n_heads": 8, "d_model": 256, "vocabulary_size": 8000,
@@ -40,19 +39,9 @@ def _measure(name: str, asked: Asked, *, batch: int) -> Report:
     chosen = engines(asked)
     found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
     rows = []
-    for engine in chosen:
-        best = found.best.get(engine.name)
-        if best is None:
-            continue
-        ours = found.best.get("qkv")
-        ratios = ["–", "–"] if engine.is_ours or ours is None else _ratios(best, ours)
-        seconds = [f"{1000 * part / work.length:.2f}" for part in (best.wall, best.cpu)]
-        rows.append([engine.name, f"{work.batch * work.length / best.wall:,.0f}", *seconds, *ratios])
-    notes = [
-        "Same weights; the ids of the best texts are equal, as timed and with no_repeat_ngram 2.",
-        *(f"Not here: {peer}: {reason}." for peer, reason in found.missing.items()),
-        *(f"Failed: {peer}: {reason}." for peer, reason in found.failed.items()),
-    ]
+    for engine, best, ratios in found.timed(chosen):
+        milliseconds = [f"{1000 * part / work.length:.2f}" for part in (best.wall, best.cpu)]
+        rows.append([engine.name, f"{work.batch * work.length / best.wall:,.0f}", *milliseconds, *ratios])
     return Report(
         name=name,
         what=(
@@ -62,11 +51,10 @@ def _measure(name: str, asked: Asked, *, batch: int) -> Report:
         ),
         columns=["engine", "tokens/s", "ms a step", "CPU ms a step", "ours ÷ it", "by CPU time"],
         rows=rows,
-        notes=notes,
+        notes=[
+            "Same weights; the ids of the best texts are equal, as timed and with no_repeat_ngram 2.",
+            *found.absent,
+        ],
         versions=found.versions,
         load=load,
     )
-
-
-def _ratios(best: Any, ours: Any) -> list[str]:  # noqa: ANN401 - two Bests
-    return [f"{best.wall / ours.wall:.2f}", f"{best.cpu / ours.cpu:.2f}"]

@@ -3,13 +3,12 @@
 from benchmarks import machine
 from benchmarks.engine import Engine
 from benchmarks.results import Report
-from benchmarks.runner import Asked, Comparison, Plan, compare
+from benchmarks.runner import CEILINGS, Asked, Comparison, Plan, compare
 
 N_SENTENCES = 1000
 WIDTH = 384
 TOLERANCE = 1e-5
 """Of any number of a vector of length 1; 384 of them so far off still leave a cosine of 1 − 2e-8."""
-CEILINGS = Engine(name="ceilings", module="benchmarks.engines.ceilings")
 ENGINES = [
     Engine(name="qkv (like lengths, 512 tokens at once)", module="benchmarks.engines.embed_qkv", is_ours=True),
     Engine(name="qkv's model, packed rows of 256", module="benchmarks.engines.embed_qkv", options={"way": "packed"}),
@@ -40,34 +39,21 @@ def embed(asked: Asked) -> Report:
             f"tokenizing included, threads: {threads}; best of {asked.repeats}."
         ),
         columns=["engine", "sentences/s", "wall s", "CPU s", "ours ÷ it", "by CPU time"],
-        rows=_rows(found),
+        rows=[
+            [engine.name, f"{N_SENTENCES / best.wall:,.0f}", f"{best.wall:.2f}", f"{best.cpu:.2f}", *ratios]
+            for engine, best, ratios in found.timed(ENGINES)
+        ],
         notes=_notes(found),
         versions=found.versions,
         load=load,
     )
 
 
-def _rows(found: Comparison) -> list[list[str]]:
-    ours = found.best.get(ENGINES[0].name)
-    table = []
-    for engine in ENGINES:
-        best = found.best.get(engine.name)
-        if best is None:
-            continue
-        ratios = ["–", "–"]
-        if ours is not None and not engine.is_ours:
-            ratios = [f"{best.wall / ours.wall:.2f}", f"{best.cpu / ours.cpu:.2f}"]
-        table.append([engine.name, f"{N_SENTENCES / best.wall:,.0f}", f"{best.wall:.2f}", f"{best.cpu:.2f}", *ratios])
-    return table
-
-
 def _notes(found: Comparison) -> list[str]:
     apart = found.largest_difference
     least = 1 - WIDTH * apart**2 / 2
-    said = [
+    return [
         f"Vectors of length 1 agree to {apart:.1e} in every number, so every cosine is at least {least:.9f}.",
         "Lengths: median about 24 words, a tenth beyond 70, the longest 200.",
+        *found.absent,
     ]
-    said += [f"Not here: {name}: {reason}." for name, reason in found.missing.items()]
-    said += [f"Failed: {name}: {reason}." for name, reason in found.failed.items()]
-    return said

@@ -1,7 +1,7 @@
 """Engines beside each other: outputs compared, then timed in turn, the best of each kept."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.engine import Engine, EngineError, MissingEngineError, Running
 
 Say = Callable[[str], None]
+CEILINGS = Engine(name="ceilings", module="benchmarks.engines.ceilings")
+"""What the machine can do at most, timed beside the engines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,27 @@ class Comparison:
     ceilings: dict[int, dict[str, float]] = field(default_factory=dict)
     largest_difference: float = 0.0
     """Between the first engine's output and any other's in the same precision."""
+
+    def timed(self, engines: Sequence[Engine]) -> Iterator[tuple[Engine, Best, list[str]]]:
+        """Those that ran; last, a peer's time over the best of ours: by the clock, and by CPU time."""
+        ours = [self.best[engine.name] for engine in engines if engine.is_ours and engine.name in self.best]
+        for engine in engines:
+            best = self.best.get(engine.name)
+            if best is None:
+                continue
+            ratios = ["–", "–"]
+            if ours and not engine.is_ours:
+                wall, cpu = min(own.wall for own in ours), min(own.cpu for own in ours)
+                ratios = [f"{best.wall / wall:.2f}", f"{best.cpu / cpu:.2f}"]
+            yield engine, best, ratios
+
+    @property
+    def absent(self) -> list[str]:
+        """Why who is not among them is not."""
+        return [
+            *(f"Not here: {name}: {reason}." for name, reason in self.missing.items()),
+            *(f"Failed: {name}: {reason}." for name, reason in self.failed.items()),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from benchmarks import machine
 from benchmarks.engine import Engine
 from benchmarks.engines.next_token_work import Work
 from benchmarks.results import Report
-from benchmarks.runner import Asked, Comparison, Plan, compare
+from benchmarks.runner import CEILINGS, Asked, Comparison, Plan, compare
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "n_heads": 4, "d_model": 128, "vocabulary_size": 65, "context_length": 64, "bias": False,
@@ -22,8 +22,6 @@ GPT2: dict[str, Any] = {
 
 BF16_LOSS = 0.02
 """bfloat16 keeps 8 bits: losses of about 10 differ in the third digit."""
-
-CEILINGS = Engine(name="ceilings", module="benchmarks.engines.ceilings")
 
 
 def engines(peers: Path | None) -> list[Engine]:
@@ -76,18 +74,10 @@ def _measure(name: str, shape: dict[str, Any], asked: Asked, *, steps: int) -> R
 
 def rows(chosen: list[Engine], found: Comparison, work: Work, *, steps: int) -> list[list[str]]:
     """`ours ÷ it`: our best tokens/s over this engine's."""
-    ours = [found.best[engine.name] for engine in chosen if engine.is_ours and engine.name in found.best]
     table = []
-    for engine in chosen:
-        best = found.best.get(engine.name)
-        if best is None:
-            continue
+    for engine, best, ratios in found.timed(chosen):
         tokens_a_second = work.batch * work.length * steps / best.wall
         share = tokens_a_second * work.flops_a_token / found.ceilings[work.threads]["flops"]
-        ratios = ["–", "–"]
-        if ours and not engine.is_ours:
-            wall, cpu = min(own.wall for own in ours), min(own.cpu for own in ours)
-            ratios = [f"{best.wall / wall:.2f}", f"{best.cpu / cpu:.2f}"]
         milliseconds = [f"{1000 * seconds / steps:.1f}" for seconds in (best.wall, best.cpu)]
         table.append([engine.name, f"{tokens_a_second:,.0f}", *milliseconds, *ratios, f"{share:.0%}"])
     return table
@@ -101,9 +91,7 @@ def notes(found: Comparison, work: Work) -> list[str]:
     ]
     said.append(f"A token takes {work.flops_a_token / 1e6:.2f} MFLOP (6 a multiplying weight, causal attention once).")
     said.append(f"Same first weights and batches: losses of the first steps agree to {found.largest_difference:.1e}.")
-    said += [f"Not here: {name}: {reason}." for name, reason in found.missing.items()]
-    said += [f"Failed: {name}: {reason}." for name, reason in found.failed.items()]
-    return said
+    return said + found.absent
 
 
 def _threads(n: int) -> str:
