@@ -169,7 +169,7 @@ def test_a_prefix_and_forbidden_ids_are_those_of_the_task():
 
 def test_a_prompt_far_over_the_context_is_refused_before_its_words_are_counted(monkeypatch):
     def counted(*_):
-        raise AssertionError("that takes the square of 20,000 tokens")
+        raise AssertionError("20,000 tokens are looked at for nothing")
 
     monkeypatch.setattr("qkv.inspection.reading.words_of_ids", counted)
     answer = explorer().ask("/api/generate", {"model": "gpt", "text": "x7" * 10_000, "max_new": 1})

@@ -206,7 +206,15 @@ def test_a_patch_makes_one_text_end_like_another():
 
 
 def test_a_mask_and_a_class_are_told_of():
-    run = run_of("bert", "The cat [MASK] on the mat.")
+    text = "The cat [MASK] on the mat."
+    run = run_of("bert", text)
+    assert run["own"]["text"] == text
+    (pair,) = run_of("bert", text, second="It is [MASK].")["predictions"][1:]
+    assert pair["position"] > run["predictions"][0]["position"]
+    found = asked(
+        "/api/it", {"model": "bert", "text": f"{text} It sat.", "pronoun": "It", "candidates": ["cat", "mat"]}
+    )
+    assert all(found["places"])
     assert [run["own"]["tokens"][one["position"]] for one in run["predictions"]] == ["[MASK]"]
     assert {one["label"] for one in run["classes"]} == {"bad", "good", "neither"}
     assert sum(one["probability"] for one in run["classes"]) == pytest.approx(1)

@@ -15,7 +15,7 @@ from qkv.models import RNNSeq2Seq
 from qkv.nn import using
 from qkv.tasks import Translator, load
 from qkv.tasks.wording import contains, parts
-from qkv.text.words import word_of_bytes, words_of_ids
+from qkv.text.words import spans_of, word_of_bytes, words_of_ids
 from qkv.weights.decoding import Decoding
 from tests.tasks.small_translator import CONTEXT, WORDS, backwards, draw, saved, small_translator
 
@@ -171,7 +171,7 @@ def test_tokens_are_told_by_word():
     task = small_translator()
     text = "cuatro  dos"
     ids = task.tokenizer.encode(text)
-    words = word_of_bytes(task.tokenizer, text, ids)
+    words = word_of_bytes(text, spans_of(task.tokenizer, text, ids))
     assert (words[0], words[-1]) == (None, None)
     assert sorted(set(words[1:-1])) == [0, 1]
     spelt = "".join(task.tokenizer.decode([number]) for number, word in zip(ids, words, strict=True) if word == 0)

@@ -112,7 +112,7 @@ def read(task: Readable, text: str, second: str | Sequence[int] | None = None) -
 
 def read_ids(task: Readable, ids: Sequence[int]) -> Reading:
     """What a GPT has written, as ids."""
-    _check(task.model, len(ids))  # first: which word each is of takes the square of their number
+    _check(task.model, len(ids))
     own = _of_ids(task.tokenizer, list(ids))
     return Reading(own=own, chosen=own.ids[1:])
 
@@ -134,10 +134,11 @@ def _pair(task: Readable, text: str, second: str | None) -> Reading:
         ids = tokenizer.encode(text, parse_specials=True)
         _check(task.model, len(ids))
         return Reading(own=_of_text(tokenizer, text, ids, parse_specials=True))
-    both = tokenizer.encode_pair(text, second)
+    both = tokenizer.encode_pair(text, second, parse_specials=True)
     _check(task.model, len(both.ids))
     first_ids, second_ids = ([i for i, at in zip(both.ids, both.segments, strict=True) if at == n] for n in (0, 1))
-    one, other = _of_text(tokenizer, text, first_ids), _of_text(tokenizer, second, second_ids)
+    one = _of_text(tokenizer, text, first_ids, parse_specials=True)
+    other = _of_text(tokenizer, second, second_ids, parse_specials=True)
     n_words = max((word for word in one.words if word is not None), default=-1) + 1
     shift = len(f"{text}\n".encode())
     own = Tokens(
@@ -168,11 +169,8 @@ def _translation(task: Translating, text: str, second: str | Sequence[int]) -> R
 
 
 def _of_text(tokenizer: Tokenizer, text: str, ids: list[int], *, parse_specials: bool = False) -> Tokens:
-    if parse_specials and any(spelt in text for spelt in tokenizer.specials.values()):
-        return _of_ids(tokenizer, ids)
-    return _tokens(
-        tokenizer, text, ids, words=word_of_bytes(tokenizer, text, ids), spans=spans_of(tokenizer, text, ids)
-    )
+    spans = spans_of(tokenizer, text, ids, parse_specials=parse_specials)
+    return _tokens(tokenizer, text, ids, words=word_of_bytes(text, spans), spans=spans)
 
 
 def _of_ids(tokenizer: Tokenizer, ids: list[int]) -> Tokens:

@@ -19,7 +19,7 @@ from qkv.tasks.describing import described
 from qkv.tasks.wording import contains, has_words, in_small_letters, parts
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
-from qkv.text.words import word_of_bytes, words_of_ids
+from qkv.text.words import spans_of, word_of_bytes, words_of_ids
 from qkv.weights.decoding import Decoding
 
 TOKENS_AT_ONCE = 1024
@@ -254,5 +254,6 @@ class Translator:
     def _source_words(self, text: str, ids: list[int]) -> list[int | None]:
         """The prefix's words are none of the text's."""
         n = len(self.prefix.split())
-        words = word_of_bytes(self.source_tokenizer, self._prefixed(text), ids)
+        given = self._prefixed(text)
+        words = word_of_bytes(given, spans_of(self.source_tokenizer, given, ids))
         return [None if word is None or word < n else word - n for word in words]

@@ -29,7 +29,7 @@ class StreamingDecoder:
         if number in self._skipped:
             return ""
         self._pending.append(number)
-        text = self._text()
+        text = self.held_back
         if not text or text.endswith(_UNFINISHED) or _BYTE.fullmatch(token):
             return ""
         self._context, self._pending = self._pending, []
@@ -37,11 +37,13 @@ class StreamingDecoder:
 
     def finish(self) -> str:
         """What was held back; a character that never came whole is U+FFFD, as in `decode`."""
-        text = self._text()
+        text = self.held_back
         self._context, self._pending = [], []
         return text
 
-    def _text(self) -> str:
+    @property
+    def held_back(self) -> str:
+        """What is not certain yet, as `decode` would show it if no more came."""
         before = self._tokenizer.decode(self._context, skip_specials=False)
         return self._tokenizer.decode(self._context + self._pending, skip_specials=False)[len(before) :]
 

@@ -1,0 +1,76 @@
+"""Tokens are told by word: of a text by their bytes, of ids alone by the words they make."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.choices import Role, SpecialStyle, TokenizerKind
+from qkv.text.words import spans_of, word_of_bytes, words_of_ids
+from tests.text.samples import trained
+from tests.text.test_streaming import any_ids, byte_fallback
+
+
+def words_made(tokenizer, ids):
+    """By definition: of all ids so far, the number of words, less one."""
+    so_far, words = [], []
+    left_out = tokenizer.special_ids - {tokenizer.find(Role.UNKNOWN)}
+    for number in ids:
+        if number not in left_out:
+            so_far.append(number)
+        text = tokenizer.decode(so_far, skip_specials=False)
+        words.append(None if number in left_out else max(0, len(text.split()) - 1))
+    return words
+
+
+def check_the_words(tokenizer, ids):
+    ids = [number % tokenizer.vocabulary_size for number in ids]
+    assert words_of_ids(tokenizer, ids) == words_made(tokenizer, ids)
+
+
+@pytest.mark.parametrize("kind", list(TokenizerKind))
+@given(ids=any_ids)
+def test_ids_are_of_the_words_they_make(kind, ids):
+    check_the_words(trained(kind, SpecialStyle.BERT), ids)
+
+
+@given(ids=any_ids)
+def test_so_are_single_bytes(ids):
+    check_the_words(byte_fallback(), ids)
+    check_the_words(trained(TokenizerKind.BPE, None, 257), ids)
+
+
+@given(text=st.text())
+def test_words_of_encoded_ids_are_those_of_the_text(text):
+    bpe = trained(TokenizerKind.BPE)
+    check_the_words(bpe, bpe.encode(text))
+
+
+def test_ten_times_the_ids_take_ten_times_as_long():
+    bpe = trained(TokenizerKind.BPE)
+
+    def seconds(n):
+        begun = time.perf_counter()
+        words_of_ids(bpe, bpe.encode("cat " * n))
+        return time.perf_counter() - begun
+
+    seconds(10)
+    assert min(seconds(3_000) for _ in range(2)) < 40 * min(seconds(300) for _ in range(2))
+
+
+def test_a_special_token_that_the_text_spells_is_a_piece_of_it():
+    bert = trained(TokenizerKind.WORDPIECE, SpecialStyle.BERT)
+    text = "the [MASK] the"
+    ids = bert.encode(text, parse_specials=True)
+    spans = spans_of(bert, text, ids, parse_specials=True)
+    assert (spans[0], spans[-1]) == (None, None)
+    at = ids.index(bert.id_of(Role.MASK))
+    assert text[slice(*spans[at])] == "[MASK]"
+    words = word_of_bytes(text, spans)
+    assert words[at] == 1
+    assert words[-2] == 2
+
+
+def test_blanks_alone_are_of_no_word():
+    assert word_of_bytes("  ", [(0, 2)]) == [None]
