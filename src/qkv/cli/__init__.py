@@ -11,6 +11,7 @@ from qkv.cli.convert import convert
 from qkv.cli.cost import cost
 from qkv.cli.data import data
 from qkv.cli.demo import demo
+from qkv.cli.doctor import doctor
 from qkv.cli.embed import embed
 from qkv.cli.evaluate import evaluate
 from qkv.cli.explore import explore
@@ -52,6 +53,7 @@ app.command()(look)
 app.command()(convert)
 app.command()(models)
 app.command()(explore)
+app.command()(doctor)
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(data, name="data")
 app.add_typer(cost, name="cost")
@@ -91,4 +93,8 @@ def _root(
       qkv generate stories "Once upon a time"      a story from the model that ships with qkv
       qkv train gpt --text book.txt --minutes 5    your own text in, a trained GPT out
       qkv evaluate stories --text stories.txt      how well a model guesses a text
+      qkv translate es-en "No lo sé."              Spanish into English
+      qkv explore                                  every head of every layer, in the browser
+      qkv cost gpt2                                parameters, FLOPs and bytes, before they are spent
+      qkv doctor                                   what this machine is, and what will be fast on it
     """

@@ -1,0 +1,127 @@
+"""`qkv doctor`: what is this machine, what will be fast on it, what is missing?"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.cli.columns import table
+
+EXTRAS = {
+    "plot": (("matplotlib",), "pictures: --plot, qkv look, loss curves"),
+    "serve": (("fastapi", "uvicorn"), "the page: qkv explore"),
+    "eval": (("sacrebleu",), "BLEU and chrF"),
+    "formats": (("gguf", "sentencepiece", "ctranslate2", "zstandard"), "GGUF, Marian's pieces, CTranslate2, .zst"),
+    "hub": (("huggingface_hub",), "models by their name on the hub"),
+    "notebook": (("anywidget",), "qkv.explore in a notebook"),
+}
+"""Of pyproject.toml: what each needs, and what it is for."""
+A_STEP = 6 * 124e6
+"""FLOPs of training GPT-2 (124M) on one token, its attention not counted."""
+USUAL_SHARE = 0.3
+
+Finding = tuple[str, str, str]
+"""What was looked at, what is there, what that means."""
+
+
+def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """Tell about this machine: torch, processor, GPU, memory, compiler, optional packages, and what will be fast.
+
+    Takes a few seconds: a matrix product is timed.
+
+    \b
+    Examples:
+      qkv doctor
+      qkv doctor --json
+    """
+    found = [*_machine(), *_speed(), *_extras()]
+    if as_json:
+        print(json.dumps({name: {"found": here, "means": means} for name, here, means in found}, ensure_ascii=False))
+    else:
+        print("\n".join(table(["WHAT", "HERE", "WHICH MEANS"], found, left=3)))
+
+
+def _machine() -> list[Finding]:
+    import torch
+
+    from qkv import __version__
+
+    compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
+    compiles = "training.compiled=true works" if compiler else "training.compiled=true needs one on a CPU"
+    return [
+        ("qkv", __version__, ""),
+        ("Python", platform.python_version(), sys.executable),
+        ("torch", str(torch.__version__), f"{torch.get_num_threads()} of {_n_cores()} cores (OMP_NUM_THREADS)"),
+        ("processor", torch.backends.cpu.get_cpu_capability(), platform.machine()),
+        ("memory", _memory(), ""),
+        ("C++ compiler", compiler or "none", compiles),
+        _gpu(),
+    ]
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ("GPU", "none that torch sees", "training beyond some million parameters takes hours")
+    properties = torch.cuda.get_device_properties(0)
+    others = f" and {torch.cuda.device_count() - 1} more" if torch.cuda.device_count() > 1 else ""
+    return (
+        "GPU",
+        f"{properties.name}{others}",
+        f"{properties.total_memory / 2**30:.0f} GiB; commands that train use it",
+    )
+
+
+def _speed() -> list[Finding]:
+    from qkv.cli.places import chosen_device
+    from qkv.cost.calibration import known_calibrations
+    from qkv.training.choosing import matmul_rate
+
+    device = chosen_device("auto")
+    rate = matmul_rate(device)
+    n_tokens = USUAL_SHARE * rate / A_STEP
+    calibrated = ", ".join(path.stem for path in known_calibrations())
+    return [
+        ("matrix products", f"{rate / 1e9:,.0f} GFLOP/s", f"GPT-2 124M would train on about {n_tokens:,.0f} tokens/s"),
+        ("calibrated", calibrated or "no", "" if calibrated else "`qkv cost calibrate` makes `qkv cost` predict times"),
+    ]
+
+
+def _extras() -> list[Finding]:
+    rows = []
+    for extra, (packages, purpose) in EXTRAS.items():
+        missing = [package for package in packages if _version(package) is None]
+        here = ", ".join(f"{package} {_version(package)}" for package in packages if package not in missing)
+        means = f"missing {', '.join(missing)}: pip install 'qkv[{extra}]', for {purpose}" if missing else purpose
+        rows.append((f"[{extra}]", here or "not installed", means))
+    return rows
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _n_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory() -> str:
+    """Whole and free, where the system tells."""
+    info = Path("/proc/meminfo")
+    if not info.is_file():
+        return "not told by this system"
+    kib = {
+        name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in info.read_text().splitlines())
+    }
+    return f"{kib['MemTotal'] / 2**20:.0f} GiB, {kib['MemAvailable'] / 2**20:.0f} free"

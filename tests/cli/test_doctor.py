@@ -1,0 +1,40 @@
+"""`qkv doctor`: what is here, what is missing, in words and as JSON."""
+
+import importlib.metadata
+import json
+import re
+import tomllib
+
+import torch
+
+from qkv.cli.doctor import EXTRAS
+from tests.architecture.places import ROOT
+
+
+def test_each_finding_is_a_line_and_a_missing_package_comes_with_the_command(command, monkeypatch):
+    known = importlib.metadata.version
+
+    def version(package):
+        if package == "fastapi":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return known(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    answer = command("doctor")
+    assert answer.status == 0
+    lines = {re.split(r"  +", line)[0]: line for line in answer.out.splitlines()}
+    assert str(torch.__version__) in lines["torch"]
+    assert "missing fastapi: pip install 'qkv[serve]', for the page" in lines["[serve]"]
+    assert "missing" not in lines["[plot]"]
+
+
+def test_json_has_the_rate_of_matrix_products(command):
+    said = json.loads(command("doctor", "--json").out)
+    assert float(said["matrix products"]["found"].removesuffix(" GFLOP/s").replace(",", "")) > 0
+    assert said["qkv"]["found"]
+
+
+def test_the_extras_are_those_of_the_project():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = {extra: set(packages) for extra, (packages, _) in EXTRAS.items()}
+    assert told == {extra: set(declared[extra]) for extra in declared if extra not in ("dev", "all")}
