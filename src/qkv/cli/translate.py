@@ -1,6 +1,7 @@
 """`qkv translate`: a text in another language."""
 
 import json
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
@@ -18,6 +19,35 @@ HEADS_IN_A_ROW = 4
 LONGEST_TITLE = 60
 """Characters, before the next line."""
 _SPLIT = "Cut long texts at ends of sentences, or never. Unless said, plain output is, if the model has a best length."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What is asked for beside the text."""
+
+    n_best: int
+    alignment: bool
+    plot: Path | None
+    layer: int | None
+    as_json: bool
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.plot or self.alignment or self.as_json or self.n_best > 1)
+
+    def check(self, texts: list[str] | None, *, split: bool | None) -> None:
+        if self.plot is not None and self.plot.suffix.lower() not in PICTURES:
+            raise InputError(
+                f"{self.plot}: ends in '{self.plot.suffix}'; a picture's name ends in {', '.join(PICTURES)}"
+            )
+        if self.plot is not None and len(texts or []) != 1:
+            raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
+        if self.layer is not None and self.plot is None:
+            raise InputError(f"--layer {self.layer} says what --plot draws: name a file with --plot")
+        if split and not self.is_plain:
+            raise InputError("--split joins the translations of a text's parts: it goes with plain output alone")
+        if self.alignment and self.n_best > 1:
+            raise InputError(f"--alignment is of the best translation, --nbest {self.n_best} asks for more: choose one")
 
 
 def translate(
@@ -53,7 +83,8 @@ def translate(
         n_beams=max(beam, n_best), n_best=n_best, length_penalty=length_penalty, min_new=min_new,
         no_repeat_ngram=no_repeat,
     )  # fmt: skip
-    _check(plot, texts, layer=layer, split=split, as_json=as_json, alignment=alignment, n_best=n_best)
+    shown = Shown(n_best=n_best, alignment=alignment, plot=plot, layer=layer, as_json=as_json)
+    shown.check(texts, split=split)
     terms = {} if glossary is None else read_glossary(glossary)
     from qkv.cli.progress import say
     from qkv.cli.texts import LINES_AT_ONCE, given_texts
@@ -64,8 +95,7 @@ def translate(
         task = task.with_prefix(prefix)
     for remark in task.remarks:
         say(f"{model}: {remark}")
-    is_plain = not (plot or alignment or as_json or n_best > 1)
-    is_cut = task.knows_too_long and is_plain if split is None else split
+    is_cut = task.knows_too_long and shown.is_plain if split is None else split
     waiting = given_texts(texts)
     while some := list(islice(waiting, LINES_AT_ONCE)):
         pieces = [task.cut(text) if is_cut else [text] for text in some]
@@ -78,8 +108,7 @@ def translate(
         for text, own in zip(some, pieces, strict=True):
             if split is None and task.knows_too_long and len(own) < (n := len(task.cut(text))):
                 say(f"translated as one, which goes worse than in {n} parts (as plain output is): {text[:60]!r}")
-            _show(text, [next(done) for _ in own], n_best=n_best, alignment=alignment, as_json=as_json, plot=plot,
-                  layer=layer)  # fmt: skip
+            _show(text, [next(done) for _ in own], shown)
 
 
 def read_glossary(path: Path) -> dict[str, str]:
@@ -92,26 +121,7 @@ def read_glossary(path: Path) -> dict[str, str]:
     return dict(pairs)
 
 
-def _check(
-    plot: Path | None, texts: list[str] | None, *, layer: int | None, split: bool | None, as_json: bool,
-    alignment: bool, n_best: int,
-) -> None:  # fmt: skip
-    if plot is not None and plot.suffix.lower() not in PICTURES:
-        raise InputError(f"{plot}: ends in '{plot.suffix}'; a picture's name ends in {', '.join(PICTURES)}")
-    if plot is not None and len(texts or []) != 1:
-        raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
-    if layer is not None and plot is None:
-        raise InputError(f"--layer {layer} says what --plot draws: name a file with --plot")
-    if split and (plot is not None or alignment or as_json or n_best > 1):
-        raise InputError("--split joins the translations of a text's parts: it goes with plain output alone")
-    if alignment and n_best > 1:
-        raise InputError(f"--alignment is of the best translation, --nbest {n_best} asks for more: choose one")
-
-
-def _show(
-    text: str, done: "list[Translation]", *, n_best: int, alignment: bool, as_json: bool,
-    plot: Path | None, layer: int | None,
-) -> None:  # fmt: skip
+def _show(text: str, done: "list[Translation]", shown: Shown) -> None:
     from qkv.cli.progress import say
     from qkv.cli.texts import is_blank
     from qkv.generation import Ended
@@ -120,19 +130,19 @@ def _show(
     for one in done:
         if one.found[0].ended is not Ended.STOP:
             say(f"cut off after {len(one.found[0].ids)} tokens, at its limit: {text[:60]!r}")
-    if as_json:
+    if shown.as_json:
         print(json.dumps(_as_dict(text, first), ensure_ascii=False))
     elif is_blank(text):
         print()
-    elif n_best > 1:
+    elif shown.n_best > 1:
         for written in first.found:
             print(f"{written.score:.4f}\t{written.text}")
     else:
-        aligned = "" if first.attention is None or not alignment else f"\t{first.attention.pharaoh()}"
+        aligned = "" if first.attention is None or not shown.alignment else f"\t{first.attention.pharaoh()}"
         print(" ".join(one.text for one in done) + aligned)
-    if plot is not None:
-        _draw(first, plot, layer=layer)
-        say(f"drawn to {plot}")
+    if shown.plot is not None:
+        _draw(first, shown.plot, layer=shown.layer)
+        say(f"drawn to {shown.plot}")
 
 
 def _as_dict(text: str, one: "Translation") -> dict[str, Any]:
