@@ -128,7 +128,7 @@ def test_a_config_of_a_million_billion_parameters_is_answered(tmp_path):
         (["bert-base", "--mode", "decode"], "mode=decode: bert reads whole sequences"),
         (["gpt2", "--mode", "generate"], "mode=generate needs new"),
         (["gpt2", "--json", "--latex"], "choose one"),
-        (["gpt2", "--plot", "x.xyz"], r"x.xyz: the file must end in .png"),
+        (["gpt2", "--plot", "x.xyz"], r"x.xyz: the name must end in one of .png"),
         (["gpt2", "--measure"], r"there is no calibration of .* for forward at float32: qkv cost calibrate"),
         (["plan", "--tokens", "1B", "--device", "h200"], "give --params or --model"),
         (["plan", "--params", "1B", "--device", "h200"], "give --tokens, how many to train on"),

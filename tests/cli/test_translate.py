@@ -69,7 +69,7 @@ def test_a_glossary_is_kept_to(command, folder, tmp_path):
 def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
     (tmp_path / "bad.tsv").write_text("dos\t\n")
     for arguments, line in [
-        (["uno", "--plot", "a.gif"], "a.gif: ends in '.gif'"),
+        (["uno", "--plot", "a.gif"], "a.gif: the name must end in one of .png .svg .pdf"),
         (["uno", "dos", "--plot", "a.png"], "--plot draws one text; 2 were given"),
         (["uno", "--layer", 1], "--layer 1 says what --plot draws"),
         (["uno", "--split", "--json"], "--split joins the translations"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qkv import lessons
-from qkv.errors import InputError
+from qkv.errors import DiskError, InputError
 
 SOURCE = Path(lessons.__file__).parent
 TESTS = Path(__file__).parent
@@ -28,8 +28,8 @@ def test_a_picture_of_unknown_type_is_refused_before_anything_is_computed(capsys
     assert capsys.readouterr().out == ""
 
 
-def test_a_picture_that_cannot_be_saved_is_an_error_of_the_caller(tmp_path):
-    with pytest.raises(InputError, match=r"nowhere/a\.png: No such file"):
+def test_a_picture_that_cannot_be_saved_is_one_line(tmp_path):
+    with pytest.raises(DiskError, match=r"nowhere/a\.png: cannot be written: No such file"):
         lessons.run("one-hot", plot=tmp_path / "nowhere" / "a.png", seed=0)
 
 

@@ -9,11 +9,9 @@ from typer.core import TyperGroup
 
 from qkv.choices import Kernel
 from qkv.cli.cost_plan import KNOWN, AsJSON, Length, calibrate, count, plan
-from qkv.errors import DiskError, InputError
+from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from qkv.config import ModelConfig
     from qkv.cost import Estimate, Workload
     from qkv.cost.calibration import Calibration
@@ -87,8 +85,10 @@ def of(
 
     if as_table + as_json + as_latex > 1:
         raise InputError("--table, --json and --latex: choose one")
-    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--plot {plot}: the file must end in .png, .svg or .pdf")
+    if plot is not None:
+        from qkv.inspection.figures import check_picture
+
+        check_picture(plot)
     config = config_of(model)
     target = None if device is None else find_device(device)
     settings = {"mode": mode, "dtype": dtype, "kernel": kernel}
@@ -107,10 +107,11 @@ def of(
     if plot is not None:
         from qkv.cli.progress import say
         from qkv.inspection.cost_figures import cost_figure
+        from qkv.inspection.figures import save_picture
 
         if target is None:
             say(f"--plot: the roofline is that of {ROOF}, as no --device is given")
-        _save(cost_figure(estimate, target or find_device(ROOF)), plot)
+        save_picture(cost_figure(estimate, target or find_device(ROOF)), plot)
     _print(estimate, target, times, form="json" if as_json else "latex" if as_latex else "table")
 
 
@@ -192,13 +193,6 @@ def _measured(estimate: "Estimate", calibration: "Calibration") -> dict[str, Any
         "operations": [one.__dict__ for one in parts],
         "mean_error_of_operations": sum(errors) / len(errors) if errors else None,
     }  # fmt: skip
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _print(estimate: "Estimate", device: "Device | None", times: dict[str, Any], *, form: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import Stack, ViewKind
-from qkv.errors import DiskError, InputError
+from qkv.errors import InputError
 
 if TYPE_CHECKING:
     from qkv.inspection import Intervention, Reading, Seen, Tokens, View
@@ -101,7 +101,7 @@ def look(
 def _check(asked: Asked, out: Path | None, texts: list[str] | None) -> None:
     changed = asked.off + asked.cut
     if out is not None:
-        from qkv.lessons import check_picture
+        from qkv.inspection.figures import check_picture
 
         check_picture(out)
         if len(texts or []) != 1:
@@ -238,9 +238,7 @@ def _timeline(asked: Asked, text: str) -> "View":
 def _draw(shown: "View", text: str, out: Path) -> None:
     from qkv.cli.progress import say
     from qkv.inspection import figure
+    from qkv.inspection.figures import save_picture
 
-    try:
-        figure(shown, title=text).savefig(out)
-    except OSError as error:
-        raise DiskError(f"--out {out}: {error.strerror}") from None
+    save_picture(figure(shown, title=text), out)
     say(f"drawn to {out}")

@@ -14,7 +14,6 @@ from qkv.errors import InputError
 if TYPE_CHECKING:
     from qkv.tasks import Translation, Written
 
-PICTURES = (".png", ".svg", ".pdf")
 HEADS_IN_A_ROW = 4
 LONGEST_TITLE = 60
 """Characters, before the next line."""
@@ -36,10 +35,10 @@ class Shown:
         return not (self.plot or self.alignment or self.as_json or self.n_best > 1)
 
     def check(self, texts: list[str] | None, *, split: bool | None) -> None:
-        if self.plot is not None and self.plot.suffix.lower() not in PICTURES:
-            raise InputError(
-                f"{self.plot}: ends in '{self.plot.suffix}'; a picture's name ends in {', '.join(PICTURES)}"
-            )
+        if self.plot is not None:
+            from qkv.inspection.figures import check_picture
+
+            check_picture(self.plot)
         if self.plot is not None and len(texts or []) != 1:
             raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
         if self.layer is not None and self.plot is None:
@@ -163,8 +162,8 @@ def _written(written: "Written") -> dict[str, Any]:
 
 
 def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
-    from qkv.errors import DiskError
     from qkv.inspection import heat_maps
+    from qkv.inspection.figures import save_picture
 
     looked = one.attention
     if looked is None:
@@ -178,7 +177,4 @@ def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
         figure = heat_maps(looked.heat_map(title=mean), title=said)
     else:
         figure = heat_maps(*looked.head_maps(layer), title=said, in_a_row=HEADS_IN_A_ROW)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be written: {error.strerror}") from None
+    save_picture(figure, path)

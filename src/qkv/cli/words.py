@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.errors import DiskError, InputError
+from qkv.errors import InputError
 
 
 def words(
@@ -29,7 +29,7 @@ def words(
       qkv words stories "He sat by the [light]." "The box was very [light]." light
     """
     from qkv.cli.texts import given_texts, is_blank
-    from qkv.lessons import check_picture
+    from qkv.inspection.figures import check_picture, save_picture
     from qkv.tasks import LanguageModel, TextEncoder, load
     from qkv.tasks.word_vectors import word_vectors
 
@@ -55,7 +55,4 @@ def words(
 
         kinds = ["in its sentence" if is_contextual else "token table" for is_contextual in found.is_contextual]
         figure = word_map(found.vectors, wanted, groups=kinds if len(set(kinds)) > 1 else (), title=f"Words of {model}")
-        try:
-            figure.savefig(plot)
-        except OSError as error:
-            raise DiskError(f"--plot {plot}: {error.strerror}") from None
+        save_picture(figure, plot)

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite, isnan
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.errors import MissingExtraError, ShapeError
+from qkv.errors import DiskError, InputError, MissingExtraError, ShapeError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+PICTURE_TYPES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,20 @@ def new_figure(*, width: float, height: float) -> "Figure":
     except ImportError:
         raise MissingExtraError("figures need matplotlib: pip install 'qkv[plot]'") from None
     return Figure(figsize=(width, height), layout="constrained", dpi=150)
+
+
+def check_picture(path: Path) -> None:
+    """A picture that cannot be drawn is refused before anything is computed, not after."""
+    if path.suffix.lower() not in PICTURE_TYPES:
+        raise InputError(f"{path}: the name must end in one of {' '.join(PICTURE_TYPES)}")
+    new_figure(width=1.0, height=1.0)
+
+
+def save_picture(figure: "Figure", path: Path) -> None:
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise DiskError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 _LONGEST = 14.0

@@ -16,9 +16,7 @@ from typing import Any
 from qkv.errors import InputError
 from qkv.lessons.catalogue import LECTURES, LESSONS, LessonInfo
 
-__all__ = ["LECTURES", "LESSONS", "LessonInfo", "check_picture", "run"]
-
-PICTURE_TYPES = (".png", ".svg", ".pdf")
+__all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
 
 
 def run(name: str, *, plot: Path | None, seed: int) -> None:
@@ -28,6 +26,8 @@ def run(name: str, *, plot: Path | None, seed: int) -> None:
         hint = f"did you mean '{close[0]}'?" if close else "`qkv lesson` lists them"
         raise InputError(f"there is no lesson '{name}' among the {len(LESSONS)}; {hint}")
     if plot is not None:
+        from qkv.inspection.figures import check_picture
+
         check_picture(plot)
     import torch
 
@@ -54,18 +54,8 @@ def _print_title(info: LessonInfo) -> None:
     print()
 
 
-def check_picture(plot: Path) -> None:
-    """A picture that cannot be drawn is refused before anything is computed, not after."""
-    if plot.suffix.lower() not in PICTURE_TYPES:
-        raise InputError(f"--plot {plot}: the name must end in one of {' '.join(PICTURE_TYPES)}")
-    from qkv.inspection import new_figure
-
-    new_figure(width=1.0, height=1.0)
-
-
 def _save(draw: Callable[[], Any], plot: Path) -> None:
-    try:
-        draw().savefig(plot)
-    except OSError as error:
-        raise InputError(f"--plot {plot}: {error.strerror}") from None
+    from qkv.inspection.figures import save_picture
+
+    save_picture(draw(), plot)
     print(f"qkv: picture saved in {plot}", file=sys.stderr)
