@@ -286,7 +286,7 @@ GENERATION = [
     bug(
         "any end token finishes, however unlikely", "generation/beam.py",
         "elif (rank < n_beams or is_forced)", "elif True",
-        f"{BEAM}::test_one_beam_is_greedy",
+        f"{BEAM}::test_an_end_that_is_not_among_the_likeliest_is_not_taken",
     ),
     bug(
         "a source stays when its text is done", "generation/decoder.py",
@@ -305,8 +305,13 @@ GENERATION = [
     ),
     bug(
         "prepared weights outlive a change", "generation/packing.py",
-        "if made is None or made[0] != state:", "if made is None:",
+        "if made is None or made.state != state:", "if made is None:",
         f"{TRANSLATE}::test_weights_that_changed_are_prepared_anew",
+    ),
+    bug(
+        "prepared weights are known by their address alone", "generation/packing.py",
+        "[one.detach() for one in _tensors(modules)], multiply", "[], multiply",
+        f"{TRANSLATE}::test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew",
     ),
     bug(
         "a token too few moves with its beam", "generation/decoder.py", "else 1 + n_equal)", "else 2 + n_equal)",

@@ -138,6 +138,30 @@ def test_a_cache_that_is_not_reordered_is_caught():
     assert error(NoReorder) > 0.01
 
 
+class Said:
+    """A decoder that gives these probabilities, step after step."""
+
+    def __init__(self, *tables):
+        self._tables = iter(tables)
+
+    def step(self, ids):  # noqa: ARG002
+        return torch.tensor(next(self._tables)).log()
+
+    def select(self, rows, *, texts=None, n_equal=0):
+        pass
+
+
+def test_an_end_that_is_not_among_the_likeliest_is_not_taken():
+    """After the first step `1 end` has .4 · .5 = .20, the third of all: `0 end` has .39, `0 2` has .21."""
+    decoder = Said(
+        [[0.0, 0.0, 0.35, 0.65], [0.2, 0.0, 0.3, 0.5]],
+        [[0.1, 0.0, 0.0, 0.9], [0.5, 0.0, 0.0, 0.5]],
+    )  # fmt: skip
+    first, beam = torch.tensor([[0.6, 0.4, 0.0, 0.0]]).log(), BeamConfig(n_beams=2, n_best=2, length_penalty=0)
+    (found,) = beam_search(decoder, first, [Limit(9, Ended.LENGTH)], beam=beam, stop_ids=frozenset({3}))
+    assert [one.ids for one in found] == [[0, 3], [0, 2, 3]]
+
+
 @settings(max_examples=10)
 @given(st.integers(0, 99), penalties)
 def test_the_same_search_serves_an_encoder_decoder(seed, length_penalty):
