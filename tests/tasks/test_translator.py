@@ -75,6 +75,12 @@ def test_a_text_too_long_is_refused_with_both_numbers_or_split_at_sentences():
     n = len(task.tokenizer.encode(long))
     with pytest.raises(ContextLengthError, match=rf"text 2 has {n} tokens; the model's context_length is {CONTEXT}"):
         task.translate(["uno", long])
+    with pytest.raises(
+        ContextLengthError, match=r"context_length is 37: 'unounounounounounoun'… has no blank to cut it at"
+    ):
+        task.translate("uno" * 40, split=True)
+    with pytest.raises(InputError, match="0 new tokens were asked for"):
+        task.translations(["uno"], max_new=0)
     cut = task.cut(long)
     assert " ".join(cut) == long
     assert all(part.endswith(".") for part in cut)
@@ -115,8 +121,9 @@ def test_a_glossarys_terms_stand_in_the_translation():
     assert "nueve diez" in forced[0].text
     assert "nueve diez" not in free[0].text
     assert forced[1].text == free[1].text == "cinco"
-    with pytest.raises(InputError, match="a glossary's translation is blank"):
-        task.translations(["dos"], glossary={"dos": " "})
+    for blank in ({"dos": " "}, {"": "uno"}):
+        with pytest.raises(InputError, match="has a blank side"):
+            task.translations(["dos"], glossary=blank)
 
 
 def test_a_term_is_found_as_whole_words():

@@ -156,7 +156,8 @@ class Translator:
             numbers = [there[place] for place in batch]
             results = translate_ids(
                 self.model, [sources[number] for number in numbers], first=self.first, stop_ids=self.stop_ids,
-                beam=beam, max_new=[max_new or 2 * len(sources[number]) + 10 for number in numbers],
+                beam=beam,
+                max_new=[2 * len(sources[number]) + 10 if max_new is None else max_new for number in numbers],
                 forced=[self._terms(read[number], glossary) for number in numbers], packing=self._packing,
                 decoding=self.decoding,
             )  # fmt: skip
@@ -196,9 +197,14 @@ class Translator:
             return []
         ids = self.source_tokenizer.encode(self._prefixed(text))
         if len(ids) > (room := self.model.config.context_length):
+            can_be_cut = len(self.cut(text)) > 1
+            hint = (
+                "--split (split=True) cuts it at ends of sentences"
+                if can_be_cut
+                else f"{text[:20]!r}… has no blank to cut it at"
+            )
             raise ContextLengthError(
-                f"text {number + 1} has {len(ids):,} tokens; the model's context_length is {room}: --split "
-                "(split=True) cuts it at ends of sentences"
+                f"text {number + 1} has {len(ids):,} tokens; the model's context_length is {room}: {hint}"
             )
         return ids
 
@@ -206,12 +212,13 @@ class Translator:
         return self.prefix + text.strip()
 
     def _terms(self, text: str, glossary: Mapping[str, str]) -> list[list[int]]:
+        for term, target in glossary.items():
+            if not (term.strip() and target.strip()):
+                raise InputError(f"the glossary's {term!r}: {target!r} has a blank side, where 1 word must be at least")
         return [self._inside(target) for term, target in glossary.items() if contains(text, term)]
 
     def _inside(self, term: str) -> list[int]:
         """Its ids where it stands inside a text: there a blank before it is part of its first token."""
-        if not term.strip():
-            raise InputError("a glossary's translation is blank: 0 words, there must be at least 1")
         before = self.tokenizer.encode("a", add_specials=False)
         both = self.tokenizer.encode(f"a {term.strip()}", add_specials=False)
         return both[len(before) :] if both[: len(before)] == before else both
