@@ -36,7 +36,7 @@ class PairBatch:
 
     source: SourceIds
     source_lengths: Int[Tensor, "batch"]
-    """Tokens of each source; always on the CPU, where a recurrence wants them."""
+    """Tokens of each source; always on the CPU, where counting them makes no GPU wait."""
     ids: Ids
     targets: Ids
     counts: Int[Tensor, "batch"]
