@@ -102,7 +102,8 @@ def test_knock_out_is_the_change_of_what_follows_with_all_looks_cut():
     assert "only the knock-out can tell" in found.remarks[-1]
 
 
-def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn():
+def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn(monkeypatch):
+    monkeypatch.setattr("qkv.inspection.reference.MOST_TEXTS", 3)
     one, text = task("bert"), "The cat sat on the mat, and it slept."
     found = reference(one, text, pronoun="it", candidates=["cat", "mat"])
     own = read(one, text).own

@@ -101,7 +101,7 @@ def test_value_weighted_attention_is_the_length_of_what_each_key_sends(config, s
 def test_rollout_multiplies_half_attention_half_identity():
     weights = torch.rand(2, 3, 5, 5).softmax(-1).double()
     mixed = [weights[layer].mean(0) / 2 + torch.eye(5) / 2 for layer in range(2)]
-    close(rollout_of(weights), torch.stack([mixed[0], mixed[1] @ mixed[0]]))
+    close(rollout_of(weights.mean(1)), torch.stack([mixed[0], mixed[1] @ mixed[0]]))
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS)
@@ -249,3 +249,14 @@ def test_places_outside_are_refused_with_both_numbers():
         neuron(seen, query=n)
     with pytest.raises(InputError, match=r"head 3 is outside the 3 heads \(0 … 2\)"):
         attention_map(seen, layer=0, head=3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_lens_of_some_positions_at_a_time_is_that_of_all(family, monkeypatch):
+    seen, tokenizer = see(task(family).model, reading(family)), task(family).tokenizer
+    whole = lens(seen, tokenizer, n=3)
+    monkeypatch.setattr("qkv.inspection.lens.MOST_ROWS", 3)
+    parts = lens(seen, tokenizer, n=3)
+    assert parts.tokens == whole.tokens
+    close(parts.probabilities, whole.probabilities)
+    close(parts.wanted_probabilities.nan_to_num(), whole.wanted_probabilities.nan_to_num())

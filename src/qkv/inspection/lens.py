@@ -1,5 +1,6 @@
 """What would the model say if it stopped here? The last norm and the unembedding, applied after every layer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.tensors import Logits, Residual
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
+
+MOST_ROWS = 256
+"""Positions whose logits are held at once: of a long text, at every depth, all would not fit in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +40,16 @@ class LensView:
 
 def lens(seen: Seen, tokenizer: Tokenizer, *, n: int = 5) -> LensView:
     """Of a BERT through its masked-word head, of a translator through the decoder; an RNN has its last depth alone."""
-    logits = _at_each_depth(seen)
-    # A model may have more rows than its tokenizer has ids; those are no guesses.
-    log_p = logits.float().log_softmax(-1)
-    best = log_p[..., : tokenizer.vocabulary_size].topk(min(n, tokenizer.vocabulary_size))
     own = seen.reading.own
     wanted: list[int | None] = list(own.ids if seen.reading.chosen is None else seen.reading.chosen)
     wanted += [None] * (len(own.ids) - len(wanted))
-    index = torch.tensor([0 if one is None else one for one in wanted], device=log_p.device)
-    of_wanted = log_p.gather(-1, index.expand(len(logits), -1)[..., None])[..., 0].exp()
+    came = torch.tensor([0 if one is None else one for one in wanted])
+    rows = [_guesses(logits, came, known=tokenizer.vocabulary_size, n=n) for logits in _depths(seen)]
+    ids, probabilities, of_wanted = (torch.stack(one) for one in zip(*rows, strict=True))
     of_wanted[:, [one is None for one in wanted]] = float("nan")
     return LensView(
-        depths=depth_names(len(logits)), positions=own.labels, ids=best.indices, probabilities=best.values.exp(),
-        tokens=[[[label(text_of(tokenizer, i)) for i in cell] for cell in row] for row in best.indices.tolist()],
+        depths=depth_names(len(rows)), positions=own.labels, ids=ids, probabilities=probabilities,
+        tokens=[[[label(text_of(tokenizer, i)) for i in cell] for cell in row] for row in ids.tolist()],
         says_next=seen.reading.chosen is not None,
         wanted=[None if one is None else label(text_of(tokenizer, one)) for one in wanted],
         wanted_probabilities=of_wanted,
@@ -84,9 +85,27 @@ def stream_names(model: Model, stack: Stack) -> list[str]:
     return [f"{prefix}blocks.0.residual_pre", *(f"{prefix}blocks.{layer}.residual_post" for layer in range(n))]
 
 
-def _at_each_depth(seen: Seen) -> Float[Tensor, "depth position vocabulary"]:
+def _depths(seen: Seen) -> Iterator[Iterator[Float[Tensor, "some vocabulary"]]]:
+    """Of each depth the logits, some positions at a time."""
     if isinstance(seen.model, RNNSeq2Seq):
         assert seen.logits is not None
-        return seen.logits[None]
-    stack = Stack.DECODER if isinstance(seen.model, Seq2Seq) else Stack.SELF
-    return torch.stack([unembed(seen.model, seen.stream(name)) for name in stream_names(seen.model, stack)])
+        yield iter(seen.logits.split(MOST_ROWS))
+        return
+    for name in stream_names(seen.model, Stack.DECODER if isinstance(seen.model, Seq2Seq) else Stack.SELF):
+        yield (unembed(seen.model, some) for some in seen.stream(name).split(MOST_ROWS))
+
+
+def _guesses(
+    logits: Iterator[Float[Tensor, "some vocabulary"]], came: Int[Tensor, " position"], *, known: int, n: int
+) -> tuple[Int[Tensor, "position guess"], Float[Tensor, "position guess"], Float[Tensor, " position"]]:
+    """The likeliest ids with their probabilities, and the probability of what came.
+
+    A model may have more rows than its tokenizer has ids (`known`); those are no guesses.
+    """
+    parts = []
+    for some, own in zip(logits, came.split(MOST_ROWS), strict=True):
+        p = some.float().softmax(-1)
+        best = p[:, :known].topk(min(n, known))
+        parts.append((best.indices, best.values, p.gather(-1, own.to(p.device)[:, None])[:, 0]))
+    ids, probabilities, of_came = (torch.cat(one) for one in zip(*parts, strict=True))
+    return ids, probabilities, of_came

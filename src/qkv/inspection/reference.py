@@ -16,6 +16,9 @@ from qkv.inspection.rollout import rollout
 from qkv.inspection.seeing import Seen, see
 from qkv.models import BERT, GPT
 
+MOST_TEXTS = 16
+"""Read at once by a BERT, each with another token masked."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceView:
@@ -102,7 +105,7 @@ def _rows(seen: Seen, query: list[int], *, taken: set[int]) -> list[Float[Tensor
     """The pronoun's row by attention, rollout and value-weighted attention, each without the sink."""
     sink = sink_of(seen.reading.own)
     sink[list(taken)] = False  # a candidate at the first position is a candidate
-    attention = seen.table(Stack.SELF).mean((0, 1))
+    attention = seen.means(Stack.SELF).mean(0)
     through = rollout(seen).own[-1]
     moved = []
     for layer in range(seen.n_layers(Stack.SELF)):
@@ -138,9 +141,11 @@ def _log_p(task: Readable, reading: Reading, places: list[int]) -> float:
         wanted = of_wanted(log_probabilities(model, reading), reading)
         return float(wanted[[place - 1 for place in places]].double().sum())
     ids = torch.tensor(reading.own.ids, device=next(model.parameters()).device)
-    masked = ids.repeat(len(places), 1)
-    rows = torch.arange(len(places))
-    masked[rows, places] = task.tokenizer.id_of(Role.MASK)
-    states = model(masked)
-    log_p = model.masked_word_logits(states[rows, places][None])[0].float().log_softmax(-1)
-    return float(log_p[rows, ids[places]].double().sum())
+    total = 0.0
+    for some in torch.tensor(places).split(MOST_TEXTS):
+        rows = torch.arange(len(some))
+        masked = ids.repeat(len(some), 1)
+        masked[rows, some] = task.tokenizer.id_of(Role.MASK)
+        log_p = model.masked_word_logits(model(masked)[rows, some][None])[0].float().log_softmax(-1)
+        total += float(log_p[rows, ids[some]].double().sum())
+    return total

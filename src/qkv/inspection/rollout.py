@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.choices import Stack
 from qkv.errors import InputError
-from qkv.inspection.seeing import AttentionTable, Seen
+from qkv.inspection.seeing import Seen
 from qkv.models import RNNSeq2Seq
 
 
@@ -21,11 +21,11 @@ class Rollout:
     """Of a decoder: the share of the source's tokens."""
 
 
-def rollout_of(weights: AttentionTable) -> Float[Tensor, "layer query key"]:
+def rollout_of(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
     """Â = ½ mean of heads + ½ identity (the residual connection), multiplied upwards (arXiv:2005.00928)."""
-    share = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+    share = torch.eye(means.shape[-1], dtype=means.dtype, device=means.device)
     found = []
-    for layer in weights.mean(1):
+    for layer in means:
         share = (layer @ share + share) / 2
         found.append(share)
     return torch.stack(found)
@@ -40,9 +40,9 @@ def rollout(seen: Seen, stack: Stack | None = None) -> Rollout:
         raise InputError("rollout goes through a Transformer's layers; an RNN has one attention alone")
     stack = stack or seen.stacks[0]
     if stack in (Stack.SELF, Stack.ENCODER):
-        return Rollout(own=rollout_of(seen.table(stack)), source=None)
-    of_encoder = rollout_of(seen.table(Stack.ENCODER))[-1]
-    own_looks, cross_looks = seen.table(Stack.DECODER).mean(1), seen.table(Stack.CROSS).mean(1)
+        return Rollout(own=rollout_of(seen.means(stack)), source=None)
+    of_encoder = rollout_of(seen.means(Stack.ENCODER))[-1]
+    own_looks, cross_looks = seen.means(Stack.DECODER), seen.means(Stack.CROSS)
     n = own_looks.shape[-1]
     own = torch.eye(n, dtype=own_looks.dtype, device=own_looks.device)
     source = own_looks.new_zeros(n, of_encoder.shape[-1])

@@ -55,6 +55,10 @@ class Seen:
         """All layers' weights."""
         return torch.stack([self.weights(stack, layer) for layer in range(self.n_layers(stack))])
 
+    def means(self, stack: Stack) -> Float[Tensor, "layer query key"]:
+        """All layers' weights, the mean of the heads; one layer's heads are held at a time."""
+        return torch.stack([self.weights(stack, layer).mean(0) for layer in range(self.n_layers(stack))])
+
     def visible(self, stack: Stack) -> Bool[Tensor, "query key"]:
         """Who may look at whom, in any head of the first layer."""
         return (self.scores(stack, 0) > float("-inf")).any(0)
