@@ -63,10 +63,6 @@ class Translation:
     def score(self) -> float:
         return self.found[0].score
 
-    @property
-    def tokens(self) -> list[str]:
-        return self.found[0].tokens
-
 
 class Translator:
     """`translate` gives the text; `translations` all that is known of it."""
