@@ -1,6 +1,7 @@
 """What a silent head, a cut edge and a patch change; what *it* refers to; a run's time line; every picture."""
 
 from contextlib import ExitStack
+from importlib import import_module
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_knock_out_is_the_change_of_what_follows_with_all_looks_cut():
 
 
 def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn(monkeypatch):
-    monkeypatch.setattr("qkv.inspection.reference.MOST_TEXTS", 3)
+    monkeypatch.setattr(import_module("qkv.inspection.reference"), "MOST_TEXTS", 3)
     one, text = task("bert"), "The cat sat on the mat, and it slept."
     found = reference(one, text, pronoun="it", candidates=["cat", "mat"])
     own = read(one, text).own

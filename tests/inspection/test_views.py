@@ -1,6 +1,7 @@
 """Views as data: maps, rollout, lens, stream, contributions, neuron, embeddings, plain numbers."""
 
 import json
+from importlib import import_module
 
 import pytest
 import torch
@@ -255,7 +256,7 @@ def test_places_outside_are_refused_with_both_numbers():
 def test_the_lens_of_some_positions_at_a_time_is_that_of_all(family, monkeypatch):
     seen, tokenizer = see(task(family).model, reading(family)), task(family).tokenizer
     whole = lens(seen, tokenizer, n=3)
-    monkeypatch.setattr("qkv.inspection.lens.MOST_ROWS", 3)
+    monkeypatch.setattr(import_module("qkv.inspection.lens"), "MOST_ROWS", 3)
     parts = lens(seen, tokenizer, n=3)
     assert parts.tokens == whole.tokens
     close(parts.probabilities, whole.probabilities)
