@@ -72,10 +72,17 @@ export function forget(path: string): void {
 }
 
 function read(raw: Raw): unknown {
-  const isFrame = raw.type.startsWith(FRAME);
-  const answer = isFrame ? readFrame(raw.bytes) : JSON.parse(new TextDecoder().decode(raw.bytes));
-  if (raw.status >= 400) throw new Error((answer as { error?: string }).error ?? `the server answered ${raw.status}`);
-  return answer;
+  if (raw.status >= 400) throw new Error(lineOf(raw));
+  return raw.type.startsWith(FRAME) ? readFrame(raw.bytes) : JSON.parse(new TextDecoder().decode(raw.bytes));
+}
+
+/** Why not, in the server's own words; what stands before it may answer in others. */
+function lineOf(raw: Raw): string {
+  try {
+    return JSON.parse(new TextDecoder().decode(raw.bytes)).error;
+  } catch {
+    return `The server answered ${raw.status}: try again.`;
+  }
 }
 
 async function fetchRaw(path: string, body: Body | null, signal?: AbortSignal): Promise<Raw> {

@@ -21,10 +21,10 @@ export class Answer<T> {
       }
       this.#last = asked;
       this.error = "";
+      this.busy = asked !== null;
       if (!asked) return;
       const stop = new AbortController();
       if (counts) shown.requests = [...untrack(() => shown.requests), asked];
-      this.busy = true;
       ask<T>(asked.path, asked.body, stop.signal).then(
         (data) => {
           if (stop.signal.aborted) return;

@@ -40,7 +40,7 @@ def test_the_first_address_gives_the_cookie_and_forgets_the_token():
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
+    assert "SameSite=lax" in cookie
     assert browser.get("/api/models").status_code == 200
 
 
@@ -121,6 +121,13 @@ def test_a_text_over_the_context_is_refused_with_both_numbers(family):
     room = tasks()[family].model.config.context_length
     assert answer.status_code == 400
     assert f"context_length is {room}" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/api/run", "/api/translate"])
+def test_a_source_over_the_context_is_told_in_the_pages_words(path):
+    line = post(path, {"model": "seq2seq", "text": "cat " * 3_000}).json()["error"]
+    assert "context_length is 37" in line
+    assert "--split" not in line
 
 
 @pytest.mark.parametrize("family", ["bert", "seq2seq", "rnn"])

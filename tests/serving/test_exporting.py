@@ -12,7 +12,7 @@ import torch
 
 import qkv
 from qkv.errors import InputError, MissingExtraError
-from qkv.serving import notebook, single_file
+from qkv.serving import exporting, notebook, single_file
 from qkv.serving.explorer import Answer
 from qkv.serving.frame import unpack
 from tests.serving.asked import FAMILIES, SECOND, TEXT, asked, explorer, run_of, seen, tasks
@@ -100,9 +100,12 @@ def test_one_file_holds_page_and_answers_and_asks_nobody(page):
     data = embedded(html)
     assert data["state"] == "#lens"
     assert data["live"] is False
-    answer, of_run = data["answers"]
+    answer, of_run, *others = data["answers"]
     assert of_run["body"] == asked_
     assert (answer["path"], answer["body"]) == ("/api/lens", {"run": run})
+    paths = [one["path"] for one in others]
+    assert paths.count("/api/neuron") == 3 * 5, "a saved page shows each head that it can open"
+    assert ("/api/lens" in paths, "/api/run" in paths) == (False, False), "held twice"
     np.testing.assert_array_equal(
         unpack(base64.b64decode(answer["answer"]))["ids"], asked("/api/lens", {"run": run})["ids"]
     )
@@ -140,7 +143,7 @@ def test_a_saved_page_has_every_view_of_its_text(family, page, tmp_path):
 
 
 def test_a_saved_page_of_a_long_text_has_the_views_of_the_first_head_alone(page, monkeypatch):
-    monkeypatch.setattr(notebook, "MOST_BYTES", 100)
+    monkeypatch.setattr(exporting, "MOST_BYTES", 100)
     found = [(one.path, one.body) for one in qkv.explore(tasks()["gpt"], TEXT).answers()]
     assert [body["layer"] for path, body in found if path == "/api/attention"] == [0, 1, 2]
     assert [(body["layer"], body["head"]) for path, body in found if path == "/api/neuron"] == [(0, 0)]

@@ -112,7 +112,7 @@ def read(task: Readable, text: str, second: str | Sequence[int] | None = None) -
 
 def read_ids(task: Readable, ids: Sequence[int]) -> Reading:
     """What a GPT has written, as ids."""
-    _check(task.model, len(ids))
+    check_room(task.model, len(ids))
     own = _of_ids(task.tokenizer, list(ids))
     return Reading(own=own, chosen=own.ids[1:])
 
@@ -124,7 +124,7 @@ def _language(task: Readable, text: str) -> Reading:
         if begin is None:
             raise InputError("the text is empty: 0 tokens, there must be at least 1")
         ids = [begin]
-    _check(task.model, len(ids))
+    check_room(task.model, len(ids))
     return Reading(own=_of_text(task.tokenizer, text, ids), chosen=ids[1:])
 
 
@@ -132,10 +132,10 @@ def _pair(task: Readable, text: str, second: str | None) -> Reading:
     tokenizer = task.tokenizer
     if second is None:
         ids = tokenizer.encode(text, parse_specials=True)
-        _check(task.model, len(ids))
+        check_room(task.model, len(ids))
         return Reading(own=_of_text(tokenizer, text, ids, parse_specials=True))
     both = tokenizer.encode_pair(text, second, parse_specials=True)
-    _check(task.model, len(both.ids))
+    check_room(task.model, len(both.ids))
     first_ids, second_ids = ([i for i, at in zip(both.ids, both.segments, strict=True) if at == n] for n in (0, 1))
     one = _of_text(tokenizer, text, first_ids, parse_specials=True)
     other = _of_text(tokenizer, second, second_ids, parse_specials=True)
@@ -160,8 +160,8 @@ def _translation(task: Translating, text: str, second: str | Sequence[int]) -> R
         raise InputError(f"there are {len(source_ids)} source tokens and {len(target)} target tokens; both need 1")
     # The decoder is fed what stands before each token it chooses.
     own = _of_ids(task.tokenizer, [task.first, *target[:-1]])
-    _check(task.model, len(source_ids))
-    _check(task.model, len(own.ids))
+    check_room(task.model, len(source_ids))
+    check_room(task.model, len(own.ids))
     return Reading(
         own=own, source=_of_text(task.source_tokenizer, text.strip(), source_ids), chosen=target,
         written=_of_ids(task.tokenizer, target),
@@ -189,7 +189,8 @@ def _tokens(
     )  # fmt: skip
 
 
-def _check(model: Model, n: int) -> None:
+def check_room(model: Model, n: int) -> None:
+    """So many tokens must fit into the context."""
     room = model.config.context_length
     if n > room:
         raise ContextLengthError(f"the text has {n:,} tokens, the model's context_length is {room:,}")

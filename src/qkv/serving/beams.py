@@ -15,7 +15,7 @@ from qkv.inspection.alignment import CrossAttention
 from qkv.inspection.reading import label, read
 from qkv.models import RNNSeq2Seq
 from qkv.serving.asking import AskTranslate
-from qkv.serving.runs import named, side
+from qkv.serving.runs import named, side, source_of
 from qkv.serving.shelf import Open
 from qkv.tasks import Task, Translator
 
@@ -56,8 +56,7 @@ class _Told:
 def translate(one: Open, task: Task, asked: AskTranslate) -> dict[str, Any]:
     if not isinstance(task, Translator):
         raise InputError(f"{one.id}: is no translator")
-    if not task.given(asked.text):
-        raise InputError("the text has 0 words, there must be at least 1")
+    given = source_of(task, asked.text)
     beam = BeamConfig(n_beams=asked.beam, n_best=asked.beam, length_penalty=asked.length_penalty)
     model = task.model
     looks = not (isinstance(model, RNNSeq2Seq) and model.decoder.attention is None)
@@ -66,7 +65,7 @@ def translate(one: Open, task: Task, asked: AskTranslate) -> dict[str, Any]:
         found = task.translations([asked.text], beam=beam, max_new=asked.max_new, attention=looks)[0]
         milliseconds = 1000 * (perf_counter() - begun)
         steps = _steps(task, found.source_ids, beam, asked.max_new)
-    source = read(task, task.given(asked.text), found.found[0].ids).source
+    source = read(task, given, found.found[0].ids).source
     assert source is not None
     written = [
         {"text": one.text, "ids": one.ids, "labels": [label(token) for token in one.tokens],

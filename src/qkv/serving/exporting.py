@@ -3,10 +3,12 @@
 import csv
 import io
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.choices import Stack
 from qkv.errors import InputError
 from qkv.serving.answer import FRAME, Answer, RefusedError
 from qkv.serving.asking import AskExport, Replayed
@@ -21,8 +23,17 @@ FORBIDDEN = ("/api/export", "/api/models/add")
 """Paths that change something, or that would never end."""
 
 
+MOST_BYTES = 2**21
+"""Of all heads' weights, up to which a saved page holds every head's own views."""
+
+
 def export(explorer: "Explorer", asked: AskExport) -> Answer:
-    answers = [replayed(explorer, one) for one in asked.requests]
+    """Of a page, all that belongs to the runs among its requests is in it too."""
+    requests = list(asked.requests)
+    if asked.format == "html":
+        requests += [one for run in asked.requests if run.path == "/api/run" for one in everything(explorer, run)]
+    named = {json.dumps(one.model_dump(), sort_keys=True): one for one in requests}
+    answers = [replayed(explorer, one) for one in named.values()]
     if asked.format == "html":
         body = single_file([one.recorded for one in answers], state=asked.state).encode()
         return Answer(200, HTML, body, "explorer.html")
@@ -51,6 +62,53 @@ def replayed(explorer: "Explorer", one: Replayed) -> _Replayed:
         raise RefusedError(answer.status, f"{one.path}: {json.loads(answer.body)['error']}")
     recorded = Recorded(path=one.path, body=one.body, status=200, type=answer.type, answer=answer.body)
     return _Replayed(recorded, answer.body if answer.type == FRAME else None)
+
+
+def everything(explorer: "Explorer", run: Replayed) -> Iterator[Replayed]:
+    """Every view of a run that needs no further choice, as the page asks for it."""
+    told = json.loads(replayed(explorer, run).recorded.answer)
+    views = explorer.shelf.describe(explorer.shelf.find(told["model"]))["views"]
+    yield Replayed(path="/api/models")
+    yield run
+    for stack in told["stacks"]:
+        named = {"run": told["run"], "stack": stack["stack"]}
+        yield Replayed(path="/api/heads", body=named)
+        yield Replayed(path="/api/map", body=named)
+        if "residual" in views and stack["stack"] != Stack.CROSS.value:
+            yield Replayed(path="/api/residual", body=named)
+        yield from _of_layers(told, stack, views)
+    for view in ("lens", "embeddings"):
+        if view in views:
+            yield Replayed(path=f"/api/{view}", body={"run": told["run"]})
+    yield Replayed(path="/api/cost/choices")
+    yield Replayed(path="/api/cost", body={"model": told["model"]})
+
+
+def _of_layers(told: dict[str, Any], stack: dict[str, Any], views: list[str]) -> Iterator[Replayed]:
+    """What the page asks of a layer and a head when it comes to them; of a long text only of the first of each."""
+    named = {"run": told["run"], "stack": stack["stack"]}
+    is_long = 4 * stack["layers"] * stack["heads"] * stack["queries"] * stack["keys"] > MOST_BYTES
+    looks = {"query": _query(told, stack)}
+    for layer in range(stack["layers"]):
+        of_layer = {**named, "layer": layer}
+        yield Replayed(path="/api/attention", body=of_layer)
+        if is_long and layer > 0:
+            continue
+        yield Replayed(path="/api/row", body=of_layer | looks)
+        if "residual" in views and stack["stack"] != Stack.CROSS.value:
+            yield Replayed(path="/api/write", body=of_layer | looks)
+        for head in range(1 if is_long else stack["heads"]):
+            yield Replayed(path="/api/map", body={**of_layer, "head": head})
+            if "neuron" in views:
+                yield Replayed(path="/api/neuron", body={**of_layer, "head": head} | looks)
+
+
+def _query(told: dict[str, Any], stack: dict[str, Any]) -> int:
+    """The position that the page looks at first: the first [MASK], else the last word."""
+    if told["says"] == "here" and told["predictions"]:
+        return told["predictions"][0]["position"]
+    rows, n = told["source" if stack["stack"] == Stack.ENCODER.value else "own"], stack["queries"]
+    return n - 2 if n > 2 and rows["is_special"][n - 1] else n - 1
 
 
 def _npz(frames: list[tuple[str, bytes]]) -> bytes:

@@ -76,7 +76,8 @@ class Guard:
         if not self._is_token(token):
             return refused(401, "the token is wrong: open the address that `qkv explore` printed last")
         answer = RedirectResponse("/", 303)
-        answer.set_cookie(self._cookie_name, token, httponly=True, samesite="strict", path="/")
+        # Not strict: whoever follows the link from a page, such as a terminal in the browser, would come without it.
+        answer.set_cookie(self._cookie_name, token, httponly=True, samesite="lax", path="/")
         return answer
 
     def _is_token(self, given: str) -> bool:

@@ -1,25 +1,21 @@
 """The page in a notebook, or as one file: `qkv.explore(model, "text")`."""
 
 import json
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from qkv.choices import Stack
 from qkv.data.disk import writing
 from qkv.errors import InputError, MissingExtraError
 from qkv.serving.asking import Replayed
 from qkv.serving.explorer import Explorer
-from qkv.serving.exporting import replayed
+from qkv.serving.exporting import everything, replayed
 from qkv.serving.hugging_face import PublishedModel, PublishedTokenizer, need_tokenizer, task_from_published
 from qkv.serving.shelf import Shelf
 from qkv.serving.single_file import NOT_BUILT, is_built, single_file
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator, load
 
 HEIGHT = 760
-MOST_BYTES = 2**21
-"""Of all heads' weights, up to which a file holds every head's own views."""
 RELAY = (Path(__file__).parent / "relay.js").read_text(encoding="utf-8")
 """Puts the page into a frame, and hands its questions to Python and the answers back."""
 
@@ -71,51 +67,7 @@ class Explored:
 
     def answers(self) -> list[Any]:
         """What the file holds: every view of this text that needs no further choice."""
-        return [replayed(self.explorer, one).recorded for one in self._requests()]
-
-    def _requests(self) -> Iterator[Replayed]:
-        (described,) = self.explorer.shelf.listed()["models"]
-        views, run = described["views"], self._told["run"]
-        yield Replayed(path="/api/models")
-        yield self._run
-        for stack in self._told["stacks"]:
-            named = {"run": run, "stack": stack["stack"]}
-            yield Replayed(path="/api/heads", body=named)
-            yield Replayed(path="/api/map", body=named)
-            if "residual" in views and stack["stack"] != Stack.CROSS.value:
-                yield Replayed(path="/api/residual", body=named)
-            yield from self._of_layers(stack, views)
-        for view in ("lens", "embeddings"):
-            if view in views:
-                yield Replayed(path=f"/api/{view}", body={"run": run})
-        yield Replayed(path="/api/cost/choices")
-        yield Replayed(path="/api/cost", body={"model": self._name})
-
-    def _of_layers(self, stack: dict[str, Any], views: list[str]) -> Iterator[Replayed]:
-        """What the page asks of a layer and a head when it comes to them; of a long text only of the first of each."""
-        named = {"run": self._told["run"], "stack": stack["stack"]}
-        is_long = 4 * stack["layers"] * stack["heads"] * stack["queries"] * stack["keys"] > MOST_BYTES
-        looks = {"query": self._query(stack)}
-        for layer in range(stack["layers"]):
-            of_layer = {**named, "layer": layer}
-            yield Replayed(path="/api/attention", body=of_layer)
-            if is_long and layer > 0:
-                continue
-            yield Replayed(path="/api/row", body=of_layer | looks)
-            if "residual" in views and stack["stack"] != Stack.CROSS.value:
-                yield Replayed(path="/api/write", body=of_layer | looks)
-            for head in range(1 if is_long else stack["heads"]):
-                yield Replayed(path="/api/map", body={**of_layer, "head": head})
-                if "neuron" in views:
-                    yield Replayed(path="/api/neuron", body={**of_layer, "head": head} | looks)
-
-    def _query(self, stack: dict[str, Any]) -> int:
-        """The position that the page looks at first: the first [MASK], else the last word."""
-        told, n = self._told, stack["queries"]
-        if told["says"] == "here" and told["predictions"]:
-            return told["predictions"][0]["position"]
-        rows = told["source" if stack["stack"] == Stack.ENCODER.value else "own"]
-        return n - 2 if n > 2 and rows["is_special"][n - 1] else n - 1
+        return [replayed(self.explorer, one).recorded for one in everything(self.explorer, self._run)]
 
     def _repr_html_(self) -> str:
         frame = f'sandbox="allow-scripts allow-downloads" style="width:100%;height:{HEIGHT}px;border:0"'

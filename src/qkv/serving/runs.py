@@ -15,7 +15,7 @@ from qkv.choices import Role
 from qkv.config import BeamConfig
 from qkv.errors import InputError
 from qkv.inspection import EdgeCut, HeadOff, Intervention, Patch, Reading, Seen, effect, intervening, read, see
-from qkv.inspection.reading import Tokens, label
+from qkv.inspection.reading import Tokens, check_room, label
 from qkv.models import BERT, RNNSeq2Seq
 from qkv.serving.answer import RefusedError
 from qkv.serving.asking import AskRun, EdgeAsked, HeadAsked, Interventions, PatchAsked
@@ -112,12 +112,19 @@ def read_text(task: Task, text: str, second: str | None) -> tuple[Reading, str |
         raise InputError("the text is empty: 0 words, there must be at least 1")
     if not isinstance(task, Translator):
         return read(task, text, second), second
-    if not (given := task.given(text)):
-        raise InputError("the text has 0 words, there must be at least 1")
+    given = source_of(task, text)
     if second is not None:
         return read(task, given, second), second
     best = task.translations([text], beam=BeamConfig(n_beams=5))[0].found[0]
     return read(task, given, best.ids), best.text
+
+
+def source_of(task: Translator, text: str) -> str:
+    """What a translator is given of a text, which must be something and fit."""
+    if not (given := task.given(text)):
+        raise InputError("the text has 0 words, there must be at least 1")
+    check_room(task.model, len(task.source_tokenizer.encode(given)))
+    return given
 
 
 def wanted(task: Task, asked: Interventions) -> list[Intervention]:
