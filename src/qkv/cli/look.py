@@ -179,18 +179,13 @@ def _seen(task: "Task", asked: Asked, seen: "Seen") -> "View":
 
 
 def _map(seen: "Seen", asked: Asked, stack: Stack | None) -> "View":
-    from dataclasses import replace
-
-    from qkv.inspection import attention_map, merge_words, sink_of, without_sink
+    from qkv.inspection import attention_map
+    from qkv.inspection.maps import refined
 
     stack = stack or seen.stacks[0]
     found = attention_map(seen, stack, layer=asked.layer, head=asked.head)
-    keys = seen.side(stack, is_key=True)
-    if asked.no_sink:
-        found = replace(
-            found, weights=without_sink(found.weights, sink_of(keys)), title=f"{found.title}, without the sink"
-        )
-    return merge_words(found, seen.side(stack), keys) if asked.words else found
+    sides = seen.side(stack), seen.side(stack, is_key=True)
+    return refined(found, *sides, words=asked.words, sink=not asked.no_sink)
 
 
 def _changes(task: "Task", asked: Asked, reading: "Reading") -> "Iterator[Intervention]":

@@ -85,6 +85,14 @@ def merge_words(view: MapView, queries: Tokens, keys: Tokens) -> MapView:
     return replace(view, weights=weights, queries=row_labels, keys=column_labels, title=f"{view.title}, words")
 
 
+def refined(view: MapView, queries: Tokens, keys: Tokens, *, words: bool = False, sink: bool = True) -> MapView:
+    """`words`: for tokens; `sink`: False leaves it out, and what is left of each row is a share."""
+    if not sink:
+        rest = without_sink(view.weights, sink_of(keys))
+        view = replace(view, weights=rest, title=f"{view.title}, without the sink", is_share=True)
+    return merge_words(view, queries, keys) if words else view
+
+
 def without_sink(weights: Float[Tensor, "*rows key"], sink: Bool[Tensor, " key"]) -> Float[Tensor, "*rows key"]:
     """The rest of each row, renormalised; a row that had nothing else is left as zeros."""
     kept = weights.masked_fill(sink.to(weights.device), 0.0)

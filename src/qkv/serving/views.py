@@ -1,6 +1,6 @@
 """Every view of a run as data for the wire; the numbers are `qkv.inspection`'s."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from math import ceil
 from typing import Any
 
@@ -20,16 +20,13 @@ from qkv.inspection import (
     embeddings,
     head_writes,
     lens,
-    merge_words,
     neuron,
     rollout,
-    sink_of,
     stream,
     value_weighted,
-    without_sink,
 )  # fmt: skip
 from qkv.inspection.heads import name, targets
-from qkv.inspection.maps import of_heads
+from qkv.inspection.maps import of_heads, refined
 from qkv.inspection.places import inside
 from qkv.models import RNNSeq2Seq
 from qkv.serving import asking
@@ -141,12 +138,8 @@ def map_view(run: Run, asked: asking.MapSettings) -> dict[str, Any]:
 
 def table(run: Run, asked: asking.MapSettings) -> MapView:
     seen, stack = run.seen, stack_of(run.seen, asked.stack)
-    view = _table(seen, stack, asked)
     queries, keys = seen.side(stack), seen.side(stack, is_key=True)
-    if not asked.sink:
-        view = replace(view, weights=without_sink(view.weights, sink_of(keys)), title=f"{view.title}, without the sink",
-                       is_share=True)  # fmt: skip
-    return merge_words(view, queries, keys) if asked.words else view
+    return refined(_table(seen, stack, asked), queries, keys, words=asked.words, sink=asked.sink)
 
 
 def _table(seen: Seen, stack: Stack, asked: asking.MapSettings) -> MapView:
