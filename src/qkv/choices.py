@@ -220,3 +220,12 @@ class ViewKind(StrEnum):
     LOGIT = "logit"
     EFFECT = "effect"
     TIMELINE = "timeline"
+
+
+class Verdict(StrEnum):
+    """What a check of `qkv verify` ended in."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_CHECKED = "not checked"
+    """It does not apply to the model, or what it needs is missing here; the reason is told."""

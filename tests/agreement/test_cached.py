@@ -6,46 +6,29 @@ from hypothesis import strategies as st
 
 from qkv.choices import PositionKind
 from qkv.config import GPTConfig
+from qkv.tasks.verifying.roads import in_pieces
 from tests.agreement.families import close, gpts, rnns, seeds, seq2seqs, shaken, some_ids, some_source
 
 LENGTH = 11
 cuts = st.sets(st.integers(1, LENGTH - 1)).map(sorted)
 
 
-def pieces(ids, cuts):
-    return torch.tensor_split(ids, list(cuts), dim=1)
-
-
 @given(gpts(), seeds, cuts)
 def test_gpt_in_pieces_equals_gpt_at_once(config, seed, cuts):
-    model = shaken(config, seed)
-    ids = some_ids(seed, 3, LENGTH)
-    cache = model.new_cache(batch=3, capacity=LENGTH)
-    close(torch.cat([model(piece, cache=cache) for piece in pieces(ids, cuts)], dim=1), model(ids))
-    assert cache.lengths.tolist() == [LENGTH] * 3
+    model, ids = shaken(config, seed), some_ids(seed, 3, LENGTH)
+    close(in_pieces(model, ids, cuts), model(ids))
 
 
 @given(seq2seqs(), seeds, cuts)
 def test_seq2seq_in_pieces_equals_seq2seq_at_once(config, seed, cuts):
-    model = shaken(config, seed)
-    ids, source = some_ids(seed, 3, LENGTH), model.encode(some_source(seed, 3, 5))
-    cache = model.new_cache(batch=3)
-    in_pieces = [model.decode(piece, source, cache=cache) for piece in pieces(ids, cuts)]
-    close(torch.cat(in_pieces, dim=1), model.decode(ids, source))
+    model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH), some_source(seed, 3, 5)
+    close(in_pieces(model, ids, cuts, source=source), model(source, ids))
 
 
 @given(rnns(), seeds, cuts)
 def test_rnn_in_pieces_equals_rnn_at_once(config, seed, cuts):
-    model = shaken(config, seed)
-    ids = some_ids(seed, 3, LENGTH)
-    start = model.encode(some_source(seed, 3, 5))
-    state, steps = start.state, []
-    for piece in pieces(ids, cuts):
-        logits, state = model.decode(piece, start.source, state)
-        steps.append(logits)
-    whole, last = model.decode(ids, start.source, start.state)
-    close(torch.cat(steps, dim=1), whole)
-    close(state, last)
+    model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH), some_source(seed, 3, 5)
+    close(in_pieces(model, ids, cuts, source=source), model(source, ids))
 
 
 @st.composite

@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.tasks.verifying.roads import packed
 from tests.agreement.families import berts, close, gpts, seeds, shaken, some_ids
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -15,16 +16,16 @@ def numbered(lengths):
 
 @given(gpts(), seeds, LENGTHS)
 def test_gpts_packed_documents_equal_separate_ones(config, seed, lengths):
-    model, ids = shaken(config, seed), some_ids(seed, 1, sum(lengths))
-    packed = model(ids, documents=numbered(lengths))
-    close(packed, torch.cat([model(text) for text in ids.split(lengths, dim=1)], dim=1))
+    model, texts = shaken(config, seed), some_ids(seed, 1, sum(lengths)).split(lengths, dim=1)
+    for row, text in zip(packed(model, texts), texts, strict=True):
+        close(row, model(text)[0])
 
 
 @given(berts(), seeds, LENGTHS)
 def test_berts_packed_documents_equal_separate_ones(config, seed, lengths):
-    model, ids = shaken(config, seed), some_ids(seed, 1, sum(lengths))
-    packed = model(ids, documents=numbered(lengths))
-    close(packed, torch.cat([model(text) for text in ids.split(lengths, dim=1)], dim=1))
+    model, texts = shaken(config, seed), some_ids(seed, 1, sum(lengths)).split(lengths, dim=1)
+    for row, text in zip(packed(model, texts), texts, strict=True):
+        close(row, model(text)[0])
 
 
 @given(gpts(), seeds, LENGTHS, st.data())
@@ -33,8 +34,8 @@ def test_padding_among_packed_documents_takes_no_position(config, seed, lengths,
     documents = numbered(lengths)
     marks = data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths)))
     is_token = torch.tensor([marks])
-    packed = model(ids, documents=documents, is_token=is_token)
+    together = model(ids, documents=documents, is_token=is_token)
     for number in range(len(lengths)):
         own = (documents == number) & is_token
         if own.any():
-            close(packed[own], model(ids[own][None])[0])
+            close(together[own], model(ids[own][None])[0])

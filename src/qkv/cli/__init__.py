@@ -25,6 +25,7 @@ from qkv.cli.similar import similar
 from qkv.cli.tokenizer import tokenizer
 from qkv.cli.train import train
 from qkv.cli.translate import translate
+from qkv.cli.verify import verify
 from qkv.cli.words import words
 from qkv.errors import DiskError, QKVError, TrainingError
 
@@ -51,6 +52,7 @@ app.command()(similar)
 app.command()(words)
 app.command()(look)
 app.command()(convert)
+app.command()(verify)
 app.command()(models)
 app.command()(explore)
 app.command()(doctor)

@@ -46,8 +46,8 @@ def save_ct2(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) ->
     _check(model.config)
     spec = _spec(model, loaded.decoding.never)
     source = loaded.source_tokenizer or tokenizer
-    spec.register_source_vocabulary(_vocabulary(source, model.config.source_vocabulary_size))
-    spec.register_target_vocabulary(_vocabulary(tokenizer, model.config.vocabulary_size))
+    spec.register_source_vocabulary(vocabulary(source, model.config.source_vocabulary_size))
+    spec.register_target_vocabulary(vocabulary(tokenizer, model.config.vocabulary_size))
     words: Any = spec.config
     words.layer_norm_epsilon = model.config.norm_epsilon
     _set_words(words, tokenizer, first=beginning(loaded).get("decoder_start_token_id"))
@@ -167,7 +167,7 @@ def _array(tensor: Tensor) -> NDArray[np.float32]:
     return tensor.detach().float().cpu().contiguous().numpy()
 
 
-def _vocabulary(tokenizer: Tokenizer, n_rows: int) -> list[str]:
+def vocabulary(tokenizer: Tokenizer, n_rows: int) -> list[str]:
     """A token a row; rows that no token has get a name that no text spells."""
     known = [tokenizer.token(i) for i in range(min(n_rows, tokenizer.vocabulary_size))]
     return [token or f"<id {i}>" for i, token in enumerate([*known, *[""] * (n_rows - len(known))])]

@@ -1,4 +1,4 @@
-"""How does a model leave: in our own int8 folder, or in the folder that `transformers` loads?"""
+"""How does a model leave: in a folder of our own, whole or as int8, or in the folder that `transformers` loads?"""
 
 import json
 from collections.abc import Mapping
@@ -40,19 +40,30 @@ class Numbers(StrEnum):
         return torch.float32 if self is Numbers.F32 else torch.float16
 
 
+def save_own(loaded: Loaded, target: Path) -> None:
+    """Our own folder, each number as it is; `load_model` brings it back."""
+    write_folder(
+        new_folder(target), tensors={SINGLE: published(loaded.model, own_names(loaded.model))}, texts=_own_texts(loaded)
+    )
+
+
 def save_int8(loaded: Loaded, target: Path) -> None:
-    """Our own folder with a byte for each weight of a matrix; `load_model` brings it back."""
+    """Our own folder with a byte for each weight of a matrix."""
+    write_folder(
+        new_folder(target),
+        tensors={SINGLE: to_int8(published(loaded.model, own_names(loaded.model)))},
+        texts=_own_texts(loaded),
+        metadata={STORAGE_KEY: INT8_ROWS},
+    )
+
+
+def _own_texts(loaded: Loaded) -> dict[str, str]:
     texts = {"config.json": _json(loaded.model.config.model_dump(mode="json", exclude_none=True))}
     if said := loaded.decoding.settings():
         texts[GENERATION_FILE] = _json(said)
     if loaded.source_tokenizer is not None:
         texts[SOURCE_TOKENIZER] = loaded.source_tokenizer.backend.to_str()
-    write_folder(
-        new_folder(target),
-        tensors={SINGLE: to_int8(published(loaded.model, own_names(loaded.model)))},
-        texts={**texts, **_tokenizer_texts(loaded.tokenizer)},
-        metadata={STORAGE_KEY: INT8_ROWS},
-    )
+    return {**texts, **_tokenizer_texts(loaded.tokenizer)}
 
 
 def save_hf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) -> None:

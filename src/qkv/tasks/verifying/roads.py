@@ -1,0 +1,83 @@
+"""Which roads through a model must lead to the same numbers? `qkv verify` and tests/agreement take these."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
+from qkv.nn import SourceCache
+from qkv.tensors import Ids, IsToken, Logits, SourceIds, SourceIsToken
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text as a model reads it: one row of ids, and the source's where it has one."""
+
+    ids: Ids
+    source: SourceIds | None = None
+
+
+def run(
+    model: Model, ids: Ids, source: SourceIds | None = None, *, is_token: IsToken | None = None,
+    source_is_token: SourceIsToken | None = None,
+) -> Tensor:  # fmt: skip
+    """The logits; of a BERT, its states. An RNN's ids are padded on the right, where nothing tells them apart."""
+    if isinstance(model, GPT | BERT):
+        return model(ids, is_token=is_token)
+    assert source is not None
+    if isinstance(model, Seq2Seq):
+        return model(source, ids, source_is_token=source_is_token, is_token=is_token)
+    return model(source, ids, source_is_token=source_is_token)
+
+
+def in_pieces(
+    model: GPT | Seq2Seq | RNNSeq2Seq, ids: Ids, cuts: Iterable[int], *, source: SourceIds | None = None
+) -> Logits:
+    """With a cache, or an RNN's state, from piece to piece."""
+    pieces = torch.tensor_split(ids, list(cuts), dim=1)
+    if isinstance(model, GPT):
+        cache = model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
+        return torch.cat([model(piece, cache=cache) for piece in pieces], dim=1)
+    assert source is not None
+    if isinstance(model, Seq2Seq):
+        states, cache = model.encode(source), model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
+        return torch.cat([model.decode(piece, states, cache=cache) for piece in pieces], dim=1)
+    start, kept, steps = model.encode(source), SourceCache(), []
+    state = start.state
+    for piece in pieces:
+        logits, state = model.decode(piece, start.source, state, cache=kept)
+        steps.append(logits)
+    return torch.cat(steps, dim=1)
+
+
+def packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
+    """All texts in one row, numbered so that none sees another."""
+    lengths = [text.shape[1] for text in texts]
+    documents = torch.cat([torch.full((n,), number) for number, n in enumerate(lengths)])[None]
+    return list(model(torch.cat(list(texts), dim=1), documents=documents)[0].split(lengths))
+
+
+def padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
+    """All texts in one batch, with random ids for padding."""
+    source = source_is_token = None
+    right_alone = isinstance(model, RNNSeq2Seq)
+    ids, is_token = _with_garbage([one.ids for one in examples], model.config.vocabulary_size, right_alone=right_alone)
+    if isinstance(model, Seq2Seq | RNNSeq2Seq):
+        sources = [one.source for one in examples if one.source is not None]
+        source, source_is_token = _with_garbage(sources, model.config.source_vocabulary_size, right_alone=False)
+    logits = run(model, ids, source, is_token=is_token, source_is_token=source_is_token)
+    return [row[marks] for row, marks in zip(logits, is_token, strict=True)]
+
+
+def _with_garbage(texts: Sequence[Tensor], vocabulary_size: int, *, right_alone: bool) -> tuple[Tensor, Tensor]:
+    """In turn on the right, on both sides and on the left; the longest text has two columns of it too."""
+    n_columns = 2 + max(text.shape[1] for text in texts)
+    ids = torch.randint(vocabulary_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))
+    is_token = torch.zeros_like(ids, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        start = 0 if right_alone else (n_columns - text.shape[1]) * (row % 3) // 2
+        own = slice(start, start + text.shape[1])
+        ids[row, own], is_token[row, own] = text[0], True
+    return ids, is_token

@@ -1,0 +1,255 @@
+"""`verify`: sound models pass every check, and each check turns red, alone where it can, for a bug of its own."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from qkv.choices import Verdict
+from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
+from qkv.errors import InputError
+from qkv.generation import decoder, generate
+from qkv.models import GPT, bert, placing
+from qkv.nn import KVCache
+from qkv.tasks import Translator, load_weights
+from qkv.tasks.verifying import CHECKS, verify
+from qkv.tasks.verifying.case import Case, NotCheckedError
+from qkv.training import trainer
+from qkv.weights import ct2, gguf_file, models, save
+from qkv.weights.models import Loaded
+from qkv.weights.save import save_hf, save_own
+from tests.agreement.families import shaken
+from tests.tasks.small import saved, small_task
+from tests.tasks.small_bert import saved_bert
+from tests.tasks.small_translator import CONTEXT, of_the_words
+from tests.tasks.small_translator import saved as saved_translator
+from tests.weights.loaded_models import random_model
+
+SHORT = ("The cat sat.", "Then both slept by the dog.", "dos tres cuatro")
+FOLDERS = ("gpt", "llama", "bert", "seq2seq", "rnn")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model of each kind."""
+    place, tokenizer = tmp_path_factory.mktemp("models"), of_the_words()
+    saved(small_task(), place / "gpt")
+    save_hf(random_model("llama, 2 queries a key"), place / "llama")
+    saved_bert(place / "bert")
+    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "context_length": CONTEXT, "d_model": 12}
+    configs = {
+        "seq2seq": Seq2SeqConfig(**sizes, n_heads=3, n_encoder_layers=1, n_decoder_layers=2),
+        "rnn": RNNConfig(**sizes, attention="general"),
+    }
+    for name, config in configs.items():
+        saved_translator(Translator(shaken(config).float(), tokenizer), place / name)
+    return place
+
+
+def red(name, *, quick=True):
+    return {one.check for one in verify(name, texts=SHORT, quick=quick) if one.verdict is Verdict.FAILED}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_sound_model_passes_and_what_is_not_checked_has_a_reason(folder, name):
+    results = list(verify(folder / name, quick=True))
+    assert [result.check for result in results] == list(CHECKS)
+    for result in results:
+        assert result.verdict is not Verdict.FAILED, result
+        assert (result.difference is None) == (result.verdict is Verdict.NOT_CHECKED) == (result.reason is not None)
+    n_checked = sum(result.verdict is Verdict.PASSED for result in results)
+    assert n_checked == {"gpt": 12, "llama": 12, "bert": 8, "seq2seq": 9, "rnn": 8}[name]
+
+
+def without(part: str) -> Callable:
+    """A mask that forgets one of its rules."""
+    return lambda *given, **rules: mask_of(*given, **(rules | {part: None}))
+
+
+mask_of, positions, own_forward, select = placing.mask_of, KVCache._positions, GPT.forward, decoder.GPTDecoder.select
+
+
+def at_the_start(self, n_new, is_token):
+    """A cached pass whose positions begin at 0 again; rows of unequal lengths are left alone."""
+    found = positions(self, n_new, is_token)
+    return found if self.is_ragged else found - found[:, :1]
+
+
+def rows_swapped(self, ids, **options):
+    logits = own_forward(self, ids, **options)
+    return logits.flip(0) if ids.shape[0] == 2 and not options.get("cache") else logits
+
+
+def unmoved(self, rows, *, texts=None, n_equal=0):
+    """Beams keep the cache of whoever stood in their place."""
+    if texts is not None:
+        select(self, rows, texts=texts, n_equal=n_equal)
+
+
+def second_best(logits, *_others, **_more):
+    return logits.topk(2).indices[:, 1]
+
+
+def published_otherwise(config):
+    return published_from_config(config) | {"rms_norm_eps": 0.1}
+
+
+published_from_config, from_int8 = save.published_from_config, models.from_int8
+
+
+def too_large(stored):
+    return from_int8({name: one * 1.01 if name.endswith(".scale") else one for name, one in stored.items()})
+
+
+BUGS = {
+    "cached": ("gpt", KVCache, "_positions", at_the_start),
+    "batched": ("gpt", GPT, "forward", rows_swapped),
+    "padded": ("gpt", placing, "mask_of", without("is_token")),
+    "packed": ("gpt", placing, "mask_of", without("documents")),
+    "greedy": ("gpt", generate, "choose", second_best),
+    "beam": ("gpt", decoder.GPTDecoder, "select", unmoved),
+    "int8 weights": ("gpt", models, "from_int8", too_large),
+    "hf": ("llama", save, "published_from_config", published_otherwise),
+    "gguf": ("llama", gguf_file, "halves_to_pairs", lambda tensor, **_n: tensor),
+}
+
+
+@pytest.mark.parametrize("check", BUGS)
+def test_a_bug_turns_its_own_check_red_and_no_other(folder, check, monkeypatch):
+    name, owner, part, bug = BUGS[check]
+    module = sys.modules["qkv.generation.generate"] if owner is generate else owner
+    monkeypatch.setattr(module, part, bug)
+    assert red(folder / name) == {check}
+
+
+def test_a_berts_padding_left_visible_is_seen(folder, monkeypatch):
+    monkeypatch.setattr(bert, "mask_of", without("is_token"))
+    assert red(folder / "bert") == {"padded"}
+
+
+def test_weights_that_come_back_changed_are_seen_in_every_format(folder, monkeypatch):
+    written = save.published
+    monkeypatch.setattr(save, "published", lambda *given: {key: one * 1.1 for key, one in written(*given).items()})
+    assert red(folder / "rnn") == {"saved", "int8 weights", "int8"}
+
+
+def test_a_wrong_kernel_is_seen_on_every_road(folder, monkeypatch):
+    attention = sys.modules["qkv.nn.attention"]
+    monkeypatch.setattr(attention, "attend_fused", lambda lookup: 1.01 * lookup.mix(lookup.weights()))
+    assert {"fused", "cached", "batched", "padded", "packed"} <= red(folder / "gpt")
+
+
+def no_compiler(monkeypatch):
+    monkeypatch.setattr("qkv.tasks.verifying.computed.shutil", SimpleNamespace(which=lambda _name: None))
+
+
+@pytest.fixture
+def difference(folder, tmp_path):
+    """Of one check alone."""
+
+    def measured(name, check, place="new"):
+        (tmp_path / place).mkdir()
+        case = Case(loaded=load_weights(folder / name), texts=SHORT, folder=tmp_path / place)
+        with torch.no_grad():
+            return CHECKS[check].difference(case)
+
+    return measured
+
+
+def test_transformers_is_asked_and_a_wrong_setting_seen(difference, monkeypatch):
+    assert difference("llama", "transformers") < CHECKS["transformers"].limit
+    monkeypatch.setattr(save, "published_from_config", published_otherwise)
+    assert difference("llama", "transformers", "wrong") > 10 * CHECKS["transformers"].limit
+
+
+def test_ctranslate2_is_asked_and_a_wrong_weight_seen(difference, monkeypatch):
+    assert difference("seq2seq", "ct2") < CHECKS["ct2"].limit
+    fill_norm = ct2._fill_norm
+
+    def too_strong(spec, norm):
+        fill_norm(spec, norm)
+        spec.gamma = spec.gamma * 1.01
+
+    monkeypatch.setattr(ct2, "_fill_norm", too_strong)
+    assert difference("seq2seq", "ct2", "wrong") > 10 * CHECKS["ct2"].limit
+
+
+def test_a_compiled_pass_that_differs_is_seen(difference, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda road, **_options: lambda *given: road(*given) * 1.001)
+    assert difference("gpt", "compiled") > 10 * CHECKS["compiled"].limit
+
+
+@pytest.mark.compiled
+def test_a_compiled_pass_agrees(difference):
+    assert difference("gpt", "compiled") < CHECKS["compiled"].limit
+
+
+@pytest.fixture
+def run(tmp_path):
+    from tests.training.runs import make_ready, trainer_of
+
+    prepared = make_ready(tmp_path, steps=3, save_every=3, evaluate_every=3)
+    trainer_of(prepared).train()
+    return prepared.run.path
+
+
+def test_a_run_is_gone_on_with_and_left_as_it_was(run, monkeypatch):
+    no_compiler(monkeypatch)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    *_, result = verify(run, texts=SHORT)
+    assert (result.check, result.verdict, result.difference) == ("resumed", Verdict.PASSED, 0.0)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    monkeypatch.setattr(trainer, "restore_optimizers", lambda *_given: None)
+    assert red(run, quick=False) == {"resumed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "reason"),
+    [
+        ("llama", "compiled", r"torch\.compile needs a C\+\+ compiler \(g\+\+\), and there is none here"),
+        ("llama", "transformers", "transformers is not installed: pip install transformers"),
+        ("llama", "gguf", r"qkv\[formats\]"),
+        ("seq2seq", "ct2", r"qkv\[formats\]"),
+        ("llama", "resumed", "the model is no run's: there is nothing to go on with"),
+    ],
+)
+def test_what_is_missing_here_is_named(difference, name, check, reason, monkeypatch):
+    no_compiler(monkeypatch)
+    for library in ("transformers", "gguf", "ctranslate2"):
+        monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(NotCheckedError, match=reason):
+        difference(name, check)
+
+
+def test_a_road_that_breaks_is_a_failed_check_and_the_others_are_still_made(folder, monkeypatch):
+    def broken(*_given, **_more):
+        raise RuntimeError("a shape\ndoes not fit")
+
+    monkeypatch.setattr(KVCache, "reserve", broken)
+    results = {result.check: result for result in verify(folder / "gpt", quick=True)}
+    assert results["cached"].reason == "RuntimeError: a shape does not fit"
+    assert {one.check for one in results.values() if one.verdict is Verdict.FAILED} == {"cached", "greedy", "beam"}
+
+
+def test_what_is_no_number_is_within_no_limit(folder, monkeypatch):
+    nowhere = lambda model, ids, _cuts, source: model(ids) * float("nan")  # noqa: E731, ARG005
+    monkeypatch.setattr("qkv.tasks.verifying.roads.in_pieces", nowhere)
+    result = {result.check: result for result in verify(folder / "gpt", quick=True)}["cached"]
+    assert (result.verdict, result.difference, result.reason) == (Verdict.FAILED, None, "the difference is nan")
+
+
+@pytest.mark.parametrize("config", [
+    GPTConfig(vocabulary_size=23, context_length=31, d_model=12, n_heads=3, n_layers=1),
+    Seq2SeqConfig(vocabulary_size=23, source_vocabulary_size=19, share_embeddings=False, context_length=31, d_model=12,
+                  n_heads=3, n_encoder_layers=1, n_decoder_layers=1),
+], ids=["gpt", "seq2seq"])  # fmt: skip
+def test_a_model_without_a_tokenizer_reads_random_ids(config, tmp_path):
+    save_own(Loaded(shaken(config).float(), None), tmp_path / "model")
+    assert not red(tmp_path / "model")
+
+
+def test_too_few_texts_are_refused(folder):
+    with pytest.raises(InputError, match="1 of 2 texts have 2 tokens or more; 2 texts are needed"):
+        list(verify(folder / "gpt", texts=["The cat sat on the mat.", "a"], quick=True))
