@@ -182,6 +182,8 @@ def test_a_compiled_pass_that_differs_is_seen(difference, monkeypatch):
 
 
 @pytest.mark.compiled
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it compiles
 def test_a_compiled_pass_agrees(difference):
     assert difference("gpt", "compiled") < CHECKS["compiled"].limit
 
