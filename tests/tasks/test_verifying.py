@@ -135,6 +135,18 @@ def test_weights_that_come_back_changed_are_seen_in_every_format(folder, monkeyp
     assert red(folder / "rnn") == {"saved", "int8 weights", "int8"}
 
 
+def test_a_word_that_no_text_has_is_compared_too(folder, monkeypatch):
+    written = save.published
+
+    def with_one_word_changed(*given):
+        tensors = written(*given)
+        tensors["source_embedding.weight"][-1] += 0.5
+        return tensors
+
+    monkeypatch.setattr(save, "published", with_one_word_changed)
+    assert red(folder / "rnn") == {"saved", "int8 weights"}
+
+
 def test_a_wrong_kernel_is_seen_on_every_road(folder, monkeypatch):
     attention = sys.modules["qkv.nn.attention"]
     monkeypatch.setattr(attention, "attend_fused", lambda lookup: 1.01 * lookup.mix(lookup.weights()))

@@ -38,7 +38,10 @@ GGUF = Save("model.gguf", partial(write_gguf, numbers=Numbers.F32))
 
 
 def comes_back(case: Case, *, by: Save) -> float:
-    return apart(case.answers(_again(case, by).model), case.plain)
+    """Every answer and every weight: no text has all words."""
+    back = _again(case, by).model
+    mine, theirs = (list(published(model, own_names(model)).values()) for model in (back, case.model))
+    return apart([*case.answers(back), mine], [*case.plain, theirs])
 
 
 def int8_weights(case: Case) -> float:
