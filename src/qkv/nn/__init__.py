@@ -2,7 +2,7 @@
 
 from qkv.nn.attention import Attention, Heads, using
 from qkv.nn.block import Block, Blocks, Source
-from qkv.nn.cache import KVCache, LayerCache, SourceCache
+from qkv.nn.cache import AtEnds, KVCache, LayerCache, SourceCache
 from qkv.nn.embedding import InputEmbedding, TokenEmbedding, Unembedding, check_ids
 from qkv.nn.feedforward import FeedForward, activate
 from qkv.nn.initialise import initialise
@@ -18,6 +18,7 @@ from qkv.nn.tap import Tap
 __all__ = [
     "CAUSAL",
     "ALiBi",
+    "AtEnds",
     "Attention",
     "AttentiveDecoder",
     "Block",
