@@ -310,7 +310,7 @@ GENERATION = [
     ),
     bug(
         "prepared weights are known by their address alone", "generation/packing.py",
-        "[one.detach() for one in _tensors(modules)], multiply", "[], multiply",
+        "[one.detach() for one in _tensors(floats)], multiply", "[], multiply",
         f"{TRANSLATE}::test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew",
     ),
     bug(

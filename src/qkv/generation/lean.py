@@ -22,6 +22,7 @@ from qkv.nn import (
     Block,
     ConcatenatedPositions,
     FeedForward,
+    Int8Linear,
     KVCache,
     Mask,
     RMSNorm,
@@ -246,7 +247,7 @@ def can_be_lean(model: GPT | Seq2Seq, packing: Packing) -> bool:
         and not isinstance(side.embedding.position, ConcatenatedPositions)
         and not any(_is_in_use(part) for part in looked_at)
         and all(part.shape.layout is HeadLayout.SPLIT and part.kernel is Kernel.FUSED for part in attentions)
-        and all(type(one) is nn.Linear for one in linears)
+        and all(type(one) in (nn.Linear, Int8Linear) for one in linears)
     )
 
 
@@ -260,6 +261,6 @@ def _half(angles: Tensor) -> Tensor:
     return angles[..., : angles.shape[-1] // 2]
 
 
-def _linear(part: nn.Module) -> nn.Linear:
-    assert isinstance(part, nn.Linear)
+def _linear(part: nn.Module) -> nn.Linear | Int8Linear:
+    assert isinstance(part, nn.Linear | Int8Linear)
     return part

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
-from qkv.nn import Unembedding
+from qkv.nn import Int8Linear, Unembedding
 
 SMALL = 2**17
 """Numbers in a matrix below which preparing oneDNN's call costs more than the call saves."""
@@ -79,12 +79,28 @@ class Product:
         return self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
 
 
+class Int8Product:
+    """As `Product`, in whole numbers."""
+
+    def __init__(self, parts: Sequence[Int8Linear]) -> None:
+        self._linear = parts[0] if len(parts) == 1 else Int8Linear.side_by_side(parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear.forward(x)
+
+    def into(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(self._linear.forward(x))
+
+    def onto(self, stream: Tensor, x: Tensor) -> None:
+        stream.add_(self._linear.forward(x))
+
+
 @dataclass(frozen=True)
 class _Prepared:
     state: list[tuple[int, int]]
     made_of: list[Tensor]
     """Kept, so that no other weights can come to lie where these did and pass for them."""
-    multiply: Product
+    multiply: Product | Int8Product
 
 
 class Packing:
@@ -109,7 +125,7 @@ class Packing:
 
         Only for float32 on a CPU; elsewhere nothing changes.
         """
-        changed = [module for module in self._modules if _can_pack(module.weight)]
+        changed = [one for one in self._modules if _can_pack(one.weight) and not _in_int8(one)]
         try:
             for module in changed:
                 module.__dict__["forward"] = self._forward(module)
@@ -119,13 +135,15 @@ class Packing:
                 # Another thread may have been here meanwhile and taken it away: the usual product is as right.
                 module.__dict__.pop("forward", None)
 
-    def product(self, *modules: nn.Linear | Unembedding) -> Product:
+    def product(self, *modules: nn.Linear | Unembedding | Int8Linear) -> Product | Int8Product:
         """x times the weights of these modules, one after another: their results side by side."""
         made = self._made.get(modules)
-        state = [_state(tensor) for tensor in _tensors(modules)]
+        in_int8 = [part for one in modules if (part := _in_int8(one)) is not None]
+        floats = [one for one in modules if not in_int8 and not isinstance(one, Int8Linear)]
+        state = [_state(tensor) for tensor in _tensors(floats)]
         if made is None or made.state != state:
-            multiply = Product([one.weight for one in modules], [one.bias for one in modules])
-            made = _Prepared(state, [one.detach() for one in _tensors(modules)], multiply)
+            multiply = Int8Product(in_int8) if in_int8 else _product(floats)
+            made = _Prepared(state, [one.detach() for one in _tensors(floats)], multiply)
             self._made[modules] = made
         return made.multiply
 
@@ -140,13 +158,21 @@ class Packing:
         return lambda x: module.logits(multiply(x * module.scale if module.scale != 1.0 else x))
 
 
-def _tensors(modules: tuple[nn.Linear | Unembedding, ...]) -> list[Tensor]:
+def _product(modules: Sequence[nn.Linear | Unembedding]) -> Product:
+    return Product([one.weight for one in modules], [one.bias for one in modules])
+
+
+def _tensors(modules: Sequence[nn.Linear | Unembedding]) -> list[Tensor]:
     return [tensor for one in modules for tensor in (one.weight, one.bias) if tensor is not None]
 
 
 def packing_of(model: GPT | Seq2Seq | RNNSeq2Seq) -> Packing:
     """Of the half that writes."""
     return Packing(*([model] if isinstance(model, GPT) else [model.decoder, model.unembedding]))
+
+
+def _in_int8(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear | None:
+    return module.int8 if isinstance(module, Unembedding) else module if isinstance(module, Int8Linear) else None
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from qkv.nn.cache import AtEnds, KVCache, LayerCache, SourceCache
 from qkv.nn.embedding import InputEmbedding, TokenEmbedding, Unembedding, check_ids
 from qkv.nn.feedforward import FeedForward, activate
 from qkv.nn.initialise import initialise
+from qkv.nn.int8 import Int8Linear, check_int8
 from qkv.nn.lookup import Lookup, attend, attend_fused, weights_of
 from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.memory import SoftMemory
@@ -27,6 +28,7 @@ __all__ = [
     "FeedForward",
     "Heads",
     "InputEmbedding",
+    "Int8Linear",
     "KVCache",
     "LayerCache",
     "LayerNorm",
@@ -53,6 +55,7 @@ __all__ = [
     "attend",
     "attend_fused",
     "check_ids",
+    "check_int8",
     "initialise",
     "norm",
     "sinusoid",
