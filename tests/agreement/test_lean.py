@@ -11,7 +11,9 @@ from qkv.config import GPTConfig, SamplingConfig
 from qkv.generation import GPTDecoder, beam_generate, generate
 from qkv.generation.lean import can_be_lean, lean_step
 from qkv.generation.packing import FAR, SMALL, Product, packing_of
+from qkv.generation.room import LeanNorm, Room
 from qkv.inspection import record
+from qkv.nn import Heads, RMSNorm
 from tests.agreement.families import VOCABULARY, gpts, seeds, shaken
 
 GREEDY = SamplingConfig(temperature=0)
@@ -125,6 +127,13 @@ def test_a_product_is_the_linear_maps_side_by_side_for_any_rows(n_in, n_out, row
         assert torch.allclose(got, wanted, rtol=0, atol=1e-5)
     alone = Product(weights[:1], biases[:1])
     assert torch.allclose(alone(x), F.linear(x, weights[0], biases[0]), rtol=0, atol=1e-5)
+
+
+def test_the_lean_norm_of_a_small_row_has_its_epsilon():
+    norm = RMSNorm(7, epsilon=1e-3)
+    room = Room(torch.zeros(1, 7), Heads.split(7, 1), rows=3, epsilon=1e-3, is_rotary=False)
+    room.stream.copy_(torch.randn(3, 7) * torch.tensor([[1.0], [1e-2], [0.0]]))
+    assert torch.allclose(LeanNorm(norm)(room.stream, room), norm(room.stream[None])[0], rtol=0, atol=1e-6)
 
 
 def test_a_changed_weight_is_prepared_anew():

@@ -65,6 +65,7 @@ def _run(
     model: str, prompts: list[str] | None, *, max_new: int, stop: list[str], given: dict[str, Any],
     beam: dict[str, Any] | None, int8: bool, stream: bool, steps: bool, logprobs: bool, as_json: bool,
 ) -> None:  # fmt: skip
+    from qkv.cli.progress import say
     from qkv.cli.texts import given_texts
     from qkv.config import BeamConfig, SamplingConfig
     from qkv.generation import StopStrings
@@ -77,6 +78,8 @@ def _run(
     from qkv.tasks import LanguageModel, load_as
 
     task = load_as(LanguageModel, model, int8=int8)
+    for remark in task.remarks:
+        say(f"{model}: {remark}")
     if search is not None:
         _search(task, wanted, max_new=max_new, beam=search, logprobs=logprobs, as_json=as_json)
     elif stream:

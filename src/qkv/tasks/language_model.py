@@ -45,10 +45,12 @@ class Piece:
 class LanguageModel:
     """`generate` goes on from a prompt; `score` says how well it would have guessed a text."""
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, *, name: str = "") -> None:
+    def __init__(self, model: GPT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
+        self.remarks = remarks
+        """What the user should be told."""
         self._packing = packing_of(model)
 
     def __repr__(self) -> str:

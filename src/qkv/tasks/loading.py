@@ -74,7 +74,7 @@ def load(name: str | Path, *, int8: bool = False) -> Task:
     tokenizer = needs_tokenizer(loaded, Path(name))
     match loaded.model:
         case GPT():
-            return LanguageModel(loaded.model, tokenizer, name=str(name))
+            return LanguageModel(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
         case BERT():
             return TextEncoder(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
         case Seq2Seq() | RNNSeq2Seq():
