@@ -23,22 +23,24 @@ ANY = float("inf")
 OURS = Engine(name="qkv", module="benchmarks.engines.decode_qkv", is_ours=True)
 TRANSFORMERS = Engine(name="Hugging Face generate", module="benchmarks.engines.decode_transformers")
 CTRANSLATE2 = Engine(name="CTranslate2", module="benchmarks.engines.decode_ctranslate2")
+LLAMA_CPP = Engine(name="llama.cpp", module="benchmarks.engines.decode_llamacpp")
+IN_FLOAT32 = [OURS, TRANSFORMERS, CTRANSLATE2, LLAMA_CPP]
 IN_INT8 = [
     Engine(name=f"{one.name}, int8", module=one.module, options={"int8": True}, is_ours=one.is_ours, tolerance=ANY)
-    for one in (OURS, CTRANSLATE2)
+    for one in (OURS, CTRANSLATE2, LLAMA_CPP)
 ]
 
 
 def decode(asked: Asked) -> Report:
-    return _measure("decode", asked, GPT2, [1], engines=[OURS, TRANSFORMERS, CTRANSLATE2])
+    return _measure("decode", asked, GPT2, [1], engines=IN_FLOAT32)
 
 
 def decode_small(asked: Asked) -> Report:
-    return _measure("decode-small", asked, SMALL, [1], engines=[OURS, TRANSFORMERS])
+    return _measure("decode-small", asked, SMALL, [1], engines=IN_FLOAT32)
 
 
 def decode_batch(asked: Asked) -> Report:
-    return _measure("decode-batch", asked, GPT2, [1, 2, 4, 8, 16], engines=[OURS, TRANSFORMERS, CTRANSLATE2])
+    return _measure("decode-batch", asked, GPT2, [1, 2, 4, 8, 16], engines=IN_FLOAT32)
 
 
 def decode_int8(asked: Asked) -> Report:

@@ -42,7 +42,11 @@ class Work:
             # Far from even, or a random model with tied tables says one token for ever.
             initial_std=0.15,
         )
-        return GPT(config, seed=self.seed).eval()
+        model = GPT(config, seed=self.seed).eval()
+        with torch.no_grad():
+            # Its logit is 0, never the greatest: id 0 ends a text, which some engines do not say when none may end.
+            model.embedding.token.weight[0] = 0.0
+        return model
 
     def prompts(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed(self.seed + 1)
