@@ -44,8 +44,9 @@ class Work:
         )
         model = GPT(config, seed=self.seed).eval()
         with torch.no_grad():
-            # Its logit is 0, never the greatest: id 0 ends a text, which some engines do not say when none may end.
-            model.embedding.token.weight[0] = 0.0
+            # Logits of 0 are never the greatest. Among the low ids are ends and parts of characters in a peer's
+            # tokenizer, which it would not say, or say late.
+            model.embedding.token.weight[: self.vocabulary_size // 2] = 0.0
         return model
 
     def prompts(self) -> list[list[int]]:
