@@ -71,8 +71,8 @@ def _measure(
         rows=rows,
         notes=[
             "Same weights. In float32 all ids are equal; not compared: int8, and llama.cpp, whose cache has 16 bits.",
-            f"Of reading: the time to read all weights once at {reads / 1e9:.1f} GB/s, ÷ the CPU time of a step; the rate "
-            "is one by the clock, so that on a busy machine the share comes out too high.",
+            f"Of reading: the time to read all weights once at {reads / 1e9:.1f} GB/s, ÷ the CPU time of a step.",
+            "That rate is by the clock, so that on a busy machine the share comes out too high.",
             *found.absent,
         ],
         versions=found.versions,
