@@ -4,7 +4,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import beam, cost, embedding, explorer, memory, recurrence, results, shakespeare, training_speed
+from benchmarks import (
+    beam,
+    cost,
+    decode,
+    embedding,
+    explorer,
+    memory,
+    recurrence,
+    results,
+    shakespeare,
+    training_speed,
+)
 from benchmarks.runner import Asked
 
 BENCHMARKS = {
@@ -17,6 +28,10 @@ BENCHMARKS = {
     "beam": (beam.beam_alone, 7, "one sentence translated with beam 5, beside transformers with the same weights"),
     "beam-batch": (beam.beam_batch, 3, "sixteen at once"),
     "recurrence": (recurrence.recurrence, 1, "RNN and Transformer by length: training, inference, sequential steps"),
+    "decode": (decode.decode, 5, "one more token of GPT-2 124M, beside transformers, CTranslate2 and llama.cpp"),
+    "decode-small": (decode.decode_small, 9, "the same of 12 layers of width 64, where calls are all that costs"),
+    "decode-batch": (decode.decode_batch, 3, "GPT-2 124M with 1, 2, 4, 8 and 16 texts at once"),
+    "decode-int8": (decode.decode_int8, 3, "GPT-2 124M in int8, 1 and 16 texts, beside float32 and CTranslate2's int8"),
     "explorer": (explorer.explorer, 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
 }
 """Name: what measures, rounds unless said, what it is."""

@@ -15,7 +15,7 @@ from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.config.files import load_config
 from qkv.cost import Mode, Precision, Workload, layers_compared, parameters
 from qkv.generation import translate
-from qkv.generation.translate import packing_of
+from qkv.generation.packing import packing_of
 from qkv.inspection.figures import new_figure
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.training.measuring import Step, gradients_of, random_model

@@ -128,7 +128,7 @@ MASKS_AND_PADDING = [
 CACHE_AND_BEAMS = [
     bug(
         "values not selected with their keys", "nn/cache.py",
-        "layer.values = layer.values.index_select(0, rows)", "layer.values = layer.values[: len(rows)]",
+        "self.values = self.values.index_select(1, rows)", "self.values = self.values[:, : len(rows)]",
         f"{CACHED}::test_selected_rows_go_on_as_if_they_had_been_there_from_the_start",
     ),
     bug(
@@ -260,6 +260,7 @@ TRANSLATE = "generation/test_translate.py"
 GENERATE = "generation/test_generate.py"
 SAMPLING = "generation/test_sampling.py"
 TASK = "tasks/test_language_model.py"
+LEAN = "agreement/test_lean.py"
 
 GENERATION = [
     bug(
@@ -310,7 +311,7 @@ GENERATION = [
     ),
     bug(
         "prepared weights are known by their address alone", "generation/packing.py",
-        "[one.detach() for one in _tensors(modules)], multiply", "[], multiply",
+        "[one.detach() for one in _tensors(floats)], multiply", "[], multiply",
         f"{TRANSLATE}::test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew",
     ),
     bug(
@@ -319,8 +320,67 @@ GENERATION = [
     ),
     bug(
         "the lean step forgets the gate", "generation/lean.py",
-        "hidden = activate(gate, self._activation) * hidden", "hidden = activate(gate, self._activation)",
+        "hidden = activate(gate, self._activation).mul_(hidden)", "hidden = activate(gate, self._activation)",
         "generation/test_lean.py::test_each_step_agrees_with_the_models_own_road_through_padding_and_selection",
+    ),
+    bug(
+        "the lean step turns by the next token's angles", "generation/lean.py",
+        "[part[0, 0, n - 1] for part in self._angles]", "[part[0, 0, n] for part in self._angles]",
+        f"{LEAN}::test_each_step_of_the_known_shapes_agrees",
+    ),
+    bug(
+        "the lean step turns keys the other way", "generation/room.py",
+        "after_first.addcmul_(second, sin, value=-1)", "after_first.addcmul_(second, sin)",
+        f"{LEAN}::test_each_step_of_the_known_shapes_agrees",
+    ),
+    bug(
+        "the lean step's bias is one key late", "generation/lean.py",
+        "self._bias[..., self._capacity - n + first :]", "self._bias[..., self._capacity - n + first - 1 : -1]",
+        f"{LEAN}::test_each_step_of_the_known_shapes_agrees",
+    ),
+    bug(
+        "the lean step's window is one too wide", "generation/lean.py",
+        "max(0, n - self._window)", "max(0, n - self._window - 1)",
+        f"{LEAN}::test_each_step_of_the_known_shapes_agrees",
+    ),
+    bug(
+        "the lean step sees behind the ends of shorter rows", "generation/lean.py",
+        "torch.where(visible, bias, float(\"-inf\"))", "torch.where(visible | True, bias, float(\"-inf\"))",
+        f"{LEAN}::test_each_step_of_the_known_shapes_agrees",
+    ),
+    bug(
+        "the lean step adds one position to all rows", "generation/lean.py",
+        "positions[:, 0] if cache.is_ragged else cache.n_filled - 1", "cache.n_filled - 1",
+        f"{LEAN}::test_each_step_of_the_known_shapes_agrees",
+    ),
+    bug(
+        "the lean RMSNorm has no epsilon", "generation/room.py",
+        "(d_model * (epsilon or 0)) ** 0.5", "0.0",
+        f"{LEAN}::test_the_lean_norm_of_a_small_row_has_its_epsilon",
+    ),
+    bug(
+        "a product forgets its bias when it adds", "generation/packing.py",
+        "            stream.add_(self._bias)\n", "            pass\n",
+        f"{LEAN}::test_a_product_is_the_linear_maps_side_by_side_for_any_rows",
+    ),
+    bug(
+        "a row of padding stays in a product of two rows", "generation/packing.py",
+        '"none", [], "")[:2]', '"none", [], "")[1:]',
+        f"{LEAN}::test_a_product_is_the_linear_maps_side_by_side_for_any_rows",
+    ),
+    bug(
+        "looking inside is not noticed by the lean road", "generation/lean.py",
+        "        and not any(_is_in_use(part) for part in looked_at)\n", "",
+        "generation/test_lean.py::test_who_looks_inside_a_search_sees_it_and_who_changes_it_is_heard",
+    ),
+    bug(
+        "a cache that grows forgets what it held", "nn/cache.py",
+        "torch.cat((kept, kept.new_zeros(", "torch.cat((torch.zeros_like(kept), kept.new_zeros(",
+        "nn/test_cache.py::test_a_cache_that_grows_holds_what_one_made_whole_holds",
+    ),
+    bug(
+        "int8 rows share one range", "nn/int8.py", "x.abs().amax(-1, keepdim=True)", "x.abs().amax()",
+        "nn/test_int8.py::test_a_row_is_off_by_at_most_half_a_step_of_its_own_range",
     ),
     bug(
         "what may never be written is written", "generation/translate.py",

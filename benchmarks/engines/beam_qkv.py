@@ -8,7 +8,7 @@ import qkv
 from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_translation
 from qkv.config import BeamConfig
 from qkv.generation import translate
-from qkv.generation.translate import packing_of
+from qkv.generation.packing import packing_of
 
 
 def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:

@@ -1,10 +1,21 @@
 import math
+from importlib.util import find_spec
 
 import pytest
 import torch
 
-from benchmarks.engines import beam_joeynmt, beam_qkv, beam_transformers, train_qkv, train_transformers
+from benchmarks.engines import (
+    beam_joeynmt,
+    beam_qkv,
+    beam_transformers,
+    decode_ctranslate2,
+    decode_qkv,
+    decode_transformers,
+    train_qkv,
+    train_transformers,
+)
 from benchmarks.engines.beam_work import Work as BeamWork
+from benchmarks.engines.decode_work import Work as DecodeWork
 from benchmarks.engines.heldout import heldout_loss, split_text
 from benchmarks.engines.nanogpt import find
 from benchmarks.engines.next_token_work import Work
@@ -83,3 +94,18 @@ def test_each_of_joeynmts_names_has_one_of_ours():
         "feed_forward.layer_norm.bias": "feedforward_norm.bias",
     }
     assert {name: beam_joeynmt._our_name(name) for name in names} == names
+
+
+@torch.inference_mode()
+def test_every_engine_writes_the_same_ids():
+    """And many different ones: a random model that says one token for ever would hide much."""
+    work = DecodeWork(
+        n_layers=2, n_heads=3, d_model=24, vocabulary_size=97, batch=2, short=1, long=17, threads=1, n_prompt=5
+    )
+    engines = [decode_qkv, decode_transformers]
+    if find_spec("ctranslate2") is not None:
+        engines.append(decode_ctranslate2)
+    written = [engine.build(work, {})[0](work.prompts(), work.long) for engine in engines]
+    assert all(texts == written[0] for texts in written)
+    assert len({number for text in written[0] for number in text}) > 5
+    assert len(decode_qkv.build(work, {"int8": True})[0](work.prompts(), 3)[1]) == 3

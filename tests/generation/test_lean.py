@@ -1,4 +1,4 @@
-"""The lean step gives what the model's own road gives, and stands back where it cannot."""
+"""The lean step of an encoder–decoder gives what the model's own road gives, and stands back where it cannot."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from qkv.errors import InputError
 from qkv.generation import translate
 from qkv.generation.decoder import Seq2SeqDecoder, read_sources
 from qkv.generation.lean import LeanStep, can_be_lean
-from qkv.generation.translate import packing_of
+from qkv.generation.packing import packing_of
 from qkv.inspection import record
 from qkv.nn import using
 from tests.agreement.families import shaken
@@ -32,13 +32,13 @@ SHAPES = {
     },
     "grouped and uneven heads": {"n_kv_heads": 2, "d_head": 5, "d_value": 3, "tie_embeddings": False},
     "unscaled scores, scaled logits": {"scale_scores": False, "scale_logits": True, "norm_position": "pre"},
+    "T5's": {"positions": "relative", "norm": "rms", "norm_position": "pre", "n_kv_heads": 2},
+    "rotary": {"positions": "rotary", "norm": "rms"},
+    "windowed": {"window": 3, "positions": "alibi"},
 }  # fmt: skip
 UNUSUAL = {
-    "relative": {"positions": "relative"},
-    "rotary": {"positions": "rotary"},
     "concatenated": {"positions": "concatenated"},
     "pooled": {"head_layout": "pooled"},
-    "windowed": {"window": 3},
     "without output projection": {"output_projection": False},
 }
 SOURCES = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]

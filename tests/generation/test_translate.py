@@ -22,8 +22,7 @@ from qkv.generation import (
     translate_plainly,
 )
 from qkv.generation import translate as translate_ids
-from qkv.generation.packing import Packing
-from qkv.generation.translate import packing_of
+from qkv.generation.packing import Packing, packing_of
 from tests.agreement.families import shaken
 from tests.generation.test_beam import brute_force, penalties
 

@@ -13,7 +13,7 @@ from qkv.nn import KVCache, SourceCache
 LAYERS, BATCH, CAPACITY, KV_HEADS, D_HEAD, D_VALUE = 2, 3, 11, 5, 7, 4
 
 
-def new_cache(dtype: torch.dtype = torch.float32, batch: int = BATCH) -> KVCache:
+def new_cache(dtype: torch.dtype = torch.float32, batch: int = BATCH, chunk: int | None = None) -> KVCache:
     return KVCache(
         n_layers=LAYERS,
         batch=batch,
@@ -21,6 +21,7 @@ def new_cache(dtype: torch.dtype = torch.float32, batch: int = BATCH) -> KVCache
         key_shape=(KV_HEADS, D_HEAD),
         value_shape=(KV_HEADS, D_VALUE),
         like=torch.zeros(1, dtype=dtype),
+        chunk=chunk,
     )
 
 
@@ -225,3 +226,22 @@ def test_a_source_of_which_some_rows_are_left_is_still_the_same():
     cache.sources[0].kept = keys[rows], values[rows]
     cache.check_source(states[rows])
     cache.check_source(states[rows])
+
+
+def test_a_cache_that_grows_holds_what_one_made_whole_holds():
+    """And takes no more than it needs."""
+    whole, growing = new_cache(), new_cache(chunk=2)
+    n_slots = []
+    for n in (1, 1, 2, 3, 1, 3):
+        keys, values = drawn(n)
+        for cache in (whole, growing):
+            cache.reserve(batch=BATCH, n_new=n)
+            for layer in cache.layers:
+                layer.append(keys, values)
+        n_slots.append(growing.keys.shape[3])
+        for one, other in zip(whole.layers, growing.layers, strict=True):
+            assert torch.equal(one.keys[:, :, : growing.n_filled], other.keys[:, :, : growing.n_filled])
+            assert torch.equal(one.values[:, :, : growing.n_filled], other.values[:, :, : growing.n_filled])
+    assert n_slots == [2, 2, 4, 7, 10, 11]
+    with pytest.raises(CacheError, match="the cache holds 11 tokens a row, 12 are needed"):
+        growing.reserve(batch=BATCH, n_new=1)

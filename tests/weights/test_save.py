@@ -74,6 +74,13 @@ def test_half_precision_is_stored_in_half(tmp_path):
     assert hf.AutoConfig.from_pretrained(tmp_path / "out").dtype is torch.float16
 
 
+def test_half_precision_is_computed_with_in_whole_and_said(tmp_path):
+    save_hf(random_model("gpt2"), tmp_path / "out", numbers=Numbers.F16)
+    back = load_model(tmp_path / "out")
+    assert {parameter.dtype for parameter in back.model.parameters()} == {torch.float32}
+    assert back.remarks == ("its weights are float16; they are computed with in float32",)
+
+
 def test_a_shape_that_nobody_published_is_refused_and_nothing_is_written(tmp_path):
     model = build(SHAPES["gpt2"].replace(positions="alibi"))
     with pytest.raises(ConfigError, match="a published gpt2 cannot have positions="):

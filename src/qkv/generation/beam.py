@@ -11,6 +11,8 @@ from qkv.config import BeamConfig
 from qkv.errors import InputError, WeightsError
 from qkv.generation.decoder import Decoder, GPTDecoder
 from qkv.generation.forcing import Terms, spread
+from qkv.generation.lean import lean_step
+from qkv.generation.packing import Packing, packing_of
 from qkv.generation.sampling import NextLogits
 from qkv.generation.text import Ended, Limit, begin
 from qkv.models import GPT
@@ -34,13 +36,15 @@ class Hypothesis:
 
 
 def beam_generate(
-    model: GPT, prompts: Sequence[Sequence[int]], *, max_new: int, beam: BeamConfig, stop_ids: frozenset[int] = NO_STOPS
-) -> list[list[Hypothesis]]:
+    model: GPT, prompts: Sequence[Sequence[int]], *, max_new: int, beam: BeamConfig,
+    stop_ids: frozenset[int] = NO_STOPS, packing: Packing | None = None,
+) -> list[list[Hypothesis]]:  # fmt: skip
     """The best `beam.n_best` texts after each prompt, best first; prompts have any lengths."""
     texts = begin(prompts, max_new=max_new, context_length=model.config.context_length)
     capacity = max(len(text.prompt) + text.limit.n_new - 1 for text in texts)
     with torch.inference_mode():
-        decoder = GPTDecoder(model, batch=len(texts), capacity=capacity)
+        lean = lean_step(model, packing or packing_of(model), capacity=capacity)
+        decoder = GPTDecoder(model, batch=len(texts), capacity=capacity, lean=lean)
         logits = decoder.prefill(prompts)
     return beam_search(decoder, logits, [text.limit for text in texts], beam=beam, stop_ids=stop_ids)
 

@@ -15,6 +15,8 @@ from qkv.nn import Source, SourceCache
 
 Rows = Int[Tensor, " row"]
 Texts = Int[Tensor, " text"]
+CHUNK = 256
+"""Tokens a row that a cache takes memory for at a time: many texts end long before their limit."""
 
 
 @runtime_checkable
@@ -38,9 +40,11 @@ class Decoder(Protocol):
 class GPTDecoder:
     """A GPT with its cache; every row is a text of its own length."""
 
-    def __init__(self, model: GPT, *, batch: int, capacity: int) -> None:
+    def __init__(self, model: GPT, *, batch: int, capacity: int, lean: LeanStep | None = None) -> None:
+        """`lean`: another road for the same steps."""
         self._model = model
-        self.cache = model.new_cache(batch=batch, capacity=capacity)
+        self._lean = lean
+        self.cache = model.new_cache(batch=batch, capacity=capacity, chunk=CHUNK)
         self._n_shortest = 0
 
     @property
@@ -57,6 +61,8 @@ class GPTDecoder:
         return self._model.unembedding(last[:, None])[:, 0]
 
     def step(self, ids: Rows) -> NextLogits:
+        if self._lean is not None:
+            return self._lean(ids, self.cache)
         return self._model(ids[:, None], cache=self.cache)[:, 0]
 
     def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:
@@ -75,7 +81,7 @@ class Seq2SeqDecoder:
 
     def step(self, ids: Rows) -> NextLogits:
         if self._lean is not None:
-            return self._lean(ids, self._source, self.cache)
+            return self._lean(ids, self.cache, self._source)
         return self._model.decode(ids[:, None], self._source, cache=self.cache)[:, 0]
 
     def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from qkv.config import SamplingConfig
 from qkv.errors import WeightsError
 from qkv.generation.decoder import Decoder, GPTDecoder
+from qkv.generation.lean import lean_step
+from qkv.generation.packing import Packing, packing_of
 from qkv.generation.sampling import NextLogits, Said, choose, log_probabilities
 from qkv.generation.text import Text, begin
 from qkv.models import GPT
@@ -42,16 +44,19 @@ def steps(
     max_new: int,
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
     stop_ids: frozenset[int] = NO_STOPS,
+    packing: Packing | None = None,
 ) -> Iterator[Step]:
     """Each new token as it comes, row by row; a row whose `text.ended` the reader sets is left out from then on.
 
     Prompts have any lengths. Row i draws with seed + i, so what it says depends on its prompt and seed alone.
+    `packing`: of `packing_of(model)`, kept from call to call; it takes as long as a few steps to make.
     """
     texts = begin(prompts, max_new=max_new, context_length=model.config.context_length)
     # The last new token of a text is never read, so it needs no room.
     capacity = max(len(text.prompt) + text.limit.n_new - 1 for text in texts)
     with torch.inference_mode():
-        decoder = GPTDecoder(model, batch=len(texts), capacity=capacity)
+        lean = lean_step(model, packing or packing_of(model), capacity=capacity)
+        decoder = GPTDecoder(model, batch=len(texts), capacity=capacity, lean=lean)
         logits = decoder.prefill(prompts)
     yield from decode(decoder, logits, texts, sampling=sampling, stop_ids=stop_ids)
 
@@ -65,7 +70,10 @@ def decode(
     rows = list(range(len(texts)))
     while rows:
         with torch.inference_mode():
-            chance = torch.tensor([chances[row].random() for row in rows], dtype=torch.float64, device=logits.device)
+            chance = None
+            if sampling.temperature > 0:
+                drawn = [chances[row].random() for row in rows]
+                chance = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
             chosen = choose(logits, sampling, said=said, chance=chance)
             of_chosen = log_probabilities(logits, chosen).tolist()
         for place, (row, number, log_p) in enumerate(zip(rows, chosen.tolist(), of_chosen, strict=True)):
@@ -94,10 +102,11 @@ def generate(
     max_new: int,
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
     stop_ids: frozenset[int] = NO_STOPS,
+    packing: Packing | None = None,
 ) -> list[Text]:
     """The finished texts, in the order of their prompts."""
     texts: dict[int, Text] = {}
-    for step in steps(model, prompts, max_new=max_new, sampling=sampling, stop_ids=stop_ids):
+    for step in steps(model, prompts, max_new=max_new, sampling=sampling, stop_ids=stop_ids, packing=packing):
         texts[step.row] = step.text
     return [texts[row] for row in range(len(prompts))]
 

@@ -1,8 +1,12 @@
-"""One more token through the writing half of an encoder–decoder, in as few calls as it takes.
+"""One more token through a decoder, in as few calls as it takes: GPT, or the writing half of an encoder–decoder.
 
-`Seq2Seq.decode` says what is computed, and this agrees with it to rounding. On a CPU the step of a small model is so
-short that calls between its parts (taps, look-ups, masks) count: without them it takes 0.7 times as long.
+`GPT.forward` and `Seq2Seq.decode` say what is computed, and this agrees with them to rounding. On a CPU the step of a
+small model is so short that calls between its parts (taps, look-ups, masks, views) count for most of it: here a layer
+is a dozen calls of torch. `can_be_lean` is the rule for who goes this way; all others go the model's own road.
 """
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +14,19 @@ from torch.nn import functional as F
 
 from qkv.choices import HeadLayout, Kernel, NormPosition
 from qkv.generation.packing import Packing
-from qkv.models import Seq2Seq
+from qkv.generation.room import LeanNorm, Room, Rotation
+from qkv.models import GPT, Seq2Seq
 from qkv.nn import (
+    AtEnds,
     Attention,
     Block,
     ConcatenatedPositions,
     FeedForward,
+    Int8Linear,
     KVCache,
-    LayerCache,
+    Mask,
+    RMSNorm,
+    Rotary,
     Source,
     SourceCache,
     Tap,
@@ -25,48 +34,140 @@ from qkv.nn import (
 )
 
 
-class LeanStep:
-    """A step by prepared weights; asked for one call of `translate` after `can_be_lean`."""
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What one step tells all its layers."""
 
-    def __init__(self, model: Seq2Seq, packing: Packing, *, capacity: int) -> None:
-        side = model.decoder
+    room: Room
+    keys: Sequence[Tensor]
+    """Of each layer, all that may be seen: (batch, kv_head, key, d_head)."""
+    values: Sequence[Tensor]
+    slots: Sequence[tuple[Tensor, Tensor]]
+    """Of each layer, where the new keys and values go."""
+    ends: AtEnds | None
+    """In rows of different lengths: where in `slots`, which then are the whole cache."""
+    rotation: Rotation | None
+    mask: Tensor | None
+    """Added to the scores."""
+
+
+class LeanStep:
+    """A step by prepared weights, for one call of `generate` or `translate`; made by `lean_step`."""
+
+    def __init__(self, model: GPT | Seq2Seq, packing: Packing, *, capacity: int) -> None:
+        side = model.decoder if isinstance(model, Seq2Seq) else model
         embedding = side.embedding
+        blocks = [block for block in side.blocks if isinstance(block, Block)]
         self._tokens, self._scale = embedding.token.weight.detach(), embedding.scale
-        self._embedding_norm = None if embedding.norm is None else embedding.norm.forward
-        self._final_norm = side.final_norm.forward
-        self._places = None
+        self._embedding_norm = None if embedding.norm is None else LeanNorm(embedding.norm)
+        self._final_norm = None if isinstance(side.final_norm, nn.Identity) else LeanNorm(side.final_norm)
+        self._blocks = [_LeanBlock(block, packing) for block in blocks]
+        self._unembed, self._logit_scale = packing.product(model.unembedding), model.unembedding.scale
+        self._window, self._relation, self._capacity = model.config.window, side.relation, capacity
+        self._shape = blocks[0].attention.shape
+        norm = blocks[0].attention_norm
+        self._epsilon = norm.epsilon if isinstance(norm, RMSNorm) else None
+        self._room: Room | None = None
+        self._places = self._angles = self._bias = None
+        places = torch.arange(capacity)[None]
         if embedding.position is not None:
             nothing = self._tokens.new_zeros(1, capacity, self._tokens.shape[1])
-            self._places = embedding.position(nothing, torch.arange(capacity)[None])[0]
-        self._blocks = [_LeanBlock(block, packing) for block in side.blocks if isinstance(block, Block)]
-        self._unembed, self._logit_scale = packing.product(model.unembedding), model.unembedding.scale
+            self._places = embedding.position(nothing, places)[0]
+        if side.relation is not None:
+            related = side.relation(places if isinstance(side.relation, Rotary) else places[:, -1:], places)
+            self._angles, self._bias = related.rotation, related.bias
 
-    def __call__(self, ids: Tensor, source: Source, cache: KVCache) -> Tensor:
-        cache.reserve(batch=len(ids), n_new=1)
-        n = cache.n_filled
-        x = F.embedding(ids[:, None], self._tokens) * self._scale
+    def __call__(self, ids: Tensor, cache: KVCache, source: Source | None = None) -> Tensor:
+        positions = cache.reserve(batch=len(ids), n_new=1)
+        room = self._room_for(len(ids))
+        here = self._ragged(cache, positions, room) if cache.is_ragged else self._even(cache, room)
+        x = self._embed(ids, positions[:, 0] if cache.is_ragged else cache.n_filled - 1, room)
+        visible = None if source is None or source.mask is None else source.mask.table
+        for number, block in enumerate(self._blocks):
+            x = block.look_back(x, here, number)
+            if source is not None:
+                x = block.look_at_source(x, room, cache.sources[number], states=source.states, visible=visible)
+            x = block.think(x, room)
+        if self._final_norm is not None:
+            x = self._final_norm(x, room)
+        return self._unembed(x if self._logit_scale == 1.0 else x * self._logit_scale)
+
+    def _room_for(self, rows: int) -> Room:
+        if self._room is None or self._room.rows != rows:
+            self._room = Room(
+                self._tokens, self._shape, rows=rows, epsilon=self._epsilon, is_rotary=self._angles is not None
+            )
+        return self._room
+
+    def _embed(self, ids: Tensor, positions: Tensor | int, room: Room) -> Tensor:
+        x = room.stream
+        torch.index_select(self._tokens, 0, ids, out=x) if x.is_contiguous() else x.copy_(self._tokens[ids])
+        if self._scale != 1.0:
+            x.mul_(self._scale)
         if self._places is not None:
-            x = x + self._places[n - 1]
+            x.add_(self._places[positions])
         if self._embedding_norm is not None:
-            x = self._embedding_norm(x)
-        visible = None if source.mask is None else source.mask.table
-        for block, own, of_source in zip(self._blocks, cache.layers, cache.sources, strict=True):
-            x = block.look_back(x, own, n)
-            x = block.look_at_source(x, of_source, source.states, visible)
-            x = block.think(x)
-        return self._unembed(self._final_norm(x) * self._logit_scale)[:, 0]
+            x.copy_(self._embedding_norm(x, room))
+        return x
+
+    def _even(self, cache: KVCache, room: Room) -> _Here:
+        """All rows are equally long: what may be seen stands side by side in the cache, and no mask is needed."""
+        n = cache.n_filled
+        first = 0 if self._window is None else max(0, n - self._window)
+        new, seen = (part.select(3, n - 1) for part in (cache.keys, cache.values)), slice(first, n)
+        angles = None if self._angles is None else [part[0, 0, n - 1] for part in self._angles]
+        return _Here(
+            room=room,
+            keys=cache.keys[:, :, :, seen].unbind(0),
+            values=cache.values[:, :, :, seen].unbind(0),
+            slots=list(zip(*(part.unbind(0) for part in new), strict=True)),
+            ends=None,
+            rotation=None if angles is None else (angles[0], _half(angles[1])),
+            # A bias goes by distance alone: this is the end of the row of the last query there could be.
+            mask=None if self._bias is None else self._folded(self._bias[..., self._capacity - n + first :]),
+        )
+
+    def _ragged(self, cache: KVCache, positions: Tensor, room: Room) -> _Here:
+        n = cache.n_filled
+        visible = Mask(causal=True, window=self._window, query_positions=positions).visible(1, n, positions.device)
+        bias, rotation = torch.zeros((), dtype=self._tokens.dtype), None
+        if self._relation is not None:
+            related = self._relation(positions, torch.arange(n)[None])
+            bias = bias if related.bias is None else related.bias
+            angles = None if related.rotation is None else [part[:, 0] for part in related.rotation]
+            rotation = None if angles is None else (angles[0], _half(angles[1]))
+        keys, values = cache.keys.unbind(0), cache.values.unbind(0)
+        assert isinstance(cache.place, AtEnds)
+        return _Here(
+            room=room,
+            keys=[part[:, :, :n] for part in keys],
+            values=[part[:, :, :n] for part in values],
+            slots=list(zip(keys, values, strict=True)),
+            ends=cache.place,
+            rotation=rotation,
+            mask=self._folded(torch.where(visible, bias, float("-inf"))),
+        )
+
+    def _folded(self, mask: Tensor) -> Tensor:
+        """(batch, head, 1, key) for queries that are folded by the heads that share keys."""
+        if mask.shape[1] == 1:
+            return mask
+        return mask.reshape(mask.shape[0], self._shape.n_kv_heads, -1, mask.shape[3])
 
 
 class _LeanBlock:
     def __init__(self, block: Block, packing: Packing) -> None:
         attention, cross, feedforward = block.attention, block.cross, block.feedforward
-        assert isinstance(cross, Attention)
-        outputs = [part.output for part in (attention, cross) if isinstance(part.output, nn.Linear)]
-        self._pre = block.norm_position is NormPosition.PRE
-        self._norms = [part.forward for part in (block.attention_norm, block.cross_norm, block.feedforward_norm)]
+        self._is_pre = block.norm_position is NormPosition.PRE
+        self._attention_norm, self._feedforward_norm = LeanNorm(block.attention_norm), LeanNorm(block.feedforward_norm)
         self._own = packing.product(attention.query, attention.key, attention.value)
-        self._outputs = [packing.product(output) for output in outputs]
-        self._query, self._key, self._value = (packing.product(part) for part in (cross.query, cross.key, cross.value))
+        self._output = packing.product(_linear(attention.output))
+        if cross is not None:
+            self._cross_norm = LeanNorm(block.cross_norm)
+            self._query, self._key, self._value = (
+                packing.product(part) for part in (cross.query, cross.key, cross.value)
+            )
+            self._cross_output = packing.product(_linear(cross.output))
         gate = feedforward.gate
         self._expand = (
             packing.product(feedforward.expand) if gate is None else packing.product(gate, feedforward.expand)
@@ -74,57 +175,68 @@ class _LeanBlock:
         self._contract = packing.product(feedforward.contract)
         self._is_gated, self._activation = gate is not None, feedforward.activation
         self._shape, self._scale = attention.shape, attention.scale
-        shape = attention.shape
-        self._widths = [shape.n_heads * shape.d_head, shape.n_kv_heads * shape.d_head, shape.n_kv_heads * shape.d_value]
-        self._is_grouped = shape.n_heads != shape.n_kv_heads
 
-    def look_back(self, x: Tensor, cache: LayerCache, n: int) -> Tensor:
-        rows, shape = x.shape[0], self._shape
-        queries, keys, values = self._own(self._norms[0](x) if self._pre else x).split(self._widths, -1)
-        cache.keys[:, :, n - 1] = keys.view(rows, shape.n_kv_heads, shape.d_head)
-        cache.values[:, :, n - 1] = values.view(rows, shape.n_kv_heads, shape.d_value)
-        queries = queries.view(rows, shape.n_heads, 1, shape.d_head)
-        heads = self._attend(queries, cache.keys[:, :, :n], cache.values[:, :, :n], None)
-        return self._add(0, x, self._outputs[0](heads.reshape(rows, 1, -1)))
+    def look_back(self, x: Tensor, here: _Here, number: int) -> Tensor:
+        room = here.room
+        self._own.into(self._attention_norm(x, room) if self._is_pre else x, room.projected)
+        if here.rotation is not None:
+            room.turn(here.rotation)
+        keys, values = here.slots[number]
+        if here.ends is None:
+            keys.copy_(room.keys)
+            values.copy_(room.values)
+        else:
+            here.ends.write(keys, room.keys[:, :, None])
+            here.ends.write(values, room.values[:, :, None])
+        heads = F.scaled_dot_product_attention(
+            room.queries, here.keys[number], here.values[number], attn_mask=here.mask, scale=self._scale
+        )
+        self._output.onto(x, heads.reshape(room.rows, -1))
+        return x if self._is_pre else self._attention_norm(x, room)
 
-    def look_at_source(self, x: Tensor, cache: SourceCache, states: Tensor, visible: Tensor | None) -> Tensor:
+    def look_at_source(
+        self, x: Tensor, room: Room, cache: SourceCache, *, states: Tensor, visible: Tensor | None
+    ) -> Tensor:
         rows, shape = x.shape[0], self._shape
-        queries = self._query(self._norms[1](x) if self._pre else x)
-        keys, values = cache.fetch(lambda: (self._split(self._key(states)), self._split(self._value(states))))
+        queries = self._query(self._cross_norm(x, room) if self._is_pre else x)
+        keys, values = cache.fetch(lambda: (self._of_source(self._key, states), self._of_source(self._value, states)))
         # The rows of a text are queries of its one source.
         n_texts = len(keys)
         queries = queries.view(n_texts, rows // n_texts, shape.n_heads, shape.d_head).transpose(1, 2)
         mask = None if visible is None else visible.expand(-1, -1, rows // n_texts, -1)
-        heads = self._attend(queries, keys, values, mask).transpose(1, 2)
-        return self._add(1, x, self._outputs[1](heads.reshape(rows, 1, -1)))
+        is_grouped = shape.n_heads != shape.n_kv_heads
+        heads = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=is_grouped
+        )
+        self._cross_output.onto(x, heads.transpose(1, 2).reshape(rows, -1))
+        return x if self._is_pre else self._cross_norm(x, room)
 
-    def think(self, x: Tensor) -> Tensor:
-        hidden = self._expand(self._norms[2](x) if self._pre else x)
+    def think(self, x: Tensor, room: Room) -> Tensor:
+        hidden = self._expand(self._feedforward_norm(x, room) if self._is_pre else x)
         if self._is_gated:
             gate, hidden = hidden.chunk(2, -1)
-            hidden = activate(gate, self._activation) * hidden
+            hidden = activate(gate, self._activation).mul_(hidden)
         else:
             hidden = activate(hidden, self._activation)
-        return self._add(2, x, self._contract(hidden))
+        self._contract.onto(x, hidden)
+        return x if self._is_pre else self._feedforward_norm(x, room)
 
-    def _add(self, part: int, x: Tensor, write: Tensor) -> Tensor:
-        x = x + write
-        return x if self._pre else self._norms[part](x)
-
-    def _split(self, projected: Tensor) -> Tensor:
+    def _of_source(self, product: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+        projected = product(states.flatten(0, 1)).unflatten(0, states.shape[:2])
         return projected.unflatten(-1, (self._shape.n_kv_heads, -1)).transpose(1, 2)
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        return F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=self._is_grouped
-        )
+
+def lean_step(model: GPT | Seq2Seq, packing: Packing, *, capacity: int) -> LeanStep | None:
+    """None where the model goes its own road."""
+    return LeanStep(model, packing, capacity=capacity) if can_be_lean(model, packing) else None
 
 
-def can_be_lean(model: Seq2Seq, packing: Packing) -> bool:
-    """Whether the model is of the usual shape, and no one looks inside."""
-    side, looked_at = model.decoder, [*model.decoder.modules(), *model.unembedding.modules()]
-    is_usual = side.relation is None and not isinstance(side.embedding.position, ConcatenatedPositions)
-    is_free = not any(_is_in_use(part) for part in looked_at)
+def can_be_lean(model: GPT | Seq2Seq, packing: Packing) -> bool:
+    """Float32 on a CPU, not in training, heads split, with an output projection, positions not concatenated, and no
+    one looks inside (a tap, a hook, the plain kernel).
+    """
+    side = model.decoder if isinstance(model, Seq2Seq) else model
+    looked_at = [*side.modules(), *model.unembedding.modules()]
     attentions = [part for part in looked_at if isinstance(part, Attention)]
     feedforwards = [part for part in looked_at if isinstance(part, FeedForward)]
     linears = [one for part in attentions for one in (part.query, part.key, part.value, part.output)]
@@ -132,11 +244,10 @@ def can_be_lean(model: Seq2Seq, packing: Packing) -> bool:
     return (
         packing.is_possible
         and not model.training
-        and model.config.window is None
-        and is_usual
-        and is_free
+        and not isinstance(side.embedding.position, ConcatenatedPositions)
+        and not any(_is_in_use(part) for part in looked_at)
         and all(part.shape.layout is HeadLayout.SPLIT and part.kernel is Kernel.FUSED for part in attentions)
-        and all(type(one) is nn.Linear for one in linears)
+        and all(type(one) in (nn.Linear, Int8Linear) for one in linears)
     )
 
 
@@ -144,3 +255,12 @@ def _is_in_use(part: nn.Module) -> bool:
     if isinstance(part, Tap):
         return part.is_in_use
     return bool(part._forward_hooks or part._forward_pre_hooks)  # noqa: SLF001 - torch has no other way to ask
+
+
+def _half(angles: Tensor) -> Tensor:
+    return angles[..., : angles.shape[-1] // 2]
+
+
+def _linear(part: nn.Module) -> nn.Linear | Int8Linear:
+    assert isinstance(part, nn.Linear | Int8Linear)
+    return part

@@ -1,19 +1,98 @@
 """Matrices laid out once as the CPU reads them fastest, for the many small steps of decoding.
 
-A step multiplies a few rows by every weight. torch's usual product prepares the weights anew each time; oneDNN's takes
-them prepared, which is 1.5 to 2.4 times as fast for 1 to 40 rows.
+A step multiplies a few rows by every weight. Which of torch's products is fastest depends on how many rows and numbers
+there are; all of them want the weights laid out in their own way, which is done at the first use and kept.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from qkv.nn import Unembedding
+from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
+from qkv.nn import Int8Linear, Unembedding
 
-Product = Callable[[Tensor], Tensor]
+SMALL = 2**17
+"""Numbers in a matrix below which preparing oneDNN's call costs more than the call saves."""
+FAR = 2**20
+"""Numbers in a matrix that comes from memory each time: oneDNN multiplies 3 rows by it 1.3 times as fast as 2."""
+
+
+class Product:
+    """x times the weights of some modules, their results side by side; from torch's own only rounding differs."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        self._weights = [weight.detach() for weight in weights]
+        given = [bias.detach() for bias in biases if bias is not None]
+        self._bias = torch.cat(given) if given else None
+        self._n_in = weights[0].shape[1]
+        self._n_numbers = sum(weight.numel() for weight in weights)
+        self._can_prepare = _has_onednn() and self._n_numbers >= SMALL
+        self._turned: Tensor | None = None
+        self._prepared: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x`: (rows, width)."""
+        if self._can_prepare and x.shape[0] > 1:
+            return self._by_onednn(x)
+        turned = self._turned if self._turned is not None else self._turn()
+        return torch.mm(x, turned) if self._bias is None else torch.addmm(self._bias, x, turned)
+
+    def into(self, x: Tensor, out: Tensor) -> None:
+        if self._can_prepare and x.shape[0] > 1:
+            out.copy_(self._by_onednn(x))
+            return
+        turned = self._turned if self._turned is not None else self._turn()
+        if self._bias is None:
+            torch.mm(x, turned, out=out)
+        else:
+            torch.addmm(self._bias, x, turned, out=out)
+
+    def onto(self, stream: Tensor, x: Tensor) -> None:
+        """Add the result to `stream`."""
+        if self._can_prepare and x.shape[0] > 1:
+            stream.add_(self._by_onednn(x))
+            return
+        stream.addmm_(x, self._turned if self._turned is not None else self._turn())
+        if self._bias is not None:
+            stream.add_(self._bias)
+
+    def _turn(self) -> Tensor:
+        weight = self._whole()
+        # One row reads a matrix fastest along the longer of its sides.
+        is_copied = weight.shape[0] >= weight.shape[1] or len(self._weights) > 1
+        self._turned = weight.T.contiguous() if is_copied else weight.T
+        return self._turned
+
+    def _by_onednn(self, x: Tensor) -> Tensor:
+        if self._prepared is None:
+            self._prepared = torch.ops.mkldnn._reorder_linear_weight(self._whole())  # noqa: SLF001 - as torch.compile does
+        multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+        if x.shape[0] == 2 and self._n_numbers >= FAR:
+            return multiply(F.pad(x, (0, 0, 0, 1)), self._prepared, self._bias, "none", [], "")[:2]
+        return multiply(x, self._prepared, self._bias, "none", [], "")
+
+    def _whole(self) -> Tensor:
+        return self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
+
+
+class Int8Product:
+    """As `Product`, in whole numbers."""
+
+    def __init__(self, parts: Sequence[Int8Linear]) -> None:
+        self._linear = parts[0] if len(parts) == 1 else Int8Linear.side_by_side(parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear.forward(x)
+
+    def into(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(self._linear.forward(x))
+
+    def onto(self, stream: Tensor, x: Tensor) -> None:
+        stream.add_(self._linear.forward(x))
 
 
 @dataclass(frozen=True)
@@ -21,7 +100,7 @@ class _Prepared:
     state: list[tuple[int, int]]
     made_of: list[Tensor]
     """Kept, so that no other weights can come to lie where these did and pass for them."""
-    multiply: Product
+    multiply: Product | Int8Product
 
 
 class Packing:
@@ -46,7 +125,7 @@ class Packing:
 
         Only for float32 on a CPU; elsewhere nothing changes.
         """
-        changed = [module for module in self._modules if _can_pack(module.weight)]
+        changed = [one for one in self._modules if _can_pack(one.weight) and not _in_int8(one)]
         try:
             for module in changed:
                 module.__dict__["forward"] = self._forward(module)
@@ -56,25 +135,44 @@ class Packing:
                 # Another thread may have been here meanwhile and taken it away: the usual product is as right.
                 module.__dict__.pop("forward", None)
 
-    def product(self, *modules: nn.Linear | Unembedding) -> Product:
+    def product(self, *modules: nn.Linear | Unembedding | Int8Linear) -> Product | Int8Product:
         """x times the weights of these modules, one after another: their results side by side."""
         made = self._made.get(modules)
-        state = [_state(tensor) for tensor in _tensors(modules)]
+        in_int8 = [part for one in modules if (part := _in_int8(one)) is not None]
+        floats = [one for one in modules if not in_int8 and not isinstance(one, Int8Linear)]
+        state = [_state(tensor) for tensor in _tensors(floats)]
         if made is None or made.state != state:
-            multiply = _product([one.weight for one in modules], [one.bias for one in modules])
-            made = _Prepared(state, [one.detach() for one in _tensors(modules)], multiply)
+            multiply = Int8Product(in_int8) if in_int8 else _product(floats)
+            made = _Prepared(state, [one.detach() for one in _tensors(floats)], multiply)
             self._made[modules] = made
         return made.multiply
 
-    def _forward(self, module: nn.Linear | Unembedding) -> Product:
-        multiply = self.product(module)
+    def _forward(self, module: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
+        product = self.product(module)
+
+        def multiply(x: Tensor) -> Tensor:
+            return product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
         if not isinstance(module, Unembedding):
             return multiply
         return lambda x: module.logits(multiply(x * module.scale if module.scale != 1.0 else x))
 
 
-def _tensors(modules: tuple[nn.Linear | Unembedding, ...]) -> list[Tensor]:
+def _product(modules: Sequence[nn.Linear | Unembedding]) -> Product:
+    return Product([one.weight for one in modules], [one.bias for one in modules])
+
+
+def _tensors(modules: Sequence[nn.Linear | Unembedding]) -> list[Tensor]:
     return [tensor for one in modules for tensor in (one.weight, one.bias) if tensor is not None]
+
+
+def packing_of(model: GPT | Seq2Seq | RNNSeq2Seq) -> Packing:
+    """Of the half that writes."""
+    return Packing(*([model] if isinstance(model, GPT) else [model.decoder, model.unembedding]))
+
+
+def _in_int8(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear | None:
+    return module.int8 if isinstance(module, Unembedding) else module if isinstance(module, Int8Linear) else None
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:
@@ -82,18 +180,8 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
-def _product(weights: list[Tensor], biases: list[Tensor | None]) -> Product:
-    weight = torch.cat([one.detach() for one in weights])
-    prepared = torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001 - what torch.compile uses too
-    multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
-    given = [one.detach() for one in biases if one is not None]
-    bias = torch.cat(given) if given else None
-    return lambda x: multiply(x, prepared, bias, "none", [], "")
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

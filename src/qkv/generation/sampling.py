@@ -101,10 +101,11 @@ def draw(logits: NextLogits, chance: Float[Tensor, " batch"]) -> Int[Tensor, " b
 
 
 def choose(
-    logits: NextLogits, config: SamplingConfig, *, said: Said | None, chance: Float[Tensor, " batch"]
+    logits: NextLogits, config: SamplingConfig, *, said: Said | None, chance: Float[Tensor, " batch"] | None
 ) -> Int[Tensor, " batch"]:
     """The next id of each row: `draw` from `adjusted`; the likeliest, without any drawing, at temperature 0."""
     if config.temperature > 0:
+        assert chance is not None, "a draw needs chance"
         return draw(adjusted(logits, config, said), chance)
     if config.repetition_penalty != 1.0 and said is not None:
         logits = penalise_repetition(_wide(logits), said, config.repetition_penalty)
@@ -113,8 +114,7 @@ def choose(
 
 def log_probabilities(logits: NextLogits, ids: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
     """Of each row's id under the model itself, before any setting."""
-    logits = _wide(logits)
-    return logits.gather(-1, ids[:, None]).squeeze(-1) - logits.logsumexp(-1)
+    return _wide(logits).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
 
 
 def _wide(logits: Tensor) -> Tensor:

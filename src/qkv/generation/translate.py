@@ -9,18 +9,14 @@ from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation.beam import Hypothesis, beam_search
 from qkv.generation.decoder import Decoder, Rows, read_sources
-from qkv.generation.lean import LeanStep, can_be_lean
-from qkv.generation.packing import Packing
+from qkv.generation.lean import lean_step
+from qkv.generation.packing import Packing, packing_of
 from qkv.generation.sampling import NextLogits
 from qkv.generation.text import Ended, Limit
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.weights.decoding import Decoding
 
 GREEDY = BeamConfig(n_beams=1)
-
-
-def packing_of(model: Seq2Seq | RNNSeq2Seq) -> Packing:
-    return Packing(model.decoder, model.unembedding)
 
 
 @torch.inference_mode()
@@ -50,9 +46,7 @@ def translate(
     if not 0 <= first < model.config.vocabulary_size:
         raise InputError(f"first={first} is outside the vocabulary of {model.config.vocabulary_size}")
     packing = packing or packing_of(model)
-    lean = None
-    if isinstance(model, Seq2Seq) and can_be_lean(model, packing):
-        lean = LeanStep(model, packing, capacity=capacity)
+    lean = lean_step(model, packing, capacity=capacity) if isinstance(model, Seq2Seq) else None
     with packing.used() if lean is None else nullcontext():
         decoder = read_sources(model, sources, capacity=capacity, lean=lean)
         begun = torch.full((len(sources),), first, device=next(model.parameters()).device)

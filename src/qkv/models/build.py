@@ -129,8 +129,9 @@ def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unem
 
 
 def build_cache(
-    config: TransformerConfig, like: TokenEmbedding, *, n_layers: int, batch: int, capacity: int
-) -> KVCache:
+    config: TransformerConfig, like: TokenEmbedding, *, n_layers: int, batch: int, capacity: int,
+    chunk: int | None = None,
+) -> KVCache:  # fmt: skip
     return KVCache(
         n_layers=n_layers,
         batch=batch,
@@ -138,4 +139,5 @@ def build_cache(
         key_shape=(config.n_kv_heads, config.d_head),
         value_shape=(config.n_kv_heads, config.d_value),
         like=like.weight,
+        chunk=chunk,
     )

@@ -67,12 +67,13 @@ class GPT(nn.Module):
         x = self.blocks(x, positions=positions, relation=self.relation, mask=mask, cache=cache)
         return self.final(self.final_norm(x))
 
-    def new_cache(self, *, batch: int, capacity: int | None = None) -> KVCache:
-        """Room for `capacity` tokens a row; the whole context unless said."""
+    def new_cache(self, *, batch: int, capacity: int | None = None, chunk: int | None = None) -> KVCache:
+        """Room for `capacity` tokens a row; the whole context unless said. `chunk`: taken so many at a time."""
         return build_cache(
             self.config,
             self.embedding.token,
             n_layers=self.config.n_layers,
             batch=batch,
             capacity=self.config.context_length if capacity is None else capacity,
+            chunk=chunk,
         )

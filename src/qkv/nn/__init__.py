@@ -2,10 +2,11 @@
 
 from qkv.nn.attention import Attention, Heads, using
 from qkv.nn.block import Block, Blocks, Source
-from qkv.nn.cache import KVCache, LayerCache, SourceCache
+from qkv.nn.cache import AtEnds, KVCache, LayerCache, SourceCache
 from qkv.nn.embedding import InputEmbedding, TokenEmbedding, Unembedding, check_ids
 from qkv.nn.feedforward import FeedForward, activate
 from qkv.nn.initialise import initialise
+from qkv.nn.int8 import Int8Linear, check_int8
 from qkv.nn.lookup import Lookup, attend, attend_fused, weights_of
 from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.memory import SoftMemory
@@ -18,6 +19,7 @@ from qkv.nn.tap import Tap
 __all__ = [
     "CAUSAL",
     "ALiBi",
+    "AtEnds",
     "Attention",
     "AttentiveDecoder",
     "Block",
@@ -26,6 +28,7 @@ __all__ = [
     "FeedForward",
     "Heads",
     "InputEmbedding",
+    "Int8Linear",
     "KVCache",
     "LayerCache",
     "LayerNorm",
@@ -52,6 +55,7 @@ __all__ = [
     "attend",
     "attend_fused",
     "check_ids",
+    "check_int8",
     "initialise",
     "norm",
     "sinusoid",

@@ -25,7 +25,7 @@ class _Scattered:
 
 
 @dataclass(frozen=True)
-class _AtEnds:
+class AtEnds:
     """Where the tokens of a ragged batch go when none of them is padding: each row's at its own end."""
 
     slots: Int[Tensor, "batch 1 new 1"]
@@ -37,16 +37,24 @@ class _AtEnds:
 class LayerCache:
     """One layer's keys and values, (batch, kv_head, capacity, width)."""
 
-    def __init__(self, parent: "KVCache", keys: Tensor, values: Tensor) -> None:
+    def __init__(self, parent: "KVCache", number: int) -> None:
         self._parent = parent
-        self.keys = keys
-        self.values = values
+        self._number = number
+
+    @property
+    def keys(self) -> Keys:
+        return self._parent.keys[self._number]
+
+    @property
+    def values(self) -> Values:
+        return self._parent.values[self._number]
 
     def append(
         self, keys: Float[Tensor, "batch kv_head new d_head"], values: Float[Tensor, "batch kv_head new d_value"]
     ) -> tuple[Keys, Values]:
         """Write the new ones where `KVCache.reserve` said, and give back all that are filled."""
-        for name, kept, new in (("keys", self.keys, keys), ("values", self.values, values)):
+        all_keys, all_values = self.keys, self.values
+        for name, kept, new in (("keys", all_keys, keys), ("values", all_values, values)):
             if (kept.shape[1], kept.shape[3]) != (new.shape[1], new.shape[3]):
                 raise CacheError(
                     f"the cache is for {kept.shape[1]} heads of {name} of width {kept.shape[3]}, "
@@ -57,16 +65,16 @@ class LayerCache:
             case None:
                 raise CacheError("the cache has no room reserved: call KVCache.reserve once a pass")
             case slice():
-                self.keys[:, :, place] = keys
-                self.values[:, :, place] = values
-            case _AtEnds():
-                place.write(self.keys, keys)
-                place.write(self.values, values)
+                all_keys[:, :, place] = keys
+                all_values[:, :, place] = values
+            case AtEnds():
+                place.write(all_keys, keys)
+                place.write(all_values, values)
             case _Scattered():
-                self.keys[place.rows, :, place.slots] = keys[place.rows, :, place.columns]
-                self.values[place.rows, :, place.slots] = values[place.rows, :, place.columns]
+                all_keys[place.rows, :, place.slots] = keys[place.rows, :, place.columns]
+                all_values[place.rows, :, place.slots] = values[place.rows, :, place.columns]
         n = self._parent.n_filled
-        return self.keys[:, :, :n], self.values[:, :, :n]
+        return all_keys[:, :, :n], all_values[:, :, :n]
 
     @property
     def query_positions(self) -> Positions | None:
@@ -101,9 +109,12 @@ class KVCache:
 
     def __init__(
         self, *, n_layers: int, batch: int, capacity: int, key_shape: tuple[int, int], value_shape: tuple[int, int],
-        like: Tensor,
+        like: Tensor, chunk: int | None = None,
     ) -> None:  # fmt: skip
-        """Shapes are (kv_heads, width); `like` gives dtype and device."""
+        """Shapes are (kv_heads, width); `like` gives dtype and device.
+
+        `chunk`: memory is taken as it is needed, at least so many tokens a row at a time. None: all of it now.
+        """
         if min(batch, capacity) < 1:
             raise CacheError(f"a cache needs batch={batch} and capacity={capacity} of at least 1")
         self.capacity = capacity
@@ -113,15 +124,13 @@ class KVCache:
         self.is_ragged = False
         self.positions: Positions | None = None
         """Where the tokens of the latest pass stand."""
-        self.place: slice | _AtEnds | _Scattered | None = None
-        self.layers = [
-            LayerCache(
-                self,
-                like.new_zeros(batch, key_shape[0], capacity, key_shape[1]),
-                like.new_zeros(batch, value_shape[0], capacity, value_shape[1]),
-            )
-            for _ in range(n_layers)
-        ]
+        self.place: slice | AtEnds | _Scattered | None = None
+        self._chunk = chunk
+        n_now = capacity if chunk is None else min(chunk, capacity)
+        self.keys = like.new_zeros(n_layers, batch, key_shape[0], n_now, key_shape[1])
+        """Of all layers, (layer, batch, kv_head, slot, d_head), so that a step can take its views of them at once."""
+        self.values = like.new_zeros(n_layers, batch, value_shape[0], n_now, value_shape[1])
+        self.layers = [LayerCache(self, number) for number in range(n_layers)]
         self.sources = [SourceCache(self) for _ in range(n_layers)]
         self._source: Tensor | None = None
 
@@ -133,8 +142,7 @@ class KVCache:
     def n_bytes(self) -> int:
         """Bytes allocated for keys and values, filled or not; the source's share included."""
         kept = [tensor for source in self.sources if source.kept for tensor in source.kept]
-        own = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in own + kept)
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.keys, self.values, *kept))
 
     def reserve(self, *, batch: int, n_new: int, is_token: IsToken | None = None) -> Positions:
         """Make room for a pass over n_new tokens and say at which positions they stand."""
@@ -146,11 +154,24 @@ class KVCache:
         n_needed = self.n_filled + n_new if is_token is None or not is_ragged else int((self.lengths + added).max())
         if n_needed > self.capacity:
             raise CacheError(f"the cache holds {self.capacity} tokens a row, {n_needed} are needed")
+        if n_needed > self.keys.shape[3]:
+            self._grow(n_needed)
         self.is_ragged = is_ragged
         self.positions = positions = self._positions(n_new, is_token)
         self.lengths = self.lengths + added
         self.n_filled = n_needed
         return positions
+
+    def _grow(self, n_needed: int) -> None:
+        """By half at least, so that a long text is not copied at every chunk."""
+        assert self._chunk is not None
+        n_old = self.keys.shape[3]
+        n_more = min(max(n_needed - n_old, self._chunk, n_old // 2), self.capacity - n_old)
+        # Behind slots that are not filled yet there may be anything but NaN, which a mask does not hide.
+        self.keys, self.values = (
+            torch.cat((kept, kept.new_zeros(*kept.shape[:3], n_more, kept.shape[4])), dim=3)
+            for kept in (self.keys, self.values)
+        )
 
     def _positions(self, n_new: int, is_token: IsToken | None) -> Positions:
         if not self.is_ragged:
@@ -160,7 +181,7 @@ class KVCache:
             positions = self.lengths[:, None]
             if n_new > 1:
                 positions = positions + torch.arange(n_new, device=self.lengths.device)
-            self.place = _AtEnds(positions[:, None, :, None])
+            self.place = AtEnds(positions[:, None, :, None])
             return positions
         positions = self.lengths[:, None] + (is_token.long().cumsum(1) - 1).clamp(min=0)
         rows, columns = is_token.nonzero(as_tuple=True)
@@ -205,13 +226,13 @@ class KVCache:
                 source.select(sources)
             self._source = None
         changed = slice(n_equal, self.n_filled)
-        for layer in self.layers:
-            if len(rows) != self.batch:
-                layer.keys = layer.keys.index_select(0, rows)
-                layer.values = layer.values.index_select(0, rows)
-            elif n_equal < self.n_filled:
-                layer.keys[:, :, changed] = layer.keys[:, :, changed].index_select(0, rows)
-                layer.values[:, :, changed] = layer.values[:, :, changed].index_select(0, rows)
+        if len(rows) != self.batch:
+            self.keys = self.keys.index_select(1, rows)
+            self.values = self.values.index_select(1, rows)
+        elif n_equal < self.n_filled:
+            for layer in self.layers:
+                for kept in (layer.keys, layer.values):
+                    kept[:, :, changed] = kept[:, :, changed].index_select(0, rows)
         self.lengths = self.lengths.index_select(0, rows)
         if self.is_ragged and len(rows):
             self.n_filled = int(self.lengths.max())

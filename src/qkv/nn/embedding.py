@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.errors import ConfigError, InputError, ShapeError
+from qkv.nn.int8 import Int8Linear
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions
 from qkv.nn.tap import Tap
@@ -116,7 +117,10 @@ class Unembedding(nn.Module):
             nn.Parameter(torch.empty(vocabulary_size, d_model).normal_()) if tied_to is None else tied_to.weight
         )
         self.bias = nn.Parameter(torch.zeros(vocabulary_size)) if bias else None
+        self.int8: Int8Linear | None = None
+        """In the weights' place, where the model computes so."""
         self.logits = Tap()
 
     def forward(self, x: Residual) -> Logits:
-        return self.logits(F.linear(x * self.scale if self.scale != 1.0 else x, self.weight, self.bias))
+        x = x * self.scale if self.scale != 1.0 else x
+        return self.logits(F.linear(x, self.weight, self.bias) if self.int8 is None else self.int8(x))

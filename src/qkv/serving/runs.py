@@ -158,7 +158,7 @@ def told(run: Run) -> dict[str, Any]:
         "effect": _effect(run) if run.asked.interventions and says else None,
         "error": run.error,
         "milliseconds": run.milliseconds,
-        "remarks": [] if isinstance(task, LanguageModel) else list(task.remarks),
+        "remarks": list(task.remarks),
     }  # fmt: skip
 
 

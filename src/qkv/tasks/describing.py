@@ -1,10 +1,14 @@
 """How does a task show itself?"""
 
+from qkv.cost import parameters
 from qkv.models import Model
 
 
 def described(kind: str, model: Model, name: str) -> str:
     """`LanguageModel(stories, gpt, 12,205,056 parameters, context 512)`, without the last parenthesis."""
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    parts = [model.config.family, f"{n_parameters:,} parameters", f"context {model.config.context_length:,}"]
+    parts = [
+        model.config.family,
+        f"{parameters(model.config).total:,} parameters",
+        f"context {model.config.context_length:,}",
+    ]
     return f"{kind}({', '.join([name, *parts] if name else parts)}"

@@ -8,6 +8,7 @@ from qkv.choices import Role
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.errors import InputError
 from qkv.generation import Ended, Hypothesis, Step, StopStrings, Text, beam_generate, steps
+from qkv.generation.packing import packing_of
 from qkv.models import GPT
 from qkv.tasks.describing import described
 from qkv.tasks.scoring import loss_sums
@@ -44,10 +45,13 @@ class Piece:
 class LanguageModel:
     """`generate` goes on from a prompt; `score` says how well it would have guessed a text."""
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, *, name: str = "") -> None:
+    def __init__(self, model: GPT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
+        self.remarks = remarks
+        """What the user should be told."""
+        self._packing = packing_of(model)
 
     def __repr__(self) -> str:
         return described("LanguageModel", self.model, self.name) + ")"
@@ -88,7 +92,9 @@ class LanguageModel:
         ids = [self.encode(prompt) for prompt in prompts]
         decoders = [StreamingDecoder(self.tokenizer, before=own) for own in ids]
         stops = [StopStrings(stop) for _ in prompts]
-        for step in steps(self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids):
+        for step in steps(
+            self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids, packing=self._packing
+        ):
             decoder, stopping = decoders[step.row], stops[step.row]
             shown = stopping.feed(self._said(decoder, step.id))
             if step.text.ended is not None and not stopping.is_stopped:
@@ -103,7 +109,9 @@ class LanguageModel:
         found: list[list[Continuation]] = []
         for start in range(0, len(prompts), ROWS_AT_ONCE):
             ids = [self.encode(prompt) for prompt in prompts[start : start + ROWS_AT_ONCE]]
-            results = beam_generate(self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids)
+            results = beam_generate(
+                self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids, packing=self._packing
+            )
             for own, hypotheses in zip(ids, results, strict=True):
                 found.append([self._found(own, one) for one in hypotheses])
         return found

@@ -10,8 +10,8 @@ from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import Ended, Hypothesis
 from qkv.generation import translate as translate_ids
+from qkv.generation.packing import packing_of
 from qkv.generation.stopping import before_loop
-from qkv.generation.translate import packing_of
 from qkv.inspection.alignment import CrossAttention, cross_weights
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.batches import of_like_length

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qkv.choices import Activation, HeadLayout, NormKind, NormPosition, PositionKind, Role
-from qkv.config import Seq2SeqConfig
+from qkv.config import GPTConfig, Seq2SeqConfig
 from qkv.errors import ConfigError, InputError, MissingExtraError
-from qkv.models import Seq2Seq
+from qkv.models import GPT, Seq2Seq
 from qkv.models.seq2seq import Side
 from qkv.nn import Attention, Block, LayerNorm, RelativeBias, RMSNorm
 from qkv.text import Tokenizer, tokenizer_files
@@ -96,13 +96,13 @@ def _spec(model: Seq2Seq, never: frozenset[int]) -> "TransformerSpec":
         rms_norm=config.norm is NormKind.RMS,
     )
     for given, side in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
-        _fill_side(given, side, config)
-    spec.encoder.embeddings[0].weight = _array(model.encoder.embedding.token.weight)
-    spec.decoder.embeddings.weight = _array(model.decoder.embedding.token.weight)
-    spec.decoder.projection.weight = _array(model.unembedding.weight)
+        fill_side(given, side, config)
+    spec.encoder.embeddings[0].weight = array(model.encoder.embedding.token.weight)
+    spec.decoder.embeddings.weight = array(model.decoder.embedding.token.weight)
+    spec.decoder.projection.weight = array(model.unembedding.weight)
     bias = model.unembedding.bias
     if bias is not None or never:
-        values = np.zeros(config.vocabulary_size, np.float32) if bias is None else _array(bias).copy()
+        values = np.zeros(config.vocabulary_size, np.float32) if bias is None else array(bias).copy()
         values[sorted(never)] = NEVER
         spec.decoder.projection.bias = values
     if config.scale_logits:
@@ -110,13 +110,14 @@ def _spec(model: Seq2Seq, never: frozenset[int]) -> "TransformerSpec":
     return spec
 
 
-def _fill_side(spec: Any, side: Side, config: Seq2SeqConfig) -> None:  # noqa: ANN401 - an encoder's or a decoder's
+def fill_side(spec: Any, side: Side | GPT, config: Seq2SeqConfig | GPTConfig) -> None:  # noqa: ANN401 - it has no types
+    """An encoder, a decoder, or a GPT, all but its token table."""
     spec.scale_embeddings = side.embedding.scale
     if side.embedding.position is not None:
         # Whatever they are made of, positions are one vector each that is added.
         nothing = torch.zeros(1, config.context_length, config.d_model)
         places = side.embedding.position(nothing, torch.arange(config.context_length)[None])
-        spec.position_encodings.encodings = _array(places[0])
+        spec.position_encodings.encodings = array(places[0])
     if side.embedding.norm is not None:
         _fill_norm(spec.layernorm_embedding, side.embedding.norm)
     if isinstance(side.final_norm, LayerNorm | RMSNorm):
@@ -144,26 +145,26 @@ def _fill_attention(spec: Any, part: Attention, norm: nn.Module, relation: nn.Mo
     assert isinstance(part.output, nn.Linear)
     _fill_linear(spec.linear[-1], part.output)
     if isinstance(relation, RelativeBias):
-        spec.relative_attention_bias = _array(relation.table.weight)
+        spec.relative_attention_bias = array(relation.table.weight)
         spec.relative_attention_max_distance = np.dtype("int32").type(relation.max_distance)
 
 
 def _fill_linear(spec: Any, *linears: nn.Linear) -> None:  # noqa: ANN401
-    spec.weight = _array(torch.cat([one.weight for one in linears]))
+    spec.weight = array(torch.cat([one.weight for one in linears]))
     biases: list[Tensor | None] = [one.bias for one in linears]
     given = [one for one in biases if one is not None]
     if given:
-        spec.bias = _array(torch.cat(given))
+        spec.bias = array(torch.cat(given))
 
 
 def _fill_norm(spec: Any, norm: nn.Module) -> None:  # noqa: ANN401
     assert isinstance(norm, LayerNorm | RMSNorm)
-    spec.gamma = _array(norm.weight)
+    spec.gamma = array(norm.weight)
     if isinstance(norm, LayerNorm):
-        spec.beta = _array(torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)
+        spec.beta = array(torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)
 
 
-def _array(tensor: Tensor) -> NDArray[np.float32]:
+def array(tensor: Tensor) -> NDArray[np.float32]:
     return tensor.detach().float().cpu().contiguous().numpy()
 
 

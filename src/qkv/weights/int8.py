@@ -1,4 +1,4 @@
-"""How are weights stored in one byte each?
+"""How are weights stored in one byte each, and computed with?
 
 Each row of a matrix has its own scale: value = whole number from −127 to 127, times the row's scale. In the file
 a matrix NAME is `NAME` (int8) and `NAME.scale` (float32, one a row); vectors stay as they are. The file's
@@ -8,9 +8,11 @@ metadata says so: `qkv_storage` = `int8-rows`.
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from qkv.errors import WeightsError
+from qkv.errors import InputError, WeightsError
+from qkv.models import Model, RNNSeq2Seq
+from qkv.nn import Int8Linear, Unembedding
 
 STORAGE_KEY = "qkv_storage"
 INT8_ROWS = "int8-rows"
@@ -46,6 +48,25 @@ def from_int8(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise WeightsError(f"{name}: is int8 with {tensor.shape[0]} rows, but {name}{SCALE} {got}")
         tensors[name] = tensor.float() * _along_rows(scale.float(), tensor)
     return tensors
+
+
+def in_int8(model: Model) -> None:
+    """From now on the model multiplies in whole numbers; its token table, norms and biases stay as they are.
+
+    Weights that were stored in int8 become the very numbers that were stored.
+    """
+    if isinstance(model, RNNSeq2Seq):
+        raise InputError("int8 arithmetic is for Transformers; this model is an RNN")
+    parts = [(part, name, one) for part in model.modules() for name, one in part.named_children()]
+    for part, name, one in parts:
+        if type(one) is nn.Linear:
+            setattr(part, name, _linear_in_int8(one))
+        elif isinstance(one, Unembedding):
+            one.int8 = _linear_in_int8(one)
+
+
+def _linear_in_int8(linear: nn.Linear | Unembedding) -> Int8Linear:
+    return Int8Linear(*_rows_to_int8(linear.weight.detach().float()), linear.bias)
 
 
 def _rows_to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:

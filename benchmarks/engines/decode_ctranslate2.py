@@ -1,0 +1,50 @@
+"""CTranslate2's Generator with the same weights, in float32 or int8."""
+
+from typing import Any
+
+from benchmarks.engines.decode_work import Work, Write, serve_decoding
+from benchmarks.engines.speaking import MissingPeerError, scratch_folder
+from qkv.weights.ct2 import array, fill_side
+
+
+def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
+    try:
+        import ctranslate2
+    except ImportError:
+        raise MissingPeerError("ctranslate2 is not installed (pip install ctranslate2)") from None
+    model = work.model()
+    specs = ctranslate2.specs
+    spec = specs.TransformerDecoderModelSpec.from_config(
+        work.n_layers, work.n_heads, pre_norm=True, activation=specs.Activation.GELUTanh
+    )
+    fill_side(spec.decoder, model, model.config)
+    spec.decoder.embeddings.weight = array(model.embedding.token.weight)
+    spec.decoder.projection.weight = array(model.unembedding.weight)
+    spec.register_vocabulary([str(number) for number in range(work.vocabulary_size)])
+    words: Any = spec.config
+    words.bos_token = words.eos_token = words.unk_token = "0"
+    words.layer_norm_epsilon = model.config.norm_epsilon
+    spec.validate()
+    spec.optimize(quantization="int8" if options.get("int8") else None)
+    folder = scratch_folder()
+    spec.save(str(folder))
+    peer = ctranslate2.Generator(
+        str(folder), device="cpu", intra_threads=work.threads, compute_type="int8" if options.get("int8") else "float32"
+    )
+
+    def run(prompts: list[list[int]], n: int) -> list[list[int]]:
+        found = peer.generate_batch(
+            [[str(number) for number in prompt] for prompt in prompts],
+            max_length=n,
+            min_length=n,
+            sampling_topk=1,
+            include_prompt_in_result=False,
+            max_batch_size=0,
+        )
+        return [one.sequences_ids[0] for one in found]
+
+    return run, {"ctranslate2": ctranslate2.__version__}
+
+
+if __name__ == "__main__":
+    serve_decoding(build)

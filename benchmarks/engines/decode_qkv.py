@@ -1,0 +1,26 @@
+"""Our decoding, as `qkv generate` calls it: in float32, or with `int8` as `--int8` does."""
+
+from typing import Any
+
+import qkv
+from benchmarks.engines.decode_work import Work, Write, serve_decoding
+from qkv.config import SamplingConfig
+from qkv.generation import generate
+from qkv.generation.packing import packing_of
+from qkv.weights.int8 import in_int8
+
+
+def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
+    model = work.model()
+    if options.get("int8"):
+        in_int8(model)
+    packing, greedy = packing_of(model), SamplingConfig(temperature=0)
+
+    def run(prompts: list[list[int]], n: int) -> list[list[int]]:
+        return [text.new for text in generate(model, prompts, max_new=n, sampling=greedy, packing=packing)]
+
+    return run, {"qkv": qkv.__version__}
+
+
+if __name__ == "__main__":
+    serve_decoding(build)

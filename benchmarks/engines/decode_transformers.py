@@ -1,0 +1,42 @@
+"""Hugging Face's GPT2LMHeadModel.generate with the same weights."""
+
+from typing import Any
+
+import torch
+
+from benchmarks.engines.decode_work import Work, Write, serve_decoding
+from benchmarks.engines.speaking import MissingPeerError
+from qkv.weights import published_from_config, to_published
+
+
+def build(work: Work, _: dict[str, Any]) -> tuple[Write, dict[str, str]]:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingPeerError("transformers is not installed (pip install transformers)") from None
+    ours = work.model()
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**published_from_config(ours.config))).eval()
+    missing, unexpected = peer.load_state_dict(to_published(ours), strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
+    peer.tie_weights()
+
+    @torch.inference_mode()
+    def run(prompts: list[list[int]], n: int) -> list[list[int]]:
+        given = torch.tensor(prompts)
+        ids = peer.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=n,
+            min_new_tokens=n,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return ids[:, given.shape[1] :].tolist()
+
+    return run, {"transformers": transformers.__version__}
+
+
+if __name__ == "__main__":
+    serve_decoding(build)

@@ -1,0 +1,86 @@
+"""A model in 8-bit arithmetic says nearly what the same weights say in float32, by every road."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+import qkv
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, SamplingConfig, Seq2SeqConfig
+from qkv.data import read_documents
+from qkv.errors import InputError
+from qkv.generation import generate, translate
+from qkv.generation.lean import can_be_lean
+from qkv.generation.packing import packing_of
+from qkv.models import build
+from qkv.nn import Int8Linear
+from qkv.weights.int8 import in_int8
+from tests.text.samples import DATA
+
+SIZES = {"vocabulary_size": 31, "context_length": 23, "d_model": 24, "n_heads": 6, "d_ff": 37}
+LAYERS = {"n_encoder_layers": 1, "n_decoder_layers": 2}
+CONFIGS = {
+    "gpt": GPTConfig(**SIZES, n_layers=2),
+    "untied gpt": GPTConfig(**SIZES, n_layers=2, tie_embeddings=False, unembedding_bias=True, gated=True),
+    "bert": BERTConfig(**SIZES, n_layers=2, masked_word_head=True),
+    "seq2seq": Seq2SeqConfig(**SIZES, **LAYERS),
+}
+
+
+def inputs(model):
+    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
+    return (ids, ids[:, :3]) if isinstance(model.config, Seq2SeqConfig) else (ids,)
+
+
+def said(model):
+    answer = model(*inputs(model))
+    return model.masked_word_logits(answer) if isinstance(model.config, BERTConfig) else answer
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_every_family_says_nearly_the_same(name):
+    model = build(CONFIGS[name], seed=1).eval()
+    before = said(model)
+    in_int8(model)
+    apart = (said(model) - before).norm() / before.norm()
+    assert 0 < float(apart) < 0.05
+    assert not any(type(part) is torch.nn.Linear for part in model.modules())
+
+
+def test_the_lean_road_is_open_to_it_and_says_nearly_the_same():
+    model = build(CONFIGS["untied gpt"], seed=1).eval()
+    prompts, asked = [[3, 4, 5], [6]], {"max_new": 1, "sampling": SamplingConfig(temperature=0)}
+    in_int8(model)
+    assert can_be_lean(model, packing_of(model))
+    lean = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
+    stop = model.final.watch(lambda _: None)
+    own = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
+    stop()
+    assert torch.allclose(torch.tensor(lean), torch.tensor(own), rtol=0.02)
+    pair = build(CONFIGS["seq2seq"], seed=1).eval()
+    in_int8(pair)
+    assert translate(pair, [[3, 4]], first=1, max_new=[5], stop_ids=frozenset({2}))
+
+
+def test_an_rnn_is_refused():
+    model = build(RNNConfig(vocabulary_size=11, source_vocabulary_size=13, d_model=6, **LAYERS))
+    with pytest.raises(InputError, match="int8 arithmetic is for Transformers; this model is an RNN"):
+        in_int8(model)
+
+
+def bits_per_byte(task, documents):
+    scores = list(task.score_all(documents))
+    return sum(score.loss_sum for score in scores) / sum(score.n_bytes for score in scores)
+
+
+@pytest.mark.parametrize("n", [6, pytest.param(300, marks=pytest.mark.long)])
+def test_the_shipped_stories_lose_less_than_half_a_percent(n):
+    text = DATA / "stories" / "dev.txt"
+    if not text.is_file():
+        pytest.skip("stories/dev.txt is not at hand: set QKV_DATA to the folder that holds it")
+    documents = list(islice(read_documents([text]), n))
+    plain, whole = qkv.load("stories"), qkv.load("stories", int8=True)
+    assert isinstance(whole.model.blocks[0].attention.query, Int8Linear)
+    assert repr(whole) == repr(plain)
+    assert 0 < bits_per_byte(whole, documents) / bits_per_byte(plain, documents) - 1 < 0.005

@@ -1,0 +1,149 @@
+"""A GPT's lean step, with its prepared weights, gives what the model's own road gives."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import qkv
+from qkv.config import GPTConfig, SamplingConfig
+from qkv.generation import GPTDecoder, beam_generate, generate
+from qkv.generation.lean import can_be_lean, lean_step
+from qkv.generation.packing import FAR, SMALL, Product, packing_of
+from qkv.generation.room import LeanNorm, Room
+from qkv.inspection import record
+from qkv.nn import Heads, RMSNorm
+from tests.agreement.families import VOCABULARY, gpts, seeds, shaken
+
+GREEDY = SamplingConfig(temperature=0)
+PROMPTS = {"one": [[3]], "even": [[3, 4, 5], [6, 7, 8]], "ragged": [[3, 4, 5, 6, 7], [8], [9, 10, 11]]}
+CAPACITY = 13
+GPT2 = {
+    "positions": "learned", "norm": "layer", "norm_position": "pre", "activation": "gelu-tanh", "embedding_norm": True,
+    "scale_embedding": True, "unembedding_bias": True, "scale_logits": True, "n_kv_heads": 6,
+}  # fmt: skip
+LLAMA = {
+    "positions": "rotary", "norm": "rms", "norm_position": "pre", "activation": "silu", "gated": True,
+    "attention_bias": False, "feedforward_bias": False, "n_kv_heads": 2, "final_norm": True,
+}  # fmt: skip
+SHAPES = {"GPT-2": GPT2, "Llama": LLAMA, "ALiBi": {"positions": "alibi"}, "T5's bias": {"positions": "relative"},
+          "windowed": {**LLAMA, "window": 3}, "windowed, ALiBi": {"positions": "alibi", "window": 3}}  # fmt: skip
+
+
+def small(seed=0, **shape):
+    sizes = {"vocabulary_size": VOCABULARY, "context_length": 29, "d_model": 10, "n_heads": 6, "d_head": 4, "d_ff": 17}
+    return shaken(GPTConfig(**{**sizes, "n_layers": 2, **shape}), seed).float()
+
+
+def roads(model, prompts):
+    lean = lean_step(model, packing_of(model), capacity=CAPACITY)
+    assert lean is not None
+    both = [GPTDecoder(model, batch=len(prompts), capacity=CAPACITY, lean=road) for road in (lean, None)]
+    for road in both:
+        road.prefill(prompts)
+    return both
+
+
+def agree(one, other):
+    assert one.shape == other.shape
+    assert float((one - other).abs().max()) <= 1e-5 * max(1.0, float(other.abs().max()))
+
+
+def follow(both, rows, seed):
+    """Eight steps; after some of them rows are left out, repeated and put in another order."""
+    chance = torch.Generator().manual_seed(seed)
+    for step in range(8):
+        ids = torch.randint(0, VOCABULARY, (rows,), generator=chance)
+        agree(*(road.step(ids) for road in both))
+        if step in (2, 4, 5):
+            kept = torch.randint(0, rows, (1 + step // 2,), generator=chance)
+            for road in both:
+                road.select(kept, texts=kept)
+            rows = len(kept)
+
+
+@pytest.mark.parametrize("prompts", PROMPTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_each_step_of_the_known_shapes_agrees(shape, prompts):
+    model = small(**SHAPES[shape])
+    follow(roads(model, PROMPTS[prompts]), len(PROMPTS[prompts]), seed=5)
+
+
+@settings(max_examples=40)
+@given(gpts(), seeds, st.sampled_from(sorted(PROMPTS)))
+@torch.inference_mode()
+def test_each_step_of_any_shape_that_can_be_lean_agrees(config, seed, prompts):
+    model = shaken(config, seed).float()
+    assume(can_be_lean(model, packing_of(model)))
+    follow(roads(model, PROMPTS[prompts]), len(PROMPTS[prompts]), seed)
+
+
+@torch.inference_mode()
+def test_the_shipped_stories_go_on_with_the_same_ids_by_both_roads():
+    task = qkv.load("stories")
+    prompts = [task.encode(text) for text in ("Once upon a time", "The sea was", "One day a little dog named")]
+    lean = generate(task.model, prompts, max_new=40, sampling=GREEDY)
+    with record(task.model, "final"):  # who looks inside is on the model's own road
+        own = generate(task.model, prompts, max_new=40, sampling=GREEDY)
+    assert [text.new for text in lean] == [text.new for text in own]
+    apart = [a - b for one, other in zip(lean, own, strict=True)
+             for a, b in zip(one.log_probabilities, other.log_probabilities, strict=True)]  # fmt: skip
+    assert max(map(abs, apart)) <= 1e-4
+
+
+def test_beams_find_the_same_by_both_roads():
+    model = small(**LLAMA)
+    asked = {"max_new": 7, "beam": qkv.config.BeamConfig(n_beams=3, n_best=3), "stop_ids": frozenset({2})}
+    lean = beam_generate(model, PROMPTS["ragged"], **asked)
+    with record(model, "final"):
+        own = beam_generate(model, PROMPTS["ragged"], **asked)
+    assert [[one.ids for one in found] for found in lean] == [[one.ids for one in found] for found in own]
+
+
+@pytest.mark.parametrize(
+    "unusual", [{"positions": "concatenated"}, {"head_layout": "pooled"}, {"output_projection": False, "d_head": 2}],
+    ids=["concatenated", "pooled", "without output projection"],
+)  # fmt: skip
+def test_other_shapes_take_the_models_own_road(unusual):
+    model = small(**{"d_model": 12, **unusual})
+    assert lean_step(model, packing_of(model), capacity=CAPACITY) is None
+    assert generate(model, [[3]], max_new=5, sampling=GREEDY)[0].new
+
+
+@pytest.mark.parametrize(("n_in", "n_out"), [(7, 11), (257, SMALL // 257 + 1), (1031, FAR // 1031 + 1), (1031, 128)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_is_the_linear_maps_side_by_side_for_any_rows(n_in, n_out, rows, has_bias):
+    weights = [torch.randn(n_out, n_in) / n_in**0.5, torch.randn(3, n_in) / n_in**0.5]
+    biases = [torch.randn(n_out), torch.randn(3)] if has_bias else [None, None]
+    x, stream = torch.randn(rows, n_in), torch.randn(rows, n_out + 3)
+    expected = torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=1)
+    product, out, added = Product(weights, biases), torch.empty_like(expected), stream.clone()
+    product.into(x, out)
+    product.onto(added, x)
+    for got, wanted in ((product(x), expected), (out, expected), (added, stream + expected)):
+        assert torch.allclose(got, wanted, rtol=0, atol=1e-5)
+    alone = Product(weights[:1], biases[:1])
+    assert torch.allclose(alone(x), F.linear(x, weights[0], biases[0]), rtol=0, atol=1e-5)
+
+
+def test_the_lean_norm_of_a_small_row_has_its_epsilon():
+    norm = RMSNorm(7, epsilon=1e-3)
+    room = Room(torch.zeros(1, 7), Heads.split(7, 1), rows=3, epsilon=1e-3, is_rotary=False)
+    room.stream.copy_(torch.randn(3, 7) * torch.tensor([[1.0], [1e-2], [0.0]]))
+    assert torch.allclose(LeanNorm(norm)(room.stream, room), norm(room.stream[None])[0], rtol=0, atol=1e-6)
+
+
+def test_a_changed_weight_is_prepared_anew():
+    model = small(**LLAMA)
+    packing = packing_of(model)
+
+    def said(**kept):
+        return generate(model, [[3, 4]], max_new=9, sampling=GREEDY, **kept)[0].log_probabilities
+
+    before = said(packing=packing)
+    with torch.no_grad():
+        model.blocks[1].feedforward.expand.weight.neg_()
+    assert said(packing=packing) == said() != before
