@@ -311,7 +311,7 @@ GENERATION = [
     ),
     bug(
         "prepared weights are known by their address alone", "generation/packing.py",
-        "[one.detach() for one in _tensors(floats)], multiply", "[], multiply",
+        "self._weights = [weight.detach() for", "self._weights = [weight.detach().clone() for",
         f"{TRANSLATE}::test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew",
     ),
     bug(

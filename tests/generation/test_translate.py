@@ -251,10 +251,10 @@ def test_weights_that_changed_are_prepared_anew():
 
 
 def test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew():
-    linear = torch.nn.Linear(7, 11)
+    linear = torch.nn.Linear(71, 113)
     packing = Packing(linear)
-    x = torch.ones(3, 7)
+    x = torch.ones(3, 71)
     for step in range(20):
         for value in (-1.0, float(step)):  # freed after one turn, an address is used again in the next
-            linear.weight = torch.nn.Parameter(torch.full((11, 7), value))
+            linear.weight = torch.nn.Parameter(torch.full((113, 71), value))
         torch.testing.assert_close(packing.product(linear)(x), linear(x))

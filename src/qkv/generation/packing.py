@@ -25,9 +25,10 @@ class Product:
     """x times the weights of some modules, their results side by side; from torch's own only rounding differs."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        # Kept, so that no other weights can come to lie where these did and pass for them.
         self._weights = [weight.detach() for weight in weights]
-        given = [bias.detach() for bias in biases if bias is not None]
-        self._bias = torch.cat(given) if given else None
+        self._biases = [bias.detach() for bias in biases if bias is not None]
+        self._bias = torch.cat(self._biases) if self._biases else None
         self._n_in = weights[0].shape[1]
         self._n_numbers = sum(weight.numel() for weight in weights)
         self._can_prepare = _has_onednn() and self._n_numbers >= SMALL
@@ -98,8 +99,6 @@ class Int8Product:
 @dataclass(frozen=True)
 class _Prepared:
     state: list[tuple[int, int]]
-    made_of: list[Tensor]
-    """Kept, so that no other weights can come to lie where these did and pass for them."""
     multiply: Product | Int8Product
 
 
@@ -142,8 +141,7 @@ class Packing:
         floats = [one for one in modules if not in_int8 and not isinstance(one, Int8Linear)]
         state = [_state(tensor) for tensor in _tensors(floats)]
         if made is None or made.state != state:
-            multiply = Int8Product(in_int8) if in_int8 else _product(floats)
-            made = _Prepared(state, [one.detach() for one in _tensors(floats)], multiply)
+            made = _Prepared(state, Int8Product(in_int8) if in_int8 else _product(floats))
             self._made[modules] = made
         return made.multiply
 
