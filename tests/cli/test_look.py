@@ -110,7 +110,7 @@ def test_a_time_line_reads_the_text_with_every_checkpoint_of_a_run(command, fold
 
 def test_mistakes_are_one_line(command, folder, translator, tmp_path):
     for arguments, line in [
-        ([folder, TEXT, "--view", "it"], "--candidates names 0 words"),
+        ([folder, TEXT, "--view", "it"], "--candidates A,B names 0"),
         ([folder, TEXT, "--view", "effect"], "give at least 1 --off or --cut"),
         ([folder, TEXT, "--off", "1"], "--off 1: a head is written LAYER.HEAD"),
         ([folder, TEXT, "--off", "0.9"], "has 3 heads (0 … 2), head 9 was asked for"),

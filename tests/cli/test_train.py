@@ -46,7 +46,7 @@ def test_a_recipe_is_followed_and_can_be_gone_on_with(command, recipe_file, tmp_
     assert "seed = 3" in (tmp_path / "run" / "recipe.toml").read_text()
     again = command("train", "--resume", "run", "--device", "cpu")
     assert again.status == 0
-    assert "going on at step 4 of 4" in again.err
+    assert "all 4 steps are done; for more raise training.steps in run/recipe.toml and resume" in again.err
 
 
 def test_own_text_needs_no_recipe(command, tmp_path):
@@ -73,6 +73,8 @@ def test_a_dry_run_makes_nothing(command, recipe_file, tmp_path):
     assert answer.status == 0
     assert "parameters" in answer.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "text.txt"]
+    timed = command("train", recipe_file, "--dry-run", "--minutes", 1, "--device", "cpu")
+    assert "these are the recipe's 4 steps: how many fit in --minutes is timed by a run" in timed.err
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def look(
     words: Annotated[bool, typer.Option("--words", help="map: words for tokens.")] = False,
     no_sink: Annotated[bool, typer.Option("--no-sink", help="map: leave out first and special tokens.")] = False,
     it: Annotated[str, typer.Option("--it", metavar="WORD", help="it: the word that refers.")] = "it",
-    candidates: Annotated[str, typer.Option(metavar="A,B", help="it: the words it may refer to.")] = "",
+    candidates: Annotated[str, typer.Option(metavar="A,B", help="it, needed there: the words it may refer to.")] = "",
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="lens, embeddings, effect: so many guesses.")] = 5,
     off: Annotated[list[str] | None, typer.Option(metavar="LAYER.HEAD", help="Switch this head off.")] = None,
     cut: Annotated[list[str] | None, typer.Option(metavar="QUERY:KEY", help="Cut this look, in all layers.")] = None,
@@ -109,9 +109,7 @@ def _check(asked: Asked, out: Path | None, texts: list[str] | None) -> None:
     if changed and asked.view in (ViewKind.TIMELINE, ViewKind.IT):
         raise InputError(f"--view {asked.view} takes no --off and no --cut; {len(changed)} were given")
     if asked.view is ViewKind.IT and len(asked.candidates) < 2:
-        raise InputError(
-            f"--candidates names {len(asked.candidates)} words; --view it compares at least 2, such as A,B"
-        )
+        raise InputError(f"--view it compares at least 2 words, and --candidates A,B names {len(asked.candidates)}")
     if asked.view is ViewKind.EFFECT and not changed:
         raise InputError("--view effect shows what a change does; give at least 1 --off or --cut")
 

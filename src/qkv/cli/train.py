@@ -7,6 +7,7 @@ import typer
 
 from qkv.cli.given import Context, refuse_others
 from qkv.cli.places import chosen_device, next_run_folder
+from qkv.cli.progress import say
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def train(
         recipe = recipe.replace(training=recipe.training.replace(seed=seed))
     if dry_run:
         preflight(recipe, recipe.tokenizer.vocabulary_size, where)
+        if minutes is not None:
+            say(f"these are the recipe's {recipe.training.steps:,} steps: how many fit in --minutes is timed by a run")
         return
     start_run(recipe, out or next_run_folder(), data, device=where, minutes=minutes, tensorboard=tensorboard)
 

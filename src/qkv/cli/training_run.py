@@ -127,8 +127,10 @@ def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> 
     progress = TrainingProgress(preflight(recipe, prepared.corpus.tokenizer.vocabulary_size, device))
     trainer = build_trainer(prepared, device=device, report=progress.report, start=_first_weights(prepared))
     trainer.resume(say)
-    if trainer.progress.step:
-        say(f"going on at step {trainer.progress.step:,} of {recipe.training.steps:,}")
+    if (step := trainer.progress.step) >= recipe.training.steps:
+        say(f"all {step:,} steps are done; for more raise training.steps in {trainer.run.path}/recipe.toml and resume")
+    elif step:
+        say(f"going on at step {step:,} of {recipe.training.steps:,}")
     with progress:
         stop = trainer.train()
     _finish(trainer, tensorboard=tensorboard)
