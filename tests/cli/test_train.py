@@ -204,7 +204,11 @@ def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypat
 
     outcomes = Trainer._outcomes
     nan = float("nan")
-    monkeypatch.setattr(Trainer, "_outcomes", lambda *given: (Outcome(one.loss * nan) for one in outcomes(*given)))
+
+    def spoilt(*given):
+        return ((Outcome(one.loss * nan), counts) for one, counts in outcomes(*given))
+
+    monkeypatch.setattr(Trainer, "_outcomes", spoilt)
     refused(
         command("train", recipe_file, "--out", "run", "--device", "cpu"),
         "step 0: loss nan: the loss is not a finite number; no update was made, there is no checkpoint yet",
