@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -190,7 +191,9 @@ def read_progress(folder: Path, step: int) -> Progress:
     return progress
 
 
-def read_checkpoint(folder: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def read_checkpoint(
+    folder: Path, like: Mapping[str, Tensor] = MappingProxyType({})
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Weights to use, and what going on needs; that may be in pieces, which are cut as `like`, the parameters, are."""
     used, resume = read_tensors(folder / "model.safetensors"), read_tensors(folder / "resume.safetensors")
     if (folder / PIECES).is_dir():
