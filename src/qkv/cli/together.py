@@ -42,17 +42,27 @@ def _as_one_of_many(device: "torch.device", kind: "Sharding") -> "Iterator[tuple
     from qkv.training.torchrun import SHARED_BY, is_of_another, own_device
 
     mine = own_device(device)
-    ranks = SHARED_BY[kind](mine, lambda why: _end(_gone(why) if why else "", 1))
+    ranks = SHARED_BY[kind](mine, lambda why: end(_gone(why) if why else "", 1))
+
+    def end(line: str, code: int) -> NoReturn:
+        """At once: what the others are waited for in would never end."""
+        if line:
+            say(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ranks.linger()
+        os._exit(code)
+
     try:
         yield ranks, mine
     except QKVError as error:
-        _end(f"error: {error}" if ranks.speaks() else "", exit_code(error))
-    except SystemExit as end:
-        _end("", end.code if isinstance(end.code, int) else 1)
+        end(f"error: {error}" if ranks.speaks() else "", exit_code(error))
+    except SystemExit as stop:
+        end("", stop.code if isinstance(stop.code, int) else 1)
     except RuntimeError as error:
         if not is_of_another(error):
             raise
-        _end(_gone("the connection to another process broke") if ranks.speaks() else "", 1)
+        end(_gone("the connection to another process broke") if ranks.speaks() else "", 1)
     ranks.close()
 
 
@@ -62,12 +72,3 @@ def exit_code(error: QKVError) -> int:
 
 def _gone(why: str) -> str:
     return f"error: {why}: this run ends here; its last checkpoint is good, go on: qkv train --resume RUN"
-
-
-def _end(line: str, code: int) -> NoReturn:
-    """At once: what the others are waited for in would never end."""
-    if line:
-        say(line)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

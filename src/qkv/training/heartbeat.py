@@ -12,6 +12,10 @@ SILENCE = 15.0
 """Seconds after which a process counts as gone: it was killed where nobody saw it, is frozen, or its machine is off."""
 
 
+SAID = "said"
+"""How many wanted to say why all of them end."""
+
+
 class Heartbeat:
     """A thread that calls `lost` when another process has been silent for too long; with why, if none said it yet."""
 
@@ -21,6 +25,7 @@ class Heartbeat:
         self._keys = [f"beat/{other}" for other in range(world)]
         self._lost = lost
         self._is_over = threading.Event()
+        self._was_said = False
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
         store.set(self._keys[rank], "0")
         store.wait(self._keys, timedelta(minutes=5))
@@ -34,19 +39,19 @@ class Heartbeat:
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
         return cls(PrefixStore(part, store), rank=rank, world=world, lost=lost)
 
-    def is_first(self, what: str) -> bool:
+    def is_first(self) -> bool:
         """True for the one process that asks first; where nobody can be asked any more, for the second of all."""
         try:
-            return self._store.add(what, 1) == 1
+            return self._store.add(SAID, 1) == 1
         except DistError:
-            return self._rank == 1
+            return self._rank == 1 and not self._was_said
 
     def stop(self) -> None:
         self._is_over.set()
         self._thread.join(5 * EVERY)
 
     def _end(self, why: str) -> None:
-        self._lost(why if self.is_first("said") else "")
+        self._lost(why if self.is_first() else "")
 
     def _watch(self) -> None:
         n, seen = 0, {key: (b"", time.monotonic()) for key in self._keys}
@@ -55,6 +60,7 @@ class Heartbeat:
             try:
                 self._store.set(self._keys[self._rank], str(n))
                 beats = self._store.multi_get(self._keys)
+                self._was_said = self._store.add(SAID, 0) > 0
             except (DistError, RuntimeError):
                 if not self._is_over.is_set():
                     self._end("the process that the others meet at is gone")

@@ -1,6 +1,7 @@
 """Several processes, started by torchrun: copies of the model (DDP), or one model in pieces (FSDP)."""
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from qkv.cost.workload import Sharding
 from qkv.errors import ConfigError
 from qkv.models import Model, build
 from qkv.nn import Block
-from qkv.training.heartbeat import Heartbeat
+from qkv.training.heartbeat import EVERY, Heartbeat
 from qkv.training.objectives import Measure, Objective, Outcome
 from qkv.training.pieces import PIECES, is_cut, whole, write_pieces
 from qkv.training.ranks import Ranks, Tensors, Texts
@@ -98,7 +99,12 @@ class _Together(Ranks):
 
     def speaks(self) -> bool:
         """Whether it is this process that says why all of them end: the first to know does."""
-        return self._heartbeat.is_first("said")
+        return self._heartbeat.is_first()
+
+    def linger(self) -> None:
+        """Before an end that is none of all: the first is where the others ask who speaks, unless torchrun is."""
+        if self.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            time.sleep(2 * EVERY)
 
     def close(self) -> None:
         """When all have come to their end."""
