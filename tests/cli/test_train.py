@@ -74,7 +74,7 @@ def test_a_dry_run_makes_nothing(command, recipe_file, tmp_path):
     assert "parameters" in answer.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "text.txt"]
     timed = command("train", recipe_file, "--dry-run", "--minutes", 1, "--device", "cpu")
-    assert "these are the recipe's 4 steps: how many fit in --minutes is timed by a run" in timed.err
+    assert "these are the recipe's 4 steps: a run times how many fit in --minutes" in timed.err
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,11 @@ def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypat
 
     outcomes = Trainer._outcomes
     nan = float("nan")
-    monkeypatch.setattr(Trainer, "_outcomes", lambda *given: (Outcome(one.loss * nan) for one in outcomes(*given)))
+
+    def spoilt(*given):
+        return ((Outcome(one.loss * nan), counts) for one, counts in outcomes(*given))
+
+    monkeypatch.setattr(Trainer, "_outcomes", spoilt)
     refused(
         command("train", recipe_file, "--out", "run", "--device", "cpu"),
         "step 0: loss nan: the loss is not a finite number; no update was made, there is no checkpoint yet",

@@ -22,12 +22,13 @@ from qkv.cli.lesson import lesson
 from qkv.cli.look import look
 from qkv.cli.models import models
 from qkv.cli.similar import similar
+from qkv.cli.together import exit_code
 from qkv.cli.tokenizer import tokenizer
 from qkv.cli.train import train
 from qkv.cli.translate import translate
 from qkv.cli.verify import verify
 from qkv.cli.words import words
-from qkv.errors import DiskError, QKVError, TrainingError
+from qkv.errors import QKVError
 
 # Plain help text: laying it out with rich would triple the time `qkv --help` takes.
 app = typer.Typer(
@@ -67,7 +68,7 @@ def main() -> None:
         app(prog_name="qkv")
     except QKVError as error:
         print(f"qkv: error: {error}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, DiskError | TrainingError) else 2)
+        sys.exit(exit_code(error))
 
 
 def _show_version(wanted: bool) -> bool:

@@ -41,9 +41,13 @@ Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the curves for TensorBoard.")]
+Shared = Annotated[
+    str | None, typer.Option("--sharding", help="Under torchrun, each process has a copy (ddp) or a piece (fsdp).")
+]
+GoOn = Annotated[bool, typer.Option("--go-on", help="Where --out holds this run already, go on with it.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")]
 
-_ALWAYS = ("what", "more", "minutes", "start", "out", "dry_run", "device", "seed", "tensorboard")
+_ALWAYS = ("what", "more", "minutes", "start", "out", "dry_run", "device", "seed", "tensorboard", "sharding", "go_on")
 _OWN_FILES = {"gpt": ("text",), "bert": ("text", "next_sentence"), "translate": ("pairs", "target", "rnn")}
 """What can be trained without a recipe, and the options that mean something there."""
 
@@ -53,6 +57,7 @@ def train(
     target: Target = None, rnn: RNN = False, next_sentence: NextSentence = True, minutes: Minutes = None,
     steps: Steps = None, start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None,
     dry_run: DryRun = False, device: Device = "auto", seed: Seed = None, tensorboard: TensorBoard = False,
+    sharding: Shared = None, go_on: GoOn = False,
 ) -> None:  # fmt: skip
     """Train a model on your own text or pairs, follow a recipe, or go on with a run.
 
@@ -66,7 +71,9 @@ def train(
       qkv train translate --pairs spa-eng.tsv --minutes 10 --out run
       qkv train recipes/shakespeare-char.toml training.steps=200 --data texts --out run
       qkv train --resume run
+      torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      (docs/many-machines.md)
     """
+    from qkv.cli.together import together
     from qkv.cli.training_run import preflight, resume_run, start_run
 
     if tensorboard:
@@ -74,34 +81,37 @@ def train(
 
         need_tensorboard()  # better said now than after the run
 
-    where = chosen_device(device)
-    if resume is not None:
-        known = ("resume", "device", "tensorboard")
-        refuse_others(context, known, "means nothing with --resume: a run goes on as it was")
-        resume_run(resume, where, tensorboard=tensorboard)
-        return
-    if what in _OWN_FILES:
-        refuse_others(context, (*_ALWAYS, "steps", *_OWN_FILES[what]), f"means nothing with {what}")
-        if minutes is not None and steps is not None:
-            raise InputError("--minutes and --steps were both given; choose one")
-        minutes = 5.0 if minutes is None and steps is None else minutes
-        files = [*((pairs if what == "translate" else text) or []), *(more or [])]
-        choose = _chooser(what, files, is_rnn=rnn, target=target, next_sentence=next_sentence)
-        recipe = _own_files(files, choose, minutes=minutes, steps=steps, device=where)
-        recipe = recipe if start is None else _shaped_like(recipe, start)
-        data = Path()
-    else:
-        recipe = _from_file(what, more or [], start=start)
-        reason = "means nothing with a recipe; its settings are changed so: training.steps=200"
-        refuse_others(context, (*_ALWAYS, "data"), reason)
-    if seed is not None:
-        recipe = recipe.replace(training=recipe.training.replace(seed=seed))
-    if dry_run:
-        preflight(recipe, recipe.tokenizer.vocabulary_size, where)
-        if minutes is not None:
-            say(f"these are the recipe's {recipe.training.steps:,} steps: how many fit in --minutes is timed by a run")
-        return
-    start_run(recipe, out or next_run_folder(), data, device=where, minutes=minutes, tensorboard=tensorboard)
+    with together(chosen_device(device), sharding) as (ranks, where):
+        if resume is not None:
+            known = ("resume", "device", "tensorboard", "sharding")
+            refuse_others(context, known, "means nothing with --resume: a run goes on as it was")
+            resume_run(resume, where, ranks=ranks, tensorboard=tensorboard)
+            return
+        if go_on and out is None:
+            raise InputError("--go-on needs --out, the run's folder")
+        if what in _OWN_FILES:
+            refuse_others(context, (*_ALWAYS, "steps", *_OWN_FILES[what]), f"means nothing with {what}")
+            minutes = _time(minutes, steps)
+            files = [*((pairs if what == "translate" else text) or []), *(more or [])]
+            choose = _chooser(what, files, is_rnn=rnn, target=target, next_sentence=next_sentence)
+            recipe = _own_files(files, choose, minutes=minutes, steps=steps, device=where)
+            recipe = recipe if start is None else _shaped_like(recipe, start)
+            data = Path()
+        else:
+            recipe = _from_file(what, more or [], start=start)
+            reason = "means nothing with a recipe; its settings are changed so: training.steps=200"
+            refuse_others(context, (*_ALWAYS, "data"), reason)
+        if seed is not None:
+            recipe = recipe.replace(training=recipe.training.replace(seed=seed))
+        folder = Path(ranks.texts(str(out or next_run_folder()))[0])
+        if dry_run:
+            preflight(recipe, recipe.tokenizer.vocabulary_size, where, ranks=ranks)
+            if minutes is not None and ranks.is_first:
+                say(f"these are the recipe's {recipe.training.steps:,} steps: a run times how many fit in --minutes")
+        elif go_on and ranks.of_first((folder / "recipe.toml").is_file):
+            resume_run(folder, where, ranks=ranks, tensorboard=tensorboard)
+        else:
+            start_run(recipe, folder, data, device=where, ranks=ranks, minutes=minutes, tensorboard=tensorboard)
 
 
 def _from_file(what: str | None, overrides: list[str], *, start: Path | None) -> "Recipe":
@@ -120,6 +130,12 @@ def _from_file(what: str | None, overrides: list[str], *, start: Path | None) ->
     recipe = load_recipe(what, tuple(overrides))
     start = start or (None if recipe.start_from is None else Path(recipe.start_from))
     return recipe if start is None else recipe.replace(start_from=str(start.resolve()))
+
+
+def _time(minutes: float | None, steps: int | None) -> float | None:
+    if minutes is not None and steps is not None:
+        raise InputError("--minutes and --steps were both given; choose one")
+    return 5.0 if minutes is None and steps is None else minutes
 
 
 def _chooser(

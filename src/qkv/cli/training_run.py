@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,15 @@ from qkv.cli.progress import bars, say
 from qkv.errors import InputError, QKVError, RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from qkv.config import Recipe
     from qkv.cost.preflight import Preflight
     from qkv.models import Model
-    from qkv.training import Prepared, Trainer
+    from qkv.training import Prepared, Ranks, Trainer
+    from qkv.training.family import Bars
 
 
 def start_run(
@@ -24,6 +27,7 @@ def start_run(
     data: Path,
     *,
     device: "torch.device",
+    ranks: "Ranks",
     minutes: float | None,
     tensorboard: bool = False,
 ) -> None:
@@ -31,31 +35,58 @@ def start_run(
     from qkv.training import prepare_run
 
     seconds = None if minutes is None else 60 * minutes
-    with _stoppable(folder), bars() as progress:
-        prepared = prepare_run(recipe, folder, data, progress=progress, seconds=seconds)
-    with prepared.run.locked(), _stoppable(folder):
-        _run(_made_ready(prepared, device, seconds=seconds), device, tensorboard=tensorboard)
+    # Parts that fit so many processes, kept in the recipe: the run has the same numbers when fewer go on with it.
+    recipe = recipe.replace(training=ranks.fitted(recipe.training))
+    with _stoppable(folder, ranks):
+        prepared = _by_first(
+            ranks, folder, lambda bars: prepare_run(recipe, folder, data, progress=bars, seconds=seconds)
+        )
+    with _locked(folder, ranks), _stoppable(folder, ranks):
+        prepared = _made_ready(prepared, device, ranks, seconds=seconds)
+        _run(prepared, device, ranks, tensorboard=tensorboard)
 
 
-def resume_run(folder: Path, device: "torch.device", *, tensorboard: bool = False) -> None:
+def resume_run(folder: Path, device: "torch.device", *, ranks: "Ranks", tensorboard: bool = False) -> None:
     """Go on where the run stood, be it in the middle of its preparation."""
-    from qkv.training import RunFolder, go_on_preparing, open_run, preparing
+    from qkv.training import go_on_preparing, open_run, preparing
 
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no such run")
-    with RunFolder(folder).locked(), _stoppable(folder):
-        if (state := preparing(folder)) is None:
+    with _locked(folder, ranks), _stoppable(folder, ranks):
+        state = preparing(folder)
+        if not ranks.of_first(lambda: state is not None):
             prepared = open_run(folder)
         else:
-            say(f"{folder}: the preparation was not finished; going on with it")
-            with bars() as progress:
-                prepared = go_on_preparing(folder, progress=progress)
-            prepared = _made_ready(prepared, device, seconds=state.seconds)
-        _run(prepared, device, tensorboard=tensorboard)
+            if ranks.is_first:
+                say(f"{folder}: the preparation was not finished; going on with it")
+            prepared = _by_first(ranks, folder, lambda bars: go_on_preparing(folder, progress=bars))
+            seconds = ranks.of_first(lambda: -1.0 if state is None or state.seconds is None else state.seconds)
+            prepared = _made_ready(prepared, device, ranks, seconds=None if seconds < 0 else seconds)
+        _run(prepared, device, ranks, tensorboard=tensorboard)
+
+
+def _by_first(ranks: "Ranks", folder: Path, make: "Callable[[Bars], Prepared]") -> "Prepared":
+    """The first process makes the run ready; the others open what it made."""
+    from qkv.training import made_by_another
+
+    prepared = None
+    if ranks.is_first:
+        with bars() as progress:
+            prepared = make(progress)
+    ranks.wait()
+    return made_by_another(folder) if prepared is None else prepared
 
 
 @contextmanager
-def _stoppable(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, ranks: "Ranks") -> Iterator[None]:
+    from qkv.training import RunFolder
+
+    with RunFolder(folder).locked() if ranks.is_first else nullcontext():
+        yield
+
+
+@contextmanager
+def _stoppable(folder: Path, ranks: "Ranks") -> Iterator[None]:
     """Where there is no step to finish, a signal ends the command at once; what is done so far stays."""
     from qkv.training import Stopped, stop_at_once
 
@@ -63,11 +94,14 @@ def _stoppable(folder: Path) -> Iterator[None]:
         with stop_at_once():
             yield
     except Stopped as stop:
-        say(f"stopped by {stop.signal.name}; go on: qkv train --resume {folder}")
+        if ranks.is_first:
+            say(f"stopped by {stop.signal.name}; go on: qkv train --resume {folder}")
         sys.exit(128 + stop.signal)
 
 
-def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") -> "Preflight":
+def preflight(
+    recipe: "Recipe", vocabulary_size: int, device: "torch.device", *, ranks: "Ranks"
+) -> "Preflight":  # fmt: skip
     """Say what the run will take."""
     from qkv.cost import Mode, Precision, preflight
     from qkv.cost.calibration import fitting_calibration
@@ -75,7 +109,7 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
     from qkv.training.calibrating import device_name
     from qkv.training.objectives import is_mixed
 
-    training = recipe.training
+    training = ranks.fitted(recipe.training)
     dtype = Precision.MIXED if is_mixed(training.precision, device) else Precision.FLOAT32
     plan = preflight(
         recipe.model_config_for(vocabulary_size),
@@ -83,7 +117,9 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
         length=training.length,
         steps=training.steps,
         matmul_rate=matmul_rate(device),
-        accumulation=training.batch_size // training.micro_batch_size,
+        accumulation=-(-training.batch_size // (training.micro_batch_size * ranks.world)),
+        n_devices=ranks.world,
+        sharding=ranks.sharding,
         checkpointing=training.checkpoint_activations,
         loss_chunk=training.loss_chunk,
         optimizer=training.optimizer,
@@ -93,39 +129,53 @@ def preflight(recipe: "Recipe", vocabulary_size: int, device: "torch.device") ->
         backend="cuda" if device.type == "cuda" else "cpu",
         calibration=fitting_calibration(Mode.TRAIN, dtype, device=device_name(device)),
     )
-    say(plan.line)
+    if ranks.is_first:
+        say(plan.line)
     return plan
 
 
-def _made_ready(prepared: "Prepared", device: "torch.device", *, seconds: float | None) -> "Prepared":
+def _made_ready(
+    prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, seconds: float | None
+) -> "Prepared":  # fmt: skip
     from qkv.training import finish_preparing
 
     corpus = prepared.corpus
-    say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocabulary_size:,}")
+    if ranks.is_first:
+        say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocabulary_size:,}")
     if seconds is not None:
-        prepared = _fit(prepared, device, seconds)
-    finish_preparing(prepared)
+        prepared = _fit(prepared, device, ranks, seconds=seconds)
+    if ranks.is_first:
+        finish_preparing(prepared)
     return prepared
 
 
-def _fit(prepared: "Prepared", device: "torch.device", seconds: float) -> "Prepared":
+def _fit(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, seconds: float) -> "Prepared":
     """Time a few steps on a throw-away model, and see how many fit."""
     from dataclasses import replace
 
     from qkv.training import build_trainer, fit_steps
 
-    trainer = build_trainer(prepared, device=device, report=lambda _entry: None)
+    trainer = build_trainer(prepared, device=device, report=lambda _entry: None, ranks=ranks)
     recipe = fit_steps(prepared.recipe, seconds=seconds, seconds_a_step=trainer.seconds_a_step())
     return replace(prepared, recipe=recipe)
 
 
-def _run(prepared: "Prepared", device: "torch.device", *, tensorboard: bool) -> None:
-    from qkv.cli.training_progress import TrainingProgress
+def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, tensorboard: bool) -> None:
+    """All train; the first shows it, and what came of it."""
     from qkv.training import build_trainer
 
+    start = _first_weights(prepared)
+    if not ranks.is_first:
+        trainer = build_trainer(prepared, device=device, report=lambda _entry: None, start=start, ranks=ranks)
+        trainer.resume(lambda _said: None)
+        if (stop := trainer.train()).signal is not None:
+            sys.exit(128 + stop.signal)
+        return
+    from qkv.cli.training_progress import TrainingProgress
+
     recipe = prepared.recipe
-    progress = TrainingProgress(preflight(recipe, prepared.corpus.tokenizer.vocabulary_size, device))
-    trainer = build_trainer(prepared, device=device, report=progress.report, start=_first_weights(prepared))
+    progress = TrainingProgress(preflight(recipe, prepared.corpus.tokenizer.vocabulary_size, device, ranks=ranks))
+    trainer = build_trainer(prepared, device=device, report=progress.report, start=start, ranks=ranks)
     trainer.resume(say)
     if (step := trainer.progress.step) >= recipe.training.steps:
         say(f"all {step:,} steps are done; for more raise training.steps in {trainer.run.path}/recipe.toml and resume")

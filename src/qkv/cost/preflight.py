@@ -9,7 +9,7 @@ from qkv.cost.calibration import Calibration
 from qkv.cost.estimate import Estimate, estimate_of
 from qkv.cost.prediction import predict
 from qkv.cost.readable import readable_bytes, readable_count, readable_flops, readable_time
-from qkv.cost.workload import HUGE, Backend, Mode, Precision, Workload
+from qkv.cost.workload import HUGE, Backend, Mode, Precision, Sharding, Workload
 from qkv.errors import ConfigError
 
 
@@ -47,6 +47,8 @@ class Preflight:
             f"{readable_bytes(self.step.memory.peak)} for a step of {batch}{work.batch:,}×{work.length:,}{source}",
             f"{readable_flops(self.flops)} in {self.steps:,} steps",
         ]
+        if work.n_devices > 1:
+            said[1:] = [f"on each of {work.n_devices} ({work.sharding}) {said[1]}", said[2]]
         if self.seconds is not None:
             time = readable_time(self.seconds)
             said.append(("" if time.startswith("under") else "about ") + time + self._by)
@@ -66,13 +68,15 @@ def preflight(
     share: int | float = 0.3, source_length: int | None = None, dtype: Precision | str = Precision.FLOAT32,
     accumulation: int = 1, checkpointing: bool = False, loss_chunk: int | None = None,
     optimizer: OptimizerKind | str = OptimizerKind.ADAMW, averaging: bool = False, predictions: int | None = None,
-    backend: Backend | str = Backend.CUDA, calibration: Calibration | None = None,
+    backend: Backend | str = Backend.CUDA, calibration: Calibration | None = None, n_devices: int = 1,
+    sharding: Sharding | str = Sharding.DDP,
 ) -> Preflight:  # fmt: skip
     """`share` of 0.3 is usual for middle-sized models; pass a measured one where there is one."""
     settings = {
         "batch": batch, "length": length, "source_length": source_length, "mode": Mode.TRAIN, "dtype": dtype,
         "accumulation": accumulation, "checkpointing": checkpointing, "loss_chunk": loss_chunk,
         "optimizer": optimizer, "averaging": averaging, "predictions": predictions, "backend": backend,
+        "n_devices": n_devices, "sharding": sharding,
     }  # fmt: skip
     if not 1 <= steps <= HUGE:
         raise ConfigError(f"steps={steps} must be from 1 to {HUGE}")

@@ -9,17 +9,21 @@ from qkv.training.prepare import (
     build_trainer,
     finish_preparing,
     go_on_preparing,
+    made_by_another,
     open_run,
     prepare_run,
     preparing,
 )
+from qkv.training.ranks import ALONE, Ranks
 from qkv.training.run import Progress, RunFolder
 from qkv.training.signals import Stopped, stop_at_once
 from qkv.training.trainer import Trainer
 
 __all__ = [
+    "ALONE",
     "Prepared",
     "Progress",
+    "Ranks",
     "RunFolder",
     "Score",
     "Stopped",
@@ -34,6 +38,7 @@ __all__ = [
     "finish_preparing",
     "fit_steps",
     "go_on_preparing",
+    "made_by_another",
     "matmul_rate",
     "open_run",
     "prepare_run",

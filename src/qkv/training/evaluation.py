@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from qkv.errors import ConfigError
 from qkv.training.objectives import Objective, TrainingBatch
+from qkv.training.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +37,44 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, objective: Objective, batches: Iterable[TrainingBatch]) -> Score:
-    """Sums of sums over counts: an average of averages would weigh short batches too much."""
+def evaluate(
+    model: nn.Module, objective: Objective, batches: Iterable[TrainingBatch], *, ranks: Ranks = ALONE
+) -> Score:
+    """Sums of sums over counts: an average of averages would weigh short batches too much.
+
+    `ranks` share the batches; this process takes all unless said.
+    """
     was_training = model.training
     model.eval()
-    total, n_targets = 0.0, 0
-    sums: dict[str, tuple[float, float]] = {}
+    sums: dict[str, tuple[float, float]] = {"": (0.0, 0.0)}
     try:
-        for batch in batches:
+        for batch, counts in ranks.shared(batches):
             outcome = objective(batch)
-            total += float(outcome.loss)
-            n_targets += batch.n_targets
-            for name, measure in outcome.measures.items():
+            found = {"": (float(outcome.loss), float(batch.n_targets))}
+            found |= {name: (float(one.total), float(one.count)) for name, one in outcome.measures.items()}
+            for name, (total, count) in found.items():
                 before = sums.get(name, (0.0, 0.0))
-                sums[name] = before[0] + float(measure.total), before[1] + float(measure.count)
+                sums[name] = (before[0] + total, before[1] + count) if counts else before
     finally:
         model.train(was_training)
-    measures = {name: of / max(count, 1.0) for name, (of, count) in sums.items()}
-    return Score(loss_sum=total, n_targets=max(1, n_targets), measures=measures)
+    added = ranks.summed(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
+    (loss_sum, n_targets), *rest = added
+    measures = {name: of / max(count, 1.0) for name, (of, count) in zip(list(sums)[1:], rest, strict=True)}
+    return Score(loss_sum=loss_sum, n_targets=max(1, int(n_targets)), measures=measures)
+
+
+def chosen_measure(best_by: str | None, measures: Mapping[str, float]) -> float | None:
+    if best_by is None:
+        return None
+    if best_by not in measures:
+        raise ConfigError(f"best_by={best_by!r} is not measured here; known: {', '.join(measures) or 'none'}")
+    return measures[best_by]
+
+
+def is_better(loss: float, best_loss: float | None, *, measure: float | None, best_measure: float | None) -> bool:
+    """By the measure where there is one; where it is equal, or there is none, by the loss."""
+    if best_loss is None:
+        return True
+    if measure is not None and best_measure is not None and measure != best_measure:
+        return measure > best_measure
+    return loss < best_loss

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from qkv.training.pieces import own_piece
+
 
 def bad_weight(model: nn.Module) -> str | None:
     """The first weight with a value that is NaN or infinite."""
     named = list(model.named_parameters())
-    finite = torch.stack([parameter.detach().isfinite().all() for _, parameter in named]).tolist()
+    finite = torch.stack([own_piece(parameter.detach()).isfinite().all() for _, parameter in named]).tolist()
     return next((f"weight {name}" for (name, _), is_finite in zip(named, finite, strict=True) if not is_finite), None)
 
 
@@ -46,6 +48,6 @@ def _bad_output(model: nn.Module, losses: Callable[[], Iterable[Tensor]]) -> str
 
 def _bad_gradient(model: nn.Module) -> str | None:
     for name, parameter in reversed(list(model.named_parameters())):
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
+        if parameter.grad is not None and not own_piece(parameter.grad).isfinite().all():
             return f"the gradient of {name}"
     return None

@@ -12,6 +12,7 @@ from torch.optim import AdamW, Optimizer
 from qkv.choices import OptimizerKind
 from qkv.config import TrainingConfig
 from qkv.errors import RunError
+from qkv.training.pieces import cut_like, whole
 
 
 class Muon(Optimizer):
@@ -42,9 +43,11 @@ class Muon(Optimizer):
         velocities = [self._velocity(parameter) for parameter in parameters]
         torch._foreach_lerp_(velocities, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, velocities, group["momentum"])  # noqa: SLF001
-        updates = orthogonal(torch.stack(ahead)).to(parameters[0].dtype)
+        # A matrix in pieces is gathered, and each process keeps its own piece of the update.
+        updates = orthogonal(torch.stack([whole(one) for one in ahead])).to(parameters[0].dtype)
+        moves = [cut_like(update, weight) for update, weight in zip(updates.unbind(), weights, strict=True)]
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, list(updates.unbind()), alpha=-group["lr"] * scale)
+        torch._foreach_add_(weights, moves, alpha=-group["lr"] * scale)
 
     def _velocity(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]
@@ -125,7 +128,7 @@ def restore_optimizers(model: nn.Module, optimizers: list[Optimizer], kept: dict
         if name not in parameters or what not in _remembered(owner.get(id(parameters[name]))):
             raise RunError(f"the checkpoint's optimizer kept '{key}', this one does not: was the recipe changed?")
         parameter = parameters[name]
-        owner[id(parameter)].state[parameter][what] = value.to(parameter.device)
+        owner[id(parameter)].state[parameter][what] = cut_like(value.to(parameter.device), parameter)
 
 
 def _remembered(optimizer: Optimizer | None) -> tuple[str, ...]:

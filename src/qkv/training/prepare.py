@@ -16,6 +16,7 @@ from qkv.text import tokenizer_files
 from qkv.training.families import family_of
 from qkv.training.family import Bars, Corpus
 from qkv.training.lora import add_lora
+from qkv.training.ranks import ALONE, Ranks
 from qkv.training.recompute import recompute_blocks
 from qkv.training.run import RunFolder
 from qkv.training.texts import resolve
@@ -104,6 +105,11 @@ def open_run(folder: Path) -> Prepared:
     return _open(folder, recipe)
 
 
+def made_by_another(folder: Path) -> Prepared:
+    """The same run as `prepare_run` gave to the process that called it."""
+    return _open(folder, _read_recipe(folder))
+
+
 def _open(folder: Path, recipe: Recipe) -> Prepared:
     corpus = family_of(recipe.family).open(recipe, folder / DATA)
     return Prepared(run=RunFolder(folder), recipe=recipe, corpus=corpus)
@@ -115,9 +121,11 @@ def _read_recipe(folder: Path) -> Recipe:
     return load_recipe(folder / RECIPE)
 
 
-def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, start: Model | None = None) -> Trainer:
-    """`start`: a model to begin with; it must have the recipe's shape."""
-    training, corpus = prepared.recipe.training, prepared.corpus
+def build_trainer(
+    prepared: Prepared, *, device: torch.device, report: Report, start: Model | None = None, ranks: Ranks = ALONE
+) -> Trainer:
+    """`start`: a model to begin with; it must have the recipe's shape. `ranks`: who shares the work."""
+    training, corpus = ranks.fitted(prepared.recipe.training), prepared.corpus
     model = build(prepared.config, seed=training.seed)
     if start is not None:
         _copy(start, model)
@@ -134,7 +142,11 @@ def build_trainer(prepared: Prepared, *, device: torch.device, report: Report, s
         run=prepared.run,
         texts=_texts(prepared.config, corpus),
         report=report,
-        examine=lambda: corpus.examine(model, training),
+        # Only what looks at whole outputs needs the whole model, which may have to be gathered for it.
+        examine=(lambda: ranks.examined(model, lambda one: corpus.examine(one, training)))
+        if isinstance(corpus, PairsCorpus)
+        else dict,
+        ranks=ranks,
     )
 
 

@@ -7,7 +7,7 @@ run/
   metrics.jsonl                one line a step or evaluation
   checkpoints/step-00000500/   whole or not there; manifest.json holds every file's hash
     model.safetensors  config.json  tokenizer.json  …   what others load
-    resume.safetensors  progress.json                   what going on needs
+    resume.safetensors  progress.json  [pieces/]        what going on needs
 """
 
 import fcntl
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from qkv.data.disk import sync_folder, writing
 from qkv.errors import RunError, WeightsError
+from qkv.training.pieces import PIECES, read_pieces
 from qkv.weights.folder import PARTIAL, check_folder, read_tensors, write_folder
 
 Say = Callable[[str], None]
@@ -107,16 +109,21 @@ class RunFolder:
         return self.checkpoints / f"step-{step:08d}"
 
     def save(
-        self, progress: Progress, *, tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]
-    ) -> None:
-        """Write the checkpoint of this step; one that is there already is of the same step and stays."""
+        self, progress: Progress, *, tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str],
+        further: Callable[[Path], None] = lambda _folder: None,
+    ) -> None:  # fmt: skip
+        """Write the checkpoint of this step; one that is there already is of the same step and stays.
+
+        `further` writes more files into the folder it is given, before that is sealed.
+        """
         if self.folder(progress.step).exists():
             return
         if self.metrics.exists():
             with writing(self.metrics, 0):
                 sync_folder(self.metrics)
         state = json.dumps(asdict(progress), indent=1)
-        write_folder(self.folder(progress.step), tensors=tensors, texts={**texts, "progress.json": state})
+        texts = {**texts, "progress.json": state}
+        write_folder(self.folder(progress.step), tensors=tensors, texts=texts, further=further)
 
     def rotate(self, *, keep: int, best: int | None) -> None:
         """Delete what is neither among the last `keep` nor the best. Renamed first, so that none is ever half there."""
@@ -136,7 +143,7 @@ class RunFolder:
             folder = self.folder(step)
             try:
                 check_folder(folder)
-                return _read_progress(folder, step), folder
+                return read_progress(folder, step), folder
             except WeightsError as error:
                 say(f"{error}; falling back to the checkpoint before")
         raise RunError(f"{self.path}: none of the {len(self.steps())} checkpoints is good: nothing to go on from")
@@ -173,7 +180,7 @@ class RunFolder:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
 
 
-def _read_progress(folder: Path, step: int) -> Progress:
+def read_progress(folder: Path, step: int) -> Progress:
     path = folder / "progress.json"
     try:
         progress = Progress(**json.loads(path.read_text(encoding="utf-8")))
@@ -184,6 +191,11 @@ def _read_progress(folder: Path, step: int) -> Progress:
     return progress
 
 
-def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights to use, and what going on needs."""
-    return read_tensors(folder / "model.safetensors"), read_tensors(folder / "resume.safetensors")
+def read_checkpoint(
+    folder: Path, like: Mapping[str, Tensor] = MappingProxyType({})
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights to use, and what going on needs; that may be in pieces, which are cut as `like`, the parameters, are."""
+    used, resume = read_tensors(folder / "model.safetensors"), read_tensors(folder / "resume.safetensors")
+    if (folder / PIECES).is_dir():
+        resume |= read_pieces(folder / PIECES, like)
+    return used, resume

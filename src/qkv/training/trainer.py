@@ -14,15 +14,17 @@ from torch import Tensor, nn
 
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
-from qkv.errors import ConfigError, InputError, RunError, TrainingError, WeightsError
+from qkv.errors import InputError, RunError, TrainingError, WeightsError
 from qkv.training.averaging import Averaged
-from qkv.training.evaluation import evaluate
+from qkv.training.evaluation import chosen_measure, evaluate, is_better
 from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
 from qkv.training.lora import merged_weights
 from qkv.training.objectives import Objective, Outcome, TrainingBatch
 from qkv.training.optimizer import build_optimizers, optimizer_tensors, restore_optimizers, set_learning_rate
-from qkv.training.run import Progress, RunFolder, read_checkpoint, this_machine
+from qkv.training.pieces import cut_like, whole
+from qkv.training.ranks import ALONE, Ranks
+from qkv.training.run import Progress, RunFolder, read_checkpoint, read_progress, this_machine
 from qkv.training.schedule import learning_rate
 from qkv.training.signals import StopRequest, stop_requests
 from qkv.weights.names import NameTable, Rename
@@ -53,15 +55,17 @@ class Trainer:
     def __init__(
         self, model: nn.Module, config: TrainingConfig, *, objective: Objective, data: TrainingData, run: RunFolder,
         texts: Mapping[str, str], report: Report = lambda _entry: None,
-        examine: Callable[[], Mapping[str, Any]] = dict,
+        examine: Callable[[], Mapping[str, Any]] = dict, ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
         """`texts`: files that go into each checkpoint beside the weights, such as config.json.
 
         `examine`: what an evaluation logs besides loss and measures, such as the quality of whole outputs.
+        `ranks`: the processes that share the work; this one alone unless said.
         """
+        self.ranks = ranks
         self.model = model
         self.config = config
-        self.objective = objective
+        self.objective = ranks.share(model, objective)
         self.data = data
         self.run = run
         self.texts = texts
@@ -69,7 +73,8 @@ class Trainer:
         self.examine = examine
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
-        self.progress = Progress(made_on=this_machine(self._device))
+        self.progress = Progress(made_on=this_machine(self._device) + ranks.label)
+        self._saved_step: int | None = None
         self.optimizers = build_optimizers(model, config)
         self.averaged = None if config.averaging is None else Averaged(model, config.averaging)
 
@@ -80,24 +85,28 @@ class Trainer:
         with stop_requests() as stop, closing(prefetch(self.data.batch, self.progress.step)) as batches:
             while True:
                 self._evaluate_if_due(stop)
-                self._save_if_due(must=self._is_done or stop.signal is not None)
+                self._save_if_due(must=self.ranks.agree(stop) is not None or self._is_done)
                 # A signal may have come since that question: then this step ends the run only if it was saved.
-                is_saved = self.run.folder(self.progress.step).exists()
-                if is_saved and (self._is_done or stop.signal is not None):
+                is_saved = self._saved_step == self.progress.step
+                if is_saved and (self._is_done or self.ranks.agree(stop) is not None):
                     return stop
                 self._step(next(batches))
 
     def resume(self, say: Callable[[str], None]) -> None:
         """Take up the run's last good checkpoint; a run that was cut off before its first one begins anew."""
-        if self.run.steps():
-            progress, folder = self.run.last_good(say)
+        step = self.ranks.of_first(lambda: self.run.last_good(say)[0].step if self.run.steps() else -1)
+        if step >= 0:
+            folder = self.run.folder(int(step))
+            progress = read_progress(folder, int(step))
             self._restore(folder)
             made_on = self.progress.made_on
             if progress.made_on != made_on:
                 say(f"the run was made on {progress.made_on}, this is {made_on}: the last bits may differ")
-            self.progress = progress
-        self.run.tidy(self.progress, say)
-        self.run.rotate(keep=self.config.keep, best=self.progress.best_step)
+            self.progress, self._saved_step = progress, progress.step
+        if self.ranks.is_first:
+            self.run.tidy(self.progress, say)
+            self.run.rotate(keep=self.config.keep, best=self.progress.best_step)
+        self.ranks.wait()
 
     @property
     def _is_done(self) -> bool:
@@ -134,20 +143,24 @@ class Trainer:
             raise self._stopping("the batch has no target to predict")
         loss = torch.zeros((), device=self._device)
         sums: dict[str, Tensor] = {}
-        for outcome in self._outcomes(batch, step):
-            # Weighted by real target counts: the parts' gradients add up to the whole batch's.
-            share = outcome.loss / batch.n_targets
-            share.backward()
-            loss += share.detach()
+        for outcome, counts in self._outcomes(batch, step):
+            # Weighted by real target counts: the parts' gradients add up to the whole batch's. Ranks average theirs.
+            share, weight = outcome.loss / batch.n_targets, self.ranks.world * counts
+            (share if weight == 1 else weight * share).backward()
+            loss += share.detach() if counts else 0.0
             for name, measure in outcome.measures.items():
                 both = torch.stack((measure.total.detach().float(), measure.count.detach().float()))
+                both = both if counts else torch.zeros_like(both)
                 sums[name] = sums[name] + both if name in sums else both
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         # The one place in a step where the CPU waits for the device.
-        value, size, *measured = torch.cat((torch.stack((loss, norm.float())), *sums.values())).tolist()
+        added = self.ranks.summed(torch.cat((loss[None], *sums.values())))
+        size, value, *measured = torch.cat((whole(norm).float()[None], added)).tolist()
         if not (math.isfinite(value) and math.isfinite(size)):
-            bad = first_bad(self.model, lambda: (outcome.loss for outcome in self._outcomes(batch, step)))
+            bad = first_bad(self.model, lambda: (outcome.loss for outcome, _ in self._outcomes(batch, step)))
+            # Gradients are everyone's; whose part it began in knows better.
+            bad = next((found for found in self.ranks.texts(bad) if "gradient" not in found), bad)
             raise self._stopping(f"loss {value}: {bad} is not a finite number")
         if self.config.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm, foreach=True)
@@ -155,13 +168,13 @@ class Trainer:
         measures = {name: of / max(n, 1.0) for name, of, n in zip(sums, totals, counts, strict=True)}
         return _Gradients(loss=value, norm=size, measures=measures)
 
-    def _outcomes(self, batch: TrainingBatch, step: int) -> Iterator[Outcome]:
-        """Of each part that fits in memory."""
-        for i, part in enumerate(batch.split(self.config.micro_batch_size)):
+    def _outcomes(self, batch: TrainingBatch, step: int) -> Iterator[tuple[Outcome, bool]]:
+        """Of each part that fits in memory and is this process's; and whether it counts."""
+        for (i, part), counts in self.ranks.shared(enumerate(batch.split(self.config.micro_batch_size))):
             # Dropout, too, is a function of (seed, step, part), so nothing of it need be saved.
             torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + i)
             try:
-                yield self.objective(part)
+                yield self.objective(part), counts
             except InputError as error:
                 raise self._stopping(str(error)) from None
 
@@ -178,7 +191,7 @@ class Trainer:
             self._gradients(self.data.batch(step), step)
             self._update(learning_rate(self.config, step))
             seconds.append(time.perf_counter() - started)
-        return statistics.median(seconds[n:])
+        return self.ranks.of_first(lambda: statistics.median(seconds[n:]))
 
     def _update(self, rate: float) -> None:
         for optimizer in self.optimizers:
@@ -195,7 +208,8 @@ class Trainer:
             return
         try:
             with nullcontext() if self.averaged is None else self.averaged.in_place():
-                score = evaluate(self.model, self.objective, self._unless_stopped(self.data.validation(), stop))
+                batches = self._unless_stopped(self.data.validation(), stop)
+                score = evaluate(self.model, self.objective, batches, ranks=self.ranks)
                 self.model.eval()
                 examined = self.examine()
                 self.model.train()
@@ -203,8 +217,8 @@ class Trainer:
             return
         if not math.isfinite(score.loss):
             raise self._stopping(f"validation loss {score.loss} is not a finite number", undone="nothing was saved")
-        measure = _chosen(self.config.best_by, score.measures)
-        is_best = _is_better(score.loss, progress.best_loss, measure=measure, best_measure=progress.best_measure)
+        measure = chosen_measure(self.config.best_by, score.measures)
+        is_best = is_better(score.loss, progress.best_loss, measure=measure, best_measure=progress.best_measure)
         self.progress = replace(
             progress,
             evaluated_step=progress.step,
@@ -222,7 +236,7 @@ class Trainer:
         patience = self.config.patience
         may_end_run = self._is_done or (patience is not None and self.progress.n_worse + 1 >= patience)
         for batch in batches:
-            if stop.signal is not None and not may_end_run:
+            if not may_end_run and self.ranks.agree(stop) is not None:
                 raise _EvaluationStopped
             yield batch
 
@@ -231,12 +245,14 @@ class Trainer:
         is_due = progress.step > 0 and (
             progress.step % self.config.save_every == 0 or progress.best_step == progress.step
         )
-        if not (is_due or must) or self.run.folder(progress.step).exists():
+        if not (is_due or must) or self._saved_step == progress.step:
             return
         self._check_weights()
         progress = self.progress = replace(progress, metrics_bytes=self.run.metrics_bytes())
-        self.run.save(progress, tensors=self._tensors(), texts=self.texts)
-        self.run.rotate(keep=self.config.keep, best=progress.best_step)
+        self.ranks.save(self.run, progress, tensors=self._tensors(), texts=self.texts)
+        self._saved_step = progress.step
+        if self.ranks.is_first:
+            self.run.rotate(keep=self.config.keep, best=progress.best_step)
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
         """`model`: what to use. `resume`: the optimizers' memory, and the raw weights where those are others."""
@@ -249,22 +265,25 @@ class Trainer:
 
     @torch.no_grad()
     def _restore(self, folder: Path) -> None:
-        used, resume = read_checkpoint(folder)
+        parameters = dict(self.model.named_parameters())
+        used, resume = read_checkpoint(folder, parameters)
         raw = {key.removeprefix("weights/"): t for key, t in resume.items() if key.startswith("weights/")}
         names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
         try:
-            fill(self.model, raw or used, NameTable(renames=[Rename(name, (name,)) for name in names]))
+            given = {name: cut_like(t, parameters.get(name, t)) for name, t in (raw or used).items()}
+            fill(self.model, given, NameTable(renames=[Rename(name, (name,)) for name in names]))
         except WeightsError as error:
             raise RunError(f"{folder}: {error}; was the recipe changed?") from None
         if self.averaged is not None:
             for name, average in self.averaged.weights.items():
-                average.copy_(used[name])
+                average.copy_(cut_like(used[name], average))
         memory = {key.removeprefix("optimizer/"): t for key, t in resume.items() if key.startswith("optimizer/")}
         restore_optimizers(self.model, self.optimizers, memory)
 
     def _log(self, entry: Mapping[str, Any]) -> None:
-        self.run.log(entry)
-        self.report(entry)
+        if self.ranks.is_first:
+            self.run.log(entry)
+            self.report(entry)
 
     def _check_weights(self) -> None:
         """What is not a number never gets into a checkpoint."""
@@ -275,20 +294,3 @@ class Trainer:
         kept = self.run.steps()
         last = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no checkpoint yet"
         return TrainingError(f"step {self.progress.step}: {reason}; {undone}, {last}")
-
-
-def _chosen(best_by: str | None, measures: Mapping[str, float]) -> float | None:
-    if best_by is None:
-        return None
-    if best_by not in measures:
-        raise ConfigError(f"best_by={best_by!r} is not measured here; known: {', '.join(measures) or 'none'}")
-    return measures[best_by]
-
-
-def _is_better(loss: float, best_loss: float | None, *, measure: float | None, best_measure: float | None) -> bool:
-    """By the measure where there is one; where it is equal, or there is none, by the loss."""
-    if best_loss is None:
-        return True
-    if measure is not None and best_measure is not None and measure != best_measure:
-        return measure > best_measure
-    return loss < best_loss

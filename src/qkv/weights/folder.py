@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -36,11 +36,13 @@ def write_folder(
     tensors: Mapping[str, Mapping[str, Tensor]],
     texts: Mapping[str, str],
     metadata: Mapping[str, str] = TORCHS,
+    further: Callable[[Path], None] = lambda _folder: None,
 ) -> None:
     """`tensors`: safetensors files by name; `texts`: other files by name. `target` must not exist yet.
 
     A text's name may have one folder before it (`1_Pooling/config.json`).
     `metadata` goes into the header of every safetensors file: one entry, for the order of several is not fixed.
+    `further` writes more files into the folder it is given.
     """
     sizes = [sum(t.numel() * t.element_size() for t in file.values()) for file in tensors.values()]
     sizes += [len(text.encode()) for text in texts.values()]
@@ -53,6 +55,7 @@ def write_folder(
             _save_tensors(aside / name, file, metadata)
         for name, text in texts.items():
             (aside / name).write_text(text, encoding="utf-8")
+        further(aside)
         _seal(aside)
 
 

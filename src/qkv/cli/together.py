@@ -1,0 +1,74 @@
+"""One command in several processes: one of them speaks, and all of them end together."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from qkv.cli.progress import say
+from qkv.errors import ConfigError, DiskError, InputError, QKVError, TrainingError
+
+if TYPE_CHECKING:
+    import torch
+
+    from qkv.cost import Sharding
+    from qkv.training import Ranks
+
+
+@contextmanager
+def together(device: "torch.device", sharding: str | None) -> "Iterator[tuple[Ranks, torch.device]]":
+    """Who works at this command, and where: alone, or one of the processes that torchrun started."""
+    from qkv.training.ranks import ALONE, is_under_torchrun
+
+    kind = _kind(sharding)
+    if is_under_torchrun():
+        yield from _as_one_of_many(device, kind)
+    elif sharding is not None:
+        raise ConfigError(f"--sharding {kind} is for several processes: torchrun --nproc-per-node 4 -m qkv.cli train …")
+    else:
+        yield ALONE, device
+
+
+def _kind(sharding: str | None) -> "Sharding":
+    from qkv.cost import Sharding
+
+    if sharding is not None and sharding not in tuple(Sharding):
+        raise InputError(f"--sharding {sharding}: it is {' or '.join(Sharding)}")
+    return Sharding(sharding or Sharding.DDP)
+
+
+def _as_one_of_many(device: "torch.device", kind: "Sharding") -> "Iterator[tuple[Ranks, torch.device]]":
+    from qkv.training.torchrun import SHARED_BY, is_of_another, own_device
+
+    mine = own_device(device)
+    ranks = SHARED_BY[kind](mine, lambda why: end(_gone(why) if why else "", 1))
+
+    def end(line: str, code: int) -> NoReturn:
+        """At once: what the others are waited for in would never end."""
+        if line:
+            say(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ranks.linger()
+        os._exit(code)
+
+    try:
+        yield ranks, mine
+    except QKVError as error:
+        end(f"error: {error}" if ranks.speaks() else "", exit_code(error))
+    except SystemExit as stop:
+        end("", stop.code if isinstance(stop.code, int) else 1)
+    except RuntimeError as error:
+        if not is_of_another(error):
+            raise
+        end(_gone("the connection to another process broke") if ranks.speaks() else "", 1)
+    ranks.close()
+
+
+def exit_code(error: QKVError) -> int:
+    return 1 if isinstance(error, DiskError | TrainingError) else 2
+
+
+def _gone(why: str) -> str:
+    return f"error: {why}: this run ends here; its last checkpoint is good, go on: qkv train --resume RUN"
