@@ -2,12 +2,7 @@
 
 import sys
 
-import pytest
 
-from qkv.zoo import shipped
-
-
-@pytest.mark.skipif("es-en" not in shipped(), reason="the translator is not shipped yet")
 def test_every_kind_of_model_says_something(command):
     answer = command("demo", "--no-serve")
     assert (answer.status, answer.err) == (0, "")
