@@ -1,7 +1,7 @@
 """`python -m benchmarks.finetune`: a pre-trained BERT on tasks, beside random weights, a bag of words and MiniLM.
 
-SST-2 with 100, 1,000 and all labels, three seeds each; SICK's classes and scores; TREC; Banking77. A table on standard
-output; finetune.json and finetune.png in the folder given.
+SST-2 with 100, 1,000 and all labels in three seeds (with all labels bag of words and MiniLM have one); SICK's classes
+and scores; TREC; Banking77. A table on standard output; finetune.json and finetune.png in the folder given.
 """
 
 import argparse

@@ -4,6 +4,8 @@ import os
 import platform
 from pathlib import Path
 
+from qkv.data.prepare import n_cores
+
 
 def processor() -> str:
     info = Path("/proc/cpuinfo")
@@ -12,11 +14,6 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def n_cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def others_load() -> float:

@@ -20,7 +20,7 @@ def demo(
 ) -> None:
     """A story, a translation, a filled mask, a classified sentence, a cost; then the explorer, until Ctrl-C.
 
-    Above each stands the command that gives the same.
+    Above each stands the command that gives it, with all its numbers.
 
     \b
     Examples:

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import os
 import platform
 import shutil
 import sys
@@ -51,13 +50,14 @@ def _machine() -> list[Finding]:
     import torch
 
     from qkv import __version__
+    from qkv.data.prepare import n_cores
 
     compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
     compiles = "training.compiled=true works" if compiler else "training.compiled=true needs one on a CPU"
     return [
         ("qkv", __version__, ""),
         ("Python", platform.python_version(), sys.executable),
-        ("torch", str(torch.__version__), f"{torch.get_num_threads()} of {_n_cores()} cores (OMP_NUM_THREADS)"),
+        ("torch", str(torch.__version__), f"{torch.get_num_threads()} of {n_cores()} cores (OMP_NUM_THREADS)"),
         ("processor", torch.backends.cpu.get_cpu_capability(), platform.machine()),
         ("memory", _memory(), ""),
         ("C++ compiler", compiler or "none", compiles),
@@ -109,11 +109,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _n_cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory() -> str:

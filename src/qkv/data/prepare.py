@@ -38,6 +38,11 @@ SHARD_TOKENS = 1 << 25
 _GROUP = 1 << 20  # characters a worker encodes at a time: large against the cost of a call, small against memory
 
 
+def n_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def prepare_store(
     paths: Sequence[str | Path],
     folder: str | Path,
@@ -61,7 +66,7 @@ def prepare_store(
     state = _begin(folder, plan, tokenizer)
     if not (folder / INDEX_FILE).exists():
         encode = partial(encode_sentences if sentences else encode_parts, tokenizer, end_id=end_id, dtype=plan.dtype)
-        groups = _encoded(_groups(sources, field, state), encode, n_workers or len(os.sched_getaffinity(0)))
+        groups = _encoded(_groups(sources, field, state), encode, n_workers or n_cores())
         total = 0 if any(source.name == STANDARD_INPUT for source in sources) else sum(plan.sizes)
         state = _write_shards(folder, state, groups, progress=progress, total=total)
         _write_index(folder, state, tokenizer=tokenizer, end_id=end_id)
