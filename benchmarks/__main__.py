@@ -2,39 +2,34 @@
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from benchmarks import (
-    beam,
-    cost,
-    decode,
-    embedding,
-    explorer,
-    memory,
-    recurrence,
-    results,
-    shakespeare,
-    training_speed,
-)
+from benchmarks import results
 from benchmarks.runner import Asked
 
 BENCHMARKS = {
-    "train-small": (training_speed.train_small, 5, "a training step of nanoGPT's small CPU model, beside its peers"),
-    "train-124m": (training_speed.train_124m, 3, "a training step of GPT-2 124M, beside its peers"),
-    "shakespeare-cpu": (shakespeare.shakespeare_cpu, 1, "validation loss after as many CPU seconds as nanoGPT took"),
-    "cost": (cost.cost, 1, "predicted and measured times of models that the calibration did not see"),
-    "embed": (embedding.embed, 2, "sentence vectors of all-MiniLM-L6-v2, beside sentence-transformers"),
-    "memory": (memory.memory, 1, "the most memory a training step holds, predicted and measured"),
-    "beam": (beam.beam_alone, 7, "one sentence translated with beam 5, beside transformers with the same weights"),
-    "beam-batch": (beam.beam_batch, 3, "sixteen at once"),
-    "recurrence": (recurrence.recurrence, 1, "RNN and Transformer by length: training, inference, sequential steps"),
-    "decode": (decode.decode, 5, "one more token of GPT-2 124M, beside transformers, CTranslate2 and llama.cpp"),
-    "decode-small": (decode.decode_small, 9, "the same of 12 layers of width 64, where calls are all that costs"),
-    "decode-batch": (decode.decode_batch, 3, "GPT-2 124M with 1, 2, 4, 8 and 16 texts at once"),
-    "decode-int8": (decode.decode_int8, 3, "GPT-2 124M in int8, 1 and 16 texts, beside float32 and CTranslate2's int8"),
-    "explorer": (explorer.explorer, 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
+    "train-small": ("training_speed:train_small", 5, "a training step of nanoGPT's small CPU model, beside its peers"),
+    "train-124m": ("training_speed:train_124m", 3, "a training step of GPT-2 124M, beside its peers"),
+    "shakespeare-cpu": ("shakespeare:shakespeare_cpu", 1, "validation loss after as many CPU seconds as nanoGPT took"),
+    "cost": ("cost:cost", 1, "predicted and measured times of models that the calibration did not see"),
+    "embed": ("embedding:embed", 2, "sentence vectors of all-MiniLM-L6-v2, beside sentence-transformers"),
+    "memory": ("memory:memory", 1, "the most memory a training step holds, predicted and measured"),
+    "beam": ("beam:beam_alone", 7, "one sentence translated with beam 5, beside transformers with the same weights"),
+    "beam-batch": ("beam:beam_batch", 3, "sixteen at once"),
+    "recurrence": ("recurrence:recurrence", 1, "RNN and Transformer by length: training, inference, sequential steps"),
+    "decode": ("decode:decode", 5, "one more token of GPT-2 124M, beside transformers, CTranslate2 and llama.cpp"),
+    "decode-small": ("decode:decode_small", 9, "the same of 12 layers of width 64, where calls are all that costs"),
+    "decode-batch": ("decode:decode_batch", 3, "GPT-2 124M with 1, 2, 4, 8 and 16 texts at once"),
+    "decode-int8": (
+        "decode:decode_int8",
+        3,
+        "GPT-2 124M in int8, 1 and 16 texts, beside float32 and CTranslate2's int8",
+    ),
+    "explorer": ("explorer:explorer", 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
 }
-"""Name: what measures, rounds unless said, what it is."""
+"""Name: what measures (module:function, imported when it is asked for: each needs libraries of its own), rounds unless
+said, what it is."""
 RESULTS = Path(__file__).parent / "RESULTS.md"
 PICTURES = RESULTS.parent.parent / "docs" / "pictures"
 
@@ -42,7 +37,9 @@ PICTURES = RESULTS.parent.parent / "docs" / "pictures"
 def main(arguments: list[str] | None = None) -> int:
     """0: measured. 1: an engine that is here failed or gave other outputs; slowness is never a failure."""
     asked = _parser().parse_args(arguments)
-    measure, rounds, _ = BENCHMARKS[asked.name]
+    place, rounds, _ = BENCHMARKS[asked.name]
+    module, function = place.split(":")
+    measure = getattr(import_module(f"benchmarks.{module}"), function)
     repeats = rounds if asked.repeats is None else asked.repeats
     report = measure(Asked(peers=asked.peers, repeats=repeats, threads=asked.threads, say=_say, device=asked.device))
     is_file = asked.out.suffix == ".md"
