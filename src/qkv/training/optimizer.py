@@ -42,9 +42,10 @@ class Muon(Optimizer):
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         velocities = [self._velocity(parameter) for parameter in parameters]
         torch._foreach_lerp_(velocities, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, velocities, group["momentum"])  # noqa: SLF001
+        # In place, for a gradient is not read again; torch 2.11 has no other form for tensors in pieces.
+        torch._foreach_lerp_(gradients, velocities, group["momentum"])
         # A matrix in pieces is gathered, and each process keeps its own piece of the update.
-        updates = orthogonal(torch.stack([whole(one) for one in ahead])).to(parameters[0].dtype)
+        updates = orthogonal(torch.stack([whole(one) for one in gradients])).to(parameters[0].dtype)
         moves = [cut_like(update, weight) for update, weight in zip(updates.unbind(), weights, strict=True)]
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, moves, alpha=-group["lr"] * scale)
