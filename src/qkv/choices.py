@@ -229,3 +229,11 @@ class Verdict(StrEnum):
     FAILED = "failed"
     NOT_CHECKED = "not checked"
     """It does not apply to the model, or what it needs is missing here; the reason is told."""
+
+
+class FloatKind(StrEnum):
+    """The numbers that a model answers in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    """Half the memory, a GPU's fast products, three digits."""
