@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from qkv.choices import Kernel
 from qkv.cli.cost_plan import KNOWN, AsJSON, Length, calibrate, count, plan
+from qkv.cli.help import Command
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,25 +27,21 @@ class _ModelFirst(TyperGroup):
     """`qkv cost MODEL` without a further word: whatever is no command is a model."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - the command library's own
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = [SHOW, *args]
+        if not args or args[0] not in self.commands:
+            args = [SHOW, *(args or ["--help"])]
         return super().parse_args(ctx, args)
 
 
-cost = typer.Typer(
-    cls=_ModelFirst, rich_markup_mode=None, no_args_is_help=True, context_settings={"max_content_width": 100},
-    help="""What a model costs, before it is spent: `qkv cost MODEL`.
+class _Unnamed(Command):
+    """Its name is never typed, so it is not shown either."""
 
-    \b
-    Examples:
-      qkv cost gpt2                                       the lecture's table and the exact numbers
-      qkv cost gpt2 --mode decode --length 1024 --device h200
-      qkv cost gpt2 --mode train --batch 8 --plot cost.png
-      qkv cost plan --params 124M --tokens 2.5B --device h200 --price 3.5
-      qkv cost calibrate                                  then `qkv cost` also predicts times on this device
-      qkv cost of --help                                  all options of `qkv cost MODEL`
-    """,
-)  # fmt: skip
+    def format_usage(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - the command library's own
+        formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
+        for name in ("plan", "calibrate"):
+            formatter.write(f"       {ctx.parent.command_path} {name} [OPTIONS]\n")
+
+
+cost = typer.Typer(cls=_ModelFirst, rich_markup_mode=None, help="What a model costs, before it is spent.")
 
 Model = Annotated[str, typer.Argument(help="A preset, config.json, a run, a Hugging Face folder, or a shipped model.")]
 Batch = Annotated[str, typer.Option(metavar="B", help="Texts at once.")]
@@ -61,23 +58,26 @@ AsLatex = Annotated[bool, typer.Option("--latex", help="The lecture's table for 
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Roofline, length, cache, RNN: PNG, SVG or PDF.")]
 
 
-@cost.command(SHOW, short_help="One model; the word `of` may be left out.")
+@cost.command(SHOW, cls=_Unnamed, hidden=True)
 def of(
     model: Model, *, batch: Batch = "1", length: Length = None, source: Source = None, new: New = None,
     mode: What = "forward", dtype: Dtype = None, kernel: Road = Kernel.FUSED, device: Bounding = None,
     calibration: Calibrated = None, measure: Measure = False, as_table: AsTable = False, as_json: AsJSON = False,
     as_latex: AsLatex = False, plot: Plot = None,
 ) -> None:  # fmt: skip
-    """Parameters, FLOPs, bytes and time of one step of a model.
+    """What a model costs, before it is spent: parameters, FLOPs, bytes and time of one step.
 
-    The table is lecture E's, row by row: its O(·) beside the exact number. Times come as a bound (--device), as a
-    prediction where this device was calibrated, and measured (--measure), with the error.
+    Times come as a bound (--device: no kernel can be faster there), as a prediction where this device was calibrated,
+    and measured (--measure), with the error. `plan` is about a whole training run, `calibrate` about this device.
 
     \b
     Examples:
       qkv cost gpt2
       qkv cost llama-3-8b --mode decode --batch 8 --length 8192 --device h200
       qkv cost run --mode train --batch 32 --measure
+      qkv cost gpt2 --mode train --batch 8 --plot cost.png
+      qkv cost plan --params 124M --tokens 2.5B --device h200 --price 3.5
+      qkv cost calibrate
     """
     from qkv.cli.cost_model import config_of
     from qkv.cost.devices import find_device
@@ -115,8 +115,8 @@ def of(
     _print(estimate, target, times, form="json" if as_json else "latex" if as_latex else "table")
 
 
-cost.command()(plan)
-cost.command()(calibrate)
+cost.command(cls=Command)(plan)
+cost.command(cls=Command)(calibrate)
 
 
 def _work(

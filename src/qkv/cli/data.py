@@ -9,19 +9,30 @@ import typer
 
 from qkv.choices import TokenizerKind
 from qkv.cli.data_split import split
+from qkv.cli.help import Command
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
     from qkv.data.windows import Batch
     from qkv.text import Tokenizer
 
-data = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Prepare texts for training, or look at batches.")
-data.command()(split)
+data = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True,
+    help="""Prepare texts for training, or look at batches.
+
+    \b
+    Examples:
+      qkv data prepare book.txt --out store --size 4096
+      qkv data show store --batch 3
+      qkv data split spa-eng.tsv --out es-en
+    """,
+)  # fmt: skip
+data.command(cls=Command)(split)
 
 
-@data.command()
+@data.command(cls=Command)
 def prepare(
-    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Texts, tables, folders; - is stdin.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Texts, tables, folders; - is stdin.")],
     *,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="New, empty, or this very store unfinished.")],
     tokenizer: Annotated[
@@ -80,7 +91,7 @@ def prepare(
         print(f"{out}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))
 
 
-@data.command()
+@data.command(cls=Command)
 def show(
     store: Annotated[Path, typer.Argument(help="A folder made by qkv data prepare, or a run's.")],
     *,

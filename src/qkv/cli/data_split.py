@@ -8,7 +8,7 @@ import typer
 
 
 def split(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="source⇥target a line; .xz and .gz too.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="source⇥target a line; .xz and .gz too.")],
     *,
     dev: Annotated[int, typer.Option(min=0, help="Pairs to choose settings by.")] = 2000,
     test: Annotated[int, typer.Option(min=0, help="Pairs to measure by, once.")] = 3000,

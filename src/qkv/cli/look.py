@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import Stack, ViewKind
+from qkv.cli.model import Model
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Asked:
 
 
 def look(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     view: Annotated[ViewKind, typer.Option(help="What to show.")] = ViewKind.HEADS,

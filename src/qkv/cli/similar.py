@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.model import Model
 from qkv.errors import InputError
 
 
 def similar(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     queries: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     among: Annotated[Path, typer.Option(metavar="FILE", help="Its lines are compared; .gz and .xz too.")],

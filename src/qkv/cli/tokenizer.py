@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import SpecialStyle, TokenizerKind
+from qkv.cli.help import Command
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,12 +15,21 @@ if TYPE_CHECKING:
 
 TRAINING_CHARACTERS = 100_000_000  # more text makes a tokenizer slower, not better
 
-tokenizer = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Train a tokenizer, or look at one.")
+tokenizer = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True,
+    help="""Train a tokenizer, or look at one.
+
+    \b
+    Examples:
+      qkv tokenizer train book.txt --out mine --size 4096
+      qkv tokenizer show bert "unbelievable"
+    """,
+)  # fmt: skip
 
 
-@tokenizer.command()
+@tokenizer.command(cls=Command)
 def train(
-    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Texts, tables, folders; - is stdin.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Texts, tables, folders; - is stdin.")],
     *,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="New or empty; tokenizer.json goes here.")],
     kind: Annotated[TokenizerKind, typer.Option(help="What its pieces are.")] = TokenizerKind.BPE,
@@ -54,7 +64,7 @@ def train(
         print(f"{out}: {kind} of {trained.vocabulary_size:,} ids, {' '.join(dict.fromkeys(trained.specials.values()))}")
 
 
-@tokenizer.command()
+@tokenizer.command(cls=Command)
 def show(
     model: Annotated[
         Path, typer.Argument(help="A shipped name, a folder that holds a tokenizer (a model's), or its file.")

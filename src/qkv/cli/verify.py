@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.columns import table
+from qkv.cli.model import Model
 from qkv.cli.progress import bars
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     *,
     text: Annotated[str | None, typer.Option(help="A file with a text a line, instead of those built in.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out compiling, other programs, training on.")] = False,

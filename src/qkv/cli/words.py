@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.model import Model
 from qkv.errors import InputError
 
 
 def words(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     items: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]…", help="At least 2; none: one a line from stdin.")
+        list[str] | None, typer.Argument(metavar="WORD", help="At least 2; none: one a line from stdin.")
     ] = None,
     *,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the words as a map.")] = None,
