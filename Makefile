@@ -1,5 +1,5 @@
 # Each target sets up what it needs in .venv; a second call finds it there.
-.PHONY: help demo test test-long bench lint format page page-tools
+.PHONY: help demo test test-long bench lint format page page-tools notebooks docs
 .DELETE_ON_ERROR:
 
 # The first Python that is new enough; `make PYTHON=/path/to/python test` chooses another.
@@ -16,6 +16,8 @@ help:
 	@echo "make test-long  the long ones"
 	@echo "make bench      speed and quality beside the peers; PEERS=FOLDER names clones of those that pip has not"
 	@echo "make lint       style, types, imports"
+	@echo "make notebooks  run the notebooks again, each in a kernel of its own, and keep what they show"
+	@echo "make docs       build the documentation into site/, every link checked"
 	@echo "make page       build the explorer's page into the package; needs Node"
 	@echo "make format     put the code in the formatter's shape"
 
@@ -51,6 +53,14 @@ bench: .venv/.ready-dev
 	for name in train-small train-124m shakespeare-cpu embed; do \
 		$(BIN)/python -m benchmarks $$name $(if $(PEERS),--peers $(PEERS)) || exit 1; done
 
+notebooks: .venv/.ready-dev
+	$(BIN)/python notebooks/run.py $(ARGS)
+
+# Strict: a link that leads nowhere fails the build.
+docs: .venv/.ready-docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html, or: $(BIN)/mkdocs serve"
+
 lint: .venv/.ready-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -71,4 +81,8 @@ $(BIN)/python:
 
 .venv/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
-	@touch $@ .venv/.ready-demo
+	@touch $@ .venv/.ready-demo .venv/.ready-docs
+
+.venv/.ready-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[docs]'
+	@touch $@
