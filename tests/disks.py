@@ -13,16 +13,19 @@ from qkv.weights import folder
 
 
 class Refusing:
-    """Counts what is asked of the disk, and answers the n-th with an error."""
+    """Counts what is asked of the disk, and answers the n-th with an error; where it stays so, all after it too."""
 
-    def __init__(self, at: int | None, number: int) -> None:
+    def __init__(self, at: int | None, number: int, *, stays: bool = False) -> None:
         self.at = at
         self.number = number
+        self.stays = stays
         self.names: list[str] = []
 
     def ask(self, name: str) -> bool:
         self.names.append(name)
-        return len(self.names) == self.at
+        if self.at is None:
+            return False
+        return len(self.names) >= self.at if self.stays else len(self.names) == self.at
 
     def wrapped(self, name, real):
         def wrapper(*arguments, **named):
@@ -43,9 +46,9 @@ class Refusing:
 
 
 @contextmanager
-def refusing(at: int | None = None, number: int = errno.ENOSPC) -> Iterator[Refusing]:
+def refusing(at: int | None = None, number: int = errno.ENOSPC, *, stays: bool = False) -> Iterator[Refusing]:
     """With `at` None nothing is refused; the names say what was asked."""
-    disk = Refusing(at, number)
+    disk = Refusing(at, number, stays=stays)
     calls = [(os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "chmod"), (os, "truncate"), (io, "open")]
     patches = [mock.patch.object(module, name, disk.wrapped(name, getattr(module, name))) for module, name in calls]
     patches.append(mock.patch.object(folder, "save_file", disk.save_file))

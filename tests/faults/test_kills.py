@@ -32,7 +32,7 @@ def numbers_of(unbroken, name: str) -> list[int]:
 
 
 def test_the_operations_of_a_save_are_all_seen(unbroken):
-    # Five saves of six or more files and two folders, each synced; if a hook missed them, the kills would prove nothing.
+    # Five saves of six files and two folders or more, each synced; if a hook missed them, kills would prove nothing.
     assert len(numbers_of(unbroken, "save: fsync")) >= 5 * 8
     assert len(numbers_of(unbroken, "save: os.rename")) >= 5
     assert numbers_of(unbroken, "save: os.remove")

@@ -98,6 +98,14 @@ def command(folder: str, arguments: list[str]) -> None:
         main()
 
 
+def command_within(n_bytes: int, folder: str, arguments: list[str]) -> None:
+    """As `command`, where the system itself refuses a file of more bytes, in the middle of writing it."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+    command(folder, arguments)
+
+
 def start(target: Callable[..., None], *arguments: object) -> multiprocessing.Process:
     process = CONTEXT.Process(target=target, args=arguments)
     process.start()
