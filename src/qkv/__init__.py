@@ -7,10 +7,11 @@ if TYPE_CHECKING:
     from qkv.config import BERTConfig, FinetuningSettings, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, preset
     from qkv.cost import estimate
     from qkv.inspection import change, record
-    from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
+    from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq, build
     from qkv.serving.notebook import explore
     from qkv.tasks import load
     from qkv.tasks.finetuning import finetune
+    from qkv.tasks.training import train
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "Seq2Seq",
     "Seq2SeqConfig",
     "__version__",
+    "build",
     "change",
     "estimate",
     "explore",
@@ -33,6 +35,7 @@ __all__ = [
     "load_config",
     "preset",
     "record",
+    "train",
 ]
 
 _HOME = {
@@ -45,6 +48,7 @@ _HOME = {
     "RNNSeq2Seq": "qkv.models",
     "Seq2Seq": "qkv.models",
     "Seq2SeqConfig": "qkv.config",
+    "build": "qkv.models",
     "change": "qkv.inspection",
     "estimate": "qkv.cost",
     "explore": "qkv.serving.notebook",
@@ -53,6 +57,7 @@ _HOME = {
     "load_config": "qkv.config",
     "preset": "qkv.config",
     "record": "qkv.inspection",
+    "train": "qkv.tasks.training",
 }
 
 

@@ -117,3 +117,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"figures need matplotlib: pip install 'qkv\[plot\]'"):
         new_figure(width=1.0, height=1.0)
+
+
+def test_a_notebook_shows_a_figure_by_itself():
+    assert new_figure(width=1.0, height=1.0)._repr_png_().startswith(b"\x89PNG")

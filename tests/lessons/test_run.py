@@ -69,3 +69,9 @@ def test_every_lesson_of_the_catalogue_is_a_file_and_every_file_is_in_the_catalo
 def test_every_lesson_is_run_in_a_test():
     sources = "".join(path.read_text() for path in TESTS.glob("test_*.py"))
     assert [name for name in lessons.LESSONS if f'"{name}"' not in sources] == []
+
+
+def test_run_gives_the_picture_of_what_it_computed(capsys):
+    draw = lessons.run("one-hot")
+    assert "one-hot" in capsys.readouterr().out
+    assert draw()._repr_png_().startswith(b"\x89PNG")

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
 from math import ceil, isfinite, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_TYPES = (".png", ".svg", ".pdf")
+IN_NOTEBOOK = 72
+"""Dots an inch: a notebook is kept with its pictures, so they are small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +63,25 @@ def heat_maps(*maps: HeatMap, title: str = "", in_a_row: int | None = None) -> "
 
 
 def new_figure(*, width: float, height: float) -> "Figure":
-    """An empty figure in inches, without pyplot: nothing global, no window."""
+    """An empty figure in inches, without pyplot: nothing global, no window. A notebook shows it by itself."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("figures need matplotlib: pip install 'qkv[plot]'") from None
-    return Figure(figsize=(width, height), layout="constrained", dpi=150)
+    return _shown_in_notebooks(Figure)(figsize=(width, height), layout="constrained", dpi=150)
+
+
+@cache
+def _shown_in_notebooks(of: "type[Figure]") -> "type[Figure]":
+    """Without pyplot nobody tells a notebook how to show a figure."""
+
+    class Picture(of):
+        def _repr_png_(self) -> bytes:
+            made = BytesIO()
+            self.savefig(made, format="png", dpi=IN_NOTEBOOK)
+            return made.getvalue()
+
+    return Picture
 
 
 def check_picture(path: Path) -> None:

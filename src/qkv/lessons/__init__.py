@@ -19,8 +19,11 @@ from qkv.lessons.catalogue import LECTURES, LESSONS, LessonInfo
 __all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
 
 
-def run(name: str, *, plot: Path | None, seed: int) -> None:
-    """Print the lesson; save its picture where `plot` says. The same seed prints the same numbers, times aside."""
+def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], Any]:
+    """Print the lesson; save its picture where `plot` says. The same seed prints the same numbers, times aside.
+
+    In a notebook: `draw = run("walkthrough")`, and `draw()` shows the picture of what was computed.
+    """
     if name not in LESSONS:
         close = get_close_matches(name, LESSONS, n=1, cutoff=0.4)
         hint = f"did you mean '{close[0]}'?" if close else "`qkv lesson` lists them"
@@ -45,6 +48,7 @@ def run(name: str, *, plot: Path | None, seed: int) -> None:
         torch.set_num_threads(n_threads)
     if plot is not None:
         _save(draw, plot)
+    return draw
 
 
 def _print_title(info: LessonInfo) -> None:

@@ -1,0 +1,31 @@
+"""`qkv.train`: training from Python."""
+
+import pytest
+
+import qkv
+from qkv.errors import RunError
+from tests.training.runs import recipe, write_text
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_text(tmp_path / "text.txt")
+    told = []
+    made = qkv.train(recipe(steps=3), tmp_path / "run", data=tmp_path, device="cpu", report=told.append)
+    assert [entry["step"] for entry in told if "loss" in entry] == [1, 2, 3]
+    return made
+
+
+def test_a_run_from_python_ends_in_a_model_that_answers(run):
+    assert isinstance(qkv.load(run).generate("a", max_new=2, seed=1), str)
+
+
+def test_the_same_recipe_in_the_same_folder_goes_on_and_has_nothing_left_to_do(run):
+    told = []
+    assert qkv.train(recipe(steps=3), run, data=run.parent, device="cpu", report=told.append) == run
+    assert told == []
+
+
+def test_another_recipe_does_not_go_on_with_a_run(run):
+    with pytest.raises(RunError, match="a run of another recipe"):
+        qkv.train(recipe(steps=4), run, data=run.parent, device="cpu")
