@@ -1,6 +1,7 @@
 """`qkv cost`: the table, the plan, the times; no torch for what is arithmetic."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -59,9 +60,24 @@ def test_a_published_config_needs_no_torch_either(tmp_path):
     test_arithmetic_needs_no_torch([str(tmp_path)])
 
 
-def test_the_table_has_the_lectures_orders_beside_exact_numbers_and_says_the_slips():
+def test_the_table_is_of_the_kernel_that_is_named_and_speaks_of_no_lecture():
     shown = run("gpt2")
     assert "291,648,307,200" in shown
+    assert "lecture" not in shown.lower()
+    assert "slide" not in shown.lower()
+    fused, plain = (
+        re.search(r"P·V +bn²d .* (\d.*MiB)", run("gpt2", "--kernel", kernel))[1] for kernel in ("fused", "plain")
+    )
+    # Queries' results written, values read; and, plain, 12 heads' n×n weights read: 4 bytes a number, 12 layers.
+    assert fused == f"{12 * 2 * 1024 * 768 * 4 / 2**20:.1f} MiB"
+    assert plain == f"{12 * (2 * 1024 * 768 + 12 * 1024**2) * 4 / 2**20:.0f} MiB"
+    assert "GELU(YW₁)W₂" in shown
+    assert "SiLU(YW₁)W₂" in run("llama-2-7b")
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_the_lecture_has_its_orders_beside_exact_numbers_and_says_the_slips():
+    shown = run("gpt2", "--lecture")
     assert "O(bnd² + bn²d)" in shown
     assert "4·12·768²; C's slide lacks the 4" in shown
     assert "Slip: E counts the IO" in shown
@@ -184,7 +200,7 @@ def test_a_plan_says_batch_time_and_money():
     lines = {line[:16].strip(): line[17:] for line in shown.splitlines()}
     assert lines["model"].startswith("124M parameters: gpt, width 768")
     assert "× 1,024 tokens a device" in lines["batch that fits"]
-    assert "at 40% of the peak; bound" in lines["time"]
+    assert "at 40% of the peak; at least" in lines["time"]
     assert lines["money"].endswith("at 3.5 a device and hour")
     small = run("plan", "--params", "7B", "--tokens", "1B", "--device", "l4")
     assert "none: one text of 1,024 tokens takes" in small

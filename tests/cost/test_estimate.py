@@ -19,7 +19,7 @@ def test_the_repr_reads_well():
     assert shown.startswith("gpt · train · 1×1,024 tokens · float32 · plain attention\n")
     assert "total                    124,439,808" in shown
     assert "291,648,307,200  292 GFLOP" in shown
-    assert "FLOP = 2 × multiply–add" in shown
+    assert "A multiply–add is 2 FLOPs" in shown
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base", "t5-small", "rnn-nano"])

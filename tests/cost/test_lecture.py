@@ -22,7 +22,7 @@ def test_the_rows_of_a_whole_sequence_are_the_lectures_with_exact_numbers():
     found = rows(CONFIG, batch=B, length=N, mode="forward")
     flops = {
         "xW_Q, xW_K, xW_V": 6 * B * N * D**2, "softmax(QKᵀ/√d)": 2 * B * N**2 * D, "P·V": 2 * B * N**2 * D,
-        "concat(heads)·W_O": 2 * B * N * D**2, "ReLU(YW₁)W₂": 16 * B * N * D**2,
+        "concat(heads)·W_O": 2 * B * N * D**2, "GELU(YW₁)W₂": 16 * B * N * D**2,
         "all of these": 24 * B * N * D**2 + 4 * B * N**2 * D,
     }  # fmt: skip
     assert {name: found[name].flops for name in flops} == {name: L * n for name, n in flops.items()}
@@ -49,6 +49,8 @@ def test_all_rows_together_are_the_whole_pass(config, mode):
     own = [row for row in table.rows if row.name != "all of these"]
     assert sum(row.flops for row in own) == table.total.flops == one.flops.forward
     assert sum(row.numbers for row in own) == table.total.numbers
+    if mode == "forward":
+        assert sum(row.kernel_bytes for row in own) == table.total.kernel_bytes == one.traffic.fused
 
 
 def test_a_generation_has_a_table_for_the_prompt_and_one_for_the_steps():

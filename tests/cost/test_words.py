@@ -35,8 +35,11 @@ def test_the_crossing_is_the_first_length_at_which_attention_costs_as_much_as_th
 
 def test_attention_costs_as_much_as_the_rest_at_6d_executed_and_12d_useful():
     assert (crossing(preset("gpt2")).executed, crossing(preset("gpt2")).useful) == (6 * 768, 12 * 768 - 1)
-    assert "from n = 4,608 (6d) executed, n = 9,215 (12d) useful" in repr(estimate("gpt2", mode="train"))
-    assert "window=5, they never do" in repr(estimate(preset("gpt2", window=5), mode="train"))
+    said = repr(estimate("gpt2", mode="train"))
+    assert "Past 4,608 tokens (6 × the width), scores and mix" in said
+    assert "if only pairs that the mask shows are counted, past 9,215 tokens (12 × the width)" in said
+    assert "counted, past" not in repr(estimate("bert-base"))
+    assert "window=5 are counted, they never do" in repr(estimate(preset("gpt2", window=5), mode="train"))
 
 
 @given(st.integers(1, 61))

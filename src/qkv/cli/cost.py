@@ -1,6 +1,7 @@
 """`qkv cost`: parameters, FLOPs, bytes and time of a model, before they are spent."""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +54,7 @@ Road = Annotated[Kernel, typer.Option(help="Attention by torch's fused kernel, o
 Bounding = Annotated[str | None, typer.Option(help=f"For the least time: {KNOWN}.")]
 Calibrated = Annotated[Path | None, typer.Option(help="A file of `qkv cost calibrate`; the newest unless said.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Run it here, and compare with the prediction.")]
-AsTable = Annotated[bool, typer.Option("--table", help="Text; what is printed unless another is asked for.")]
+AsLecture = Annotated[bool, typer.Option("--lecture", help="As lecture E counts, unfused, and where slides slip.")]
 AsLatex = Annotated[bool, typer.Option("--latex", help="The lecture's table for LaTeX (booktabs).")]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Roofline, length, cache, RNN: PNG, SVG or PDF.")]
 
@@ -62,7 +63,7 @@ Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Roofline, lengt
 def of(
     model: Model, *, batch: Batch = "1", length: Length = None, source: Source = None, new: New = None,
     mode: What = "forward", dtype: Dtype = None, kernel: Road = Kernel.FUSED, device: Bounding = None,
-    calibration: Calibrated = None, measure: Measure = False, as_table: AsTable = False, as_json: AsJSON = False,
+    calibration: Calibrated = None, measure: Measure = False, as_lecture: AsLecture = False, as_json: AsJSON = False,
     as_latex: AsLatex = False, plot: Plot = None,
 ) -> None:  # fmt: skip
     """What a model costs, before it is spent: parameters, FLOPs, bytes and time of one step.
@@ -83,8 +84,9 @@ def of(
     from qkv.cost.devices import find_device
     from qkv.cost.estimate import estimate_of
 
-    if as_table + as_json + as_latex > 1:
-        raise InputError("--table, --json and --latex: choose one")
+    if as_lecture + as_json + as_latex > 1:
+        raise InputError("--lecture, --json and --latex: choose one")
+    form = "json" if as_json else "latex" if as_latex else "lecture" if as_lecture else "table"
     if plot is not None:
         from qkv.inspection.figures import check_picture
 
@@ -112,7 +114,7 @@ def of(
         if target is None:
             say(f"--plot: the roofline is that of {ROOF}, as no --device is given")
         save_picture(cost_figure(estimate, target or find_device(ROOF)), plot)
-    _print(estimate, target, times, form="json" if as_json else "latex" if as_latex else "table")
+    _print(estimate, target, times, form=form)
 
 
 cost.command(cls=Command)(plan)
@@ -209,13 +211,12 @@ def _print(estimate: "Estimate", device: "Device | None", times: dict[str, Any],
         rows = [{"pass": one.title, **row.as_dict()} for one in made for row in (*one.rows, one.total)]
         print(json.dumps({**estimate.as_dict(), "lecture": rows, "slips": slips(estimate.config), "time": times}))
         return
+    by_lecture = form == "lecture"
     peak = 0.0 if device is None else device.peak(estimate.work.dtype)
-    lines = [estimate.title, "", *cost_text.lecture_text(made, device, peak), *cost_text.totals(estimate)]
-    lines += cost_text.time_text(times)
-    lines += [
-        "",
-        *words(estimate.config, estimate.work),
-        *(f"Slip: {one}" for one in slips(estimate.config)),
-        f"({CONVENTIONS})",
-    ]
-    print("\n".join(lines))
+    rows = cost_text.lecture_text(made) if by_lecture else cost_text.table_text(made, device, peak)
+    slipped = [f"Slip: {one}" for one in slips(estimate.config)] if by_lecture else []
+    said = [*words(estimate.config, estimate.work), *slipped]
+    said += [*([] if by_lecture else [f"Grows as: {cost_text.LETTERS}."]), CONVENTIONS]
+    totals = [*cost_text.totals(estimate, lecture=by_lecture), *cost_text.time_text(times)]
+    wrapped = [textwrap.fill(one, cost_text.WIDTH) for one in said]
+    print("\n".join([estimate.title, "", *totals, "", *rows, *wrapped]))

@@ -11,25 +11,46 @@ if TYPE_CHECKING:
     from qkv.cost.lecture import LectureTable, Row
     from qkv.cost.plan import Plan
 
-HEAD = ("operation", "lecture E", "FLOPs", "lecture E: IO", "numbers moved", "FLOPs a byte")
+LECTURE = ("operation", "lecture E", "FLOPs", "lecture E: IO", "numbers moved", "FLOPs a byte")
+HEAD = ("operation", "grows as", "FLOPs", "share", "bytes moved", "FLOPs a byte")
+LETTERS = "b texts, n tokens each, d the model's width; m: tokens of a source"
+WIDTH = 100
+"""Characters of a line."""
 
 
-def cells(row: "Row") -> list[str]:
+def lecture_cells(row: "Row") -> list[str]:
     order, io_order = (f"O({order})" if order else "" for order in (row.order, row.io_order))
     return [row.name, order, f"{row.flops:,}", io_order, f"{row.numbers:,}", f"{row.intensity:.3g}"]
 
 
-def lecture_text(made: "Sequence[LectureTable]", device: "Device | None", dtype_peak: float) -> list[str]:
-    """With a device: also what bounds each row there."""
+def cells(row: "Row", total: "Row") -> list[str]:
+    from qkv.cost.readable import readable_bytes
+
+    share = f"{row.flops / total.flops:.0%}" if row.flops else ""
+    moved = readable_bytes(row.kernel_bytes)
+    return [row.name, row.order, f"{row.flops:,}", share, moved, f"{row.kernel_intensity:.3g}"]
+
+
+def lecture_text(made: "Sequence[LectureTable]") -> list[str]:
+    """As lecture E counts: nothing is fused."""
     lines: list[str] = []
     for one in made:
-        rows = [cells(row) for row in (*one.rows, one.total)]
+        rows = [lecture_cells(row) for row in (*one.rows, one.total)]
+        lines += [*([f"{one.title}:"] if one.title else []), *table(LECTURE, rows), ""]
+    return lines
+
+
+def table_text(made: "Sequence[LectureTable]", device: "Device | None", peak: float) -> list[str]:
+    """As this workload's kernels count; with a device, also what limits each row there."""
+    lines: list[str] = []
+    for one in made:
+        each = (*one.rows, one.total)
+        rows = [cells(row, one.total) for row in each]
         head: list[str] = [*HEAD]
         if device is not None:
-            head.append("bound by")
-            ridge = dtype_peak / device.bandwidth
-            for row, shown in zip((*one.rows, one.total), rows, strict=True):
-                shown.append("compute" if row.intensity > ridge else "memory")
+            head.append("limited by")
+            for row, shown in zip(each, rows, strict=True):
+                shown.append("compute" if row.kernel_intensity > peak / device.bandwidth else "memory")
         lines += [*([f"{one.title}:"] if one.title else []), *table(head, rows), ""]
     return lines
 
@@ -38,9 +59,9 @@ def latex(made: "Sequence[LectureTable]") -> str:
     """One tabular a table, for booktabs."""
     lines = []
     for one in made:
-        lines += [r"\begin{tabular}{llrlrr}", r"\toprule", " & ".join(HEAD) + r" \\", r"\midrule"]
+        lines += [r"\begin{tabular}{llrlrr}", r"\toprule", " & ".join(LECTURE) + r" \\", r"\midrule"]
         for row in (*one.rows, one.total):
-            shown = cells(row)
+            shown = lecture_cells(row)
             shown[0] = _latex_words(row.name)
             shown[1], shown[3] = (f"${_latex_math(cell)}$" if cell else "" for cell in (shown[1], shown[3]))
             lines.append(" & ".join(shown) + r" \\")
@@ -62,7 +83,7 @@ def _latex_math(text: str) -> str:
     return text.replace("²", "^2")
 
 
-def totals(estimate: "Estimate") -> list[str]:
+def totals(estimate: "Estimate", *, lecture: bool) -> list[str]:
     """The model's numbers, below the table."""
     from qkv.config import RNNConfig
     from qkv.cost.lecture import attention_weights
@@ -74,16 +95,17 @@ def totals(estimate: "Estimate") -> list[str]:
         n_layers = config.n_layers
         weights = attention_weights(config, n_layers)
         is_plain = weights == 4 * n_layers * config.d_model**2
-        formula = f"4·{n_layers}·{config.d_model}²; C's slide lacks the 4" if is_plain else "W_Q, W_K, W_V, W_O"
+        formula = f"4·{n_layers}·{config.d_model}²" if is_plain else "W_Q, W_K, W_V, W_O"
+        formula += "; C's slide lacks the 4" if is_plain and lecture else ""
         said.append(("attention weights", f"{weights:,}", formula))
     said += [("FLOPs, forward", f"{flops.forward:,}", readable_flops(flops.forward))]
     if flops.useful_forward != flops.forward:
-        said.append(("of these useful", f"{flops.useful_forward:,}", readable_flops(flops.useful_forward)))
+        said.append(("useful of these", f"{flops.useful_forward:,}", readable_flops(flops.useful_forward)))
     if flops.backward:
         said.append(("FLOPs, whole step", f"{flops.total:,}", readable_flops(flops.total)))
     for name, n in memory.as_dict().items():
         if n:
-            said.append((f"bytes, {name}", f"{n:,}", readable_bytes(n)))
+            said.append((f"memory, {name}", f"{n:,}", readable_bytes(n)))
     return [line.rstrip() for line in table(("", "", ""), said, left=1)[1:]]
 
 
@@ -113,7 +135,7 @@ def plan_text(plan: "Plan") -> list[str]:
         ("work", readable_flops(plan.flops)),
         (
             "time",
-            f"{readable_time(plan.seconds)} at {plan.share:.0%} of the peak; bound {readable_time(plan.at_least)}",
+            f"{readable_time(plan.seconds)} at {plan.share:.0%} of the peak; at least {readable_time(plan.at_least)}",
         ),
     ]
     if plan.money is not None:
@@ -136,13 +158,13 @@ def time_text(times: dict[str, Any]) -> list[str]:
     if "bound" in times:
         one = times["bound"]
         said.append(
-            f"time, bound       {_milliseconds(one['seconds'])} on {one['device']}, {one['share_computing']:.0%} of it "
-            f"bound by compute, the rest by memory ({one['source']})"
+            f"time, at least    {_milliseconds(one['seconds'])} on {one['device']} if every kernel ran at its peak "
+            f"(computing {one['share_computing']:.0%}, the rest moving bytes)"
         )
     if "calibrated" in times:
         one = times["calibrated"]
         said.append(
-            f"time, calibrated  {_milliseconds(one['seconds'])} on {one['device']}: launching "
+            f"time, predicted   {_milliseconds(one['seconds'])} on {one['device']}: launching "
             f"{_milliseconds(one['launching'])}, computing {_milliseconds(one['computing'] + one['serial'])}"
         )
     if "measured" in times:

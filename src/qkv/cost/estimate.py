@@ -20,9 +20,8 @@ from qkv.cost.workload import Backend, Mode, Precision, Sharding, Workload
 from qkv.errors import ConfigError
 
 CONVENTIONS = (
-    "FLOP = 2 × multiply–add, matrix products alone; element-wise work apart, of the forward pass; useful = what the "
-    "mask lets count, the rest is executed in vain; tied tensors count once; unfused: every operation reads and "
-    "writes, fused: attention never writes n×n"
+    "A multiply–add is 2 FLOPs; FLOPs are those of matrix products. Useful are those that the mask lets count. "
+    "Tied tensors count once. Fused attention never writes its n×n scores; unfused, every operation reads and writes."
 )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from qkv.choices import Activation, Kernel
 from qkv.config import ModelConfig, RNNConfig, TransformerConfig
-from qkv.cost.estimate import Estimate
+from qkv.cost.estimate import Estimate, row_of
 from qkv.cost.operation import Operation, Phase
 from qkv.cost.workload import Mode
 
@@ -37,17 +38,24 @@ class Row:
     numbers: int
     """Read and written by operations that are not fused."""
     n_bytes: int
+    kernel_bytes: int
+    """Read and written by this workload's kernel: fused attention never writes its scores."""
     parameters: int
 
     @property
     def intensity(self) -> float:
         return self.flops / self.n_bytes if self.n_bytes else 0.0
 
+    @property
+    def kernel_intensity(self) -> float:
+        return self.flops / self.kernel_bytes if self.kernel_bytes else 0.0
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "operation": self.name, "order": self.order, "io_order": self.io_order, "flops": self.flops,
             "elementwise_flops": self.elementwise, "numbers_moved": self.numbers, "bytes_moved": self.n_bytes,
-            "flops_a_byte": self.intensity, "parameters": self.parameters,
+            "flops_a_byte": self.intensity, "kernel_bytes_moved": self.kernel_bytes,
+            "kernel_flops_a_byte": self.kernel_intensity, "parameters": self.parameters,
         }  # fmt: skip
 
 
@@ -60,12 +68,15 @@ class LectureTable:
     total: Row
 
 
+_ACTIVATIONS = {
+    Activation.RELU: "ReLU", Activation.GELU: "GELU", Activation.GELU_TANH: "GELU", Activation.SILU: "SiLU",
+}  # fmt: skip
 _SELF = (
     ("xW_Q, xW_K, xW_V", "attention", ("query", "key", "value", "rotation"), "bnd²", "2bnd + d²", "bd²", "2bd + d²"),
     ("softmax(QKᵀ/√d)", "attention", ("scores", "softmax"), "bn²d", "2bnd + bhn²", "bnd", "bhn + bnd + bd"),
     ("P·V", "attention", ("mix",), "bn²d", "2bnd + bhn²", "bnd", "bhn + bnd + bd"),
     ("concat(heads)·W_O", "attention", ("output", "pool"), "bnd²", "2bnd + d²", "bd²", "2bd + d²"),
-    ("ReLU(YW₁)W₂", "feedforward", ("expand", "gate", "activation", "contract"), "16bnd²", "2bnd + 8d²", "16bd²",
+    ("f(YW₁)W₂", "feedforward", ("expand", "gate", "activation", "contract"), "16bnd²", "2bnd + 8d²", "16bd²",
      "2bd + 8d²"),
 )  # fmt: skip
 _CROSS = (
@@ -122,6 +133,7 @@ def _table(estimate: Estimate, made: list[Operation], phase: Phase | None) -> Le
                 if stack == "encoder.":
                     order, io_order = order.replace("n", "m"), io_order.replace("n", "m")
                 said = f"{stack.removesuffix('.')}: {name}" if stack else name
+                said = said.replace("f(", f"{_activation(estimate.config)}(")
                 rows.append(_row(estimate, said, own, order=order, io_order=io_order))
                 taken |= {id(one) for one in own}
     rest = [one for one in made if id(one) not in taken]
@@ -131,6 +143,10 @@ def _table(estimate: Estimate, made: list[Operation], phase: Phase | None) -> Le
     rows += _others(estimate, rest)
     total = _row(estimate, "the whole pass", made, order="", io_order="")
     return LectureTable(title=title, rows=tuple(rows), total=total)
+
+
+def _activation(config: ModelConfig) -> str:
+    return "f" if isinstance(config, RNNConfig) else _ACTIVATIONS[config.activation]
 
 
 def _others(estimate: Estimate, rest: list[Operation]) -> list[Row]:
@@ -148,6 +164,7 @@ def _others(estimate: Estimate, rest: list[Operation]) -> list[Row]:
 def _row(estimate: Estimate, name: str, own: Iterable[Operation], *, order: str, io_order: str) -> Row:
     own = list(own)
     numbers = sum(one.moved(fused=False) for one in own)
+    moved = "bytes_fused" if estimate.work.kernel is Kernel.FUSED else "bytes_unfused"
     return Row(
         name=name,
         order=order,
@@ -156,5 +173,6 @@ def _row(estimate: Estimate, name: str, own: Iterable[Operation], *, order: str,
         elementwise=sum(one.elementwise_flops for one in own),
         numbers=numbers,
         n_bytes=numbers * estimate.work.dtype.narrow,
+        kernel_bytes=sum(row_of(one, estimate.work)[moved] for one in own),
         parameters=sum(one.n_parameters for one in own),
     )

@@ -96,18 +96,17 @@ def words(config: ModelConfig, work: Workload) -> list[str]:
 
 def _crossing_words(config: Transformer) -> str:
     found = crossing(config)
-    d = config.d_model
-    said = (
-        f"In a block, scores and mix cost as much as the rest from n = {found.executed:,} "
-        f"({_multiple(found.executed, d)}d) executed"
-    )
+    said = f"Past {_in_widths(found.executed, config.d_model)}, scores and mix (n²) cost more than the rest of a block"
+    if found.useful == found.executed:
+        return f"{said}."
     if found.useful is None:
-        return f"{said}; useful, with window={config.window}, they never do."
-    return f"{said}, n = {found.useful:,} ({_multiple(found.useful, d)}d) useful."
+        return f"{said}; if only pairs inside window={config.window} are counted, they never do."
+    return f"{said}; if only pairs that the mask shows are counted, past {_in_widths(found.useful, config.d_model)}."
 
 
-def _multiple(n: int | None, d: int) -> str:
-    return f"{(n or 0) / d:.4g}"
+def _in_widths(n: int | None, d: int) -> str:
+    """Rounded: one token more or less is no news."""
+    return f"{n or 0:,} tokens ({(n or 0) / d:.3g} × the width)"
 
 
 def _decode_words(config: Transformer, work: Workload) -> list[str]:
