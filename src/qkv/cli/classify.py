@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.choices import FloatKind
+from qkv.cli.places import Device, Dtype, Place
+
 if TYPE_CHECKING:
     from qkv.tasks import Answer
 
@@ -19,6 +22,8 @@ def classify(
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
     ] = False,
+    device: Device = "auto",
+    dtype: Dtype = FloatKind.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with every probability.")] = False,
 ) -> None:
     """Print of each text its class, a tab and the probability; or what else the model was trained for.
@@ -34,9 +39,10 @@ def classify(
       cut -f1 reviews.tsv | qkv classify sentiment > classes.tsv
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
-    from qkv.cli.texts import answered, encoded, given_texts, load_encoder, pairs_where_tabs
+    from qkv.cli.texts import answered, encoded, given_texts, pairs_where_tabs
+    from qkv.tasks import TextEncoder
 
-    task = load_encoder(model)
+    task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
     read = encoded(task, pairs_where_tabs(given_texts(texts)), truncate=truncate)
     for one, answer in answered(read, task.next_sentence if next_sentence else task.classify):
         if as_json:

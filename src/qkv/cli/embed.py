@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import Pooling
+from qkv.choices import FloatKind, Pooling
+from qkv.cli.places import Device, Dtype, Place
 from qkv.errors import DiskError, InputError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def embed(
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
     ] = False,
+    device: Device = "auto",
+    dtype: Dtype = FloatKind.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a text.")] = False,
 ) -> None:
     """Turn each text into a vector: a line of numbers each, or with --out a .npy table of float32, in order.
@@ -40,11 +43,12 @@ def embed(
       qkv embed bert --out vectors.npy --truncate < sentences.txt
     """
     from qkv.cli.progress import say
-    from qkv.cli.texts import answered, encoded, given_texts, load_encoder
+    from qkv.cli.texts import answered, encoded, given_texts
+    from qkv.tasks import TextEncoder
 
     if out is not None:
         _check(out, as_json=as_json)
-    task = load_encoder(model)
+    task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
     read = encoded(task, given_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens)
     rows = []
     for one, vector in answered(

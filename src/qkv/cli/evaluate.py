@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.places import Device, Place
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def evaluate(
         int | None, typer.Option(min=1, help="With --pairs: running guesses of the search; 1: greedy; else 5.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many documents or pairs alone.")] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="MODEL (not --against) computes in 8-bit numbers, on the CPU.")
+    ] = False,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """How well a model guesses texts, translates pairs, or classifies.
@@ -56,10 +61,11 @@ def evaluate(
         raise InputError(f"{n_given} of --text, --pairs and --labelled were given; one is needed")
     if truncate and labelled is None:
         raise InputError("--truncate cuts labelled texts: it goes with --labelled")
+    place = Place(device=device, int8=int8)
     if pairs is not None:
         from qkv.cli.evaluate_pairs import evaluate_pairs
 
-        evaluate_pairs(model, pairs=pairs, against=against, beam=beam or 5, limit=limit, as_json=as_json)
+        evaluate_pairs(model, pairs=pairs, against=against, beam=beam or 5, limit=limit, place=place, as_json=as_json)
         return
     if against is not None:
         raise InputError("--against compares translations: it goes with --pairs")
@@ -68,15 +74,15 @@ def evaluate(
     if labelled is not None:
         if limit is not None:
             raise InputError("--limit is for documents and pairs: all labelled texts count")
-        _show(_classified(model, labelled, truncate=truncate), as_json=as_json)
+        _show(_classified(model, labelled, truncate=truncate, place=place), as_json=as_json)
         return
-    _show(_evaluated(model, text or [], limit=limit), as_json=as_json)
+    _show(_evaluated(model, text or [], limit=limit, place=place), as_json=as_json)
 
 
-def _evaluated(model: str, text: list[Path], *, limit: int | None) -> dict[str, float | int | None]:
-    from qkv.tasks import LanguageModel, TextEncoder, load
+def _evaluated(model: str, text: list[Path], *, limit: int | None, place: Place) -> dict[str, float | int | None]:
+    from qkv.tasks import LanguageModel, TextEncoder
 
-    match task := load(model):
+    match task := place.load(model):
         case LanguageModel():
             return _guessed(task, text, limit=limit)
         case TextEncoder():
@@ -89,12 +95,12 @@ def _evaluated(model: str, text: list[Path], *, limit: int | None) -> dict[str, 
             raise InputError(f"{model}: translates; judge it by --pairs")
 
 
-def _classified(model: str, labelled: Path, *, truncate: bool) -> dict[str, float | int]:
-    from qkv.cli.texts import load_encoder
+def _classified(model: str, labelled: Path, *, truncate: bool, place: Place) -> dict[str, float | int]:
     from qkv.data.labelled import Columns
+    from qkv.tasks import TextEncoder
     from qkv.tasks.judging import judged
 
-    return judged(load_encoder(model), labelled, columns=Columns(), truncate=truncate)
+    return judged(place.load_as(TextEncoder, model), labelled, columns=Columns(), truncate=truncate)
 
 
 def _show(result: Mapping[str, float | int | None], *, as_json: bool) -> None:

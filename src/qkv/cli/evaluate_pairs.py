@@ -1,17 +1,20 @@
 """`qkv evaluate --pairs`: how near a model's translations are to people's, and whether another's are nearer."""
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from qkv.cli.places import Place
 from qkv.cli.progress import bar, say
 from qkv.errors import InputError
 
 
 def evaluate_pairs(
-    model: str, *, pairs: Path, against: str | None, beam: int, limit: int | None, as_json: bool
-) -> None:
+    model: str, *, pairs: Path, against: str | None, beam: int, limit: int | None, place: Place,
+    as_json: bool,
+) -> None:  # fmt: skip
     from qkv.data.pairs import PairFile
     from qkv.text.closeness import as_dict, by_length, closeness, compared
 
@@ -23,11 +26,14 @@ def evaluate_pairs(
         raise InputError(f"{pairs}: holds 0 pairs; at least 1 is needed")
     sources, references = [source for source, _ in both], [target for _, target in both]
     if against is None:
-        systems = {model: _translated(model, sources, beam)}
+        systems = {model: _translated(model, sources, beam, place)}
         found = {model: closeness(systems[model], references)}
     else:
         names = (model, against) if model != against else (model, f"{against} (again)")
-        systems = {name: _translated(one, sources, beam) for name, one in zip(names, (model, against), strict=True)}
+        other = replace(place, int8=False)  # so that a model can be compared with itself in float32
+        systems = {
+            names[0]: _translated(model, sources, beam, place), names[1]: _translated(against, sources, beam, other)
+        }  # fmt: skip
         found = compared(systems, references)
     result = {
         name: {**as_dict(found[name]), "by_length": by_length(sources, written, references)}
@@ -39,11 +45,11 @@ def evaluate_pairs(
         _print(result, n_pairs=len(both), beam=beam)
 
 
-def _translated(model: str, sources: list[str], beam: int) -> list[str]:
+def _translated(model: str, sources: list[str], beam: int, place: Place) -> list[str]:
     from qkv.cli.texts import LINES_AT_ONCE
-    from qkv.tasks import Translator, load_as
+    from qkv.tasks import Translator
 
-    task = load_as(Translator, model)
+    task = place.load_as(Translator, model)
     written: list[str] = []
     with bar(f"{model} translates") as move:
         for start in range(0, len(sources), LINES_AT_ONCE // 4):

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from qkv.choices import Role
+from qkv.choices import FloatKind, Role
+from qkv.cli.places import Device, Dtype, Place
 
 
 def fill(
@@ -17,6 +18,8 @@ def fill(
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
     ] = False,
+    device: Device = "auto",
+    dtype: Dtype = FloatKind.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
 ) -> None:
     """Fill the masks of each text: the filled text, then for each mask its likeliest words with probabilities.
@@ -31,9 +34,10 @@ def fill(
       qkv fill bert --json < sentences.txt
     """
     from qkv.cli.progress import say
-    from qkv.cli.texts import answered, encoded, given_texts, is_blank, load_encoder
+    from qkv.cli.texts import answered, encoded, given_texts, is_blank
+    from qkv.tasks import TextEncoder
 
-    task = load_encoder(model)
+    task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
     read = encoded(task, given_texts(texts), truncate=truncate, parse_specials=True)
     n_texts, unmasked = 0, []
     for one, filled in answered(read, lambda some: task.fill(some, n=n), asks=task.has_mask):

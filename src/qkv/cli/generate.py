@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.choices import FloatKind
+from qkv.cli.places import Device, Dtype, Int8, Place
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ def generate(
     beam: Annotated[int | None, typer.Option(metavar="N", help="No chance: search with N running guesses.")] = None,
     n_best: Annotated[int, typer.Option(help="With --beam: so many texts, best first, with their scores.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="With --beam: score is Σ log p ÷ length^this.")] = 1.0,
-    int8: Annotated[bool, typer.Option("--int8", help="Compute in 8-bit numbers: faster, a bit less exact.")] = False,
+    int8: Int8 = False,
+    device: Device = "auto",
+    dtype: Dtype = FloatKind.FLOAT32,
     stream: Annotated[bool, typer.Option("--stream", help="Print each piece as it comes.")] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Below each text, its tokens and log p.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="At each step the candidates, as they are revised.")] = False,
@@ -54,8 +58,9 @@ def generate(
     given = {name: value for name, value in chance.items() if value is not None}
     ways = {"--stream": stream, "--steps": steps, "--logprobs": logprobs}
     _refuse_contradictions(ways, as_json=as_json, beam=beam, given=given, stop=stop, n_best=n_best)
+    place = Place(int8=int8, device=device, dtype=dtype)
     _run(
-        model, prompts, max_new=max_new, stop=stop or [], given=given, int8=int8,
+        model, prompts, max_new=max_new, stop=stop or [], given=given, place=place,
         beam=None if beam is None else {"n_beams": beam, "n_best": n_best, "length_penalty": length_penalty},
         stream=stream, steps=steps, logprobs=logprobs, as_json=as_json,
     )  # fmt: skip
@@ -63,9 +68,8 @@ def generate(
 
 def _run(
     model: str, prompts: list[str] | None, *, max_new: int, stop: list[str], given: dict[str, Any],
-    beam: dict[str, Any] | None, int8: bool, stream: bool, steps: bool, logprobs: bool, as_json: bool,
+    beam: dict[str, Any] | None, place: Place, stream: bool, steps: bool, logprobs: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from qkv.cli.progress import say
     from qkv.cli.texts import given_texts
     from qkv.config import BeamConfig, SamplingConfig
     from qkv.generation import StopStrings
@@ -75,11 +79,9 @@ def _run(
     search = None if beam is None else BeamConfig(**beam)
     StopStrings(stop)
     wanted = list(given_texts(prompts))
-    from qkv.tasks import LanguageModel, load_as
+    from qkv.tasks import LanguageModel
 
-    task = load_as(LanguageModel, model, int8=int8)
-    for remark in task.remarks:
-        say(f"{model}: {remark}")
+    task = place.load_as(LanguageModel, model)
     if search is not None:
         _search(task, wanted, max_new=max_new, beam=search, logprobs=logprobs, as_json=as_json)
     elif stream:

@@ -1,25 +1,53 @@
 """Where a command computes, and where its run goes unless told."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from qkv.errors import ConfigError
+import typer
+
+from qkv.choices import FloatKind
+from qkv.cli.progress import say
 
 if TYPE_CHECKING:
     import torch
 
+    from qkv.tasks import Task
+    from qkv.tasks.loading import AnyTask
+
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: a GPU where there is one.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="Compute in 8-bit numbers, on the CPU: faster, a bit less exact.")]
+Dtype = Annotated[FloatKind, typer.Option(help="The numbers to compute in; bfloat16 is for a GPU.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a model computes, and in which numbers."""
+
+    device: str = "auto"
+    dtype: FloatKind = FloatKind.FLOAT32
+    int8: bool = False
+
+    def load(self, model: str) -> "Task":
+        from qkv.tasks import load
+
+        return load(model, int8=self.int8, device=self.device, dtype=self.dtype)
+
+    def load_as(self, kind: "type[AnyTask]", model: str) -> "AnyTask":
+        """With what is to be told of it."""
+        from qkv.tasks import load_as
+
+        task = load_as(kind, model, int8=self.int8, device=self.device, dtype=self.dtype)
+        for remark in task.remarks:
+            say(f"{model}: {remark}")
+        return task
+
 
 def chosen_device(name: str) -> "torch.device":
-    import torch
+    from qkv.tasks.devices import find_device
 
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {name}: it is cpu, cuda or auto")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no GPU here")
-    return torch.device(name)
+    return find_device(name)
 
 
 def next_run_folder() -> Path:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli.model import Model
+from qkv.cli.places import Device, Place
 from qkv.errors import InputError
 
 
@@ -19,6 +20,7 @@ def similar(
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
     ] = False,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a query.")] = False,
 ) -> None:
     """The lines of a file that are nearest to each query: query, cosine, line number, line; best first.
@@ -32,11 +34,12 @@ def similar(
     """
     import torch
 
-    from qkv.cli.texts import answered, encoded, given_texts, load_encoder
+    from qkv.cli.texts import answered, encoded, given_texts
+    from qkv.tasks import TextEncoder
     from qkv.tasks.text_encoder import nearest
 
     lines = _lines(among)
-    task = load_encoder(model)
+    task = Place(device=device).load_as(TextEncoder, model)
     limit = task.embedding.max_tokens
     texts = (text for _, text in lines)
     parts = [task.embed(read, normalise=True) for read in encoded(task, texts, truncate=truncate, max_tokens=limit)]

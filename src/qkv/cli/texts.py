@@ -21,16 +21,6 @@ LINES_AT_ONCE = 2048
 """Sorted by length and computed together; all of a large input would fill the memory."""
 
 
-def load_encoder(model: str) -> "TextEncoder":
-    """With what is to be told of its weights."""
-    from qkv.tasks import TextEncoder, load_as
-
-    task = load_as(TextEncoder, model)
-    for remark in task.remarks:
-        say(f"{model}: {remark}")
-    return task
-
-
 def given_texts(texts: list[str] | None) -> Iterator[str]:
     """An empty line is an empty text, so that answers and lines stay side by side."""
     yield from texts or read_lines_of("-")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.choices import FloatKind
+from qkv.cli.places import Device, Dtype, Int8
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,6 +67,9 @@ def translate(
     alignment: Annotated[bool, typer.Option("--alignment", help="Add 0-0 1-2: source word-target word.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the attention: .png, .svg or .pdf.")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="With --plot: each head of this layer, from 0.")] = None,
+    int8: Int8 = False,
+    device: Device = "auto",
+    dtype: Dtype = FloatKind.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text: tokens, scores, n-best.")] = False,
 ) -> None:  # fmt: skip
     """Translate each text; one without a letter or a digit stays as it is.
@@ -89,7 +94,7 @@ def translate(
     from qkv.cli.texts import LINES_AT_ONCE, given_texts
     from qkv.tasks import Translator, load_as
 
-    task = load_as(Translator, model)
+    task = load_as(Translator, model, int8=int8, device=device, dtype=dtype)
     if prefix is not None:
         task = task.with_prefix(prefix)
     for remark in task.remarks:

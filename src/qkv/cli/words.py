@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli.model import Model
+from qkv.cli.places import Device, Place
 from qkv.errors import InputError
 
 
@@ -17,6 +18,7 @@ def words(
     ] = None,
     *,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the words as a map.")] = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a word, with all its distances.")] = False,
 ) -> None:
     """Compare words as vectors: of each word the nearest other one, by cosine, with cosine and Euclidean distance.
@@ -31,7 +33,7 @@ def words(
     """
     from qkv.cli.texts import given_texts, is_blank
     from qkv.inspection.figures import check_picture, save_picture
-    from qkv.tasks import LanguageModel, TextEncoder, load
+    from qkv.tasks import LanguageModel, TextEncoder
     from qkv.tasks.word_vectors import word_vectors
 
     if plot is not None:
@@ -39,7 +41,7 @@ def words(
     wanted = [item for item in given_texts(items) if not is_blank(item)]
     if len(wanted) < 2:
         raise InputError(f"words given: {len(wanted)}; at least 2 can be compared")
-    task = load(model)
+    task = Place(device=device).load(model)
     if not isinstance(task, LanguageModel | TextEncoder):
         raise InputError(f"{model}: words are compared in a GPT or a BERT, not in {task!r}")
     found = word_vectors(task, wanted)

@@ -19,6 +19,7 @@ from qkv.data.labelled import Labelled, labelled_rows
 from qkv.errors import ConfigError, InputError, MissingExtraError, RunError
 from qkv.inspection.confusion import confusion_map
 from qkv.inspection.curves import loss_curve
+from qkv.tasks.devices import find_device
 from qkv.tasks.loading import load_as
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.training.finetune import Material, Result, fine_tune
@@ -80,7 +81,7 @@ class FineTuned:
 def finetune(
     model: str | Path | TextEncoder, train: Rows, evaluation: Rows | None = None,
     *, settings: FinetuningSettings = FinetuningSettings(), out: str | Path | None = None,  # noqa: B008 - frozen
-    device: str | None = None,
+    device: str = "auto",
 ) -> FineTuned:  # fmt: skip
     """A classifier out of a pre-trained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
 
@@ -91,7 +92,7 @@ def finetune(
     config = FinetuningConfig(models=(start.name or "model",), **named, **dict(settings))
     held_out = None if evaluation is None else _labelled(evaluation, "eval", config)
     task = make_task(config, _labelled(train, "train", config), held_out)
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = find_device(device)
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder.create(Path(out or temporary)).path
         name = config.models[0]

@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 from typing import TypeVar
 
+from qkv.choices import FloatKind
 from qkv.config.base import nearest
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import check_int8
+from qkv.tasks.devices import find_device, find_dtype, place_of_int8
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
@@ -61,16 +63,22 @@ def load_weights(name: str | Path) -> Loaded:
     return load_file_model(found) if found.is_file() else load_model(found)
 
 
-def load(name: str | Path, *, int8: bool = False) -> Task:
+def load(
+    name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: FloatKind | str = FloatKind.FLOAT32
+) -> Task:
     """The model with its tokenizer, ready for its task: `qkv.load("stories").generate("Once upon a time")`.
 
     `int8`: it computes in 8-bit whole numbers, faster and a little less exactly; on x86 alone (`qkv.nn.int8`).
+    `device`: `cpu`, `cuda`, or `auto`, a GPU where there is one. `dtype`: `bfloat16` for a GPU that shall be fast.
     """
+    where = place_of_int8(device) if int8 else find_device(device)
+    numbers = find_dtype(dtype, where)
     if int8:
         check_int8()
     loaded = load_weights(name)
     if int8:
         in_int8(loaded.model)
+    loaded.model.to(where, numbers)
     tokenizer = needs_tokenizer(loaded, Path(name))
     match loaded.model:
         case GPT():
@@ -83,9 +91,12 @@ def load(name: str | Path, *, int8: bool = False) -> Task:
             )
 
 
-def load_as(kind: type[AnyTask], name: str | Path, *, int8: bool = False) -> AnyTask:
+def load_as(
+    kind: type[AnyTask], name: str | Path, *, int8: bool = False, device: str = "cpu",
+    dtype: FloatKind | str = FloatKind.FLOAT32,
+) -> AnyTask:  # fmt: skip
     """As `load`, for those who need one kind of task alone."""
-    task = load(name, int8=int8)
+    task = load(name, int8=int8, device=device, dtype=dtype)
     if not isinstance(task, kind):
         raise InputError(
             f"{name}: is {_KINDS[type(task)]}; {_KINDS[kind]} is needed here (`qkv models` lists the shipped)"
