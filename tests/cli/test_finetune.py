@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -35,7 +36,7 @@ def test_several_models_and_seeds_give_one_table(command, folder):
     answer = command("finetune", "small", "wide", *data, *QUICK)
     assert answer.status == 0, answer.err
     head, *rows = answer.out.splitlines()
-    assert head.split() == ["model", "parameters", "accuracy", "f1", "f1", "macro", "mcc", "seconds"]
+    assert re.split(r"  +", head) == ["model", "parameters", "accuracy", "f1 of good", "f1 macro", "mcc", "seconds"]
     assert [row.split()[0] for row in rows] == ["small", "wide"]
     assert all(row.count("±") == 4 for row in rows)
     assert "qkv: wide: new, with random weights: classifier.weight, classifier.bias\n" in answer.err
@@ -45,7 +46,7 @@ def test_several_models_and_seeds_give_one_table(command, folder):
 
 
 def test_a_run_is_a_model_that_classifies(command, folder):
-    answer = command("finetune", "small", "--data", "train.tsv", "--out", "run", "--json", "--labels", 60, *QUICK)
+    answer = command("finetune", "small", "--data", "train.tsv", "--out", "run", "--json", "--rows", 60, *QUICK)
     assert answer.status == 0, answer.err
     record = json.loads(answer.out)
     assert record["best"] == "run"
@@ -53,6 +54,16 @@ def test_a_run_is_a_model_that_classifies(command, folder):
     assert (record["runs"][0]["n_train"], record["runs"][0]["n_evaluation"]) == (60, 9)
     answers = qkv.load(folder / "run").classify(["it was great", "the dull film"])
     assert {answer.labels[0] for answer in answers} <= {"good", "bad"}
+
+
+def test_a_run_that_stops_early_says_so_and_after_how_many_epochs(command):
+    data = ("--data", "train.tsv", "--eval", "dev.tsv", "--out", "early", "--json", "--device", "cpu")
+    # A learning rate of nearly 0: no evaluation is better than the first.
+    slow = ("--epochs", 10, "--batch-size", 16, "--learning-rate", 1e-12, "--patience", 2)
+    answer = command("finetune", "small", *data, *slow)
+    (run,) = json.loads(answer.out)["runs"]
+    assert (run["steps"], run["planned_steps"], run["best_step"]) == (21, 70, 7)
+    assert "97 rows, stopped early, after 3.0 of 10 epochs: nothing was better than step 7 (--patience)" in answer.err
 
 
 def test_a_stopped_run_is_gone_on_with(command, monkeypatch):
@@ -146,7 +157,7 @@ def test_a_score_that_is_no_number_is_refused(command, folder):
         (["a.toml", "--seeds", "3"], "--seeds means nothing with a recipe; its settings are changed so: epochs=2"),
         (["a.toml", "--eval", "dev.tsv"], "--eval means nothing with a recipe; its settings are changed so: epochs=2"),
         (["small", "./small", "--data", "train.tsv"], "small and ./small would both have the folder runs/1/small"),
-        (["small", "--data", "train.tsv", "--labels", "98"], "98 labels were asked for, and there are 88"),
+        (["small", "--data", "train.tsv", "--rows", "98"], "98 rows were asked for, and there are 88"),
         (["small", "--data", "train.tsv", "--from-scratch", "--lora", "2"], "none of them may be frozen"),
     ],
 )

@@ -16,12 +16,13 @@ from qkv.cli.progress import bars, say
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import torch
 
     from qkv.config import FinetuningConfig
     from qkv.tasks.finetuning import Begun, ModelRuns
+    from qkv.training.finetune import Result
     from qkv.training.trainer import Report
 
 
@@ -29,7 +30,7 @@ class Target(StrEnum):
     """What a label is."""
 
     CLASS = "class"
-    LABELS = "labels"
+    SEVERAL = "several"
     SCORE = "score"
 
 
@@ -40,8 +41,8 @@ Data = Annotated[
 Evaluation = Annotated[Path | None, typer.Option("--eval", help="Rows to judge by; else a tenth is held out.")]
 Text = Annotated[list[str] | None, typer.Option(help="The text's column; given twice, a pair's. By name, or from 1.")]
 Label = Annotated[str | None, typer.Option(help="The label's column.")]
-TargetKind = Annotated[Target, typer.Option(help="class: one of several; labels: any of several; score: a number.")]
-Labels = Annotated[int | None, typer.Option(min=1, help="Learn from so many rows alone, drawn by chance.")]
+TargetKind = Annotated[Target, typer.Option(help="class: one a text; several: any number of them; score: a number.")]
+Rows = Annotated[int | None, typer.Option(min=1, help="Learn from so many rows alone, drawn by chance.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are longer than the context.")]
 FromScratch = Annotated[bool, typer.Option("--from-scratch", help="The same shape with random weights.")]
 Freeze = Annotated[str, typer.Option(help="So many of the lowest layers learn nothing; all: only the head learns.")]
@@ -52,7 +53,10 @@ Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Chosen from the number of rows unless said.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Chosen from the number of rows unless said.")]
 Rate = Annotated[float | None, typer.Option("--learning-rate", help="Chosen from the model's size unless said.")]
-Patience = Annotated[int | None, typer.Option(min=1, help="Stop after so many of the 10 evaluations brought nothing.")]
+Patience = Annotated[
+    int | None,
+    typer.Option(min=1, help="Stop early when so many evaluations in a row (of 10 a run) found nothing better."),
+]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the model: slower to start, then faster.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder, new or empty; else runs/1, runs/2 …")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
@@ -62,7 +66,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a model.")
 
 def finetune(
     context: Context, models: Models = None, *, data: Data = None, evaluation: Evaluation = None,
-    text: Text = None, label: Label = None, target: TargetKind = Target.CLASS, labels: Labels = None,
+    text: Text = None, label: Label = None, target: TargetKind = Target.CLASS, rows: Rows = None,
     truncate: Truncate = False, from_scratch: FromScratch = False, freeze: Freeze = "0", lora: Lora = None,
     layer_decay: LayerDecay = None, seeds: Seeds = 1, seed: Seed = 0, epochs: Epochs = None,
     batch_size: BatchSize = None, learning_rate: Rate = None, patience: Patience = 5, compiled: Compile = False,
@@ -72,14 +76,14 @@ def finetune(
 
     A table's first row names its columns: text and label, or text_a, text_b and label (score for a number). Each run
     keeps its best checkpoint by the evaluation rows, and a confusion matrix (confusion.png). Ctrl-C stops a run so
-    that --resume goes on with it.
+    that --resume goes on with it. Of two classes f1 is that of the second by name, as told; f1 macro is the mean.
 
     \b
     Examples:
       qkv finetune bert --data train.tsv --eval dev.tsv --out run
       qkv finetune bert my-bert --data train.tsv --eval dev.tsv --seeds 3
       qkv finetune bert --data pairs.tsv --text premise --text hypothesis --label verdict
-      qkv finetune bert --data sick.tsv --target score --labels 1000
+      qkv finetune bert --data sick.tsv --target score --rows 1000
       qkv finetune recipes/sentiment.toml --data texts --out sentiment
     """
     from qkv.config import load_finetuning
@@ -98,7 +102,7 @@ def finetune(
             settings = load_finetuning(Path(models[0]), tuple(models[1:]))
         else:
             given = {
-                "text": tuple(text or ()), "label": label, "problem": _PROBLEMS[target], "n_labels": labels,
+                "text": tuple(text or ()), "label": label, "problem": _PROBLEMS[target], "n_labels": rows,
                 "truncate": truncate, "from_scratch": from_scratch, "freeze": _layers(freeze), "lora_rank": lora,
                 "layer_decay": layer_decay, "seeds": seeds, "seed": seed, "epochs": epochs, "batch_size": batch_size,
                 "learning_rate": learning_rate, "patience": patience, "compiled": compiled,
@@ -113,7 +117,7 @@ def finetune(
         sys.exit(128 + stop.signal)
 
 
-_PROBLEMS = {Target.CLASS: "one-class", Target.LABELS: "several-labels", Target.SCORE: "number"}
+_PROBLEMS = {Target.CLASS: "one-class", Target.SEVERAL: "several-labels", Target.SCORE: "number"}
 
 
 def _from_options(
@@ -165,17 +169,32 @@ def _show(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
     """JSON as each model is done; a table when all are."""
     done = []
     for one in runs:
-        first = one.results[0]
-        epochs = f"{first.epochs} epoch{'' if first.epochs == 1 else 's'}"
-        say(f"{one.name}: {first.n_train:,} rows, {epochs}, learning rate {first.learning_rate:.2g}")
+        say(f"{one.name}: {_told(one.results[0])}")
         say(f'try it: qkv classify {one.best} "…"')
         done.append(one)
         if as_json:
             print(json.dumps(_record(one)), flush=True)
     if not as_json:
         measures = done[0].measures
-        head = ["model", "parameters", *(measure.replace("_", " ") for measure in measures), "seconds"]
+        names = done[0].results[0].class_names or []
+        head = ["model", "parameters", *(_column(measure, names) for measure in measures), "seconds"]
         print("\n".join(table(head, [_row(one) for one in done])))
+
+
+def _told(first: "Result") -> str:
+    made, planned = first.epochs_made, first.epochs
+    epochs = f"{planned} epoch{'' if planned == 1 else 's'}"
+    if first.steps < (first.planned_steps or 0):
+        epochs = (
+            f"stopped early, after {made:.1f} of {epochs}: nothing was better than step {first.best_step:,} "
+            f"(--patience)"
+        )
+    return f"{first.n_train:,} rows, {epochs}, learning rate {first.learning_rate:.2g}"
+
+
+def _column(measure: str, class_names: "Sequence[str]") -> str:
+    """Of two classes, F1 is one class's: it is said whose."""
+    return f"f1 of {class_names[1]}" if measure == "f1" else measure.replace("_", " ")
 
 
 def _row(one: "ModelRuns") -> list[str]:

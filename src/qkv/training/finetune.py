@@ -51,6 +51,7 @@ class Result:
     n_evaluation: int
     n_cut: int
     epochs: int
+    """Planned."""
     steps: int
     """Made before the run ended."""
     best_step: int
@@ -60,6 +61,12 @@ class Result:
     class_names: list[str] | None
     confusion: list[list[int]] | None
     """Row: the true class; column: the one answered."""
+    planned_steps: int | None = None
+    """More than `steps` where the run stopped early; None in a run of before this was kept."""
+
+    @property
+    def epochs_made(self) -> float:
+        return self.epochs * self.steps / (self.planned_steps or self.steps)
 
 
 def choose_training(settings: FinetuningConfig, *, n_rows: int, n_parameters: int, longest: int) -> TrainingConfig:
@@ -199,6 +206,7 @@ def fine_tune(
         n_cut=encoded.n_cut,
         epochs=training.steps // math.ceil(len(rows) / training.batch_size),
         steps=trainer.progress.step,
+        planned_steps=training.steps,
         best_step=trainer.progress.best_step or trainer.progress.step,
         seconds=round(trainer.progress.seconds, 3),
         learning_rate=training.learning_rate,

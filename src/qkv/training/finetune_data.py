@@ -82,7 +82,7 @@ def make_task(settings: FinetuningConfig, train: Labelled, evaluation: Labelled 
 def draw(problem: ProblemKind, targets: Tensor, n: int, *, seed: int) -> NDArray[np.int64]:
     """Row numbers of n rows by chance; of classes each gets its share, and at least one while there are enough."""
     if n > len(targets):
-        raise InputError(f"{n} labels were asked for, and there are {len(targets)}")
+        raise InputError(f"{n} rows were asked for, and there are {len(targets)}")
     shuffled = Permutation(len(targets), seed, 7)(np.arange(len(targets)))
     if problem is not ProblemKind.ONE_CLASS:
         return np.sort(shuffled[:n])
