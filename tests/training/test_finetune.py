@@ -189,7 +189,7 @@ def test_a_text_that_is_too_long_is_refused_or_cut_and_said(tokenizer, tmp_path)
 def test_drawn_labels_keep_the_classes_shares(classes, n, seed):
     targets = torch.tensor(classes)
     if n > len(classes):
-        with pytest.raises(InputError, match=f"{n} labels were asked for, and there are {len(classes)}"):
+        with pytest.raises(InputError, match=f"{n} rows were asked for, and there are {len(classes)}"):
             draw(ProblemKind.ONE_CLASS, targets, n, seed=seed)
         return
     rows = draw(ProblemKind.ONE_CLASS, targets, n, seed=seed)
