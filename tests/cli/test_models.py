@@ -3,12 +3,18 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from qkv.config import GPTConfig
+from qkv.cost import parameters
 from qkv.errors import InputError
 from qkv.zoo import read_card, shipped
 
+HERE = Path(__file__).parent
+"""Where no models lie."""
+SIZES = {"vocabulary_size": 101, "context_length": 32, "d_model": 8, "n_heads": 2, "n_layers": 3}
 RUN = """
 import sys
 from qkv.cli import main
@@ -23,14 +29,53 @@ assert not {{"torch", "numpy", "tokenizers", "safetensors"}} & set(sys.modules)
 
 def run(*options):
     code = RUN.format(options=list(options))
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE).stdout
 
 
-def test_the_table_has_a_line_a_model_and_needs_no_torch():
-    header, *lines = run().splitlines()
-    assert header.split() == ["NAME", "TASK", "PARAMETERS", "ON", "DISK", "WHAT", "IT", "DOES"]
-    assert [line.split()[0] for line in lines] == list(shipped())
-    assert any("12,219,984" in line and "bits a byte" in line for line in lines)
+def test_the_table_needs_no_torch_and_fits_a_terminal():
+    head, *lines = run().splitlines()
+    assert head.split()[:5] == ["NAME", "COMMAND", "PARAMETERS", "ON", "DISK"]
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(shipped())
+    assert any("stories    generate   12,219,984" in line for line in lines)
+    assert any(line.endswith(" bits a byte (TinyStories test)") for line in lines)
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A run of two checkpoints, a model's folder, one that is broken, and what is no model."""
+    for step in (10, 20):
+        (checkpoint := tmp_path / "run" / "checkpoints" / f"step-000000{step}").mkdir(parents=True)
+        (checkpoint / "config.json").write_text(json.dumps({"family": "gpt", **SIZES}))
+        (checkpoint / "model.safetensors").write_bytes(bytes(13 * step))
+        (checkpoint / "progress.json").write_text(json.dumps({"step": step, "best_loss": 2.34567, "best_step": 10}))
+    for name, family in (("folder", "bert"), ("odd", "brett")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"family": family, **SIZES}))
+        (tmp_path / name / "model.safetensors").write_bytes(b"")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "book.txt").write_text("x")
+    return tmp_path
+
+
+def test_models_of_ones_own_are_listed_after_the_shipped(own):
+    found = {Path(one["name"]).name: one for one in map(json.loads, run(str(own), "--json").splitlines())}
+    assert list(found) == [*shipped(), "folder", "odd", "run"]
+    run_found = found["run"]
+    assert (run_found["task"], run_found["bytes"], run_found["summary"]) == (
+        "generate",
+        260,
+        "a run of yours, 20 steps long",
+    )
+    assert run_found["scores"] == {"validation loss, the best, at step 10": 2.3457}
+    assert run_found["parameters"] == parameters(GPTConfig(**SIZES)).total
+    assert found["folder"]["task"] == "embed"
+    assert found["odd"]["summary"].startswith("cannot be read: ")
+
+
+def test_a_folder_that_is_not_there_is_named(command):
+    answer = command("models", "nowhere")
+    assert (answer.status, answer.err) == (2, "qkv: error: nowhere: is no folder\n")
 
 
 def test_json_has_an_object_a_model():

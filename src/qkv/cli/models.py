@@ -1,38 +1,135 @@
-"""`qkv models`: what is shipped."""
+"""`qkv models`: what is shipped, and what has been trained here."""
 
 import json
-from typing import Annotated
+import textwrap
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.cli.columns import table
+from qkv.errors import InputError, QKVError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qkv.config import ModelConfig
+
+WIDTH = 100
+"""Characters of a line."""
+HEAD = ("NAME", "COMMAND", "PARAMETERS", "ON DISK", "WHAT IT DOES, AND HELD-OUT SCORES")
 
 
-def models(*, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a model.")] = False) -> None:
-    """List the shipped models: what each does, how large it is, and its held-out scores.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One model; a local one's name is its path."""
+
+    name: str
+    task: str
+    summary: str
+    parameters: int
+    bytes: int
+    licence: str | None
+    scores: dict[str, float]
+    folder: str
+
+
+def models(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Where runs and models of your own lie; here and in runs/ unless said.")
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a model.")] = False,
+) -> None:
+    """List the shipped models and those in folders here: which command takes each, its size and its scores.
 
     \b
     Examples:
       qkv models
+      qkv models ~/models
       qkv models --json
     """
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise InputError(f"{folder}: is no folder")
+    found = [*_shipped(), *_local(folders or [Path(), Path("runs")])]
+    if as_json:
+        for one in found:
+            print(json.dumps(asdict(one), ensure_ascii=False))
+    else:
+        print("\n".join(_lines(found)))
+
+
+def _shipped() -> "Iterator[Found]":
     from qkv.zoo import read_card, shipped
 
-    cards = [read_card(folder) for folder in shipped().values()]
-    if as_json:
-        for card in cards:
-            print(json.dumps({
-                "name": card.name, "task": card.task, "summary": card.summary, "parameters": card.parameters,
-                "bytes": card.n_bytes, "licence": card.licence, "scores": card.scores, "folder": str(card.folder),
-            }, ensure_ascii=False))  # fmt: skip
-        return
-    rows = [
-        (card.name, card.task, f"{card.parameters:,}", f"{card.n_bytes / 2**20:.1f} MiB",
-         _what(card.summary, card.scores))
-        for card in cards
-    ]  # fmt: skip
-    print("\n".join(table(["NAME", "TASK", "PARAMETERS", "ON DISK", "WHAT IT DOES"], rows, left=5)))
+    for folder in shipped().values():
+        card = read_card(folder)
+        yield Found(
+            name=card.name, task=card.task, summary=card.summary, parameters=card.parameters, bytes=card.n_bytes,
+            licence=card.licence, scores=card.scores, folder=str(folder),
+        )  # fmt: skip
 
 
-def _what(summary: str, scores: dict[str, float]) -> str:
-    return " · ".join([summary, *(f"{name} {value:g}" for name, value in scores.items())])
+def _local(folders: list[Path]) -> "Iterator[Found]":
+    """Folders of weights beside a config, and runs, whose newest checkpoint tells about them."""
+    for folder in folders:
+        for place in sorted(folder.iterdir()) if folder.is_dir() else ():
+            newest = max(place.glob("checkpoints/step-*"), default=place)
+            weights = list(newest.glob("model*.safetensors"))
+            if weights and (newest / "config.json").is_file():
+                yield _described(place, newest, sum(file.stat().st_size for file in weights))
+
+
+def _described(place: Path, newest: Path, n_bytes: int) -> Found:
+    from qkv.cli.cost_model import config_of
+    from qkv.cost import parameters
+
+    task, n_parameters, scores = "–", 0, {}
+    try:
+        config = config_of(str(newest))
+        task, n_parameters = _command(config), parameters(config).total
+        summary, scores = ("a model's folder", {}) if newest == place else _progress(newest / "progress.json")
+    except (QKVError, ValueError, KeyError, TypeError) as error:
+        summary = f"cannot be read: {error}"
+    return Found(
+        name=str(place), task=task, summary=summary, parameters=n_parameters, bytes=n_bytes, licence=None,
+        scores=scores, folder=str(place),
+    )  # fmt: skip
+
+
+def _command(config: "ModelConfig") -> str:
+    from qkv.config import BERTConfig, GPTConfig
+
+    if isinstance(config, BERTConfig):
+        return "classify" if config.n_classes else "fill" if config.masked_word_head else "embed"
+    return "generate" if isinstance(config, GPTConfig) else "translate"
+
+
+def _progress(file: Path) -> tuple[str, dict[str, float]]:
+    """How far a run has come, as it was saved last."""
+    if not file.is_file():
+        return "a run of yours", {}
+    said = json.loads(file.read_text(encoding="utf-8"))
+    best = said.get("best_loss")
+    scores = {} if best is None else {f"validation loss, the best, at step {said['best_step']:,}": round(best, 4)}
+    return f"a run of yours, {said['step']:,} steps long", scores
+
+
+def _lines(found: list[Found]) -> list[str]:
+    head, *rows = table(
+        HEAD,
+        [(one.name, one.task, f"{one.parameters:,}", f"{one.bytes / 2**20:.1f} MiB", "") for one in found],
+        left=2,
+    )
+    start = head.index(HEAD[-1])
+    lines = [head]
+    for row, one in zip(rows, found, strict=True):
+        told = [one.summary, *(f"{value:g} {name}" for name, value in one.scores.items())]
+        wrapped = [
+            line for each in told for line in textwrap.wrap(each, max(30, WIDTH - start), break_on_hyphens=False)
+        ]
+        lines.append(f"{row:{start}}{wrapped[0]}")
+        lines += [" " * start + line for line in wrapped[1:]]
+    return lines
