@@ -12,13 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.generation.gpu import GPUSteps
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Int8Linear, Unembedding
 
+TINY = 2**15
+"""Numbers in a matrix below which one row is multiplied fastest by the whole of it."""
 SMALL = 2**17
 """Numbers in a matrix below which preparing oneDNN's call costs more than the call saves."""
 FAR = 2**20
-"""Numbers in a matrix that comes from memory each time: oneDNN multiplies 3 rows by it 1.3 times as fast as 2."""
+"""Numbers in a matrix that comes from memory each time: oneDNN multiplies 4 rows by it 1.5 times as fast as 2."""
+BLOCK = 32
+"""Columns of a block. Two threads read a matrix in such blocks as fast as memory gives, where one row times the whole
+of it keeps one thread alone at work; 16 and 64 columns are slower."""
 
 
 class Product:
@@ -29,22 +35,28 @@ class Product:
         self._weights = [weight.detach() for weight in weights]
         self._biases = [bias.detach() for bias in biases if bias is not None]
         self._bias = torch.cat(self._biases) if self._biases else None
-        self._n_in = weights[0].shape[1]
-        self._n_numbers = sum(weight.numel() for weight in weights)
+        self._n_in, self._n_out = weights[0].shape[1], sum(weight.shape[0] for weight in weights)
+        self._n_numbers = self._n_in * self._n_out
         self._can_prepare = _has_onednn() and self._n_numbers >= SMALL
+        self._has_blocks = torch.backends.mkl.is_available() and self._n_numbers >= TINY
         self._turned: Tensor | None = None
         self._prepared: Tensor | None = None
+        self._blocks: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x`: (rows, width)."""
+        if self._has_blocks and x.shape[0] == 1:
+            blocks, bias = self._blocks if self._blocks is not None else self._in_blocks()
+            found = torch.baddbmm(bias, x.expand(len(blocks), 1, self._n_in), blocks)
+            return found.view(1, -1)[:, : self._n_out]
         if self._can_prepare and x.shape[0] > 1:
             return self._by_onednn(x)
         turned = self._turned if self._turned is not None else self._turn()
         return torch.mm(x, turned) if self._bias is None else torch.addmm(self._bias, x, turned)
 
     def into(self, x: Tensor, out: Tensor) -> None:
-        if self._can_prepare and x.shape[0] > 1:
-            out.copy_(self._by_onednn(x))
+        if self._can_prepare or self._has_blocks:
+            out.copy_(self(x))
             return
         turned = self._turned if self._turned is not None else self._turn()
         if self._bias is None:
@@ -54,12 +66,20 @@ class Product:
 
     def onto(self, stream: Tensor, x: Tensor) -> None:
         """Add the result to `stream`."""
-        if self._can_prepare and x.shape[0] > 1:
-            stream.add_(self._by_onednn(x))
+        if self._can_prepare or self._has_blocks:
+            stream.add_(self(x))
             return
         stream.addmm_(x, self._turned if self._turned is not None else self._turn())
         if self._bias is not None:
             stream.add_(self._bias)
+
+    def _in_blocks(self) -> tuple[Tensor, Tensor]:
+        """(block, width, column) and (block, 1, column); the last block is filled up with zeros."""
+        n_more = -self._n_out % BLOCK
+        bias = self._weights[0].new_zeros(self._n_out) if self._bias is None else self._bias
+        weight = F.pad(self._whole(), (0, 0, 0, n_more)).view(-1, BLOCK, self._n_in)
+        self._blocks = weight.transpose(1, 2).contiguous(), F.pad(bias, (0, n_more)).view(-1, 1, BLOCK)
+        return self._blocks
 
     def _turn(self) -> Tensor:
         weight = self._whole()
@@ -72,8 +92,9 @@ class Product:
         if self._prepared is None:
             self._prepared = torch.ops.mkldnn._reorder_linear_weight(self._whole())  # noqa: SLF001 - as torch.compile does
         multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
-        if x.shape[0] == 2 and self._n_numbers >= FAR:
-            return multiply(F.pad(x, (0, 0, 0, 1)), self._prepared, self._bias, "none", [], "")[:2]
+        rows = x.shape[0]
+        if rows < 4 and self._n_numbers >= FAR:
+            return multiply(F.pad(x, (0, 0, 0, 4 - rows)), self._prepared, self._bias, "none", [], "")[:rows]
         return multiply(x, self._prepared, self._bias, "none", [], "")
 
     def _whole(self) -> Tensor:
@@ -112,6 +133,8 @@ class Packing:
         modules = [module for part in parts for module in part.modules()]
         self._modules = [one for one in modules if type(one) is nn.Linear or isinstance(one, Unembedding)]
         self._made: dict[tuple[nn.Module, ...], _Prepared] = {}
+        self.gpu_steps: GPUSteps | None = None
+        """Of a GPT, for where it is on a GPU."""
 
     @property
     def is_possible(self) -> bool:
@@ -166,7 +189,11 @@ def _tensors(modules: Sequence[nn.Linear | Unembedding]) -> list[Tensor]:
 
 def packing_of(model: GPT | Seq2Seq | RNNSeq2Seq) -> Packing:
     """Of the half that writes."""
-    return Packing(*([model] if isinstance(model, GPT) else [model.decoder, model.unembedding]))
+    if not isinstance(model, GPT):
+        return Packing(model.decoder, model.unembedding)
+    packing = Packing(model)
+    packing.gpu_steps = GPUSteps(model)
+    return packing
 
 
 def _in_int8(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear | None:
