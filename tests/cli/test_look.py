@@ -43,6 +43,19 @@ def test_every_view_has_a_table_and_json(command, folder, view):
     assert (said["view"], said["text"]) == (view, TEXT)
 
 
+def test_no_empty_line_is_last_and_one_stands_between_two_texts(command, folder):
+    one, other = (command(folder, text, "--view", "map").out for text in (TEXT, "the dog"))
+    assert one.endswith("explanation.\n")
+    assert command(folder, TEXT, "the dog", "--view", "map").out == f"{one}\n{other}"
+
+
+def test_the_columns_of_it_are_explained(command, folder):
+    shown = " ".join(command(folder, TEXT, "--view", "it", *NEEDS[ViewKind.IT]).out.split())
+    assert "the change of log p (nats) of what follows when 'it' may not look at the word: below 0" in shown
+    last = TEXT.partition("it")[0] + "it"
+    assert "nats" not in command(folder, last, "--view", "it", *NEEDS[ViewKind.IT]).out
+
+
 def test_numbers_are_those_of_the_library(command, folder):
     one = load(folder)
     said = json.loads(command(folder, TEXT, "--json").out)

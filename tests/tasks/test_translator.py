@@ -171,7 +171,7 @@ def test_pharaoh_says_source_word_then_target_word():
     assert looked.best_layer == 1
     assert looked.pharaoh() == "0-1 1-0"
     torch.testing.assert_close(looked.soft(Averaging.ALL), (blurred + sharp)[0] / 2)
-    torch.testing.assert_close(looked.heat_map().matrix, sharp[0].T)  # what is drawn is what aligns
+    torch.testing.assert_close(looked.heat_map().matrix, sharp[0])  # what is drawn is what aligns
 
 
 def test_tokens_are_told_by_word():
@@ -187,12 +187,12 @@ def test_tokens_are_told_by_word():
     assert words_of_ids(task.tokenizer, task.tokenizer.encode("uno dos"))[-2] == 1
 
 
-def test_the_heat_map_has_a_row_for_each_source_token():
+def test_a_row_of_the_heat_map_is_a_target_token_that_looks():
     (one,) = small_translator().translations(["uno dos tres"], attention=True)
     drawn = one.attention.heat_map()
-    assert tuple(drawn.matrix.shape) == (len(one.source_ids), len(one.found[0].ids))
-    assert (drawn.row_axis.split()[0], drawn.column_axis.split(",")[0]) == ("source", "target")
-    torch.testing.assert_close(drawn.matrix.sum(0), torch.ones(len(one.found[0].ids)))
+    assert tuple(drawn.matrix.shape) == (len(one.found[0].ids), len(one.source_ids))
+    assert (drawn.row_axis.split(",")[0], drawn.column_axis.split(",")[0]) == ("target", "source")
+    torch.testing.assert_close(drawn.matrix.sum(1), torch.ones(len(one.found[0].ids)))
     with pytest.raises(InputError, match="layer 2 is outside the 2 layers"):
         one.attention.head_maps(2)
 

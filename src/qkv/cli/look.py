@@ -84,7 +84,7 @@ def look(
     from qkv.inspection import plain
 
     task = None if view is ViewKind.TIMELINE else _load(model)
-    for text in given_texts(texts):
+    for number, text in enumerate(given_texts(texts)):
         if is_blank(text) and out is not None:
             raise InputError("there is nothing to draw: the text is blank")
         if is_blank(text):
@@ -96,6 +96,7 @@ def look(
         elif as_json:
             print(json.dumps({"view": view.value, "text": text, **plain(shown)}, ensure_ascii=False))
         else:
+            print("\n" * (number > 0), end="")
             print_view(shown)
 
 

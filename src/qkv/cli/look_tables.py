@@ -1,5 +1,8 @@
 """A view as a table on the terminal."""
 
+from contextlib import redirect_stdout
+from io import StringIO
+
 from qkv.inspection import (
     PATTERNS,
     Contributions,
@@ -21,6 +24,13 @@ N_PARTS = 15
 
 
 def print_view(view: View) -> None:
+    """Without the empty line that parts a lesson's tables: nothing follows."""
+    with redirect_stdout(StringIO()) as printed:
+        _print(view)
+    print(printed.getvalue().rstrip("\n"))
+
+
+def _print(view: View) -> None:
     match view:
         case HeadsView():
             _heads(view)
@@ -95,7 +105,13 @@ def _reference(view: ReferenceView) -> None:
     rows = [[word, *(values[i] for values in columns.values())] for i, word in enumerate(view.candidates)]
     table(["candidate", *columns], rows, digits=3)
     say(f"{view.verdict[:1].upper()}{view.verdict[1:]}.")
-    for remark in (*view.remarks, NOT_AN_EXPLANATION):
+    shares = "attention, rollout and value-weighted are shares of its look: the largest points."
+    if view.knock_out is not None:
+        shares += (
+            f" knock-out is the change of log p (nats) of what follows when {view.pronoun!r} may not look at the word: "
+            "below 0 it was needed, so the lowest points."
+        )
+    for remark in (shares[0].upper() + shares[1:], *view.remarks, NOT_AN_EXPLANATION):
         say(remark)
 
 

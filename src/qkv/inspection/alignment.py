@@ -67,14 +67,14 @@ class CrossAttention:
         return " ".join(f"{source}-{target}" for source, target in self.words(how))
 
     def heat_map(self, weights: Soft | None = None, *, title: str = "") -> HeatMap:
-        """As lecture C draws it: a row for each source token, a column for each target token."""
+        """A row is who looks, as in every attention map here; lecture C draws its transpose."""
         return HeatMap(
-            matrix=(self.soft() if weights is None else weights).T,
-            rows=_labels(self.source),
-            columns=_labels(self.target),
+            matrix=self.soft() if weights is None else weights,
+            rows=_labels(self.target),
+            columns=_labels(self.source),
             title=title,
-            row_axis="source (each column sums to 1)",
-            column_axis="target, in the order it was written →",
+            row_axis="target, as it was written ↓\n(each row sums to 1)",
+            column_axis="source, which is looked at",
         )
 
     def head_maps(self, layer: int) -> list[HeatMap]:
