@@ -45,7 +45,9 @@ def bare_trainer(run_folder, given, *, model=None, dropout=0.0, **training) -> T
 
 
 def gradients(trainer, given):
-    made = trainer._gradients(given, 0)
+    unread = trainer._gradients(given, 0)
+    trainer._clip(unread)
+    made = unread.read()
     return made.loss, made.norm, {name: p.grad for name, p in trainer.model.named_parameters()}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -26,6 +27,8 @@ class Muon(Optimizer):
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.found_inf: Tensor | None = None
+        """1: no weight is changed; see `skip_where`."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # noqa: ARG002
@@ -46,8 +49,12 @@ class Muon(Optimizer):
         torch._foreach_lerp_(gradients, velocities, group["momentum"])
         # A matrix in pieces is gathered, and each process keeps its own piece of the update.
         updates = orthogonal(torch.stack([whole(one) for one in gradients])).to(parameters[0].dtype)
+        kept: float | Tensor = 1 - group["lr"] * group["weight_decay"]
+        if self.found_inf is not None:
+            is_bad = self.found_inf > 0
+            updates, kept = updates.masked_fill(is_bad, 0.0), torch.where(is_bad, 1.0, kept)
         moves = [cut_like(update, weight) for update, weight in zip(updates.unbind(), weights, strict=True)]
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(weights, kept)
         torch._foreach_add_(weights, moves, alpha=-group["lr"] * scale)
 
     def _velocity(self, parameter: nn.Parameter) -> Tensor:
@@ -98,6 +105,11 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[Optimizer
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("scale", 1.0)
+
+
+def skip_where(is_bad: Float[Tensor, ""], optimizer: Optimizer) -> None:
+    """Its next step changes no weight if that is 1 when the device comes to it: the CPU need not wait to know."""
+    optimizer.found_inf = is_bad  # type: ignore[attr-defined]  # torch's fused AdamW has this from gradient scaling
 
 
 def _layer_scales(names: list[str], decay: float | None) -> dict[str, float]:

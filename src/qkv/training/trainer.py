@@ -5,8 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,35 +13,23 @@ from torch import Tensor, nn
 
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
-from qkv.errors import InputError, RunError, TrainingError, WeightsError
+from qkv.errors import InputError, TrainingError
 from qkv.training.averaging import Averaged
 from qkv.training.evaluation import chosen_measure, evaluate, is_better
 from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
-from qkv.training.lora import merged_weights
 from qkv.training.objectives import Objective, Outcome, TrainingBatch
-from qkv.training.optimizer import build_optimizers, optimizer_tensors, restore_optimizers, set_learning_rate
-from qkv.training.pieces import cut_like, whole
+from qkv.training.optimizer import build_optimizers, set_learning_rate, skip_where
+from qkv.training.pieces import is_cut, whole
 from qkv.training.ranks import ALONE, Ranks
-from qkv.training.run import Progress, RunFolder, read_checkpoint, read_progress, this_machine
+from qkv.training.reading import Known, Unread, pinned, sent
+from qkv.training.run import Progress, RunFolder, read_progress, this_machine
 from qkv.training.schedule import learning_rate
 from qkv.training.signals import StopRequest, stop_requests
-from qkv.weights.names import NameTable, Rename
-from qkv.weights.tensors import fill
+from qkv.training.state import State
 
 Report = Callable[[Mapping[str, Any]], None]
 """Called with each line that goes into metrics.jsonl, for a progress bar to draw."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Gradients:
-    """What is known of a batch when its gradients are made."""
-
-    loss: float
-    """A target."""
-    norm: float
-    """Before clipping."""
-    measures: Mapping[str, float]
 
 
 class _EvaluationStopped(Exception):  # noqa: N818 - nothing is wrong
@@ -77,12 +64,17 @@ class Trainer:
         self._saved_step: int | None = None
         self.optimizers = build_optimizers(model, config)
         self.averaged = None if config.averaging is None else Averaged(model, config.averaging)
+        # torch's AdamW in pieces cannot be told on the device to leave a step out.
+        self._reads_late = self._device.type == "cuda" and not any(is_cut(p) for p in self._parameters)
+        self._is_bad = torch.zeros((), device=self._device)
+        """1 from the first step on whose loss is no number: though that is seen late, no update is made any more."""
+        self._unread: tuple[Unread, float, Progress] | None = None
 
     def train(self) -> StopRequest:
         """Go on until the last step, early stopping, or a signal; a checkpoint of where it stopped is saved."""
         self.model.train()
         self._check_weights()
-        with stop_requests() as stop, closing(prefetch(self.data.batch, self.progress.step)) as batches:
+        with stop_requests() as stop, closing(prefetch(self._batch, self.progress.step)) as batches:
             while True:
                 self._evaluate_if_due(stop)
                 self._save_if_due(must=self.ranks.agree(stop) is not None or self._is_done)
@@ -98,7 +90,7 @@ class Trainer:
         if step >= 0:
             folder = self.run.folder(int(step))
             progress = read_progress(folder, int(step))
-            self._restore(folder)
+            self._state().restore(folder)
             made_on = self.progress.made_on
             if progress.made_on != made_on:
                 say(f"the run was made on {progress.made_on}, this is {made_on}: the last bits may differ")
@@ -113,32 +105,62 @@ class Trainer:
         patience = self.config.patience
         return self.progress.step >= self.config.steps or (patience is not None and self.progress.n_worse >= patience)
 
+    def _batch(self, t: int) -> TrainingBatch:
+        batch = self.data.batch(t)
+        return pinned(batch) if self._device.type == "cuda" else batch
+
     def _step(self, batch: TrainingBatch) -> None:
         started = time.perf_counter()
         step = self.progress.step
         made = self._gradients(batch, step)
+        if not self._reads_late:
+            self._known(made)
         rate = learning_rate(self.config, step)
-        self._update(rate)
+        self._update(made, rate)
+        self.settle()
         self.progress = replace(
             self.progress,
             step=step + 1,
             n_tokens=self.progress.n_tokens + batch.n_tokens,
             seconds=self.progress.seconds + time.perf_counter() - started,
         )
+        self._unread = made, rate, self.progress
+        if not self._reads_late:
+            self.settle()
+
+    def settle(self) -> None:
+        """Read and log the last step, where that was left until the next one is under way."""
+        if self._unread is None:
+            return
+        (made, rate, progress), self._unread = self._unread, None
+        known = self._known(made)
         self._log(
             {
-                "step": step + 1,
-                "loss": made.loss,
-                **made.measures,
-                "gradient_norm": made.norm,
+                "step": progress.step,
+                "loss": known.loss,
+                **known.measures,
+                "gradient_norm": known.norm,
                 "learning_rate": rate,
-                "tokens": self.progress.n_tokens,
-                "seconds": round(self.progress.seconds, 4),
+                "tokens": progress.n_tokens,
+                "seconds": round(progress.seconds, 4),
             }
         )
 
-    def _gradients(self, batch: TrainingBatch, step: int) -> "_Gradients":
-        """Leave the batch's gradients, clipped, in the model."""
+    def _known(self, made: Unread) -> Known:
+        """Its numbers, or the end of the run where they are none."""
+        known = made.read()
+        if math.isfinite(known.loss) and math.isfinite(known.norm):
+            return known
+        batch, step = made.batch, made.step
+        if self._reads_late:
+            self._gradients(batch, step)  # again, for their names: the weights are still those of that step
+        bad = first_bad(self.model, lambda: (outcome.loss for outcome, _ in self._outcomes(batch, step)))
+        # Gradients are everyone's; whose part it began in knows better.
+        bad = next((found for found in self.ranks.texts(bad) if "gradient" not in found), bad)
+        raise self._stopping(f"loss {known.loss}: {bad} is not a finite number", step=step)
+
+    def _gradients(self, batch: TrainingBatch, step: int) -> Unread:
+        """Leave the batch's gradients in the model. Nothing here waits for a GPU."""
         if batch.n_targets == 0:
             raise self._stopping("the batch has no target to predict")
         loss = torch.zeros((), device=self._device)
@@ -154,19 +176,11 @@ class Trainer:
                 sums[name] = sums[name] + both if name in sums else both
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        # The one place in a step where the CPU waits for the device.
         added = self.ranks.summed(torch.cat((loss[None], *sums.values())))
-        size, value, *measured = torch.cat((whole(norm).float()[None], added)).tolist()
-        if not (math.isfinite(value) and math.isfinite(size)):
-            bad = first_bad(self.model, lambda: (outcome.loss for outcome, _ in self._outcomes(batch, step)))
-            # Gradients are everyone's; whose part it began in knows better.
-            bad = next((found for found in self.ranks.texts(bad) if "gradient" not in found), bad)
-            raise self._stopping(f"loss {value}: {bad} is not a finite number")
-        if self.config.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm, foreach=True)
-        totals, counts = measured[::2], measured[1::2]
-        measures = {name: of / max(n, 1.0) for name, of, n in zip(sums, totals, counts, strict=True)}
-        return _Gradients(loss=value, norm=size, measures=measures)
+        numbers = torch.cat((whole(norm).float()[None], added))
+        if self._reads_late:
+            self._is_bad = self._is_bad.maximum(numbers[:2].isfinite().all().logical_not().float())
+        return sent(numbers, batch, step, norm=norm, names=tuple(sums))
 
     def _outcomes(self, batch: TrainingBatch, step: int) -> Iterator[tuple[Outcome, bool]]:
         """Of each part that fits in memory and is this process's; and whether it counts."""
@@ -188,14 +202,22 @@ class Trainer:
         seconds = []
         for step in (*range(n), *range(n)):
             started = time.perf_counter()
-            self._gradients(self.data.batch(step), step)
-            self._update(learning_rate(self.config, step))
+            made = self._gradients(self._batch(step), step)
+            self._update(made, learning_rate(self.config, step))
+            self._known(made)
             seconds.append(time.perf_counter() - started)
         return self.ranks.of_first(lambda: statistics.median(seconds[n:]))
 
-    def _update(self, rate: float) -> None:
+    def _clip(self, made: Unread) -> None:
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, made.norm, foreach=True)
+
+    def _update(self, made: Unread, rate: float) -> None:
+        self._clip(made)
         for optimizer in self.optimizers:
             set_learning_rate(optimizer, rate)
+            if self._reads_late:
+                skip_where(self._is_bad, optimizer)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if self.averaged is not None:
@@ -206,6 +228,7 @@ class Trainer:
         is_due = progress.step > 0 and (progress.step % self.config.evaluate_every == 0 or self._is_done)
         if self.data.validation is None or not is_due or progress.evaluated_step == progress.step:
             return
+        self.settle()
         try:
             with nullcontext() if self.averaged is None else self.averaged.in_place():
                 batches = self._unless_stopped(self.data.validation(), stop)
@@ -247,50 +270,28 @@ class Trainer:
         )
         if not (is_due or must) or self._saved_step == progress.step:
             return
+        self.settle()
         self._check_weights()
         progress = self.progress = replace(progress, metrics_bytes=self.run.metrics_bytes())
-        self.ranks.save(self.run, progress, tensors=self._tensors(), texts=self.texts)
+        self.ranks.save(self.run, progress, tensors=self._state().tensors(), texts=self.texts)
         self._saved_step = progress.step
         if self.ranks.is_first:
             self.run.rotate(keep=self.config.keep, best=progress.best_step)
-
-    def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        """`model`: what to use. `resume`: the optimizers' memory, and the raw weights where those are others."""
-        resume = {f"optimizer/{name}": t for name, t in optimizer_tensors(self.model, self.optimizers).items()}
-        if self.averaged is None and self.config.lora_rank is None:
-            return {"model.safetensors": dict(self.model.named_parameters()), "resume.safetensors": resume}
-        resume |= {f"weights/{name}": parameter for name, parameter in self.model.named_parameters()}
-        used = merged_weights(self.model) if self.averaged is None else self.averaged.weights
-        return {"model.safetensors": used, "resume.safetensors": resume}
-
-    @torch.no_grad()
-    def _restore(self, folder: Path) -> None:
-        parameters = dict(self.model.named_parameters())
-        used, resume = read_checkpoint(folder, parameters)
-        raw = {key.removeprefix("weights/"): t for key, t in resume.items() if key.startswith("weights/")}
-        names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
-        try:
-            given = {name: cut_like(t, parameters.get(name, t)) for name, t in (raw or used).items()}
-            fill(self.model, given, NameTable(renames=[Rename(name, (name,)) for name in names]))
-        except WeightsError as error:
-            raise RunError(f"{folder}: {error}; was the recipe changed?") from None
-        if self.averaged is not None:
-            for name, average in self.averaged.weights.items():
-                average.copy_(cut_like(used[name], average))
-        memory = {key.removeprefix("optimizer/"): t for key, t in resume.items() if key.startswith("optimizer/")}
-        restore_optimizers(self.model, self.optimizers, memory)
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         if self.ranks.is_first:
             self.run.log(entry)
             self.report(entry)
 
+    def _state(self) -> State:
+        return State(self.model, self.optimizers, averaged=self.averaged, is_lora=self.config.lora_rank is not None)
+
     def _check_weights(self) -> None:
         """What is not a number never gets into a checkpoint."""
         if (bad := bad_weight(self.model)) is not None:
             raise self._stopping(f"{bad} is not a finite number", undone="nothing was saved")
 
-    def _stopping(self, reason: str, *, undone: str = "no update was made") -> TrainingError:
+    def _stopping(self, reason: str, *, undone: str = "no update was made", step: int | None = None) -> TrainingError:
         kept = self.run.steps()
         last = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no checkpoint yet"
-        return TrainingError(f"step {self.progress.step}: {reason}; {undone}, {last}")
+        return TrainingError(f"step {self.progress.step if step is None else step}: {reason}; {undone}, {last}")
