@@ -16,6 +16,12 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
 def others_load() -> float:
     """Processes that wanted to run in the last minute; taken before a benchmark starts, they are others'."""
     return os.getloadavg()[0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ class Work:
     batch: int
     length: int
     threads: int
+    device: str = "cpu"
+    """Where it is trained; on a GPU products run in bfloat16, as each engine does that."""
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -33,10 +36,14 @@ class Work:
     seed: int = 0
 
     @property
+    def n_weights(self) -> int:
+        """Those that multiply."""
+        return 12 * self.n_layers * self.d_model**2 + self.vocabulary_size * self.d_model
+
+    @property
     def flops_a_token(self) -> int:
         """6 for each weight that multiplies, 6·L·d·n for causal attention; embeddings are looked up, not multiplied."""
-        weights = 12 * self.n_layers * self.d_model**2 + self.vocabulary_size * self.d_model
-        return 6 * weights + 6 * self.n_layers * self.d_model * self.length
+        return 6 * self.n_weights + 6 * self.n_layers * self.d_model * self.length
 
     def first_weights(self) -> dict[str, Tensor]:
         """By GPT-2's published names, matrices in × out; a pure function of the seed, so no file is passed on."""
@@ -74,8 +81,11 @@ class Work:
         return [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in drawn]
 
 
-Step = Callable[[Tensor, Tensor], float]
-"""One whole update on (ids, targets): loss, gradients, clipping, optimizer. Returns the loss."""
+Step = Callable[[Tensor, Tensor], Any]
+"""One whole update on (ids, targets), both on the CPU: loss, gradients, clipping, optimizer.
+
+Returns the loss, or what `Built.read` makes it of: on a GPU reading it at once would make each step wait.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,22 +94,30 @@ class Built:
 
     step: Step
     versions: dict[str, str]
+    read: Callable[[Any], float] = float
+    """From what a step returned to its loss; called when all steps were made."""
 
 
 def serve_training(build: Callable[[Work, dict[str, object]], Built]) -> None:
     """`build(work, options)`: the engine's own part; all the rest is the same for all."""
-    state: dict[str, object] = {}
+    state: dict[str, Any] = {}
 
     def describe(question: Question) -> Answer:
         work = Work(**question["work"])
         torch.set_num_threads(work.threads)
         built = build(work, question["options"])
-        state.update(work=work, step=built.step, batches=work.batches())
+        batches = work.batches()
+        if work.device == "cuda":
+            batches = [(ids.pin_memory(), targets.pin_memory()) for ids, targets in batches]
+        state.update(work=work, built=built, batches=batches)
         return {"versions": {"torch": torch.__version__, **built.versions}}
 
     def steps(n: int) -> list[float]:
-        step, batches = state["step"], state["batches"]
-        return [step(*batches[i % N_BATCHES]) for i in range(n)]  # type: ignore[operator,index]
+        built, batches = state["built"], state["batches"]
+        made = [built.step(*batches[i % N_BATCHES]) for i in range(n)]
+        if state["work"].device == "cuda":
+            torch.cuda.synchronize()
+        return [built.read(one) for one in made]
 
     def measure(question: Question) -> Answer:
         watch = Stopwatch()

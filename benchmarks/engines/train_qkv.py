@@ -1,5 +1,6 @@
 """Our training step: the Trainer's own, its log line included."""
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from qkv.weights.published import load_published
 def build(work: Work, options: dict[str, Any]) -> Built:
     model = GPT(model_config(work)).train()
     load_published(model, work.first_weights())
+    model.to(work.device)
     training = TrainingConfig(
         steps=10**9,
         batch_size=work.batch,
@@ -51,11 +53,17 @@ def build(work: Work, options: dict[str, Any]) -> Built:
     )
     counts = torch.full((work.batch,), work.length)
 
-    def step(ids: Tensor, targets: Tensor) -> float:
-        trainer._step(Batch(ids, targets, None, counts))  # noqa: SLF001 - one step alone has no public name
-        return losses.pop()
+    numbers = count()
 
-    return Built(step=step, versions={"qkv": qkv.__version__})
+    def step(ids: Tensor, targets: Tensor) -> int:
+        trainer._step(Batch(ids, targets, None, counts))  # noqa: SLF001 - one step alone has no public name
+        return next(numbers)
+
+    def read(number: int) -> float:
+        trainer.settle()
+        return losses[number]
+
+    return Built(step=step, versions={"qkv": qkv.__version__}, read=read)
 
 
 def model_config(work: Work) -> GPTConfig:
