@@ -7,6 +7,7 @@ import typer
 
 from qkv.cli.columns import table
 from qkv.cli.model import Model
+from qkv.cli.places import Device
 from qkv.cli.progress import bars
 
 if TYPE_CHECKING:
@@ -18,12 +19,14 @@ def verify(
     *,
     text: Annotated[str | None, typer.Option(help="A file with a text a line, instead of those built in.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out compiling, other programs, training on.")] = False,
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Check that a model says the same on every road: cached, batched, padded, compiled, saved, exported …
 
     What is right, the plain road says: explicit softmax, no cache, one text. DIFFERENCE is the largest, as a share
-    of the largest number compared. Computed in float32 on the CPU, with texts cut at 64 tokens or half the context.
+    of the largest number compared. Computed in float32, on the CPU unless --device says; texts are cut at 64 tokens or
+    half the context.
     A check that does not apply, or cannot be made here, is listed with the reason. Exit 1 if one fails.
 
     \b
@@ -41,7 +44,7 @@ def verify(
 
     texts = TEXTS if text is None else [line for line in read_lines_of(text) if line.strip()]
     with bars() as progress:
-        results = list(results_of(model, texts=texts, quick=quick, progress=progress))
+        results = list(results_of(model, texts=texts, quick=quick, device=device, progress=progress))
     passed = all(result.verdict is not Verdict.FAILED for result in results)
     if as_json:
         print(json.dumps({"model": model, "passed": passed, "checks": [asdict(result) for result in results]}))

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from qkv.choices import Verdict
+from qkv.tasks.devices import find_device
 from qkv.tasks.loading import load_weights
 from qkv.tasks.verifying import computed, stored
 from qkv.tasks.verifying.case import Case, NotCheckedError
@@ -44,7 +45,8 @@ class Check:
     is_quick: bool = True
 
 
-CHECKS = {
+_ELSEWHERE = {"device": Check(computed.on_cpu, OTHERS, "this device against the CPU, both plain")}
+_COMPUTED = {
     "fused": Check(computed.fused, EQUAL, "fused attention against plain"),
     "cached": Check(computed.cached, EQUAL, "half a text, then token by token, against whole"),
     "batched": Check(computed.batched, EQUAL, "a text beside another against it alone"),
@@ -53,6 +55,8 @@ CHECKS = {
     "greedy": Check(partial(computed.written, n_beams=1), EQUAL, "new tokens and their log p against the plain road"),
     "beam": Check(partial(computed.written, n_beams=3), EQUAL, "log p of what 3 beams found against the plain road"),
     "compiled": Check(computed.compiled, EQUAL, "torch.compile against plain", is_quick=False),
+}
+_STORED = {
     "saved": Check(partial(stored.comes_back, by=stored.OWN), 0.0, "our folder, read again, against before"),
     "int8 weights": Check(stored.int8_weights, HALF_A_STEP, "int8 steps that a weight moves"),
     "int8": Check(stored.int8_answers, SMALL, "answers with int8 weights against before (rms)"),
@@ -62,6 +66,7 @@ CHECKS = {
     "ct2": Check(stored.ct2, OTHERS, "log p by CTranslate2 against plain", is_quick=False),
     "resumed": Check(stored.resumed, 0.0, "2 steps with a stop between against without", is_quick=False),
 }
+CHECKS = _COMPUTED | _STORED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +84,23 @@ class Result:
 
 
 def verify(
-    name: str | Path, *, texts: Sequence[str] = TEXTS, quick: bool = False,
+    name: str | Path, *, texts: Sequence[str] = TEXTS, quick: bool = False, device: str = "cpu",
     progress: Callable[[str], object] = lambda _check: None,
 ) -> Iterator[Result]:  # fmt: skip
-    """Every check of MODEL, in turn; `progress` is told its name before. `quick`: those that take a moment."""
+    """Every check of MODEL, in turn; `progress` is told its name before. `quick`: those that take a moment.
+
+    `device`: where the fast roads are taken, and compared with the CPU's plain one too. Files are read on the CPU.
+    """
+    where = find_device(device)
     run = Path(name) if (Path(name) / "checkpoints").is_dir() else None
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         case = Case(loaded=load_weights(name), texts=texts, folder=Path(folder), run=run)
         _ = case.plain  # so that it counts for no check, and texts that cannot be used are told at once
-        for check, what in CHECKS.items():
+        there = None if where.type == "cpu" else case.on(where)
+        for check, what in (CHECKS if there is None else _ELSEWHERE | CHECKS).items():
             progress(check)
-            yield _result(check, what, case, leave_out=quick and not what.is_quick)
+            own = case if there is None or check in _STORED else there
+            yield _result(check, what, own, leave_out=quick and not what.is_quick)
 
 
 def _result(name: str, check: Check, case: Case, *, leave_out: bool) -> Result:

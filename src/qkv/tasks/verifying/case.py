@@ -1,7 +1,8 @@
 """What is verified: a model, texts as it reads them, and what the plain road says of these."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -35,17 +36,31 @@ class Case:
     """An empty one, for what is written on the way."""
     run: Path | None = None
     """Where the model comes from a run."""
+    by_cpu: list[list[Tensor]] | None = None
+    """What a CPU's plain road says, where another device is verified."""
 
     @property
     def model(self) -> Model:
         return self.loaded.model
+
+    def on(self, device: torch.device) -> "Case":
+        """The same model and texts there."""
+        loaded = replace(self.loaded, model=deepcopy(self.model).to(device))
+        return Case(loaded=loaded, texts=self.texts, folder=self.folder, run=self.run, by_cpu=self.plain)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     @cached_property
     def examples(self) -> list[Example]:
         """Cut at half the context, so that each has room for more, or for another; all the same, lengths differ."""
         room = min(MOST_TOKENS, self.model.config.context_length // 2)
         cuts = (room - number % (1 + room // 3) for number in count())
-        read = [Example(*(part[:, :n] for part in parts)) for n, parts in zip(cuts, self._read(), strict=False)]
+        read = [
+            Example(*(part[:, :n].to(self.device) for part in parts))
+            for n, parts in zip(cuts, self._read(), strict=False)
+        ]
         usable = [one for one in read if one.ids.shape[1] > 1 and (one.source is None or one.source.shape[1])]
         if len(usable) < 2:
             raise InputError(f"{len(usable)} of {len(self.texts)} texts have 2 tokens or more; 2 texts are needed")
@@ -102,5 +117,6 @@ def apart(found: Iterable[Iterable[Tensor]], plain: Iterable[Iterable[Tensor]]) 
         for mine, theirs in zip(one, other, strict=True):
             if mine.shape != theirs.shape:
                 return float("inf")
-            shares.append((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1.0))
+            apart = (mine.cpu() - theirs.cpu()).abs().max()
+            shares.append(apart / theirs.cpu().abs().max().clamp(min=1.0))
     return float(torch.stack(shares).max())

@@ -11,7 +11,7 @@ from qkv.generation import beam_generate, generate, translate
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import using
 from qkv.tasks.verifying import roads
-from qkv.tasks.verifying.case import Case, NotCheckedError
+from qkv.tasks.verifying.case import Case, NotCheckedError, apart
 
 N_NEW = 16
 
@@ -20,6 +20,11 @@ def fused(case: Case) -> float:
     if isinstance(case.model, RNNSeq2Seq):
         raise NotCheckedError("an RNN's attention has one kernel alone")
     return case.difference(roads.run(case.model, one.ids, one.source)[0] for one in case.examples)
+
+
+def on_cpu(case: Case) -> float:
+    assert case.by_cpu is not None, "asked of another device alone"
+    return apart(case.plain, case.by_cpu)
 
 
 def cached(case: Case) -> float:
@@ -62,9 +67,9 @@ def written(case: Case, *, n_beams: int) -> float:
     shares = []
     for one, (new, log_p) in zip(case.examples, _written(case, n_beams=n_beams), strict=True):
         before = one.ids if one.source is None else one.ids[:, :1]
-        ids = torch.cat((before, torch.tensor([new[:-1]], dtype=torch.long)), dim=1)
+        ids = torch.cat((before, torch.tensor([new[:-1]], dtype=torch.long, device=case.device)), dim=1)
         with using(case.model, Kernel.PLAIN):
-            logits = roads.run(case.model, ids, one.source)[0, -len(new) :].double()
+            logits = roads.run(case.model, ids, one.source)[0, -len(new) :].double().cpu()
         table = logits.log_softmax(-1)
         own = table.gather(1, torch.tensor(new)[:, None])[:, 0]
         gaps = [(own - torch.tensor(log_p, dtype=torch.float64)).abs()] + [table.amax(1) - own] * (n_beams == 1)

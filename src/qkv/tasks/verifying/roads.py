@@ -55,7 +55,7 @@ def in_pieces(
 def packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
     """All texts in one row, numbered so that none sees another."""
     lengths = [text.shape[1] for text in texts]
-    documents = torch.cat([torch.full((n,), number) for number, n in enumerate(lengths)])[None]
+    documents = torch.cat([torch.full((n,), number, device=texts[0].device) for number, n in enumerate(lengths)])[None]
     return list(model(torch.cat(list(texts), dim=1), documents=documents)[0].split(lengths))
 
 
@@ -75,6 +75,7 @@ def _with_garbage(texts: Sequence[Tensor], vocabulary_size: int, *, right_alone:
     """In turn on the right, on both sides and on the left; the longest text has two columns of it too."""
     n_columns = 2 + max(text.shape[1] for text in texts)
     ids = torch.randint(vocabulary_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))
+    ids = ids.to(texts[0].device)
     is_token = torch.zeros_like(ids, dtype=torch.bool)
     for row, text in enumerate(texts):
         start = 0 if right_alone else (n_columns - text.shape[1]) * (row % 3) // 2
