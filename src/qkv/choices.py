@@ -237,3 +237,24 @@ class FloatKind(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     """Half the memory, a GPU's fast products, three digits."""
+
+
+class WorkKind(StrEnum):
+    """What a model's time goes to."""
+
+    PRODUCTS = "matrix products"
+    ATTENTION = "attention"
+    NORM = "norm"
+    ELEMENTWISE = "element-wise"
+    """Activations, residual sums, masks: each number for itself."""
+    EMBEDDING = "embedding"
+    LOSS = "loss"
+    SAMPLING = "sampling"
+    """From logits to the next id."""
+    OPTIMIZER = "optimizer"
+    """The gradients' norm, clipping, the update."""
+    COPIES = "copies"
+    DATA = "data"
+    """Making a batch."""
+    BETWEEN = "between kernels"
+    """Python, launching, waiting."""
