@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qkv.choices import Averaging
 from qkv.errors import InputError, ShapeError
+from qkv.inspection.brief import Brief
 from qkv.inspection.figures import HeatMap
 from qkv.inspection.places import inside
 from qkv.inspection.record import record
@@ -17,8 +18,8 @@ from qkv.models import RNNSeq2Seq, Seq2Seq
 Soft = Float[Tensor, "target source"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CrossAttention:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CrossAttention(Brief):
     """Every layer's and head's weights for one text: row t is the look that chose target token t."""
 
     weights: Float[Tensor, "layer head target source"]

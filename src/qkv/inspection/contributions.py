@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from qkv.choices import NormPosition, Stack
 from qkv.errors import InputError
+from qkv.inspection.brief import Brief
 from qkv.inspection.places import inside
 from qkv.inspection.reading import label
 from qkv.inspection.seeing import Seen, attention_of, blocks_of
@@ -26,8 +27,8 @@ from qkv.text.showing import text_of
 Vectors = Float[Tensor, "part d_model"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contributions:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Contributions(Brief):
     """Parts of one logit, or of the difference of two."""
 
     position: int

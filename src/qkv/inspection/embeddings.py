@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from qkv.choices import Stack
 from qkv.errors import InputError
+from qkv.inspection.brief import Brief
 from qkv.inspection.lens import depth_names, stream_names
 from qkv.inspection.places import inside
 from qkv.inspection.reading import label
@@ -20,8 +21,8 @@ from qkv.text import Tokenizer
 from qkv.text.showing import text_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingView:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EmbeddingView(Brief):
     """View H: one map for all depths, so that a token's path can be followed."""
 
     tokens: list[str]

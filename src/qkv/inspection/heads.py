@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.choices import HeadPattern, Stack
+from qkv.inspection.brief import Brief
 from qkv.inspection.reading import Tokens
 from qkv.inspection.seeing import AttentionTable, Seen
 
@@ -22,8 +23,8 @@ LEAST_EVEN = 0.95
 Looks = Bool[Tensor, "query key"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadsView:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class HeadsView(Brief):
     """View A: every head of a stack, with what it looks at."""
 
     stack: Stack

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from qkv.choices import Stack
 from qkv.errors import InputError, TapError
+from qkv.inspection.brief import Brief
 from qkv.inspection.change import change, cut_edge, head_off
 from qkv.inspection.places import inside
 from qkv.inspection.reading import Reading, label
@@ -56,8 +57,8 @@ class Patch:
 Intervention = HeadOff | EdgeCut | Patch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effect:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Effect(Brief):
     """What the model says with and without the interventions."""
 
     positions: list[str]

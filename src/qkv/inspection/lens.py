@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qkv.choices import Stack
 from qkv.errors import InputError
+from qkv.inspection.brief import Brief
 from qkv.inspection.reading import label
 from qkv.inspection.seeing import Seen, blocks_of
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
@@ -20,8 +21,8 @@ MOST_ROWS = 256
 """Positions whose logits are held at once: of a long text, at every depth, all would not fit in memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LensView:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LensView(Brief):
     """View F: depths × positions, the likeliest tokens at each. The last row is what the model really says."""
 
     depths: list[str]

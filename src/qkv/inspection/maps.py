@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qkv.choices import HeadLayout, Stack
 from qkv.errors import InputError
+from qkv.inspection.brief import Brief
 from qkv.inspection.places import inside
 from qkv.inspection.reading import Tokens, label
 from qkv.inspection.seeing import Seen, attention_of
@@ -17,8 +18,8 @@ from qkv.nn import Attention
 Table = Float[Tensor, "query key"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MapView:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MapView(Brief):
     """View C: who looks at whom."""
 
     weights: Table

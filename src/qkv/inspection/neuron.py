@@ -8,13 +8,14 @@ from torch import Tensor
 
 from qkv.choices import NormPosition, Stack
 from qkv.errors import InputError
+from qkv.inspection.brief import Brief
 from qkv.inspection.places import inside
 from qkv.inspection.seeing import Seen, attention_of, blocks_of, precise
 from qkv.models import RNNSeq2Seq
 
 
-@dataclass(frozen=True, kw_only=True)
-class NeuronView:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class NeuronView(Brief):
     """View D: one query of one head."""
 
     stack: Stack

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from qkv.choices import Stack
 from qkv.errors import InputError
+from qkv.inspection.brief import Brief
 from qkv.inspection.seeing import Seen
 from qkv.models import RNNSeq2Seq
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Rollout(Brief):
     """After each layer, the share of every input token in every token. `own` and `source` of a row sum to 1."""
 
     own: Float[Tensor, "layer query key"]

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from qkv.choices import Stack
 from qkv.errors import ConfigError, InputError
+from qkv.inspection.brief import Brief
 from qkv.inspection.places import inside
 from qkv.inspection.reading import Reading, Tokens
 from qkv.inspection.record import SeenAttention, Trace, record
@@ -19,8 +20,8 @@ from qkv.nn import Attention, Block
 AttentionTable = Float[Tensor, "layer head query key"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Seen(Brief):
     """What passed. All tensors are of this one text, without a batch axis."""
 
     model: Model

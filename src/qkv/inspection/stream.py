@@ -7,13 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.choices import Stack
+from qkv.inspection.brief import Brief
 from qkv.inspection.lens import depth_names, stream_names
 from qkv.inspection.maps import through_output
 from qkv.inspection.seeing import Seen, attention_of, blocks_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamView:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StreamView(Brief):
     """View E: token columns, layer rows; all numbers are Euclidean norms."""
 
     stack: Stack

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qkv.choices import HeadPattern, Stack
 from qkv.errors import InputError
+from qkv.inspection.brief import Brief
 from qkv.inspection.heads import heads
 from qkv.inspection.lens import lens
 from qkv.inspection.reading import Readable, read
@@ -16,8 +17,8 @@ from qkv.inspection.seeing import see
 from qkv.models import BERT
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimelineView:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TimelineView(Brief):
     """One text, read by every checkpoint of a run."""
 
     steps: list[int]

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -88,8 +90,9 @@ class _Batch:
 class TextEncoder:
     """`embed` and `similar` work with every BERT; `fill`, `classify` and `next_sentence` where it has the head.
 
-    All take texts, or what `encode` made of them. Texts of like length are computed together; each answer is what
-    it would be alone. A text longer than the context is refused, unless `truncate` asks to cut it at its end.
+    All take texts, or what `encode` made of them; one string has one answer, not a list of one. Texts of like length
+    are computed together; each answer is what it would be alone. A text longer than the context is refused, unless
+    `truncate` asks to cut it at its end.
     """
 
     def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
@@ -117,8 +120,7 @@ class TextEncoder:
 
         `max_tokens`: less than the whole context. `first`: the number that messages give to the first text.
         """
-        if isinstance(texts, str):
-            raise InputError("the texts are one string; give a list: [text]")
+        texts = [texts] if isinstance(texts, str) else texts
         limit = min(self.model.config.context_length, max_tokens or self.model.config.context_length)
         rows = [(text,) if isinstance(text, str) else text for text in texts if not isinstance(text, Encoded)]
         whole = zip(rows, encode_rows(self.tokenizer, rows, parse_specials=parse_specials), strict=True)
@@ -144,8 +146,10 @@ class TextEncoder:
     def embed(
         self, texts: Texts, *, pooling: Pooling | str | None = None, normalise: bool | None = None,
         truncate: bool = False,
-    ) -> Float[Tensor, "text d_model"]:  # fmt: skip
+    ) -> Float[Tensor, "*text d_model"]:  # fmt: skip
         """One vector a text. Not said: as the model was trained for, else the mean of its states, of length 1."""
+        if isinstance(texts, str):
+            return self.embed([texts], pooling=pooling, normalise=normalise, truncate=truncate)[0]
         settings = self.embedding
         pooling = settings.pooling if pooling is None else _pooling(pooling)
         read = self.encode(texts, max_tokens=settings.max_tokens, truncate=truncate)
@@ -170,9 +174,20 @@ class TextEncoder:
             raise InputError("there are 0 texts to compare with; at least 1 is needed")
         return nearest(self.embed(queries, normalise=True), self.embed(among, normalise=True), n=n)
 
+    @overload
+    def fill(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
+        self, texts: str, *, n: int = 5, truncate: bool = False
+    ) -> Filled: ...
+    @overload
+    def fill(self, texts: Texts, *, n: int = 5, truncate: bool = False) -> list[Filled]: ...
     @torch.no_grad()
-    def fill(self, texts: Texts, *, n: int = 5, truncate: bool = False) -> list[Filled]:
-        """The `n` likeliest tokens for every mask of every text; a mask is spelt as in the tokenizer ([MASK])."""
+    def fill(self, texts: Texts, *, n: int = 5, truncate: bool = False) -> Filled | list[Filled]:
+        """The `n` likeliest tokens for every mask of every text; a mask is spelt as in the tokenizer ([MASK]).
+
+        What goes on with a word (##s) is offered only where the mask stands close behind one: it is no word.
+        """
+        if isinstance(texts, str):
+            return self.fill([texts], n=n, truncate=truncate)[0]
         self._needs("masked_word", "masked-word head", "fill masks")
         mask = self.tokenizer.id_of(Role.MASK)
         read = self.encode(texts, parse_specials=True, truncate=truncate)
@@ -185,19 +200,43 @@ class TextEncoder:
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_word_logits(batch.states[rows, columns][None])[0].float()
             # A model may have more rows than its tokenizer has ids; those are no guesses.
-            best = logits.softmax(-1)[:, : self.tokenizer.vocabulary_size].topk(min(n, self.tokenizer.vocabulary_size))
+            guessed = logits.softmax(-1)[:, : self.tokenizer.vocabulary_size]
+            is_word = torch.tensor([not close for place in batch.places for close in self._is_close(read[place])])
+            guessed[is_word.to(guessed.device)[:, None] & self._goes_on.to(guessed.device)] = 0.0
+            best = guessed.topk(min(n, self.tokenizer.vocabulary_size))
             for row, ids, probabilities in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
                 guesses = zip(ids, probabilities, strict=True)
                 filled[batch.places[row]].append([Guess(i, self._text(i), p) for i, p in guesses])
         return [Filled(text=self._with(one, masks), masks=masks) for one, masks in zip(read, filled, strict=True)]
 
+    @cached_property
+    def _goes_on(self) -> Bool[Tensor, " id"]:
+        """Which ids go on with a word."""
+        names = (self.tokenizer.token(number) for number in range(self.tokenizer.vocabulary_size))
+        return torch.tensor([name.startswith("##") for name in names])
+
+    def _is_close(self, one: Encoded) -> list[bool]:
+        """Of each mask that was read: whether it stands close behind a word."""
+        before = "\t".join(one.row).split(self.tokenizer.specials[Role.MASK])[:-1]
+        n_masks = one.ids.count(self.tokenizer.id_of(Role.MASK))
+        close = [part[-1:].isalnum() for part in before][:n_masks]
+        return close + [False] * (n_masks - len(close))
+
     def has_mask(self, text: Encoded) -> bool:
         """Whether there is something to fill."""
         return self.tokenizer.id_of(Role.MASK) in text.ids
 
+    @overload
+    def classify(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
+        self, texts: str, *, truncate: bool = False
+    ) -> Answer: ...
+    @overload
+    def classify(self, texts: Texts, *, truncate: bool = False) -> list[Answer]: ...
     @torch.no_grad()
-    def classify(self, texts: Texts, *, truncate: bool = False) -> list[Answer]:
+    def classify(self, texts: Texts, *, truncate: bool = False) -> Answer | list[Answer]:
         """Of each text or pair the class, the labels or the number, as the model was trained for."""
+        if isinstance(texts, str):
+            return self.classify([texts], truncate=truncate)[0]
         self._needs("classifier", "classification head", "classify")
         read = self.encode(texts, truncate=truncate)
         answers: list[Answer | None] = [None] * len(read)

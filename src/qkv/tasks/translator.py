@@ -13,6 +13,7 @@ from qkv.generation import translate as translate_ids
 from qkv.generation.packing import packing_of
 from qkv.generation.stopping import before_loop
 from qkv.inspection.alignment import CrossAttention, cross_weights
+from qkv.inspection.brief import Brief
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.batches import of_like_length
 from qkv.tasks.describing import described
@@ -30,8 +31,8 @@ UNKNOWN_CAPITALS = 1.5
 """So many times the tokens of its small letters has a text in capitals, where the vocabulary knows few such words."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Written(Brief):
     """One text that the search found."""
 
     text: str
@@ -43,9 +44,14 @@ class Written:
     ended: Ended
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Translation:
-    """What became of one source; one without a letter or a digit stays as it is, and has no ids."""
+    """What became of one source; one without a letter or a digit stays as it is, and has no ids.
+
+    Where the decoder looked, with `attention=True`: `one.attention.words()` pairs source and target words,
+    `one.attention.soft()` is the (target, source) table, and `heat_maps(one.attention.heat_map())` of
+    `qkv.inspection` draws it.
+    """
 
     source: str
     source_ids: list[int]
@@ -54,6 +60,10 @@ class Translation:
     """Best first; as many as were asked for."""
     attention: CrossAttention | None = None
     """Of the best one."""
+
+    def __repr__(self) -> str:
+        looked = "" if self.attention is None else f", {self.attention!r}"
+        return f"Translation({self.source!r} → {self.text!r}, score {self.score:.3g}, {len(self.found)} found{looked})"
 
     @property
     def text(self) -> str:
