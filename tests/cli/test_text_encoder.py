@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from qkv.config import SentenceEmbedding
 from qkv.tasks import TextEncoder, load_as
 from qkv.weights.save import save_hf
 from tests.tasks.small import saved, small_task
@@ -124,6 +125,15 @@ def test_similar_gives_cosine_line_and_text(command, folder, task, tmp_path):
     assert text == LINES[int(number) - 1]
     said = json.loads(command("similar", folder, "x", "--among", tmp_path / "among.txt", "-n", 1, "--json").out)
     assert said == {"query": "x", "found": [{"cosine": pytest.approx(1), "line": 5, "text": "x"}]}
+
+
+def test_similar_says_of_a_model_that_only_guesses_words_that_it_does_no_more(command, folder, tmp_path):
+    (tmp_path / "among.txt").write_text("the dog\nx\n")
+    trained = saved_bert(tmp_path / "trained", sentence_embedding=SentenceEmbedding(normalise=True))
+    for model, is_said in ((folder, True), (trained, False)):
+        answer = command("similar", model, "x", "--among", tmp_path / "among.txt")
+        assert answer.status == 0, answer.err
+        assert ("was not trained to compare texts" in answer.err) == is_said
 
 
 def test_lines_that_ask_nothing_stay_in_their_place_and_are_told_of(command, folder, task, monkeypatch):

@@ -18,7 +18,11 @@ def test_steps_and_evaluations_are_drawn_where_they_are(tmp_path):
     assert raw.get_ydata()[-1] == 2.0
     assert 2.0 < smooth.get_ydata()[-1] < 2.2
     assert list(held_out.get_ydata()) == [3.5, 2.5]
-    assert [text.get_text() for text in axis.texts] == ["best 2.500"]
+    assert [text.get_text() for text in axis.get_legend().texts] == [
+        "training",
+        "validation",
+        "best: 2.500 at step 100",
+    ]
 
 
 def test_what_was_kept_is_marked_though_its_loss_is_not_the_least(tmp_path):
@@ -26,7 +30,7 @@ def test_what_was_kept_is_marked_though_its_loss_is_not_the_least(tmp_path):
     lines += [{"step": 10 * i, "validation_loss": loss, "is_best": i < 3} for i, loss in ((1, 2.0), (2, 3.0), (3, 4.0))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (axis,) = loss_curve(tmp_path / "metrics.jsonl").axes
-    assert [text.get_text() for text in axis.texts] == ["kept 3.000"]
+    assert axis.get_legend().texts[-1].get_text() == "kept: 3.000 at step 20"
     assert axis.lines[-1].get_xdata() == [20]
 
 

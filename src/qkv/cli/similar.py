@@ -25,21 +25,26 @@ def similar(
 ) -> None:
     """The lines of a file that are nearest to each query: query, cosine, line number, line; best first.
 
-    Blank lines of the file are passed over; a blank query finds nothing, and gives a blank line.
+    Blank lines of the file are passed over; a blank query finds nothing, and gives a blank line. What is near depends
+    on what the model learnt: one that only guesses words, as the shipped bert, finds like words and forms; one from
+    sentence-transformers finds like meanings.
 
     \b
     Examples:
       qkv similar bert "someone is eating" --among sentences.txt
-      qkv similar bert --among answers.txt -n 1 --json < questions.txt
+      qkv similar all-MiniLM-L6-v2 --among answers.txt -n 1 --json < questions.txt
     """
     import torch
 
+    from qkv.cli.progress import say
     from qkv.cli.texts import answered, encoded, given_texts
     from qkv.tasks import TextEncoder
     from qkv.tasks.text_encoder import nearest
 
     lines = _lines(among)
     task = Place(device=device).load_as(TextEncoder, model)
+    if task.model.config.sentence_embedding is None:
+        say(f"{model}: was not trained to compare texts: what is near is like in words rather than in meaning")
     limit = task.embedding.max_tokens
     texts = (text for _, text in lines)
     parts = [task.embed(read, normalise=True) for read in encoded(task, texts, truncate=truncate, max_tokens=limit)]

@@ -27,21 +27,14 @@ def loss_curve(metrics: Path, *, unit: str = "nats a token") -> "Figure":
     axis.plot(*zip(*trained, strict=True), color="#9ecae1", linewidth=0.6)
     axis.plot(*zip(*_smoothed(trained), strict=True), color="#08519c", linewidth=1.6, label="training")
     if held_out:
-        axis.plot(*zip(*held_out, strict=True), color="#d95f02", marker="o", markersize=3, label="validation")
         # What was kept may have been chosen by another measure than the loss.
         chosen = [point for point, line in zip(held_out, evaluated, strict=True) if line.get("is_best")]
         step, best = chosen[-1] if chosen else min(held_out, key=lambda point: point[1])
         word = "best" if best == min(loss for _, loss in held_out) else "kept"
-        axis.plot(step, best, color="#d95f02", marker="o", markersize=7, fillstyle="none")
-        # Written to the left and above, where the border is not: the best step is often the last.
-        axis.annotate(
-            f"{word} {best:.3f}",
-            (step, best),
-            xytext=(-4, 10),
-            textcoords="offset points",
-            ha="right",
-            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
-        )
+        axis.plot(*zip(*held_out, strict=True), color="#d95f02", marker="o", markersize=3, label="validation")
+        # Told in the legend: beside its circle the words would stand upon the curve.
+        kept = {"marker": "o", "markersize": 7, "fillstyle": "none", "label": f"{word}: {best:.3f} at step {step:,}"}
+        axis.plot(step, best, color="#d95f02", linestyle="none", **kept)
     axis.set_xlabel("step")
     axis.set_ylabel(f"loss ({unit})")
     axis.grid(alpha=0.3)
