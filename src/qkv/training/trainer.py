@@ -27,6 +27,7 @@ from qkv.training.run import Progress, RunFolder, read_progress, this_machine
 from qkv.training.schedule import learning_rate
 from qkv.training.signals import StopRequest, stop_requests
 from qkv.training.state import State
+from qkv.training.stopwatch import keep_freed_memory
 
 Report = Callable[[Mapping[str, Any]], None]
 """Called with each line that goes into metrics.jsonl, for a progress bar to draw."""
@@ -60,6 +61,8 @@ class Trainer:
         self.examine = examine
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
+        if self._device.type == "cpu":
+            keep_freed_memory()  # a step of GPT-2 124M takes an eighth less time, and the same numbers come out
         self.progress = Progress(made_on=this_machine(self._device) + ranks.label)
         self._saved_step: int | None = None
         self.optimizers = build_optimizers(model, config)
