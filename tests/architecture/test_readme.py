@@ -4,12 +4,15 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import typer
 
 from qkv.cli import app
 from tests.architecture.places import ROOT, SOURCE
+from tests.training.classifiers import reviews, write_tsv
 
 README = (ROOT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -64,12 +67,15 @@ def test_there_is_a_snippet():
     assert PYTHON
 
 
-COMMANDS = [
-    shlex.split(line, comments=True)[1:]
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("qkv ")
-]
+def commands(text: str) -> list[list[str]]:
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("qkv ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+COMMANDS = commands(README)
+OWN_DATA = commands(README[README.index("## Your own data") : README.index("## The lectures")])
+QUICK = [words for words in COMMANDS if words not in OWN_DATA and words[0] not in ("train", "explore")]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=[" ".join(words) for words in COMMANDS])
@@ -83,6 +89,47 @@ def test_every_command_and_option_that_is_shown_exists(words):
 
 def test_there_are_commands():
     assert {words[0] for words in COMMANDS} >= {"train", "finetune", "translate", "cost", "lesson"}
+    assert {words[0] for words in QUICK} >= {"generate", "translate", "look", "cost"}
+
+
+@pytest.mark.parametrize("words", QUICK, ids=[" ".join(words) for words in QUICK])
+def test_a_command_that_is_shown_runs(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    app(words, standalone_mode=False)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_commands_for_ones_own_data_run_one_after_another(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("book.txt", "another.txt", "reviews.txt"):
+        Path(name).write_text(README.replace("\n## ", "\n<|endoftext|>\n## "))
+    write_tsv(Path("train.tsv"), reviews(97))
+    write_tsv(Path("dev.tsv"), reviews(31, seed=500))
+    numbers = [("uno", "one"), ("dos", "two"), ("tres", "three"), ("cuatro", "four"), ("cinco", "five")]
+    pairs = [f"{a} {c} {e}\t{b} {d} {f}\n" for a, b in numbers for c, d in numbers for e, f in numbers]
+    Path("pairs.tsv").write_text("".join(pairs))
+    for words in OWN_DATA:
+        # Three seconds instead of minutes: what is learnt is not judged here.
+        short = [word if before != "--minutes" else "0.05" for before, word in pairwise(["", *words])]
+        app(short, standalone_mode=False)
+        assert capsys.readouterr().out, words
+
+
+RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+MEASURED = re.search(r"## Measured\n+\|.*?\n\|.*?\n(.*?)\n\n", README, re.DOTALL)[1].splitlines()
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=[row.split("|")[1].strip() for row in MEASURED])
+def test_every_figure_stands_in_the_results(row):
+    what, ours, others, where = (cell.strip() for cell in row.strip("|").split("|"))
+    sections = [part for part in RESULTS.split("\n## ") if part.startswith(f"{where}\n")]
+    assert sections, f"RESULTS.md has no section {where!r}"
+    for number in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", f"{ours} {others}"):
+        assert any(re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", part) for part in sections), (
+            what,
+            number,
+        )
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)#]+)", README))
