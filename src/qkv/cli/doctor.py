@@ -16,7 +16,7 @@ EXTRAS = {
     "plot": (("matplotlib",), "pictures: --plot, qkv look, loss curves"),
     "serve": (("fastapi", "uvicorn"), "the page: qkv explore"),
     "eval": (("sacrebleu",), "BLEU and chrF"),
-    "formats": (("gguf", "sentencepiece", "ctranslate2", "zstandard"), "GGUF, Marian's pieces, CTranslate2, .zst"),
+    "formats": (("gguf", "sentencepiece", "ctranslate2", "zstandard"), "GGUF, Marian, CTranslate2, .zst"),
     "hub": (("huggingface_hub",), "models by their name on the hub"),
     "notebook": (("anywidget",), "qkv.explore in a notebook"),
 }
@@ -57,7 +57,7 @@ def _machine() -> list[Finding]:
     return [
         ("qkv", __version__, ""),
         ("Python", platform.python_version(), sys.executable),
-        ("torch", str(torch.__version__), f"{torch.get_num_threads()} of {n_cores()} cores (OMP_NUM_THREADS)"),
+        ("torch", str(torch.__version__), f"uses {torch.get_num_threads()} of {n_cores()} cores (OMP_NUM_THREADS)"),
         ("processor", torch.backends.cpu.get_cpu_capability(), platform.machine()),
         ("memory", _memory(), ""),
         ("C++ compiler", compiler or "none", compiles),
@@ -69,13 +69,13 @@ def _gpu() -> Finding:
     import torch
 
     if not torch.cuda.is_available():
-        return ("GPU", "none that torch sees", "training beyond some million parameters takes hours")
+        return ("GPU", "none that torch sees", "enough for the shipped models; large ones train for days")
     properties = torch.cuda.get_device_properties(0)
     others = f" and {torch.cuda.device_count() - 1} more" if torch.cuda.device_count() > 1 else ""
     return (
         "GPU",
         f"{properties.name}{others}",
-        f"{properties.total_memory / 2**30:.0f} GiB; commands that train use it",
+        f"{properties.total_memory / 2**30:.0f} GiB; commands use it unless told otherwise (--device)",
     )
 
 
@@ -89,8 +89,12 @@ def _speed() -> list[Finding]:
     n_tokens = USUAL_SHARE * rate / A_STEP
     calibrated = ", ".join(path.stem for path in known_calibrations())
     return [
-        ("matrix products", f"{rate / 1e9:,.0f} GFLOP/s", f"GPT-2 124M would train on about {n_tokens:,.0f} tokens/s"),
-        ("calibrated", calibrated or "no", "" if calibrated else "`qkv cost calibrate` makes `qkv cost` predict times"),
+        (
+            "matrix products",
+            f"{rate / 1e9:,.0f} GFLOP/s",
+            f"GPT-2 (124M) would train on about {n_tokens:,.0f} tokens/s",
+        ),
+        ("calibrated", calibrated or "no", "" if calibrated else "`qkv cost calibrate` lets `qkv cost` predict times"),
     ]
 
 
@@ -98,9 +102,9 @@ def _extras() -> list[Finding]:
     rows = []
     for extra, (packages, purpose) in EXTRAS.items():
         missing = [package for package in packages if _version(package) is None]
-        here = ", ".join(f"{package} {_version(package)}" for package in packages if package not in missing)
-        means = f"missing {', '.join(missing)}: pip install 'qkv[{extra}]', for {purpose}" if missing else purpose
-        rows.append((f"[{extra}]", here or "not installed", means))
+        here = f"without {', '.join(missing)}" if missing else "there"
+        means = f"{purpose}: pip install 'qkv[{extra}]'" if missing else purpose
+        rows.append((f"[{extra}]", here, means))
     return rows
 
 
