@@ -4,6 +4,7 @@ import json
 from functools import partial
 
 import pytest
+import torch
 
 from qkv.tasks import load
 from tests.tasks.small import saved, small_task
@@ -155,3 +156,29 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
 
 def test_help_has_an_example(command):
     assert "qkv generate " in command("--help").out.split("Examples:")[1]
+
+
+def test_a_profile_stands_beside_the_texts(command, folder):
+    plain = command(folder, "The cat", "El", "-n", 5, "--seed", 3)
+    profiled = command(folder, "The cat", "El", "-n", 5, "--seed", 3, "--profile")
+    assert (profiled.status, profiled.out) == (0, plain.out)
+    assert "10 new tokens, prompts 2: " in profiled.err
+    assert "matrix products" in profiled.err
+    refused = command(folder, "The cat", "--profile", "--stream")
+    assert refused.status == 2
+    assert "--profile times whole texts that are drawn: leave out --stream" in refused.err
+
+
+@pytest.mark.parametrize("flags", [["--trace", "x.txt"], ["--trace", "no/such/x.json"]])
+def test_a_trace_that_cannot_be_is_refused_first(command, flags):
+    answer = command("no-such-model", "x", *flags)
+    assert answer.status == 2
+    assert answer.err.startswith(f"qkv: error: --trace {flags[1]}: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_told_in_a_line(command, folder):
+    answer = command(folder, "The cat", "--device", "cuda")
+    assert answer.status == 2
+    assert answer.err.startswith(f"qkv: error: --device cuda: this torch ({torch.__version__}) has no CUDA; ")
+    assert answer.err.count("\n") == 1

@@ -49,6 +49,20 @@ def test_a_recipe_is_followed_and_can_be_gone_on_with(command, recipe_file, tmp_
     assert "all 4 steps are done; for more raise training.steps in run/recipe.toml and resume" in again.err
 
 
+def test_a_profile_is_told_and_the_run_is_the_same_as_without(command, recipe_file, tmp_path):
+    def trained(name, *flags):
+        answer = command(recipe_file, "--out", tmp_path / name, *flags)
+        assert answer.status == 0
+        return answer.err, (tmp_path / name / "metrics.jsonl").read_text().count("\n")
+
+    told, n_lines = trained("one", "--profile")
+    assert "optimizer" in told
+    assert "of the bound reached" in told
+    silent, n_lines_without = trained("two")
+    assert "of the bound reached" not in silent
+    assert n_lines == n_lines_without
+
+
 def test_own_text_needs_no_recipe(command, tmp_path):
     write_text(tmp_path / "book.txt")
     answer = command("train", "gpt", "--text", "book.txt", "--steps", 2, "--device", "cpu")

@@ -1,16 +1,22 @@
 """`qkv generate`: a text goes on."""
 
 import json
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.choices import FloatKind
 from qkv.cli.places import Device, Dtype, Int8, Place
+from qkv.cli.profile import Profiled, Trace, check_trace
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from qkv.config import BeamConfig, SamplingConfig
+    from qkv.cost import Estimate
     from qkv.tasks import Continuation, LanguageModel
 
 DEFAULT_TEMPERATURE = 0.8
@@ -39,6 +45,8 @@ def generate(
     stream: Annotated[bool, typer.Option("--stream", help="Print each piece as it comes.")] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Below each text, its tokens and log p.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="At each step the candidates, as they are revised.")] = False,
+    profile: Profiled = False,
+    trace: Trace = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, with ids and log p.")] = False,
 ) -> None:  # fmt: skip
     """Go on from a prompt; the prompt itself is printed too. From an empty one the model begins by itself.
@@ -49,6 +57,7 @@ def generate(
       qkv generate stories "The sea" --temperature 0.5 --max-new 50 --seed 7 --stream
       qkv generate stories "The cat" --steps --top-k 40 -n 5
       qkv generate stories "The cat" --beam 4 --n-best 3
+      qkv generate stories "The cat" --temperature 0 --profile
       printf 'One day\\nIt was\\n' | qkv generate stories --json
     """
     chance = {
@@ -56,19 +65,24 @@ def generate(
         "repetition_penalty": repetition_penalty, "seed": seed,
     }  # fmt: skip
     given = {name: value for name, value in chance.items() if value is not None}
+    profile = profile or trace is not None
     ways = {"--stream": stream, "--steps": steps, "--logprobs": logprobs}
+    check_trace(trace)
+    if profile and (stream or steps or beam is not None):
+        raise InputError("--profile times whole texts that are drawn: leave out --stream, --steps and --beam")
     _refuse_contradictions(ways, as_json=as_json, beam=beam, given=given, stop=stop, n_best=n_best)
     place = Place(int8=int8, device=device, dtype=dtype)
     _run(
         model, prompts, max_new=max_new, stop=stop or [], given=given, place=place,
         beam=None if beam is None else {"n_beams": beam, "n_best": n_best, "length_penalty": length_penalty},
-        stream=stream, steps=steps, logprobs=logprobs, as_json=as_json,
+        stream=stream, steps=steps, logprobs=logprobs, profile=profile, trace=trace, as_json=as_json,
     )  # fmt: skip
 
 
 def _run(
     model: str, prompts: list[str] | None, *, max_new: int, stop: list[str], given: dict[str, Any],
-    beam: dict[str, Any] | None, place: Place, stream: bool, steps: bool, logprobs: bool, as_json: bool,
+    beam: dict[str, Any] | None, place: Place, stream: bool, steps: bool, logprobs: bool, profile: bool,
+    trace: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from qkv.cli.texts import given_texts
     from qkv.config import BeamConfig, SamplingConfig
@@ -91,9 +105,51 @@ def _run(
 
         show_steps(task, wanted, max_new=max_new, stop=stop, sampling=sampling, as_json=as_json)
     else:
-        texts = task.continue_all(wanted, max_new=max_new, stop=stop, sampling=sampling)
+        continue_all = partial(task.continue_all, wanted, stop=stop, sampling=sampling)
+        texts = (
+            _profiled(task, wanted, continue_all, max_new=max_new, trace=trace)
+            if profile
+            else continue_all(max_new=max_new)
+        )
         for prompt, text in zip(wanted, texts, strict=True):
             _print(task, prompt, text, logprobs=logprobs, as_json=as_json)
+
+
+def _profiled(
+    task: "LanguageModel", prompts: list[str], continue_all: "Callable[..., list[Continuation]]", *, max_new: int,
+    trace: Path | None,
+) -> "list[Continuation]":  # fmt: skip
+    from qkv.cli.profile import show_profile
+    from qkv.training.profiling import profile_generation
+
+    # Once before: weights are laid out, kernels chosen; and then it is known how much there is to write.
+    expected = _expected(task, prompts, continue_all(max_new=max_new))
+    device = task.model.embedding.token.weight.device
+    texts, profile = profile_generation(lambda: continue_all(max_new=max_new), device, expected=expected, trace=trace)
+    n_new = sum(len(text.ids) for text in texts)
+    show_profile(profile, f"{n_new:,} new tokens, prompts {len(texts):,}")
+    return texts
+
+
+def _expected(task: "LanguageModel", prompts: list[str], texts: "list[Continuation]") -> "Estimate | None":
+    """None: of several batches, or in int8, no cost is known."""
+    from qkv.cost import Mode, estimate
+    from qkv.tasks.language_model import ROWS_AT_ONCE
+
+    weight = task.model.embedding.token.weight
+    if len(texts) > ROWS_AT_ONCE or task.model.unembedding.int8 is not None:
+        return None
+    return estimate(
+        task.model.config, batch=len(texts), length=_mean(len(task.encode(prompt)) for prompt in prompts),
+        mode=Mode.GENERATE, new=_mean(len(text.ids) for text in texts), dtype=str(weight.dtype).removeprefix("torch."),
+        backend=weight.device.type,
+    )  # fmt: skip
+
+
+def _mean(numbers: "Iterable[int]") -> int:
+    from statistics import mean
+
+    return max(1, round(mean(numbers)))
 
 
 def _refuse_contradictions(

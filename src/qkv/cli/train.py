@@ -7,6 +7,7 @@ import typer
 
 from qkv.cli.given import Context, refuse_others
 from qkv.cli.places import chosen_device, next_run_folder
+from qkv.cli.profile import Profiled, Trace, check_trace
 from qkv.cli.progress import say
 from qkv.errors import InputError
 
@@ -47,7 +48,21 @@ Shared = Annotated[
 GoOn = Annotated[bool, typer.Option("--go-on", help="Where --out holds this run already, go on with it.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")]
 
-_ALWAYS = ("what", "more", "minutes", "start", "out", "dry_run", "device", "seed", "tensorboard", "sharding", "go_on")
+_ALWAYS = (
+    "what",
+    "more",
+    "minutes",
+    "start",
+    "out",
+    "dry_run",
+    "device",
+    "seed",
+    "tensorboard",
+    "sharding",
+    "go_on",
+    "profile",
+    "trace",
+)
 _OWN_FILES = {"gpt": ("text",), "bert": ("text", "next_sentence"), "translate": ("pairs", "target", "rnn")}
 """What can be trained without a recipe, and the options that mean something there."""
 
@@ -57,7 +72,7 @@ def train(
     target: Target = None, rnn: RNN = False, next_sentence: NextSentence = True, minutes: Minutes = None,
     steps: Steps = None, start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None,
     dry_run: DryRun = False, device: Device = "auto", seed: Seed = None, tensorboard: TensorBoard = False,
-    sharding: Shared = None, go_on: GoOn = False,
+    sharding: Shared = None, go_on: GoOn = False, profile: Profiled = False, trace: Trace = None,
 ) -> None:  # fmt: skip
     """Train a model on your own text or pairs, follow a recipe, or go on with a run.
 
@@ -71,21 +86,24 @@ def train(
       qkv train translate --pairs spa-eng.tsv --minutes 10 --out run
       qkv train recipes/shakespeare-char.toml training.steps=200 --data texts --out run
       qkv train --resume run
+      qkv train recipe.toml --out run --profile
       torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      (docs/many-machines.md)
     """
     from qkv.cli.together import together
-    from qkv.cli.training_run import preflight, resume_run, start_run
+    from qkv.cli.training_run import Beside, preflight, resume_run, start_run
 
     if tensorboard:
         from qkv.inspection.tensorboard import need_tensorboard
 
         need_tensorboard()  # better said now than after the run
 
+    check_trace(trace)
+    asked = Beside(tensorboard=tensorboard, profile=profile, trace=trace)
     with together(chosen_device(device), sharding) as (ranks, where):
         if resume is not None:
-            known = ("resume", "device", "tensorboard", "sharding")
+            known = ("resume", "device", "tensorboard", "sharding", "profile", "trace")
             refuse_others(context, known, "means nothing with --resume: a run goes on as it was")
-            resume_run(resume, where, ranks=ranks, tensorboard=tensorboard)
+            resume_run(resume, where, ranks=ranks, asked=asked)
             return
         if go_on and out is None:
             raise InputError("--go-on needs --out, the run's folder")
@@ -109,9 +127,9 @@ def train(
             if minutes is not None and ranks.is_first:
                 say(f"these are the recipe's {recipe.training.steps:,} steps: a run times how many fit in --minutes")
         elif go_on and ranks.of_first((folder / "recipe.toml").is_file):
-            resume_run(folder, where, ranks=ranks, tensorboard=tensorboard)
+            resume_run(folder, where, ranks=ranks, asked=asked)
         else:
-            start_run(recipe, folder, data, device=where, ranks=ranks, minutes=minutes, tensorboard=tensorboard)
+            start_run(recipe, folder, data, device=where, ranks=ranks, minutes=minutes, asked=asked)
 
 
 def _from_file(what: str | None, overrides: list[str], *, start: Path | None) -> "Recipe":

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
     from qkv.training.family import Bars
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What is asked for beside the training."""
+
+    tensorboard: bool = False
+    profile: bool = False
+    trace: Path | None = None
+
+    @property
+    def is_profiled(self) -> bool:
+        return self.profile or self.trace is not None
+
+
 def start_run(
     recipe: "Recipe",
     folder: Path,
@@ -29,7 +43,7 @@ def start_run(
     device: "torch.device",
     ranks: "Ranks",
     minutes: float | None,
-    tensorboard: bool = False,
+    asked: Beside,
 ) -> None:
     """`minutes`: change the recipe's steps to as many as fit."""
     from qkv.training import prepare_run
@@ -43,10 +57,10 @@ def start_run(
         )
     with _locked(folder, ranks), _stoppable(folder, ranks):
         prepared = _made_ready(prepared, device, ranks, seconds=seconds)
-        _run(prepared, device, ranks, tensorboard=tensorboard)
+        _run(prepared, device, ranks, asked)
 
 
-def resume_run(folder: Path, device: "torch.device", *, ranks: "Ranks", tensorboard: bool = False) -> None:
+def resume_run(folder: Path, device: "torch.device", *, ranks: "Ranks", asked: Beside) -> None:
     """Go on where the run stood, be it in the middle of its preparation."""
     from qkv.training import go_on_preparing, open_run, preparing
 
@@ -62,7 +76,7 @@ def resume_run(folder: Path, device: "torch.device", *, ranks: "Ranks", tensorbo
             prepared = _by_first(ranks, folder, lambda bars: go_on_preparing(folder, progress=bars))
             seconds = ranks.of_first(lambda: -1.0 if state is None or state.seconds is None else state.seconds)
             prepared = _made_ready(prepared, device, ranks, seconds=None if seconds < 0 else seconds)
-        _run(prepared, device, ranks, tensorboard=tensorboard)
+        _run(prepared, device, ranks, asked)
 
 
 def _by_first(ranks: "Ranks", folder: Path, make: "Callable[[Bars], Prepared]") -> "Prepared":
@@ -160,10 +174,14 @@ def _fit(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, second
     return replace(prepared, recipe=recipe)
 
 
-def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, tensorboard: bool) -> None:
+def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", asked: Beside) -> None:
     """All train; the first shows it, and what came of it."""
     from qkv.training import build_trainer
 
+    recipe = prepared.recipe
+    plan = preflight(recipe, prepared.corpus.tokenizer.vocabulary_size, device, ranks=ranks)
+    if asked.is_profiled:
+        _profile(prepared, device, ranks, plan, trace=asked.trace)
     start = _first_weights(prepared)
     if not ranks.is_first:
         trainer = build_trainer(prepared, device=device, report=lambda _entry: None, start=start, ranks=ranks)
@@ -173,8 +191,7 @@ def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, tensor
         return
     from qkv.cli.training_progress import TrainingProgress
 
-    recipe = prepared.recipe
-    progress = TrainingProgress(preflight(recipe, prepared.corpus.tokenizer.vocabulary_size, device, ranks=ranks))
+    progress = TrainingProgress(plan)
     trainer = build_trainer(prepared, device=device, report=progress.report, start=start, ranks=ranks)
     trainer.resume(say)
     if (step := trainer.progress.step) >= recipe.training.steps:
@@ -183,7 +200,7 @@ def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, tensor
         say(f"going on at step {step:,} of {recipe.training.steps:,}")
     with progress:
         stop = trainer.train()
-    _finish(trainer, tensorboard=tensorboard)
+    _finish(trainer, tensorboard=asked.tensorboard)
     if stop.signal is None:
         tries = {"gpt": ("generate", "Once upon a time"), "bert": ("fill", "A day in the [MASK].")}
         verb, text = tries.get(recipe.family, ("translate", "…"))
@@ -194,6 +211,21 @@ def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, tensor
             f"go on: qkv train --resume {trainer.run.path}"
         )
         sys.exit(128 + stop.signal)
+
+
+def _profile(
+    prepared: "Prepared", device: "torch.device", ranks: "Ranks", plan: "Preflight", *, trace: Path | None
+) -> None:
+    """A few steps of a throw-away model."""
+    from qkv.cli.profile import show_profile
+    from qkv.training import build_trainer
+    from qkv.training.profiling import profile_training
+
+    trainer = build_trainer(prepared, device=device, report=lambda _entry: None, ranks=ranks)
+    profile = profile_training(trainer, plan.step, trace=trace if ranks.is_first else None)
+    if ranks.is_first:
+        training = prepared.recipe.training
+        show_profile(profile, f"one step of {training.batch_size:,} × {training.length:,} tokens")
 
 
 def _first_weights(prepared: "Prepared") -> "Model | None":
