@@ -58,7 +58,7 @@ notebooks: .venv/.ready-dev
 
 # Strict: a link that leads nowhere fails the build.
 docs: .venv/.ready-docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html, or: $(BIN)/mkdocs serve"
 
 lint: .venv/.ready-dev
