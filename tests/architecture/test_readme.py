@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from qkv.cli import app
+from qkv.cli.help import EXITS
 from tests.architecture.places import ROOT, SOURCE
 from tests.training.classifiers import reviews, write_tsv
 
@@ -135,6 +136,10 @@ def test_every_figure_stands_in_the_results(row):
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)#]+)", README))
 def test_every_link_leads_somewhere(target):
     assert (ROOT / target).exists()
+
+
+def test_the_exit_statuses_are_those_of_the_help():
+    assert EXITS.replace(":", "", 1) in " ".join(README.split())
 
 
 def test_every_lesson_named_exists():
