@@ -23,7 +23,7 @@ LONG = "the cat " * 40
 @pytest.fixture
 def few_at_once(monkeypatch):
     """So that even these few texts are several batches, some of them padded."""
-    monkeypatch.setattr("qkv.tasks.text_encoder.TOKENS_AT_ONCE", {"cpu": 31})
+    monkeypatch.setattr("qkv.tasks.states.TOKENS_AT_ONCE", {"cpu": 31})
 
 
 @given(st.lists(st.integers(1, 19), max_size=23), st.integers(1, 50))

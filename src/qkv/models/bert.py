@@ -9,7 +9,7 @@ from qkv.config import BERTConfig
 from qkv.errors import ConfigError
 from qkv.models.build import build_blocks, build_embedding, build_norm, build_relation, build_unembedding
 from qkv.models.placing import check_length, mask_of, place
-from qkv.nn import Tap, TokenEmbedding, activate, check_ids, initialise
+from qkv.nn import Mask, Packed, Tap, TokenEmbedding, activate, check_ids, initialise
 from qkv.tensors import Ids, IsToken, Logits, Residual
 
 
@@ -52,14 +52,24 @@ class BERT(nn.Module):
         *,
         segments: Ids | None = None,
         is_token: IsToken | None = None,
-        documents: Ids | None = None,
+        documents: Ids | Packed | None = None,
     ) -> Residual:
-        """Every position's state, having seen all others. `segments`: 0 for sentence A (the default), 1 for B."""
+        """Every position's state, having seen all others. `segments`: 0 for sentence A (the default), 1 for B.
+
+        `documents`: texts that must not see each other, numbered, or `Packed`: a single row, as long as one likes.
+        """
         check_ids(ids, self.config.vocabulary_size)
-        check_length(ids.shape[1], self.config.context_length)
-        positions = place(ids, is_token=is_token, documents=documents)
+        window = self.config.window
+        if isinstance(documents, Packed):
+            if is_token is not None or len(ids) > 1:
+                raise ConfigError(f"packed texts are one row without padding; there are {len(ids)} rows, or is_token")
+            check_length(documents.longest, self.config.context_length)
+            positions, mask = documents.positions(ids.shape[1]), Mask(packed=documents, window=window, sees_itself=True)
+        else:
+            check_length(ids.shape[1], self.config.context_length)
+            positions = place(ids, is_token=is_token, documents=documents)
+            mask = mask_of(positions, causal=False, window=window, is_token=is_token, documents=documents)
         x = self.embedding(ids, positions, segments)
-        mask = mask_of(positions, causal=False, window=self.config.window, is_token=is_token, documents=documents)
         x = self.blocks(x, positions=positions, relation=self.relation, mask=mask)
         return self.final(self.final_norm(x))
 

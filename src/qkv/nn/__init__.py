@@ -11,6 +11,7 @@ from qkv.nn.lookup import Lookup, attend, attend_fused, weights_of
 from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.memory import SoftMemory
 from qkv.nn.norm import LayerNorm, RMSNorm, norm
+from qkv.nn.packed import Packed
 from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoid
 from qkv.nn.recurrent import AttentiveDecoder, RecurrentEncoder, State, StateAttention
 from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary, Slowing, alibi_slopes
@@ -35,6 +36,7 @@ __all__ = [
     "LearnedPositions",
     "Lookup",
     "Mask",
+    "Packed",
     "RMSNorm",
     "RecurrentEncoder",
     "Relation",

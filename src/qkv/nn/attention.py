@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +17,9 @@ from qkv.nn.mask import Mask
 from qkv.nn.relation import Relation
 from qkv.nn.tap import Tap
 from qkv.tensors import HeadResults, Residual
+
+TOKENS_FOR_ONE_PRODUCT = 1024
+"""From so many on, on a GPU: below, copying three matrices into one costs as much as it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,7 @@ class Attention(nn.Module):
         self.d_model = d_model
         self.shape = heads
         self.scale = heads.d_head**-0.5 if scale_scores else 1.0
-        self.dropout = dropout
+        self.has_bias, self.dropout = bias, dropout
         self.kernel = Kernel.FUSED
         self.query = nn.Linear(d_model, heads.n_heads * heads.d_head, bias=bias)
         self.key = nn.Linear(d_model, heads.n_kv_heads * heads.d_head, bias=bias)
@@ -88,10 +92,11 @@ class Attention(nn.Module):
     ) -> Residual:
         """`source`: what to look at, where it is not x itself. A source batch may serve several rows of x each."""
         self._check(x, source)
-        queries = self._heads_of(self.query(x), self.shape.n_heads)
+        query, *key_and_value = self._at_once(x) if source is None and self._pays_at_once(x) else (self.query(x),)
+        queries = self._heads_of(query, self.shape.n_heads)
         if relation is not None:
             queries = relation.rotate(queries)
-        keys, values = self._keys_and_values(x, source, relation, cache)
+        keys, values = self._keys_and_values(x if source is None else source, key_and_value, relation, cache)
         n_shared = queries.shape[0] // keys.shape[0]
         lookup = Lookup(
             queries=_fold(self.queries(queries), n_shared),
@@ -106,18 +111,31 @@ class Attention(nn.Module):
         heads = self.heads(lookup.of_each_text(self._mix(self.lookup(lookup))))
         return self.output(self._join(heads))
 
+    def _pays_at_once(self, x: Tensor) -> bool:
+        """On a GPU, where the weights' copy is small beside the product; not where another layer stands for one."""
+        are_plain = all(type(part) is nn.Linear for part in (self.query, self.key, self.value))
+        return x.is_cuda and are_plain and x.shape[0] * x.shape[1] >= TOKENS_FOR_ONE_PRODUCT
+
+    def _at_once(self, x: Tensor) -> list[Tensor]:
+        """Query, key and value by one product: three small ones leave part of a GPU idle."""
+        parts = (self.query, self.key, self.value)
+        bias = torch.cat([part.bias for part in parts]) if self.has_bias else None
+        projected = F.linear(x, torch.cat([part.weight for part in parts]), bias)
+        return list(projected.split([part.out_features for part in parts], dim=-1))
+
     def _keys_and_values(
         self,
-        x: Tensor,
-        source: Tensor | None,
+        looked_at: Tensor,
+        projected: list[Tensor],
         relation: Relation | None,
         cache: LayerCache | SourceCache | None,
     ) -> tuple[Tensor, Tensor]:
-        looked_at = x if source is None else source
+        """`projected`: key and value of what is looked at, where they were made with the query."""
 
         def project() -> tuple[Tensor, Tensor]:
-            keys = self._heads_of(self.key(looked_at), self.shape.n_kv_heads)
-            values = self._heads_of(self.value(looked_at), self.shape.n_kv_heads)
+            key, value = projected or (self.key(looked_at), self.value(looked_at))
+            keys = self._heads_of(key, self.shape.n_kv_heads)
+            values = self._heads_of(value, self.shape.n_kv_heads)
             return (keys if relation is None else relation.rotate(keys)), values
 
         match cache:

@@ -98,6 +98,8 @@ def weights_of(scores: Scores) -> Weights:
 
 def attend_fused(lookup: Lookup, *, dropout: float = 0.0) -> HeadResults:
     """The same as `lookup.mix(lookup.weights())` by torch's fused kernel, which never holds the weights."""
+    if dropout == 0.0 and _is_packed_for_gpu(lookup):
+        return _attend_packed(lookup)
     sees_nothing = bias = None
     n_queries, n_keys = lookup.queries.shape[-2], lookup.keys.shape[-2]
     mask = lookup.mask
@@ -132,6 +134,28 @@ def attend_fused(lookup: Lookup, *, dropout: float = 0.0) -> HeadResults:
         enable_gqa=lookup.queries.shape[1] != lookup.keys.shape[1],
     )
     return mixed if sees_nothing is None else mixed.masked_fill(sees_nothing, 0.0)
+
+
+def _is_packed_for_gpu(lookup: Lookup) -> bool:
+    """What torch's kernel for texts of unequal lengths takes: 16-bit numbers, on a GPU, equal widths, no bias."""
+    mask, queries = lookup.mask, lookup.queries
+    if mask is None or not queries.is_cuda or queries.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    is_usual = lookup.scale == queries.shape[-1] ** -0.5 and lookup.bias is None
+    return is_usual and mask.table is None and mask.is_packed_alone and queries.shape == lookup.values.shape
+
+
+def _attend_packed(lookup: Lookup) -> HeadResults:
+    # Not at the top: the module is new in torch 2.10, and a CPU never needs it.
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert lookup.mask is not None
+    packed = lookup.mask.packed
+    assert packed is not None
+    queries, keys, values = (part[0].transpose(0, 1) for part in (lookup.queries, lookup.keys, lookup.values))
+    mixed = varlen_attn(queries, keys, values, packed.starts, packed.starts, packed.longest, packed.longest)
+    assert isinstance(mixed, Tensor)
+    return mixed.transpose(0, 1)[None]
 
 
 def attend(

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.errors import ConfigError, InputError, ShapeError
+from qkv.nn.packed import Packed
 from qkv.tensors import KeyPositions, Positions, QueryPositions, Visible
 
 
@@ -26,6 +27,8 @@ class Mask:
     """Nobody sees a key where this is False: padding."""
     documents: Int[Tensor, "batch position"] | None = None
     """Packed texts: a query sees keys of the same number alone (self-attention without a cache)."""
+    packed: Packed | None = None
+    """The same for a single row, told by where each text begins: a GPU needs no table for it."""
     query_positions: QueryPositions | None = None
     """Where the queries stand; None: 0, 1, 2 …"""
     key_positions: KeyPositions | None = None
@@ -50,13 +53,22 @@ class Mask:
             and self.window is None
             and self.key_is_token is None
             and self.documents is None
+            and self.packed is None
             and self.query_positions is None
             and self.key_positions is None
         )
 
+    @property
+    def is_packed_alone(self) -> bool:
+        """Nothing but texts one after another, in each of which all see all."""
+        others = (self.window, self.key_is_token, self.documents, self.query_positions, self.key_positions)
+        return self.packed is not None and not self.causal and all(other is None for other in others)
+
     def written_out(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
-        """The same rule with its table computed; a pure causal square is left to the kernel."""
+        """The same rule with its table computed; a pure causal square and a GPU's packed row are left to the kernel."""
         if self.table is not None or (self.is_causal_alone and n_queries == n_keys):
+            return self
+        if self.is_packed_alone and device.type == "cuda":
             return self
         return replace(self, table=self.visible(n_queries, n_keys, device))
 
@@ -77,6 +89,9 @@ class Mask:
                 seen = seen & (distance.abs() < self.window)
         if self.key_is_token is not None:
             seen = seen & self.key_is_token[:, None, None, :]
+        if self.packed is not None:
+            numbers = self.packed.numbers(n_keys)
+            seen = seen & (numbers[:, None, :, None] == numbers[:, None, None, :])
         if self.documents is not None:
             seen = seen & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
         return seen

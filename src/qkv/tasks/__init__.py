@@ -2,7 +2,8 @@
 
 from qkv.tasks.language_model import Continuation, LanguageModel
 from qkv.tasks.loading import Task, find_folder, load, load_as, load_weights
-from qkv.tasks.text_encoder import Answer, Encoded, Filled, Guess, Similar, TextEncoder
+from qkv.tasks.nearness import Similar
+from qkv.tasks.text_encoder import Answer, Encoded, Filled, Guess, TextEncoder
 from qkv.tasks.translator import Translation, Translator, Written
 
 __all__ = [

@@ -14,14 +14,10 @@ from qkv.choices import Pooling, ProblemKind, Role
 from qkv.config import SentenceEmbedding
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT
-from qkv.tasks.batches import of_like_length
 from qkv.tasks.describing import described
-from qkv.tensors import Ids, IsToken, Residual
+from qkv.tasks.nearness import Similar, nearest
+from qkv.tasks.states import Batch, Reader
 from qkv.text import Tokenizer, encode_cut, encode_rows
-
-TOKENS_AT_ONCE = {"cpu": 512}
-"""Of a batch on that device: on a CPU the fewest are the fastest, for what a layer writes stays in its cache."""
-TOKENS_AT_ONCE_ELSEWHERE = 1 << 16
 
 Text = str | tuple[str, str]
 """One text, or a pair."""
@@ -72,21 +68,6 @@ class Answer:
     number: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Similar:
-    place: int
-    """Among the texts that were compared, from 0."""
-    cosine: float
-
-
-@dataclass(frozen=True)
-class _Batch:
-    places: list[int]
-    ids: Ids
-    is_token: IsToken
-    states: Residual
-
-
 class TextEncoder:
     """`embed` and `similar` work with every BERT; `fill`, `classify` and `next_sentence` where it has the head.
 
@@ -97,6 +78,7 @@ class TextEncoder:
 
     def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
         self.model = model.eval()
+        self._reader = Reader(self.model)
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks
@@ -277,19 +259,15 @@ class TextEncoder:
             return Answer(labels=(self.class_names[int(values.argmax())],), probabilities=probabilities)
         return Answer(labels=tuple(name for name, p in probabilities.items() if p >= 0.5), probabilities=probabilities)
 
-    def _batches(self, read: Sequence[Encoded]) -> Iterator[_Batch]:
+    def compile(self) -> None:
+        """Spend many seconds at each new size of batch, to read all texts after it faster: on a GPU, in bfloat16."""
+        self._reader.compile()
+
+    def _batches(self, read: Sequence[Encoded]) -> Iterator[Batch]:
         """The last states of all, in batches of like length."""
-        device = self.model.embedding.token.weight.device
-        at_once = TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE_ELSEWHERE)
-        for places in of_like_length([len(one.ids) for one in read], at_once):
-            own = [read[place] for place in places]
-            ids = _table([one.ids for one in own]).to(device)
-            is_token = _table([[1] * len(one.ids) for one in own]).bool().to(device)
-            segments = None
-            if self.model.config.parts_pairs and any(len(one.row) == 2 for one in own):
-                segments = _table([one.segments for one in own]).to(device)
-            mask = None if bool(is_token.all()) else is_token
-            yield _Batch(places, ids, is_token, self.model(ids, segments=segments, is_token=mask))
+        has_pairs = self.model.config.parts_pairs and any(len(one.row) == 2 for one in read)
+        segments = [one.segments for one in read] if has_pairs else None
+        return self._reader.batches([one.ids for one in read], segments)
 
     def _needs(self, part: str, head: str, verb: str) -> None:
         if getattr(self.model, part) is None:
@@ -309,24 +287,7 @@ class TextEncoder:
         return text
 
 
-def nearest(
-    queries: Float[Tensor, "query d_model"], among: Float[Tensor, "text d_model"], *, n: int
-) -> list[list[Similar]]:
-    """For each query the `n` of the greatest product with it, best first: the cosine of vectors of length 1."""
-    best = (queries @ among.T).topk(min(n, len(among)))
-    found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [[Similar(place, cosine) for place, cosine in zip(*row, strict=True)] for row in found]
-
-
 def _pooling(word: str) -> Pooling:
     if word not in list(Pooling):
         raise InputError(f"pooling={word!r} is not known; it is one of {', '.join(Pooling)}")
     return Pooling(word)
-
-
-def _table(rows: Sequence[Sequence[int]]) -> Ids:
-    """Rows filled up with zeros on the right."""
-    table = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = torch.tensor(row)
-    return table

@@ -1,0 +1,102 @@
+"""How does a GPU read texts of unequal lengths? One after another in one row, of which nothing is padding."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.models import BERT
+from qkv.nn import Packed
+from qkv.tensors import Residual
+
+TOKENS = 1 << 14
+"""Of a row: enough to keep a large GPU busy."""
+TEXTS = 512
+"""Of a row, at most."""
+STEP = 128
+"""Rows are filled up to a multiple of it, where they are not filled up to a power of two."""
+
+Rows = Sequence[Sequence[int]]
+
+
+def can_pack(model: BERT) -> bool:
+    """Whether torch has the kernel: for 16-bit numbers on a GPU, and attention that sees all of its text."""
+    weight, config = model.embedding.token.weight, model.config
+    is_plain = model.relation is None and config.window is None and config.scale_scores
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and is_plain
+
+
+def rows_of(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Each place of `lengths` once, from short to long, in rows of at most TOKENS tokens and TEXTS texts."""
+    row: list[int] = []
+    n_tokens = 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if row and (n_tokens + lengths[place] > TOKENS or len(row) == TEXTS):
+            yield row
+            row, n_tokens = [], 0
+        row.append(place)
+        n_tokens += lengths[place]
+    if row:
+        yield row
+
+
+class PackedReader:
+    """A model's states of texts that it reads in one row.
+
+    `compiled`: by one graph for each of a few sizes. Each takes many seconds to be made, once; then it is faster.
+    """
+
+    def __init__(self, model: BERT, *, compiled: bool = False) -> None:
+        self.model = model
+        self.compiled = compiled
+        self._device = model.embedding.token.weight.device
+        self._run: Callable[..., Tensor] = self._states
+        if compiled:
+            self._run = torch.compile(self._states, dynamic=False, mode="reduce-overhead")
+
+    @torch.no_grad()
+    def states(self, ids: Rows, segments: Rows | None = None) -> Residual:
+        """(text, place, d_model), zeros after each text's end."""
+        lengths = np.fromiter((len(row) for row in ids), np.int64, len(ids))
+        n, n_texts, longest = int(lengths.sum()), len(ids), int(lengths.max())
+        size, room, most = self._size(n, n_texts, longest)
+        # What fills the row up is texts, too, as long as may be, and after them empty ones.
+        after = n + most * np.arange(room - n_texts + 1)
+        edges = np.concatenate(([0], lengths.cumsum()[:-1], after.clip(max=size))).astype(np.int32)
+        # Where each token will stand in a table with a row for each text.
+        place = np.arange(n) - np.repeat(edges[:n_texts] - np.arange(n_texts) * longest, lengths)
+        row, starts = self._sent(_filled(ids, n, size)[None]), self._sent(edges)
+        parts = None if segments is None else self._sent(_filled(segments, n, size)[None])
+        found = self._run(row, parts, starts, most)
+        table = found.new_zeros(n_texts * longest, found.shape[-1])
+        return table.index_copy_(0, self._sent(place), found[:n]).view(n_texts, longest, -1)
+
+    def _size(self, n: int, n_texts: int, longest: int) -> tuple[int, int, int]:
+        """The row's tokens, its texts, and the most tokens of a text: of a compiled graph, few different ones."""
+        if not self.compiled:
+            size = -(-n // STEP) * STEP
+            return size, n_texts + -(-(size - n) // longest), longest
+        size = max(_power_of_two(n), 8 * STEP)
+        most = min(max(_power_of_two(longest), STEP), self.model.config.context_length)
+        return size, TEXTS + -(-size // most), most
+
+    def _states(self, ids: Tensor, segments: Tensor | None, starts: Tensor, longest: int) -> Tensor:
+        return self.model(ids, segments=segments, documents=Packed(starts=starts, longest=longest))[0]
+
+    def _sent(self, given: np.ndarray) -> Tensor:
+        here = torch.from_numpy(given)
+        return here.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else here
+
+
+def _power_of_two(n: int) -> int:
+    """The least that is not less."""
+    return 1 << (n - 1).bit_length()
+
+
+def _filled(rows: Rows, n: int, size: int) -> np.ndarray:
+    """All of them one after another, zeros up to the size."""
+    flat = np.zeros(size, np.int64)
+    flat[:n] = np.fromiter(chain.from_iterable(rows), np.int64, n)
+    return flat

@@ -1,0 +1,67 @@
+"""In which batches does a BERT read its texts, and what are their states?"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from qkv.errors import InputError
+from qkv.models import BERT
+from qkv.tasks.batches import of_like_length
+from qkv.tasks.packed import PackedReader, Rows, can_pack, rows_of
+from qkv.tensors import Ids, IsToken, Residual
+
+TOKENS_AT_ONCE = {"cpu": 512}
+"""Of a batch on that device: on a CPU the fewest are the fastest, for what a layer writes stays in its cache."""
+TOKENS_AT_ONCE_ELSEWHERE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some of the texts, each in a row of its own, filled up on the right."""
+
+    places: list[int]
+    """Which they are."""
+    ids: Ids
+    is_token: IsToken
+    states: Residual
+
+
+class Reader:
+    """Padded to a like length, or on a GPU in 16-bit numbers packed without padding."""
+
+    def __init__(self, model: BERT) -> None:
+        self.model = model
+        self._compiled: PackedReader | None = None
+
+    def compile(self) -> None:
+        """From now on by compiled graphs: the first texts of each size wait for theirs, then all are faster."""
+        if not can_pack(self.model):
+            raise InputError("compiling is for a GPU and 16-bit numbers: device='cuda', dtype='bfloat16'")
+        self._compiled = PackedReader(self.model, compiled=True)
+
+    def batches(self, ids: Rows, segments: Rows | None) -> Iterator[Batch]:
+        """Every text once; texts of like length are together. `segments`: None where all are 0."""
+        device = self.model.embedding.token.weight.device
+        lengths = [len(row) for row in ids]
+        packed = (self._compiled or PackedReader(self.model)) if can_pack(self.model) else None
+        at_once = TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE_ELSEWHERE)
+        for places in of_like_length(lengths, at_once) if packed is None else rows_of(lengths):
+            own = [ids[place] for place in places]
+            parts = None if segments is None else [segments[place] for place in places]
+            table = _table(own).to(device)
+            is_token = _table([[1] * len(row) for row in own]).bool()
+            if packed is not None:
+                states = packed.states(own, parts)
+            else:
+                mask = None if bool(is_token.all()) else is_token.to(device)
+                states = self.model(table, segments=None if parts is None else _table(parts).to(device), is_token=mask)
+            yield Batch(places, table, is_token.to(device), states)
+
+
+def _table(rows: Sequence[Sequence[int]]) -> Ids:
+    """Rows filled up with zeros on the right."""
+    table = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = torch.tensor(row)
+    return table

@@ -1,0 +1,59 @@
+"""Query, key and value by one product (a GPU's road) and by three."""
+
+import pytest
+import torch
+from torch import nn
+
+from qkv.nn import CAUSAL, Attention, Heads, KVCache, Rotary
+
+BATCH, N, D_MODEL = 2, 7, 15
+
+
+@pytest.fixture(params=[True, False], ids=["bias", "no bias"])
+def attention(request):
+    heads = Heads(n_heads=6, n_kv_heads=3, d_head=4, d_value=5)
+    return Attention(D_MODEL, heads, bias=request.param)
+
+
+def results(attention, at_once, monkeypatch, **given):
+    monkeypatch.setattr(Attention, "_pays_at_once", lambda *_: at_once)
+    x = torch.randn(BATCH, N, D_MODEL, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    attention.zero_grad()
+    y = attention(x, mask=CAUSAL, **given)
+    y.square().sum().backward()
+    return [y, x.grad, *(p.grad.clone() for p in attention.parameters())]
+
+
+def assert_same(ones, others):
+    for one, other in zip(ones, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_results_and_gradients_are_the_same(attention, monkeypatch):
+    relation = Rotary(4)(torch.arange(N)[None], torch.arange(N)[None], torch.float32)
+    for given in ({}, {"relation": relation}):
+        assert_same(*(results(attention, at_once, monkeypatch, **given) for at_once in (True, False)))
+
+
+def test_a_cache_gets_the_same_keys_and_values(attention, monkeypatch):
+    filled = []
+    for at_once in (True, False):
+        cache = KVCache(n_layers=1, batch=BATCH, capacity=N, key_shape=(3, 4), value_shape=(3, 5), like=torch.ones(1))
+        cache.reserve(batch=BATCH, n_new=N, is_token=None)
+        monkeypatch.setattr(Attention, "_pays_at_once", lambda *_, at_once=at_once: at_once)
+        x = torch.randn(BATCH, N, D_MODEL, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            filled.append([attention(x, mask=CAUSAL, cache=cache.layers[0])])
+    assert_same(*filled)
+
+
+def test_it_is_not_taken_on_a_cpu_nor_where_another_layer_stands_for_one(attention):
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    there = torch.ones(2, 1024, D_MODEL).as_subclass(OnGPU)
+    assert attention._pays_at_once(there)
+    assert not attention._pays_at_once(there[:, :5])
+    assert not attention._pays_at_once(torch.ones(2, 1024, D_MODEL))
+    attention.key = nn.Sequential(attention.key)
+    assert not attention._pays_at_once(there)

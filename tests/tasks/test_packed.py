@@ -1,0 +1,79 @@
+"""Texts read one after another in one row are what they are alone; what fills the row up changes nothing."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.config import BERTConfig
+from qkv.errors import ConfigError, ContextLengthError, InputError
+from qkv.models import BERT
+from qkv.nn import Packed
+from qkv.tasks import packed
+from qkv.tasks.packed import PackedReader, can_pack, rows_of
+from qkv.tasks.states import Reader
+
+N_WORDS, LONGEST = 31, 13
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = BERTConfig(vocabulary_size=N_WORDS, context_length=LONGEST, d_model=14, n_heads=2, n_layers=2)
+    return BERT(config, seed=3).eval()
+
+
+def texts(lengths, n_values=N_WORDS):
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [torch.randint(n_values, (n,), generator=generator).tolist() for n in lengths]
+
+
+@settings(max_examples=15)
+@given(lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=7), has_pairs=st.booleans(), rounds=st.booleans())
+def test_states_are_those_of_each_text_alone(model, lengths, has_pairs, rounds):
+    reader = PackedReader(model)
+    reader.compiled = rounds  # the sizes that a compiled graph is made for, without the graph
+    rows, segments = texts(lengths), texts(lengths, 2)
+    states = reader.states(rows, segments if has_pairs else None)
+    assert states.shape == (len(rows), max(lengths), 14)
+    for row, parts, found in zip(rows, segments, states, strict=True):
+        alone = model(torch.tensor([row]), segments=torch.tensor([parts]) if has_pairs else None)[0]
+        torch.testing.assert_close(found[: len(row)], alone, rtol=1e-4, atol=1e-5)
+        assert not found[len(row) :].any()
+
+
+def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):
+    monkeypatch.setattr(packed, "TOKENS", 20)
+    monkeypatch.setattr(packed, "TEXTS", 3)
+    lengths = [7, 1, 25, 3, 2, 1, 13, 5]
+    rows = list(rows_of(lengths))
+    assert sorted(place for row in rows for place in row) == list(range(8))
+    assert all(len(row) <= 3 and (len(row) == 1 or sum(lengths[i] for i in row) <= 20) for row in rows)
+
+
+def test_the_batches_of_a_gpu_are_those_of_a_cpu(model, monkeypatch):
+    rows = texts([5, 13, 2, 7, 7, 11])
+    plain = {place: batch.states[i, : len(rows[place])]
+             for batch in Reader(model).batches(rows, None) for i, place in enumerate(batch.places)}  # fmt: skip
+    monkeypatch.setattr("qkv.tasks.states.can_pack", lambda _: True)
+    monkeypatch.setattr(packed, "TOKENS", 20)
+    for batch in Reader(model).batches(rows, None):
+        for i, place in enumerate(batch.places):
+            n = len(rows[place])
+            assert batch.ids[i, :n].tolist() == rows[place]
+            assert batch.is_token[i].sum() == n
+            torch.testing.assert_close(batch.states[i, :n], plain.pop(place), rtol=1e-4, atol=1e-5)
+    assert not plain
+
+
+def test_a_cpu_packs_nothing_and_compiles_nothing(model):
+    assert not can_pack(model)
+    with pytest.raises(InputError, match="compiling is for a GPU and 16-bit numbers"):
+        Reader(model).compile()
+
+
+def test_packed_texts_are_one_row_and_none_longer_than_the_context(model):
+    starts = torch.tensor([0, 3, 7], dtype=torch.int32)
+    with pytest.raises(ConfigError, match="packed texts are one row without padding; there are 2 rows"):
+        model(torch.ones(2, 7, dtype=torch.long), documents=Packed(starts=starts, longest=4))
+    with pytest.raises(ContextLengthError, match="14 tokens, but the model's context_length is 13"):
+        model(torch.ones(1, 7, dtype=torch.long), documents=Packed(starts=starts, longest=14))
