@@ -18,6 +18,9 @@ ZOO = ROOT / "src/qkv/zoo"
 OPTIONAL = ("reliability.md",)
 """Pages that stand in the navigation once they are there."""
 
+WIDE = ("mission.md", "results.md")
+"""Their tables need the room."""
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     under_the_hood = next(part["Under the hood"] for part in config.nav or [] if "Under the hood" in part)
@@ -43,6 +46,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:  # noqa: ANN401 - mkdocs gives more than we use
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
     if page.file.src_uri == "results.md":
         markdown = markdown.replace("](../docs/", "](")
     up = "../" * page.file.src_uri.count("/")

@@ -35,15 +35,28 @@ def executed(path: Path, *, short: bool = False) -> nbformat.NotebookNode:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.execution_count = None
+            cell.outputs = _joined(cell.outputs)
             for output in cell.outputs:
                 _tidy(output)
     return notebook
+
+
+def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """What was printed comes in as many pieces as time would have it."""
+    joined: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if joined and output.output_type == "stream" == joined[-1].output_type and output.name == joined[-1].name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def _tidy(output: nbformat.NotebookNode) -> None:
     if "execution_count" in output:
         output.execution_count = None
     shown = output.get("data", {})
+    shown.pop("text/html", None)  # the explorer's page, whole
     if "image/png" in shown:
         made = BytesIO()
         picture = Image.open(BytesIO(base64.b64decode(shown["image/png"]))).convert("RGB")
