@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_TYPES = (".png", ".svg", ".pdf")
-IN_NOTEBOOK = 72
+IN_NOTEBOOK = 84
 """Dots an inch: a notebook is kept with its pictures, so they are small."""
 
 
