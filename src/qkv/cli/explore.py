@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.model import shipped_names
 from qkv.errors import InputError, MissingExtraError
 
 Models = Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from qkv.cli.columns import table
 from qkv.cli.given import Context, refuse_others
+from qkv.cli.model import shipped_names
 from qkv.cli.places import chosen_device, next_run_folder
 from qkv.cli.progress import bars, say
 from qkv.errors import InputError
@@ -34,7 +35,10 @@ class Target(StrEnum):
     SCORE = "score"
 
 
-Models = Annotated[list[str] | None, typer.Argument(help="Models to fine-tune and compare, or one RECIPE.toml.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(help="Models to fine-tune and compare, or one RECIPE.toml.", autocompletion=shipped_names),
+]
 Data = Annotated[
     Path | None, typer.Option(help="Training rows: .tsv, .csv or .jsonl. For a recipe: its files' folder.")
 ]
