@@ -10,7 +10,11 @@ from qkv.errors import InputError, MissingExtraError
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(metavar="MODEL", help="Runs, model folders, files or shipped names; the shipped are there too."),
+    typer.Argument(
+        metavar="MODEL",
+        help="Runs, model folders, files or shipped names; the shipped are there too.",
+        autocompletion=shipped_names,
+    ),
 ]
 Port = Annotated[int, typer.Option(metavar="N", help="Of this machine alone; nobody else can reach it.")]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")]
