@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from qkv.choices import Activation
 from qkv.generation.packing import BLOCK, FAR, SMALL, TINY, Product
+from qkv.nn import activate
 
 SHAPES = {
     "tiny": [(13, 7)],
@@ -31,7 +33,9 @@ def test_a_prepared_product_gives_what_linear_gives(name, rows, has_bias):
     expected = stream + right
     product.into(x, out)
     product.onto(stream, x)
-    for found, wanted in ((product(x), right), (out, right), (stream, expected)):
+    roads = [(product(x), right), (out, right), (stream, expected)]
+    roads += [(product.activated(x, one), activate(right, one)) for one in Activation]
+    for found, wanted in roads:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 

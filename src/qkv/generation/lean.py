@@ -29,8 +29,8 @@ from qkv.nn import (
     Rotary,
     Source,
     SourceCache,
-    Tap,
     activate,
+    is_looked_at,
 )
 
 
@@ -161,13 +161,13 @@ class _LeanBlock:
         self._is_pre = block.norm_position is NormPosition.PRE
         self._attention_norm, self._feedforward_norm = LeanNorm(block.attention_norm), LeanNorm(block.feedforward_norm)
         self._own = packing.product(attention.query, attention.key, attention.value)
-        self._output = packing.product(_linear(attention.output))
+        self._output = packing.product(linear(attention.output))
         if cross is not None:
             self._cross_norm = LeanNorm(block.cross_norm)
             self._query, self._key, self._value = (
                 packing.product(part) for part in (cross.query, cross.key, cross.value)
             )
-            self._cross_output = packing.product(_linear(cross.output))
+            self._cross_output = packing.product(linear(cross.output))
         gate = feedforward.gate
         self._expand = (
             packing.product(feedforward.expand) if gate is None else packing.product(gate, feedforward.expand)
@@ -212,12 +212,12 @@ class _LeanBlock:
         return x if self._is_pre else self._cross_norm(x, room)
 
     def think(self, x: Tensor, room: Room) -> Tensor:
-        hidden = self._expand(self._feedforward_norm(x, room) if self._is_pre else x)
-        if self._is_gated:
-            gate, hidden = hidden.chunk(2, -1)
-            hidden = activate(gate, self._activation).mul_(hidden)
+        given = self._feedforward_norm(x, room) if self._is_pre else x
+        if not self._is_gated:
+            hidden = self._expand.activated(given, self._activation)
         else:
-            hidden = activate(hidden, self._activation)
+            gate, hidden = self._expand(given).chunk(2, -1)
+            hidden = activate(gate, self._activation).mul_(hidden)
         self._contract.onto(x, hidden)
         return x if self._is_pre else self._feedforward_norm(x, room)
 
@@ -236,31 +236,30 @@ def can_be_lean(model: GPT | Seq2Seq, packing: Packing) -> bool:
     one looks inside (a tap, a hook, the plain kernel).
     """
     side = model.decoder if isinstance(model, Seq2Seq) else model
-    looked_at = [*side.modules(), *model.unembedding.modules()]
+    is_concatenated = isinstance(side.embedding.position, ConcatenatedPositions)
+    return not model.training and not is_concatenated and are_plain([side, model.unembedding], packing)
+
+
+def are_plain(parts: Sequence[nn.Module], packing: Packing) -> bool:
+    """What `can_be_lean` asks of weights, attentions and taps."""
+    looked_at = [module for part in parts for module in part.modules()]
     attentions = [part for part in looked_at if isinstance(part, Attention)]
     feedforwards = [part for part in looked_at if isinstance(part, FeedForward)]
     linears = [one for part in attentions for one in (part.query, part.key, part.value, part.output)]
     linears += [one for part in feedforwards for one in (part.expand, part.contract, part.gate or part.expand)]
     return (
         packing.is_possible
-        and not model.training
-        and not isinstance(side.embedding.position, ConcatenatedPositions)
-        and not any(_is_in_use(part) for part in looked_at)
+        and not any(is_looked_at(part) for part in looked_at)
         and all(part.shape.layout is HeadLayout.SPLIT and part.kernel is Kernel.FUSED for part in attentions)
         and all(type(one) in (nn.Linear, Int8Linear) for one in linears)
     )
-
-
-def _is_in_use(part: nn.Module) -> bool:
-    if isinstance(part, Tap):
-        return part.is_in_use
-    return bool(part._forward_hooks or part._forward_pre_hooks)  # noqa: SLF001 - torch has no other way to ask
 
 
 def _half(angles: Tensor) -> Tensor:
     return angles[..., : angles.shape[-1] // 2]
 
 
-def _linear(part: nn.Module) -> nn.Linear | Int8Linear:
+def linear(part: nn.Module) -> nn.Linear | Int8Linear:
+    """Of a part that `are_plain` has found to be one."""
     assert isinstance(part, nn.Linear | Int8Linear)
     return part

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.choices import Activation
 from qkv.generation.gpu import GPUSteps
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
-from qkv.nn import Int8Linear, Unembedding
+from qkv.nn import Int8Linear, Unembedding, activate
 
 TINY = 2**15
 """Numbers in a matrix below which one row is multiplied fastest by the whole of it."""
@@ -25,6 +26,9 @@ FAR = 2**20
 BLOCK = 32
 """Columns of a block. Two threads read a matrix in such blocks as fast as memory gives, where one row times the whole
 of it keeps one thread alone at work; 16 and 64 columns are slower."""
+
+FUSED = {Activation.RELU: ("relu", ""), Activation.GELU: ("gelu", "none"), Activation.GELU_TANH: ("gelu", "tanh")}
+"""Activations that oneDNN has, by its names."""
 
 
 class Product:
@@ -53,6 +57,12 @@ class Product:
             return self._by_onednn(x)
         turned = self._turned if self._turned is not None else self._turn()
         return torch.mm(x, turned) if self._bias is None else torch.addmm(self._bias, x, turned)
+
+    def activated(self, x: Tensor, activation: Activation) -> Tensor:
+        """`activate` of the result; oneDNN does that while it writes it."""
+        if self._can_prepare and x.shape[0] > 1 and activation in FUSED:
+            return self._by_onednn(x, *FUSED[activation])
+        return activate(self(x), activation)
 
     def into(self, x: Tensor, out: Tensor) -> None:
         if self._can_prepare or self._has_blocks:
@@ -88,14 +98,14 @@ class Product:
         self._turned = weight.T.contiguous() if is_copied else weight.T
         return self._turned
 
-    def _by_onednn(self, x: Tensor) -> Tensor:
+    def _by_onednn(self, x: Tensor, then: str = "none", algorithm: str = "") -> Tensor:
         if self._prepared is None:
             self._prepared = torch.ops.mkldnn._reorder_linear_weight(self._whole())  # noqa: SLF001 - as torch.compile does
         multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
         rows = x.shape[0]
         if rows < 4 and self._n_numbers >= FAR:
-            return multiply(F.pad(x, (0, 0, 0, 4 - rows)), self._prepared, self._bias, "none", [], "")[:rows]
-        return multiply(x, self._prepared, self._bias, "none", [], "")
+            return multiply(F.pad(x, (0, 0, 0, 4 - rows)), self._prepared, self._bias, then, [], algorithm)[:rows]
+        return multiply(x, self._prepared, self._bias, then, [], algorithm)
 
     def _whole(self) -> Tensor:
         return self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
@@ -109,6 +119,9 @@ class Int8Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._linear.forward(x)
+
+    def activated(self, x: Tensor, activation: Activation) -> Tensor:
+        return activate(self._linear.forward(x), activation)
 
     def into(self, x: Tensor, out: Tensor) -> None:
         out.copy_(self._linear.forward(x))

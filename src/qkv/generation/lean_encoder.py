@@ -1,0 +1,75 @@
+"""The states of a BERT in as few calls as it takes, by weights laid out for the CPU.
+
+`BERT.forward` says what is computed, and this agrees with it to rounding. Queries, keys and values are one product, the
+activation is part of the product before it, and no tap or look-up is called between.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.choices import NormPosition
+from qkv.generation.lean import are_plain, linear
+from qkv.generation.packing import Packing
+from qkv.models import BERT
+from qkv.models.placing import check_length, place
+from qkv.nn import Block
+from qkv.tensors import Ids, IsToken, Residual
+
+
+class LeanEncoder:
+    """For a few batches in a row: a later change of a weight is not seen. Made by `lean_encoder`."""
+
+    def __init__(self, model: BERT, packing: Packing) -> None:
+        self._model = model
+        self._blocks = [_LeanBlock(block, packing) for block in model.blocks if isinstance(block, Block)]
+
+    def __call__(self, ids: Ids, *, segments: Ids | None = None, is_token: IsToken | None = None) -> Residual:
+        model = self._model
+        check_length(ids.shape[1], model.config.context_length)
+        x = model.embedding(ids, place(ids, is_token=is_token), segments)
+        mask = None if is_token is None else is_token[:, None, None].expand(-1, -1, ids.shape[1], -1)
+        for block in self._blocks:
+            x = block(x, mask)
+        return model.final_norm(x)
+
+
+class _LeanBlock:
+    def __init__(self, block: Block, packing: Packing) -> None:
+        attention, feedforward = block.attention, block.feedforward
+        self._is_pre = block.norm_position is NormPosition.PRE
+        self._attention_norm, self._feedforward_norm = block.attention_norm, block.feedforward_norm
+        self._own = packing.product(attention.query, attention.key, attention.value)
+        self._output = packing.product(linear(attention.output))
+        self._expand, self._contract = packing.product(feedforward.expand), packing.product(feedforward.contract)
+        self._activation, self._shape, self._scale = feedforward.activation, attention.shape, attention.scale
+
+    def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        given = self._attention_norm(x) if self._is_pre else x
+        x = self._output(self._heads(given, mask)).view_as(x).add_(x)
+        x = x if self._is_pre else self._attention_norm(x)
+        given = self._feedforward_norm(x) if self._is_pre else x
+        x = self._contract(self._expand.activated(given.flatten(0, 1), self._activation)).view_as(x).add_(x)
+        return x if self._is_pre else self._feedforward_norm(x)
+
+    def _heads(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(text · position, width)."""
+        shape = self._shape
+        widths = [shape.n_heads * shape.d_head, shape.n_kv_heads * shape.d_head, shape.n_kv_heads * shape.d_value]
+        numbers = (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)
+        parts = zip(self._own(x.flatten(0, 1)).split(widths, 1), numbers, strict=True)
+        queries, keys, values = (part.view(*x.shape[:2], n, -1).transpose(1, 2) for part, n in parts)
+        is_grouped = shape.n_heads != shape.n_kv_heads
+        mixed = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=is_grouped
+        )
+        return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def lean_encoder(model: BERT, packing: Packing) -> LeanEncoder | None:
+    """None where the model goes its own road, as `can_be_lean` has it; and where gradients are wanted, where a window
+    or a relation makes scores, and where a gate stands in the feed-forward.
+    """
+    config, parts = model.config, [model.embedding, model.blocks, model.final_norm, model.final]
+    is_usual = model.relation is None and config.window is None and not config.gated and not torch.is_grad_enabled()
+    return LeanEncoder(model, packing) if is_usual and not model.training and are_plain(parts, packing) else None

@@ -1,0 +1,72 @@
+"""A BERT's states by prepared weights are those of its own road, and where they cannot be, that road is taken."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as trying
+
+from qkv.choices import Activation
+from qkv.config import BERTConfig
+from qkv.generation.lean_encoder import lean_encoder
+from qkv.generation.packing import Packing
+from qkv.inspection import record
+from tests.agreement.families import VOCABULARY, berts, seeds, shaken
+
+LENGTHS = [7, 1, 5]
+USUAL = {"positions": "learned", "gated": False, "window": None, "head_layout": "split"}
+WIDE = BERTConfig(
+    vocabulary_size=VOCABULARY, context_length=29, d_model=132, n_heads=3, n_layers=2, d_ff=1013, n_segments=2
+)  # fmt: skip
+"""Matrices so large that oneDNN multiplies by them, and activates."""
+
+
+def given_texts(seed):
+    chance = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=chance)
+    return ids, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+
+
+def check(model, seed):
+    ids, is_token = given_texts(seed)
+    segments = torch.zeros_like(ids)
+    if model.embedding.segment is not None:
+        segments[:, 3:] = 1
+    lean = lean_encoder(model, Packing(model))
+    assert lean is not None
+    for own in ({}, {"is_token": is_token}, {"segments": segments if model.embedding.segment is not None else None}):
+        one, other = lean(ids, **own), model(ids, **own)
+        rows = is_token if "is_token" in own else torch.ones_like(is_token)
+        torch.testing.assert_close(one[rows], other[rows], rtol=1e-4, atol=2e-5)
+
+
+@trying(max_examples=25)
+@given(berts(**USUAL, d_value=4), seeds)
+@torch.no_grad()
+def test_states_agree_with_the_models_own_road_padded_or_not(config, seed):
+    check(shaken(config, seed).float().eval(), seed)
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+@torch.no_grad()
+def test_states_of_a_wide_model_agree_whose_activation_is_part_of_the_product(activation):
+    check(shaken(WIDE.replace(activation=activation), 3).float().eval(), 3)
+
+
+@pytest.mark.parametrize(
+    "change", [{"positions": "rotary"}, {"window": 3}, {"gated": True}, {"head_layout": "pooled", "d_value": 132}]
+)
+@torch.no_grad()
+def test_other_shapes_take_the_models_own_road(change):
+    model = shaken(WIDE.replace(**change), 3).float().eval()
+    assert lean_encoder(model, Packing(model)) is None
+
+
+def test_who_wants_gradients_trains_or_looks_inside_gets_the_models_own_road():
+    model = shaken(WIDE, 3).float().eval()
+    packing = Packing(model)
+    assert lean_encoder(model, packing) is None
+    with torch.no_grad():
+        assert lean_encoder(model, packing) is not None
+        with record(model, "blocks.1.residual_mid"):
+            assert lean_encoder(model, packing) is None
+        assert lean_encoder(model.train(), packing) is None
