@@ -1,5 +1,5 @@
 # Each target sets up what it needs in .venv; a second call finds it there.
-.PHONY: help demo test test-long bench lint format page page-tools notebooks docs
+.PHONY: help demo test test-long bench bench-gpu lint format page page-tools notebooks docs
 .DELETE_ON_ERROR:
 
 # The first Python that is new enough; `make PYTHON=/path/to/python test` chooses another.
@@ -15,6 +15,7 @@ help:
 	@echo "make test       all tests but the long ones"
 	@echo "make test-long  the long ones"
 	@echo "make bench      speed and quality beside the peers; PEERS=FOLDER names clones of those that pip has not"
+	@echo "make bench-gpu  the same on an NVIDIA GPU (PEERS as above)"
 	@echo "make lint       style, types, imports"
 	@echo "make notebooks  run the notebooks again, each in a kernel of its own, and keep what they show"
 	@echo "make docs       build the documentation into site/, every link checked"
@@ -60,6 +61,12 @@ notebooks: .venv/.ready-dev
 docs: .venv/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html, or: $(BIN)/mkdocs serve"
+
+# Compiled graphs are kept between runs. It goes on past what fails, and says so at the end.
+bench-gpu: .venv/.ready-dev
+	failed=; for name in train-gpu encode-gpu decode-gpu cost memory recurrence growth; do \
+		$(BIN)/python -m benchmarks $$name --device cuda $(if $(PEERS),--peers $(PEERS)) || failed="$$failed $$name"; \
+	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 lint: .venv/.ready-dev
 	$(BIN)/ruff check

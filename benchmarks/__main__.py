@@ -15,6 +15,7 @@ BENCHMARKS = {
     "shakespeare-cpu": ("shakespeare:shakespeare_cpu", 1, "validation loss after as many CPU seconds as nanoGPT took"),
     "cost": ("cost:cost", 1, "predicted and measured times of models that the calibration did not see"),
     "embed": ("embedding:embed", 2, "sentence vectors of all-MiniLM-L6-v2, beside sentence-transformers"),
+    "encode-gpu": ("gpu_encoding:encode_gpu", 3, "BERT-base on a GPU, equal and mixed lengths, beside transformers"),
     "memory": ("memory:memory", 1, "the most memory a training step holds, predicted and measured"),
     "beam": ("beam:beam_alone", 7, "one sentence translated with beam 5, beside transformers with the same weights"),
     "beam-batch": ("beam:beam_batch", 3, "sixteen at once"),
