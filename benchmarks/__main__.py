@@ -20,6 +20,7 @@ BENCHMARKS = {
     "beam": ("beam:beam_alone", 7, "one sentence translated with beam 5, beside transformers with the same weights"),
     "beam-batch": ("beam:beam_batch", 3, "sixteen at once"),
     "recurrence": ("recurrence:recurrence", 1, "RNN and Transformer by length: training, inference, sequential steps"),
+    "growth": ("growth:growth", 1, "time and memory by length, batch and layers, beside what `cost` says"),
     "decode": ("decode:decode", 5, "one more token of GPT-2 124M, beside transformers, CTranslate2 and llama.cpp"),
     "decode-small": ("decode:decode_small", 9, "the same of 12 layers of width 64, where calls are all that costs"),
     "decode-batch": ("decode:decode_batch", 3, "GPT-2 124M with 1, 2, 4, 8 and 16 texts at once"),
@@ -79,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         default=RESULTS,
         help="a file for the table, or a folder for it and all figures (benchmarks/RESULTS.md)",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what `cost` and `recurrence` measure")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what `cost`, `growth` and `recurrence` measure"
+    )
     return parser
 
 

@@ -1,7 +1,9 @@
 """The most memory a training step holds, predicted from the config and measured: on a GPU, or small on this CPU."""
 
 import gc
+import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,14 +198,16 @@ def measured(case: Case, device: str) -> int:
             step()
             torch.cuda.synchronize()
             return torch.cuda.max_memory_allocated()
-        return step.standing() + _most_on_cpu(step)
+        return step.standing() + most_on_cpu(step)
 
 
-def _most_on_cpu(step: Step) -> int:
+def most_on_cpu(work: Callable[[], object]) -> int:
+    """Bytes that were taken and not given back at the worst moment of the work."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells standard error when it begins and ends
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's own
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            step()
+            work()
     assert profile.profiler is not None
     assert profile.profiler.kineto_results is not None
     held = most = 0

@@ -185,10 +185,10 @@ def drawn(points: Sequence[Point], title: str) -> bytes:
     _finish(axes[3], "Layers' steps that wait for one another", "steps")
     figure.suptitle(title)
     axes[3].set_ylim(top=20 * axes[3].get_ylim()[1])  # room for its legend
-    return _png(figure)
+    return png(figure)
 
 
-def _png(figure: "Figure") -> bytes:
+def png(figure: "Figure") -> bytes:
     """With a palette: a third of the bytes."""
     from PIL import Image
 
