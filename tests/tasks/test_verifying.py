@@ -16,7 +16,7 @@ from qkv.nn import KVCache
 from qkv.tasks import Translator, load_weights
 from qkv.tasks.verifying import CHECKS, verify
 from qkv.tasks.verifying.case import Case, NotCheckedError
-from qkv.training import trainer
+from qkv.training import state
 from qkv.weights import ct2, gguf_file, models, save
 from qkv.weights.models import Loaded
 from qkv.weights.save import save_hf, save_own
@@ -215,7 +215,7 @@ def test_a_run_is_gone_on_with_and_left_as_it_was(run, monkeypatch):
     *_, result = verify(run, texts=SHORT)
     assert (result.check, result.verdict, result.difference) == ("resumed", Verdict.PASSED, 0.0)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    monkeypatch.setattr(trainer, "restore_optimizers", lambda *_given: None)
+    monkeypatch.setattr(state, "restore_optimizers", lambda *_given: None)
     assert red(run, quick=False) == {"resumed"}
 
 
