@@ -60,8 +60,8 @@ def test_classify_keeps_lines_and_order(command, folder, task, monkeypatch):
     lines = [*LINES, "the cat\tsat", "\tx"]
     answer = command("classify", folder, stdin="\n".join(lines).encode())
     texts = [tuple(line.split("\t")) if "\t" in line else line for line in lines]
-    lines_out = [f"{a.labels[0]}\t{a.probabilities[a.labels[0]]:.4f}" for a in task.classify(texts)]
-    assert answer.out.splitlines() == [line if text else "" for text, line in zip(texts, lines_out, strict=True)]
+    said = [f"{a.labels[0]}\t{a.probabilities[a.labels[0]]:.4f}" for a in task.classify(texts)]
+    assert answer.out.splitlines() == [f"{one}\t{line}" if line else "" for one, line in zip(said, lines, strict=True)]
     said = [json.loads(line) for line in command("classify", folder, *lines, "--json").out.splitlines()]
     assert [tuple(one["text"]) if isinstance(one["text"], list) else one["text"] for one in said] == texts
     assert all(tuple(one["probabilities"]) == NAMES for one in said if one["text"])
@@ -70,21 +70,20 @@ def test_classify_keeps_lines_and_order(command, folder, task, monkeypatch):
 
 def test_classify_several_labels_and_a_number(command, tmp_path):
     several = saved_bert(tmp_path / "several", problem="several-labels")
-    for line, answer in zip(
-        command("classify", several, *filter(None, LINES)).out.splitlines(),
-        load_as(TextEncoder, several).classify([*filter(None, LINES)]),
-        strict=True,
-    ):
-        assert line == "\t".join(f"{label}\t{answer.probabilities[label]:.4f}" for label in answer.labels)
+    texts = [*filter(None, LINES)]
+    lines = command("classify", several, *texts).out.splitlines()
+    for line, text, answer in zip(lines, texts, load_as(TextEncoder, several).classify(texts), strict=True):
+        probabilities = ",".join(f"{answer.probabilities[label]:.4f}" for label in answer.labels)
+        assert line.split("\t") == [",".join(answer.labels), probabilities, text]
     number = saved_bert(tmp_path / "number", class_names=None, n_classes=1)
     (expected,) = load_as(TextEncoder, number).classify(["the dog"])
-    assert command("classify", number, "the dog").out == f"{expected.number:.4f}\n"
+    assert command("classify", number, "the dog").out == f"{expected.number:.4f}\tthe dog\n"
     assert json.loads(command("classify", number, "the dog", "--json").out)["number"] == pytest.approx(expected.number)
 
 
 def test_what_follows_is_asked_of_pairs(command, folder, task):
     expected = task.next_sentence([("the cat", "sat")])[0]
-    assert command("classify", folder, "the cat\tsat", "--next-sentence").out == f"{expected:.4f}\n"
+    assert command("classify", folder, "the cat\tsat", "--next-sentence").out == f"{expected:.4f}\tthe cat\tsat\n"
     said = json.loads(command("classify", folder, "the cat\tsat", "--next-sentence", "--json").out)
     assert said == {"text": ["the cat", "sat"], "follows": pytest.approx(expected)}
 
@@ -226,7 +225,18 @@ def test_evaluate_judges_a_classifier_by_labelled_texts(command, folder, task, t
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     said = json.loads(command("evaluate", folder, "--labelled", tmp_path / "rows.tsv", "--json").out)
     assert (said["rows"], said["accuracy"]) == (6, 1.0)
+    measures, classes = command("evaluate", folder, "--labelled", tmp_path / "rows.tsv").out.split("\n\n")
+    assert measures.splitlines()[0].split() == ["rows", "6"]
+    assert [line.split()[0] for line in classes.splitlines()] == ["class", *NAMES]
     refused = command("evaluate", folder, "--labelled", tmp_path / "rows.tsv", "--limit", 3)
     assert (refused.status, refused.err) == (
         2, "qkv: error: --limit is for documents and pairs: all labelled texts count\n",
     )  # fmt: skip
+
+
+def test_of_two_classes_it_is_said_whose_f1_is_printed(command, tmp_path):
+    two = saved_bert(tmp_path / "two", class_names=("bad", "good"))
+    (tmp_path / "rows.tsv").write_text("text\tlabel\nthe cat\tgood\nx\tbad\n")
+    shown = command("evaluate", two, "--labelled", tmp_path / "rows.tsv").out
+    assert "\nf1 of good " in shown
+    assert "\nf1_macro " in shown

@@ -25,6 +25,8 @@ def test_right_answers_are_counted(tmp_path):
     path = table(tmp_path / "rows.tsv", zip(TEXTS, [wrong, *labels[1:]], strict=True))
     found = judged(task, path, columns=Columns())
     assert (found["rows"], found["accuracy"]) == (5, pytest.approx(0.8))
+    assert [one["class"] for one in found["classes"]] == list(NAMES)
+    assert sum(one["rows"] for one in found["classes"]) == 5
 
 
 def test_pairs_are_read_as_pairs_and_numbers_as_numbers(tmp_path):

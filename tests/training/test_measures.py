@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from qkv.choices import ProblemKind
-from qkv.training.measures import accuracy, confusion, f1, matthews, measure, pearson, spearman
+from qkv.training.measures import accuracy, by_class, confusion, f1, matthews, measure, pearson, spearman
 
 TRUTH = np.array([0, 0, 0, 1, 1, 2, 2, 2])
 ANSWERS = np.array([0, 0, 1, 1, 1, 2, 0, 2])
@@ -22,6 +22,14 @@ def test_the_figures_of_classes_are_those_worked_out_by_hand():
     assert accuracy(TABLE) == 6 / 8
     assert f1(TABLE) == pytest.approx([2 / 3, 4 / 5, 4 / 5])
     assert matthews(confusion(np.array([1, 1, 0, 1]), np.array([1, 0, 0, 1]), n_classes=2)) == pytest.approx(3**-0.5)
+
+
+def test_of_each_class_precision_and_recall_are_told():
+    table = np.array([[3, 2, 0], [1, 7, 0], [0, 0, 0]])
+    first, second, absent = by_class(table, ("a", "b", "c"))
+    assert first == {"class": "a", "rows": 5, "precision": 3 / 4, "recall": 3 / 5, "f1": pytest.approx(2 / 3)}
+    assert (second["precision"], second["recall"]) == (7 / 9, 7 / 8)
+    assert absent == {"class": "c", "rows": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
 
 
 def test_for_two_classes_f1_is_that_of_the_second():

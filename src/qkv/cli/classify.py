@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import FloatKind
+from qkv.cli.model import Model
 from qkv.cli.places import Device, Dtype, Place
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def classify(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     next_sentence: Annotated[
@@ -26,11 +27,11 @@ def classify(
     dtype: Dtype = FloatKind.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with every probability.")] = False,
 ) -> None:
-    """Print of each text its class, a tab and the probability; or what else the model was trained for.
+    """Print of each text its class, the probability and the text, with tabs between.
 
-    Where a text may have several labels: those of at least 0.5, each with its probability, maybe none. Where the
-    answer is a number: the number. A pair is two columns with a tab between. Of a blank line nothing is said: a
-    blank line, in JSON the text alone.
+    Where a text may have several labels: those of at least 0.5 and their probabilities, with commas between, maybe
+    none. Where the answer is a number: the number and the text. A pair is two columns with a tab between. Of a blank
+    line nothing is said: a blank line, in JSON the text alone.
 
     \b
     Examples:
@@ -49,7 +50,7 @@ def classify(
             text = one.row[0] if len(one.row) == 1 else one.row
             print(json.dumps({"text": text, **_as_dict(answer)}, ensure_ascii=False))
         else:
-            print(_line(answer))
+            print("" if answer is None else "\t".join((*_columns(answer), *one.row)))
 
 
 def _as_dict(answer: "Answer | float | None") -> dict[str, object]:
@@ -62,11 +63,10 @@ def _as_dict(answer: "Answer | float | None") -> dict[str, object]:
     return {"labels": answer.labels, "probabilities": answer.probabilities}
 
 
-def _line(answer: "Answer | float | None") -> str:
-    if answer is None:
-        return ""
+def _columns(answer: "Answer | float") -> list[str]:
     number = answer if isinstance(answer, float | int) else answer.number
     if number is not None:
-        return f"{number:.4f}"
+        return [f"{number:.4f}"]
     assert not isinstance(answer, float | int)
-    return "\t".join(f"{label}\t{answer.probabilities[label]:.4f}" for label in answer.labels)
+    probabilities = ",".join(f"{answer.probabilities[label]:.4f}" for label in answer.labels)
+    return [",".join(answer.labels), probabilities]

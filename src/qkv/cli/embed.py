@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import FloatKind, Pooling
+from qkv.cli.model import Model
 from qkv.cli.places import Device, Dtype, Place
 from qkv.errors import DiskError, InputError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def embed(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     out: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Save them here; else they are printed.")] = None,

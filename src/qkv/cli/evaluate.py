@@ -4,19 +4,23 @@ import json
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.columns import table
+from qkv.cli.model import Model
 from qkv.cli.places import Device, Place
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
     from qkv.tasks import LanguageModel, TextEncoder
 
+PER_CLASS = ("precision", "recall", "f1")
+
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     *,
     text: Annotated[
         list[Path] | None, typer.Option(help="Text files; documents are parted by a line <|endoftext|>.")
@@ -32,7 +36,9 @@ def evaluate(
     beam: Annotated[
         int | None, typer.Option(min=1, help="With --pairs: running guesses of the search; 1: greedy; else 5.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many documents or pairs alone.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N documents of --text (a GPT's) or of --pairs.")
+    ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="MODEL (not --against) computes in 8-bit numbers, on the CPU.")
     ] = False,
@@ -43,7 +49,7 @@ def evaluate(
 
     A GPT: loss, perplexity and bits a byte, each document from a fresh context. A BERT: its two games, hidden words
     and next sentences, with the same pairs and hidden words each time. A translator: BLEU and chrF. A fine-tuned
-    BERT, by --labelled: accuracy, F1, Matthews; or what else fits what it was trained for.
+    BERT, by --labelled: accuracy, F1, Matthews, and each class by itself; or what else fits what it was trained for.
 
     Bits a byte: −log2 p of every token and of the end of each document, over the document's bytes (UTF-8, without
     white space at its ends). A document longer than the context is read in overlapping windows: from the second on
@@ -95,7 +101,7 @@ def _evaluated(model: str, text: list[Path], *, limit: int | None, place: Place)
             raise InputError(f"{model}: translates; judge it by --pairs")
 
 
-def _classified(model: str, labelled: Path, *, truncate: bool, place: Place) -> dict[str, float | int]:
+def _classified(model: str, labelled: Path, *, truncate: bool, place: Place) -> dict[str, Any]:
     from qkv.data.labelled import Columns
     from qkv.tasks import TextEncoder
     from qkv.tasks.judging import judged
@@ -103,13 +109,23 @@ def _classified(model: str, labelled: Path, *, truncate: bool, place: Place) -> 
     return judged(place.load_as(TextEncoder, model), labelled, columns=Columns(), truncate=truncate)
 
 
-def _show(result: Mapping[str, float | int | None], *, as_json: bool) -> None:
+def _show(result: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result))
-    else:
-        width = max(map(len, result)) + 2
-        for name, value in result.items():
-            print(f"{name:{width}}{value:,.4f}" if isinstance(value, float) else f"{name:{width}}{value:,}")
+        return
+    classes = result.get("classes", [])
+    # Of two classes, F1 is one class's: it is said whose.
+    shown = {
+        f"f1 of {classes[1]['class']}" if name == "f1" else name: value
+        for name, value in result.items()
+        if name != "classes"
+    }
+    width = max(map(len, shown)) + 2
+    for name, value in shown.items():
+        print(f"{name:{width}}{value:,.4f}" if isinstance(value, float) else f"{name:{width}}{value:,}")
+    if classes:
+        rows = [[one["class"], f"{one['rows']:,}", *(f"{one[name]:.4f}" for name in PER_CLASS)] for one in classes]
+        print("\n".join(["", *table(("class", "rows", *PER_CLASS), rows)]))
 
 
 def _guessed(task: "LanguageModel", text: list[Path], *, limit: int | None) -> dict[str, float | int | None]:

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from qkv.choices import FloatKind, Role
+from qkv.cli.model import Model
 from qkv.cli.places import Device, Dtype, Place
 
 
 def fill(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="So many guesses for each mask.")] = 5,
@@ -25,7 +26,7 @@ def fill(
     """Fill the masks of each text: the filled text, then for each mask its likeliest words with probabilities.
 
     A mask is spelt as in the model's tokenizer: [MASK] in BERT's, <mask> in RoBERTa's. Several masks are guessed
-    each for itself. A line without one is printed as it is.
+    each for itself. Parts of words (##s) are offered only close behind a word. A line without a mask stays as it is.
 
     \b
     Examples:

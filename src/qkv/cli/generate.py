@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import FloatKind
+from qkv.cli.model import Model
 from qkv.cli.places import Device, Dtype, Int8, Place
 from qkv.cli.profile import Profiled, Trace, check_trace
 from qkv.errors import InputError
@@ -24,7 +25,7 @@ DEFAULT_TEMPERATURE = 0.8
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     prompts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     max_new: Annotated[int, typer.Option("--max-new", "-n", min=1, help="Most new tokens.")] = 200,

@@ -102,7 +102,11 @@ def train(
     with together(chosen_device(device), sharding) as (ranks, where):
         if resume is not None:
             known = ("resume", "device", "tensorboard", "sharding", "profile", "trace")
-            refuse_others(context, known, "means nothing with --resume: a run goes on as it was")
+            reason = (
+                "means nothing with --resume: a run goes on as it was; for more steps raise training.steps in "
+                f"{resume}/recipe.toml, or begin another run with its weights: --from {resume}"
+            )
+            refuse_others(context, known, reason)
             resume_run(resume, where, ranks=ranks, asked=asked)
             return
         if go_on and out is None:

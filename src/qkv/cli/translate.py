@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import FloatKind
+from qkv.cli.model import Model
 from qkv.cli.places import Device, Dtype, Int8
 from qkv.errors import InputError
 
@@ -52,7 +53,7 @@ class Shown:
 
 
 def translate(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run folder, a Hugging Face folder, or a file.")],
+    model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     beam: Annotated[int, typer.Option(min=1, metavar="N", help="Running guesses of the search; 1: greedy.")] = 5,

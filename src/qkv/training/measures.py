@@ -1,5 +1,6 @@
 """How good a set of answers is: accuracy, F1, Matthews, Pearson, Spearman, the confusion matrix."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -49,6 +50,18 @@ def f1(table: Confusion) -> Float[np.ndarray, "class"]:
     """Of each class: 2·right / (called so + are so); 0 for a class that neither occurs nor is called."""
     right, sums = np.diag(table), table.sum(axis=0) + table.sum(axis=1)
     return 2.0 * right / np.maximum(sums, 1)
+
+
+def by_class(table: Confusion, names: Sequence[str]) -> list[dict[str, str | float | int]]:
+    """Precision: of the answers with that class, the right ones; recall: of its rows, those that were found."""
+    right, answered, true = np.diag(table), table.sum(axis=0), table.sum(axis=1)
+    return [
+        {
+            "class": name, "rows": int(true[i]), "precision": float(right[i] / max(answered[i], 1)),
+            "recall": float(right[i] / max(true[i], 1)), "f1": float(f1(table)[i]),
+        }
+        for i, name in enumerate(names)
+    ]  # fmt: skip
 
 
 def matthews(table: Confusion) -> float:
