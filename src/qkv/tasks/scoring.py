@@ -12,8 +12,9 @@ from qkv.models import GPT
 from qkv.tasks.batches import of_like_length
 from qkv.training.losses import NO_TARGET
 
-TOKENS_AT_ONCE = 4096
-"""Of a batch, padding counted; on a CPU larger ones are no faster."""
+TOKENS_AT_ONCE = {"cpu": 4096}
+"""Of a batch on that device, padding counted; on a CPU larger ones are no faster."""
+TOKENS_AT_ONCE_ELSEWHERE = 1 << 16
 LOGITS_AT_ONCE = 1024
 """Positions whose logits are held at once: all of a batch's would be gigabytes for a large vocabulary."""
 BATCHES_AHEAD = 32
@@ -44,8 +45,14 @@ def windows(document: int, ids: list[int], context_length: int) -> Iterator[Wind
         start = scored - 1 - context_length // 2
 
 
-def loss_sums(model: GPT, documents: Iterable[list[int]], *, tokens_at_once: int = TOKENS_AT_ONCE) -> Iterator[float]:
-    """−Σ log p of all ids of each document but its first, in the documents' order; nats."""
+def loss_sums(model: GPT, documents: Iterable[list[int]], *, tokens_at_once: int | None = None) -> Iterator[float]:
+    """−Σ log p of all ids of each document but its first, in the documents' order; nats.
+
+    `tokens_at_once`: of a batch; unless said, as many as suit the device.
+    """
+    if tokens_at_once is None:
+        device = model.embedding.token.weight.device
+        tokens_at_once = TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE_ELSEWHERE)
     if not model.config.causal:
         raise InputError("a model with causal=False sees the tokens it is asked for: there is nothing to score")
     ahead: list[list[int]] = []
