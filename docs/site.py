@@ -33,7 +33,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=content))
 
     for card in sorted(ZOO.glob("*/card.md")):
-        add(f"cards/{card.parent.name}/index.md", card.read_text(encoding="utf-8"))
+        _, _, told = card.read_text(encoding="utf-8").split("---\n", 2)  # what stands before is for `qkv models`
+        add(f"cards/{card.parent.name}/index.md", told)
         add(f"cards/{card.parent.name}/curve.png", (card.parent / "curve.png").read_bytes())
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         page, pictures = page_of(path)
