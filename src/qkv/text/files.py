@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.choices import Role
 from qkv.errors import DiskError, InputError
-from qkv.text.border import border
+from qkv.text.border import border, hushed, parsed
 from qkv.text.sentencepiece import sentencepiece_backend
 from qkv.text.tokenizer import Tokenizer
 
@@ -44,7 +44,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Roles come from tokenizer_config.json beside it, else from the usual spellings.
     """
     path = Path(path)
-    file = _find(path) if path.is_dir() else path
+    with hushed():
+        return _load(_find(path) if path.is_dir() else path)
+
+
+def _load(file: Path) -> Tokenizer:
     settings = _read_json(file.parent / CONFIG_FILE) if (file.parent / CONFIG_FILE).is_file() else {}
     if file.name.endswith("vocab.txt"):
         backend = _load_bert(file, settings)
@@ -104,6 +108,7 @@ def _load_json(file: Path) -> tokenizers.Tokenizer:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_ID:
             raise InputError(f"{file}: the vocabulary has the id {number!r}; ids go from 0 to {MAX_ID - 1}")
     _check_template(file, state.get("post_processor"))
+    _check_merges(file, model)
     with border(str(file)):
         return tokenizers.Tokenizer.from_str(json.dumps(state))
 
@@ -121,6 +126,18 @@ def _check_template(file: Path, processor: Any) -> None:  # noqa: ANN401 - whate
         for token in (each.get("id") for each in named if isinstance(each, dict)):
             if not isinstance(token, str) or not isinstance(known, dict) or token not in known:
                 raise InputError(f"{file}: post_processor.special_tokens has no {token!r}, which its template names")
+
+
+def _check_merges(file: Path, model: dict[str, Any]) -> None:
+    """`tokenizers` cuts the prefix off every second half without a look, and ends the process where that fails."""
+    prefix = model.get("continuing_subword_prefix")
+    if not prefix or not isinstance(prefix, str):
+        return
+    for merge in _listed(model.get("merges")):
+        parts = merge.split(" ") if isinstance(merge, str) else _listed(merge)
+        if len(parts) != 2 or not str(parts[1]).startswith(prefix):
+            line = f"model.merges has {merge!r}, whose second half does not begin with continuing_subword_prefix"
+            raise InputError(f"{file}: {line} {prefix!r}")
 
 
 def _listed(value: Any) -> list[Any]:  # noqa: ANN401
@@ -210,7 +227,7 @@ def _roles(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> dict[Role
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        state = json.loads(_read_text(file))
+        state = parsed(_read_text(file))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(state, dict):

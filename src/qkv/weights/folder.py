@@ -21,6 +21,7 @@ from torch import Tensor
 
 from qkv.data.disk import sync_folder, writing
 from qkv.errors import WeightsError
+from qkv.text.border import parsed
 
 MANIFEST = "manifest.json"
 TORCHS = MappingProxyType({"format": "pt"})
@@ -108,7 +109,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds, checked by the callers
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from qkv.config import GPTConfig
 from qkv.errors import InputError, MissingExtraError, QKVError, WeightsError
-from qkv.models import build
 from qkv.weights.gguf_names import ARCHITECTURES, architecture_of
 from qkv.weights.gguf_tokenizer import read_tokenizer, write_tokenizer
 from qkv.weights.models import Loaded
 from qkv.weights.rotary_order import halves_to_pairs, pairs_to_halves
 from qkv.weights.save import Numbers
+from qkv.weights.sizing import build_to_fill
 from qkv.weights.tensors import fill, published
 
 MAGIC = b"GGUF"
@@ -76,7 +76,7 @@ def _loaded(gguf: ModuleType, settings: Mapping[str, Any], tensors: Mapping[str,
     values = {each.name: _values(gguf, each) for each in tensors.values()}
     if ARCHITECTURES[name].in_pairs:
         values = _reordered(values, config, pairs_to_halves)
-    model = build(config)
+    model = build_to_fill(config, values)
     fill(model, values, ARCHITECTURES[name].names(config))
     spoken = {key.removeprefix(TOKENIZER): value for key, value in settings.items() if key.startswith(TOKENIZER)}
     return Loaded(model.eval(), read_tokenizer(spoken) if "model" in spoken else None)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.config import BERTConfig, ModelConfig, RNNConfig, SentenceEmbedding, Seq2SeqConfig, config_from_dict
 from qkv.errors import ConfigError, InputError, QKVError, WeightsError
-from qkv.models import Model, RNNSeq2Seq, Seq2Seq, build
+from qkv.models import Model, RNNSeq2Seq, Seq2Seq
 from qkv.text import Tokenizer, load_tokenizer
 from qkv.text.files import FOLDER_FILES, SOURCE_SPM
 from qkv.weights.decoding import Decoding, read_decoding
@@ -18,6 +18,7 @@ from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, from_int8
 from qkv.weights.names import NameTable, Rename
 from qkv.weights.published import load_published
 from qkv.weights.sentence_transformers import MODULES, model_folder, read_sentence_embedding
+from qkv.weights.sizing import build_to_fill
 from qkv.weights.tensors import fill
 
 SINGLE = "model.safetensors"
@@ -48,12 +49,12 @@ def load_model(folder: Path) -> Loaded:
     tensors = read_weights(folder)
     try:
         if "family" in settings:
-            model = build(config_from_dict(settings))
+            model = build_to_fill(config_from_dict(settings), tensors)
             fill(model, tensors, own_names(model))
         else:
             config, more = read_published(settings, tensors)
             remarks += more
-            model = build(config if embedding is None else _with(embedding, config))
+            model = build_to_fill(config if embedding is None else _with(embedding, config), tensors)
             load_published(model, tensors)
     except QKVError as error:
         raise type(error)(f"{folder}: {error}") from None

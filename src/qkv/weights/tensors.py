@@ -82,6 +82,8 @@ class _Place:
         ]
         if misshapen or whole:
             return misshapen + whole
+        if bad := [("not finite", name) for name, tensor in given.items() if not _is_finite(tensor)]:
+            return bad
         first = next(iter(given.values()))
         if not all(torch.equal(first, tensor) for tensor in given.values()):
             return [("tied in the model but different", " and ".join(given))]
@@ -94,6 +96,11 @@ class _Place:
 
     def published(self) -> Tensor:
         return _turned(torch.cat([parameter.detach() for parameter in self.parameters]), self.turn).contiguous()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Smallest and largest tell of NaN and infinity, and no second tensor is made."""
+    return all(bool(one.isfinite()) for one in tensor.aminmax())
 
 
 def _places(model: nn.Module, table: NameTable) -> list[_Place]:
