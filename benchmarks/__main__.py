@@ -29,6 +29,11 @@ BENCHMARKS = {
         3,
         "GPT-2 124M in int8, 1 and 16 texts, beside float32 and CTranslate2's int8",
     ),
+    "decode-gpu": (
+        "decode_gpu:decode_gpu",
+        3,
+        "the same on a GPU, beside gpt-fast and transformers with a static cache",
+    ),
     "explorer": ("explorer:explorer", 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
 }
 """Name: what measures (module:function, imported when it is asked for: each needs libraries of its own), rounds unless

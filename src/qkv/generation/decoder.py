@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from qkv.generation.gpu_step import GPUStep
 from qkv.generation.lean import LeanStep
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
@@ -40,11 +41,13 @@ class Decoder(Protocol):
 class GPTDecoder:
     """A GPT with its cache; every row is a text of its own length."""
 
-    def __init__(self, model: GPT, *, batch: int, capacity: int, lean: LeanStep | None = None) -> None:
-        """`lean`: another road for the same steps."""
+    def __init__(
+        self, model: GPT, *, batch: int, capacity: int, lean: LeanStep | None = None, gpu: GPUStep | None = None
+    ) -> None:
+        """`lean`, `gpu`: other roads for the same steps; the latter has a cache of its own."""
         self._model = model
-        self._lean = lean
-        self.cache = model.new_cache(batch=batch, capacity=capacity, chunk=CHUNK)
+        self._lean, self._gpu = lean, gpu
+        self.cache = model.new_cache(batch=batch, capacity=capacity, chunk=CHUNK) if gpu is None else gpu.cache
         self._n_shortest = 0
 
     @property
@@ -63,9 +66,14 @@ class GPTDecoder:
     def step(self, ids: Rows) -> NextLogits:
         if self._lean is not None:
             return self._lean(ids, self.cache)
+        if self._gpu is not None:
+            positions = self.cache.reserve(batch=len(ids), n_new=1)
+            return self._gpu.logits_after(ids, positions[:, 0].expand(len(ids)))
         return self._model(ids[:, None], cache=self.cache)[:, 0]
 
     def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:
+        if len(rows) != self.cache.batch:
+            self._gpu = None  # its tensors are for all rows
         self.cache.select(rows, n_equal=0 if texts is not None else self._n_shortest + n_equal)
 
 

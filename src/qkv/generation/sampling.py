@@ -44,8 +44,11 @@ def keep_top_p(logits: NextLogits, p: float) -> NextLogits:
     probabilities = logits.softmax(-1)
     # What is rarer than (1 − p)/V is not among them, for all of it together is less than 1 − p; half of that is
     # safe from rounding. So few need to be put in order, where sorting thousands would cost more than a model's step.
-    is_worth_sorting = probabilities > (1 - p) / logits.shape[-1] / 2
-    ordered, order = probabilities.topk(int(is_worth_sorting.sum(-1).max()))
+    # A GPU would have to wait for their number.
+    n = logits.shape[-1]
+    if not logits.is_cuda:
+        n = int((probabilities > (1 - p) / n / 2).sum(-1).max())
+    ordered, order = probabilities.topk(n)
     return _keep_until(p, logits, ordered, order)
 
 

@@ -15,7 +15,7 @@ from qkv.nn.packed import Packed
 from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoid
 from qkv.nn.recurrent import AttentiveDecoder, RecurrentEncoder, State, StateAttention
 from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary, Slowing, alibi_slopes
-from qkv.nn.tap import Tap
+from qkv.nn.tap import Tap, is_looked_at
 
 __all__ = [
     "CAUSAL",
@@ -59,6 +59,7 @@ __all__ = [
     "check_ids",
     "check_int8",
     "initialise",
+    "is_looked_at",
     "norm",
     "sinusoid",
     "using",

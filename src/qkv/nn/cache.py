@@ -144,6 +144,14 @@ class KVCache:
         kept = [tensor for source in self.sources if source.kept for tensor in source.kept]
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.keys, self.values, *kept))
 
+    def empty(self) -> None:
+        """Ready for other texts; the memory stays where it is."""
+        self.lengths = torch.zeros_like(self.lengths)
+        self.n_filled, self.is_ragged = 0, False
+        self.positions = self.place = self._source = None
+        for source in self.sources:
+            source.kept = None
+
     def reserve(self, *, batch: int, n_new: int, is_token: IsToken | None = None) -> Positions:
         """Make room for a pass over n_new tokens and say at which positions they stand."""
         if batch != self.batch:

@@ -51,3 +51,10 @@ class Tap(nn.Module):
         for watcher in (*self._watchers, *self._guests):
             watcher(passing)
         return passing
+
+
+def is_looked_at(part: nn.Module) -> bool:
+    """Whether someone watches or changes what passes here: a tap in use, a hook."""
+    if isinstance(part, Tap):
+        return part.is_in_use
+    return bool(part._forward_hooks or part._forward_pre_hooks)  # noqa: SLF001 - torch has no other way to ask

@@ -71,7 +71,7 @@ class LanguageModel:
             own = sampling.replace(seed=sampling.seed + start)
             some = prompts[start : start + ROWS_AT_ONCE]
             shown, texts = [""] * len(some), dict[int, Text]()
-            for piece in self.pieces(some, max_new=max_new, stop=stop, sampling=own):
+            for piece in self.pieces(some, max_new=max_new, stop=stop, sampling=own, with_logits=False):
                 shown[piece.row] += piece.text
                 texts[piece.row] = piece.step.text
             done += [_continuation(texts[row], shown[row]) for row in range(len(some))]
@@ -81,20 +81,25 @@ class LanguageModel:
         self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = PLAIN
     ) -> Iterator[str]:
         """The same text, piece by piece as it comes; no character is split."""
-        for piece in self.pieces([prompt], max_new=max_new, stop=stop, sampling=sampling):
+        for piece in self.pieces([prompt], max_new=max_new, stop=stop, sampling=sampling, with_logits=False):
             if piece.text:
                 yield piece.text
 
     def pieces(
-        self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = PLAIN
-    ) -> Iterator[Piece]:
-        """Every new token of every prompt as it comes, the prompts side by side in one batch."""
+        self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (),
+        sampling: SamplingConfig = PLAIN, with_logits: bool = True,
+    ) -> Iterator[Piece]:  # fmt: skip
+        """Every new token of every prompt as it comes, the prompts side by side in one batch.
+
+        `with_logits`: without them a GPU writes several tokens before the first is read.
+        """
         ids = [self.encode(prompt) for prompt in prompts]
         decoders = [StreamingDecoder(self.tokenizer, before=own) for own in ids]
         stops = [StopStrings(stop) for _ in prompts]
         for step in steps(
-            self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids, packing=self._packing
-        ):
+            self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids, packing=self._packing,
+            with_logits=with_logits,
+        ):  # fmt: skip
             decoder, stopping = decoders[step.row], stops[step.row]
             shown = stopping.feed(self._said(decoder, step.id))
             if step.text.ended is not None and not stopping.is_stopped:

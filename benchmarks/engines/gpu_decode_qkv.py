@@ -1,0 +1,31 @@
+"""Our decoding on a GPU, as `qkv generate --device cuda` calls it."""
+
+from typing import Any
+
+import torch
+
+import qkv
+from benchmarks.engines.decode_work import Write
+from benchmarks.engines.gpu_decode_work import Work, serve_gpu_decoding
+from qkv.config import SamplingConfig
+from qkv.generation import generate
+from qkv.generation.packing import packing_of
+from qkv.models import GPT
+
+GREEDY = SamplingConfig(temperature=0)
+
+
+def build(_work: Work, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+    def prepare(is_timed: bool) -> Write:  # noqa: FBT001
+        if is_timed:
+            model.to(torch.bfloat16)
+        packing = packing_of(model)
+        return lambda prompts, n: [
+            text.new for text in generate(model, prompts, max_new=n, sampling=GREEDY, packing=packing)
+        ]
+
+    return prepare, {"qkv": qkv.__version__}
+
+
+if __name__ == "__main__":
+    serve_gpu_decoding(build)

@@ -1,0 +1,125 @@
+"""The GPU's kernels, run by Triton's interpreter: as the model itself computes, in every shape they know."""
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from qkv.choices import Activation, NormKind, PositionKind
+from qkv.config import GPTConfig, SamplingConfig
+from qkv.generation import generate, gpu, gpu_step
+from qkv.generation.packing import packing_of
+from qkv.models import GPT
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)")
+module = import_module("qkv.generation.generate")  # the package has a function of that name
+GREEDY = SamplingConfig(temperature=0)
+
+
+def small(**changed) -> GPT:
+    settings = {"vocabulary_size": 157, "context_length": 67, "n_layers": 2, "d_model": 48, "n_heads": 6} | changed
+    model = GPT(GPTConfig(**settings), seed=1).eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(torch.randn(weights.shape, generator=torch.Generator().manual_seed(2)), alpha=0.1)
+    return model
+
+
+LLAMA = {
+    "positions": PositionKind.ROTARY, "n_kv_heads": 2, "norm": NormKind.RMS, "gated": True,
+    "activation": Activation.SILU, "attention_bias": False, "feedforward_bias": False, "tie_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(gpu_step, "KEYS", 16)
+    monkeypatch.setattr(gpu_step, "PROGRAMS", 4)
+    monkeypatch.setattr(gpu_step, "VOCABULARY_BLOCK", 64)
+
+
+@pytest.fixture
+def by_kernels(monkeypatch):
+    """Everyone goes by the kernels who could on a GPU."""
+    monkeypatch.setattr(module, "can_use_kernels", gpu.has_kernels)
+    monkeypatch.setattr(module, "lean_step", lambda *_, **__: None)
+
+
+@pytest.mark.compiled  # run-time checks would rewrite the kernels
+@has_triton
+@pytest.mark.parametrize("n_splits", [1, 4])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("changed", [{}, LLAMA, {"activation": Activation.GELU, "final_norm": False}], ids=str)
+def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits, monkeypatch):
+    monkeypatch.setattr(gpu_step, "_splits", lambda *_: n_splits)
+    model = small(**changed)
+    prompts = torch.randint(157, (rows, 37), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        step = gpu_step.GPUStep(model, gpu_step.Laid(model), batch=rows, capacity=64)
+        cache = model.new_cache(batch=rows)
+        model(prompts, cache=step.cache)
+        ids = model(prompts, cache=cache)[:, -1].argmax(-1)
+        for _ in range(2):
+            got = step.logits_after(ids, cache.lengths)
+            wanted = model(ids[:, None], cache=cache)[:, 0]
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+            ids = wanted.argmax(-1)
+
+
+@pytest.mark.compiled  # run-time checks would rewrite the kernels
+@has_triton
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingConfig(temperature=0.9, top_k=20, top_p=0.9, seed=5)], ids=["greedy", "sampled"]
+)
+def test_texts_written_ahead_are_those_written_one_by_one(sampling, by_kernels, monkeypatch):
+    model, prompts = small(**LLAMA), [[3, 5, 7], [11]]
+    monkeypatch.setattr(gpu_step, "AT_ONCE", 3)
+    monkeypatch.setattr(gpu, "AT_ONCE", 3)
+    packing = packing_of(model)
+    first = generate(model, prompts, max_new=5, sampling=sampling, packing=packing)
+    again = generate(model, prompts, max_new=5, sampling=sampling, packing=packing)
+    monkeypatch.undo()
+    wanted = generate(model, prompts, max_new=5, sampling=sampling)
+    assert [text.new for text in first] == [text.new for text in again] == [text.new for text in wanted]
+    for text, other in zip(first, wanted, strict=True):
+        assert text.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-5)
+
+
+def test_kernels_are_for_models_that_they_know():
+    assert gpu.has_kernels(small())
+    assert gpu.has_kernels(small(**LLAMA))
+    assert not gpu.has_kernels(small().train())
+    for changed in ({"window": 5}, {"norm_position": "post"}, {"positions": "alibi"}, {"head_layout": "pooled"}):
+        assert not gpu.has_kernels(small(**changed)), changed
+    watched = small()
+    watched.blocks[0].attention.heads.watch(lambda _: None)
+    assert not gpu.has_kernels(watched)
+    hooked = small()
+    hooked.final_norm.register_forward_hook(lambda *_: None)
+    assert not gpu.has_kernels(hooked)
+
+
+def test_a_step_is_kept_until_a_weight_changes():
+    model = small()
+    steps = gpu.GPUSteps(model)
+
+    def taken(batch: int, capacity: int) -> gpu_step.GPUStep:
+        with steps.taken(batch=batch, capacity=capacity) as step:
+            return step
+
+    first = taken(1, 30)
+    assert taken(1, 67) is first, "both get the whole context, for it is short"
+    assert taken(2, 30) is not first
+    with steps.taken(batch=1, capacity=30) as one, steps.taken(batch=1, capacity=30) as other:
+        assert one is not other, "two writers at a time"
+    with torch.no_grad():
+        model.final_norm.weight += 1
+    assert taken(1, 30) is not first
+
+
+def test_one_who_looks_inside_gets_logits_of_every_step():
+    step = next(module.steps(small(), [[3, 5]], max_new=2))
+    assert step.logits.shape == (1, 157)
