@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.choices import SpecialStyle
+from qkv.choices import Precision, SpecialStyle
 from qkv.config import MaskingConfig, Recipe, TrainingConfig
 from qkv.data.masked_batches import MaskedBatch, MaskedBatches
 from qkv.data.sentence_store import SentenceStore, prepare_sentences
@@ -137,7 +137,9 @@ def masked_words(model: BERT, config: TrainingConfig) -> Objective:
 
 def held_out_score(model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path], *, progress: Bars) -> Score:
     """Both games (or the words alone, without a next-sentence head) on texts that the model has not been trained on."""
-    training = TrainingConfig(steps=1, batch_size=_ROWS, length=model.config.context_length, warmup_steps=0)
+    training = TrainingConfig(
+        steps=1, batch_size=_ROWS, length=model.config.context_length, warmup_steps=0, precision=Precision.FP32
+    )
     examples = MaskingConfig(next_sentence=model.next_sentence is not None)
     with TemporaryDirectory() as folder:
         store = prepare_sentences(files, Path(folder) / "store", tokenizer=tokenizer, progress=progress("reading"))
