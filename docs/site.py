@@ -5,11 +5,11 @@ goes to the page made of that file; where there is none, its words stay and the 
 """
 
 import base64
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -78,20 +78,21 @@ def inside(found: re.Match[str], up: str) -> str:
 def page_of(path: Path) -> tuple[str, dict[str, bytes]]:
     """A notebook as Markdown, and its pictures by name."""
     parts, pictures = [], {}
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "markdown":
-            text = cell.source.replace("](../docs/pictures/", "](../pictures/")
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text = source.replace("](../docs/pictures/", "](../pictures/")
             parts.append(re.sub(r"\]\(([\w-]+)\.ipynb\)", r"](\1.md)", text))
             continue
-        parts.append(f"```python\n{cell.source}\n```")
-        for output in cell.outputs:
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
             shown = output.get("data", {})
             if "image/png" in shown:
                 name = f"{path.stem}-{len(pictures)}.png"
-                pictures[name] = base64.b64decode(shown["image/png"])
+                pictures[name] = base64.b64decode("".join(shown["image/png"]))
                 parts.append(f"![what the cell above draws]({name})")
-            elif text := output.get("text") or shown.get("text/plain"):
-                parts.append(f"```text\n{text.rstrip()}\n```")
+            elif text := "".join(output.get("text") or shown.get("text/plain") or ""):
+                parts.append(f"```text\n{text.strip(chr(10))}\n```")
     return "\n\n".join(parts) + "\n", pictures
 
 

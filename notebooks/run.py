@@ -14,7 +14,7 @@ from PIL import Image
 HERE = Path(__file__).parent
 SECONDS = 600
 """For one cell, on a busy machine."""
-COLOURS = 128
+COLOURS = 96
 """Of a kept picture: enough for a heat map, and a quarter of the bytes."""
 
 
