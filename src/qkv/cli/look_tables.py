@@ -105,13 +105,13 @@ def _reference(view: ReferenceView) -> None:
     rows = [[word, *(values[i] for values in columns.values())] for i, word in enumerate(view.candidates)]
     table(["candidate", *columns], rows, digits=3)
     say(f"{view.verdict[:1].upper()}{view.verdict[1:]}.")
-    shares = "attention, rollout and value-weighted are shares of its look: the largest points."
+    meant = ["Attention, rollout and value-weighted are shares of its look: the largest points."]
     if view.knock_out is not None:
-        shares += (
-            f" knock-out is the change of log p (nats) of what follows when {view.pronoun!r} may not look at the word: "
+        meant.append(
+            f"Knock-out is the change of log p (nats) of what follows when {view.pronoun!r} may not look at the word: "
             "below 0 it was needed, so the lowest points."
         )
-    for remark in (shares[0].upper() + shares[1:], *view.remarks, NOT_AN_EXPLANATION):
+    for remark in (*meant, *view.remarks, NOT_AN_EXPLANATION):
         say(remark)
 
 
