@@ -10,7 +10,7 @@ from benchmarks.results import Report
 from benchmarks.runner import Asked, Comparison, Plan, compare
 from benchmarks.training_speed import rows
 
-CEILINGS = Engine(name="ceilings", module="benchmarks.engines.ceilings_gpu")
+CEILINGS = Engine(name="ceilings", module="benchmarks.engines.gpu_ceilings")
 SHAPE: dict[str, Any] = {
     "n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary_size": 50304, "context_length": 1024, "bias": True,
     "batch": 32, "length": 1024,
