@@ -14,7 +14,8 @@ help:
 	@echo "                (ARGS=--no-serve ends before it, ARGS='--port 9000' chooses the port)"
 	@echo "make test       all tests but the long ones"
 	@echo "make test-long  the long ones"
-	@echo "make bench      speed and quality beside the peers; PEERS=FOLDER names clones of those that pip has not"
+	@echo "make bench      every bar of speed on a CPU beside the peers, 20 minutes;"
+	@echo "                PEERS=FOLDER names clones of those that pip has not: nanoGPT, joeynmt"
 	@echo "make bench-gpu  the same on an NVIDIA GPU (PEERS as above)"
 	@echo "make lint       style, types, imports"
 	@echo "make notebooks  run the notebooks again, each in a kernel of its own, and keep what they show"
@@ -50,9 +51,8 @@ page-tools: explorer/node_modules/.ready tests/page/node_modules/.ready
 	cd $* && npm install --no-save --silent
 	@touch $@
 
-bench: .venv/.ready-dev
-	for name in train-small train-124m shakespeare-cpu embed; do \
-		$(BIN)/python -m benchmarks $$name $(if $(PEERS),--peers $(PEERS)) || exit 1; done
+bench: .venv-bench/.ready
+	.venv-bench/bin/python -m benchmarks cpu $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
 notebooks: .venv/.ready-dev
 	$(BIN)/python notebooks/run.py $(ARGS)
@@ -81,6 +81,15 @@ format: .venv/.ready-dev
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "qkv needs Python 3.11 or newer, and none was found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+
+# Peers in an environment of their own. One that does not install is left out, and the table names it.
+.venv-bench/.ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "qkv needs Python 3.11 or newer, and none was found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv .venv-bench
+	$(subst $(BIN),.venv-bench/bin,$(INSTALL)) -e '.[plot]' transformers
+	for peer in ctranslate2 'gguf xllamacpp' 'onnxruntime onnxscript' sentence-transformers; do \
+		$(subst $(BIN),.venv-bench/bin,$(INSTALL)) $$peer || echo "left out: $$peer" >&2; done
+	@touch $@
 
 .venv/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[plot,serve]'

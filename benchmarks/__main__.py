@@ -34,6 +34,7 @@ BENCHMARKS = {
         3,
         "the same on a GPU, beside gpt-fast and transformers with a static cache",
     ),
+    "cpu": ("bars:cpu", 3, "every bar of speed on a CPU, all of the above in one table and one plot"),
     "explorer": ("explorer:explorer", 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
 }
 """Name: what measures (module:function, imported when it is asked for: each needs libraries of its own), rounds unless

@@ -35,7 +35,7 @@ def beam_batch(asked: Asked) -> Report:
 def _measure(name: str, asked: Asked, *, batch: int) -> Report:
     load = machine.others_load()
     work = Work(**SHAPE, batch=batch, threads=asked.threads or machine.n_cores())
-    plan = Plan(work=asdict(work), check_steps=1, time_steps=1, tolerance=0.0, threads=work.threads)
+    plan = Plan(work=asdict(work), check_steps=2, time_steps=1, tolerance=0.0, threads=work.threads)
     chosen = engines(asked)
     found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
     rows = []
