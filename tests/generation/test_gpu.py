@@ -48,6 +48,7 @@ def by_kernels(monkeypatch):
     monkeypatch.setattr(module, "lean_step", lambda *_, **__: None)
 
 
+@pytest.mark.long
 @pytest.mark.compiled  # run-time checks would rewrite the kernels
 @has_triton
 @pytest.mark.parametrize("n_splits", [1, 4])
@@ -69,6 +70,7 @@ def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits
             ids = wanted.argmax(-1)
 
 
+@pytest.mark.long
 @pytest.mark.compiled  # run-time checks would rewrite the kernels
 @has_triton
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ AT_ONCE = 32
 PROGRAMS = 256
 """About two for each of a large GPU's processors."""
 READ = 8192
-"""Numbers of a matrix that a program reads at once, for one row."""
+"""Numbers of a matrix that a program reads at once, for one row; twice as many of a large one."""
+LARGE = 2**22
 KEYS = 128
 OVERLAP = True
 """Where the GPU can: a kernel begins while the one before it ends."""
@@ -191,9 +192,8 @@ class GPUStep:
         }  # fmt: skip
         if rows == 1:
             block_in = _power(n_in)
-            block_out = min(
-                max(READ // block_in // (2 if matrix.is_gated else 1), 1), max(_power(n_out // PROGRAMS), 1)
-            )
+            read = READ * (2 if matrix.weight.numel() >= LARGE else 1) // (2 if matrix.is_gated else 1)
+            block_out = min(max(read // block_in, 1), max(_power(n_out // PROGRAMS), 1))
             _kernels().one_row[(-(-n_out // block_out),)](
                 x, matrix.weight, matrix.bias, norm_weight, norm_bias, y, n_in, n_out, epsilon, matrix.scale,
                 NORM=kind, NORM_BIAS=norm_bias is not None, BLOCK_OUT=block_out, BLOCK_IN=block_in, **rest,
