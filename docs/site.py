@@ -15,16 +15,16 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 ZOO = ROOT / "src/qkv/zoo"
-OPTIONAL = ("reliability.md",)
-"""Pages that stand in the navigation once they are there."""
-
 WIDE = ("mission.md", "results.md")
 """Their tables need the room."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """A page that nobody put into the navigation stands at the end of "Under the hood"."""
+    named = {name for part in config.nav or [] for names in part.values() for name in names}
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     under_the_hood = next(part["Under the hood"] for part in config.nav or [] if "Under the hood" in part)
-    under_the_hood += [name for name in OPTIONAL if (ROOT / "docs" / name).is_file() and name not in under_the_hood]
+    under_the_hood += sorted(pages - named)
     return config
 
 
