@@ -238,6 +238,24 @@ def test_a_request_that_takes_too_long_is_given_up():
     assert "0.1 seconds" in answer.json()["error"]
 
 
+def test_who_was_given_up_leaves_the_queue_and_never_gets_the_model():
+    own, desk = new_explorer(), Desk(seconds=0.1)
+    lock = own.shelf.find("gpt").lock
+    with lock:
+        assert client(own, desk=desk).post("/api/run", json={"model": "gpt", "text": TEXT}).status_code == 504
+        until = time.monotonic() + 5
+        while desk.n_busy and time.monotonic() < until:
+            time.sleep(0.01)
+        assert desk.n_busy == 0, "it still waits for the model"
+    assert not own.runs._kept
+
+
+def test_health_is_answered_however_many_wait():
+    desk = Desk(most=0)
+    assert client(desk=desk).get("/api/models").status_code == 429
+    assert client(desk=desk).get("/api/health").json()["ok"] is True
+
+
 def test_a_bug_is_one_line_too(monkeypatch, caplog):
     own = new_explorer()
 

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from time import monotonic
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
@@ -22,14 +23,15 @@ from qkv.serving.explorer import Explorer
 from qkv.serving.frame import counted
 from qkv.serving.guard import Guard, refused
 from qkv.serving.single_file import PAGE, index
+from qkv.serving.turns import POLL, for_client
 
 MOST_BODY = 2**20
 MOST_AT_ONCE = 32
 N_THREADS = 8
 """Most of them wait for a model's lock; torch has threads of its own."""
 SECONDS, STREAM_SECONDS = 120.0, 600.0
-POLL = 0.2
-"""Seconds after which a client that left is noticed."""
+BODY_SECONDS = 20.0
+"""For the body to arrive: who sends it byte by byte is not waited for."""
 LEAST_ZIPPED = 1024
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 """Of the page's files. On some systems `mimetypes` calls a script plain text, and browsers then refuse it."""
@@ -51,16 +53,24 @@ class Desk:
     async def do(self, request: Request, work: Callable[[], T]) -> T:
         """The answer of a thread; nobody waits for one whose client has left or whose time is over."""
         self._enter()
-        future = self.pool.submit(work)
+        given_up = Event()
+
+        def in_turn() -> T:
+            with for_client(given_up):
+                return work()
+
+        future = self.pool.submit(in_turn)
         # Counted until it really ends: what was given up still keeps its thread busy.
         future.add_done_callback(lambda _: self._leave())
         waiting = asyncio.wrap_future(future)
         end = monotonic() + self.seconds
         while not (await asyncio.wait({waiting}, timeout=POLL))[0]:
             if monotonic() > end:
+                given_up.set()
                 future.cancel()
                 raise RefusedError(504, f"no answer after {self.seconds:g} seconds, the most a request may take")
             if await request.is_disconnected():
+                given_up.set()
                 future.cancel()
                 raise RefusedError(499, "the client has left")
         return waiting.result()
@@ -110,6 +120,8 @@ def make_app(
         try:
             body = None if request.method == "GET" else await read_body(request)
             route, asked = explorer.checked(request.url.path, body)
+            if route.is_quick:
+                return _response(explorer.ask(request.url.path, body))
             if route.type == FRAMES:
                 frames = explorer.frames(asked)
                 first = await counter.do(request, lambda: guarded(lambda: next(frames)))
@@ -142,11 +154,17 @@ async def read_body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise RefusedError(415, f"the body must be {JSON}")
     parts, n = [], 0
-    async for part in request.stream():
-        n += len(part)
-        if n > MOST_BODY:
-            raise RefusedError(413, f"the body has more than {MOST_BODY:,} bytes")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                n += len(part)
+                if n > MOST_BODY:
+                    raise RefusedError(413, f"the body has more than {MOST_BODY:,} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise RefusedError(408, f"after {BODY_SECONDS:g} seconds {n:,} bytes of the body have come") from None
+    except ClientDisconnect:
+        raise RefusedError(499, "the client has left") from None
     try:
         body = json.loads(b"".join(parts))
     except (ValueError, RecursionError) as error:

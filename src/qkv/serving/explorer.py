@@ -28,6 +28,8 @@ class Route:
     """None: a GET, which takes nothing."""
     answer: Callable[[Any], Any]
     type: str = FRAME
+    is_quick: bool = False
+    """Answered at once, however many requests wait for their turn."""
 
 
 class Explorer:
@@ -88,8 +90,9 @@ class Explorer:
             f"/api/{name}": Route(form=form, answer=self._of_run(view, passes=passes))
             for name, (form, view, passes) in of_runs.items()
         }
+        well = {"ok": True, "version": version("qkv")}
         return made | {
-            "/api/health": Route(form=None, answer=lambda _: {"ok": True, "version": version("qkv")}, type=JSON),
+            "/api/health": Route(form=None, answer=lambda _: dict(well), type=JSON, is_quick=True),
             "/api/models": Route(form=None, answer=lambda _: self.shelf.listed(), type=JSON),
             "/api/models/add": Route(form=asking.AddModel, answer=self._add, type=JSON),
             "/api/taps": Route(form=asking.OfModel, answer=self._taps, type=JSON),

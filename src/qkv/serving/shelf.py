@@ -5,13 +5,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any
 
 from qkv.config import ModelConfig, config_from_dict
 from qkv.errors import QKVError
 from qkv.serving.answer import RefusedError
 from qkv.serving.describing import described
+from qkv.serving.turns import Turn
 from qkv.tasks import Task, Translator, load
 from qkv.training.run import RunFolder
 from qkv.weights.folder import read_settings
@@ -32,7 +33,7 @@ class Open:
     place: Path | None = None
     task: Task | None = None
     config: ModelConfig | None = None
-    lock: RLock = field(default_factory=RLock)
+    lock: Turn = field(default_factory=Turn)
     """Taken for every pass: interventions change the model itself while they last."""
 
     @property

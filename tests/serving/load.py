@@ -1,0 +1,130 @@
+"""Many clients at once, for as long as is asked: what they were answered, how quickly, and what memory it took.
+
+`python -m tests.serving.load --seconds 600 --clients 64`, on the shipped models, through `qkv explore` itself.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+
+TEXTS = [f"Once upon a time there were {n} cats and a dog." for n in range(2, 22)]
+WARM_UP = 0.2
+"""Of the time: models are read and traces are kept before memory is counted."""
+
+
+@dataclass
+class Seen:
+    statuses: Counter = field(default_factory=Counter)
+    errors: Counter = field(default_factory=Counter)
+    health: list[float] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+
+    def report(self, seconds: float) -> dict[str, object]:
+        waits = sorted(self.health)
+        kept = [size for at, size in self.memory if at >= WARM_UP * seconds]
+        tenth = max(1, len(kept) // 10)
+        first, last = (sum(part) / len(part) for part in (kept[:tenth], kept[-tenth:]))
+        return {
+            "seconds": round(seconds), "answers": dict(self.statuses), "errors": dict(self.errors),
+            "health_asked": len(waits), "health_p50_ms": round(1000 * waits[len(waits) // 2], 1),
+            "health_p99_ms": round(1000 * waits[int(0.99 * len(waits))], 1),
+            "health_slowest_ms": [round(1000 * wait) for wait in waits[-5:]],
+            "memory_mb": [round(first / 2**20), round(last / 2**20)],
+            "memory_growth_percent": round(100 * (last / first - 1), 2),
+        }  # fmt: skip
+
+
+async def visit(client: httpx.AsyncClient, chance: random.Random, seen: Seen) -> None:
+    """One thing that a page asks for; a fifth of the streams are left after a few frames."""
+    text = chance.choice(TEXTS)
+    match chance.randrange(5):
+        case 0 | 1:
+            body = {"model": "stories", "text": text, "max_new": 30}
+            async with client.stream("POST", "/api/generate", json=body) as answer:
+                n, leaves = 0, chance.random() < 0.2
+                async for _ in answer.aiter_raw():
+                    n += 1
+                    if leaves and n > 3:
+                        break
+                seen.statuses[answer.status_code] += 1
+        case 2:
+            answer = await client.post("/api/run", json={"model": chance.choice(["stories", "bert"]), "text": text})
+            seen.statuses[answer.status_code] += 1
+            if answer.status_code == 200:
+                answer = await client.post("/api/heads", json={"run": answer.json()["run"]})
+                seen.statuses[answer.status_code] += 1
+        case 3:
+            answer = await client.post("/api/translate", json={"model": "es-en", "text": "No lo sé.", "beam": 3})
+            seen.statuses[answer.status_code] += 1
+        case _:
+            answer = await client.post("/api/cost", json={"model": "stories"})
+            seen.statuses[answer.status_code] += 1
+
+
+async def keep_visiting(address: str, number: int, until: float, seen: Seen) -> None:
+    chance = random.Random(number)
+    async with client_of(address) as client:
+        while time.monotonic() < until:
+            try:
+                await visit(client, chance, seen)
+            except httpx.HTTPError as error:
+                seen.errors[type(error).__name__] += 1
+            await asyncio.sleep(chance.uniform(0.05, 0.5))
+
+
+async def keep_asking_health(address: str, until: float, seen: Seen, server: psutil.Process) -> None:
+    begun = time.monotonic()
+    async with client_of(address) as client:
+        while time.monotonic() < until:
+            asked = time.perf_counter()
+            answer = await client.get("/api/health")
+            seen.health.append(time.perf_counter() - asked)
+            seen.statuses[f"health {answer.status_code}"] += 1
+            seen.memory.append((time.monotonic() - begun, server.memory_info().rss))
+            await asyncio.sleep(0.2)
+
+
+def client_of(address: str) -> httpx.AsyncClient:
+    base, token = re.fullmatch(r"(.*)/\?token=(.*)", address).groups()
+    return httpx.AsyncClient(base_url=base, headers={"x-qkv-token": token}, timeout=180)
+
+
+def run(seconds: float, n_clients: int) -> dict[str, object]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "qkv.cli", "explore", "--no-browser", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        address = server.stdout.readline().split()[-1]
+        seen = Seen()
+
+        async def all_at_once() -> None:
+            until = time.monotonic() + seconds
+            visits = [keep_visiting(address, number, until, seen) for number in range(n_clients)]
+            await asyncio.gather(keep_asking_health(address, until, seen, psutil.Process(server.pid)), *visits)
+
+        try:
+            asyncio.run(all_at_once())
+        finally:
+            server.terminate()
+            said = server.communicate(timeout=30)[1]
+    return seen.report(seconds) | {"exit": server.returncode, "said": [s for s in said.splitlines() if "error" in s]}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--clients", type=int, default=64)
+    given = parser.parse_args()
+    print(json.dumps(run(given.seconds, given.clients), indent=1))
