@@ -79,9 +79,7 @@ def look(
         off=off or [], cut=cut or [],
     )  # fmt: skip
     _check(asked, out, texts)
-    from qkv.cli.look_tables import print_view
     from qkv.cli.texts import given_texts, is_blank
-    from qkv.inspection import plain
 
     task = None if view is ViewKind.TIMELINE else _load(model)
     for number, text in enumerate(given_texts(texts)):
@@ -93,11 +91,20 @@ def look(
         shown = _timeline(asked, text) if task is None else _view(task, asked, text)
         if out is not None:
             _draw(shown, text, out)
-        elif as_json:
-            print(json.dumps({"view": view.value, "text": text, **plain(shown)}, ensure_ascii=False))
         else:
-            print("\n" * (number > 0), end="")
-            print_view(shown)
+            _print(shown, text, view, as_json=as_json, is_first=number == 0)
+
+
+def _print(shown: "View", text: str, view: ViewKind, *, as_json: bool, is_first: bool) -> None:
+    from qkv.cli.look_tables import print_view
+    from qkv.inspection import plain
+
+    if as_json:
+        print(json.dumps({"view": view.value, "text": text, **plain(shown)}, ensure_ascii=False))
+        return
+    if not is_first:
+        print()
+    print_view(shown)
 
 
 def _check(asked: Asked, out: Path | None, texts: list[str] | None) -> None:
