@@ -1,6 +1,7 @@
 """How does a GPU read texts of unequal lengths? One after another in one row, of which nothing is padding."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain
 
 import numpy as np
@@ -54,7 +55,7 @@ class PackedReader:
         self._device = model.embedding.token.weight.device
         self._run: Callable[..., Tensor] = self._states
         if compiled:
-            self._run = torch.compile(self._states, dynamic=False, mode="reduce-overhead")
+            self._run = torch.compile(self._states, dynamic=False, fullgraph=True, mode="reduce-overhead")
 
     @torch.no_grad()
     def states(self, ids: Rows, segments: Rows | None = None) -> Residual:
@@ -69,7 +70,9 @@ class PackedReader:
         place = np.arange(n) - np.repeat(edges[:n_texts] - np.arange(n_texts) * longest, lengths)
         row, starts = self._sent(_filled(ids, n, size)[None]), self._sent(edges)
         parts = None if segments is None else self._sent(_filled(segments, n, size)[None])
-        found = self._run(row, parts, starts, most)
+        # Of sizes there are few, but more than the 8 after which torch would go on without compiling.
+        with torch._dynamo.config.patch(recompile_limit=64) if self.compiled else nullcontext():  # noqa: SLF001
+            found = self._run(row, parts, starts, most)
         table = found.new_zeros(n_texts * longest, found.shape[-1])
         return table.index_copy_(0, self._sent(place), found[:n]).view(n_texts, longest, -1)
 
