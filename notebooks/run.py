@@ -22,6 +22,8 @@ def executed(path: Path, *, short: bool = False) -> nbformat.NotebookNode:
     """The notebook with fresh outputs. `short`: smaller sizes in the same cells, as the first cell says."""
     notebook = nbformat.read(path, as_version=4)
     kernel_sees = {**os.environ, "QKV_SHORT": "1" if short else "", "PATH": _with_our_commands()}
+    # Two threads that wait for each other on a busy machine took twenty times as long as one.
+    kernel_sees.setdefault("OMP_NUM_THREADS", "1")
     client = NotebookClient(
         notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(HERE)}},
         # A widget's state is the whole page: too much to keep.
