@@ -158,7 +158,7 @@ def _encoding(threads: int) -> list[Group]:
     sizes = {
         "encode, 16 texts of 64": ((16, 64, 64, 16, 4), (1.05, 0.95), "E1"),
         "encode, 1 text of 32": ((1, 32, 32, 1, 40), (1.4,), "E1"),
-        "encode, 64 texts of 2 to 126": ((64, 2, 126, 16, 1), (1.5,), "E2"),
+        "encode, 64 texts of 1 to 96": ((64, 1, 96, 32, 1), (1.5,), "E2"),
     }
     names = ("n_texts", "shortest", "longest", "batch", "n_calls")
     groups = []
