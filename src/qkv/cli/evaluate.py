@@ -16,6 +16,14 @@ from qkv.errors import InputError
 if TYPE_CHECKING:
     from qkv.tasks import LanguageModel, TextEncoder
 
+Truncate = Annotated[
+    bool, typer.Option("--truncate", help="With --labelled: cut texts that are too long; else they are refused.")
+]
+Beam = Annotated[
+    int | None, typer.Option(min=1, help="With --pairs: running guesses of the search; 1: greedy; else 5.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N documents of --text (a GPT's) or of --pairs.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="MODEL (not --against) computes in 8-bit numbers, on the CPU.")]
 PER_CLASS = ("precision", "recall", "f1")
 
 
@@ -29,19 +37,11 @@ def evaluate(
     labelled: Annotated[
         Path | None, typer.Option(help="Labelled texts, a table as `qkv finetune --data` takes it.")
     ] = None,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="With --labelled: cut texts that are too long; else they are refused.")
-    ] = False,
+    truncate: Truncate = False,
     against: Annotated[str | None, typer.Option(metavar="MODEL", help="With --pairs: compare with this one.")] = None,
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="With --pairs: running guesses of the search; 1: greedy; else 5.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N documents of --text (a GPT's) or of --pairs.")
-    ] = None,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="MODEL (not --against) computes in 8-bit numbers, on the CPU.")
-    ] = False,
+    beam: Beam = None,
+    limit: Limit = None,
+    int8: Int8 = False,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:

@@ -7,8 +7,7 @@ import typer
 
 from qkv.cli.given import Context, refuse_others
 from qkv.cli.places import chosen_device, next_run_folder
-from qkv.cli.profile import Profiled, Trace, check_trace
-from qkv.cli.progress import say
+from qkv.cli.profile import Profiled, Trace
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,15 +89,10 @@ def train(
       torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      (docs/many-machines.md)
     """
     from qkv.cli.together import together
-    from qkv.cli.training_run import Beside, preflight, resume_run, start_run
+    from qkv.cli.training_run import Beside, dry_run_of, resume_run, start_run
 
-    if tensorboard:
-        from qkv.inspection.tensorboard import need_tensorboard
-
-        need_tensorboard()  # better said now than after the run
-
-    check_trace(trace)
     asked = Beside(tensorboard=tensorboard, profile=profile, trace=trace)
+    asked.check()
     with together(chosen_device(device), sharding) as (ranks, where):
         if resume is not None:
             known = ("resume", "device", "tensorboard", "sharding", "profile", "trace")
@@ -127,9 +121,7 @@ def train(
             recipe = recipe.replace(training=recipe.training.replace(seed=seed))
         folder = Path(ranks.texts(str(out or next_run_folder()))[0])
         if dry_run:
-            preflight(recipe, recipe.tokenizer.vocabulary_size, where, ranks=ranks)
-            if minutes is not None and ranks.is_first:
-                say(f"these are the recipe's {recipe.training.steps:,} steps: a run times how many fit in --minutes")
+            dry_run_of(recipe, where, ranks=ranks, is_timed=minutes is not None)
         elif go_on and ranks.of_first((folder / "recipe.toml").is_file):
             resume_run(folder, where, ranks=ranks, asked=asked)
         else:

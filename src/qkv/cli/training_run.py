@@ -30,6 +30,16 @@ class Beside:
     profile: bool = False
     trace: Path | None = None
 
+    def check(self) -> None:
+        """What is missing is better said now than after the run."""
+        from qkv.cli.profile import check_trace
+
+        check_trace(self.trace)
+        if self.tensorboard:
+            from qkv.inspection.tensorboard import need_tensorboard
+
+            need_tensorboard()
+
     @property
     def is_profiled(self) -> bool:
         return self.profile or self.trace is not None
@@ -146,6 +156,13 @@ def preflight(
     if ranks.is_first:
         say(plan.line)
     return plan
+
+
+def dry_run_of(recipe: "Recipe", device: "torch.device", *, ranks: "Ranks", is_timed: bool) -> None:
+    """`is_timed`: a run would find its own number of steps."""
+    preflight(recipe, recipe.tokenizer.vocabulary_size, device, ranks=ranks)
+    if is_timed and ranks.is_first:
+        say(f"these are the recipe's {recipe.training.steps:,} steps: a run times how many fit in --minutes")
 
 
 def _made_ready(

@@ -68,9 +68,7 @@ def translate(
     alignment: Annotated[bool, typer.Option("--alignment", help="Add 0-0 1-2: source word-target word.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the attention: .png, .svg or .pdf.")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="With --plot: each head of this layer, from 0.")] = None,
-    int8: Int8 = False,
-    device: Device = "auto",
-    dtype: Dtype = FloatKind.FLOAT32,
+    int8: Int8 = False, device: Device = "auto", dtype: Dtype = FloatKind.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text: tokens, scores, n-best.")] = False,
 ) -> None:  # fmt: skip
     """Translate each text; one without a letter or a digit stays as it is.
