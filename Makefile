@@ -38,6 +38,7 @@ test: .venv/.ready-dev
 # pytest's status 5 says that no test has these marks.
 test-long: .venv/.ready-dev
 	$(BIN)/pytest -q -n auto -m "long and not compiled" || test $$? -eq 5
+	QKV_EXAMPLES=500 $(BIN)/pytest -q -n auto tests/agreement tests/generation tests/reference
 	$(UNCHECKED) -m "compiled and long" || test $$? -eq 5
 
 # The page is committed, so that nobody needs Node to use it.

@@ -7,8 +7,21 @@ import pytest
 import torch
 
 # Derandomised, so that a red test is red for everyone; torch's first call alone may break a deadline.
-hypothesis.settings.register_profile("qkv", deadline=None, derandomize=True, max_examples=30, print_blob=True)
+hypothesis.settings.register_profile("qkv", deadline=None, derandomize=True, max_examples=50, print_blob=True)
 hypothesis.settings.load_profile("qkv")
+
+
+def pytest_collection_modifyitems(items):
+    """QKV_EXAMPLES=500: so many examples of every law, also where a test asks for fewer; `make test-long` does it."""
+    if "QKV_EXAMPLES" not in os.environ:
+        return
+    for item in items:
+        if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+            law = getattr(item.obj, "__func__", item.obj)
+            asked = getattr(law, "_hypothesis_internal_use_settings", None)
+            many = hypothesis.settings(asked, max_examples=int(os.environ["QKV_EXAMPLES"]))
+            law._hypothesis_internal_use_settings = many
+
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
