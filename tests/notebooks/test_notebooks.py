@@ -3,7 +3,7 @@
 import ast
 import json
 import os
-import time
+import resource
 from pathlib import Path
 
 import nbformat
@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES = 300_000
 MOST_SECONDS = 180
+"""Of a kernel's own time on one core: the clock on the wall would count the neighbours' work too."""
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 
 
@@ -35,6 +36,11 @@ def run_cell(source: str, names: dict) -> None:
                 assert getattr(value, method)()
 
 
+def _seconds_of_kernels() -> float:
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
 @each
 def test_a_notebook_runs_in_its_short_form(path, monkeypatch, tmp_path):
     """Lessons have tests of their own; here it is enough that they are there."""
@@ -42,19 +48,16 @@ def test_a_notebook_runs_in_its_short_form(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lessons, "run", lambda name: lambda: lessons.LESSONS[name])
     names: dict = {"__name__": "__main__"}
-    for number, source in enumerate(code_of(path)):
-        before = time.process_time()
+    for source in code_of(path):
         run_cell(source, names)
-        if os.environ.get("QKV_TIMES"):
-            print(f"{path.stem} cell {number}: {time.process_time() - before:.1f} s")
 
 
 @pytest.mark.long
 @each
 def test_a_notebook_runs_whole_in_a_kernel(path):
-    before = time.perf_counter()
+    before = _seconds_of_kernels()
     notebook = executed(path)
-    assert time.perf_counter() - before < MOST_SECONDS
+    assert 1 < _seconds_of_kernels() - before < MOST_SECONDS
     assert len(nbformat.writes(notebook)) < MOST_BYTES
 
 
