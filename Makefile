@@ -93,7 +93,7 @@ $(BIN)/python:
 	@touch $@
 
 .venv/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[plot,serve]'
+	$(INSTALL) -e '.[plot,serve,eval]'
 	@touch $@
 
 .venv/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python

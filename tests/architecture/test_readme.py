@@ -100,6 +100,11 @@ def test_a_command_that_is_shown_runs(words, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
+def test_make_demo_installs_what_the_commands_shown_need():
+    """Pictures, the page, and BLEU, by which a translator's training judges itself."""
+    assert "$(INSTALL) -e '.[plot,serve,eval]'" in (ROOT / "Makefile").read_text()
+
+
 @pytest.mark.long
 def test_the_commands_for_ones_own_data_run_one_after_another(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
