@@ -176,6 +176,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused(folders, tmp_path, change, re
         (b"\x0a\x02\x08\x01", "a number, 1, stands where text is expected"),
         (b"\xff" * 12, "a number of more than 64 bits"),
         (b"\x80", "not a SentencePiece model"),
+        (b"\x0a\x00", "not a SentencePiece model: piece 0 has no text"),
     ],
 )
 def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path, data, remark):

@@ -59,6 +59,8 @@ def _model(data: bytes) -> SentencePieceFile:
         match number:
             case 1:
                 own = dict(_fields(_bytes(value)))
+                if 1 not in own:
+                    raise ValueError(f"piece {len(pieces)} has no text")
                 (score,) = struct.unpack("<f", _bytes(own.get(2, b"\0" * 4)))
                 pieces.append((_bytes(own[1]).decode(), score, PieceKind(int(own.get(3, PieceKind.NORMAL)))))
             case 2:

@@ -1,0 +1,45 @@
+"""Bytes that reach ever more of our own readers' code, found by coverage: `python tests/hostile/fuzz.py READER [N]`.
+
+Whatever a reader raises beside a `QKVError` ends the process with a traceback. Needs atheris (`pip install atheris`).
+"""
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["qkv.text", "qkv.data", "qkv.weights", "gguf"]):
+    from qkv.data.labelled import read_labelled
+    from qkv.errors import QKVError
+    from qkv.text.sentencepiece_file import read_sentencepiece
+    from qkv.weights.folder import check_folder, read_settings
+    from qkv.weights.gguf_file import read_gguf
+    from qkv.weights.llama2c import read_llama2c
+
+FOLDER = Path(tempfile.mkdtemp())
+READERS = {
+    "sentencepiece": (FOLDER / "x.spm", lambda: read_sentencepiece(FOLDER / "x.spm")),
+    "labelled": (FOLDER / "x.tsv", lambda: read_labelled(FOLDER / "x.tsv")),
+    "manifest": (FOLDER / "manifest.json", lambda: check_folder(FOLDER)),
+    "settings": (FOLDER / "config.json", lambda: read_settings(FOLDER / "config.json")),
+    "gguf": (FOLDER / "x.gguf", lambda: read_gguf(FOLDER / "x.gguf")),
+    "llama2c": (FOLDER / "x.bin", lambda: read_llama2c(FOLDER / "x.bin")),
+}
+
+
+def main(reader: str, n: int) -> None:
+    file, read = READERS[reader]
+
+    def attempt(data: bytes) -> None:
+        file.write_bytes(b"GGUF" + data if reader == "gguf" else data)
+        with contextlib.suppress(QKVError):
+            read()
+
+    atheris.Setup([sys.argv[0], f"-runs={n}", "-seed=1", "-max_len=2048", "-rss_limit_mb=4096", "-timeout=5"], attempt)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5_000)
