@@ -150,12 +150,15 @@ def many_rows(
 
 
 @triton.jit
-def _turned(at, columns, inside, cos, sin, D: tl.constexpr, ROTARY: tl.constexpr):
+def _turned(at, columns, inside, cos, sin, n, D: tl.constexpr, ROTARY: tl.constexpr):
+    """What stands `at`, turned by the angles of position n."""
     x = tl.load(at + columns, mask=inside, other=0).to(tl.float32)
     if ROTARY:
         is_first = columns < D // 2
         partner = tl.load(at + tl.where(is_first, columns + D // 2, columns - D // 2), mask=inside, other=0)
-        x = x * cos + tl.where(is_first, -1.0, 1.0) * partner.to(tl.float32) * sin
+        x *= tl.load(cos + n * D + columns, mask=inside, other=0)
+        sine = tl.load(sin + n * D + columns, mask=inside, other=0)
+        x += tl.where(is_first, -1.0, 1.0) * partner.to(tl.float32) * sine
     return x
 
 
@@ -178,18 +181,13 @@ def look_back(
     n = tl.load(positions + row)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_VALUE)
     in_d, in_dv = d < D, dv < D_VALUE
-    cos = tl.zeros((BLOCK_D,), tl.float32)
-    sin = tl.zeros((BLOCK_D,), tl.float32)
-    if ROTARY:
-        cos = tl.load(cos_table + n * D + d, mask=in_d, other=0)
-        sin = tl.load(sin_table + n * D + d, mask=in_d, other=0)
     here = projected + row * ((HEADS + KV_HEADS) * D + KV_HEADS * D_VALUE)
-    query = _turned(here + head * D, d, in_d, cos, sin, D, ROTARY)
+    query = _turned(here + head * D, d, in_d, cos_table, sin_table, n, D, ROTARY)
     first = (row.to(tl.int64) * KV_HEADS + kv) * capacity
     greatest, weight = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float32)
     total = tl.zeros((BLOCK_VALUE,), tl.float32)
     if split == 0:
-        key = _turned(here + (HEADS + kv) * D, d, in_d, cos, sin, D, ROTARY).to(keys.dtype.element_ty)
+        key = _turned(here + (HEADS + kv) * D, d, in_d, cos_table, sin_table, n, D, ROTARY).to(keys.dtype.element_ty)
         value = tl.load(here + (HEADS + KV_HEADS) * D + kv * D_VALUE + dv, mask=in_dv, other=0)
         if head % group == 0:
             tl.store(keys + (first + n) * D + d, key, mask=in_d)
