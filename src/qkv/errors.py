@@ -1,14 +1,14 @@
 """Every deliberate exception, one small tree: catch `QKVError` to catch them all."""
 
 MOST_CHARACTERS = 2_000
-"""Of a message: a value from a file may be of any length, and what is told of it stays a line that can be read."""
+"""Of a message: a value from a file may have any length and lines; what is told of it stays one line, to be read."""
 
 
 class QKVError(Exception):
     """Something the caller can mend; the message says what, with both numbers."""
 
     def __str__(self) -> str:
-        whole = super().__str__()
+        whole = " ".join(super().__str__().splitlines())
         return whole if len(whole) <= MOST_CHARACTERS else f"{whole[:1_400]} … {whole[-500:]}"
 
 
