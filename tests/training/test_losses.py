@@ -63,7 +63,7 @@ def test_a_vocabulary_rounded_up_for_a_gpu_gives_the_same_logits_and_gradients(n
         torch.testing.assert_close(one, other)
 
 
-def plain_errors(logits, targets, n_words, smoothing, *, wants_errors):
+def plain_errors(logits, targets, n_words, smoothing, wants_errors):
     """What the GPU's kernel says it does."""
     log_p = logits[:, :n_words].float().log_softmax(-1)
     at, is_wanted = targets.clamp(min=0)[:, None], targets != NO_TARGET

@@ -3,7 +3,7 @@
 A row of the vocabulary's logits is read twice, the second time from the GPU's cache, and its errors are written in the
 logits' place. torch's own kernels, the compiled ones too, read it from memory for the loss and again for the gradient.
 """
-# pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
+# pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false
 
 import torch
 import triton
@@ -46,7 +46,7 @@ def _row(logits, targets, losses, width, n_words, smoothing, WANTS_ERRORS: tl.co
 
 
 @torch.library.custom_op("qkv::errors_", mutates_args={"logits"})
-def errors_(logits: Tensor, targets: Tensor, n_words: int, smoothing: float, *, wants_errors: bool) -> Tensor:
+def errors_(logits: Tensor, targets: Tensor, n_words: int, smoothing: float, wants_errors: bool) -> Tensor:
     """Each row's loss; with `wants_errors` the logits (row, width ≥ n_words) become p − aim, zeros past n_words."""
     losses = torch.empty(len(logits), device=logits.device, dtype=torch.float32)
     _row[(len(logits),)](
@@ -57,5 +57,5 @@ def errors_(logits: Tensor, targets: Tensor, n_words: int, smoothing: float, *, 
 
 
 @errors_.register_fake
-def _(logits: Tensor, targets: Tensor, n_words: int, smoothing: float, *, wants_errors: bool) -> Tensor:  # noqa: ARG001
+def _(logits: Tensor, targets: Tensor, n_words: int, smoothing: float, wants_errors: bool) -> Tensor:  # noqa: ARG001
     return logits.new_empty(len(logits), dtype=torch.float32)

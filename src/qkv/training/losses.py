@@ -12,8 +12,8 @@ from qkv.nn import Unembedding
 NO_TARGET = -100
 """At positions with this target nothing is predicted."""
 
-HAS_KERNEL = False
-"""Whether a GPU's losses are made by `loss_kernel`: not before it has been seen to agree and to be faster there."""
+HAS_KERNEL = False  # find_spec("triton") is not None
+"""Whether a GPU's losses can be made by `loss_kernel`."""
 MULTIPLE = 64
 """Of the vocabulary, in a GPU's products."""
 
@@ -154,7 +154,7 @@ class _ByKernel(torch.autograd.Function):
         flat, losses, errors = states.to(dtype), [], []
         for x, wanted in zip(flat.split(chunk), targets.split(chunk), strict=True):
             logits = F.linear(x, used, added)
-            losses.append(errors_(logits, wanted, n_words, smoothing, wants_errors=wants_gradient).sum())
+            losses.append(errors_(logits, wanted, n_words, smoothing, wants_gradient).sum())
             if wants_gradient:
                 weight_part = (logits.T @ x)[:n_words].to(weight.dtype)
                 bias_part = None if bias is None else logits[:, :n_words].sum(0, dtype=bias.dtype)
@@ -164,4 +164,4 @@ class _ByKernel(torch.autograd.Function):
             ctx.gradients = (torch.cat(of_states), sum(of_weight), None if bias is None else sum(of_bias))
         return torch.stack(losses).sum()
 
-    backward = _Chunked.backward  # type: ignore[assignment]
+    backward = _Chunked.backward
