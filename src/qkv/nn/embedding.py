@@ -86,7 +86,7 @@ class InputEmbedding(nn.Module):
             raise ConfigError("segments were given, but this embedding has none (n_segments is not set)")
         if self.position is not None:
             x = self.position(x, positions)
-        return self.sum(_as_products_run(self.dropout(x if self.norm is None else self.norm(x))))
+        return self.sum(self.dropout(x if self.norm is None else self.norm(x)))
 
     def _segments(self, ids: Tensor, segments: Tensor | None) -> Tensor:
         if segments is None:
@@ -99,15 +99,6 @@ class InputEmbedding(nn.Module):
         if outside is not None:
             raise InputError(f"segment {outside} is outside the model's {n_segments} segments (0 … {n_segments - 1})")
         return self.segment(segments)
-
-
-def _as_products_run(x: Residual) -> Residual:
-    """In the precision of autocast's products where it is on: each block adds to the stream in the stream's own.
-
-    Norms still compute in float32. A stream of float32 between 16-bit products would be most of a GPU's reading.
-    """
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class Unembedding(nn.Module):

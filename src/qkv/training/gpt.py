@@ -1,7 +1,6 @@
 """How a GPT is trained: windows of a token store in, the next token of every position out."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from qkv.nn import check_ids
 from qkv.text import Tokenizer
 from qkv.training.family import Bars, TrainingData
 from qkv.training.losses import unembedded_loss_sum
-from qkv.training.objectives import Objective, Outcome, autocasting, windows_attention
+from qkv.training.objectives import Objective, Outcome, autocasting
 from qkv.training.texts import make_store, open_parts, prepare_texts
 
 
@@ -73,12 +72,10 @@ class TextCorpus:
 def next_token(model: GPT, config: TrainingConfig) -> Objective:
     """At every position a distribution over what comes next; the sum of −log p of what came."""
     device, vocabulary_size = model.embedding.token.weight.device, model.config.vocabulary_size
-    autocast, attention = autocasting(config.precision, device), windows_attention(device)
+    autocast = autocasting(config.precision, device)
 
     def loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
-        # Inside what is compiled: a graph kept from another run knows no other place to tell by.
-        with nullcontext() if documents is not None else attention():
-            states = model.states(ids, documents=documents)
+        states = model.states(ids, documents=documents)
         return unembedded_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk)
 
     compute = torch.compile(loss, dynamic=False) if config.compiled else loss

@@ -12,11 +12,6 @@ from qkv.nn import Unembedding
 NO_TARGET = -100
 """At positions with this target nothing is predicted."""
 
-HAS_KERNEL = False  # find_spec("triton") is not None
-"""Whether a GPU's losses can be made by `loss_kernel`."""
-MULTIPLE = 64
-"""Of the vocabulary, in a GPU's products."""
-
 Summed = Float[Tensor, ""]
 
 
@@ -40,48 +35,10 @@ def unembedded_loss_sum(
     smoothing: float = 0.0,
 ) -> Summed:
     """The same as `cross_entropy_sum(unembedding(states), targets)`, for `chunk` positions at a time if given."""
-    if chunk is None and not (states.is_cuda and HAS_KERNEL):
-        logits = _rounded(unembedding, states) if states.is_cuda else unembedding(states)
-        return cross_entropy_sum(logits, targets, smoothing=smoothing)
+    if chunk is None:
+        return cross_entropy_sum(unembedding(states), targets, smoothing=smoothing)
     flat = states.flatten(0, 1) * unembedding.scale
-    if states.is_cuda and HAS_KERNEL:
-        return _ByKernel.apply(
-            flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk or len(flat), smoothing
-        )
     return _Chunked.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk, smoothing)
-
-
-def _rounded(unembedding: Unembedding, states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place vocabulary"]:
-    """The same logits, of which a GPU's product makes a few too many: rows of 50,257 would be out of its step."""
-    n = unembedding.weight.shape[0]
-    n_more = -n % MULTIPLE
-    if n_more == 0:
-        return unembedding(states)
-    weight = F.pad(unembedding.weight, (0, 0, 0, n_more))
-    bias = None if unembedding.bias is None else F.pad(unembedding.bias, (0, n_more))
-    return unembedding.logits(F.linear(states * unembedding.scale, weight, bias)[..., :n])
-
-
-def _made(
-    products: Tensor, bias: Tensor | None, wanted: Tensor, *, smoothing: float, wants_error: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Of logits without their bias: the summed loss, and their gradient, p − aim, if it is wanted."""
-    logits = products.float()
-    if bias is not None:
-        logits += bias
-    log_p = logits.log_softmax(-1)
-    is_wanted = wanted != NO_TARGET
-    at = wanted.clamp(min=0)[:, None]
-    loss = -(1 - smoothing) * (log_p.gather(1, at).squeeze(1) * is_wanted).sum()
-    if smoothing:
-        loss -= smoothing * (log_p.mean(1) * is_wanted).sum()
-    if not wants_error:
-        return loss, None
-    error = log_p.exp_()
-    error -= smoothing / error.shape[1]
-    error.scatter_add_(1, at, torch.full_like(at, smoothing - 1, dtype=error.dtype))
-    error *= is_wanted[:, None]
-    return loss, error
 
 
 class _Chunked(torch.autograd.Function):
@@ -112,10 +69,21 @@ class _Chunked(torch.autograd.Function):
         for start in range(0, len(states), chunk):
             part = slice(start, start + chunk)
             x, wanted = states[part].to(dtype), targets[part]
-            loss, error = _made(x @ used.T, bias, wanted, smoothing=smoothing, wants_error=wants_gradient)
-            total += loss
-            if error is None or state_gradient is None or weight_gradient is None:
+            logits = (x @ used.T).float()
+            if bias is not None:
+                logits += bias
+            log_p = logits.log_softmax(-1)
+            is_wanted = wanted != NO_TARGET
+            at = wanted.clamp(min=0)[:, None]
+            total -= (1 - smoothing) * (log_p.gather(1, at).squeeze(1) * is_wanted).sum()
+            if smoothing:
+                total -= smoothing * (log_p.mean(1) * is_wanted).sum()
+            if state_gradient is None or weight_gradient is None:
                 continue
+            error = log_p.exp_()
+            error -= smoothing / error.shape[1]
+            error.scatter_add_(1, at, torch.full_like(at, smoothing - 1, dtype=error.dtype))
+            error *= is_wanted[:, None]
             state_gradient[part] = error.to(dtype) @ used
             weight_gradient += (error.to(dtype).T @ x).to(weight.dtype)
             if bias_gradient is not None:
@@ -128,40 +96,3 @@ class _Chunked(torch.autograd.Function):
         # In place, and let go: a second set, as large as the vocabulary's table, would stay until the step's end.
         gradients, ctx.gradients = ctx.gradients, ()
         return (*(None if part is None else part.mul_(upstream) for part in gradients), None, None, None)
-
-
-class _ByKernel(torch.autograd.Function):
-    """The same on a GPU: losses and errors of a chunk by one kernel, errors in the logits' place."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        chunk: int,
-        smoothing: float,
-    ) -> Tensor:
-        from qkv.training.loss_kernel import errors_
-
-        wants_gradient, n_words = any(ctx.needs_input_grad[:3]), len(weight)
-        kind = states.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-        n_more = -n_words % MULTIPLE
-        used = F.pad(weight.to(dtype), (0, 0, 0, n_more))
-        added = None if bias is None else F.pad(bias.to(dtype), (0, n_more))
-        flat, losses, errors = states.to(dtype), [], []
-        for x, wanted in zip(flat.split(chunk), targets.split(chunk), strict=True):
-            logits = F.linear(x, used, added)
-            losses.append(errors_(logits, wanted, n_words, smoothing, wants_gradient).sum())
-            if wants_gradient:
-                weight_part = (logits.T @ x)[:n_words].to(weight.dtype)
-                bias_part = None if bias is None else logits[:, :n_words].sum(0, dtype=bias.dtype)
-                errors.append(((logits @ used).to(states.dtype), weight_part, bias_part))
-        if wants_gradient:
-            of_states, of_weight, of_bias = zip(*errors, strict=True)
-            ctx.gradients = (torch.cat(of_states), sum(of_weight), None if bias is None else sum(of_bias))
-        return torch.stack(losses).sum()
-
-    backward = _Chunked.backward

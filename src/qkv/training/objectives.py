@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qkv.choices import Precision
 from qkv.errors import ConfigError
@@ -52,20 +51,6 @@ Objective = Callable[[Any], Outcome]
 def is_mixed(precision: Precision, device: torch.device) -> bool:
     """Whether products run in bfloat16."""
     return precision is Precision.BF16 or (precision is Precision.AUTO and device.type == "cuda")
-
-
-def windows_attention(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """A maker of contexts in which causal attention over windows of one length takes the fastest kernel.
-
-    On GPUs since Hopper that is cuDNN's, which plans anew for every shape, so that it is not for ragged batches.
-    torch's other kernels come after it, for what it has not.
-    """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
-        return nullcontext
-    order = [
-        SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-    ]  # fmt: skip
-    return lambda: sdpa_kernel(order, set_priority=True)
 
 
 def autocasting(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
