@@ -96,6 +96,10 @@ def test_kernels_are_for_models_that_they_know():
     assert not gpu.has_kernels(small().train())
     for changed in ({"window": 5}, {"norm_position": "post"}, {"positions": "alibi"}, {"head_layout": "pooled"}):
         assert not gpu.has_kernels(small(**changed)), changed
+    for linear in ("gate", "contract"):
+        replaced = small(**LLAMA)
+        setattr(replaced.blocks[1].feedforward, linear, torch.nn.Identity())
+        assert not gpu.has_kernels(replaced), linear
     watched = small()
     watched.blocks[0].attention.heads.watch(lambda _: None)
     assert not gpu.has_kernels(watched)
@@ -120,6 +124,15 @@ def test_a_step_is_kept_until_a_weight_changes():
     with torch.no_grad():
         model.final_norm.weight += 1
     assert taken(1, 30) is not first
+
+
+def test_one_recording_does_for_every_seed(monkeypatch):
+    model, recorded = small(), set()
+    step = gpu_step.GPUStep(model, gpu_step.Laid(model), batch=1, capacity=64)
+    monkeypatch.setattr(step, "_replay", lambda key, _: recorded.add(key))
+    for temperature, seed in ((0.5, 3), (0.5, 5), (0.7, 5)):
+        step.write(2, SamplingConfig(temperature=temperature, seed=seed))
+    assert sorted(key.temperature for key in recorded) == [0.5, 0.7]
 
 
 def test_one_who_looks_inside_gets_logits_of_every_step():

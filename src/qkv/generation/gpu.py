@@ -18,6 +18,7 @@ from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, Rotary,
 ROOM = 256
 """Capacities are multiples of it, so that what was recorded for one text will do for the next."""
 KEPT = 4
+"""Steps of a model: each holds a whole cache of its own."""
 
 
 class GPUSteps:
@@ -43,7 +44,7 @@ class GPUSteps:
                 self._made = [one for one in self._made if one is not step]
 
     def _find(self, batch: int, capacity: int) -> GPUStep:
-        state = [_state(tensor) for tensor in self._model.parameters()]
+        state = [state_of(tensor) for tensor in self._model.parameters()]
         if self._laid is None or state != self._state:
             self._laid, self._state, self._made = Laid(self._model), state, []
         for step in self._made:
@@ -91,7 +92,8 @@ def has_kernels(model: GPT) -> bool:
     parts = list(model.modules())
     attentions = [part for part in parts if isinstance(part, Attention)]
     linears = [one for part in attentions for one in (part.query, part.key, part.value, part.output)]
-    linears += [one for part in parts if isinstance(part, FeedForward) for one in (part.expand, part.contract)]
+    feedforwards = [part for part in parts if isinstance(part, FeedForward)]
+    linears += [one for part in feedforwards for one in (part.expand, part.contract, part.gate or part.expand)]
     return (
         not model.training
         and model.config.window is None
@@ -107,5 +109,6 @@ def has_kernels(model: GPT) -> bool:
     )
 
 
-def _state(tensor: Tensor) -> tuple[int, int]:
+def state_of(tensor: Tensor) -> tuple[int, int]:
+    """Another one where the tensor is, or its numbers are; but for a change through `.data` in place."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001

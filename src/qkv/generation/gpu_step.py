@@ -27,8 +27,6 @@ READ = 8192
 """Numbers of a matrix that a program reads at once, for one row; twice as many of a large one."""
 LARGE = 2**22
 KEYS = 128
-OVERLAP = True
-"""Where the GPU can: a kernel begins while the one before it ends."""
 VOCABULARY_BLOCK = 4096
 
 
@@ -97,7 +95,8 @@ class GPUStep:
         self.told_log_p = self.logits.new_zeros(AT_ONCE, rows)
         self.chances = self.told_log_p.double()
         """For each step and row: where in the distribution its token is drawn."""
-        can_overlap = OVERLAP and self._tokens.is_cuda and torch.cuda.get_device_capability(self._tokens.device)[0] >= 9
+        # From Hopper on a kernel may begin while the one before it ends.
+        can_overlap = self._tokens.is_cuda and torch.cuda.get_device_capability(self._tokens.device)[0] >= 9
         self._overlap: dict[str, bool] = {"OVERLAP": True, "launch_pdl": True} if can_overlap else {"OVERLAP": False}
         self._graphs: dict[SamplingConfig | None, torch.cuda.CUDAGraph] = {}
 
@@ -116,8 +115,10 @@ class GPUStep:
         """n more tokens a row, with their log-probabilities; nothing waits for the GPU before the last of them."""
         assert n <= AT_ONCE
         self._steps.zero_()
+        # What is recorded reads its chances, not the seed they were drawn with: one recording does for every seed.
+        key = sampling.replace(seed=0)
         for _ in range(n):
-            self._replay(sampling, lambda: self._forward_and_choose(sampling))
+            self._replay(key, lambda: self._forward_and_choose(sampling))
         told = torch.cat((self.told_ids[:n].double(), self.told_log_p[:n].double())).tolist()
         return [[int(number) for number in row] for row in told[:n]], told[n:]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.generation.gpu import GPUSteps
+from qkv.generation.gpu import GPUSteps, state_of
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Int8Linear, Unembedding, activate
 
@@ -175,7 +175,7 @@ class Packing:
         made = self._made.get(modules)
         in_int8 = [part for one in modules if (part := _in_int8(one)) is not None]
         floats = [one for one in modules if not in_int8 and not isinstance(one, Int8Linear)]
-        state = [_state(tensor) for tensor in _tensors(floats)]
+        state = [state_of(tensor) for tensor in _tensors(floats)]
         if made is None or made.state != state:
             made = _Prepared(state, Int8Product(in_int8) if in_int8 else _product(floats))
             self._made[modules] = made
@@ -211,10 +211,6 @@ def packing_of(model: GPT | Seq2Seq | RNNSeq2Seq) -> Packing:
 
 def _in_int8(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear | None:
     return module.int8 if isinstance(module, Unembedding) else module if isinstance(module, Int8Linear) else None
-
-
-def _state(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 def _can_pack(weight: Tensor) -> bool:
