@@ -3,7 +3,7 @@
 import pytest
 
 import qkv
-from qkv.errors import RunError
+from qkv.errors import InputError, RunError
 from tests.training.runs import recipe, write_text
 
 
@@ -29,3 +29,9 @@ def test_the_same_recipe_in_the_same_folder_goes_on_and_has_nothing_left_to_do(r
 def test_another_recipe_does_not_go_on_with_a_run(run):
     with pytest.raises(RunError, match="a run of another recipe"):
         qkv.train(recipe(steps=4), run, data=run.parent, device="cpu")
+
+
+def test_a_device_that_is_none_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(InputError, match="--device gpu: it is cpu, cuda or auto"):
+        qkv.train(recipe(steps=3), tmp_path / "run", data=tmp_path, device="gpu")
+    assert not (tmp_path / "run").exists()

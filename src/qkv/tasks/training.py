@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-import torch
-
 from qkv.config import Recipe, load_recipe
 from qkv.errors import RunError
 from qkv.models import Model
+from qkv.tasks.devices import find_device
 from qkv.tasks.loading import load_weights
 from qkv.training import Prepared, build_trainer, finish_preparing, open_run, prepare_run
 from qkv.training.trainer import Report
 
 
 def train(
-    recipe: Recipe | str | Path, out: str | Path, *, data: str | Path = ".", device: str | None = None,
+    recipe: Recipe | str | Path, out: str | Path, *, data: str | Path = ".", device: str = "auto",
     report: Report = lambda _entry: None,
 ) -> Path:  # fmt: skip
     """What `qkv train RECIPE.toml` does, without a word: `qkv.load(qkv.train(recipe, "run"))`.
@@ -22,11 +21,11 @@ def train(
     `out` holds a run of this recipe it goes on, with the numbers of an unbroken one. Ctrl-C stops it after a step, with
     a checkpoint, and raises nothing.
     """
+    where = find_device(device)
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     prepared = _ready(recipe, Path(out), Path(data))
     with prepared.run.locked():
-        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        trainer = build_trainer(prepared, device=target, report=report, start=_first_weights(prepared))
+        trainer = build_trainer(prepared, device=where, report=report, start=_first_weights(prepared))
         trainer.resume(lambda _said: None)
         trainer.train()
     return prepared.run.path
