@@ -95,6 +95,8 @@ def test_more_tokens_than_the_table_has_rows_are_refused_with_both_numbers():
     part = LearnedPositions(5, D_MODEL, offset=2)
     with pytest.raises(ContextLengthError, match="7 tokens, but the position table has 5 rows"):
         part(torch.randn(BATCH, N, D_MODEL), places())
+    with pytest.raises(ContextLengthError, match="6 tokens, but the position table has 5 rows"):
+        part(torch.randn(1, 1, D_MODEL), torch.tensor([[5]]))
 
 
 def test_an_odd_width_is_refused():

@@ -75,5 +75,8 @@ def test_packed_texts_are_one_row_and_none_longer_than_the_context(model):
     starts = torch.tensor([0, 3, 7], dtype=torch.int32)
     with pytest.raises(ConfigError, match="packed texts are one row without padding; there are 2 rows"):
         model(torch.ones(2, 7, dtype=torch.long), documents=Packed(starts=starts, longest=4))
+    row = torch.ones(1, 7, dtype=torch.long)
+    with pytest.raises(ConfigError, match="packed texts are one row without padding; is_token was given"):
+        model(row, is_token=row.bool(), documents=Packed(starts=starts, longest=4))
     with pytest.raises(ContextLengthError, match="14 tokens, but the model's context_length is 13"):
         model(torch.ones(1, 7, dtype=torch.long), documents=Packed(starts=starts, longest=14))

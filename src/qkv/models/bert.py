@@ -62,7 +62,8 @@ class BERT(nn.Module):
         window = self.config.window
         if isinstance(documents, Packed):
             if is_token is not None or len(ids) > 1:
-                raise ConfigError(f"packed texts are one row without padding; there are {len(ids)} rows, or is_token")
+                given = f"there are {len(ids)} rows" if len(ids) > 1 else "is_token was given"
+                raise ConfigError(f"packed texts are one row without padding; {given}")
             check_length(documents.longest, self.config.context_length)
             positions, mask = documents.positions(ids.shape[1]), Mask(packed=documents, window=window, sees_itself=True)
         else:

@@ -42,8 +42,8 @@ class LearnedPositions(nn.Module):
         n = self.table.num_embeddings - self.offset
         # Values are looked at on the CPU alone, as those of ids are; models check lengths before they come here.
         may_look = positions.device.type == "cpu" and not torch.compiler.is_compiling()
-        if may_look and int(positions.max()) >= n:
-            raise ContextLengthError(f"{tokens.shape[1]} tokens, but the position table has {n} rows")
+        if may_look and (n_needed := int(positions.max()) + 1) > n:
+            raise ContextLengthError(f"{n_needed} tokens, but the position table has {n} rows")
         return tokens + self.table(positions + self.offset)
 
 
