@@ -117,6 +117,6 @@ def apart(found: Iterable[Iterable[Tensor]], plain: Iterable[Iterable[Tensor]]) 
         for mine, theirs in zip(one, other, strict=True):
             if mine.shape != theirs.shape:
                 return float("inf")
-            apart = (mine.cpu() - theirs.cpu()).abs().max()
-            shares.append(apart / theirs.cpu().abs().max().clamp(min=1.0))
+            expected = theirs.cpu()
+            shares.append((mine.cpu() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
     return float(torch.stack(shares).max())
