@@ -15,12 +15,12 @@ Transformer = GPTConfig | BERTConfig | Seq2SeqConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """The shortest text at which scores and mix cost at least as much as the rest of a block; None: they never do."""
+    """The shortest text at which scores and mix cost at least as much as the rest of a block."""
 
-    executed: int | None
+    executed: int
     """By an unmasked kernel."""
     useful: int | None
-    """Counting what the mask lets look alone."""
+    """Counting what the mask lets look alone; None: they never do."""
 
 
 def crossing(config: Transformer) -> Crossing:
@@ -104,9 +104,9 @@ def _crossing_words(config: Transformer) -> str:
     return f"{said}; if only pairs that the mask shows are counted, past {_in_widths(found.useful, config.d_model)}."
 
 
-def _in_widths(n: int | None, d: int) -> str:
+def _in_widths(n: int, d: int) -> str:
     """Rounded: one token more or less is no news."""
-    return f"{n or 0:,} tokens ({(n or 0) / d:.3g} × the width)"
+    return f"{n:,} tokens ({n / d:.3g} × the width)"
 
 
 def _decode_words(config: Transformer, work: Workload) -> list[str]:

@@ -93,7 +93,7 @@ def _against_length(axes: "Axes", estimate: Estimate) -> None:
         axes.plot(lengths, costs, color=BLUE, marker="o", markersize=3)
     else:
         found = crossing(config)
-        end = 16 * max(found.executed or 1, 16)
+        end = 16 * max(found.executed, 16)
         lengths = [max(1, int(end * 2 ** (-i / 2))) for i in range(24, -1, -1)]
         longest = config.replace(context_length=end)
         core, rest = [], []
