@@ -1,4 +1,4 @@
-"""Thousands of files changed by chance: each is read all the same, or refused in one line that names it."""
+"""Thousands of files changed by chance: each is read all the same, or refused in one line."""
 
 import random
 import shutil
