@@ -217,6 +217,8 @@ def test_one_string_has_one_answer():
     assert task.classify("the cat") == task.classify(["the cat"])[0]
     assert task.fill("the [MASK]") == task.fill(["the [MASK]"])[0]
     assert torch.equal(task.embed("the cat"), task.embed(["the cat"])[0])
+    assert task.similar("the cat", TEXTS) == task.similar(["the cat"], TEXTS)[0]
+    assert task.similar("the cat", "the dog") == task.similar(["the cat"], ["the dog"])[0]
 
 
 def test_an_unknown_pooling_is_refused_with_those_there_are():

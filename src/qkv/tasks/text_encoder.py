@@ -150,11 +150,20 @@ class TextEncoder:
         """How `embed` works unless told otherwise."""
         return self.model.config.sentence_embedding or SentenceEmbedding(normalise=True)
 
-    def similar(self, queries: Texts, among: Texts, *, n: int = 5) -> list[list[Similar]]:
+    @overload
+    def similar(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
+        self, queries: str, among: Texts, *, n: int = 5
+    ) -> list[Similar]: ...
+    @overload
+    def similar(self, queries: Texts, among: Texts, *, n: int = 5) -> list[list[Similar]]: ...
+    def similar(self, queries: Texts, among: Texts, *, n: int = 5) -> list[Similar] | list[list[Similar]]:
         """For each query the `n` texts whose vectors have the greatest cosine with its own, best first."""
+        if isinstance(queries, str):
+            return self.similar([queries], among, n=n)[0]
         if not among:
             raise InputError("there are 0 texts to compare with; at least 1 is needed")
-        return nearest(self.embed(queries, normalise=True), self.embed(among, normalise=True), n=n)
+        others = [among] if isinstance(among, str) else among
+        return nearest(self.embed(queries, normalise=True), self.embed(others, normalise=True), n=n)
 
     @overload
     def fill(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
@@ -221,12 +230,11 @@ class TextEncoder:
             return self.classify([texts], truncate=truncate)[0]
         self._needs("classifier", "classification head", "classify")
         read = self.encode(texts, truncate=truncate)
-        answers: list[Answer | None] = [None] * len(read)
+        answers: dict[int, Answer] = {}
         for batch in self._batches(read):
             logits = self.model.class_logits(batch.states).float()
-            for place, row in zip(batch.places, logits, strict=True):
-                answers[place] = self._answer(row)
-        return [answer for answer in answers if answer is not None]
+            answers |= {place: self._answer(row) for place, row in zip(batch.places, logits, strict=True)}
+        return [answers[place] for place in range(len(read))]
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -242,12 +250,11 @@ class TextEncoder:
         for one in read:
             if len(one.row) != 2:
                 raise InputError(f"text {one.number} is one text; what follows is asked of a pair")
-        follows = [0.0] * len(read)
+        follows: dict[int, float] = {}
         for batch in self._batches(read):
             probabilities = self.model.next_sentence_logits(batch.states).float().softmax(-1)[:, 0]
-            for place, probability in zip(batch.places, probabilities.tolist(), strict=True):
-                follows[place] = probability
-        return follows
+            follows |= dict(zip(batch.places, probabilities.tolist(), strict=True))
+        return [follows[place] for place in range(len(read))]
 
     def _answer(self, logits: Float[Tensor, " class"]) -> Answer:
         problem = self.model.config.problem
