@@ -104,13 +104,11 @@ def _against_length(axes: "Axes", estimate: Estimate) -> None:
             rest.append(sum(one.flops for one in block) - core[-1])
         axes.plot(lengths, rest, color=BLUE, label="products with weights, ∝ n")
         axes.plot(lengths, core, color=ORANGE, label="scores and mix, ∝ n²")
-        if found.executed is not None:
-            axes.axvline(found.executed, color=GREY, linewidth=0.8, linestyle=":")
-            d = config.d_model
-            axes.annotate(
-                f"n = {found.executed:,} = {found.executed / d:.3g}d", (found.executed, min(core)), rotation=90,
-                xytext=(-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=8, color=GREY,
-            )  # fmt: skip
+        axes.axvline(found.executed, color=GREY, linewidth=0.8, linestyle=":")
+        axes.annotate(
+            f"n = {found.executed:,} = {found.executed / config.d_model:.3g}d", (found.executed, min(core)),
+            rotation=90, xytext=(-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=8, color=GREY,
+        )  # fmt: skip
         axes.legend(frameon=False, loc="upper left")
     axes.set(xscale="log", yscale="log")
     what = {"rnn": "the whole of it", "seq2seq": "the encoder's blocks"}
