@@ -43,7 +43,7 @@ def test_a_cache_gets_the_same_keys_and_values(attention, monkeypatch):
         monkeypatch.setattr(Attention, "_pays_at_once", lambda *_, at_once=at_once: at_once)
         x = torch.randn(BATCH, N, D_MODEL, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
-            filled.append([attention(x, mask=CAUSAL, cache=cache.layers[0])])
+            filled.append([attention(x, mask=CAUSAL, cache=cache.layers[0]), cache.keys, cache.values])
     assert_same(*filled)
 
 

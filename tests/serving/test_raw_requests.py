@@ -17,7 +17,7 @@ FOREIGN = [
     "evil.example:{port}", "localhost.evil.example:{port}", "127.1:{port}", "0:{port}", "0.0.0.0:{port}",
     "2130706433:{port}", "0x7f000001:{port}", "[::]:{port}", "[::ffff:127.0.0.1]:{port}", "127.0.0.1:{port}0",
     "127.0.0.1: {port}", "127.0.0.1:{port},evil.example", "LOCALHOST.:{port}", "127.0.0.1:{port}/", "*:{port}",
-    "localhost:{port}\t", "\xff:{port}",
+    "\xff:{port}",
 ]  # fmt: skip
 FOREIGN_ORIGINS = [
     "null", "http://evil.example", "https://127.0.0.1:{port}", "http://127.0.0.1", "http://127.0.0.1:{port}.evil.example",
@@ -64,7 +64,7 @@ def is_well(port: int) -> bool:
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_a_foreign_host_is_refused(port, host):
-    assert ask(port, host=host.format(port=port)) in ("403", "400") or host.endswith("\t")
+    assert ask(port, host=host.format(port=port)) in ("403", "400")
     assert is_well(port)
 
 
@@ -102,7 +102,7 @@ def test_many_who_never_finish_their_request_keep_nobody_else_out(port):
     assert is_well(port)
 
 
-def test_who_leaves_at_once_stops_the_work(port):
+def test_those_who_leave_at_once_keep_nobody_else_out(port):
     body = json.dumps({"model": "gpt", "text": TEXT, "max_new": 25}).encode()
     head = f"POST /api/generate HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nx-qkv-token: {TOKEN}\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
