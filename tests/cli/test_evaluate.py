@@ -7,6 +7,8 @@ from functools import partial
 import pytest
 
 from qkv.tasks import load
+from qkv.weights.models import Loaded
+from qkv.weights.save import Numbers, save_hf
 from tests.tasks.small import saved, small_task
 
 DOCUMENTS = ["The cat sat on the mat.", "El niño comió 😀", "x", "and the dog slept\n" * 9]
@@ -49,6 +51,13 @@ def test_a_limit_takes_the_first_documents(command, folder, text):
     assert rows["documents"] == "2"
     assert rows["bytes"] == str(len("".join(DOCUMENTS[:2]).encode()))
     assert list(rows) == ["documents", "tokens", "bytes", "loss", "perplexity", "bits_per_byte"]
+
+
+def test_what_is_to_be_told_of_the_weights_is_told(command, text, tmp_path):
+    task = small_task()
+    save_hf(Loaded(task.model, task.tokenizer), tmp_path / "half", numbers=Numbers.F16)
+    answer = command(tmp_path / "half", "--text", text)
+    assert "half: its weights are float16; they are computed with in float32\n" in answer.err
 
 
 def test_several_files_are_one_text(command, folder, text, tmp_path):

@@ -147,6 +147,13 @@ def test_lines_that_ask_nothing_stay_in_their_place_and_are_told_of(command, fol
     assert said == {"text": "a cat", "filled": "a cat", "masks": []}
 
 
+def test_a_text_of_two_lines_has_one_line_of_answer(command, folder, tmp_path):
+    (tmp_path / "among.txt").write_text("the dog\n")
+    for asked in (["classify", folder], ["fill", folder], ["similar", folder, "--among", tmp_path / "among.txt"]):
+        (line,) = command(*asked, "the cat\r\n[MASK]").out.splitlines()
+        assert "the cat\\r\\n" in line
+
+
 def test_a_blank_query_finds_nothing(command, folder, tmp_path):
     (tmp_path / "among.txt").write_text("the dog\nx\n")
     asked = ["similar", folder, "--among", tmp_path / "among.txt", "-n", 1]

@@ -35,6 +35,11 @@ def test_each_word_has_its_nearest_other_by_cosine(command, folder):
     assert said[1]["cosine"] == pytest.approx(found.cosine[1].tolist(), abs=1e-6)
 
 
+def test_a_word_in_a_sentence_of_two_lines_has_one_line(command, folder):
+    first, _ = command(folder, "the\n[cat] sat", "dog").out.splitlines()
+    assert first.startswith("the\\n[cat] sat\tdog\t")
+
+
 def test_a_map_is_drawn(command, folder, tmp_path):
     assert command(folder, *ITEMS, "--plot", tmp_path / "map.png").status == 0
     assert (tmp_path / "map.png").stat().st_size > 5000

@@ -40,7 +40,7 @@ def classify(
       cut -f1 reviews.tsv | qkv classify sentiment > classes.tsv
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
-    from qkv.cli.texts import answered, encoded, given_texts, pairs_where_tabs
+    from qkv.cli.texts import answered, encoded, given_texts, in_a_line, pairs_where_tabs
     from qkv.tasks import TextEncoder
 
     task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
@@ -50,7 +50,7 @@ def classify(
             text = one.row[0] if len(one.row) == 1 else one.row
             print(json.dumps({"text": text, **_as_dict(answer)}, ensure_ascii=False))
         else:
-            print("" if answer is None else "\t".join((*_columns(answer), *one.row)))
+            print("" if answer is None else "\t".join((*_columns(answer), *map(in_a_line, one.row))))
 
 
 def _as_dict(answer: "Answer | float | None") -> dict[str, object]:

@@ -35,7 +35,7 @@ def fill(
       qkv fill bert --json < sentences.txt
     """
     from qkv.cli.progress import say
-    from qkv.cli.texts import answered, encoded, given_texts, is_blank
+    from qkv.cli.texts import answered, encoded, given_texts, in_a_line, is_blank
     from qkv.tasks import TextEncoder
 
     task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
@@ -52,7 +52,7 @@ def fill(
             print(json.dumps(said, ensure_ascii=False))
             continue
         guesses = ["  ".join(f"{guess.token} {guess.probability:.4f}" for guess in mask) for mask in masks]
-        print("\t".join([text, *guesses]))
+        print("\t".join([in_a_line(text), *guesses]))
     if unmasked:
         mask = task.tokenizer.specials[Role.MASK]
         say(

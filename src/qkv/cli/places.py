@@ -30,18 +30,25 @@ class Place:
     int8: bool = False
 
     def load(self, model: str) -> "Task":
+        """With what is to be told of it."""
         from qkv.tasks import load
 
-        return load(model, int8=self.int8, device=self.device, dtype=self.dtype)
+        task = load(model, int8=self.int8, device=self.device, dtype=self.dtype)
+        _tell(task, model)
+        return task
 
     def load_as(self, kind: "type[AnyTask]", model: str) -> "AnyTask":
-        """With what is to be told of it."""
+        """As `load`, for those who need one kind of task alone."""
         from qkv.tasks import load_as
 
         task = load_as(kind, model, int8=self.int8, device=self.device, dtype=self.dtype)
-        for remark in task.remarks:
-            say(f"{model}: {remark}")
+        _tell(task, model)
         return task
+
+
+def _tell(task: "Task", model: str) -> None:
+    for remark in task.remarks:
+        say(f"{model}: {remark}")
 
 
 def chosen_device(name: str) -> "torch.device":

@@ -37,7 +37,7 @@ def similar(
     import torch
 
     from qkv.cli.progress import say
-    from qkv.cli.texts import answered, encoded, given_texts
+    from qkv.cli.texts import answered, encoded, given_texts, in_a_line
     from qkv.tasks import TextEncoder
     from qkv.tasks.text_encoder import nearest
 
@@ -57,7 +57,8 @@ def similar(
             said = {"query": query.row[0], "found": [dict(zip(keys, row, strict=True)) for row in rows]}
             print(json.dumps(said, ensure_ascii=False))
         else:
-            print("\n".join(f"{query.row[0]}\t{cosine:.4f}\t{number}\t{text}" for cosine, number, text in rows))
+            asked = in_a_line(query.row[0])
+            print("\n".join(f"{asked}\t{cosine:.4f}\t{number}\t{text}" for cosine, number, text in rows))
 
 
 def _lines(file: Path) -> list[tuple[int, str]]:

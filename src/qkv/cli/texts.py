@@ -50,6 +50,11 @@ def pairs_where_tabs(texts: Iterable[str]) -> "Iterator[Text]":
         yield (columns[0], columns[1]) if len(columns) == 2 else text
 
 
+def in_a_line(text: str) -> str:
+    """As it is printed: one line of answer for each text, whatever the text holds."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
 def is_blank(text: "Text | tuple[str, ...]") -> bool:
     """Of a pair: both are."""
     return not "".join(text).strip()

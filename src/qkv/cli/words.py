@@ -31,7 +31,7 @@ def words(
       qkv words stories king queen dog cat run walk --plot words.png
       qkv words stories "He sat by the [light]." "The box was very [light]." light
     """
-    from qkv.cli.texts import given_texts, is_blank
+    from qkv.cli.texts import given_texts, in_a_line, is_blank
     from qkv.inspection.figures import check_picture, save_picture
     from qkv.tasks import LanguageModel, TextEncoder
     from qkv.tasks.word_vectors import word_vectors
@@ -52,7 +52,8 @@ def words(
             print(json.dumps({**said, "cosine": cosines[place], "euclid": distances[place]}, ensure_ascii=False))
         else:
             near = max((other for other in range(len(wanted)) if other != place), key=cosines[place].__getitem__)
-            print(f"{item}\t{wanted[near]}\t{cosines[place][near]:.4f}\t{distances[place][near]:.4f}")
+            both = f"{in_a_line(item)}\t{in_a_line(wanted[near])}"
+            print(f"{both}\t{cosines[place][near]:.4f}\t{distances[place][near]:.4f}")
     if plot is not None:
         from qkv.inspection.word_map import word_map
 
