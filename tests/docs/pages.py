@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.architecture.places import ROOT
 
 
 @dataclass(frozen=True)
