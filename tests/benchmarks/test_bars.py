@@ -1,3 +1,5 @@
+"""Every bar of speed: the best beside the best, each among the engines of its group; the engines agree."""
+
 from importlib.util import find_spec
 
 import pytest
