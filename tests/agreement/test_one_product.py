@@ -47,7 +47,7 @@ def test_a_cache_gets_the_same_keys_and_values(attention, monkeypatch):
     assert_same(*filled)
 
 
-def test_it_is_not_taken_on_a_cpu_nor_where_another_layer_stands_for_one(attention):
+def test_it_is_not_taken_on_a_cpu_nor_where_another_layer_stands_for_one_or_is_hooked(attention):
     class OnGPU(torch.Tensor):
         is_cuda = True
 
@@ -55,5 +55,9 @@ def test_it_is_not_taken_on_a_cpu_nor_where_another_layer_stands_for_one(attenti
     assert attention._pays_at_once(there)
     assert not attention._pays_at_once(there[:, :5])
     assert not attention._pays_at_once(torch.ones(2, 1024, D_MODEL))
+    hook = attention.value.register_forward_hook(lambda *_: None)
+    assert not attention._pays_at_once(there)
+    hook.remove()
+    assert attention._pays_at_once(there)
     attention.key = nn.Sequential(attention.key)
     assert not attention._pays_at_once(there)

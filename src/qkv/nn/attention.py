@@ -15,7 +15,7 @@ from qkv.nn.cache import LayerCache, SourceCache
 from qkv.nn.lookup import Lookup, attend_fused, weights_of
 from qkv.nn.mask import Mask
 from qkv.nn.relation import Relation
-from qkv.nn.tap import Tap
+from qkv.nn.tap import Tap, is_looked_at
 from qkv.tensors import HeadResults, Residual
 
 TOKENS_FOR_ONE_PRODUCT = 1024
@@ -112,9 +112,13 @@ class Attention(nn.Module):
         return self.output(self._join(heads))
 
     def _pays_at_once(self, x: Tensor) -> bool:
-        """On a GPU, where the weights' copy is small beside the product; not where another layer stands for one."""
-        are_plain = all(type(part) is nn.Linear for part in (self.query, self.key, self.value))
-        return x.is_cuda and are_plain and x.shape[0] * x.shape[1] >= TOKENS_FOR_ONE_PRODUCT
+        """On a GPU, where the weights' copy is small beside the product.
+
+        Not where another layer stands for one of the three, or a hook waits for what it gives.
+        """
+        if not x.is_cuda or x.shape[0] * x.shape[1] < TOKENS_FOR_ONE_PRODUCT:
+            return False
+        return all(type(part) is nn.Linear and not is_looked_at(part) for part in (self.query, self.key, self.value))
 
     def _at_once(self, x: Tensor) -> list[Tensor]:
         """Query, key and value by one product: three small ones leave part of a GPU idle."""
