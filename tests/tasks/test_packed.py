@@ -65,6 +65,24 @@ def test_the_batches_of_a_gpu_are_those_of_a_cpu(model, monkeypatch):
     assert not plain
 
 
+class OnGPU(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("other", [{"n_kv_heads": 1}, {"d_value": 5}, {"window": 3}, {"scale_scores": False}], ids=str)
+def test_a_gpu_packs_where_torch_has_the_kernel_alone(model, other):
+    def packs(config, kind=torch.bfloat16):
+        made = BERT(config, seed=3)
+        made.embedding.token.weight = torch.nn.Parameter(
+            made.embedding.token.weight.detach().to(kind).as_subclass(OnGPU)
+        )
+        return can_pack(made)
+
+    assert packs(model.config)
+    assert not packs(model.config, torch.float32)
+    assert not packs(model.config.replace(**other))
+
+
 def test_a_cpu_packs_nothing_and_compiles_nothing(model):
     assert not can_pack(model)
     with pytest.raises(InputError, match="compiling is for a GPU and 16-bit numbers"):
