@@ -29,11 +29,7 @@ BENCHMARKS = {
         3,
         "GPT-2 124M in int8, 1 and 16 texts, beside float32 and CTranslate2's int8",
     ),
-    "decode-gpu": (
-        "decode_gpu:decode_gpu",
-        3,
-        "the same on a GPU, beside gpt-fast and transformers with a static cache",
-    ),
+    "decode-gpu": ("gpu_decoding:decode_gpu", 3, "one more token on a GPU, beside gpt-fast and transformers"),
     "cpu": ("bars:cpu", 3, "every bar of speed on a CPU, all of the above in one table and one plot"),
     "explorer": ("explorer:explorer", 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
 }
@@ -87,7 +83,10 @@ def _parser() -> argparse.ArgumentParser:
         help="a file for the table, or a folder for it and all figures (benchmarks/RESULTS.md)",
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="what `cost`, `growth` and `recurrence` measure"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="what `cost`, `growth` and `recurrence` measure; NAME-gpu needs cuda",
     )
     return parser
 

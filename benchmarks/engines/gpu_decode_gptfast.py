@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.engines import nanogpt
 from benchmarks.engines.decode_work import Write
 from benchmarks.engines.gpu_decode_work import Work, serve_gpu_decoding
 from benchmarks.engines.speaking import MissingPeerError
@@ -43,7 +44,7 @@ def build(work: Work, model: GPT, options: dict[str, Any]) -> tuple[Any, dict[st
             step = torch.compile(_likeliest, mode="reduce-overhead", fullgraph=True)
         return lambda prompts, n: _write(peer, step, prompts, n)
 
-    return prepare, {"gpt-fast": "32971d3"}
+    return prepare, {"gpt-fast": nanogpt.version(clone)}
 
 
 def _likeliest(peer: Any, ids: Tensor, at: Tensor) -> Tensor:  # noqa: ANN401

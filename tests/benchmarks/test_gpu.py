@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import gpu_encoding, gpu_training, machine
+from benchmarks import gpu_decoding, gpu_encoding, gpu_training, machine
 from benchmarks.engines import gpu_encode_qkv, gpu_encode_transformers
 from benchmarks.engines.gpu_encode_work import Work
 from benchmarks.runner import Asked, Best, Comparison
@@ -24,7 +24,7 @@ def test_packed_and_padded_texts_have_the_same_means_and_texts_are_a_function_of
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("measure", [gpu_training.train_gpu, gpu_encoding.encode_gpu])
+@pytest.mark.parametrize("measure", [gpu_training.train_gpu, gpu_encoding.encode_gpu, gpu_decoding.decode_gpu])
 def test_a_cpu_is_refused(measure):
     with pytest.raises(SystemExit, match="measures a GPU: add --device cuda"):
         measure(Asked(peers=None, repeats=1, threads=None, say=print))

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from benchmarks import machine
 from benchmarks.engine import Engine
 from benchmarks.engines.gpu_decode_work import CHECKED, Work
+from benchmarks.gpu_training import CEILINGS
 from benchmarks.results import Report
 from benchmarks.runner import Asked, Comparison, Plan, compare
 
@@ -12,12 +13,13 @@ GPT2 = Work(n_layers=12, n_heads=12, d_model=768, d_ff=3072, vocabulary_size=502
 LLAMA = replace(GPT2, d_ff=2048, is_llama=True)
 """As many weights as GPT-2 124M, in the form that gpt-fast knows."""
 LARGE = replace(LLAMA, n_layers=24, n_heads=16, d_model=2048, d_ff=5632, vocabulary_size=32000)
-CEILINGS = Engine(name="ceilings", module="benchmarks.engines.gpu_ceilings")
 OURS = Engine(name="qkv", module="benchmarks.engines.gpu_decode_qkv", is_ours=True)
 TRANSFORMERS = Engine(name="Hugging Face, static cache", module="benchmarks.engines.gpu_decode_transformers")
 
 
 def decode_gpu(asked: Asked) -> Report:
+    if asked.device != "cuda":
+        raise SystemExit("decode-gpu measures a GPU: add --device cuda")
     gptfast = Engine(
         name="gpt-fast", module="benchmarks.engines.gpu_decode_gptfast",
         options={"peers": None if asked.peers is None else str(asked.peers)},
