@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+WIDTH = 100
+"""Characters of a line that is folded."""
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
     """Columns side by side; the first `left` are words, the others numbers."""

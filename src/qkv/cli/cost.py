@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from qkv.choices import Kernel
+from qkv.cli.columns import WIDTH
 from qkv.cli.cost_plan import KNOWN, AsJSON, Length, calibrate, count, plan
 from qkv.cli.help import Command
 from qkv.errors import InputError
@@ -218,5 +219,5 @@ def _print(estimate: "Estimate", device: "Device | None", times: dict[str, Any],
     said = [*words(estimate.config, estimate.work), *slipped]
     said += [*([] if by_lecture else [f"Grows as: {cost_text.LETTERS}."]), CONVENTIONS]
     totals = [*cost_text.totals(estimate, lecture=by_lecture), *cost_text.time_text(times)]
-    wrapped = [textwrap.fill(one, cost_text.WIDTH) for one in said]
+    wrapped = [textwrap.fill(one, WIDTH) for one in said]
     print("\n".join([estimate.title, "", *totals, "", *rows, *wrapped]))

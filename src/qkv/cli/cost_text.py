@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 LECTURE = ("operation", "lecture E", "FLOPs", "lecture E: IO", "numbers moved", "FLOPs a byte")
 HEAD = ("operation", "grows as", "FLOPs", "share", "bytes moved", "FLOPs a byte")
 LETTERS = "b texts, n tokens each, d the model's width; m: tokens of a source"
-WIDTH = 100
-"""Characters of a line."""
 
 
 def lecture_cells(row: "Row") -> list[str]:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-WIDTH = 100
+from qkv.cli.columns import WIDTH
+
 SHOWN = (
     (
         "A story, token by token, by a GPT",

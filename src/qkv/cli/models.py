@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.columns import table
+from qkv.cli.columns import WIDTH, table
 from qkv.errors import InputError, QKVError
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from qkv.config import ModelConfig
 
-WIDTH = 100
-"""Characters of a line."""
 HEAD = ("NAME", "COMMAND", "PARAMETERS", "ON DISK", "WHAT IT DOES, AND HELD-OUT SCORES")
 
 
