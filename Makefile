@@ -16,7 +16,7 @@ help:
 	@echo "make test-long  the long ones"
 	@echo "make bench      every bar of speed on a CPU beside the peers, 20 minutes;"
 	@echo "                PEERS=FOLDER names clones of those that pip has not: nanoGPT, joeynmt"
-	@echo "make bench-gpu  the same on an NVIDIA GPU (PEERS as above)"
+	@echo "make bench-gpu  speed, cost and memory on an NVIDIA GPU (PEERS: nanoGPT, gpt-fast)"
 	@echo "make lint       style, types, imports"
 	@echo "make notebooks  run the notebooks again, each in a kernel of its own, and keep what they show"
 	@echo "make docs       build the documentation into site/, every link checked"
