@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="what `cost`, `growth` and `recurrence` measure; NAME-gpu needs cuda",
+        help="what `cost`, `growth`, `memory`, `recurrence` measure; NAME-gpu needs cuda",
     )
     return parser
 

@@ -224,7 +224,7 @@ def predicted(case: Case, device: str) -> int:
 
 def memory(asked: Asked) -> Report:
     load = machine.others_load()
-    on_gpu = torch.cuda.is_available()
+    on_gpu = asked.device == "cuda"
     device, cases, limit = ("cuda", ON_GPU, GPU_LIMIT) if on_gpu else ("cpu", ON_CPU, CPU_LIMIT)
     rows, notes, errors = [], [], []
     for case in cases:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import gpu_decoding, gpu_encoding, gpu_training, machine
+from benchmarks import gpu_decoding, gpu_encoding, gpu_training, machine, memory
 from benchmarks.engines import gpu_encode_qkv, gpu_encode_transformers
 from benchmarks.engines.gpu_encode_work import Work
 from benchmarks.runner import Asked, Best, Comparison
@@ -28,6 +28,16 @@ def test_packed_and_padded_texts_have_the_same_means_and_texts_are_a_function_of
 def test_a_cpu_is_refused(measure):
     with pytest.raises(SystemExit, match="measures a GPU: add --device cuda"):
         measure(Asked(peers=None, repeats=1, threads=None, say=print))
+
+
+def test_memory_is_that_of_the_device_asked_for_where_there_is_a_gpu_too(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked = []
+    monkeypatch.setattr(memory, "measured", lambda _, device: asked.append(device) or memory.MIB)
+    monkeypatch.setattr(memory, "predicted", lambda _, device: asked.append(device) or memory.MIB)
+    text = memory.memory(Asked(peers=None, repeats=1, threads=None, say=print)).text()
+    assert set(asked) == {"cpu"}
+    assert "Mean error 0.0%" in text
 
 
 def test_shares_of_the_ceiling_are_of_tokens_times_flops(monkeypatch):

@@ -1,3 +1,5 @@
+"""Engines do the same work: the same losses, ids and vectors from the same weights."""
+
 import math
 from importlib.util import find_spec
 
