@@ -1,3 +1,5 @@
+"""The benchmark of predicted times: what it leaves behind, and that it ends in time."""
+
 import itertools
 import json
 from types import SimpleNamespace

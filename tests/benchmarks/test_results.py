@@ -1,3 +1,5 @@
+"""A table of results: what a row, a note and a section say."""
+
 import datetime as dt
 
 from benchmarks.engine import Engine

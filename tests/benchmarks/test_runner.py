@@ -1,3 +1,5 @@
+"""Engines side by side: in turn, the best counts, and one that is missing, wrong or dead has no figure."""
+
 import sys
 from dataclasses import dataclass
 from pathlib import Path
