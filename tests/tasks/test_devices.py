@@ -11,7 +11,7 @@ from hypothesis import settings as tried
 from qkv.choices import Verdict
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.errors import InputError
-from qkv.generation import translate
+from qkv.generation import generate, translate
 from qkv.inspection.alignment import cross_weights
 from qkv.tasks import LanguageModel, TextEncoder, load
 from qkv.tasks.devices import find_device, find_dtype
@@ -103,6 +103,14 @@ def test_a_translator_of_any_shape_follows_its_device(config):
         found, seen = written()
     assert found == ids
     close(seen, looks)
+
+
+def test_an_id_outside_the_vocabulary_is_refused_before_it_leaves_the_cpu():
+    """A GPU would end the process with an assertion of its own."""
+    model = shaken(small_task().model.config)
+    n = model.config.vocabulary_size
+    with pretended_gpu(), torch.no_grad(), pytest.raises(InputError, match=f"id {n} is outside the vocabulary of {n}"):
+        generate(model.to(GPU), [[1, n]], max_new=1)
 
 
 def test_a_tensor_left_on_the_cpu_is_noticed():

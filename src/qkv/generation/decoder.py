@@ -12,7 +12,7 @@ from qkv.generation.lean import LeanStep
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.models.rnn import RNNSource
-from qkv.nn import Source, SourceCache
+from qkv.nn import Source, SourceCache, check_ids
 
 Rows = Int[Tensor, " row"]
 Texts = Int[Tensor, " text"]
@@ -56,7 +56,7 @@ class GPTDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> NextLogits:
         """All prompts in one pass; the logits after each prompt's last token."""
-        ids, is_token = padded(prompts, self.device)
+        ids, is_token = padded(prompts, self.device, self._model.config.vocabulary_size)
         states = self._model.states(ids, is_token=is_token, cache=self.cache)
         n = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._n_shortest = min(len(prompt) for prompt in prompts)
@@ -126,7 +126,7 @@ def read_sources(
 
     `capacity`: how many tokens a text may hold, the one that begins it included.
     """
-    ids, is_token = padded(sources, next(model.parameters()).device)
+    ids, is_token = padded(sources, next(model.parameters()).device, model.config.source_vocabulary_size)
     match model:
         case Seq2Seq():
             return Seq2SeqDecoder(model, model.encode(ids, is_token=is_token), capacity=capacity, lean=lean)
@@ -135,12 +135,14 @@ def read_sources(
 
 
 def padded(
-    texts: Sequence[Sequence[int]], device: torch.device
+    texts: Sequence[Sequence[int]], device: torch.device, vocabulary_size: int
 ) -> tuple[Int[Tensor, "text position"], Bool[Tensor, "text position"] | None]:
     """One table, filled up with 0 on the right, and where tokens stand; None where they all have one length."""
     lengths = [len(text) for text in texts]
     longest = max(lengths)
-    ids = torch.tensor([[*text, *[0] * (longest - n)] for text, n in zip(texts, lengths, strict=True)], device=device)
+    ids = torch.tensor([[*text, *[0] * (longest - n)] for text, n in zip(texts, lengths, strict=True)])
+    check_ids(ids, vocabulary_size)  # here, for on a GPU nobody looks
+    ids = ids.to(device)
     if min(lengths) == longest:
         return ids, None
     return ids, torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]

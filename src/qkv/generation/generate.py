@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.config import SamplingConfig
-from qkv.errors import WeightsError
+from qkv.errors import InputError, WeightsError
 from qkv.generation.decoder import Decoder, GPTDecoder
 from qkv.generation.gpu import can_use_kernels, can_write_ahead, write_ahead
 from qkv.generation.gpu_step import GPUStep
@@ -38,7 +38,8 @@ class Step:
     @property
     def logits(self) -> Tensor:
         """The model's own logits for this token, (1, vocabulary); to be read before the next step."""
-        assert self.batch_logits is not None, "asked for without logits"
+        if self.batch_logits is None:
+            raise InputError("these steps have no logits: they were asked for with with_logits=False")
         return self.batch_logits[self.place : self.place + 1]
 
 

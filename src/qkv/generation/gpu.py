@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from random import Random
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +30,15 @@ class GPUSteps:
         self._state: list[tuple[int, int]] = []
         self._laid: Laid | None = None
         self._made: list[GPUStep] = []
+        self._lock = Lock()
 
     @contextmanager
     def taken(self, *, batch: int, capacity: int) -> Iterator[GPUStep]:
         """A step with an empty cache, for one writer at a time."""
         capacity = min(-(-capacity // ROOM) * ROOM, self._model.config.context_length)
-        step = self._find(batch, capacity)
-        step.is_taken = True
+        with self._lock:
+            step = self._find(batch, capacity)
+            step.is_taken = True
         try:
             yield step
         finally:
