@@ -88,7 +88,7 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "qkv needs Python 3.11 or newer, and none was found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv-bench
 	$(subst $(BIN),.venv-bench/bin,$(INSTALL)) -e '.[plot]' transformers
-	for peer in ctranslate2 'gguf xllamacpp' 'onnxruntime onnxscript' sentence-transformers; do \
+	for peer in ctranslate2 'gguf xllamacpp' 'sentencepiece sacrebleu' 'onnxruntime onnxscript' sentence-transformers; do \
 		$(subst $(BIN),.venv-bench/bin,$(INSTALL)) $$peer || echo "left out: $$peer" >&2; done
 	@touch $@
 
