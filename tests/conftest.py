@@ -1,6 +1,7 @@
 """What holds for every test: the same numbers each time, and no fight over the cores."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -22,6 +23,9 @@ def pytest_collection_modifyitems(items):
             many = hypothesis.settings(asked, max_examples=int(os.environ["QKV_EXAMPLES"]))
             law._hypothesis_internal_use_settings = many
 
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

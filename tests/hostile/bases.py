@@ -7,6 +7,7 @@ import random
 import shutil
 import struct
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +89,8 @@ def _shards(folder: Path) -> None:
 def _own(family: str, *, int8: bool = False) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         task = tasks()[family]
-        (save_int8 if int8 else save_own)(Loaded(task.model.float(), task.tokenizer), folder / "x")
+        model = deepcopy(task.model).float()  # of a copy, for other tests have the same task
+        (save_int8 if int8 else save_own)(Loaded(model, task.tokenizer), folder / "x")
 
     return make
 

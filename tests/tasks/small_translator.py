@@ -20,6 +20,7 @@ from tests.learning.practice import practise
 
 WORDS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]
 CONTEXT = 37
+CPU = torch.device("cpu")
 
 
 def draw(chance: random.Random, n: int) -> str:
@@ -61,9 +62,9 @@ def _taught(model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, 
     def loss(generator: torch.Generator) -> torch.Tensor:
         chance = random.Random(int(torch.randint(0, 1 << 30, (1,), generator=generator)))
         texts = [draw(chance, chance.randint(1, 6)) for _ in range(32)]
-        source, is_token = padded(tokenizer.encode_batch(texts), torch.device("cpu"))
+        source, is_token = padded(tokenizer.encode_batch(texts), CPU, tokenizer.vocabulary_size)
         targets = [tokenizer.encode(backwards(text), add_specials=False) for text in texts]
-        prefix, _ = padded([[begin, *ids] for ids in targets], torch.device("cpu"))
+        prefix, _ = padded([[begin, *ids] for ids in targets], CPU, tokenizer.vocabulary_size)
         wanted = torch.full_like(prefix, -100)
         for row, ids in enumerate(targets):
             wanted[row, : len(ids) + 1] = torch.tensor([*ids, end])
