@@ -148,7 +148,7 @@ def test_a_config_of_a_million_billion_parameters_is_answered(tmp_path):
         (["gpt2", "--measure"], r"there is no calibration of .* for forward at float32: qkv cost calibrate"),
         (["plan", "--tokens", "1B", "--device", "h200"], "give --params or --model"),
         (["plan", "--params", "1B", "--device", "h200"], "give --tokens, how many to train on"),
-        (["plan", "--params", "1B", "--tokens", "1B"], "and --device, one of a100 h100"),
+        (["plan", "--params", "1B", "--tokens", "1B"], "give --device, one of a100 h100"),
         (["plan", "--params", "12", "--tokens", "1B", "--device", "h200"], "params=12 must be from"),
         (["plan", "--params", "1e9", "--tokens", "1B", "--device", "h200"], "--params 1e9: a whole number"),
         (["plan", "--params", "1B", "--tokens", "1B", "--device", "l4", "--sharding", "x"], "--sharding x: it is ddp"),

@@ -7,6 +7,7 @@ import lzma
 import sys
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -131,6 +132,15 @@ def test_a_bad_file_is_refused_in_a_line_that_names_the_place(file, name, conten
     with pytest.raises(InputError, match=line) as refusal:
         list(read_documents([file(name, content)]))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_that_vanishes_while_it_is_read_is_one_line(tmp_path, monkeypatch):
+    def vanish(_, pattern):
+        raise FileNotFoundError(2, "No such file or directory", str(tmp_path / "gone"))
+
+    monkeypatch.setattr(Path, "rglob", vanish)
+    with pytest.raises(InputError, match=r"cannot be read: No such file or directory: .*gone$"):
+        find_sources([str(tmp_path)])
 
 
 def test_what_is_not_there_is_refused(tmp_path):

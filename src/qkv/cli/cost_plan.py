@@ -47,8 +47,10 @@ def plan(
 
     if (params is None) == (model is None):
         raise InputError("give --params or --model, and not both")
-    if tokens is None or device is None:
-        raise InputError(f"give --tokens, how many to train on, as 2.5B, and --device, one of {KNOWN}")
+    if tokens is None:
+        raise InputError("give --tokens, how many to train on, as 2.5B")
+    if device is None:
+        raise InputError(f"give --device, one of {KNOWN}")
     if sharding not in tuple(Sharding):
         raise InputError(f"--sharding {sharding}: it is {' or '.join(Sharding)}")
     n = None if length is None else count(length, "length")

@@ -160,7 +160,10 @@ class _ZstandardReader(io.RawIOBase):
 
 
 def _in_folder(folder: Path) -> list[Source]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    try:
+        found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    except OSError as error:  # gone, or forbidden, while it was read
+        raise InputError(f"{folder}: cannot be read: {error.strerror}: {error.filename}") from None
     sources = [Source(str(path), named=False) for path in found]
     texts = [source for source in sources if source.ending in TEXT_ENDINGS]
     if not texts:
