@@ -58,6 +58,19 @@ Write = Callable[[list[list[int]], int], list[list[int]]]
 """Prompts and a number of tokens to the new ids of each; always so many."""
 
 
+def seconds_a_step(write: Write, prompts: list[list[int]], *, lengths: tuple[int, int], times: int) -> dict[str, float]:
+    """By two lengths, so that reading the prompts cancels out; the best of each counts."""
+    short, long = lengths
+    best: dict[int, dict[str, float]] = {}
+    for _ in range(times):
+        for n in lengths:
+            watch = Stopwatch()
+            write(prompts, n)
+            took = watch.read()
+            best[n] = {what: min(seconds, best.get(n, took)[what]) for what, seconds in took.items()}
+    return {what: (best[long][what] - best[short][what]) / (long - short) for what in best[long]}
+
+
 @dataclass(kw_only=True)
 class _State:
     work: Work | None = None
@@ -85,16 +98,6 @@ def serve_decoding(build: Callable[[Work, dict[str, Any]], tuple[Write, dict[str
         work, write = state.work, state.write
         assert work is not None
         assert write is not None
-        prompts, took = work.prompts(), {work.short: [], work.long: []}
-        for _ in range(2 * question["steps"]):
-            for n, readings in took.items():
-                watch = Stopwatch()
-                write(prompts, n)
-                readings.append(watch.read())
-        best = {n: {what: min(one[what] for one in readings) for what in readings[0]} for n, readings in took.items()}
-        return {
-            what: (best[work.long][what] - best[work.short][what]) / (work.long - work.short)
-            for what in best[work.long]
-        }
+        return seconds_a_step(write, work.prompts(), lengths=(work.short, work.long), times=2 * question["steps"])
 
     serve({"describe": describe, "check": check, "time": measure})

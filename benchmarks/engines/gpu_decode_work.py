@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.engines.decode_work import Write
-from benchmarks.engines.speaking import Answer, MissingPeerError, Question, Stopwatch, serve
+from benchmarks.engines.decode_work import Write, seconds_a_step
+from benchmarks.engines.speaking import Answer, MissingPeerError, Question, serve
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
@@ -90,17 +90,8 @@ def serve_gpu_decoding(build: Build) -> None:
 
     def measure(question: Question) -> dict[str, Any]:
         work, write = state["work"], state["write"]
-        prompts, took = work.prompts(), {work.short: [], work.long: []}
-        for _ in range(2 * question["steps"]):
-            for n, readings in took.items():
-                torch.cuda.synchronize()
-                watch = Stopwatch()
-                write(prompts, n)
-                readings.append(watch.read())
-        best = {n: {what: min(one[what] for one in readings) for what in readings[0]} for n, readings in took.items()}
-        return {
-            what: (best[work.long][what] - best[work.short][what]) / (work.long - work.short)
-            for what in best[work.long]
-        }
+        torch.cuda.synchronize()
+        # What is written comes back to the CPU, so a text's time ends when the GPU's work does.
+        return seconds_a_step(write, work.prompts(), lengths=(work.short, work.long), times=2 * question["steps"])
 
     serve({"describe": describe, "check": check, "time": measure})
