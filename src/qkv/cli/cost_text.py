@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from qkv.cost.lecture import LectureTable, Row
     from qkv.cost.plan import Plan
 
-LECTURE = ("operation", "lecture E", "FLOPs", "lecture E: IO", "numbers moved", "FLOPs a byte")
+LECTURE = ("operation", "lecture E", "FLOPs", "lecture E: IO", "numbers moved, unfused", "FLOPs a byte")
 HEAD = ("operation", "grows as", "FLOPs", "share", "bytes moved", "FLOPs a byte")
 LETTERS = "b texts, n tokens each, d the model's width; m: tokens of a source"
 
