@@ -144,6 +144,12 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def test_a_role_that_a_file_does_not_have_is_refused_by_the_files_name(tmp_path):
+    save_tokenizer(trained(TokenizerKind.BPE), tmp_path)
+    with pytest.raises(InputError, match=r"/tokenizer\.json has no mask_token \(it has: bos_token, eos_token\)"):
+        load_tokenizer(tmp_path).id_of(Role.MASK)
+
+
 def test_nothing_there_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read: No such file"):
         load_tokenizer(tmp_path / "nowhere.json")

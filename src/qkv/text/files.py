@@ -59,7 +59,7 @@ def _load(file: Path) -> Tokenizer:
     else:
         backend = _load_json(file)
     try:
-        tokenizer = Tokenizer(backend, _roles(backend, settings))
+        tokenizer = Tokenizer(backend, _roles(backend, settings), name=str(file))
         # A file that is whole may still fail at work: then here, where its name is known.
         tokenizer.decode(tokenizer.encode_pair("a é", "B.").ids)
     except InputError as error:

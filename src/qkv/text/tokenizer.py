@@ -44,6 +44,8 @@ class Tokenizer:
     backend: tokenizers.Tokenizer
     specials: Mapping[Role, str]
     """The special token that plays each role; one token may play two."""
+    name: str = "the tokenizer"
+    """What errors call it: its file, where it has one."""
 
     def __post_init__(self) -> None:
         self.backend.no_truncation()
@@ -74,7 +76,7 @@ class Tokenizer:
         found = self.find(role)
         if found is None:
             known = ", ".join(role.value for role in self.specials) or "none"
-            raise InputError(f"the tokenizer has no {role.value} (it has: {known})")
+            raise InputError(f"{self.name} has no {role.value} (it has: {known})")
         return found
 
     @cached_property
