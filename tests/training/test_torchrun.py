@@ -56,6 +56,16 @@ def test_parts_are_small_enough_for_all_and_divide_the_batch(batch, data):
     assert ALONE.fitted(training) is training
 
 
+def test_fine_tuning_by_several_is_refused_by_one_of_them(tmp_path):
+    processes = start_ranks(tmp_path, 2, ("finetune", "bert", "--data", "rows.tsv", "--device", "cpu"))
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [2, 2]
+    said = "".join((tmp_path / f"err-{rank}").read_text() for rank in range(2))
+    assert said == "qkv: error: qkv finetune works in one process, torchrun started 2: leave torchrun out\n"
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_batch_too_small_to_share_is_refused():
     training = TrainingConfig(steps=1, warmup_steps=0, length=5, batch_size=3)
     with pytest.raises(ConfigError, match="batch_size=3 is too small to be shared by 5 processes"):

@@ -90,11 +90,13 @@ def finetune(
       qkv finetune bert --data sick.tsv --target score --rows 1000
       qkv finetune recipes/sentiment.toml --data texts --out sentiment
     """
+    from qkv.cli.together import refuse_several
     from qkv.config import load_finetuning
     from qkv.tasks.finetuning import resume_finetuning, start_finetuning
     from qkv.training import Stopped, stop_at_once
 
     where = chosen_device(device)
+    refuse_several("finetune", where)
     if resume is not None:
         known = ("resume", "device", "as_json")
         refuse_others(context, known, "means nothing with --resume: a run goes on as it was")

@@ -30,6 +30,13 @@ def together(device: "torch.device", sharding: str | None) -> "Iterator[tuple[Ra
         yield ALONE, device
 
 
+def refuse_several(command: str, device: "torch.device") -> None:
+    """For a command that is done by one process: several would write into one folder."""
+    with together(device, None) as (ranks, _):
+        if ranks.world > 1:
+            raise InputError(f"qkv {command} works in one process, torchrun started {ranks.world}: leave torchrun out")
+
+
 def _kind(sharding: str | None) -> "Sharding":
     from qkv.cost import Sharding
 
