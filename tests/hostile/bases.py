@@ -67,10 +67,9 @@ def _zipped(data: bytes, chance: random.Random) -> bytes:
     return changed_bytes(data, chance)
 
 
-MODEL = {
-    "x/config.json": _either, "x/tokenizer.json": _either, "x/tokenizer_config.json": _either,
-    "x/generation_config.json": _either, "x/*.safetensors": changed_safetensors,
-}  # fmt: skip
+MODEL = {"x/config.json": _either, "x/tokenizer_config.json": _either, "x/*.safetensors": changed_safetensors}
+OURS = {**MODEL, "x/tokenizer.json": _either}
+PUBLISHED = {**OURS, "x/generation_config.json": _either, "x/model.safetensors.index.json": _either}
 
 
 def _shards(folder: Path) -> None:
@@ -167,22 +166,23 @@ PREPARE = ("--out", "new", "--tokenizer", "tokenizer.json", "--workers", "1")
 JUDGE = ("evaluate", "bert", "--labelled")
 
 BASES = {
-    "gpt, ours": Base(make=_own("gpt"), command=GENERATE, changes=MODEL),
+    "gpt, ours": Base(make=_own("gpt"), command=GENERATE, changes=OURS),
     "gpt, int8": Base(make=_own("gpt", int8=True), command=GENERATE, changes={"x/*.safetensors": changed_safetensors}),
-    "llama in two shards": Base(
-        make=_shards, command=GENERATE, changes={**MODEL, "x/model.safetensors.index.json": _either}
-    ),
-    "bert, ours": Base(make=_own("bert"), command=FILL, changes=MODEL),
+    "llama in two shards": Base(make=_shards, command=GENERATE, changes=PUBLISHED),
+    "bert, ours": Base(make=_own("bert"), command=FILL, changes=OURS),
     "bert, sentence-transformers": Base(
         make=_sentences, command=("embed", "x", "the film"),
         changes={
-            **MODEL, "x/modules.json": _either, "x/sentence_bert_config.json": _either,
+            **OURS, "x/modules.json": _either, "x/sentence_bert_config.json": _either,
             "x/1_Pooling/config.json": _either,
         },
     ),
-    "seq2seq, ours": Base(make=_own("seq2seq"), command=TRANSLATE, changes=MODEL),
-    "t5, published": Base(make=_t5, command=TRANSLATE, changes={**MODEL, "x/spiece.model": changed_bytes}),
-    "rnn, ours": Base(make=_own("rnn"), command=TRANSLATE, changes=MODEL),
+    "seq2seq, ours": Base(make=_own("seq2seq"), command=TRANSLATE, changes=OURS),
+    "t5, published": Base(
+        make=_t5, command=TRANSLATE,
+        changes={**MODEL, "x/generation_config.json": _either, "x/spiece.model": changed_bytes},
+    ),
+    "rnn, ours": Base(make=_own("rnn"), command=TRANSLATE, changes=OURS),
     "gguf, llama": Base(
         make=_gguf(LLAMA, Numbers.F16), command=("generate", "x.gguf", *GENERATE[2:]), changes={"x.gguf": _header}
     ),

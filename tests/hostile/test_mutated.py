@@ -33,13 +33,11 @@ def changed_copies(name: str, base: Path, folder: Path, n: int) -> list[Path]:
     for i in range(n):
         pattern, change = chance.choice(list(BASES[name].changes.items()))
         found = sorted(path for path in base.glob(pattern) if path.is_file())
-        if not found:
-            continue
+        assert found, f"{name}: no file is named {pattern}"
         file = chance.choice(found)
-        data = file.read_bytes()
-        bad = change(data, chance) if data else b"\0"
-        if bad == data:
-            continue
+        bad = data = file.read_bytes()
+        while bad == data:
+            bad = change(data, chance) if data else b"\0"
         copy = folder / str(i)
         shutil.copytree(base, copy)
         (copy / file.relative_to(base)).write_bytes(bad)
