@@ -1,5 +1,7 @@
 """`import qkv` and `qkv --help` stay light."""
 
+import os
+import re
 import subprocess
 import sys
 
@@ -50,3 +52,22 @@ def test_a_command_that_computes_nothing_imports_nothing_heavy(code):
 
 def test_the_check_sees_a_heavy_import():
     assert "pydantic" in modules_after("import qkv\nqkv.GPTConfig")
+
+
+WAITS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "71"}, "71"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
+    ids=["said-nothing", "said-turns", "said-a-policy"],
+)
+def test_torchs_threads_spin_a_short_while_unless_the_user_said_otherwise(given, expected):
+    kept = {name: value for name, value in os.environ.items() if name not in WAITS}
+    answer = subprocess.run(
+        [sys.executable, "-c", "import qkv.tensors"], capture_output=True, text=True, check=True,
+        env={**kept, "OMP_DISPLAY_ENV": "verbose", **given},
+    )  # fmt: skip
+    if (told := re.search(r"GOMP_SPINCOUNT = '(\d+)'", answer.stderr)) is None:
+        pytest.skip("this torch has another OpenMP than GNU's")
+    assert told[1] == expected

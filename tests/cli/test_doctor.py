@@ -35,6 +35,14 @@ def test_json_has_the_rate_of_matrix_products(command):
     assert said["qkv"]["found"]
 
 
+def test_how_long_threads_wait_for_each_other_is_told(command, monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "71")
+    assert json.loads(command("doctor", "--json").out)["its threads"]["found"] == "GOMP_SPINCOUNT=71"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert json.loads(command("doctor", "--json").out)["its threads"]["found"] == "OMP_WAIT_POLICY=passive"
+
+
 def test_the_extras_are_those_of_the_project():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = {extra: set(packages) for extra, (packages, _) in EXTRAS.items()}

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 import sys
@@ -58,11 +59,18 @@ def _machine() -> list[Finding]:
         ("qkv", __version__, ""),
         ("Python", platform.python_version(), sys.executable),
         ("torch", str(torch.__version__), f"uses {torch.get_num_threads()} of {n_cores()} cores (OMP_NUM_THREADS)"),
+        ("its threads", _waiting(), "turns they wait awake; fewer suit a busy machine"),
         ("processor", torch.backends.cpu.get_cpu_capability(), platform.machine()),
         ("memory", _memory(), ""),
         ("C++ compiler", compiler or "none", compiles),
         _gpu(),
     ]
+
+
+def _waiting() -> str:
+    """As the OpenMP of torch's Linux builds reads it: turns come before the policy."""
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    return next(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
 def _gpu() -> Finding:
