@@ -48,7 +48,8 @@ class Red:
 
 def planted(bug: Bug, folder: Path) -> str | None:
     """Copy the source with the bug in it; or say why it cannot be planted."""
-    shutil.copytree(SOURCE, folder / "qkv", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, folder / "qkv", ignore=shutil.ignore_patterns("__pycache__", "zoo"))
+    (folder / "qkv" / "zoo").symlink_to(SOURCE / "zoo")  # weights, in which no bug is planted
     for file, old, new in bug.edits:
         path = folder / "qkv" / file
         text = path.read_text(encoding="utf-8")

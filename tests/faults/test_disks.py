@@ -45,12 +45,14 @@ def operations_of(folder: Path) -> list[str]:
     return disk.names
 
 
-def survives(folder: Path, unbroken, at: int, number: int, *, stays: bool) -> bool:
+def survives(folder: Path, unbroken, at: int, number: int, *, name: str) -> bool:
     trainer = resumed(folder)
     try:
-        with refusing(at, number, stays=stays):
+        with refusing(at, number, stays=number in (errno.ENOSPC, errno.EROFS)):
             trainer.train()
-        return False
+        # Only a folder that is there already need not be made; all else that is refused must be said.
+        if name != "mkdir" or trainer.progress.step != trainer.config.steps:
+            return False
     except DiskError as error:
         if not LINE.fullmatch(str(error)):
             return False
@@ -71,7 +73,7 @@ def sweep(stopped, tmp_path, tally, *, numbers: Callable[[int], Iterable[int]]) 
         for number in numbers(at):
             copy = tmp_path / f"{at}-{number}"
             shutil.copytree(folder, copy)
-            is_well = survives(copy, unbroken, at, number, stays=number in (errno.ENOSPC, errno.EROFS))
+            is_well = survives(copy, unbroken, at, number, name=names[at - 1])
             tally.add(f"{errno.errorcode[number]} at {at}, {names[at - 1]}", survived=is_well)
             shutil.rmtree(copy)
 

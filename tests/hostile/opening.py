@@ -6,13 +6,15 @@ import os
 import resource
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SECONDS = 5
+"""Of computing: where others compute too, seconds of the clock say little."""
+MOST_WAITING = 60
+"""Seconds of the clock, for what waits and does not compute."""
 MOST_MEMORY = 2**30
 """Beyond what the command has when it begins, which is torch itself."""
 
@@ -20,7 +22,7 @@ MOST_MEMORY = 2**30
 @dataclass(frozen=True)
 class Outcome:
     code: int
-    """128 and more: ended by that signal; SIGALRM: it took too long."""
+    """128 and more: ended by that signal; SIGXCPU or SIGALRM: it took too long."""
     out: str
     err: str
     seconds: float
@@ -28,8 +30,8 @@ class Outcome:
     def fault(self, words: Sequence[str]) -> str | None:
         """What is wrong with how a bad file was refused; `words`: what the line must name."""
         lines = [line for line in self.err.splitlines() if line.startswith("qkv: error: ")]
-        if self.code == 128 + signal.SIGALRM:
-            return f"no end after {SECONDS} s"
+        if self.code in (128 + signal.SIGXCPU, 128 + signal.SIGALRM):
+            return f"no end after {SECONDS} s of computing, or {MOST_WAITING} s of waiting"
         if "Traceback" in self.err or "panicked" in self.err:
             return "a traceback: " + self.err[-400:]
         if self.code != 2 or len(lines) != 1 or self.err.splitlines()[-1] != lines[0]:
@@ -56,15 +58,13 @@ def open_all(commands: Sequence[tuple[Path, Sequence[str]]]) -> list[Outcome]:
 
 def _work(answers, commands: list[tuple[str, list[str]]]) -> None:
     for folder, arguments in commands:
-        begun = time.perf_counter()
         child = os.fork()
         if child == 0:
             _become(folder, arguments)
-        _, status = os.waitpid(child, 0)
-        seconds = time.perf_counter() - begun
+        _, status, used = os.wait4(child, 0)
         code = os.waitstatus_to_exitcode(status)
         said = [Path(folder, name).read_text(errors="replace") for name in (".out", ".err")]
-        answers.send(Outcome(code if code >= 0 else 128 - code, *said, seconds))
+        answers.send(Outcome(code if code >= 0 else 128 - code, *said, used.ru_utime + used.ru_stime))
 
 
 def _become(folder: str, arguments: list[str]) -> None:
@@ -80,7 +80,8 @@ def _become(folder: str, arguments: list[str]) -> None:
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + MOST_MEMORY,) * 2)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+    signal.alarm(MOST_WAITING)
     code = 1
     try:
         main()

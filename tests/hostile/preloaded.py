@@ -5,6 +5,7 @@ import os
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import gguf  # noqa: F401
+import matplotlib.figure  # noqa: F401
 
 import qkv.tasks
 import qkv.training  # noqa: F401

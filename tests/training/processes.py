@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "qkv.cli", "tests.training.runs"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "matplotlib.figure", "qkv.cli", "tests.training.runs"])
 
 WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "shutil.rmtree"}
 
