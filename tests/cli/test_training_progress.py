@@ -17,3 +17,13 @@ def test_the_share_of_the_peak_counts_the_plans_own_flops(capsys, settings):
         progress.report({"step": 3, "validation_loss": 1.25, "is_best": True})
     assert "validation loss 1.2500 (best so far)" in (said := capsys.readouterr().err)
     assert "25% of peak" in said
+
+
+def test_a_last_step_that_moves_is_said(capsys):
+    plan = preflight(preset("bert-tiny"), batch=7, length=128, steps=11, matmul_rate=1e12)
+    with TrainingProgress(plan) as progress:
+        progress.replan(1013)
+        progress.replan(17)
+    assert capsys.readouterr().err.splitlines() == [
+        "at this pace 1,013 steps fit; 11 were planned", "at this pace 17 steps fit; 1,013 were planned",
+    ]  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 
 from qkv.choices import ScheduleKind
 from qkv.config import TrainingConfig
+from qkv.errors import ConfigError
 from qkv.training.schedule import learning_rate
 
 
@@ -48,3 +49,32 @@ def test_noam_is_the_papers_scaled_to_its_peak():
     rate, warmup = rates(ScheduleKind.NOAM), 11
     paper = [min((s + 1) ** -0.5, (s + 1) * warmup**-1.5) for s in range(len(rate))]
     assert rate == pytest.approx([0.5 * p / max(paper) for p in paper])
+
+
+@pytest.mark.parametrize("schedule", [ScheduleKind.COSINE, ScheduleKind.LINEAR, ScheduleKind.WSD])
+def test_where_the_last_step_moves_the_rate_goes_on_from_where_it_stood(schedule):
+    plain = rates(schedule)
+    for steps in (73, 211):
+        moved = rates(schedule, steps=steps, replanned=((53, 101),))
+        assert moved[:54] == plain[:54]
+        assert abs(moved[54] - moved[53]) < 0.03
+        assert moved[11:] == sorted(moved[11:], reverse=True)
+        assert moved[steps] == pytest.approx(0.05)
+
+
+def test_a_last_step_may_move_more_than_once():
+    twice = rates(ScheduleKind.LINEAR, final_learning_rate=0.0, replanned=((31, 51), (61, 91)))
+    # At 31 half of the way is gone; from there 30 of 60 steps are half of the rest; from 61 on, 40 steps are left.
+    assert [twice[31], twice[61], twice[81]] == pytest.approx([0.25, 0.125, 0.0625])
+
+
+def test_a_last_step_that_moves_into_the_warm_up_lets_the_rate_come_down_all_the_same():
+    rate = rates(ScheduleKind.LINEAR, final_learning_rate=0.0, warmup_steps=31, steps=23, replanned=((7, 101),))
+    assert rate[:8] == rates(ScheduleKind.LINEAR, warmup_steps=31)[:8]
+    assert rate[15] == pytest.approx(0.5 * 16 / 31 / 2)
+    assert rate[23] == 0
+
+
+def test_a_plan_that_was_left_after_the_end_is_refused():
+    with pytest.raises(ConfigError, match=r"replanned=\[\[53, 101\]\] has a step that is not before steps=53"):
+        TrainingConfig(batch_size=1, length=1, steps=53, warmup_steps=1, replanned=((53, 101),))

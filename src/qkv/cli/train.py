@@ -31,7 +31,10 @@ NextSentence = Annotated[
 ]
 RNN = Annotated[bool, typer.Option("--rnn", help="Translate by an RNN with attention, not by a Transformer.")]
 Minutes = Annotated[
-    float | None, typer.Option(min=0.05, help="Time to train for, once the texts are read; sets the steps.")
+    float | None,
+    typer.Option(
+        min=0.05, help="Time to train for, once the texts are read; sets the steps, and moves them with the pace."
+    ),
 ]
 Steps = Annotated[int | None, typer.Option(min=1, help="Updates to make.")]
 Start = Annotated[Path | None, typer.Option("--from", help="A model to begin with.")]

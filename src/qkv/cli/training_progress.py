@@ -1,4 +1,4 @@
-"""A run as it goes: loss, tokens a second, share of the machine, time left."""
+"""A run as it goes: where it begins, loss, tokens a second, share of the machine, time left, what came of it."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -8,7 +8,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from qkv.cli.progress import say
 from qkv.cost.preflight import Preflight
+from qkv.errors import QKVError
+from qkv.training import Trainer
+from qkv.training.signals import StopRequest
 
 
 class TrainingProgress:
@@ -47,6 +51,11 @@ class TrainingProgress:
                 Text(f"step {entry['step']:,}/{self._steps:,}  loss {entry['loss']:.4f}  {self._speed()}")
             )
 
+    def replan(self, steps: int) -> None:
+        """The last step has moved."""
+        self._console.print(f"at this pace {steps:,} steps fit; {self._steps:,} were planned", highlight=False)
+        self._steps = steps
+
     def _say_evaluation(self, entry: Mapping[str, Any]) -> None:
         best = " (best so far)" if entry["is_best"] else ""
         further = [
@@ -73,3 +82,44 @@ def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def say_where(trainer: Trainer) -> None:
+    """If it does not begin at the beginning."""
+    step, steps = trainer.progress.step, trainer.config.steps
+    if step >= steps:
+        say(f"all {step:,} steps are done; for more raise training.steps in {trainer.run.path}/recipe.toml and resume")
+    elif step:
+        say(f"going on at step {step:,} of {steps:,}")
+
+
+def draw_curves(trainer: Trainer, *, tensorboard: bool) -> None:
+    """A disk that refuses them, or a missing package, is said and ends nothing."""
+    from qkv.data.disk import writing
+    from qkv.inspection.curves import loss_curve
+    from qkv.inspection.tensorboard import write_events
+
+    path = trainer.run.path
+    try:
+        with writing(path / "loss.png", 0):
+            loss_curve(trainer.run.metrics).savefig(path / "loss.png")
+            if tensorboard:
+                write_events(trainer.run.metrics, path / "tensorboard")
+    except QKVError as error:
+        say(str(error))
+
+
+def say_result(trainer: Trainer, family: str, stop: StopRequest) -> None:
+    path, progress = trainer.run.path, trainer.progress
+    best = (
+        ""
+        if progress.best_loss is None
+        else f"; best validation loss {progress.best_loss:.4f} at step {progress.best_step}"
+    )
+    print(f"{path}: {progress.step:,} steps, {progress.n_tokens:,} tokens, {progress.seconds:.0f} s{best}")
+    if stop.signal is not None:
+        say(f"stopped by {stop.signal.name} at step {progress.step:,}; go on: qkv train --resume {path}")
+        return
+    tries = {"gpt": ("generate", "Once upon a time"), "bert": ("fill", "A day in the [MASK].")}
+    verb, text = tries.get(family, ("translate", "…"))
+    say(f'try it: qkv {verb} {path} "{text}"')

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.cli.progress import bars, say
-from qkv.errors import InputError, QKVError, RunError
+from qkv.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from qkv.config import Recipe
+    from qkv.config import Recipe, TrainingConfig
     from qkv.cost.preflight import Preflight
     from qkv.models import Model
-    from qkv.training import Prepared, Ranks, Trainer
+    from qkv.training import Pace, Prepared, Ranks, Trainer
     from qkv.training.family import Bars
+    from qkv.training.trainer import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ def start_run(
     minutes: float | None,
     asked: Beside,
 ) -> None:
-    """`minutes`: change the recipe's steps to as many as fit."""
+    """`minutes`: change the recipe's steps to as many as fit, and again as the run goes."""
     from qkv.training import prepare_run
 
     seconds = None if minutes is None else 60 * minutes
@@ -67,7 +68,7 @@ def start_run(
         )
     with _locked(folder, ranks), _stoppable(folder, ranks):
         prepared = _made_ready(prepared, device, ranks, seconds=seconds)
-        _run(prepared, device, ranks, asked)
+        _run(prepared, device, ranks, asked, seconds=seconds)
 
 
 def resume_run(folder: Path, device: "torch.device", *, ranks: "Ranks", asked: Beside) -> None:
@@ -77,16 +78,17 @@ def resume_run(folder: Path, device: "torch.device", *, ranks: "Ranks", asked: B
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no such run")
     with _locked(folder, ranks), _stoppable(folder, ranks):
-        state = preparing(folder)
+        state, seconds = preparing(folder), None
         if not ranks.of_first(lambda: state is not None):
             prepared = open_run(folder)
         else:
             if ranks.is_first:
                 say(f"{folder}: the preparation was not finished; going on with it")
             prepared = _by_first(ranks, folder, lambda bars: go_on_preparing(folder, progress=bars))
-            seconds = ranks.of_first(lambda: -1.0 if state is None or state.seconds is None else state.seconds)
-            prepared = _made_ready(prepared, device, ranks, seconds=None if seconds < 0 else seconds)
-        _run(prepared, device, ranks, asked)
+            given = ranks.of_first(lambda: -1.0 if state is None or state.seconds is None else state.seconds)
+            seconds = None if given < 0 else given
+            prepared = _made_ready(prepared, device, ranks, seconds=seconds)
+        _run(prepared, device, ranks, asked, seconds=seconds)
 
 
 def _by_first(ranks: "Ranks", folder: Path, make: "Callable[[Bars], Prepared]") -> "Prepared":
@@ -191,43 +193,47 @@ def _fit(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, second
     return replace(prepared, recipe=recipe)
 
 
-def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", asked: Beside) -> None:
-    """All train; the first shows it, and what came of it."""
-    from qkv.training import build_trainer
-
+def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", asked: Beside, *, seconds: float | None) -> None:
+    """All train; the first shows it, and what came of it. `seconds`: what the steps were just fitted to."""
     recipe = prepared.recipe
     plan = preflight(recipe, prepared.corpus.tokenizer.vocabulary_size, device, ranks=ranks)
     if asked.is_profiled:
         _profile(prepared, device, ranks, plan, trace=asked.trace)
-    start = _first_weights(prepared)
     if not ranks.is_first:
-        trainer = build_trainer(prepared, device=device, report=lambda _entry: None, start=start, ranks=ranks)
+        trainer = _trainer(prepared, device, ranks, lambda _entry: None)
         trainer.resume(lambda _said: None)
-        if (stop := trainer.train()).signal is not None:
-            sys.exit(128 + stop.signal)
-        return
-    from qkv.cli.training_progress import TrainingProgress
-
-    progress = TrainingProgress(plan)
-    trainer = build_trainer(prepared, device=device, report=progress.report, start=start, ranks=ranks)
-    trainer.resume(say)
-    if (step := trainer.progress.step) >= recipe.training.steps:
-        say(f"all {step:,} steps are done; for more raise training.steps in {trainer.run.path}/recipe.toml and resume")
-    elif step:
-        say(f"going on at step {step:,} of {recipe.training.steps:,}")
-    with progress:
-        stop = trainer.train()
-    _finish(trainer, tensorboard=asked.tensorboard)
-    if stop.signal is None:
-        tries = {"gpt": ("generate", "Once upon a time"), "bert": ("fill", "A day in the [MASK].")}
-        verb, text = tries.get(recipe.family, ("translate", "…"))
-        say(f'try it: qkv {verb} {trainer.run.path} "{text}"')
+        stop = trainer.train(_pace(seconds, lambda _plan: None))
     else:
-        say(
-            f"stopped by {stop.signal.name} at step {trainer.progress.step:,}; "
-            f"go on: qkv train --resume {trainer.run.path}"
-        )
+        from qkv.cli.training_progress import TrainingProgress, draw_curves, say_result, say_where
+        from qkv.training import write_recipe
+
+        def keep(plan: "TrainingConfig") -> None:
+            write_recipe(prepared.run, recipe.replace(training=plan))
+            progress.replan(plan.steps)
+
+        progress = TrainingProgress(plan)
+        trainer = _trainer(prepared, device, ranks, progress.report)
+        trainer.resume(say)
+        say_where(trainer)
+        with progress:
+            stop = trainer.train(_pace(seconds, keep))
+        draw_curves(trainer, tensorboard=asked.tensorboard)
+        say_result(trainer, recipe.family, stop)
+    if stop.signal is not None:
         sys.exit(128 + stop.signal)
+
+
+def _trainer(prepared: "Prepared", device: "torch.device", ranks: "Ranks", report: "Report") -> "Trainer":
+    from qkv.training import build_trainer
+
+    return build_trainer(prepared, device=device, report=report, start=_first_weights(prepared), ranks=ranks)
+
+
+def _pace(seconds: float | None, keep: "Callable[[TrainingConfig], None]") -> "Pace | None":
+    """None where the steps are what they are."""
+    from qkv.training import Pace
+
+    return None if seconds is None else Pace(seconds, keep=keep)
 
 
 def _profile(
@@ -256,24 +262,3 @@ def _first_weights(prepared: "Prepared") -> "Model | None":
     if model.config.family != prepared.recipe.family:
         raise InputError(f"{start}: is a {model.config.family}, and the recipe trains a {prepared.recipe.family}")
     return model
-
-
-def _finish(trainer: "Trainer", *, tensorboard: bool) -> None:
-    from qkv.data.disk import writing
-    from qkv.inspection.curves import loss_curve
-    from qkv.inspection.tensorboard import write_events
-
-    path, progress = trainer.run.path, trainer.progress
-    try:
-        with writing(path / "loss.png", 0):
-            loss_curve(trainer.run.metrics).savefig(path / "loss.png")
-            if tensorboard:
-                write_events(trainer.run.metrics, path / "tensorboard")
-    except QKVError as error:
-        say(str(error))
-    best = (
-        ""
-        if progress.best_loss is None
-        else f"; best validation loss {progress.best_loss:.4f} at step {progress.best_step}"
-    )
-    print(f"{path}: {progress.step:,} steps, {progress.n_tokens:,} tokens, {progress.seconds:.0f} s{best}")

@@ -13,6 +13,9 @@ class TrainingConfig(Config):
     """Batch t, its dropout and its learning rate are pure functions of these settings and t."""
 
     steps: Count
+    replanned: tuple[tuple[Count, Count], ...] = ()
+    """(at, steps) …: until step `at` the run was meant to end at `steps`. Written by `--minutes`, whose clock may move
+    the last step; the schedule goes on from where it stood."""
     batch_size: Count
     """Sequences an update sees."""
     micro_batch_size: Count = Field(default_factory=lambda given: given["batch_size"])
@@ -72,8 +75,13 @@ class TrainingConfig(Config):
             raise ConfigError(
                 f"batch_size={self.batch_size} must be a multiple of micro_batch_size={self.micro_batch_size}"
             )
-        if self.warmup_steps > self.steps:
+        if self.warmup_steps > self.steps and not self.replanned:
             raise ConfigError(f"warmup_steps={self.warmup_steps} must not be more than steps={self.steps}")
+        if any(at >= self.steps for at, _ in self.replanned):
+            raise ConfigError(
+                f"replanned={[list(one) for one in self.replanned]} has a step that is not before steps={self.steps}; "
+                "for another plan say replanned=[]"
+            )
         if self.averaging is not None and self.lora_rank is not None:
             raise ConfigError("averaging and lora_rank cannot be used together")
         if self.layer_decay is not None and self.optimizer is OptimizerKind.MUON:

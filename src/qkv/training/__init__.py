@@ -4,6 +4,7 @@ from qkv.training.choosing import choose_bert, choose_recipe, choose_shape, fit_
 from qkv.training.choosing_pairs import choose_translation
 from qkv.training.evaluation import Score, evaluate
 from qkv.training.family import TrainingData
+from qkv.training.pacing import Pace
 from qkv.training.prepare import (
     Prepared,
     build_trainer,
@@ -13,6 +14,7 @@ from qkv.training.prepare import (
     open_run,
     prepare_run,
     preparing,
+    write_recipe,
 )
 from qkv.training.ranks import ALONE, Ranks
 from qkv.training.run import Progress, RunFolder
@@ -21,6 +23,7 @@ from qkv.training.trainer import Trainer
 
 __all__ = [
     "ALONE",
+    "Pace",
     "Prepared",
     "Progress",
     "Ranks",
@@ -45,4 +48,5 @@ __all__ = [
     "preparing",
     "stop_at_once",
     "with_steps",
+    "write_recipe",
 ]

@@ -16,6 +16,8 @@ SHARE_OF_RATE = 0.35
 
 FEWEST_BATCHES = 8
 """Of an evaluation: fewer say too little."""
+FEWEST_STEPS = 20
+"""Of a run, however short its time."""
 
 
 def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float) -> Recipe:
@@ -102,12 +104,16 @@ def _tokenizer(n_bytes: int) -> tuple[str, int]:
 
 
 def fit_steps(recipe: Recipe, *, seconds: float, seconds_a_step: float) -> Recipe:
-    """The same recipe with as many steps as the time allows; about a tenth is left for evaluating and saving.
+    """The same recipe with as many steps as the time allows."""
+    return with_steps(recipe, max(FEWEST_STEPS, steps_within(seconds / seconds_a_step, n_evaluations=11)))
 
-    Of a short run evaluating takes more: each has `FEWEST_BATCHES` at least, and an eleventh comes at the end.
+
+def steps_within(room: float, *, n_evaluations: int) -> int:
+    """`room`: steps that the time would hold if nothing else were done; a tenth is left for evaluating and saving.
+
+    Of a short run evaluating takes more: each has `FEWEST_BATCHES` at least.
     """
-    room = seconds / seconds_a_step
-    return with_steps(recipe, max(20, math.floor(min(0.9 * room, 0.95 * room - 11 * FEWEST_BATCHES / 3))))
+    return math.floor(min(0.9 * room, 0.95 * room - n_evaluations * FEWEST_BATCHES / 3))
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:

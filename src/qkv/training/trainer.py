@@ -20,6 +20,7 @@ from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
 from qkv.training.objectives import Objective, Outcome, TrainingBatch
 from qkv.training.optimizer import build_optimizers, set_learning_rate, skip_where
+from qkv.training.pacing import Pace
 from qkv.training.pieces import is_cut, whole
 from qkv.training.ranks import ALONE, Ranks
 from qkv.training.reading import Known, Unread, pinned, sent
@@ -73,14 +74,18 @@ class Trainer:
         """1 from the first step on whose loss is no number: though that is seen late, no update is made any more."""
         self._unread: tuple[Unread, float, Progress] | None = None
 
-    def train(self) -> StopRequest:
-        """Go on until the last step, early stopping, or a signal; a checkpoint of where it stopped is saved."""
+    def train(self, pace: Pace | None = None) -> StopRequest:
+        """Go on until the last step, which `pace` may move, early stopping, or a signal; where it stopped is saved."""
         self.model.train()
         self._check_weights()
         with stop_requests() as stop, closing(prefetch(self._batch, self.progress.step)) as batches:
             while True:
                 self._evaluate_if_due(stop)
-                self._save_if_due(must=self.ranks.agree(stop) is not None or self._is_done)
+                plan = None if pace is None else pace.plan(self.config, self.progress, self.ranks)
+                self._save_if_due(must=plan is not None or self.ranks.agree(stop) is not None or self._is_done)
+                if pace is not None and plan is not None:
+                    pace.keep(plan)
+                    self.config = plan
                 # A signal may have come since that question: then this step ends the run only if it was saved.
                 is_saved = self._saved_step == self.progress.step
                 if is_saved and (self._is_done or self.ranks.agree(stop) is not None):
