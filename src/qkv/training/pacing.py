@@ -10,7 +10,7 @@ from qkv.training.run import Progress
 
 LOOKS = 10
 """So often a steady run is looked at."""
-SLACK = 0.05
+SLACK = 0.1
 """A last step that would move by a smaller share of the steps stays where it is."""
 
 
