@@ -173,7 +173,7 @@ def test_a_stream_comes_frame_by_frame():
 
 def test_a_reader_who_leaves_stops_the_work():
     own = new_explorer()
-    made = own.frames(own.checked("/api/generate", {"model": "gpt", "text": TEXT, "max_new": 25})[1])
+    made = own.frames("/api/generate", {"model": "gpt", "text": TEXT, "max_new": 25})
     taken = []
 
     class Left:

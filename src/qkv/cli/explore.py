@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli.model import shipped_names
-from qkv.errors import InputError, MissingExtraError
+from qkv.errors import MissingExtraError
 
 Models = Annotated[
     list[str] | None,
@@ -37,15 +37,10 @@ def explore(models: Models = None, *, port: Port = 8477, no_browser: NoBrowser =
         raise MissingExtraError(
             f"the explorer needs the package {error.name}; install it with: pip install 'qkv[serve]'"
         ) from None
-    from qkv.serving.explorer import Explorer
-    from qkv.serving.shelf import Shelf
+    from qkv.serving.apart import Apart
     from qkv.serving.single_file import NOT_BUILT, is_built
 
     listen(port).close()  # before anything is read from disk
-    shelf = Shelf(models or [])
-    for one in shelf.given:
-        if (wrong := shelf.describe(one)["error"]) is not None:
-            raise InputError(str(wrong))
     if not is_built():
         print(NOT_BUILT, file=sys.stderr)
 
@@ -54,6 +49,7 @@ def explore(models: Models = None, *, port: Port = 8477, no_browser: NoBrowser =
         print("Ctrl-C stops it.", file=sys.stderr)
 
     try:
-        serve(Explorer(shelf), port=port, browser=not no_browser, ready=ready)
+        with Apart(models or []) as explorer:
+            serve(explorer, port=port, browser=not no_browser, ready=ready)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

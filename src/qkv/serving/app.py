@@ -18,12 +18,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from qkv.errors import QKVError
-from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, guarded, refusal
-from qkv.serving.explorer import Explorer
-from qkv.serving.frame import counted
+from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, Answering, RefusedError, guarded, refusal
 from qkv.serving.guard import Guard, refused
 from qkv.serving.single_file import PAGE, index
 from qkv.serving.turns import POLL, for_client
+from qkv.serving.wire import counted, frame_of
 
 MOST_BODY = 2**20
 MOST_AT_ONCE = 32
@@ -85,13 +84,13 @@ class Desk:
             yield first
             while not await request.is_disconnected():
                 if monotonic() > end:
-                    yield counted({"kind": "error", "error": f"stopped after {self.stream_seconds:g} seconds"})
+                    yield _last(f"stopped after {self.stream_seconds:g} seconds")
                     return
                 frame = await loop.run_in_executor(self.pool, guarded, lambda: next(frames, None))
                 if frame is None:
                     return
                 if isinstance(frame, Answer):
-                    yield counted({"kind": "error", **json.loads(frame.body)})
+                    yield _last(json.loads(frame.body)["error"])
                     return
                 yield frame
         finally:
@@ -110,35 +109,35 @@ class Desk:
 
 
 def make_app(
-    explorer: Explorer, *, token: str, port: int, page: Path | None = None, desk: Desk | None = None
+    explorer: Answering, *, token: str, port: int, page: Path | None = None, desk: Desk | None = None
 ) -> ASGIApp:
     """`page`: another folder than the package's own; `desk`: other limits."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    counter, files = desk or Desk(), _files(page or PAGE)
+    counter, files, ways = desk or Desk(), _files(page or PAGE), explorer.ways
 
     async def ask(request: Request) -> Response:
         try:
             body = None if request.method == "GET" else await read_body(request)
-            route, asked = explorer.checked(request.url.path, body)
-            if route.is_quick:
-                return _response(explorer.ask(request.url.path, body))
-            if route.type == FRAMES:
-                frames = explorer.frames(asked)
+            path = request.url.path
+            if ways[path].is_quick:
+                return _response(explorer.ask(path, body))
+            if ways[path].type == FRAMES:
+                frames = explorer.frames(path, body)
                 first = await counter.do(request, lambda: guarded(lambda: next(frames)))
                 if isinstance(first, Answer):
                     return _response(first)
                 return StreamingResponse(counter.stream(request, frames, first), media_type=FRAMES)
             zips = "gzip" in request.headers.get("accept-encoding", "")
-            return await counter.do(request, lambda: _response(explorer.ask(request.url.path, body), zips=zips))
+            return await counter.do(request, lambda: _response(explorer.ask(path, body), zips=zips))
         except QKVError as error:
             return _response(refusal(error))
 
-    for path, route in explorer.routes.items():
-        app.add_api_route(path, ask, methods=["GET" if route.form is None else "POST"])
+    for path, way in ways.items():
+        app.add_api_route(path, ask, methods=[way.method])
 
     @app.get("/{path:path}")
     async def file(path: str) -> Response:
-        if f"/{path}" in explorer.routes:
+        if f"/{path}" in ways:
             return refused(405, f"/{path} is asked by POST")
         return _response(files[path]) if path in files else refused(404, f"there is no /{path}")
 
@@ -148,6 +147,10 @@ def make_app(
         return refused(error.status_code, line)
 
     return Guard(app, token=token, port=port)
+
+
+def _last(line: str) -> bytes:
+    return counted(frame_of({"kind": "error", "error": line}))
 
 
 async def read_body(request: Request) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from qkv.config import Config
 from qkv.errors import InputError, QKVError
 from qkv.inspection import PATTERNS, position_likeness, reference, taps, timeline
 from qkv.serving import asking, beams, costs, live, views
-from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, guarded
+from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, RefusedError, Way, guarded
 from qkv.serving.exporting import export
-from qkv.serving.frame import as_json, counted, pack
+from qkv.serving.frame import as_json, pack
 from qkv.serving.runs import Runs, told
 from qkv.serving.shelf import Shelf
+from qkv.serving.wire import counted
 from qkv.tasks import load
 
 
@@ -33,21 +34,27 @@ class Route:
 
 
 class Explorer:
-    """Everything that can be asked of the models on a shelf. Threads may ask side by side."""
+    """Everything that can be asked of the models on a shelf; it is `Answering`."""
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self.runs = Runs(shelf)
         self.routes = self._routes()
 
+    @property
+    def ways(self) -> dict[str, Way]:
+        return {
+            path: Way(method="GET" if one.form is None else "POST", type=one.type, is_quick=one.is_quick)
+            for path, one in self.routes.items()
+        }
+
     def ask(self, path: str, body: dict[str, Any] | None) -> Answer:
-        """The whole answer; an error is one too. Of a stream all frames together."""
         return guarded(lambda: self._answer(path, body))
 
     def _answer(self, path: str, body: dict[str, Any] | None) -> Answer:
         route, asked = self.checked(path, body)
         if route.type == FRAMES:
-            return Answer(200, FRAMES, b"".join(self.frames(asked)))
+            return Answer(200, FRAMES, b"".join(self._frames(asked)))
         made = route.answer(asked)
         if isinstance(made, Answer):
             return made
@@ -62,15 +69,19 @@ class Explorer:
             raise RefusedError(405, f"{path} is asked by {'GET' if route.form is None else 'POST'}")
         return route, None if route.form is None or body is None else route.form(**body)
 
-    def frames(self, asked: asking.AskGenerate) -> Iterator[bytes]:
-        """A stream's frames, each after its length; an error after the first of them is the last."""
+    def frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
+        _, asked = self.checked(path, body)
+        yield from self._frames(asked)
+
+    def _frames(self, asked: asking.AskGenerate) -> Iterator[bytes]:
         one = self.shelf.find(asked.model)
         steps = live.generate(one, self.shelf.task(one), asked)
-        yield counted(next(steps))
+        yield counted(pack(next(steps)))
         try:
-            yield from map(counted, steps)
+            for step in steps:
+                yield counted(pack(step))
         except QKVError as error:
-            yield counted({"kind": "error", "error": str(error)})
+            yield counted(pack({"kind": "error", "error": str(error)}))
 
     def _routes(self) -> dict[str, Route]:
         of_runs = {
@@ -101,7 +112,7 @@ class Explorer:
             "/api/positions": Route(form=asking.AskPositions, answer=self._positions),
             "/api/timeline": Route(form=asking.AskTimeline, answer=self._timeline),
             "/api/compare": Route(form=asking.AskCompare, answer=self._compare),
-            "/api/generate": Route(form=asking.AskGenerate, answer=self.frames, type=FRAMES),
+            "/api/generate": Route(form=asking.AskGenerate, answer=self._frames, type=FRAMES),
             "/api/translate": Route(form=asking.AskTranslate, answer=self._translate),
             "/api/cost/choices": Route(form=None, answer=lambda _: costs.choices(), type=JSON),
             "/api/cost": Route(form=asking.AskCost, answer=self._cost, type=JSON),

@@ -1,4 +1,4 @@
-"""How do numbers travel? One frame: a JSON header, then blobs that typed arrays can lie on."""
+"""How do numbers travel? Tensors as blobs of one frame, everything else as its JSON."""
 
 import json
 import struct
@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from qkv.serving.wire import Blob, frame_of
+
 ROOT_U8 = "√u8"
 """A byte b stands for (b / 255)², so that small weights are told apart best; none is wrong by more than 0.004."""
 DTYPES = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), ROOT_U8: np.dtype("u1")}
-ALIGNED = 8
 
 
 @dataclass(frozen=True)
@@ -27,24 +28,9 @@ class Shares:
 
 def pack(data: Any) -> bytes:  # noqa: ANN401 - any tree of dicts, lists, words, numbers and tensors
     """Tensors become blobs, whose number stands in their place; what is no finite number becomes null."""
-    blobs: list[tuple[str, str, np.ndarray]] = []
+    blobs: list[Blob] = []
     tree = _tree(data, "data", blobs)
-    listed, offset = [], 0
-    for name, dtype, array in blobs:
-        listed.append({"name": name, "dtype": dtype, "shape": list(array.shape), "offset": offset})
-        offset += _padded(array.nbytes)
-    header = json.dumps({"data": tree, "blobs": listed}, ensure_ascii=False, allow_nan=False).encode()
-    header += b" " * (_padded(4 + len(header)) - 4 - len(header))
-    parts = [struct.pack("<I", len(header)), header]
-    for _, _, array in blobs:
-        parts += [array.tobytes(), bytes(_padded(array.nbytes) - array.nbytes)]
-    return b"".join(parts)
-
-
-def counted(data: Any) -> bytes:  # noqa: ANN401
-    """A frame after its length: one of a stream."""
-    frame = pack(data)
-    return struct.pack("<I", len(frame)) + frame
+    return frame_of(tree, blobs)
 
 
 def unpack(frame: bytes) -> Any:  # noqa: ANN401
@@ -69,16 +55,17 @@ def unpack_parts(frame: bytes) -> tuple[Any, dict[str, np.ndarray]]:
 
 def as_json(data: Any) -> bytes:  # noqa: ANN401
     """The same tree without blobs."""
-    blobs: list[tuple[str, str, np.ndarray]] = []
+    blobs: list[Blob] = []
     tree = _tree(data, "data", blobs)
     assert not blobs, "tensors need a frame"
     return json.dumps(tree, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _tree(value: Any, name: str, blobs: list[tuple[str, str, np.ndarray]]) -> Any:  # noqa: ANN401
+def _tree(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: ANN401
     match value:
         case Tensor() | Shares():
-            blobs.append((name, *_array(value)))
+            dtype, array = _array(value)
+            blobs.append(Blob(name=name, dtype=dtype, shape=array.shape, content=array.tobytes()))
             return {"blob": len(blobs) - 1}
         case Enum():
             return value.value
@@ -124,7 +111,3 @@ def _filled(value: Any, arrays: list[np.ndarray]) -> Any:  # noqa: ANN401
             return [_filled(one, arrays) for one in value]
         case _:
             return value
-
-
-def _padded(n: int) -> int:
-    return -(-n // ALIGNED) * ALIGNED

@@ -11,15 +11,15 @@ from threading import Timer
 import uvicorn
 
 from qkv.errors import InputError
+from qkv.serving.answer import Answering
 from qkv.serving.app import make_app
-from qkv.serving.explorer import Explorer
 
 HOST, PORT = "127.0.0.1", 8477
 GRACE = 3
 """Seconds that requests get to finish when the server is stopped."""
 
 
-def serve(explorer: Explorer, *, port: int = PORT, browser: bool = True, ready: Callable[[str], None]) -> None:
+def serve(explorer: Answering, *, port: int = PORT, browser: bool = True, ready: Callable[[str], None]) -> None:
     """`ready` is told the address, which carries the token; it is never sent anywhere else."""
     listening = listen(port)
     token = secrets.token_urlsafe(24)

@@ -53,7 +53,12 @@ class Turn:
         self.release()
 
 
-def _check() -> None:
+def is_given_up() -> bool:
+    """Whether nobody waits any more for what this thread works at."""
     event = _given_up.get()
-    if event is not None and event.is_set():
+    return event is not None and event.is_set()
+
+
+def _check() -> None:
+    if is_given_up():
         raise RefusedError(499, "nobody waits for this answer any more")

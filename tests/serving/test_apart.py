@@ -1,0 +1,139 @@
+"""The explorer in another process: the same answers, whoever leaves or dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
+
+import pytest
+
+from qkv.errors import InputError
+from qkv.serving.apart import Apart, _Asked, _Worked
+from qkv.serving.explorer import Explorer
+from qkv.serving.shelf import Shelf
+from qkv.serving.turns import for_client
+from tests.serving.asked import TEXT, frames, new_explorer, tasks
+from tests.tasks.small import saved
+
+STREAM = {"text": TEXT, "max_new": 7}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(saved(tasks()["gpt"], tmp_path_factory.mktemp("apart") / "gpt"))
+
+
+@pytest.fixture(scope="module")
+def apart(folder):
+    with Apart([folder]) as made:
+        yield made
+
+
+def test_it_answers_as_the_explorer_does(apart, folder):
+    own = Explorer(Shelf([folder]))
+    assert apart.ways == own.ways
+    for path, body in [
+        ("/api/health", None), ("/api/models", None), ("/api/taps", {"model": folder}), ("/api/run", {"model": "none"}),
+        ("/api/run", {"model": folder, "text": TEXT, "txet": 1}), ("/api/cost", {"model": folder}),
+    ]:  # fmt: skip
+        assert apart.ask(path, body) == own.ask(path, body)
+
+
+def test_streams_side_by_side_come_whole(apart, folder):
+    def ids(of, seed):
+        made = frames(b"".join(of.frames("/api/generate", {"model": folder, "seed": seed, **STREAM})))
+        assert (made[0]["kind"], made[-1]["kind"]) == ("start", "end")
+        return made[-1]["ids"]
+
+    own = Explorer(Shelf([folder], zoo=False))
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda seed: ids(apart, seed), range(12))) == [ids(own, seed) for seed in range(12)]
+
+
+def test_a_stream_that_is_refused_says_why(apart):
+    with pytest.raises(Exception, match="no model is open by the name 'none'"):
+        next(apart.frames("/api/generate", {"model": "none", **STREAM}))
+
+
+def test_a_body_nested_too_deeply_is_refused(apart):
+    body = {}
+    for _ in range(5_000):
+        body = {"a": body}
+    assert apart.ask("/api/run", body).status == 400
+
+
+def test_a_model_that_cannot_be_read_is_told_before_anything_is_served(tmp_path):
+    (tmp_path / "config.json").write_text('{"family": "gtp"}')
+    with pytest.raises(InputError, match="unknown family 'gtp'"):
+        Apart([str(tmp_path)])
+
+
+def test_a_process_that_was_killed_is_told_of_by_every_answer(folder):
+    with Apart([folder]) as own:
+        stream = own.frames("/api/generate", {"model": folder, **STREAM})
+        next(stream)
+        os.kill(own._process.pid, signal.SIGKILL)
+        own._process.join()
+        for path in ("/api/models", "/api/health"):
+            answer = own.ask(path, None)
+            assert (answer.status, b"has ended" in answer.body) == (503, True)
+        with pytest.raises(Exception, match="has ended"):
+            next(stream)
+
+
+def test_signals_to_all_leave_the_models_to_whoever_speaks_http(apart):
+    for one in (signal.SIGINT, signal.SIGTERM):
+        os.kill(apart._process.pid, one)
+    assert apart.ask("/api/models", None).status == 200
+
+
+def test_who_speaks_http_does_without_torch():
+    script = "import sys, qkv.serving.apart, qkv.serving.server; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.fixture
+def worked():
+    """The other side's work, and a line to it, in this process."""
+    made, (ours, theirs) = _Worked(new_explorer()), Pipe()
+    thread = threading.Thread(target=made.keep_answering, args=(theirs,))
+    thread.start()
+    yield made, ours
+    ours.close()
+    thread.join(5)
+
+
+def test_who_was_given_up_leaves_the_queue_there_too(worked):
+    made, line = worked
+    with made.explorer.shelf.find("gpt").lock:
+        line.send(_Asked(number=3, path="/api/run", body={"model": "gpt", "text": TEXT}))
+        while 3 not in made.given_up:
+            time.sleep(0.01)
+        made.give_up(3)
+        assert line.recv().status == 499
+    assert not made.given_up
+
+
+def test_a_stream_that_was_given_up_is_not_kept(worked):
+    made, line = worked
+    line.send(_Asked(number=5, path="/api/generate", body={"model": "gpt", **STREAM}, is_stream=True))
+    assert frames(line.recv())[0]["kind"] == "start"
+    assert list(made.streams) == [5]
+    made.give_up(5)
+    assert not made.streams
+
+
+def test_nobody_waits_longer_than_its_client(apart, monkeypatch):
+    """What is given up here is said to the other side."""
+    said = []
+    monkeypatch.setattr(apart, "_give_up", said.append)
+    event = threading.Event()
+    event.set()
+    monkeypatch.setattr("qkv.serving.apart.POLL", 0.0001)
+    with for_client(event):
+        apart.ask("/api/cost", {"preset": "gpt2"})
+    assert said
