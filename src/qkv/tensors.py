@@ -6,6 +6,7 @@ source     tokens of the sequence that a decoder reads beside its own
 query      positions that look (n); key: positions looked at (m; T̄ in the lectures)
 head       attention heads (h); kv_head: key/value heads, each shared by h / h_kv query heads
 d_model    width of the residual stream (d); d_head of a query or key; d_value of a head's value
+d_patch    numbers of one patch of a picture, where that is the source
 vocabulary tokens the model knows (V)
 new        positions of this pass, which a cache does not hold yet
 text       rows of a batch where several share one source; source_batch: the sources they share
@@ -23,6 +24,7 @@ IsToken = Bool[Tensor, "batch position"]
 """True where a real token stands, False at padding."""
 SourceIds = Int[Tensor, "batch source"]
 SourceIsToken = Bool[Tensor, "batch source"]
+Patches = Float[Tensor, "batch source d_patch"]
 
 Residual = Float[Tensor, "batch position d_model"]
 Logits = Float[Tensor, "batch position vocabulary"]

@@ -108,6 +108,16 @@ def test_one_table_needs_one_vocabulary():
     assert config.source_vocabulary_size == 29
 
 
+def test_a_picture_has_no_words(tmp_path):
+    picture = {**SMALL, "n_encoder_layers": 1, "n_decoder_layers": 1, "d_patch": 48}
+    for words in ({}, {"share_embeddings": False, "source_vocabulary_size": 29}):
+        with pytest.raises(ConfigError, match="d_patch=48: the source is a picture, which has no words"):
+            Seq2SeqConfig(**picture, **words)
+    config = Seq2SeqConfig(**picture, share_embeddings=False)
+    save_config(config, tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == config
+
+
 def test_an_rnns_two_directions_share_the_width():
     with pytest.raises(ConfigError, match="two directions share d_model=13, which must be even"):
         RNNConfig(vocabulary_size=31, d_model=13)

@@ -1,5 +1,6 @@
 """Random configs of the four families, every setting drawn; sizes small enough to count by hand."""
 
+import torch
 from hypothesis import strategies as st
 
 from qkv.choices import (
@@ -81,13 +82,15 @@ def bert(draw):
 @st.composite
 def seq2seq(draw):
     shared = draw(settings())
-    shares = draw(st.booleans())
+    d_patch = draw(st.none() | st.integers(1, 13))
+    shares = d_patch is None and draw(st.booleans())
     return Seq2SeqConfig(
         **shared,
         n_encoder_layers=draw(layers),
         n_decoder_layers=draw(layers),
         share_embeddings=shares,
-        source_vocabulary_size=shared["vocabulary_size"] if shares else draw(st.integers(5, 23)),
+        source_vocabulary_size=shared["vocabulary_size"] if shares or d_patch else draw(st.integers(5, 23)),
+        d_patch=d_patch,
     )
 
 
@@ -104,3 +107,11 @@ rnn = st.builds(
 )
 
 FAMILIES = {"gpt": gpt, "bert": bert(), "seq2seq": seq2seq(), "rnn": rnn}
+
+
+def source_of(config, batch, m):
+    """Ids, or the patches of a picture."""
+    d_patch = getattr(config, "d_patch", None)
+    if d_patch is not None:
+        return torch.zeros(batch, m, d_patch, device="meta")
+    return torch.zeros(batch, m, dtype=torch.long, device="meta")

@@ -13,7 +13,7 @@ from qkv.cost.blocks import seen_pairs
 from qkv.models import build
 from qkv.nn import Mask, using
 from qkv.nn.cache import SourceCache
-from tests.cost.drawn import FAMILIES
+from tests.cost.drawn import FAMILIES, source_of
 from tests.cost.unrolled import unroll
 
 batches, lengths = st.sampled_from([1, 2, 3]), st.sampled_from([1, 5, 7, 11])
@@ -34,7 +34,7 @@ def outputs(model, config, batch, n, m):
     if isinstance(config, GPTConfig):
         return [model(ids(batch, n))]
     if not isinstance(config, BERTConfig):
-        return [model(ids(batch, m), ids(batch, n))]
+        return [model(source_of(config, batch, m), ids(batch, n))]
     states = model(ids(batch, n))
     found = [states]
     if config.masked_word_head:
@@ -96,16 +96,16 @@ def counted_step(config, batch, n, m):
                 model.decode(ids(batch, 1), start.source, start.state, cache=kept)
             return count.get_total_flops()
         cache = model.new_cache(batch=batch, capacity=n + 1)
-        source = [] if isinstance(config, GPTConfig) else [model.encode(ids(batch, m))]
+        sources = [] if isinstance(config, GPTConfig) else [model.encode(source_of(config, batch, m))]
         run = model if isinstance(config, GPTConfig) else model.decode
         if n > 1:
-            run(ids(batch, n - 1), *source, cache=cache)
-        elif source:
+            run(ids(batch, n - 1), *sources, cache=cache)
+        elif sources:
             # The first step fills the source's part; a second cache's worth is what a later step costs.
-            run(ids(batch, 1), *source, cache=cache)
+            run(ids(batch, 1), *sources, cache=cache)
             cache.n_filled, cache.lengths = 0, torch.zeros_like(cache.lengths)
         with FlopCounterMode(display=False) as count:
-            run(ids(batch, 1), *source, cache=cache)
+            run(ids(batch, 1), *sources, cache=cache)
     return count.get_total_flops()
 
 

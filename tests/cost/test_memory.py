@@ -14,7 +14,7 @@ from qkv.cost import cache_bytes, estimate, parameters
 from qkv.models import build
 from qkv.nn import using
 from qkv.nn.cache import SourceCache
-from tests.cost.drawn import FAMILIES
+from tests.cost.drawn import FAMILIES, source_of
 
 CONFIGS = {
     "gpt-fused": (preset("gpt2", n_layers=3, d_model=60, n_heads=4, vocabulary_size=101), "fused", 41),
@@ -114,7 +114,7 @@ def test_cache_bytes_are_the_real_cache_s(family):
         cache = model.new_cache(batch=3, capacity=13)
         if family == "seq2seq":
             ids = torch.zeros(3, 7, dtype=torch.long, device="meta")
-            model.decode(ids, model.encode(ids[:, :5]), cache=cache)
+            model.decode(ids, model.encode(source_of(config, 3, 5)), cache=cache)
         assert cache.n_bytes == cache_bytes(config, batch=3, length=13, source_length=5)
 
     check()

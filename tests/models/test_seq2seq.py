@@ -117,3 +117,30 @@ def test_a_source_is_what_it_says(model):
     source = model.encode(some_source(1, 3, 5))
     assert isinstance(source, Source)
     assert source.mask is None
+
+
+PICTURES = Seq2SeqConfig(
+    vocabulary_size=23, share_embeddings=False, d_patch=13, context_length=11, d_model=10, n_heads=5,
+    n_encoder_layers=2, n_decoder_layers=3,
+)  # fmt: skip
+
+
+def test_a_patch_that_is_a_one_hot_is_read_as_that_token():
+    of_ids = shaken(Seq2SeqConfig(**{**SMALL, "source_vocabulary_size": 13}))
+    of_pictures = shaken(PICTURES)
+    of_pictures.load_state_dict(of_ids.state_dict())
+    source, ids = torch.randint(13, (3, 5)), some_ids(1, 3, 7)
+    hidden = torch.arange(5) < torch.tensor([[5], [2], [3]])
+    patches = torch.nn.functional.one_hot(source, 13).double()
+    for marks in (None, hidden):
+        close(of_pictures(patches, ids, source_is_token=marks), of_ids(source, ids, source_is_token=marks))
+
+
+def test_what_are_no_patches_of_the_config_is_refused():
+    model = shaken(PICTURES)
+    with pytest.raises(ShapeError, match=r"shape \(3, 5\); patches are \(batch, source, d_patch=13\)"):
+        model(some_source(1, 3, 5), some_ids(1, 3, 7))
+    with pytest.raises(ShapeError, match=r"shape \(3, 5, 12\); patches are \(batch, source, d_patch=13\)"):
+        model.encode(torch.rand(3, 5, 12))
+    with pytest.raises(ContextLengthError, match="12 tokens, but the model's context_length is 11"):
+        model.encode(torch.rand(3, 12, 13, dtype=torch.float64))

@@ -264,6 +264,20 @@ def test_a_model_without_a_tokenizer_reads_random_ids(config, tmp_path):
     assert not red(tmp_path / "model")
 
 
+def test_a_model_of_pictures_is_saved_and_loaded_and_neither_verified_nor_a_translator(tmp_path):
+    config = Seq2SeqConfig(vocabulary_size=23, share_embeddings=False, d_patch=7, context_length=31, d_model=12,
+                           n_heads=3, n_encoder_layers=1, n_decoder_layers=1)  # fmt: skip
+    model = shaken(config).float()
+    save_own(Loaded(model, None), tmp_path / "model")
+    back = load_weights(tmp_path / "model").model
+    patches, ids = torch.rand(2, 5, 7), torch.zeros(2, 3, dtype=torch.long)
+    assert torch.equal(back(patches, ids), model.eval()(patches, ids))
+    with pytest.raises(InputError, match=r"reads pictures \(d_patch=7\); models of text are verified"):
+        list(verify(tmp_path / "model", quick=True))
+    with pytest.raises(InputError, match=r"reads pictures \(d_patch=7\); a Translator reads text"):
+        Translator(back, of_the_words())
+
+
 def test_too_few_texts_are_refused(folder):
     with pytest.raises(InputError, match="1 of 2 texts have 2 tokens or more; 2 texts are needed"):
         list(verify(folder / "gpt", texts=["The cat sat on the mat.", "a"], quick=True))

@@ -138,6 +138,7 @@ def test_what_bart_forces_is_said(tmp_path):
         ({"n_kv_heads": 1}, "CTranslate2 cannot have n_kv_heads=1$"),
         ({"d_head": 5}, "CTranslate2 cannot have d_head=5$"),
         ({"final_norm": True}, "CTranslate2 cannot have final_norm=True$"),
+        ({"d_patch": 7, "share_embeddings": False}, "CTranslate2 cannot have d_patch=7$"),
         ({"head_layout": "pooled"}, "CTranslate2 cannot have head_layout=pooled, d_value=12$"),
     ],
 )

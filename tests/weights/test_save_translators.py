@@ -56,6 +56,10 @@ def test_what_a_translator_says_is_too_long_leaves_with_it(tmp_path):
             {"sinusoid": "halves", "norm": "rms", "gated": True},
             "a published marian cannot have gated=True, norm=rms$",
         ),
+        (
+            {"sinusoid": "halves", "share_embeddings": False, "d_patch": 7},
+            "a published marian cannot have d_patch=7$",
+        ),
     ],
 )
 def test_a_shape_that_marian_lacks_is_named(tmp_path, shape, remark):

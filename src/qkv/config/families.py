@@ -238,6 +238,18 @@ class Seq2SeqConfig(TransformerConfig):
     source_vocabulary_size: Count = Field(default_factory=lambda given: given["vocabulary_size"])
     share_embeddings: bool = True
     """One token table for source and target; only where both have one vocabulary."""
+    d_patch: Count | None = None
+    """The source is a picture, cut into patches of so many numbers; None: it is ids."""
+
+    @model_validator(mode="after")
+    def _picture_has_no_words(self) -> Self:
+        has_words = self.share_embeddings or self.source_vocabulary_size != self.vocabulary_size
+        if self.d_patch is not None and has_words:
+            raise ConfigError(
+                f"d_patch={self.d_patch}: the source is a picture, which has no words; "
+                "set share_embeddings=False and leave source_vocabulary_size out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _share_one_vocabulary(self) -> Self:

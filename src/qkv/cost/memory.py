@@ -123,9 +123,15 @@ def _training(made: list[Operation], config: ModelConfig, work: Workload, n_para
 
 
 def _inputs(config: ModelConfig, work: Workload) -> int:
-    """Ids and targets, 8 bytes each."""
-    reads_source = isinstance(config, Seq2SeqConfig | RNNConfig)
-    return 8 * work.batch * (2 * work.length + (work.n_source if reads_source else 0))
+    """Ids and targets, 8 bytes each; the numbers of a patch, 4 each."""
+    match config:
+        case Seq2SeqConfig(d_patch=int(d_patch)):
+            of_source = 4 * d_patch * work.n_source
+        case Seq2SeqConfig() | RNNConfig():
+            of_source = 8 * work.n_source
+        case _:
+            of_source = 0
+    return work.batch * (16 * work.length + of_source)
 
 
 def _gathered(made: list[Operation]) -> int:

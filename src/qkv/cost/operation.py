@@ -94,7 +94,7 @@ class Operation:
     visible: Fraction = Fraction(1)
     """Share of the product that a mask lets count; an unmasked kernel computes the rest too."""
     no_gradient: int = 0
-    """Multiply–adds of backward that nobody needs: towards a recurrence's zero first state."""
+    """Multiply–adds of backward that nobody needs: towards a recurrence's zero first state, towards a picture."""
     elementwise: int = 0
     parameters: int = 0
     weights: int = 0

@@ -160,12 +160,21 @@ def _encoder(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
         kernel=work.kernel,
         on_gpu=work.on_gpu,
     )
+    token, *rest = _embedding(config, work, b * m, prefix="encoder.", n_words=config.source_vocabulary_size)
     return [
-        *_embedding(config, work, b * m, prefix="encoder.", n_words=config.source_vocabulary_size),
+        token if config.d_patch is None else _patches(token.part, b * m, config.d_patch, config.d_model),
+        *rest,
         *_relation(config, m, m, prefix="encoder."),
         *stack.operations(),
         *_final_norm(config, work, b * m, prefix="encoder."),
     ]
+
+
+def _patches(part: str, rows: int, d_patch: int, d_model: int) -> Operation:
+    """A product in the place of the look-up. What it reads is the batch's own, and nobody needs its gradient."""
+    kept = Kept(copies=rows * d_patch)
+    made = linear(part, "project", rows=rows, d_in=d_patch, d_out=d_model, bias=False, kept=kept)
+    return replace(made, no_gradient=rows * d_patch * d_model)
 
 
 def _embedding(

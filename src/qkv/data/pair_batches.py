@@ -22,7 +22,7 @@ from qkv.data.pair_store import PairStore
 from qkv.data.sentence_store import stretches
 from qkv.data.windows import NOTHING
 from qkv.errors import ConfigError, InputError
-from qkv.tensors import Ids, SourceIds
+from qkv.tensors import Ids, Patches, SourceIds
 
 Numbers = NDArray[np.int64]
 
@@ -32,9 +32,12 @@ _NO_PAIR = -1
 
 @dataclass(frozen=True, kw_only=True)
 class PairBatch:
-    """Sources are <bos> … <eos>; `targets[row, i]` follows `ids[row, : i + 1]`, which begins with <bos>."""
+    """Sources are <bos> … <eos>, or pictures.
 
-    source: SourceIds
+    `targets[row, i]` follows `ids[row, : i + 1]`, which begins with <bos>.
+    """
+
+    source: SourceIds | Patches
     source_lengths: Int[Tensor, "batch"]
     """Tokens of each source; always on the CPU, where counting them makes no GPU wait."""
     ids: Ids

@@ -16,7 +16,7 @@ from qkv.inspection.reading import label
 from qkv.inspection.seeing import Seen
 from qkv.inspection.word_map import flatten
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import LearnedPositions, SinusoidalPositions, TokenEmbedding
+from qkv.nn import LearnedPositions, SinusoidalPositions
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
 
@@ -63,7 +63,7 @@ def neighbours(model: Model, tokenizer: Tokenizer, number: int, *, n: int = 5) -
 @torch.no_grad()
 def _nearest(model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int) -> list[list[tuple[str, float]]]:
     """Of each id; the table is brought to length 1 once for all of them."""
-    rows = F.normalize(_table(model).weight[: tokenizer.vocabulary_size].float(), dim=-1)
+    rows = F.normalize(_table(model)[: tokenizer.vocabulary_size].float(), dim=-1)
     found: dict[int, list[tuple[str, float]]] = {}
     for number in numbers:
         if inside("id", number, len(rows), of="ids of the vocabulary") in found:
@@ -92,11 +92,11 @@ def position_likeness(model: Model, n: int) -> Float[Tensor, "position position"
     return rows @ rows.T
 
 
-def _table(model: Model) -> TokenEmbedding:
+def _table(model: Model) -> Float[Tensor, "token d_model"]:
     match model:
         case Seq2Seq():
-            return model.decoder.embedding.token
+            return model.decoder.embedding.token.weight
         case RNNSeq2Seq():
-            return model.embedding
+            return model.embedding.weight
         case _:
-            return model.embedding.token
+            return model.embedding.token.weight

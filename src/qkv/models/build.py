@@ -14,6 +14,7 @@ from qkv.nn import (
     KVCache,
     LayerNorm,
     LearnedPositions,
+    PatchEmbedding,
     RelativeBias,
     RMSNorm,
     Rotary,
@@ -97,7 +98,7 @@ def _slowing(config: TransformerConfig) -> Slowing | None:
 
 
 def build_embedding(
-    config: TransformerConfig, tokens: TokenEmbedding, *, n_segments: int | None = None
+    config: TransformerConfig, tokens: TokenEmbedding | PatchEmbedding, *, n_segments: int | None = None
 ) -> InputEmbedding:
     match config.positions:
         case PositionKind.LEARNED:
@@ -129,7 +130,7 @@ def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unem
 
 
 def build_cache(
-    config: TransformerConfig, like: TokenEmbedding, *, n_layers: int, batch: int, capacity: int,
+    config: TransformerConfig, like: TokenEmbedding | PatchEmbedding, *, n_layers: int, batch: int, capacity: int,
     chunk: int | None = None,
 ) -> KVCache:  # fmt: skip
     return KVCache(

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from qkv.errors import ConfigError, ContextLengthError, InputError, ShapeError
 from qkv.nn import KVCache, Mask, Source
-from qkv.tensors import Ids, IsToken, Positions
+from qkv.tensors import Ids, IsToken, Patches, Positions
 
 
 def place(
-    ids: Ids, *, is_token: IsToken | None = None, documents: Ids | None = None, cache: KVCache | None = None
+    ids: Ids | Patches, *, is_token: IsToken | None = None, documents: Ids | None = None, cache: KVCache | None = None
 ) -> Positions:
     """Padding takes no position; each packed document starts at 0; a cache goes on where it stopped."""
     check_is_token(is_token, ids)
@@ -32,12 +32,12 @@ def _starts(documents: Tensor, n_before: Tensor) -> Tensor:
     return (n_before * begins).cummax(1).values
 
 
-def check_shape(name: str, given: Tensor | None, ids: Ids) -> None:
-    if given is not None and given.shape != ids.shape:
-        raise ShapeError(f"{name} has shape {tuple(given.shape)}, ids {tuple(ids.shape)}")
+def check_shape(name: str, given: Tensor | None, ids: Ids | Patches) -> None:
+    if given is not None and given.shape != ids.shape[:2]:
+        raise ShapeError(f"{name} has shape {tuple(given.shape)}, ids {tuple(ids.shape[:2])}")
 
 
-def check_is_token(is_token: Tensor | None, ids: Ids) -> None:
+def check_is_token(is_token: Tensor | None, ids: Ids | Patches) -> None:
     """0 and 1 are refused: as numbers they would be added to the scores."""
     check_shape("is_token", is_token, ids)
     if is_token is not None and is_token.dtype != torch.bool:

@@ -1,4 +1,4 @@
-"""The encoder–decoder Transformer: a source read whole, a target written token by token."""
+"""The encoder–decoder Transformer: a source (a text, or a picture) read whole, a target written token by token."""
 
 from torch import nn
 
@@ -12,14 +12,14 @@ from qkv.models.build import (
     build_unembedding,
 )
 from qkv.models.placing import causal_mask, check_length, check_rows, mask_of, place
-from qkv.nn import KVCache, Mask, Source, Tap, TokenEmbedding, check_ids, initialise
-from qkv.tensors import Ids, IsToken, Logits, Residual, SourceIds, SourceIsToken
+from qkv.nn import KVCache, Mask, PatchEmbedding, Source, Tap, TokenEmbedding, check_ids, check_patches, initialise
+from qkv.tensors import Ids, IsToken, Logits, Patches, Residual, SourceIds, SourceIsToken
 
 
 class Side(nn.Module):
     """Encoder or decoder: embedding, blocks, norm."""
 
-    def __init__(self, config: Seq2SeqConfig, tokens: TokenEmbedding, *, is_decoder: bool) -> None:
+    def __init__(self, config: Seq2SeqConfig, tokens: TokenEmbedding | PatchEmbedding, *, is_decoder: bool) -> None:
         super().__init__()
         self.embedding = build_embedding(config, tokens)
         self.relation = build_relation(config, bidirectional=not is_decoder)
@@ -36,31 +36,34 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.config = config
         tokens = TokenEmbedding(config.vocabulary_size, config.d_model)
-        of_source = tokens if config.share_embeddings else TokenEmbedding(config.source_vocabulary_size, config.d_model)
-        self.encoder = Side(config, of_source, is_decoder=False)
+        self.encoder = Side(config, _of_source(config, tokens), is_decoder=False)
         self.decoder = Side(config, tokens, is_decoder=True)
         self.unembedding = build_unembedding(config, tokens)
         initialise(self, std=config.initial_std, seed=seed)
 
     def forward(
         self,
-        source_ids: SourceIds,
+        source: SourceIds | Patches,
         ids: Ids,
         *,
         source_is_token: SourceIsToken | None = None,
         is_token: IsToken | None = None,
     ) -> Logits:
         """Training's road: the true target prefix in, a prediction at each of its positions out."""
-        return self.decode(ids, self.encode(source_ids, is_token=source_is_token), is_token=is_token)
+        return self.decode(ids, self.encode(source, is_token=source_is_token), is_token=is_token)
 
-    def encode(self, source_ids: SourceIds, *, is_token: SourceIsToken | None = None) -> Source:
-        check_ids(source_ids, self.config.source_vocabulary_size)
-        check_length(source_ids.shape[1], self.config.context_length)
-        positions = place(source_ids, is_token=is_token)
+    def encode(self, source: SourceIds | Patches, *, is_token: SourceIsToken | None = None) -> Source:
+        """Ids; patches where the config has a `d_patch`."""
+        if self.config.d_patch is None:
+            check_ids(source, self.config.source_vocabulary_size)
+        else:
+            check_patches(source, self.config.d_patch)
+        check_length(source.shape[1], self.config.context_length)
+        positions = place(source, is_token=is_token)
         mask = None if is_token is None else Mask(key_is_token=is_token)
         own = mask_of(positions, causal=False, window=self.config.window, is_token=is_token)
         side = self.encoder
-        x = side.blocks(side.embedding(source_ids, positions), positions=positions, relation=side.relation, mask=own)
+        x = side.blocks(side.embedding(source, positions), positions=positions, relation=side.relation, mask=own)
         return Source(states=side.final(side.final_norm(x)), mask=mask)
 
     def decode(
@@ -99,3 +102,9 @@ class Seq2Seq(nn.Module):
             batch=batch,
             capacity=self.config.context_length if capacity is None else capacity,
         )
+
+
+def _of_source(config: Seq2SeqConfig, tokens: TokenEmbedding) -> TokenEmbedding | PatchEmbedding:
+    if config.d_patch is not None:
+        return PatchEmbedding(config.d_patch, config.d_model)
+    return tokens if config.share_embeddings else TokenEmbedding(config.source_vocabulary_size, config.d_model)

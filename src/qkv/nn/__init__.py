@@ -12,6 +12,7 @@ from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.memory import SoftMemory
 from qkv.nn.norm import LayerNorm, RMSNorm, norm
 from qkv.nn.packed import Packed
+from qkv.nn.patches import PatchEmbedding, check_patches, cut_in_patches
 from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoid
 from qkv.nn.recurrent import AttentiveDecoder, RecurrentEncoder, State, StateAttention
 from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary, Slowing, alibi_slopes
@@ -37,6 +38,7 @@ __all__ = [
     "Lookup",
     "Mask",
     "Packed",
+    "PatchEmbedding",
     "RMSNorm",
     "RecurrentEncoder",
     "Relation",
@@ -58,6 +60,8 @@ __all__ = [
     "attend_fused",
     "check_ids",
     "check_int8",
+    "check_patches",
+    "cut_in_patches",
     "initialise",
     "is_looked_at",
     "norm",

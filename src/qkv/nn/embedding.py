@@ -7,9 +7,10 @@ from torch.nn import functional as F
 from qkv.errors import ConfigError, InputError, ShapeError
 from qkv.nn.int8 import Int8Linear
 from qkv.nn.norm import LayerNorm, RMSNorm
+from qkv.nn.patches import PatchEmbedding
 from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions
 from qkv.nn.tap import Tap
-from qkv.tensors import Ids, Logits, Positions, Residual
+from qkv.tensors import Ids, Logits, Patches, Positions, Residual
 
 
 class TokenEmbedding(nn.Module):
@@ -61,7 +62,7 @@ class InputEmbedding(nn.Module):
 
     def __init__(
         self,
-        tokens: TokenEmbedding,
+        tokens: TokenEmbedding | PatchEmbedding,
         *,
         position: LearnedPositions | SinusoidalPositions | ConcatenatedPositions | None,
         n_segments: int | None = None,
@@ -78,7 +79,7 @@ class InputEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.tokens, self.sum = Tap(), Tap()
 
-    def forward(self, ids: Ids, positions: Positions, segments: Ids | None = None) -> Residual:
+    def forward(self, ids: Ids | Patches, positions: Positions, segments: Ids | None = None) -> Residual:
         x = self.tokens(self.token(ids) * self.scale)
         if self.segment is not None:
             x = x + self._segments(ids, segments)

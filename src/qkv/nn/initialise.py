@@ -4,6 +4,9 @@ import torch
 from torch import nn
 
 from qkv.nn.embedding import TokenEmbedding, Unembedding
+from qkv.nn.patches import PatchEmbedding
+
+_FILLED = (nn.Linear, nn.Embedding, TokenEmbedding, PatchEmbedding, Unembedding, nn.GRU, nn.LSTM)
 
 
 def initialise(model: nn.Module, *, std: float, n_residual_writes: int = 1, seed: int = 0) -> None:
@@ -17,7 +20,7 @@ def initialise(model: nn.Module, *, std: float, n_residual_writes: int = 1, seed
     generator = torch.Generator().manual_seed(seed)
     done: set[int] = set()
     for name, part in model.named_modules():
-        if isinstance(part, nn.Linear | nn.Embedding | TokenEmbedding | Unembedding | nn.GRU | nn.LSTM):
+        if isinstance(part, _FILLED):
             is_write = name.endswith((".output", ".contract"))
             spread = std / n_residual_writes**0.5 if is_write else std
             for own_name, parameter in part.named_parameters(recurse=False):

@@ -82,6 +82,8 @@ class Translator:
         decoding: Decoding = Decoding(),  # noqa: B008 - frozen
     ) -> None:  # fmt: skip
         """`source`: the source's tokenizer, where it is another."""
+        if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
+            raise InputError(f"this model reads pictures (d_patch={model.config.d_patch}); a Translator reads text")
         self.model = model
         self.tokenizer = tokenizer
         self.source_tokenizer = source or tokenizer

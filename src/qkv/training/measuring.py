@@ -121,6 +121,12 @@ def _ids(model: Model, batch: int, n: int, n_words: int) -> Tensor:
     return torch.randint(n_words, (batch, n), device=_device(model))
 
 
+def _source(model: Seq2Seq | RNNSeq2Seq, work: Workload) -> Tensor:
+    if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
+        return torch.rand(work.batch, work.n_source, model.config.d_patch, device=_device(model))
+    return _ids(model, work.batch, work.n_source, model.config.source_vocabulary_size)
+
+
 def _pass(model: Model, work: Workload) -> Callable[[], list[Tensor]]:
     """One pass over whole sequences; every head of the model gives its output."""
     config = model.config
@@ -134,7 +140,7 @@ def _pass(model: Model, work: Workload) -> Callable[[], list[Tensor]]:
         case BERT():
             return lambda: _bert_outputs(model, ids, asked)
         case Seq2Seq():
-            source = _ids(model, work.batch, work.n_source, model.config.source_vocabulary_size)
+            source = _source(model, work)
             kept = model.new_cache(batch=work.batch, capacity=work.length) if is_kept else None
 
             def both() -> list[Tensor]:
@@ -143,7 +149,7 @@ def _pass(model: Model, work: Workload) -> Callable[[], list[Tensor]]:
 
             return both
         case RNNSeq2Seq():
-            source = _ids(model, work.batch, work.n_source, model.config.source_vocabulary_size)
+            source = _source(model, work)
             return lambda: [model(source, ids)]
         case _:
             assert_never(model)
@@ -185,12 +191,12 @@ def _decode(model: Model, work: Workload) -> Callable[[], Tensor]:
             cache = _filled(model.new_cache(batch=work.batch, capacity=work.length))
             read = lambda: model(ids, cache=cache)  # noqa: E731
         case Seq2Seq():
-            source = model.encode(_ids(model, work.batch, work.n_source, model.config.source_vocabulary_size))
+            source = model.encode(_source(model, work))
             cache = _filled(model.new_cache(batch=work.batch, capacity=work.length))
             model.decode(ids, source, cache=cache)
             read = lambda: model.decode(ids, source, cache=cache)  # noqa: E731
         case RNNSeq2Seq():
-            start = model.encode(_ids(model, work.batch, work.n_source, model.config.source_vocabulary_size))
+            start = model.encode(_source(model, work))
             return lambda: model.decode(ids, start.source, start.state)[0]
         case _:
             raise AssertionError("a BERT does not decode; Workload.check refuses it")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.choices import Role
-from qkv.config import PairsConfig, Recipe, TrainingConfig
+from qkv.config import PairsConfig, Recipe, Seq2SeqConfig, TrainingConfig
 from qkv.data.pair_batches import PairBatch, PairBatches
 from qkv.data.pair_store import PAIRS_FILE, PairStore, encode_pairs
 from qkv.errors import ConfigError
@@ -154,6 +154,7 @@ def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objectiv
     if isinstance(model, RNNSeq2Seq) and (config.compiled or config.loss_chunk is not None):
         raise ConfigError("an rnn's recurrence is one call into a library: compiled and loss_chunk are for seq2seq")
     device, settings = next(model.parameters()).device, model.config
+    is_of_pictures = isinstance(settings, Seq2SeqConfig) and settings.d_patch is not None
     autocast = autocasting(config.precision, device)
     judged = _compiled(model) if config.compiled else _judged
 
@@ -169,7 +170,8 @@ def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objectiv
 
     def objective(batch: PairBatch) -> Outcome:
         # Here, where the ids are still on the CPU: a GPU would end the whole process.
-        check_ids(batch.source, settings.source_vocabulary_size)
+        if not is_of_pictures:
+            check_ids(batch.source, settings.source_vocabulary_size)
         check_ids(batch.ids, settings.vocabulary_size)
         check_ids(batch.targets.clamp(min=0), settings.vocabulary_size)
         is_training = torch.is_grad_enabled()

@@ -73,6 +73,7 @@ def _check(config: Seq2SeqConfig) -> None:
         "d_value": config.d_value == config.d_head,
         "output_projection": config.output_projection,
         "window": config.window is None,
+        "d_patch": config.d_patch is None,
         "positions": config.positions in POSITIONS,
         "final_norm": not config.final_norm or config.norm_position is NormPosition.PRE,
     }

@@ -70,6 +70,8 @@ class Case:
         """A model without a tokenizer gets random ids."""
         model, tokenizer = self.model, self.loaded.tokenizer
         is_pair = isinstance(model, Seq2Seq | RNNSeq2Seq)
+        if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
+            raise InputError(f"this model reads pictures (d_patch={model.config.d_patch}); models of text are verified")
         if tokenizer is None:
             most = min(model.config.vocabulary_size, model.config.source_vocabulary_size if is_pair else 1 << 30)
             drawn = torch.randint(most, (5, 40), generator=torch.Generator().manual_seed(0))
