@@ -13,7 +13,7 @@ from qkv.cli import app
 from qkv.cli.cost_plan import KNOWN, count
 from qkv.cost.calibration import load_calibration, save_calibration
 from qkv.cost.devices import DEVICES
-from qkv.errors import ConfigError, DiskError, InputError, QKVError
+from qkv.errors import ConfigError, InputError, QKVError
 from qkv.training.calibrating import device_name
 from tests.cost.calibrations import made_up
 
@@ -183,7 +183,7 @@ def test_a_folder_whose_config_is_bad_is_named(tmp_path, text, message):
 def test_a_folder_without_a_config_and_a_place_that_cannot_be_written_are_named(tmp_path):
     with pytest.raises(InputError, match=r"holds neither config.json nor a run"):
         run(str(tmp_path))
-    with pytest.raises(DiskError, match=r"none/x.png: cannot be written"):
+    with pytest.raises(InputError, match=r"none/x.png: there is no folder"):
         run("gpt-nano", "--plot", str(tmp_path / "none" / "x.png"))
 
 

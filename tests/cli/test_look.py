@@ -95,7 +95,7 @@ def test_a_line_of_json_for_each_line_of_standard_input(command, folder, monkeyp
 
 def test_a_picture_is_drawn_and_standard_output_stays_empty(command, folder, tmp_path):
     for name in ("a.png", "a.svg", "a.pdf"):
-        answer = command(folder, TEXT, "--view", "map", "--out", tmp_path / name)
+        answer = command(folder, TEXT, "--view", "map", "--plot", tmp_path / name)
         assert (answer.status, answer.out) == (0, "")
         assert (tmp_path / name).stat().st_size > 5000
 
@@ -118,7 +118,7 @@ def test_a_time_line_reads_the_text_with_every_checkpoint_of_a_run(command, fold
     answer = command(tmp_path / "run", TEXT, "--view", "timeline", "--json")
     assert json.loads(answer.out)["steps"] == [5, 11]
     assert "induction" in command(tmp_path / "run", TEXT, "--view", "timeline").out
-    assert command(tmp_path / "run", TEXT, "--view", "timeline", "--out", tmp_path / "t.png").status == 0
+    assert command(tmp_path / "run", TEXT, "--view", "timeline", "--plot", tmp_path / "t.png").status == 0
 
 
 def test_mistakes_are_one_line(command, folder, translator, tmp_path):
@@ -134,9 +134,9 @@ def test_mistakes_are_one_line(command, folder, translator, tmp_path):
         ([folder, TEXT, "--stack", "cross"], "no attention 'cross'"),
         ([folder, TEXT, "--view", "timeline"], "holds no checkpoints"),
         ([folder, "cat " * 99], "the model's context_length is 41"),
-        ([folder, TEXT, TEXT, "--out", tmp_path / "a.png"], "--out draws one text; 2 were given"),
-        ([folder, TEXT, "--out", tmp_path / "a.gif"], "a.gif: the name must end in one of"),
-        ([folder, TEXT, "--out", tmp_path / "no" / "a.png"], "No such file"),
+        ([folder, TEXT, TEXT, "--plot", tmp_path / "a.png"], "--plot draws one text; 2 were given"),
+        ([folder, TEXT, "--plot", tmp_path / "a.gif"], "a.gif: the name must end in one of"),
+        ([folder, TEXT, "--plot", tmp_path / "no" / "a.png"], "a.png: there is no folder"),
         ([translator, "the cat", "--view", "it", "--candidates", "a,b"], "not of a translator"),
     ]:
         answer = command(*arguments)

@@ -24,7 +24,7 @@ def test_lines_in_lines_out_blank_ones_too(command, folder):
     assert (answer.status, answer.out) == (0, "dos uno\n\ntres\n")
 
 
-@pytest.mark.parametrize("option", [["--nbest", 2], ["--alignment"]])
+@pytest.mark.parametrize("option", [["--n-best", 2], ["--alignment"]])
 def test_a_blank_line_is_blank_whatever_is_asked(command, folder, option):
     lines = command("translate", folder, "uno", " ", "dos", *option).out.splitlines()
     assert [line for line in lines if "\t" not in line] == [""]
@@ -38,13 +38,13 @@ def test_alignment_follows_a_tab(command, folder):
 
 
 def test_json_holds_tokens_scores_and_the_n_best(command, folder):
-    answer = command("translate", folder, "uno dos", "tres", "--nbest", 3, "--json")
+    answer = command("translate", folder, "uno dos", "tres", "--n-best", 3, "--json")
     first, second = map(json.loads, answer.out.splitlines())
     assert (first["text"], second["text"]) == ("dos uno", "tres")
     assert "".join(first["tokens"][:-1]) == "dos uno"
     assert len(first["tokens"]) == len(first["log_probabilities"])
     assert [one["score"] for one in first["found"]] == sorted((one["score"] for one in first["found"]), reverse=True)
-    plain = command("translate", folder, "uno dos", "--nbest", 3).out.splitlines()
+    plain = command("translate", folder, "uno dos", "--n-best", 3).out.splitlines()
     assert [line.split("\t")[1] for line in plain] == [one["text"] for one in first["found"]]
 
 
@@ -73,7 +73,9 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
         (["uno", "dos", "--plot", "a.png"], "--plot draws one text; 2 were given"),
         (["uno", "--layer", 1], "--layer 1 says what --plot draws"),
         (["uno", "--split", "--json"], "--split joins the translations"),
-        (["uno", "--alignment", "--nbest", 2], "--alignment is of the best translation"),
+        (["uno", "--alignment", "--n-best", 2], "--alignment is of the best translation, --n-best 2 asks for more"),
+        (["uno", "--plot", "a.png", "--n-best", 2], "--plot is of the best translation, --n-best 2 asks for more"),
+        (["uno", "--plot", "nowhere/a.png"], "nowhere/a.png: there is no folder nowhere"),
         (["uno", "--glossary", tmp_path / "bad.tsv"], "bad.tsv: entry 1 has a blank side"),
         (["uno " * 99], "the model's context_length is 37"),
     ]:

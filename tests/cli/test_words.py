@@ -48,7 +48,7 @@ def test_a_map_is_drawn(command, folder, tmp_path):
 def test_mistakes_are_one_line(command, folder, tmp_path):
     for arguments, line in [
         ([folder, "cat"], "words given: 1; at least 2 can be compared"),
-        ([folder, "cat", "dog", "--plot", tmp_path / "no" / "a.png"], "No such file"),
+        ([folder, "cat", "dog", "--plot", tmp_path / "no" / "a.png"], "a.png: there is no folder"),
         ([folder, "cat", "dog", "--plot", tmp_path / "a.gif"], "a.gif: the name must end in one of .png .svg .pdf"),
     ]:
         answer = command(*arguments)

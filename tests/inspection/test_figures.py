@@ -9,7 +9,8 @@ import torch
 from matplotlib.image import imread
 
 from qkv.errors import MissingExtraError, ShapeError
-from qkv.inspection import HeatMap, heat_maps, new_figure
+from qkv.inspection import HeatMap, figure, heat_maps, new_figure
+from qkv.inspection.reference import ReferenceView
 
 MATRIX = torch.tensor([[0.9, 0.1, 0.0], [0.25, 0.5, 0.25]])
 
@@ -121,3 +122,12 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
 
 def test_a_notebook_shows_a_figure_by_itself():
     assert new_figure(width=1.0, height=1.0)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_the_knock_outs_axis_says_which_sign_means_that_a_look_was_needed():
+    view = ReferenceView(
+        text="a cat it", pronoun="it", candidates=["a", "cat"], places=[[2], [0], [1]], attention=[0.2, 0.3],
+        rollout=[0.2, 0.3], value_weighted=[0.2, 0.3], knock_out=[-0.1, 0.2], remarks=[],
+    )  # fmt: skip
+    labels = [axis.get_xlabel() for axis in figure(view, title="a cat it").axes]
+    assert labels == ["share of 'it'"] * 3 + ["change of log p (nats)\nbelow 0: the look was needed"]

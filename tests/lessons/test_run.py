@@ -28,9 +28,13 @@ def test_a_picture_of_unknown_type_is_refused_before_anything_is_computed(capsys
     assert capsys.readouterr().out == ""
 
 
-def test_a_picture_that_cannot_be_saved_is_one_line(tmp_path):
-    with pytest.raises(DiskError, match=r"nowhere/a\.png: cannot be written: No such file"):
+def test_a_picture_that_cannot_be_saved_is_one_line(tmp_path, capsys):
+    with pytest.raises(InputError, match=r"nowhere/a\.png: there is no folder .*nowhere"):
         lessons.run("one-hot", plot=tmp_path / "nowhere" / "a.png", seed=0)
+    assert capsys.readouterr().out == ""
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(DiskError, match=r"a\.png: cannot be written: Is a directory"):
+        lessons.run("one-hot", plot=tmp_path / "a.png", seed=0)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".PDF"])

@@ -30,8 +30,8 @@ def lesson(
     """
     from qkv import lessons
 
-    if plot is not None:
-        _check_plot(plot, one_lesson=name is not None and not run_all)
+    if plot is not None and (name is None or run_all):
+        raise InputError("--plot saves the picture of one lesson: name it, as in qkv lesson walkthrough --plot a.png")
     if run_all:
         if name is not None:
             raise InputError(f"--all runs every lesson: leave out {name!r}, or leave out --all")
@@ -40,14 +40,6 @@ def lesson(
         _list()
     else:
         lessons.run(name, plot=plot, seed=seed)
-
-
-def _check_plot(plot: Path, *, one_lesson: bool) -> None:
-    """A picture that cannot be saved is refused before the lesson computes, not after."""
-    if not one_lesson:
-        raise InputError("--plot saves the picture of one lesson: name it, as in qkv lesson walkthrough --plot a.png")
-    if not plot.parent.is_dir():
-        raise InputError(f"--plot {plot}: there is no folder {plot.parent}")
 
 
 def _list() -> None:

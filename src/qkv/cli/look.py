@@ -42,7 +42,7 @@ def look(
     texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     view: Annotated[ViewKind, typer.Option(help="What to show.")] = ViewKind.HEADS,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
     target: Annotated[str | None, typer.Option(help="The translation (else the model's), or BERT's text B.")] = None,
     stack: Annotated[Stack | None, typer.Option(help="Which attentions, where a model has several.")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="map, neuron: from 0; map: else the mean.")] = None,
@@ -57,7 +57,7 @@ def look(
     cut: Annotated[list[str] | None, typer.Option(metavar="QUERY:KEY", help="Cut this look, in all layers.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with all numbers.")] = False,
 ) -> None:  # fmt: skip
-    """Look inside: a table of what is seen, or a picture with --out.
+    """Look inside: a table of what is seen, or a picture with --plot.
 
     Heads are named by what they look at. `it` compares four answers to what a word refers to; `logit` parts the
     last guess's logit into what each head and feed-forward added; `effect` shows what --off and --cut change;
@@ -65,32 +65,32 @@ def look(
 
     \b
     Examples:
-      qkv look stories "Once upon a time there was a dog." --out heads.png
+      qkv look stories "Once upon a time there was a dog." --plot heads.png
       qkv look stories "The dog ran." --view map --layer 1 --head 2
       qkv look stories "The animal didn't cross the street as it was tired." --view it --candidates animal,street
       qkv look stories "The dog ran to the" --view lens --json
       qkv look stories "The dog ran to the" --view effect --off 1.2 --cut 4:1
-      qkv look es-en "Me gusta el té." --view map --stack cross --out cross.pdf
-      qkv look runs/1 "Once upon a time" --view timeline --out learning.png
+      qkv look es-en "Me gusta el té." --view map --stack cross --plot cross.pdf
+      qkv look runs/1 "Once upon a time" --view timeline --plot learning.png
     """
     asked = Asked(
         model=model, view=view, target=target, stack=stack, layer=layer, head=head, query=query, words=words,
         no_sink=no_sink, it=it, candidates=[word.strip() for word in candidates.split(",") if word.strip()], n=n,
         off=off or [], cut=cut or [],
     )  # fmt: skip
-    _check(asked, out, texts)
+    _check(asked, plot, texts)
     from qkv.cli.texts import given_texts, is_blank
 
     task = None if view is ViewKind.TIMELINE else _load(model)
     for number, text in enumerate(given_texts(texts)):
-        if is_blank(text) and out is not None:
+        if is_blank(text) and plot is not None:
             raise InputError("there is nothing to draw: the text is blank")
         if is_blank(text):
             print(json.dumps({"view": view.value, "text": text}) if as_json else "")
             continue
         shown = _timeline(asked, text) if task is None else _view(task, asked, text)
-        if out is not None:
-            _draw(shown, text, out)
+        if plot is not None:
+            _draw(shown, text, plot)
         else:
             _print(shown, text, view, as_json=as_json, is_first=number == 0)
 
@@ -107,14 +107,14 @@ def _print(shown: "View", text: str, view: ViewKind, *, as_json: bool, is_first:
     print_view(shown)
 
 
-def _check(asked: Asked, out: Path | None, texts: list[str] | None) -> None:
+def _check(asked: Asked, plot: Path | None, texts: list[str] | None) -> None:
     changed = asked.off + asked.cut
-    if out is not None:
+    if plot is not None:
         from qkv.inspection.figures import check_picture
 
-        check_picture(out)
+        check_picture(plot)
         if len(texts or []) != 1:
-            raise InputError(f"--out draws one text; {len(texts or [])} were given as arguments")
+            raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
     if changed and asked.view in (ViewKind.TIMELINE, ViewKind.IT):
         raise InputError(f"--view {asked.view} takes no --off and no --cut; {len(changed)} were given")
     if asked.view is ViewKind.IT and len(asked.candidates) < 2:
@@ -237,10 +237,10 @@ def _timeline(asked: Asked, text: str) -> "View":
     return timeline(((step, load(run.folder(step))) for step in steps), text, asked.target, stack=asked.stack)
 
 
-def _draw(shown: "View", text: str, out: Path) -> None:
+def _draw(shown: "View", text: str, plot: Path) -> None:
     from qkv.cli.progress import say
     from qkv.inspection import figure
     from qkv.inspection.figures import save_picture
 
-    save_picture(figure(shown, title=text), out)
-    say(f"drawn to {out}")
+    save_picture(figure(shown, title=text), plot)
+    say(f"drawn to {plot}")

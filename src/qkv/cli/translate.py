@@ -48,8 +48,9 @@ class Shown:
             raise InputError(f"--layer {self.layer} says what --plot draws: name a file with --plot")
         if split and not self.is_plain:
             raise InputError("--split joins the translations of a text's parts: it goes with plain output alone")
-        if self.alignment and self.n_best > 1:
-            raise InputError(f"--alignment is of the best translation, --nbest {self.n_best} asks for more: choose one")
+        of_best = "--alignment" if self.alignment else None if self.plot is None else "--plot"
+        if of_best is not None and self.n_best > 1:
+            raise InputError(f"{of_best} is of the best translation, --n-best {self.n_best} asks for more: choose one")
 
 
 def translate(
@@ -57,7 +58,7 @@ def translate(
     texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
     *,
     beam: Annotated[int, typer.Option(min=1, metavar="N", help="Running guesses of the search; 1: greedy.")] = 5,
-    n_best: Annotated[int, typer.Option("--nbest", min=1, help="So many translations, best first, with scores.")] = 1,
+    n_best: Annotated[int, typer.Option(min=1, help="So many translations, best first, with scores.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="A score is Σ log p ÷ length^this.")] = 1.0,
     min_new: Annotated[int, typer.Option(min=0, help="Fewest new tokens.")] = 0,
     max_new: Annotated[int | None, typer.Option(min=1, help="Most; else twice the source's, and 10.")] = None,
@@ -77,7 +78,7 @@ def translate(
     Examples:
       qkv translate es-en "¿Dónde está la biblioteca?"
       qkv translate es-en "¿Dónde está la biblioteca?" --plot attention.png
-      qkv translate es-en "No lo sé." --nbest 5 --json
+      qkv translate es-en "No lo sé." --n-best 5 --json
       qkv translate es-en --alignment < sentences.txt
     """
     from qkv.config import BeamConfig

@@ -69,7 +69,12 @@ def draw_reference(view: ReferenceView, title: str) -> "Figure":
         bars = axis.barh(range(len(values)), values, color=colours)
         axis.bar_label(bars, fmt="%.2f" if name != "knock-out" else "%+.2f", fontsize=7, padding=2)
         axis.set_title(name, fontsize="medium")
-        axis.set_xlabel("change of log p (nats)" if name == "knock-out" else f"share of {view.pronoun!r}", fontsize=8)
+        unit = (
+            "change of log p (nats)\nbelow 0: the look was needed"
+            if name == "knock-out"
+            else f"share of {view.pronoun!r}"
+        )
+        axis.set_xlabel(unit, fontsize=8)
         axis.tick_params(labelsize=8)
         axis.margins(x=0.3)
         axis.axvline(0, color="0.5", linewidth=0.8)

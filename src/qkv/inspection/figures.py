@@ -88,6 +88,8 @@ def check_picture(path: Path) -> None:
     """A picture that cannot be drawn is refused before anything is computed, not after."""
     if path.suffix.lower() not in PICTURE_TYPES:
         raise InputError(f"{path}: the name must end in one of {' '.join(PICTURE_TYPES)}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
     new_figure(width=1.0, height=1.0)
 
 
