@@ -22,6 +22,7 @@ from qkv.training.objectives import Objective, Outcome, TrainingBatch
 from qkv.training.optimizer import build_optimizers, set_learning_rate, skip_where
 from qkv.training.pacing import Pace
 from qkv.training.pieces import is_cut, whole
+from qkv.training.products import with_quick_products
 from qkv.training.ranks import ALONE, Ranks
 from qkv.training.reading import Known, Unread, pinned, sent
 from qkv.training.run import Progress, RunFolder, read_progress, this_machine
@@ -54,12 +55,11 @@ class Trainer:
         self.ranks = ranks
         self.model = model
         self.config = config
-        self.objective = ranks.share(model, objective)
+        self.objective = ranks.share(model, with_quick_products(model, objective, config))
         self.data = data
         self.run = run
         self.texts = texts
-        self.report = report
-        self.examine = examine
+        self.report, self.examine = report, examine
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         if self._device.type == "cpu":

@@ -1,0 +1,119 @@
+"""oneDNN's products in a training step: the same numbers as torch's own, for large matrices of a GPT alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qkv.choices import ScheduleKind
+from qkv.config import GPTConfig, TrainingConfig
+from qkv.data.windows import Batch
+from qkv.models import GPT
+from qkv.training import Trainer, TrainingData, products
+from qkv.training.gpt import next_token
+from qkv.training.run import RunFolder
+
+pytestmark = pytest.mark.skipif(not products._has_onednn(), reason="torch has no oneDNN here")
+
+TRAINING = TrainingConfig(
+    steps=3, batch_size=2, length=7, learning_rate=1e-2, schedule=ScheduleKind.CONSTANT, warmup_steps=0
+)
+
+
+def gpt() -> GPT:
+    return GPT(GPTConfig(vocabulary_size=61, context_length=7, d_model=20, n_heads=5, n_layers=2, tie_embeddings=False))
+
+
+def batch() -> Batch:
+    ids = torch.randint(61, (2, 8), generator=torch.Generator().manual_seed(3))
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), None, torch.full((2,), 7))
+
+
+def losses(folder: Path, config: TrainingConfig = TRAINING) -> list[float]:
+    folder.mkdir(exist_ok=True)
+    model, told = gpt().train(), list[float]()
+    trainer = Trainer(
+        model,
+        config,
+        objective=next_token(model, config),
+        data=TrainingData(batch=lambda _: batch()),
+        run=RunFolder(folder),
+        texts={},
+        report=lambda entry: told.append(entry["loss"]),
+    )
+    for _ in range(3):
+        trainer._step(batch())
+    return told
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of the weights that oneDNN multiplied by in forward passes."""
+    seen, whole = list[torch.Size](), products.product
+
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        seen.append(weight.shape)
+        return whole(x, weight, bias)
+
+    monkeypatch.setattr(products, "product", product)
+    return seen
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_and_its_gradients_are_torchs_own(has_bias: bool) -> None:
+    x, weight = torch.randn(2, 3, 7, requires_grad=True), torch.randn(5, 7, requires_grad=True)
+    given = [x, weight, *([torch.randn(5, requires_grad=True)] if has_bias else [])]
+    bias = given[2] if has_bias else None
+    upstream = torch.randn(2, 3, 5)
+    torch.testing.assert_close(products.product(x, weight, bias), F.linear(x, weight, bias))
+    ours = torch.autograd.grad(products.product(x, weight, bias), given, upstream)
+    torch.testing.assert_close(ours, torch.autograd.grad(F.linear(x, weight, bias), given, upstream))
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    x, weight = torch.randn(3, 7, requires_grad=True), torch.randn(5, 7)
+    products.product(x, weight, None).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 7))
+
+
+def test_training_goes_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[torch.Size]) -> None:
+    usual = losses(tmp_path / "usual")
+    assert not counted
+    monkeypatch.setattr(products, "LEAST", 1)
+    quick = losses(tmp_path / "quick")
+    assert len(counted) == 3 * (2 * 6 + 1)
+    assert quick == pytest.approx(usual, abs=1e-5)
+
+
+def test_small_matrices_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[torch.Size]
+) -> None:
+    monkeypatch.setattr(products, "LEAST", 61 * 20)
+    losses(tmp_path)
+    assert set(counted) == {torch.Size((61, 20)), torch.Size((80, 20)), torch.Size((20, 80))}
+
+
+def test_what_is_compiled_or_no_gpt_keeps_its_objective() -> None:
+    model = gpt()
+    objective = next_token(model, TRAINING)
+    compiled = TRAINING.model_copy(update={"compiled": True})
+    assert products.with_quick_products(model, objective, compiled) is objective
+    assert products.with_quick_products(nn.Linear(7, 5), objective, TRAINING) is objective
+    assert products.with_quick_products(gpt().double(), objective, TRAINING) is objective
+    assert products.with_quick_products(model, objective, TRAINING) is not objective
+
+
+def test_modules_are_as_before_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LEAST", 1)
+    model = gpt()
+
+    def fail(_: object) -> None:
+        assert "forward" in vars(model.unembedding)
+        raise KeyError("planted")
+
+    with pytest.raises(KeyError, match="planted"):
+        products.with_quick_products(model, fail, TRAINING)(batch())  # type: ignore[arg-type]
+    assert not any("forward" in vars(part) for part in model.modules())
