@@ -34,7 +34,8 @@ class Outcome:
             return f"no end after {SECONDS} s of computing, or {MOST_WAITING} s of waiting"
         if "Traceback" in self.err or "panicked" in self.err:
             return "a traceback: " + self.err[-400:]
-        if self.code != 2 or len(lines) != 1 or self.err.splitlines()[-1] != lines[0]:
+        expected = 1 if "; no update was made, " in self.err else 2  # a run that had begun, and stopped in time
+        if self.code != expected or len(lines) != 1 or self.err.splitlines()[-1] != lines[0]:
             return f"exit {self.code}: {self.err[-400:]!r}"
         if len(lines[0]) > 3000:
             return f"a line of {len(lines[0])} characters"

@@ -198,7 +198,7 @@ class Trainer:
             try:
                 yield self.objective(part), counts
             except InputError as error:
-                raise self._stopping(str(error)) from None
+                raise self._stopping(f"{error}, in a batch of {self.run.path}") from None
 
     def seconds_a_step(self, n: int = 9) -> float:
         """Measured on the first batches; the model is changed by it, so use one made for that.
