@@ -169,7 +169,7 @@ def test_bad_input_is_answered_in_one_line(arguments, message):
     ("text", "message"),
     [
         ('{"model_type": "mamba"}', r"config.json: model_type='mamba' is unknown"),
-        ('{"family": "gpt", "vocabulary_size": 5}', r"config.json: GPTConfig: context_length is missing"),
+        ('{"family": "gpt", "vocabulary_size": 5}', r"config.json: gpt: context_length is missing"),
         ("{", r"config.json: not valid JSON"),
     ],
     ids=["unknown family", "missing field", "not json"],

@@ -175,7 +175,7 @@ def test_a_full_disk_is_said_with_the_bytes_and_the_run_goes_on_later(command, r
 def test_a_misspelt_key_is_refused_with_the_right_one(command, recipe_file):
     refused(
         command("train", recipe_file, "training.stepz=3"),
-        f"{recipe_file}: TrainingConfig: unknown key 'stepz'; did you mean 'steps'?",
+        f"{recipe_file}: training: unknown key 'stepz'; did you mean 'steps'?",
     )
 
 

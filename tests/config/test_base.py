@@ -3,26 +3,27 @@
 import pytest
 from pydantic import ValidationError
 
-from qkv.config import GPTConfig, RNNConfig
+from qkv.config import FinetuningSettings, GPTConfig, RNNConfig, SamplingConfig
 from qkv.config.base import nearest
+from qkv.cost.workload import Workload
 from qkv.errors import ConfigError
 
 SMALL = {"vocabulary_size": 31, "context_length": 13, "d_model": 12, "n_heads": 3, "n_layers": 2}
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one():
-    with pytest.raises(ConfigError, match=r"^GPTConfig: unknown key 'n_head'; did you mean 'n_heads'\?$"):
+    with pytest.raises(ConfigError, match=r"^gpt: unknown key 'n_head'; did you mean 'n_heads'\?$"):
         GPTConfig(**SMALL, n_head=3)
 
 
 def test_an_unknown_key_that_is_near_nothing_is_refused_without_a_guess():
-    with pytest.raises(ConfigError, match=r"^GPTConfig: unknown key 'zzz'$"):
+    with pytest.raises(ConfigError, match=r"^gpt: unknown key 'zzz'$"):
         GPTConfig(**SMALL, zzz=3)
 
 
 @pytest.mark.parametrize("key", SMALL)
 def test_a_missing_key_is_named(key):
-    with pytest.raises(ConfigError, match=f"^GPTConfig: {key} is missing$"):
+    with pytest.raises(ConfigError, match=f"^gpt: {key} is missing$"):
         GPTConfig(**{name: value for name, value in SMALL.items() if name != key})
 
 
@@ -47,7 +48,7 @@ def test_a_missing_key_is_named(key):
     ],
 )
 def test_a_bad_value_is_refused_in_one_line_that_shows_it(change, message):
-    with pytest.raises(ConfigError, match=f"^GPTConfig: {message}") as refused:
+    with pytest.raises(ConfigError, match=f"^gpt: {message}") as refused:
         GPTConfig(**{**SMALL, **change})
     assert "\n" not in str(refused.value)
 
@@ -89,6 +90,18 @@ def test_configs_are_equal_by_value_and_differ_by_kind():
 def test_nearest_says_nothing_where_nothing_is_near():
     assert nearest("gpt", ["gpt2", "bert"]) == "; did you mean 'gpt2'?"
     assert nearest("zzz", ["gpt2", "bert"]) == ""
+    assert nearest("foo", ["one-hot", "toy-head-7"]) == ""  # 0.4 alike
+    assert nearest("walk", ["walkthrough", "talk"]) == "; did you mean 'walkthrough'?"
+    assert nearest("to", ["toy-head-7"]) == ""
+
+
+def test_a_message_speaks_of_a_table_of_settings_never_of_a_class():
+    with pytest.raises(ConfigError, match=r"^sampling: temperature=-1\.0: input should be greater than or equal to 0$"):
+        SamplingConfig(temperature=-1.0)
+    with pytest.raises(ConfigError, match=r"^finetuning: unknown key 'epoch'; did you mean 'epochs'\?$"):
+        FinetuningSettings(epoch=2)
+    with pytest.raises(ConfigError, match=r"^batch=0: input should be"):
+        Workload(batch=0, length=3)
 
 
 def test_a_misspelt_key_is_told_before_the_one_it_leaves_missing():

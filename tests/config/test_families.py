@@ -79,7 +79,7 @@ def test_one_output_is_a_number_unless_said():
     [
         ({"class_names": ["a", "b"], "n_classes": 3}, "n_classes=3, but class_names has 2 names"),
         ({"class_names": ["a", "b", "a"]}, "class_names has 'a' twice"),
-        ({"class_names": []}, "BERTConfig: class_names=.*at least 1 item"),
+        ({"class_names": []}, "bert: class_names=.*at least 1 item"),
         ({"problem": "number"}, r"problem='number', but there is no classification head \(n_classes, class_names\)"),
         ({"n_classes": 2, "problem": "number"}, "problem='number' has one output, not n_classes=2"),
         ({"n_classes": 1, "problem": "one-class"}, "problem='one-class' needs at least 2 classes, not n_classes=1"),

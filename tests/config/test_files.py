@@ -48,11 +48,11 @@ NANO = "vocabulary_size = 31\ncontext_length = 13\nd_model = 12\nn_heads = 3\n"
         ("a.toml", NANO, r"a\.toml: family is missing; it is one of gpt, bert, seq2seq, rnn$"),
         ("a.toml", 'family = "gtp"\n', r"a\.toml: unknown family 'gtp'; .*; did you mean 'gpt'\?$"),
         ("a.json", '{"family": 3}', r"a\.json: unknown family 3; it is one of gpt, bert, seq2seq, rnn$"),
-        ("a.toml", NANO + 'family = "gpt"\n', r"a\.toml: GPTConfig: n_layers is missing$"),
+        ("a.toml", NANO + 'family = "gpt"\n', r"a\.toml: gpt: n_layers is missing$"),
         (
             "a.toml",
             NANO + 'family = "gpt"\nn_layers = 1\nd_mode = 3\n',
-            r"a\.toml: GPTConfig: unknown key 'd_mode'; did you mean 'd_model'\?$",
+            r"a\.toml: gpt: unknown key 'd_mode'; did you mean 'd_model'\?$",
         ),
         ("a.toml", "family = ", r"a\.toml: not valid TOML: "),
         ("a.json", "{", r"a\.json: not valid JSON: "),

@@ -85,5 +85,5 @@ def test_an_unknown_preset_is_refused_with_the_nearest_and_all_known():
 
 
 def test_an_unknown_change_is_refused():
-    with pytest.raises(ConfigError, match=r"GPTConfig: unknown key 'n_layer'; did you mean 'n_layers'\?"):
+    with pytest.raises(ConfigError, match=r"gpt: unknown key 'n_layer'; did you mean 'n_layers'\?"):
         preset("gpt2", n_layer=3)

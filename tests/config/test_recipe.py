@@ -28,8 +28,8 @@ def test_settings_are_changed_by_their_dotted_names(path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.step=7", "TrainingConfig: unknown key 'step'; did you mean 'steps'?"),
-        ("trainin.steps=7", "Recipe: unknown key 'trainin'; did you mean 'training'?"),
+        ("training.step=7", "training: unknown key 'step'; did you mean 'steps'?"),
+        ("trainin.steps=7", "unknown key 'trainin'; did you mean 'training'?"),
         ("model.n_layer=7", "unknown key 'n_layer'; did you mean 'n_layers'?"),
         ("training.length=99", "training.length=99 must not be more than model.context_length=13"),
         ("model.vocabulary_size=9", "model.vocabulary_size is the tokenizer's: set tokenizer.vocabulary_size"),
@@ -60,7 +60,7 @@ def test_documents_are_kept_apart_in_windows_alone(path):
         (b"family = ", r"a\.toml: not valid TOML: "),
         (b"\xff\xfe", r"a\.toml: not valid TOML: "),
         (b"a = " + b"[" * 5000, r"a\.toml: not valid TOML: "),
-        (b"", r"a\.toml: Recipe: family is missing"),
+        (b"", r"a\.toml: family is missing"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_by_its_name(path, content, message):

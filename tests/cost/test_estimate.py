@@ -49,7 +49,7 @@ def test_rows_add_up_to_the_totals():
 )
 @pytest.mark.parametrize("size", [0, -3, 1.5, 10**30, "many", True, float("nan")])
 def test_a_size_that_cannot_be_is_one_clear_line(name, size):
-    with pytest.raises(ConfigError, match=f"Workload: {name}=") as caught:
+    with pytest.raises(ConfigError, match=f"^{name}=") as caught:
         Workload(**{"batch": 1, "length": 1, "mode": "train", name: size})
     assert "\n" not in str(caught.value)
 

@@ -9,6 +9,8 @@ from qkv.errors import ConfigError
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 """A whole number of things there must be at least one of."""
+NEAR = 0.65
+"""Of difflib's likeness: a word with two letters exchanged (gtp) is nearer, one with a few in common is not."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -34,8 +36,9 @@ class Config(BaseModel):
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """“; did you mean 'x'?”, or nothing where no known word is near."""
-    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    """“; did you mean 'x'?”, or nothing where no known word is near or begins with it."""
+    longer = [one for one in known if len(word) > 2 and one.startswith(word)]
+    close = longer or get_close_matches(word, known, n=1, cutoff=NEAR)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
@@ -50,4 +53,11 @@ def _sentence(cls: type[Config], error: ValidationError) -> str:
             what = f"{field} is missing"
         case _:
             what = f"{field}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-    return f"{cls.__name__}: {what}"
+    return _table(cls) + what
+
+
+def _table(cls: type[Config]) -> str:
+    """“training: ” for `TrainingConfig`, as a recipe calls it; a class's own name says nothing to who writes a file."""
+    name = cls.__name__
+    table = name.removesuffix("Config").removesuffix("Settings")
+    return "" if table == name else f"{table.lower()}: "

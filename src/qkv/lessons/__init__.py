@@ -8,7 +8,6 @@ at the seed, and gives it one core.
 
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,10 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], A
     In a notebook: `draw = run("walkthrough")`, and `draw()` shows the picture of what was computed.
     """
     if name not in LESSONS:
-        close = get_close_matches(name, LESSONS, n=1, cutoff=0.4)
-        hint = f"did you mean '{close[0]}'?" if close else "`qkv lesson` lists them"
-        raise InputError(f"there is no lesson '{name}' among the {len(LESSONS)}; {hint}")
+        from qkv.config.base import nearest
+
+        hint = nearest(name, list(LESSONS)) or "; `qkv lesson` lists them"
+        raise InputError(f"there is no lesson '{name}' among the {len(LESSONS)}{hint}")
     if plot is not None:
         from qkv.inspection.figures import check_picture
 
