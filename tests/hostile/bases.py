@@ -146,6 +146,10 @@ def _pairs(folder: Path) -> None:
     (folder / "x.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in reversed_pairs(60)))
 
 
+def _pairs_to_learn(folder: Path) -> None:
+    write_data(folder, "seq2seq", steps=1, warmup_steps=0)
+
+
 def _gguf(name: str, numbers: Numbers) -> Callable[[Path], None]:
     return lambda folder: write_gguf(random_model(name, tokenizer=byte_level()), folder / "x.gguf", numbers=numbers)
 
@@ -209,8 +213,12 @@ BASES = {
         make=_labelled("x.tsv.xz", lzma.compress), command=(*JUDGE, "x.tsv.xz"), changes={"x.tsv.xz": _zipped}
     ),
     "pairs": Base(
-        make=_pairs, command=("train", "translate", "--pairs", "x.tsv", "--out", "new", "--steps", "1", "--dry-run"),
+        make=_pairs, command=("data", "split", "x.tsv", "--dev", "5", "--test", "5", "--out", "new"),
         changes={"x.tsv": _lines},
+    ),
+    "pairs, learnt from": Base(
+        make=_pairs_to_learn, command=("train", "a.toml", "--data", ".", "--out", "new", "--device", "cpu"),
+        changes={"pairs.tsv": _lines},
     ),
     "text": Base(make=_text("x.txt"), command=("data", "prepare", "x.txt", *PREPARE), changes={"x.txt": _lines}),
     "jsonl": Base(make=_text("x.jsonl"), command=("data", "prepare", "x.jsonl", *PREPARE), changes={"x.jsonl": _lines}),

@@ -79,4 +79,5 @@ def test_some_changed_files_are_refused_in_one_line(name, made_of, tmp_path):
 def test_hundreds_of_changed_files_are_refused_in_one_line(name, made_of, tmp_path, record):
     counts, faults = sweep(name, made_of(name), tmp_path, N_LONG)
     record(name, **counts, faults=len(faults))
+    assert counts["refused"], f"{name}: all were read; does {BASES[name].command} open what was changed?"
     assert not faults, f"{len(faults)} of {counts}:\n" + "\n".join(faults)
