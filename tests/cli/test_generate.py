@@ -1,11 +1,13 @@
 """`qkv generate`: the text on standard output, in every form; mistakes in a line and status 2."""
 
 import json
+import shutil
 from functools import partial
 
 import pytest
 import torch
 
+from qkv.data import prepare_store
 from qkv.tasks import load
 from tests.tasks.small import saved, small_task
 
@@ -139,8 +141,8 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
         (["x", "--stream", "--json"], "--stream prints text as it comes, --json whole objects: choose one"),
         (["x", "--stream", "--steps"], "--stream and --steps are two ways to print"),
         (["x", "--beam", 2, "--top-k", 3, "--stop", "a"], "leave out --top-k, --stop"),
-        (["x", "--beam", 0], "n_beams=0: input should be greater than or equal to 1"),
-        (["x", "--beam", 2, "--n-best", 3], "n_best=3 must be at most n_beams=2"),
+        (["x", "--beam", 0], "--beam 0: there must be at least 1 running guess"),
+        (["x", "--beam", 2, "--n-best", 3], "--n-best 3 is more than the guesses of --beam 2"),
         (["x", "--n-best", 3], "--n-best 3 belongs to --beam"),
         (["the cat " * 50], "the model's context_length is 41"),
     ]:
@@ -152,6 +154,18 @@ def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
         assert len(answer.err.splitlines()) == 1
     assert "standard input is empty, and no text was given" in command(folder, stdin="").err
     assert command(tmp_path / "nowhere", "x").status == 2
+
+
+@pytest.mark.parametrize("n_documents", [1, 2])
+def test_a_model_that_has_seen_no_document_begin_wants_the_first_words(command, folder, task, tmp_path, n_documents):
+    shutil.copytree(folder, run := tmp_path / "run")
+    text = tmp_path / "book.txt"
+    text.write_text("\n<|endoftext|>\n".join(["the cat sat"] * n_documents))
+    prepare_store([text], run / "data" / "train", tokenizer=task.tokenizer, progress=lambda _done, _all: None)
+    answer = command(run, "", "-n", 3)
+    expected = f"qkv: error: {run}: was trained on 1 document and has seen none begin; give it the first words\n"
+    assert (answer.status, answer.err) == ((2, expected) if n_documents == 1 else (0, ""))
+    assert command(run, "the", "-n", 3).status == 0
 
 
 def test_help_has_an_example(command):

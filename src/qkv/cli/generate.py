@@ -1,6 +1,7 @@
 """`qkv generate`: a text goes on."""
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,72 @@ if TYPE_CHECKING:
 
 DEFAULT_TEMPERATURE = 0.8
 """A little sharper than the model itself, which reads better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How to go on, and how to show it; `check` says what cannot be before a model is loaded, which may take long."""
+
+    max_new: int
+    stop: list[str]
+    chance: dict[str, Any]
+    """Settings of sampling that were given."""
+    beam: int | None
+    n_best: int
+    length_penalty: float
+    stream: bool
+    steps: bool
+    logprobs: bool
+    profile: bool
+    trace: Path | None
+    as_json: bool
+
+    def check(self) -> None:
+        from qkv.generation import StopStrings
+
+        check_trace(self.trace)
+        ways = {"--stream": self.stream, "--steps": self.steps, "--logprobs": self.logprobs}
+        asked = [name for name, is_asked in ways.items() if is_asked]
+        if self.is_profiled and (self.stream or self.steps or self.beam is not None):
+            raise InputError("--profile times whole texts that are drawn: leave out --stream, --steps and --beam")
+        if len(asked) > 1:
+            raise InputError(f"{asked[0]} and {asked[1]} are two ways to print: choose one")
+        if self.as_json and self.stream:
+            raise InputError("--stream prints text as it comes, --json whole objects: choose one")
+        self._check_beam([name for name in asked if name != "--logprobs"])
+        _ = self.sampling, self.search
+        StopStrings(self.stop)
+
+    def _check_beam(self, ways: list[str]) -> None:
+        if self.beam is None and self.n_best > 1:
+            raise InputError(f"--n-best {self.n_best} belongs to --beam: without it there is one text a prompt")
+        if self.beam is None:
+            return
+        if self.beam < 1:
+            raise InputError(f"--beam {self.beam}: there must be at least 1 running guess")
+        if self.n_best > self.beam:
+            raise InputError(f"--n-best {self.n_best} is more than the guesses of --beam {self.beam}")
+        flags = [f"--{name.replace('_', '-')}" for name in self.chance] + ["--stop"] * bool(self.stop) + ways
+        if flags:
+            raise InputError(f"--beam searches and leaves nothing to chance: leave out {', '.join(flags)}")
+
+    @property
+    def is_profiled(self) -> bool:
+        return self.profile or self.trace is not None
+
+    @property
+    def sampling(self) -> "SamplingConfig":
+        from qkv.config import SamplingConfig
+
+        return SamplingConfig(**{"temperature": DEFAULT_TEMPERATURE, **self.chance})
+
+    @property
+    def search(self) -> "BeamConfig | None":
+        from qkv.config import BeamConfig
+
+        if self.beam is None:
+            return None
+        return BeamConfig(n_beams=self.beam, n_best=self.n_best, length_penalty=self.length_penalty)
 
 
 def generate(
@@ -65,68 +132,60 @@ def generate(
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p,
         "repetition_penalty": repetition_penalty, "seed": seed,
     }  # fmt: skip
-    given = {name: value for name, value in chance.items() if value is not None}
-    profile = profile or trace is not None
-    ways = {"--stream": stream, "--steps": steps, "--logprobs": logprobs}
-    check_trace(trace)
-    if profile and (stream or steps or beam is not None):
-        raise InputError("--profile times whole texts that are drawn: leave out --stream, --steps and --beam")
-    _refuse_contradictions(ways, as_json=as_json, beam=beam, given=given, stop=stop, n_best=n_best)
-    place = Place(int8=int8, device=device, dtype=dtype)
-    _run(
-        model, prompts, max_new=max_new, stop=stop or [], given=given, place=place,
-        beam=None if beam is None else {"n_beams": beam, "n_best": n_best, "length_penalty": length_penalty},
-        stream=stream, steps=steps, logprobs=logprobs, profile=profile, trace=trace, as_json=as_json,
+    asked = Asked(
+        max_new=max_new, stop=stop or [], chance={name: value for name, value in chance.items() if value is not None},
+        beam=beam, n_best=n_best, length_penalty=length_penalty, stream=stream, steps=steps, logprobs=logprobs,
+        profile=profile, trace=trace, as_json=as_json,
     )  # fmt: skip
-
-
-def _run(
-    model: str, prompts: list[str] | None, *, max_new: int, stop: list[str], given: dict[str, Any],
-    beam: dict[str, Any] | None, place: Place, stream: bool, steps: bool, logprobs: bool, profile: bool,
-    trace: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    asked.check()
     from qkv.cli.texts import given_texts
-    from qkv.config import BeamConfig, SamplingConfig
-    from qkv.generation import StopStrings
-
-    # Settings are checked before the model is loaded, which may take long.
-    sampling = SamplingConfig(**{"temperature": DEFAULT_TEMPERATURE, **given})
-    search = None if beam is None else BeamConfig(**beam)
-    StopStrings(stop)
-    wanted = list(given_texts(prompts))
     from qkv.tasks import LanguageModel
 
-    task = place.load_as(LanguageModel, model)
-    if search is not None:
-        _search(task, wanted, max_new=max_new, beam=search, logprobs=logprobs, as_json=as_json)
-    elif stream:
-        _stream(task, wanted, max_new=max_new, stop=stop, sampling=sampling)
-    elif steps:
+    wanted = list(given_texts(prompts))
+    if "" in wanted:
+        _check_beginning(model)
+    _run(Place(int8=int8, device=device, dtype=dtype).load_as(LanguageModel, model), wanted, asked)
+
+
+def _check_beginning(model: str) -> None:
+    """An empty prompt is the token between two documents: who has read one alone has not seen what follows it."""
+    from qkv.data import TokenStore
+
+    store = Path(model) / "data" / "train"
+    if store.is_dir() and TokenStore.open(store).n_documents == 1:
+        raise InputError(f"{model}: was trained on 1 document and has seen none begin; give it the first words")
+
+
+def _run(task: "LanguageModel", prompts: list[str], asked: Asked) -> None:
+    if asked.search is not None:
+        _search(task, prompts, asked, beam=asked.search)
+    elif asked.stream:
+        _stream(task, prompts, asked)
+    elif asked.steps:
         from qkv.cli.generation_steps import show_steps
 
-        show_steps(task, wanted, max_new=max_new, stop=stop, sampling=sampling, as_json=as_json)
-    else:
-        continue_all = partial(task.continue_all, wanted, stop=stop, sampling=sampling)
-        texts = (
-            _profiled(task, wanted, continue_all, max_new=max_new, trace=trace)
-            if profile
-            else continue_all(max_new=max_new)
+        show_steps(
+            task, prompts, max_new=asked.max_new, stop=asked.stop, sampling=asked.sampling, as_json=asked.as_json
         )
-        for prompt, text in zip(wanted, texts, strict=True):
-            _print(task, prompt, text, logprobs=logprobs, as_json=as_json)
+    else:
+        continue_all = partial(
+            task.continue_all, prompts, max_new=asked.max_new, stop=asked.stop, sampling=asked.sampling
+        )
+        texts = _profiled(task, prompts, continue_all, asked.trace) if asked.is_profiled else continue_all()
+        for prompt, text in zip(prompts, texts, strict=True):
+            _print(task, prompt, text, asked)
 
 
 def _profiled(
-    task: "LanguageModel", prompts: list[str], continue_all: "Callable[..., list[Continuation]]", *, max_new: int,
-    trace: Path | None,
-) -> "list[Continuation]":  # fmt: skip
+    task: "LanguageModel", prompts: list[str], continue_all: "Callable[[], list[Continuation]]", trace: Path | None
+) -> "list[Continuation]":
     from qkv.cli.profile import show_profile
     from qkv.training.profiling import profile_generation
 
     # Once before: weights are laid out, kernels chosen; and then it is known how much there is to write.
-    expected = _expected(task, prompts, continue_all(max_new=max_new))
+    expected = _expected(task, prompts, continue_all())
     device = task.model.embedding.token.weight.device
-    texts, profile = profile_generation(lambda: continue_all(max_new=max_new), device, expected=expected, trace=trace)
+    texts, profile = profile_generation(continue_all, device, expected=expected, trace=trace)
     n_new = sum(len(text.ids) for text in texts)
     show_profile(profile, f"{n_new:,} new tokens, prompts {len(texts):,}")
     return texts
@@ -153,36 +212,17 @@ def _mean(numbers: "Iterable[int]") -> int:
     return max(1, round(mean(numbers)))
 
 
-def _refuse_contradictions(
-    ways: dict[str, bool], *, as_json: bool, beam: int | None, n_best: int, given: dict[str, Any],
-    stop: list[str] | None,
-) -> None:  # fmt: skip
-    asked = [name for name, is_asked in ways.items() if is_asked]
-    if len(asked) > 1:
-        raise InputError(f"{asked[0]} and {asked[1]} are two ways to print: choose one")
-    if as_json and ways["--stream"]:
-        raise InputError("--stream prints text as it comes, --json whole objects: choose one")
-    if beam is None:
-        if n_best > 1:
-            raise InputError(f"--n-best {n_best} belongs to --beam: without it there is one text a prompt")
-        return
-    flags = [f"--{name.replace('_', '-')}" for name in given] + ["--stop"] * bool(stop)
-    flags += [name for name in asked if name != "--logprobs"]
-    if flags:
-        raise InputError(f"--beam searches and leaves nothing to chance: leave out {', '.join(flags)}")
-
-
-def _print(task: "LanguageModel", prompt: str, text: "Continuation", *, logprobs: bool, as_json: bool) -> None:
+def _print(task: "LanguageModel", prompt: str, text: "Continuation", asked: Asked) -> None:
     from qkv.cli.progress import say
     from qkv.generation import Ended
 
-    if as_json:
+    if asked.as_json:
         print(json.dumps({"prompt": prompt, **_as_dict(task, text)}, ensure_ascii=False))
         return
     print(prompt + text.text)
     if text.ended is Ended.CONTEXT:
         say(f"ended there: the model's context of {task.model.config.context_length} tokens is full")
-    if logprobs:
+    if asked.logprobs:
         _print_log_probabilities(task, text)
 
 
@@ -203,27 +243,23 @@ def _as_dict(task: "LanguageModel", text: "Continuation") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stream(
-    task: "LanguageModel", prompts: list[str], *, max_new: int, stop: list[str], sampling: "SamplingConfig"
-) -> None:
+def _stream(task: "LanguageModel", prompts: list[str], asked: Asked) -> None:
     for row, prompt in enumerate(prompts):
         print(prompt, end="", flush=True)
-        own = sampling.replace(seed=sampling.seed + row)
-        for piece in task.stream(prompt, max_new=max_new, stop=stop, sampling=own):
+        own = asked.sampling.replace(seed=asked.sampling.seed + row)
+        for piece in task.stream(prompt, max_new=asked.max_new, stop=asked.stop, sampling=own):
             print(piece, end="", flush=True)
         print()
 
 
-def _search(
-    task: "LanguageModel", prompts: list[str], *, max_new: int, beam: "BeamConfig", logprobs: bool, as_json: bool
-) -> None:
-    for prompt, found in zip(prompts, task.search(prompts, max_new=max_new, beam=beam), strict=True):
-        if as_json:
+def _search(task: "LanguageModel", prompts: list[str], asked: Asked, *, beam: "BeamConfig") -> None:
+    for prompt, found in zip(prompts, task.search(prompts, max_new=asked.max_new, beam=beam), strict=True):
+        if asked.as_json:
             texts = [_as_dict(task, text) for text in found]
             print(json.dumps({"prompt": prompt, "found": texts}, ensure_ascii=False))
             continue
         for text in found:
             score = f"{text.score:.4f}\t" if beam.n_best > 1 else ""
             print(f"{score}{prompt}{text.text}")
-            if logprobs:
+            if asked.logprobs:
                 _print_log_probabilities(task, text)
