@@ -51,6 +51,16 @@ def test_steps_fill_the_time_but_for_a_tenth():
     assert fit_steps(recipe, seconds=1.0, seconds_a_step=10.0).training.steps == 20
 
 
+def test_a_small_model_keeps_all_the_checkpoints_that_its_run_saves():
+    small = fit_steps(
+        choose_recipe(["a.txt"], n_bytes=10**6, seconds=300.0, rate=CPU), seconds=300.0, seconds_a_step=0.7
+    )
+    n_saved = math.ceil(small.training.steps / small.training.save_every)
+    assert n_saved >= 10
+    assert small.training.keep >= n_saved
+    assert choose_recipe(["a.txt"], n_bytes=10**9, seconds=3600.0, rate=1e15).training.keep == 2
+
+
 def test_a_short_run_has_time_for_its_evaluations():
     recipe = choose_recipe(["a.txt"], n_bytes=10**6, seconds=300.0, rate=CPU)
     fitted = fit_steps(recipe, seconds=18.0, seconds_a_step=0.2).training

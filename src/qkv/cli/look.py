@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from qkv.tasks import Task
 
 
+FEW_POINTS = 5
+"""Of a timeline."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What the options say."""
@@ -226,6 +230,7 @@ def _place(tokens: "Tokens", given: str | None) -> int:
 
 
 def _timeline(asked: Asked, text: str) -> "View":
+    from qkv.cli.progress import say
     from qkv.inspection import timeline
     from qkv.tasks import load
     from qkv.training.run import RunFolder
@@ -234,6 +239,8 @@ def _timeline(asked: Asked, text: str) -> "View":
     steps = run.steps()
     if not steps:
         raise InputError(f"{asked.model}: holds no checkpoints; --view timeline needs the folder of a run")
+    if len(steps) < FEW_POINTS:
+        say(f"{asked.model}: {len(steps)} checkpoints are left to look at; a recipe's training.keep says how many stay")
     return timeline(((step, load(run.folder(step))) for step in steps), text, asked.target, stack=asked.stack)
 
 

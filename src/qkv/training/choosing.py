@@ -16,6 +16,8 @@ SHARE_OF_RATE = 0.35
 
 FEWEST_BATCHES = 8
 """Of an evaluation: fewer say too little."""
+CHECKPOINTS = 12
+"""Kept of a small model, for `qkv look --view timeline`: about all that `with_steps` lets a run save."""
 FEWEST_STEPS = 20
 """Of a run, however short its time."""
 
@@ -82,7 +84,13 @@ def _training(d_model: int, *, batch_size: int, length: int, warmup_steps: int) 
         final_learning_rate=0.0,
         warmup_steps=warmup_steps,
         evaluate_every=100,
+        keep=kept(d_model),
     )
+
+
+def kept(d_model: int) -> int:
+    """Checkpoints, which take 12 bytes a parameter each: at width 192, 30 MB."""
+    return CHECKPOINTS if d_model <= 192 else 2
 
 
 def choose_shape(*, n_bytes: int, flops: float) -> tuple[int, int, int]:

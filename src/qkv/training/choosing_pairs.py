@@ -3,7 +3,7 @@
 from typing import Any
 
 from qkv.config import Recipe
-from qkv.training.choosing import SHARE_OF_RATE
+from qkv.training.choosing import SHARE_OF_RATE, kept
 
 SHAPES = ((2, 1, 64, 2), (2, 2, 96, 3), (3, 2, 128, 4), (4, 2, 192, 6), (6, 3, 256, 8), (6, 4, 384, 6), (6, 6, 512, 8))
 """(encoder layers, decoder layers, width, heads), small to large: reading a source is cheap, writing is not."""
@@ -34,6 +34,7 @@ def choose_translation(
             "steps": 1000, "batch_size": 8 if small else 64, "length": 128, "label_smoothing": 0.1,
             "optimizer": "adamw" if is_rnn else "muon", "learning_rate": 3e-3 if small or is_rnn else 2e-3,
             "schedule": "linear", "final_learning_rate": 0.0, "warmup_steps": 50, "evaluate_every": 100,
+            "keep": kept(d_model),
         },  # type: ignore[arg-type]
     )  # fmt: skip
 
