@@ -138,6 +138,14 @@ def test_bad_rows_are_refused_in_one_line(command, folder, content, line):
     assert "Traceback" not in answer.err
 
 
+def test_nothing_is_remarked_on_before_a_model_is_refused(command, folder):
+    write_tsv(folder / "few.tsv", reviews(7))
+    answer = command("finetune", "stories", "--data", "few.tsv", "--eval", "few.tsv", "--out", "refused", *QUICK)
+    assert answer.status == 2
+    assert len(answer.err.splitlines()) == 1
+    assert "stories: is a language model (GPT); a text encoder (BERT) is needed here" in answer.err
+
+
 def test_a_score_that_is_no_number_is_refused(command, folder):
     write_tsv(folder / "scores.tsv", [("film", 1.5), ("story", "much")])
     answer = command("finetune", "small", "--data", "scores.tsv", "--target", "score", "--out", "s")

@@ -1,6 +1,7 @@
 """`qkv models`: what is shipped, at once."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,9 @@ def own(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"family": family, **SIZES}))
         (tmp_path / name / "model.safetensors").write_bytes(b"")
+    shutil.copytree(tmp_path / "run", tmp_path / "tuned")
+    result = {"scores": {"f1_macro": 0.81234, "mcc": 0.5}, "n_evaluation": 1013, "best_step": 10}
+    (tmp_path / "tuned" / "result.json").write_text(json.dumps(result))
     (tmp_path / "texts").mkdir()
     (tmp_path / "book.txt").write_text("x")
     return tmp_path
@@ -60,7 +64,7 @@ def own(tmp_path):
 
 def test_models_of_ones_own_are_listed_after_the_shipped(own):
     found = {Path(one["name"]).name: one for one in map(json.loads, run(str(own), "--json").splitlines())}
-    assert list(found) == [*shipped(), "folder", "odd", "run"]
+    assert list(found) == [*shipped(), "folder", "odd", "run", "tuned"]
     run_found = found["run"]
     assert (run_found["task"], run_found["bytes"], run_found["summary"]) == (
         "generate",
@@ -68,6 +72,7 @@ def test_models_of_ones_own_are_listed_after_the_shipped(own):
         "a run of yours, 20 steps long",
     )
     assert run_found["scores"] == {"validation loss, the best, at step 10": 2.3457}
+    assert found["tuned"]["scores"] == {"f1 macro on 1,013 texts, the best, at step 10": 0.8123}
     assert run_found["parameters"] == parameters(GPTConfig(**SIZES)).total
     assert found["folder"]["task"] == "embed"
     assert found["odd"]["summary"].startswith("cannot be read: ")

@@ -103,7 +103,10 @@ def test_pairs_are_evaluated_alone_and_against_another(command, folder, tmp_path
 
 def test_evaluate_wants_texts_or_pairs(command, folder):
     answer = command("evaluate", folder)
-    expected = "qkv: error: 0 of --text, --pairs and --labelled were given; one is needed\n"
+    expected = (
+        "qkv: error: judge it by what? --text FILE for a GPT or BERT, --pairs FILE for a translator, "
+        "--labelled FILE for a fine-tuned BERT\n"
+    )
     assert (answer.status, answer.err) == (2, expected)
     assert "--against compares" in command("evaluate", folder, "--text", "x", "--against", folder).err
     assert "--beam 3 is of a search" in command("evaluate", folder, "--text", "x", "--beam", 3).err

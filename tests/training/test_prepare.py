@@ -89,7 +89,7 @@ def test_a_note_that_is_none_is_refused(prepared, tmp_path):
         (b" \n\n ", r"text\.txt: is empty: it holds no text"),
         (b"ab\0cd", r"text\.txt: byte 2 is NUL: this is a binary file, not text"),
         (b"ab\ncd\xff", r"text\.txt: line 2: byte 5 \(0xFF\) is not UTF-8"),
-        (b"a", r"2 tokens are too few to keep 10% of them apart"),
+        (b"a", r"text\.txt: 2 tokens are too few to keep 10% of them apart"),
     ],
 )
 def test_bad_text_is_one_line_and_leaves_the_folder_free(tmp_path, content, message):

@@ -1,6 +1,7 @@
 """llama2.c's files: a real small model speaks as it is known to, and broken ones are told apart."""
 
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,10 +85,12 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\0" * 100])
-def test_any_other_file_is_refused(tmp_path, data):
+def test_any_other_file_is_refused_and_named_once(tmp_path, data, monkeypatch):
     (tmp_path / "model.dat").write_bytes(data)
-    with pytest.raises(WeightsError, match=r"model\.dat: is neither a \.gguf nor a llama2\.c \.bin"):
-        load_file_model(tmp_path / "model.dat")
+    monkeypatch.chdir(tmp_path)
+    for file in (tmp_path / "model.dat", Path("model.dat")):
+        with pytest.raises(WeightsError, match=rf"^{file}: is neither a \.gguf nor a llama2\.c \.bin"):
+            load_file_model(file)
 
 
 @pytest.mark.parametrize("name", ["tok263.bin", "tokenizer.bin"])

@@ -63,8 +63,7 @@ def evaluate(
       qkv evaluate es-en --pairs test.tsv --against es-en-rnn
       qkv evaluate sentiment --labelled dev.tsv
     """
-    if (n_given := sum(one is not None for one in (text, pairs, labelled))) != 1:
-        raise InputError(f"{n_given} of --text, --pairs and --labelled were given; one is needed")
+    _check_one({"--text": text, "--pairs": pairs, "--labelled": labelled})
     if truncate and labelled is None:
         raise InputError("--truncate cuts labelled texts: it goes with --labelled")
     place = Place(device=device, int8=int8)
@@ -83,6 +82,17 @@ def evaluate(
         _show(_classified(model, labelled, truncate=truncate, place=place), as_json=as_json)
         return
     _show(_evaluated(model, text or [], limit=limit, place=place), as_json=as_json)
+
+
+def _check_one(given: Mapping[str, object]) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if not names:
+        raise InputError(
+            "judge it by what? --text FILE for a GPT or BERT, --pairs FILE for a translator, --labelled FILE for a "
+            "fine-tuned BERT"
+        )
+    if len(names) > 1:
+        raise InputError(f"{' and '.join(names)} were given; choose one")
 
 
 def _evaluated(model: str, text: list[Path], *, limit: int | None, place: Place) -> dict[str, float | int | None]:

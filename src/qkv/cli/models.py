@@ -89,6 +89,7 @@ def _described(place: Path, newest: Path, n_bytes: int) -> Found:
         config = config_of(str(newest))
         task, n_parameters = _command(config), parameters(config).total
         summary, scores = ("a model's folder", {}) if newest == place else _progress(newest / "progress.json")
+        scores = _judged(place / "result.json") or scores
     except (QKVError, ValueError, KeyError, TypeError) as error:
         summary = f"cannot be read: {error}"
     return Found(
@@ -113,6 +114,16 @@ def _progress(file: Path) -> tuple[str, dict[str, float]]:
     best = said.get("best_loss")
     scores = {} if best is None else {f"validation loss, the best, at step {said['best_step']:,}": round(best, 4)}
     return f"a run of yours, {said['step']:,} steps long", scores
+
+
+def _judged(file: Path) -> dict[str, float]:
+    """The chief score of a fine-tuned run, which its loss says little about; none of other runs."""
+    if not file.is_file():
+        return {}
+    said = json.loads(file.read_text(encoding="utf-8"))
+    where = f"on {said['n_evaluation']:,} texts, the best, at step {said['best_step']:,}"
+    chief = list(said["scores"].items())[:1]
+    return {f"{measure.replace('_', ' ')} {where}": round(score, 4) for measure, score in chief}
 
 
 def _lines(found: list[Found]) -> list[str]:

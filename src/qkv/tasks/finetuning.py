@@ -143,9 +143,6 @@ def run_finetuning(begun: Begun, *, device: torch.device, reports: Reports, say:
     """
     out, settings = begun.out, begun.settings
     folders = _folders(out, settings.models)
-    judged = begun.task.evaluation
-    if len(judged.texts) < FEW:
-        say(f"{judged.name}: {len(judged.texts)} rows to judge by are few, below {FEW}: the scores will say little")
     with RunFolder(out).locked():
         try:
             for name, own in folders.items():
@@ -182,6 +179,9 @@ def _seeds(
         say(f"{name}: {line}")
 
     material = Material.gather(start.model, start.tokenizer, task, settings, say=of_model)
+    judged = task.evaluation
+    if len(judged.texts) < FEW:
+        say(f"{judged.name}: {len(judged.texts)} rows to judge by are few, below {FEW}: the scores will say little")
     seeds = range(settings.seed, settings.seed + settings.seeds)
     folders = [folder if settings.seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
     results = []

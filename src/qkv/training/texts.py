@@ -88,6 +88,7 @@ def open_parts(recipe: Recipe, stores: Path) -> tuple[TokenStore, TokenSource, T
     cut = round(store.n_tokens * (1 - recipe.data.validation_share))
     if not 0 < cut < store.n_tokens:
         raise InputError(
-            f"{store.n_tokens} tokens are too few to keep {recipe.data.validation_share:.0%} of them apart"
+            f"{', '.join(recipe.data.train)}: {store.n_tokens} tokens are too few to keep "
+            f"{recipe.data.validation_share:.0%} of them apart"
         )
     return store, store.part(0, cut), store.part(cut, store.n_tokens)

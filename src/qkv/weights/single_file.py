@@ -22,7 +22,8 @@ def load_file_model(file: Path) -> Loaded:
     except OSError as error:
         raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
     except QKVError as error:
-        raise error if str(error).startswith(str(file.parent)) else type(error)(f"{file}: {error}") from None
+        is_named = str(error).startswith((str(file), str(file.parent)))
+        raise error if is_named else type(error)(f"{file}: {error}") from None
     check_vocabulary(loaded, file)
     return loaded
 
