@@ -1,20 +1,24 @@
 """The chunked loss is the plain one, in less memory."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.nn import TokenEmbedding, Unembedding
+from qkv.training import losses
 from qkv.training.losses import NO_TARGET, cross_entropy_sum, unembedded_loss_sum
 
 N_WORDS, D_MODEL = 23, 7
 
 
-def loss_and_gradients(unembedding, states, targets, *, chunk, smoothing=0.0):
+def loss_and_gradients(unembedding, states, targets, *, chunk, smoothing=0.0, road=unembedded_loss_sum):
     states = states.clone().requires_grad_()
     unembedding.zero_grad()
-    loss = unembedded_loss_sum(unembedding, states, targets, chunk=chunk, smoothing=smoothing)
+    loss = road(unembedding, states, targets, chunk=chunk, smoothing=smoothing)
     (loss / 3).backward()
     return [loss.detach(), states.grad, *[p.grad.clone() for p in unembedding.parameters()]]
 
@@ -38,6 +42,38 @@ def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(
     plain = loss_and_gradients(unembedding, states, targets, chunk=None, smoothing=smoothing)
     chunked = loss_and_gradients(unembedding, states, targets, chunk=chunk, smoothing=smoothing)
     for one, other in zip(plain, chunked, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def plain_errors(logits, targets, n_words, smoothing, *, wants_errors):
+    """What the GPU's kernel says it does."""
+    log_p = logits[:, :n_words].float().log_softmax(-1)
+    at, is_wanted = targets.clamp(min=0)[:, None], targets != NO_TARGET
+    aim = torch.full_like(log_p, smoothing / n_words).scatter_add_(1, at, torch.full(at.shape, 1 - smoothing))
+    if wants_errors:
+        logits[:, n_words:] = 0
+        logits[:, :n_words] = (log_p.exp() - aim) * is_wanted[:, None]
+    return -(aim * log_p).sum(1) * is_wanted
+
+
+@pytest.mark.parametrize("chunk", [4, 15])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_gpus_loss_by_its_kernel_is_the_plain_one(chunk, smoothing, bias, monkeypatch):
+    monkeypatch.setitem(sys.modules, "qkv.training.loss_kernel", SimpleNamespace(errors_=plain_errors))
+    unembedding = Unembedding(N_WORDS, D_MODEL, bias=bias)
+    if unembedding.bias is not None:
+        torch.nn.init.normal_(unembedding.bias)
+    states, targets = torch.randn(3, 5, D_MODEL), torch.randint(0, N_WORDS, (3, 5))
+    targets[0, ::2] = NO_TARGET
+
+    def road(unembedding, states, targets, *, chunk, smoothing):
+        flat, weight, bias = states.flatten(0, 1), unembedding.weight, unembedding.bias
+        return losses._ByKernel.apply(flat, weight, bias, targets.flatten(), chunk, smoothing)
+
+    plain = loss_and_gradients(unembedding, states, targets, chunk=None, smoothing=smoothing)
+    by_kernel = loss_and_gradients(unembedding, states, targets, chunk=chunk, smoothing=smoothing, road=road)
+    for one, other in zip(plain, by_kernel, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 

@@ -11,6 +11,8 @@ from qkv.nn import Unembedding
 
 NO_TARGET = -100
 """At positions with this target nothing is predicted."""
+MULTIPLE = 64
+"""Of the vocabulary, in a GPU's products: rows of 50,257 would be out of its step."""
 
 Summed = Float[Tensor, ""]
 
@@ -35,10 +37,12 @@ def unembedded_loss_sum(
     smoothing: float = 0.0,
 ) -> Summed:
     """The same as `cross_entropy_sum(unembedding(states), targets)`, for `chunk` positions at a time if given."""
-    if chunk is None:
+    has_kernel = states.is_cuda and torch.compiler.is_compiling()
+    if chunk is None and not has_kernel:
         return cross_entropy_sum(unembedding(states), targets, smoothing=smoothing)
     flat = states.flatten(0, 1) * unembedding.scale
-    return _Chunked.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk, smoothing)
+    road = _ByKernel if has_kernel else _Chunked
+    return road.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk or len(flat), smoothing)
 
 
 class _Chunked(torch.autograd.Function):
@@ -56,11 +60,7 @@ class _Chunked(torch.autograd.Function):
     ) -> Tensor:
         # Without gradients wanted (evaluation) only the loss is made.
         wants_gradient = any(ctx.needs_input_grad[:3])
-        dtype = (
-            torch.get_autocast_dtype(states.device.type)
-            if torch.is_autocast_enabled(states.device.type)
-            else states.dtype
-        )
+        dtype = _product_dtype(states)
         used = weight.to(dtype)
         total = states.new_zeros((), dtype=torch.float32)
         state_gradient = torch.empty_like(states) if wants_gradient else None
@@ -96,3 +96,43 @@ class _Chunked(torch.autograd.Function):
         # In place, and let go: a second set, as large as the vocabulary's table, would stay until the step's end.
         gradients, ctx.gradients = ctx.gradients, ()
         return (*(None if part is None else part.mul_(upstream) for part in gradients), None, None, None)
+
+
+class _ByKernel(torch.autograd.Function):
+    """The same in what is compiled for a GPU: one kernel makes a chunk's losses, and errors in the logits' place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        chunk: int,
+        smoothing: float,
+    ) -> Tensor:
+        from qkv.training.loss_kernel import errors_
+
+        wants_gradient, n_words, dtype = any(ctx.needs_input_grad[:3]), len(weight), _product_dtype(states)
+        n_more = -n_words % MULTIPLE
+        used = F.pad(weight.to(dtype), (0, 0, 0, n_more))
+        added = None if bias is None else F.pad(bias.to(dtype), (0, n_more))
+        losses, made = [], []
+        for x, wanted in zip(states.to(dtype).split(chunk), targets.split(chunk), strict=True):
+            logits = F.linear(x, used, added)
+            losses.append(errors_(logits, wanted, n_words, smoothing, wants_errors=wants_gradient).sum())
+            if wants_gradient:
+                weight_part = (logits.T @ x)[:n_words].to(weight.dtype)
+                bias_part = None if bias is None else logits[:, :n_words].sum(0, dtype=bias.dtype)
+                made.append(((logits @ used).to(states.dtype), weight_part, bias_part))
+        if wants_gradient:
+            of_states, of_weight, of_bias = zip(*made, strict=True)
+            ctx.gradients = (torch.cat(of_states), sum(of_weight), None if bias is None else sum(of_bias))
+        return torch.stack(losses).sum()
+
+    backward = _Chunked.backward  # type: ignore[assignment]
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
