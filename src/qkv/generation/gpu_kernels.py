@@ -14,9 +14,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def embed(
-    ids, positions, tokens, places, stream, n, scale, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr
+    ids, positions, tokens, places, stream, n, scale, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """stream[row] = tokens[ids[row]]·scale + places[positions[row]]."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < n
@@ -238,8 +242,11 @@ def merge(parts, y, D_VALUE: tl.constexpr, BLOCK_VALUE: tl.constexpr, SPLITS: tl
 
 
 @triton.jit
-def best_of_blocks(logits, greatest, places, weights, n, BLOCK: tl.constexpr):
+def best_of_blocks(logits, greatest, places, weights, n, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """Of each block of a row's logits: the greatest, where it stands first, and Σ exp(logit − greatest)."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row, block, n_blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     numbers = block * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + row.to(tl.int64) * n + numbers, mask=numbers < n, other=float("-inf"))
@@ -252,9 +259,13 @@ def best_of_blocks(logits, greatest, places, weights, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def take_best(
-    greatest, places, weights, ids, positions, steps, told_ids, told_log_p, n, n_blocks, last, BLOCK: tl.constexpr
+    greatest, places, weights, ids, positions, steps, told_ids, told_log_p, n, n_blocks, last, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The likeliest id of a row becomes its next input; told with its log-probability; the row moves on by one."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row, rows = tl.program_id(0), tl.num_programs(0)
     blocks = tl.arange(0, BLOCK)
     inside = blocks < n_blocks

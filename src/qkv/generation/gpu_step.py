@@ -22,10 +22,11 @@ ACTIVATIONS = {Activation.RELU: 1, Activation.GELU: 2, Activation.GELU_TANH: 3, 
 AT_ONCE = 32
 """Tokens a row that are written before the first of them is read: what comes after an end is thrown away."""
 PROGRAMS = 256
-"""About two for each of a large GPU's processors."""
+"""About two for each of a large GPU's processors; four, where a matrix is large."""
 READ = 8192
 """Numbers of a matrix that a program reads at once, for one row; twice as many of a large one."""
 LARGE = 2**22
+"""Numbers of a matrix that is large."""
 KEYS = 128
 VOCABULARY_BLOCK = 4096
 
@@ -150,7 +151,7 @@ class GPUStep:
         rows, d_model = self._stream.shape
         _kernels().embed[(rows,)](
             self.ids, self.positions, self._tokens, self._places, self._stream, d_model, self._embedding_scale,
-            HAS_PLACES=self._places is not None, BLOCK=_power(d_model),
+            HAS_PLACES=self._places is not None, BLOCK=_power(d_model), **self._overlap,
         )  # fmt: skip
         for number, (own, output, expand, contract) in enumerate(self._layers):
             self._multiply(own, self._stream, self._projected)
@@ -166,11 +167,11 @@ class GPUStep:
         last = self._capacity - 1
         if sampling.temperature == 0:
             _kernels().best_of_blocks[(rows, n_blocks)](
-                self.logits, self._tops, self._at, self._weights, n, BLOCK=VOCABULARY_BLOCK
+                self.logits, self._tops, self._at, self._weights, n, BLOCK=VOCABULARY_BLOCK, **self._overlap
             )
             _kernels().take_best[(rows,)](
                 self._tops, self._at, self._weights, self.ids, self.positions, self._steps, self.told_ids,
-                self.told_log_p, n, n_blocks, last, BLOCK=_power(n_blocks),
+                self.told_log_p, n, n_blocks, last, BLOCK=_power(n_blocks), **self._overlap,
             )  # fmt: skip
             return
         step = self._steps[:1]
@@ -193,8 +194,9 @@ class GPUStep:
         }  # fmt: skip
         if rows == 1:
             block_in = _power(n_in)
-            read = READ * (2 if matrix.weight.numel() >= LARGE else 1) // (2 if matrix.is_gated else 1)
-            block_out = min(max(read // block_in, 1), max(_power(n_out // PROGRAMS), 1))
+            more = 2 if matrix.weight.numel() >= LARGE else 1
+            read = more * READ // (2 if matrix.is_gated else 1)
+            block_out = min(max(read // block_in, 1), max(_power(n_out // (more * PROGRAMS)), 1))
             _kernels().one_row[(-(-n_out // block_out),)](
                 x, matrix.weight, matrix.bias, norm_weight, norm_bias, y, n_in, n_out, epsilon, matrix.scale,
                 NORM=kind, NORM_BIAS=norm_bias is not None, BLOCK_OUT=block_out, BLOCK_IN=block_in, **rest,
