@@ -84,7 +84,9 @@ class PackedReader:
             return size, n_texts + -(-(size - n) // longest), longest
         size = max(_power_of_two(n), 8 * STEP)
         most = min(max(_power_of_two(longest), STEP), self.model.config.context_length)
-        return size, TEXTS + -(-size // most), most
+        # Room for what fills the row up, of all but the least size less than half, and no more: empty texts cost time.
+        n_fillers = size // most // (2 if 2 * n > size else 1) + 1
+        return size, _power_of_two(n_texts) + n_fillers, most
 
     def _states(self, ids: Tensor, segments: Tensor | None, starts: Tensor, longest: int) -> Tensor:
         return self.model(ids, segments=segments, documents=Packed(starts=starts, longest=longest))[0]
