@@ -5,7 +5,7 @@ import torch
 
 from qkv.choices import CellKind, ScoreKind
 from qkv.errors import InputError
-from qkv.nn import AttentiveDecoder, Mask, RecurrentEncoder, StateAttention
+from qkv.nn import AttentiveDecoder, Mask, RecurrentEncoder, StateAttention, recurrent
 
 BATCH, N, N_SOURCE, D_MODEL = 2, 5, 7, 6
 
@@ -147,3 +147,14 @@ def test_autocast_leaves_the_recurrence_in_its_own_precision(cell):
         _, last = decoder(x, first, source=states)
     assert states.dtype == last[0].dtype == torch.float32
     torch.testing.assert_close(states, plain, rtol=0, atol=0.02)
+
+
+def test_a_gpus_library_is_told_to_be_exact_for_as_long_as_it_answers():
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        with recurrent._exact():
+            assert not torch.backends.cudnn.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
