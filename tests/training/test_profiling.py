@@ -1,14 +1,18 @@
 """Where time goes: every kind is told by what was called, all of it adds up, and the bound is the cost's."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd.profiler_util import Interval
 
+import qkv
 from qkv.choices import WorkKind
 from qkv.config import GPTConfig
 from qkv.cost import Mode, Precision, estimate
-from qkv.training.profiling import measure_rates, profile_generation, profile_training
+from qkv.training.profiling import _kind, measure_rates, own_times, profile_generation, profile_training
 from tests.training.runs import make_ready, trainer_of
 
 CPU = torch.device("cpu")
@@ -66,3 +70,21 @@ def test_the_bound_of_products_is_their_flops_at_the_measured_rate():
     assert profile.rates is not None
     assert profile.bounds[WorkKind.PRODUCTS] == pytest.approx(products / profile.rates.products, rel=0.2)
     assert measure_rates(CPU, Precision.FLOAT32).memory > 1e8
+
+
+@pytest.mark.parametrize("file", ["generation/gpu_kernels.py", "training/loss_kernel.py"])
+def test_each_kernel_of_ours_has_a_kind(file):
+    tree = ast.parse((Path(qkv.__file__).parent / file).read_text())
+    names = [
+        one.name
+        for one in tree.body
+        if isinstance(one, ast.FunctionDef) and "triton.jit" in map(ast.unparse, one.decorator_list)
+    ]
+    launched = [name for name in names if not name.startswith("_")]
+    assert launched
+    assert {name: _kind(name) for name in launched if _kind(name) is WorkKind.ELEMENTWISE} == {}
+
+
+def test_kernels_that_overlap_are_not_counted_twice():
+    ranges = [Interval(a, b) for a, b in ((0.0, 10.0), (4.0, 13.0), (5.0, 9.0), (20.0, 21.0), (12.0, 15.0))]
+    assert own_times(ranges) == [10.0, 3.0, 0.0, 1.0, 2.0]

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 from torch.autograd import DeviceType
-from torch.autograd.profiler_util import FunctionEvent
+from torch.autograd.profiler_util import FunctionEvent, Interval
 from torch.profiler import ProfilerActivity, record_function
 
 from qkv.choices import WorkKind
@@ -33,14 +33,19 @@ _DATA = "qkv: data"
 _NAMES = {
     WorkKind.DATA: rf"^{_DATA}",
     WorkKind.OPTIMIZER: r"^Optimizer\.|foreach|multi_tensor|adam",
-    WorkKind.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa",
-    WorkKind.PRODUCTS: r"mm\b|mm_|addmm|bmm|linear|matmul|gemm|gemv|cutlass|nvjet|splitk|mv\b|dot\b|gru|lstm",
+    WorkKind.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa|^look_back|^merge",
+    WorkKind.PRODUCTS: (
+        r"mm\b|mm_|addmm|bmm|linear|matmul|gemm|gemv|cutlass|nvjet|splitk|mv\b|dot\b|gru|lstm|^one_row|^many_rows"
+    ),
     WorkKind.NORM: r"norm",
-    WorkKind.EMBEDDING: r"embedding|index_select|indexselect",
-    WorkKind.LOSS: r"softmax|nll|cross_entropy|searchsorted|cumsum|topk|sort|argmax|scan|gather|scalar|::item|isfinite",
+    WorkKind.EMBEDDING: r"embedding|index_select|indexselect|^embed$",
+    WorkKind.LOSS: (
+        r"softmax|nll|cross_entropy|searchsorted|cumsum|topk|sort|argmax|scan|gather|scalar|::item|isfinite"
+        r"|^best_of_blocks|^take_best|^loss_row"
+    ),
     WorkKind.COPIES: r"copy|memcpy|memset|::cat|catarray|contiguous|clone|::to$|fill|zero",
 }
-"""What the names of torch's operations and of a GPU's kernels hold, the first that fits; all else is element-wise."""
+"""What names of torch's operations and of a GPU's kernels hold, ours too; the first that fits, or element-wise."""
 _KINDS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _NAMES.items()}
 
 
@@ -134,9 +139,9 @@ def _spent(
         events = profile.events() or []
     spent: dict[WorkKind, float] = defaultdict(float)
     if is_gpu:
-        for event in events:
-            if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-                spent[_kind(event.name)] += event.self_device_time_total / 1e6 / times
+        kernels = [one for one in events if one.device_type == DeviceType.CUDA and not one.is_user_annotation]
+        for kernel, microseconds in zip(kernels, own_times([one.time_range for one in kernels]), strict=True):
+            spent[_kind(kernel.name)] += microseconds / 1e6 / times
     else:
         forward = _forward_kinds(events)
         for event in events:
@@ -146,6 +151,15 @@ def _spent(
         with writing(trace, 0):
             profile.export_chrome_trace(str(trace))
     return spent
+
+
+def own_times(ranges: Sequence[Interval]) -> list[float]:
+    """Of each, what no earlier one has: a kernel may begin before the one before it has ended, and wait for it."""
+    own, ended = [0.0] * len(ranges), float("-inf")
+    for place in sorted(range(len(ranges)), key=lambda place: ranges[place].start):
+        own[place] = max(0.0, ranges[place].end - max(ranges[place].start, ended))
+        ended = max(ended, ranges[place].end)
+    return own
 
 
 def _kind(name: str) -> WorkKind:
