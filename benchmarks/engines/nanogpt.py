@@ -18,6 +18,9 @@ def find(peers: str | None) -> Path:
 
 
 def version(folder: Path) -> str:
+    """Of its own repository: a mere copy of its files may lie in another's."""
+    if not (folder / ".git").exists():
+        return "unknown"
     command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or "unknown"

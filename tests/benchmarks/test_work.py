@@ -1,6 +1,7 @@
 """Engines do the same work: the same losses, ids and vectors from the same weights."""
 
 import math
+import subprocess
 from importlib.util import find_spec
 
 import pytest
@@ -19,7 +20,7 @@ from benchmarks.engines import (
 from benchmarks.engines.beam_work import Work as BeamWork
 from benchmarks.engines.decode_work import Work as DecodeWork
 from benchmarks.engines.heldout import heldout_loss, split_text
-from benchmarks.engines.nanogpt import find
+from benchmarks.engines.nanogpt import find, version
 from benchmarks.engines.next_token_work import Work
 from benchmarks.engines.speaking import MissingPeerError
 
@@ -112,3 +113,12 @@ def test_every_engine_writes_the_same_ids():
     assert all(texts == written[0] for texts in written)
     assert len({number for text in written[0] for number in text}) > 5
     assert len(decode_qkv.build(work, {"int8": True})[0](work.prompts(), 3)[1]) == 3
+
+
+def test_a_copy_without_a_repository_of_its_own_has_not_the_version_of_the_one_around_it(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", tmp_path, *who, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    (tmp_path / "copy").mkdir()
+    assert version(tmp_path / "copy") == "unknown"
+    assert len(version(tmp_path)) >= 7
