@@ -121,7 +121,7 @@ def test_a_few_letters_are_trained_on_all_the_same_or_refused(command, tmp_path,
     if len(text) > 1:
         assert answer.status == 0
     else:
-        refused(answer, "book.txt: 2 tokens are too few to keep 5% of them apart")
+        refused(answer, f"{tmp_path}/book.txt: 2 tokens are too few to keep 5% of them apart")
 
 
 def test_one_long_line_is_read(command, tmp_path):

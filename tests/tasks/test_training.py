@@ -4,6 +4,7 @@ import pytest
 
 import qkv
 from qkv.errors import InputError, RunError
+from qkv.training import RunFolder, open_run
 from tests.training.runs import recipe, write_text
 
 
@@ -35,3 +36,29 @@ def test_a_device_that_is_none_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(InputError, match="--device gpu: it is cpu, cuda or auto"):
         qkv.train(recipe(steps=3), tmp_path / "run", data=tmp_path, device="gpu")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_text_is_enough_and_the_time_it_may_take(tmp_path):
+    write_text(tmp_path / "book.txt")
+    run = qkv.train(tmp_path / "book.txt", tmp_path / "run", minutes=0.02, device="cpu")
+    recipe = open_run(run).recipe
+    assert (recipe.family, recipe.data.train) == ("gpt", (str(tmp_path / "book.txt"),))
+    assert RunFolder(run).steps()[-1] == recipe.training.steps
+    told = []
+    assert qkv.train(tmp_path / "book.txt", run, minutes=0.02, device="cpu", report=told.append) == run
+    assert told == []
+    write_text(tmp_path / "other.txt")
+    with pytest.raises(RunError, match="a run of another recipe"):
+        qkv.train(tmp_path / "other.txt", run, minutes=0.02, device="cpu")
+
+
+def test_a_text_that_is_not_there_is_named_before_anything_is_written(tmp_path):
+    with pytest.raises(InputError, match=r"none\.txt: there is no such file or folder"):
+        qkv.train(tmp_path / "none.txt", tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_can_be_given_a_time(tmp_path):
+    write_text(tmp_path / "text.txt")
+    run = qkv.train(recipe(steps=3), tmp_path / "run", minutes=0.01, data=tmp_path, device="cpu")
+    assert open_run(run).recipe.training.steps >= 20

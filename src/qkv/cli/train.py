@@ -13,8 +13,6 @@ from qkv.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from qkv.config import Recipe
 
 What = Annotated[
@@ -50,6 +48,7 @@ Shared = Annotated[
 GoOn = Annotated[bool, typer.Option("--go-on", help="Where --out holds this run already, go on with it.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")]
 
+USUAL_MINUTES = 5.0
 _ALWAYS = (
     "what",
     "more",
@@ -93,33 +92,26 @@ def train(
     """
     from qkv.cli.together import together
     from qkv.cli.training_run import Beside, dry_run_of, resume_run, start_run
+    from qkv.training import own_recipe, with_steps
 
     asked = Beside(tensorboard=tensorboard, profile=profile, trace=trace)
     asked.check()
     with together(chosen_device(device), sharding) as (ranks, where):
         if resume is not None:
-            known = ("resume", "device", "tensorboard", "sharding", "profile", "trace")
-            reason = (
-                "means nothing with --resume: a run goes on as it was; for more steps raise training.steps in "
-                f"{resume}/recipe.toml, or begin another run with its weights: --from {resume}"
-            )
-            refuse_others(context, known, reason)
+            _refuse_beside_resume(context, resume)
             resume_run(resume, where, ranks=ranks, asked=asked)
             return
         if go_on and out is None:
             raise InputError("--go-on needs --out, the run's folder")
         if what in _OWN_FILES:
             refuse_others(context, (*_ALWAYS, "steps", *_OWN_FILES[what]), f"means nothing with {what}")
-            minutes = _time(minutes, steps)
-            files = [*((pairs if what == "translate" else text) or []), *(more or [])]
+            files, minutes = [*(text or []), *(pairs or []), *(more or [])], _time(minutes, steps)
             choose = _chooser(what, files, is_rnn=rnn, target=target, next_sentence=next_sentence)
-            recipe = _own_files(files, choose, minutes=minutes, steps=steps, device=where)
-            recipe = recipe if start is None else _shaped_like(recipe, start)
-            data = Path()
+            recipe = own_recipe(files, choose, seconds=60 * (minutes or USUAL_MINUTES), device=where)
+            recipe = recipe if steps is None else with_steps(recipe, steps)
+            recipe, data = recipe if start is None else _shaped_like(recipe, start), Path()
         else:
-            recipe = _from_file(what, more or [], start=start)
-            reason = "means nothing with a recipe; its settings are changed so: training.steps=200"
-            refuse_others(context, (*_ALWAYS, "data"), reason)
+            recipe = _from_file(context, what, more or [], start=start)
         if seed is not None:
             recipe = recipe.replace(training=recipe.training.replace(seed=seed))
         folder = Path(ranks.texts(str(out or next_run_folder()))[0])
@@ -131,7 +123,15 @@ def train(
             start_run(recipe, folder, data, device=where, ranks=ranks, minutes=minutes, asked=asked)
 
 
-def _from_file(what: str | None, overrides: list[str], *, start: Path | None) -> "Recipe":
+def _refuse_beside_resume(context: Context, run: Path) -> None:
+    reason = (
+        "means nothing with --resume: a run goes on as it was; for more steps raise training.steps in "
+        f"{run}/recipe.toml, or begin another run with its weights: --from {run}"
+    )
+    refuse_others(context, ("resume", "device", "tensorboard", "sharding", "profile", "trace"), reason)
+
+
+def _from_file(context: Context, what: str | None, overrides: list[str], *, start: Path | None) -> "Recipe":
     from qkv.config import load_recipe
 
     if what is None:
@@ -145,6 +145,8 @@ def _from_file(what: str | None, overrides: list[str], *, start: Path | None) ->
             f"nor a recipe (a file that ends in .toml)"
         )
     recipe = load_recipe(what, tuple(overrides))
+    reason = "means nothing with a recipe; its settings are changed so: training.steps=200"
+    refuse_others(context, (*_ALWAYS, "data"), reason)
     start = start or (None if recipe.start_from is None else Path(recipe.start_from))
     return recipe if start is None else recipe.replace(start_from=str(start.resolve()))
 
@@ -152,7 +154,7 @@ def _from_file(what: str | None, overrides: list[str], *, start: Path | None) ->
 def _time(minutes: float | None, steps: int | None) -> float | None:
     if minutes is not None and steps is not None:
         raise InputError("--minutes and --steps were both given; choose one")
-    return 5.0 if minutes is None and steps is None else minutes
+    return USUAL_MINUTES if minutes is None and steps is None else minutes
 
 
 def _chooser(
@@ -173,22 +175,6 @@ def _chooser(
             return partial(choose_bert, next_sentence=next_sentence)
         case _:
             return partial(choose_translation, is_rnn=is_rnn, target_ending=target)
-
-
-def _own_files(
-    files: list[str], choose: "Callable[..., Recipe]", *, minutes: float | None, steps: int | None,
-    device: "torch.device",
-) -> "Recipe":  # fmt: skip
-    from qkv.data import find_sources
-    from qkv.training import matmul_rate, with_steps
-
-    recipe = choose(
-        [str(Path(file).resolve()) for file in files],
-        n_bytes=sum(source.size for source in find_sources(files)),
-        seconds=60 * (minutes or 5.0),
-        rate=matmul_rate(device),
-    )
-    return recipe if steps is None else with_steps(recipe, steps)
 
 
 def _shaped_like(recipe: "Recipe", start: Path) -> "Recipe":

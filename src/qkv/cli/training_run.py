@@ -170,27 +170,16 @@ def dry_run_of(recipe: "Recipe", device: "torch.device", *, ranks: "Ranks", is_t
 def _made_ready(
     prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, seconds: float | None
 ) -> "Prepared":  # fmt: skip
-    from qkv.training import finish_preparing
+    from qkv.training import finish_preparing, fit_to_time
 
     corpus = prepared.corpus
     if ranks.is_first:
         say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocabulary_size:,}")
     if seconds is not None:
-        prepared = _fit(prepared, device, ranks, seconds=seconds)
+        prepared = fit_to_time(prepared, device=device, seconds=seconds, ranks=ranks)
     if ranks.is_first:
         finish_preparing(prepared)
     return prepared
-
-
-def _fit(prepared: "Prepared", device: "torch.device", ranks: "Ranks", *, seconds: float) -> "Prepared":
-    """Time a few steps on a throw-away model, and see how many fit."""
-    from dataclasses import replace
-
-    from qkv.training import build_trainer, fit_steps
-
-    trainer = build_trainer(prepared, device=device, report=lambda _entry: None, ranks=ranks)
-    recipe = fit_steps(prepared.recipe, seconds=seconds, seconds_a_step=trainer.seconds_a_step())
-    return replace(prepared, recipe=recipe)
 
 
 def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", asked: Beside, *, seconds: float | None) -> None:

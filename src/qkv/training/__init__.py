@@ -1,6 +1,14 @@
 """Loss to better weights: losses, optimizers, schedule, the loop, the run folder, evaluation."""
 
-from qkv.training.choosing import choose_bert, choose_recipe, choose_shape, fit_steps, matmul_rate, with_steps
+from qkv.training.choosing import (
+    choose_bert,
+    choose_recipe,
+    choose_shape,
+    fit_steps,
+    matmul_rate,
+    own_recipe,
+    with_steps,
+)
 from qkv.training.choosing_pairs import choose_translation
 from qkv.training.evaluation import Score, evaluate
 from qkv.training.family import TrainingData
@@ -9,6 +17,7 @@ from qkv.training.prepare import (
     Prepared,
     build_trainer,
     finish_preparing,
+    fit_to_time,
     go_on_preparing,
     made_by_another,
     open_run,
@@ -40,10 +49,12 @@ __all__ = [
     "evaluate",
     "finish_preparing",
     "fit_steps",
+    "fit_to_time",
     "go_on_preparing",
     "made_by_another",
     "matmul_rate",
     "open_run",
+    "own_recipe",
     "prepare_run",
     "preparing",
     "stop_at_once",

@@ -2,12 +2,15 @@
 
 import math
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from qkv.choices import OptimizerKind, ScheduleKind
 from qkv.config import Recipe, TrainingConfig
+from qkv.data import find_sources
 
 SHAPES = ((2, 64, 2), (3, 96, 3), (4, 128, 4), (5, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8), (12, 768, 12))
 """(layers, width, heads) to choose from, small to large."""
@@ -20,6 +23,18 @@ CHECKPOINTS = 12
 """Kept of a small model, for `qkv look --view timeline`: about all that `with_steps` lets a run save."""
 FEWEST_STEPS = 20
 """Of a run, however short its time."""
+
+
+def own_recipe(
+    files: list[str], choose: Callable[..., Recipe], *, seconds: float, device: torch.device
+) -> Recipe:  # fmt: skip
+    """A recipe for files of one's own, by `choose_recipe` or its like: what fits them, the time and this device."""
+    return choose(
+        [str(Path(file).resolve()) for file in files],
+        n_bytes=sum(source.size for source in find_sources(files)),
+        seconds=seconds,
+        rate=matmul_rate(device),
+    )
 
 
 def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float) -> Recipe:

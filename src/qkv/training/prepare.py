@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from qkv.data.disk import write_whole, writing
 from qkv.errors import ConfigError, InputError, RunError
 from qkv.models import Model, build
 from qkv.text import tokenizer_files
+from qkv.training.choosing import fit_steps
 from qkv.training.families import family_of
 from qkv.training.family import Bars, Corpus
 from qkv.training.lora import add_lora
@@ -88,6 +89,13 @@ def go_on_preparing(folder: Path, *, progress: Bars) -> Prepared:
     assert state is not None
     family_of(recipe.family).prepare(recipe, folder / DATA, Path(state.data), progress=progress)
     return _open(folder, recipe)
+
+
+def fit_to_time(prepared: Prepared, *, device: torch.device, seconds: float, ranks: Ranks = ALONE) -> Prepared:
+    """With as many steps as fit: a few are timed on a throw-away model."""
+    trainer = build_trainer(prepared, device=device, report=lambda _entry: None, ranks=ranks)
+    recipe = fit_steps(prepared.recipe, seconds=seconds, seconds_a_step=trainer.seconds_a_step())
+    return replace(prepared, recipe=recipe)
 
 
 def finish_preparing(prepared: Prepared) -> None:
