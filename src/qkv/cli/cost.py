@@ -85,9 +85,7 @@ def of(
     from qkv.cost.devices import find_device
     from qkv.cost.estimate import estimate_of
 
-    if as_lecture + as_json + as_latex > 1:
-        raise InputError("--lecture, --json and --latex: choose one")
-    form = "json" if as_json else "latex" if as_latex else "lecture" if as_lecture else "table"
+    form = _form({"lecture": as_lecture, "json": as_json, "latex": as_latex})
     if plot is not None:
         from qkv.inspection.figures import check_picture
 
@@ -102,20 +100,29 @@ def of(
     here = _here() if measure else None
     known = _calibration(calibration, work, device=here or (None if target is None else target.name))
     times = _times(estimate, target, known)
-    if measure:
-        if known is None:
-            what = f"{work.mode.value} at {work.dtype.value}"
-            raise InputError(f"there is no calibration of {here} for {what}: qkv cost calibrate")
-        times["measured"] = _measured(estimate, known)
+    if here is not None:
+        times["measured"] = _measured(estimate, known, here)
     if plot is not None:
-        from qkv.cli.progress import say
-        from qkv.inspection.cost_figures import cost_figure
-        from qkv.inspection.figures import save_picture
-
-        if target is None:
-            say(f"--plot: the roofline is that of {ROOF}, as no --device is given")
-        save_picture(cost_figure(estimate, target or find_device(ROOF)), plot)
+        _draw(estimate, target, plot)
     _print(estimate, target, times, form=form)
+
+
+def _form(asked: dict[str, bool]) -> str:
+    names = [name for name, is_asked in asked.items() if is_asked]
+    if len(names) > 1:
+        raise InputError("--lecture, --json and --latex: choose one")
+    return names[0] if names else "table"
+
+
+def _draw(estimate: "Estimate", device: "Device | None", plot: Path) -> None:
+    from qkv.cli.progress import say
+    from qkv.cost.devices import find_device
+    from qkv.inspection.cost_figures import cost_figure
+    from qkv.inspection.figures import save_picture
+
+    if device is None:
+        say(f"--plot: the roofline is that of {ROOF}, as no --device is given")
+    save_picture(cost_figure(estimate, device or find_device(ROOF)), plot)
 
 
 cost.command(cls=Command)(plan)
@@ -173,7 +180,7 @@ def _times(estimate: "Estimate", device: "Device | None", calibration: "Calibrat
     return times
 
 
-def _measured(estimate: "Estimate", calibration: "Calibration") -> dict[str, Any]:
+def _measured(estimate: "Estimate", calibration: "Calibration | None", device: str) -> dict[str, Any]:
     from qkv.cli.places import chosen_device
     from qkv.cost import Mode
     from qkv.cost.prediction import predict
@@ -181,6 +188,9 @@ def _measured(estimate: "Estimate", calibration: "Calibration") -> dict[str, Any
     from qkv.training.per_operation import compare_operations
     from qkv.training.stopwatch import Stopwatch, keep_freed_memory
 
+    if calibration is None:
+        what = f"{estimate.work.mode.value} at {estimate.work.dtype.value}"
+        raise InputError(f"there is no calibration of {device} for {what}: qkv cost calibrate")
     if estimate.work.mode is Mode.GENERATE:
         raise InputError("--measure times one step; --mode prefill and --mode decode are a generation's")
     keep_freed_memory()  # as the calibration did

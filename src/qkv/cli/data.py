@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,10 @@ from qkv.cli.help import Command
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qkv.data import TokenStore
+    from qkv.data.sentence_store import SentenceStore
     from qkv.data.windows import Batch
     from qkv.text import Tokenizer
 
@@ -61,8 +66,9 @@ def prepare(
       qkv data prepare book.txt --out store --size 4096
       qkv data prepare stories/ reviews.jsonl --out store --tokenizer my-tokenizer --workers 8
     """
-    from qkv.cli.progress import bar, say
+    from qkv.cli.progress import say
     from qkv.data import is_unfinished, prepare_store
+    from qkv.data.sentence_store import prepare_sentences
     from qkv.data.sources import find_sources
 
     find_sources(files)
@@ -70,25 +76,33 @@ def prepare(
         say(f"{out}: going on with an unfinished store")
     kind = TokenizerKind.WORDPIECE if sentences and tokenizer is None and kind is None else kind
     chosen = _tokenizer(files, out, tokenizer, size=size, kind=kind, field=field)
+    prepare = prepare_sentences if sentences else prepare_store
+    store = _timed(partial(prepare, files, out, tokenizer=chosen, field=field, n_workers=workers))
+    _print_store(store, as_json=as_json)
+
+
+def _timed(make: "Callable[..., TokenStore | SentenceStore]") -> "TokenStore":
+    from qkv.cli.progress import bar, say
+    from qkv.data import TokenStore
+
     started = time.perf_counter()
     with bar("tokenizing") as move:
-        if sentences:
-            from qkv.data.sentence_store import prepare_sentences
-
-            made = prepare_sentences(files, out, tokenizer=chosen, field=field, n_workers=workers, progress=move)
-            store = made.store
-        else:
-            store = prepare_store(files, out, tokenizer=chosen, field=field, n_workers=workers, progress=move)
+        made = make(progress=move)
+    store = made if isinstance(made, TokenStore) else made.store
     seconds = time.perf_counter() - started
     say(f"{seconds:.1f} s, {store.n_tokens / seconds:,.0f} tokens a second")
+    return store
+
+
+def _print_store(store: "TokenStore", *, as_json: bool) -> None:
     counts = {
         "documents": store.n_documents, "tokens": store.n_tokens, "bytes": store.n_bytes,
         "vocabulary_size": store.vocabulary_size, "shards": len(store.index.shards),
     }  # fmt: skip
     if as_json:
-        print(json.dumps({"folder": str(out), **counts}))
+        print(json.dumps({"folder": str(store.folder), **counts}))
     else:
-        print(f"{out}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))
+        print(f"{store.folder}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))
 
 
 @data.command(cls=Command)

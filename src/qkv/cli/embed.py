@@ -43,7 +43,6 @@ def embed(
       qkv embed bert "A cat sleeps." "A dog runs."
       qkv embed bert --out vectors.npy --truncate < sentences.txt
     """
-    from qkv.cli.progress import say
     from qkv.cli.texts import answered, encoded, given_texts
     from qkv.tasks import TextEncoder
 
@@ -51,22 +50,18 @@ def embed(
         _check(out, as_json=as_json)
     task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
     read = encoded(task, given_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens)
-    rows = []
-    for one, vector in answered(
+    found = answered(
         read, lambda some: list(task.embed(some, pooling=pooling, normalise=normalise).float().cpu().numpy())
-    ):
-        if out is not None:
-            rows.append(vector)
-        elif as_json:
+    )
+    if out is not None:
+        _save([vector for _, vector in found], out, width=task.model.config.d_model)
+        return
+    for one, vector in found:
+        if as_json:
             numbers = None if vector is None else vector.tolist()
             print(json.dumps({"text": one.row[0], "vector": numbers}, ensure_ascii=False))
         else:
             print("" if vector is None else " ".join(f"{number:.6g}" for number in vector))
-    if out is not None:
-        width = task.model.config.d_model
-        n_blank = _save(rows, out, width=width)
-        blank = f"; {n_blank:,} of blank lines are NaN" if n_blank else ""
-        say(f"{len(rows):,} vectors of width {width:,} in {out}{blank}")
 
 
 def _check(out: Path, *, as_json: bool) -> None:
@@ -79,9 +74,10 @@ def _check(out: Path, *, as_json: bool) -> None:
         raise InputError(f"--out {out}: there is no folder {out.parent}")
 
 
-def _save(rows: "list[NDArray | None]", out: Path, *, width: int) -> int:
-    """How many rows stand for no text."""
+def _save(rows: "list[NDArray | None]", out: Path, *, width: int) -> None:
     import numpy as np
+
+    from qkv.cli.progress import say
 
     table = np.full((len(rows), width), np.nan, dtype=np.float32)
     for place, row in enumerate(rows):
@@ -91,4 +87,6 @@ def _save(rows: "list[NDArray | None]", out: Path, *, width: int) -> int:
         np.save(out, table)
     except OSError as error:
         raise DiskError(f"--out {out}: {table.nbytes:,} bytes cannot be written: {error.strerror}") from None
-    return sum(row is None for row in rows)
+    n_blank = sum(row is None for row in rows)
+    blank = f"; {n_blank:,} of blank lines are NaN" if n_blank else ""
+    say(f"{len(rows):,} vectors of width {width:,} in {out}{blank}")

@@ -1,7 +1,9 @@
 """`qkv translate`: a text in another language."""
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
@@ -11,11 +13,11 @@ import typer
 
 from qkv.choices import FloatKind
 from qkv.cli.model import Model
-from qkv.cli.places import Device, Dtype, Int8
+from qkv.cli.places import Device, Dtype, Int8, Place
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.tasks import Translation, Written
+    from qkv.tasks import Translation, Translator, Written
 
 HEADS_IN_A_ROW = 4
 LONGEST_TITLE = 60
@@ -31,13 +33,19 @@ class Shown:
     alignment: bool
     plot: Path | None
     layer: int | None
+    split: bool | None
+    """None: as the model's training says."""
     as_json: bool
 
     @property
     def is_plain(self) -> bool:
         return not (self.plot or self.alignment or self.as_json or self.n_best > 1)
 
-    def check(self, texts: list[str] | None, *, split: bool | None) -> None:
+    @property
+    def needs_attention(self) -> bool:
+        return self.alignment or self.plot is not None
+
+    def check(self, texts: list[str] | None) -> None:
         if self.plot is not None:
             from qkv.inspection.figures import check_picture
 
@@ -46,7 +54,7 @@ class Shown:
             raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
         if self.layer is not None and self.plot is None:
             raise InputError(f"--layer {self.layer} says what --plot draws: name a file with --plot")
-        if split and not self.is_plain:
+        if self.split and not self.is_plain:
             raise InputError("--split joins the translations of a text's parts: it goes with plain output alone")
         of_best = "--alignment" if self.alignment else None if self.plot is None else "--plot"
         if of_best is not None and self.n_best > 1:
@@ -81,36 +89,48 @@ def translate(
       qkv translate es-en "No lo sé." --n-best 5 --json
       qkv translate es-en --alignment < sentences.txt
     """
+    from qkv.cli.texts import given_texts
     from qkv.config import BeamConfig
 
     search = BeamConfig(
         n_beams=max(beam, n_best), n_best=n_best, length_penalty=length_penalty, min_new=min_new,
         no_repeat_ngram=no_repeat,
     )  # fmt: skip
-    shown = Shown(n_best=n_best, alignment=alignment, plot=plot, layer=layer, as_json=as_json)
-    shown.check(texts, split=split)
+    shown = Shown(n_best=n_best, alignment=alignment, plot=plot, layer=layer, split=split, as_json=as_json)
+    shown.check(texts)
     terms = {} if glossary is None else read_glossary(glossary)
+    task = _loaded(model, Place(int8=int8, device=device, dtype=dtype), prefix)
+    translations = partial(
+        task.translations, beam=search, max_new=max_new, glossary=terms, attention=shown.needs_attention
+    )
+    _translate(task, given_texts(texts), translations, shown)
+
+
+def _loaded(model: str, place: Place, prefix: str | None) -> "Translator":
     from qkv.cli.progress import say
-    from qkv.cli.texts import LINES_AT_ONCE, given_texts
     from qkv.tasks import Translator, load_as
 
-    task = load_as(Translator, model, int8=int8, device=device, dtype=dtype)
+    task = load_as(Translator, model, int8=place.int8, device=place.device, dtype=place.dtype)
     if prefix is not None:
         task = task.with_prefix(prefix)
     for remark in task.remarks:
         say(f"{model}: {remark}")
-    is_cut = task.knows_too_long and shown.is_plain if split is None else split
-    waiting = given_texts(texts)
-    while some := list(islice(waiting, LINES_AT_ONCE)):
+    return task
+
+
+def _translate(
+    task: "Translator", texts: Iterator[str], translations: Callable[[list[str]], "list[Translation]"], shown: Shown
+) -> None:
+    """Some thousand at a time, each cut at its sentences where that is asked for."""
+    from qkv.cli.progress import say
+    from qkv.cli.texts import LINES_AT_ONCE
+
+    is_cut = task.knows_too_long and shown.is_plain if shown.split is None else shown.split
+    while some := list(islice(texts, LINES_AT_ONCE)):
         pieces = [task.cut(text) if is_cut else [text] for text in some]
-        done = iter(
-            task.translations(
-                [piece for own in pieces for piece in own], beam=search, max_new=max_new, glossary=terms,
-                attention=alignment or plot is not None,
-            )
-        )  # fmt: skip
+        done = iter(translations([piece for own in pieces for piece in own]))
         for text, own in zip(some, pieces, strict=True):
-            if split is None and task.knows_too_long and len(own) < (n := len(task.cut(text))):
+            if shown.split is None and task.knows_too_long and len(own) < (n := len(task.cut(text))):
                 say(f"translated as one, which goes worse than in {n} parts (as plain output is): {text[:60]!r}")
             _show(text, [next(done) for _ in own], shown)
 
