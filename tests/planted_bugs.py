@@ -14,17 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Imported once, here: each bug's own process is forked from this one and finds them there.
+import hypothesis.strategies
 import matplotlib.figure
 import numpy as np
 import pydantic
 import pytest
-import torch
+import tokenizers
+import torch._dynamo
+import transformers
 
 from bugs import BUGS, Bug  # isort: skip - beside this file
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "qkv"
-SHARED = (matplotlib.figure, np, pydantic, torch)
+SHARED = (hypothesis, matplotlib.figure, np, pydantic, tokenizers, torch, transformers)
+UNCHECKED = "addopts=--import-mode=importlib"
+"""Not the checks of shapes and types at run time: what a test claims must see the bug, and it takes a sixth."""
 N_AT_ONCE = 2
 
 
@@ -66,7 +71,8 @@ def run_tests(folder: Path, tests: tuple[str, ...]) -> tuple[int, list[str]]:
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
     red = Red([])
-    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=line"]
+    arguments = ["-o", UNCHECKED, "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=line"]
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins that are imported already
     with (folder / "output").open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
