@@ -1,5 +1,8 @@
 """Does a cache hold what was written, where it was written, and refuse what does not fit?"""
 
+import gc
+from weakref import ref
+
 import pytest
 import torch
 from hypothesis import given
@@ -245,3 +248,14 @@ def test_a_cache_that_grows_holds_what_one_made_whole_holds():
     assert n_slots == [2, 2, 4, 7, 10, 11]
     with pytest.raises(CacheError, match="the cache holds 11 tokens a row, 12 are needed"):
         growing.reserve(batch=BATCH, n_new=1)
+
+
+def test_a_cache_is_freed_at_once_when_nobody_holds_it():
+    gc.disable()
+    try:
+        cache = new_cache()
+        kept = ref(cache.keys)
+        del cache
+        assert kept() is None, "it waits for Python to look for cycles"
+    finally:
+        gc.enable()

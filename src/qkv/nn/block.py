@@ -120,7 +120,7 @@ class Blocks(nn.ModuleList):
             keys_stand = positions if cache is None else torch.arange(n_keys, device=x.device)[None]
             related = relation(positions, keys_stand, x.dtype)
         source = None if source is None else source.written_out()
+        kept = None if cache is None else list(zip(cache.layers, cache.sources, strict=True))
         for i, block in enumerate(self):
-            layer = None if cache is None else (cache.layers[i], cache.sources[i])
-            x = block(x, mask=mask, relation=related, cache=layer, source=source)
+            x = block(x, mask=mask, relation=related, cache=None if kept is None else kept[i], source=source)
         return x

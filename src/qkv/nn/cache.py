@@ -6,6 +6,7 @@ Rows may have different lengths; padding is never written.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import proxy
 
 import torch
 from jaxtyping import Float, Int
@@ -85,7 +86,8 @@ class SourceCache:
     """A cross-attention layer's keys and values: computed once a source, shared by all beams."""
 
     def __init__(self, parent: "KVCache | None" = None) -> None:
-        self._parent = parent
+        # Not held: a cache is freed when its text ends, not when Python next looks for cycles.
+        self._parent = None if parent is None else proxy(parent)
         self.kept: tuple[Keys, Values] | None = None
 
     @property
@@ -130,9 +132,12 @@ class KVCache:
         self.keys = like.new_zeros(n_layers, batch, key_shape[0], n_now, key_shape[1])
         """Of all layers, (layer, batch, kv_head, slot, d_head), so that a step can take its views of them at once."""
         self.values = like.new_zeros(n_layers, batch, value_shape[0], n_now, value_shape[1])
-        self.layers = [LayerCache(self, number) for number in range(n_layers)]
         self.sources = [SourceCache(self) for _ in range(n_layers)]
         self._source: Tensor | None = None
+
+    @property
+    def layers(self) -> list[LayerCache]:
+        return [LayerCache(self, number) for number in range(self.keys.shape[0])]
 
     @property
     def batch(self) -> int:
