@@ -589,8 +589,8 @@ FAULTS = [
     bug(
         "who was given up still gets the model",
         "serving/turns.py",
-        "    if event is not None and event.is_set():",
-        "    if event is not None and event.is_set() and False:",
+        "    return event is not None and event.is_set()",
+        "    return False",
         "serving/test_app.py::test_who_was_given_up_leaves_the_queue_and_never_gets_the_model",
     ),
     bug(

@@ -266,6 +266,11 @@ def test_what_is_kept_is_counted_in_bytes():
     (run,) = own.runs._kept.values()
     logits = run.seen.logits
     assert run.n_bytes > logits.numel() * logits.element_size()
+    # A change keeps what really passed, scores and weights, which cannot be computed again.
+    run_of("gpt", interventions=[{"kind": "patch", "tap": "blocks.0.attention.weights", "text": TEXT}], of=own)
+    changed = own.runs._kept.popitem()[1]
+    n = len(run.reading.own.ids)
+    assert changed.n_bytes - run.n_bytes == 2 * 5 * n * n * 4
     assert not torch.is_grad_enabled() or logits.grad_fn is None
 
 

@@ -9,7 +9,6 @@ from threading import Lock
 from time import perf_counter
 from typing import Any
 
-from torch import Tensor
 
 from qkv.choices import Role
 from qkv.config import BeamConfig
@@ -25,7 +24,7 @@ from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
 
-MOST_BYTES = 2**30
+MOST_BYTES = 2**28
 """Of all traces that are kept; the newest is kept whatever its size."""
 N_GUESSES, MOST_MASKS = 10, 16
 MOST_KNOWN = 1_000
@@ -237,13 +236,15 @@ def _effect(run: Run) -> dict[str, Any]:
 
 
 def _n_bytes(seen: Seen) -> int:
+    """What is really held: each storage whole and once, however little of it a kept view shows."""
     trace = seen.trace
-    passed = [name for name in trace.names if not name.endswith((".scores", ".weights"))]
-    kept: list[Tensor] = [trace.at(name) for name in passed]
+    kept = [trace.at(name) for name in trace.names if not name.endswith((".scores", ".weights"))]
     if not isinstance(seen.model, RNNSeq2Seq):
         for stack in seen.stacks:
             for layer in range(seen.n_layers(stack)):
                 for look in seen.looks(stack, layer):
-                    kept += [look.lookup.queries, look.lookup.keys, look.lookup.values, look.heads]
-    kept += [] if seen.logits is None else [seen.logits]
-    return sum(one.numel() * one.element_size() for one in kept)
+                    own = look.lookup
+                    kept += [own.queries, own.keys, own.values, own.bias, look.heads]
+                    kept += [look.changed_scores, look.changed_weights]
+    storages = [one.untyped_storage() for one in (*kept, seen.logits) if one is not None]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
