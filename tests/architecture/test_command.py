@@ -70,7 +70,6 @@ def test_a_mistake_of_the_caller_is_one_line_and_status_2(command, ran):
         (["--plot", "a.png"], "--plot saves the picture of one lesson"),
         (["--all", "--plot", "a.png"], "--plot saves the picture of one lesson"),
         (["soft", "--all"], "leave out 'soft'"),
-        (["soft", "--plot", "nowhere/a.png"], "there is no folder nowhere"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused_before_anything_runs(command, ran, arguments, remark):

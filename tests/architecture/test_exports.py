@@ -12,7 +12,7 @@ from tests.architecture.places import SOURCE
 def type_checkers_view() -> dict[str, str]:
     """Name → module, as the `if TYPE_CHECKING:` block says it."""
     tree = ast.parse((SOURCE / "__init__.py").read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     return {name.name: node.module or "" for node in imports for name in node.names}
 
