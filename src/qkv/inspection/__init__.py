@@ -14,6 +14,7 @@ from qkv.inspection.lens import LensView, lens
 from qkv.inspection.maps import MapView, attention_map, merge_words, sink_of, value_weighted, without_sink
 from qkv.inspection.names import matching, taps
 from qkv.inspection.neuron import NeuronView, neuron
+from qkv.inspection.over_picture import PictureLooks, over_pictures
 from qkv.inspection.pictures import View, figure
 from qkv.inspection.plain import plain
 from qkv.inspection.reading import Readable, Reading, Tokens, read, read_ids
@@ -38,6 +39,7 @@ __all__ = [
     "MapView",
     "NeuronView",
     "Patch",
+    "PictureLooks",
     "Readable",
     "Reading",
     "ReferenceView",
@@ -67,6 +69,7 @@ __all__ = [
     "neighbours",
     "neuron",
     "new_figure",
+    "over_pictures",
     "plain",
     "position_likeness",
     "read",

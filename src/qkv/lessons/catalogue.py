@@ -58,6 +58,7 @@ _IN_ORDER = (
     _info("kv-cache", "E", "4.3", "The KV cache: the same text for a fraction of the work"),
     _info("head-patterns", "D", "8.1", "What the heads of a trained model look at"),
     _info("what-it-refers-to", "ABD", "8.2", "What *it* refers to: four answers, and whether they agree"),
+    _info("pictures", "B", "8.5", "Where a model looks while it puts a picture into words"),
     _info("cost", "CE", "9.1 9.2 9.3 9.4 9.5 9.6", "What a model computes and moves, row by row"),
     _info("quiz", "AE", "10.1", "The lectures' quizzes, answered by computation"),
 )
