@@ -309,10 +309,13 @@ GENERATION = [
         "if made is None or made.state != state:", "if made is None:",
         f"{TRANSLATE}::test_weights_that_changed_are_prepared_anew",
     ),
-    bug(
-        "prepared weights are known by their address alone", "generation/packing.py",
-        "self._weights = [weight.detach() for", "self._weights = [weight.detach().clone() for",
-        f"{TRANSLATE}::test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew",
+    Bug(
+        "prepared weights are known by their address alone",
+        (
+            ("generation/packing.py", "_weights = [weight.detach() for", "_weights = [weight.detach().clone() for"),
+            ("generation/packing.py", "kept=[tensor.detach() for", "kept=[tensor.detach().clone() for"),
+        ),
+        (f"{TRANSLATE}::test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew",),
     ),
     bug(
         "a token too few moves with its beam", "generation/decoder.py", "else 1 + n_equal)", "else 2 + n_equal)",

@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.generation.packing import BLOCK, FAR, SMALL, TINY, Product
-from qkv.nn import activate
+from qkv.generation.packing import BLOCK, FAR, SMALL, TINY, Int8Product, Packing, Product
+from qkv.nn import Int8Linear, activate
 
 SHAPES = {
     "tiny": [(13, 7)],
@@ -46,3 +47,27 @@ def test_a_prepared_product_gives_what_linear_gives(name, rows, has_bias):
 def test_the_shapes_above_stand_on_both_sides_of_each_limit(limit, below, above):
     sizes = [sum(n * width for n, width in SHAPES[name]) for name in (below, above)]
     assert sizes[0] < limit <= sizes[1]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_in_int8_is_written_and_added_as_it_is_given(rows, has_bias):
+    whole = torch.randint(-127, 128, (13, 7), dtype=torch.int8)
+    linear = Int8Linear(whole, torch.rand(13) / 100, torch.randn(13) if has_bias else None)
+    product, x, stream = Int8Product([linear], [1.0]), torch.randn(rows, 7), torch.randn(rows, 13)
+    right, out = linear(x), torch.empty(rows, 13)
+    expected = stream + right
+    product.into(x, out)
+    product.onto(stream, x)
+    torch.testing.assert_close((product(x), out, stream), (right, right, expected))
+
+
+def test_the_first_result_can_be_scaled_and_a_changed_weight_is_seen():
+    first, second, x = nn.Linear(7, 5), nn.Linear(7, 3), torch.randn(2, 7)
+    packing = Packing(first, second)
+    with torch.no_grad():
+        for _ in range(2):
+            expected = torch.cat((first(x) * 0.5, second(x)), dim=1)
+            torch.testing.assert_close(packing.product(first, second, first=0.5)(x), expected)
+            torch.testing.assert_close(packing.product(first, second)(x), torch.cat((first(x), second(x)), dim=1))
+            first.weight.mul_(3.0)

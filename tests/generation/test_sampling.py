@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from qkv.config import SamplingConfig
 from qkv.generation.sampling import (
+    BLOCK,
+    MANY,
     adjusted,
     choose,
     draw,
@@ -17,6 +19,7 @@ from qkv.generation.sampling import (
     keep_top_k,
     keep_top_p,
     keep_typical,
+    likeliest,
     log_probabilities,
     penalise_repetition,
 )
@@ -236,3 +239,11 @@ def test_log_probabilities_are_those_of_the_softmax():
     ids = torch.tensor([10, 0, 4])
     expected = logits.log_softmax(-1)[torch.arange(3), ids]
     torch.testing.assert_close(log_probabilities(logits, ids), expected)
+
+
+@given(n_words=st.integers(MANY * BLOCK - 1, (MANY + 1) * BLOCK + 1), seed=st.integers(0, 99))
+def test_the_likeliest_of_many_is_the_first_of_the_greatest(n_words, seed):
+    # Few different numbers, so that the greatest stands in many places, and in a row of its own at the very end.
+    logits = torch.randint(-3, 3, (3, n_words), generator=torch.Generator().manual_seed(seed)).float()
+    logits[1, -1], logits[2, seed] = 7.0, float("nan")
+    assert torch.equal(likeliest(logits), logits.argmax(-1))

@@ -34,21 +34,22 @@ from qkv.nn import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Here:
     """What one step tells all its layers."""
 
     room: Room
     keys: Sequence[Tensor]
-    """Of each layer, all that may be seen: (batch, kv_head, key, d_head)."""
+    """Of each layer, all that may be seen: (batch · kv_head, d_head, key)."""
     values: Sequence[Tensor]
+    """(batch · kv_head, key, d_value)."""
     slots: Sequence[tuple[Tensor, Tensor]]
     """Of each layer, where the new keys and values go."""
     ends: AtEnds | None
     """In rows of different lengths: where in `slots`, which then are the whole cache."""
     rotation: Rotation | None
     mask: Tensor | None
-    """Added to the scores."""
+    """Added to the scores: (batch · kv_head or 1, heads that share keys or 1, key)."""
 
 
 class LeanStep:
@@ -114,17 +115,17 @@ class LeanStep:
         """All rows are equally long: what may be seen stands side by side in the cache, and no mask is needed."""
         n = cache.n_filled
         first = 0 if self._window is None else max(0, n - self._window)
-        new, seen = (part.select(3, n - 1) for part in (cache.keys, cache.values)), slice(first, n)
+        new = (part.select(3, n - 1) for part in (cache.keys, cache.values))
         angles = None if self._angles is None else [part[0, 0, n - 1] for part in self._angles]
         return _Here(
             room=room,
-            keys=cache.keys[:, :, :, seen].unbind(0),
-            values=cache.values[:, :, :, seen].unbind(0),
+            keys=cache.keys.flatten(1, 2).narrow(2, first, n - first).transpose(2, 3).unbind(0),
+            values=cache.values.flatten(1, 2).narrow(2, first, n - first).unbind(0),
             slots=list(zip(*(part.unbind(0) for part in new), strict=True)),
             ends=None,
             rotation=None if angles is None else (angles[0], _half(angles[1])),
             # A bias goes by distance alone: this is the end of the row of the last query there could be.
-            mask=None if self._bias is None else self._folded(self._bias[..., self._capacity - n + first :]),
+            mask=None if self._bias is None else self._folded(self._bias[..., self._capacity - n + first :], room.rows),
         )
 
     def _ragged(self, cache: KVCache, positions: Tensor, room: Room) -> _Here:
@@ -140,19 +141,19 @@ class LeanStep:
         assert isinstance(cache.place, AtEnds)
         return _Here(
             room=room,
-            keys=[part[:, :, :n] for part in keys],
-            values=[part[:, :, :n] for part in values],
+            keys=[part[:, :, :n].flatten(0, 1).transpose(1, 2) for part in keys],
+            values=[part[:, :, :n].flatten(0, 1) for part in values],
             slots=list(zip(keys, values, strict=True)),
             ends=cache.place,
             rotation=rotation,
-            mask=self._folded(torch.where(visible, bias, float("-inf"))),
+            mask=self._folded(torch.where(visible, bias, float("-inf")), room.rows),
         )
 
-    def _folded(self, mask: Tensor) -> Tensor:
-        """(batch, head, 1, key) for queries that are folded by the heads that share keys."""
-        if mask.shape[1] == 1:
-            return mask
-        return mask.reshape(mask.shape[0], self._shape.n_kv_heads, -1, mask.shape[3])
+    def _folded(self, mask: Tensor, rows: int) -> Tensor:
+        """(batch, head, 1, key) as `_Here.mask` has it."""
+        if mask.shape[1] > 1:
+            mask = mask.reshape(mask.shape[0], self._shape.n_kv_heads, -1, mask.shape[3])
+        return mask.expand(rows, self._shape.n_kv_heads, -1, -1).flatten(0, 1)
 
 
 class _LeanBlock:
@@ -160,7 +161,7 @@ class _LeanBlock:
         attention, cross, feedforward = block.attention, block.cross, block.feedforward
         self._is_pre = block.norm_position is NormPosition.PRE
         self._attention_norm, self._feedforward_norm = LeanNorm(block.attention_norm), LeanNorm(block.feedforward_norm)
-        self._own = packing.product(attention.query, attention.key, attention.value)
+        self._own = packing.product(attention.query, attention.key, attention.value, first=attention.scale)
         self._output = packing.product(linear(attention.output))
         if cross is not None:
             self._cross_norm = LeanNorm(block.cross_norm)
@@ -188,10 +189,11 @@ class _LeanBlock:
         else:
             here.ends.write(keys, room.keys[:, :, None])
             here.ends.write(values, room.values[:, :, None])
-        heads = F.scaled_dot_product_attention(
-            room.queries, here.keys[number], here.values[number], attn_mask=here.mask, scale=self._scale
-        )
-        self._output.onto(x, heads.reshape(room.rows, -1))
+        # Two products and a softmax: for one query a head torch's fused kernel takes half as long again.
+        asked, keys = room.asked(), here.keys[number]
+        scores = torch.bmm(asked, keys) if here.mask is None else torch.baddbmm(here.mask, asked, keys)
+        torch.bmm(torch.softmax(scores, -1, out=scores), here.values[number], out=room.found)
+        self._output.onto(x, room.heads)
         return x if self._is_pre else self._attention_norm(x, room)
 
     def look_at_source(

@@ -35,7 +35,6 @@ class Product:
     """x times the weights of some modules, their results side by side; from torch's own only rounding differs."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-        # Kept, so that no other weights can come to lie where these did and pass for them.
         self._weights = [weight.detach() for weight in weights]
         self._biases = [bias.detach() for bias in biases if bias is not None]
         self._bias = torch.cat(self._biases) if self._biases else None
@@ -114,8 +113,9 @@ class Product:
 class Int8Product:
     """As `Product`, in whole numbers."""
 
-    def __init__(self, parts: Sequence[Int8Linear]) -> None:
-        self._linear = parts[0] if len(parts) == 1 else Int8Linear.side_by_side(parts)
+    def __init__(self, parts: Sequence[Int8Linear], scales: Sequence[float]) -> None:
+        is_as_it_is = len(parts) == 1 and scales[0] == 1.0
+        self._linear = parts[0] if is_as_it_is else Int8Linear.side_by_side(parts, scales)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._linear.forward(x)
@@ -124,16 +124,27 @@ class Int8Product:
         return activate(self._linear.forward(x), activation)
 
     def into(self, x: Tensor, out: Tensor) -> None:
-        out.copy_(self._linear.forward(x))
+        (found, size), bias = self._linear.raw(x), self._linear.bias
+        if size is None or bias is None:
+            out.copy_(found if size is None else found.mul_(size))
+            if bias is not None:
+                out.add_(bias)
+        else:
+            torch.addcmul(bias, found, size, out=out)
 
     def onto(self, stream: Tensor, x: Tensor) -> None:
-        stream.add_(self._linear.forward(x))
+        found, size = self._linear.raw(x)
+        stream.add_(found) if size is None else stream.addcmul_(found, size)
+        if self._linear.bias is not None:
+            stream.add_(self._linear.bias)
 
 
 @dataclass(frozen=True)
 class _Prepared:
     state: list[tuple[int, int]]
     multiply: Product | Int8Product
+    kept: list[Tensor]
+    """The weights, so that no others can come to lie where these did and pass for them."""
 
 
 class Packing:
@@ -145,7 +156,7 @@ class Packing:
     def __init__(self, *parts: nn.Module) -> None:
         modules = [module for part in parts for module in part.modules()]
         self._modules = [one for one in modules if type(one) is nn.Linear or isinstance(one, Unembedding)]
-        self._made: dict[tuple[nn.Module, ...], _Prepared] = {}
+        self._made: dict[tuple[nn.Module | float, ...], _Prepared] = {}
         self.gpu_steps: GPUSteps | None = None
         """Of a GPT, for where it is on a GPU."""
 
@@ -170,15 +181,21 @@ class Packing:
                 # Another thread may have been here meanwhile and taken it away: the usual product is as right.
                 module.__dict__.pop("forward", None)
 
-    def product(self, *modules: nn.Linear | Unembedding | Int8Linear) -> Product | Int8Product:
-        """x times the weights of these modules, one after another: their results side by side."""
-        made = self._made.get(modules)
+    def product(self, *modules: nn.Linear | Unembedding | Int8Linear, first: float = 1.0) -> Product | Int8Product:
+        """x times the weights of these modules, one after another: their results side by side.
+
+        `first`: what the first one's result is multiplied by.
+        """
+        made = self._made.get((*modules, first))
         in_int8 = [part for one in modules if (part := _in_int8(one)) is not None]
         floats = [one for one in modules if not in_int8 and not isinstance(one, Int8Linear)]
-        state = [state_of(tensor) for tensor in _tensors(floats)]
+        tensors = _tensors(floats)
+        state = [state_of(tensor) for tensor in tensors]
         if made is None or made.state != state:
-            made = _Prepared(state, Int8Product(in_int8) if in_int8 else _product(floats))
-            self._made[modules] = made
+            scales = [first, *[1.0] * (len(modules) - 1)]
+            multiply = Int8Product(in_int8, scales) if in_int8 else _product(floats, scales)
+            made = _Prepared(state, multiply, kept=[tensor.detach() for tensor in tensors])
+            self._made[(*modules, first)] = made
         return made.multiply
 
     def _forward(self, module: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
@@ -192,8 +209,16 @@ class Packing:
         return lambda x: module.logits(multiply(x * module.scale if module.scale != 1.0 else x))
 
 
-def _product(modules: Sequence[nn.Linear | Unembedding]) -> Product:
-    return Product([one.weight for one in modules], [one.bias for one in modules])
+def _product(modules: Sequence[nn.Linear | Unembedding], scales: Sequence[float]) -> Product:
+    both = list(zip(modules, scales, strict=True))
+    return Product(
+        [_scaled(one.weight, scale) for one, scale in both],
+        [None if one.bias is None else _scaled(one.bias, scale) for one, scale in both],
+    )
+
+
+def _scaled(tensor: Tensor, scale: float) -> Tensor:
+    return tensor if scale == 1.0 else tensor.detach() * scale
 
 
 def _tensors(modules: Sequence[nn.Linear | Unembedding]) -> list[Tensor]:

@@ -29,6 +29,10 @@ class Room:
         standing = self._before if self._after is None else self._after
         # The heads that share keys are further queries of these: nothing of the cache is repeated.
         self.queries = standing[:, : shape.n_heads].view(rows, shape.n_kv_heads, -1, shape.d_head)
+        one, n_shared = rows * shape.n_kv_heads, shape.n_heads // shape.n_kv_heads
+        self.found = like.new_empty(one, n_shared, shape.d_value)
+        self.heads = self.found.view(rows, -1)
+        self._asked = self.queries[0] if rows == 1 else like.new_empty(one, n_shared, shape.d_head)
         self.keys = standing[:, shape.n_heads :]
         self.values = values.view(rows, shape.n_kv_heads, shape.d_value)
         if self._after is not None:
@@ -37,6 +41,12 @@ class Room:
     @property
     def rows(self) -> int:
         return self.wide.shape[0]
+
+    def asked(self) -> Tensor:
+        """The queries, rows and heads of keys in one: (batch · kv_head, heads that share keys, d_head)."""
+        if self.rows > 1:
+            self._asked.view_as(self.queries).copy_(self.queries)
+        return self._asked
 
     def turn(self, rotation: Rotation) -> None:
         """Queries and keys by their angles, as `Relation.rotate` does."""
@@ -51,7 +61,7 @@ class LeanNorm:
     """A norm in as few calls as it takes: torch's own RMSNorm makes eight of them on a CPU."""
 
     def __init__(self, norm: LayerNorm | RMSNorm) -> None:
-        self._weight = norm.weight.detach()
+        self._weight, self._shape = norm.weight.detach(), tuple(norm.weight.shape)
         self._epsilon = norm.epsilon
         self._is_rms = isinstance(norm, RMSNorm)
         self._bias = norm.bias.detach() if isinstance(norm, LayerNorm) and norm.bias is not None else None
@@ -60,8 +70,8 @@ class LeanNorm:
     def __call__(self, x: Tensor, room: Room) -> Tensor:
         """What it gives for the room's own stream is good until the next call."""
         if not self._is_rms:
-            return torch.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
+            return torch.layer_norm(x, self._shape, self._weight, self._bias, self._epsilon)
         if x is not room.stream:
-            return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+            return F.rms_norm(x, self._shape, self._weight, self._epsilon)
         torch.linalg.vector_norm(room.wide, 2, -1, True, out=room.length)
         return torch.div(x, room.length, out=room.normed).mul_(self._scaled)

@@ -36,24 +36,30 @@ class Int8Linear(nn.Module):
         self.bias = None if bias is None else bias.detach()
 
     @classmethod
-    def side_by_side(cls, parts: "Sequence[Int8Linear]") -> "Int8Linear":
-        """One map that gives the results of all, one after another."""
+    def side_by_side(cls, parts: "Sequence[Int8Linear]", scales: Sequence[float]) -> "Int8Linear":
+        """One map that gives the results of all, each times its scale, one after another."""
         weights = [torch.ops.quantized.linear_unpack(part._packed)[0] for part in parts]  # noqa: SLF001 - its own class
-        biases = [part.bias for part in parts if part.bias is not None]
+        biases = [part.bias * scale for part, scale in zip(parts, scales, strict=True) if part.bias is not None]
         return cls(
             torch.cat([weight.int_repr() for weight in weights]),
-            torch.cat([weight.q_per_channel_scales().float() for weight in weights]),
+            torch.cat(
+                [weight.q_per_channel_scales().float() * scale for weight, scale in zip(weights, scales, strict=True)]
+            ),
             torch.cat(biases) if biases else None,
         )
 
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
+        y, size = self.raw(x)
+        y = y if size is None else y.mul_(size)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def raw(self, x: Float[Tensor, "*rows in"]) -> tuple[Float[Tensor, "*rows out"], Float[Tensor, "*rows 1"] | None]:
+        """x·Wᵀ as a product and the sizes of the rows, by which it is still to be multiplied; None: by nothing."""
         multiply = torch.ops.quantized.linear_dynamic.default
         if x.numel() == x.shape[-1]:
-            y = multiply(x.contiguous(), self._packed, True)
-        else:
-            size = x.abs().amax(-1, keepdim=True).clamp_min_(LEAST)
-            y = multiply(x / size, self._packed, True).mul_(size)
-        return y if self.bias is None else y.add_(self.bias)
+            return multiply(x.contiguous(), self._packed, True), None
+        size = x.abs().amax(-1, keepdim=True).clamp_min_(LEAST)
+        return multiply(x / size, self._packed, True), size
 
 
 def check_int8() -> None:
