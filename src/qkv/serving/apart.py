@@ -4,9 +4,11 @@ Of one process a single thread runs Python at a time. Beside models that are at 
 for its turn up to a second; here it shares its process with nobody who has much to do, and does without torch.
 """
 
+import ctypes
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +31,8 @@ N_LINES = 8
 """Requests that are worked at at once; most of them wait for a model's lock, and torch has threads of its own."""
 GRACE = 5.0
 """Seconds for the process to end."""
+ARENA_MAX, N_HEAPS = -8, 2
+"""`M_ARENA_MAX` of glibc's malloc.h, and what it is set to."""
 
 
 class Apart:
@@ -158,6 +162,7 @@ def _work(models: list[str], control: Connection, lines: Sequence[Connection]) -
     """The other process, until nobody holds the other end of `control`."""
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)  # sent to all at once; who speaks HTTP first lets the requests finish
+    _share_heaps()
     from qkv.serving.explorer import Explorer
     from qkv.serving.shelf import Shelf
 
@@ -179,3 +184,10 @@ def _work(models: list[str], control: Connection, lines: Sequence[Connection]) -
         while True:
             worked.give_up(control.recv())
     os._exit(0)  # a pass that has begun is not waited for
+
+
+def _share_heaps() -> None:
+    """glibc gives each thread a heap of its own, and each would grow to the most that its thread ever held."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # other C libraries have no such setting
+            ctypes.CDLL(None).mallopt(ARENA_MAX, N_HEAPS)

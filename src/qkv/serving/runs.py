@@ -9,7 +9,6 @@ from threading import Lock
 from time import perf_counter
 from typing import Any
 
-
 from qkv.choices import Role
 from qkv.config import BeamConfig
 from qkv.errors import InputError
