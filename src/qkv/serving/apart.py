@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
+from time import sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,6 +34,7 @@ GRACE = 5.0
 """Seconds for the process to end."""
 ARENA_MAX, N_HEAPS = -8, 2
 """`M_ARENA_MAX` of glibc's malloc.h, and what it is set to."""
+TRIM_SECONDS = 10.0
 
 
 class Apart:
@@ -189,5 +191,14 @@ def _work(models: list[str], control: Connection, lines: Sequence[Connection]) -
 def _share_heaps() -> None:
     """glibc gives each thread a heap of its own, and each would grow to the most that its thread ever held."""
     if sys.platform == "linux":
-        with suppress(AttributeError):  # other C libraries have no such setting
-            ctypes.CDLL(None).mallopt(ARENA_MAX, N_HEAPS)
+        library = ctypes.CDLL(None)
+        with suppress(AttributeError):  # other C libraries have no such calls
+            library.mallopt(ARENA_MAX, N_HEAPS)
+            Thread(target=_keep_trimming, args=(library.malloc_trim,), daemon=True).start()
+
+
+def _keep_trimming(trim: Callable[[int], int]) -> None:
+    """What is free inside the heaps goes back to the system; it takes some milliseconds."""
+    while True:
+        sleep(TRIM_SECONDS)
+        trim(0)
