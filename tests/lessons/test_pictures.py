@@ -70,3 +70,12 @@ def test_a_hidden_patch_is_never_looked_at():
     assert weights[scenes.inked[:, 1]].max() == 0
     assert weights[scenes.inked[:, 0]].min() > 0
     assert WORDS[int(scenes.captions[0, -1])] == "<end>"
+
+
+def test_the_look_that_chose_a_word_is_of_the_word_before_it():
+    model = captioning.Seq2Seq(captioning.CONFIG).eval()
+    scenes = draw_scenes(3, chance=np.random.default_rng(5))
+    others = scenes.captions.clone()
+    others[:, 3] = WORDS.index("a")
+    apart = captioning.looks(model, scenes.patches, scenes.captions) - captioning.looks(model, scenes.patches, others)
+    assert (apart.abs().amax((0, 2)) > 0).nonzero().tolist() == [[4]]
