@@ -218,8 +218,8 @@ PARTS = [
         f"{RECORD}::test_the_residual_stream_is_the_sum_of_what_was_written",
     ),
     bug(
-        "decoder reads the encoder's first block", "models/seq2seq.py", "side.blocks(side.embedding(source_ids",
-        "side.blocks[:1](side.embedding(source_ids",
+        "decoder reads the encoder's first block", "models/seq2seq.py", "side.blocks(side.embedding(source",
+        "side.blocks[:1](side.embedding(source",
         "models/test_seq2seq.py::test_the_source_passes_every_encoder_layer",
     ),
 ]  # fmt: skip
