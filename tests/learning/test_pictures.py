@@ -6,12 +6,12 @@ import pytest
 from qkv.lessons import captioning
 from qkv.lessons.scenes import UNSEEN, draw_scenes
 
-COLOUR, SHAPE, OTHER_COLOUR, OTHER_SHAPE = 1, 2, 5, 6
+COLOUR, OTHER_COLOUR = 1, 5
 
 
 @pytest.mark.parametrize(
     ("n_steps", "colours_right", "exact", "looked"),
-    [(200, 0.9, 0.0, 0.25), pytest.param(800, 0.99, 0.97, 0.5, marks=pytest.mark.long)],
+    [(200, 0.9, 0.02, 0.25), pytest.param(800, 0.99, 0.97, 0.5, marks=pytest.mark.long)],
 )
 def test_a_captioner_names_what_it_looks_at(n_steps, colours_right, exact, looked):
     model = captioning.learn(seed=0, n_steps=n_steps)

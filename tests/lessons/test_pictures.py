@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from qkv.inspection import record
 from qkv.lessons import captioning, pictures
-from qkv.lessons.scenes import COLOURS, N_ACROSS, PATCH, SEEN, SHAPES, UNSEEN, WORDS, draw_scenes, words_of
+from qkv.lessons.scenes import COLOURS, N_ACROSS, PATCH, SEEN, SHAPES, UNSEEN, WORDS, Scenes, draw_scenes, words_of
+from qkv.models import Seq2Seq
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +19,7 @@ def test_the_caption_says_what_is_there(scenes):
     for picture, caption, inked in zip(scenes.pictures, scenes.captions, scenes.inked, strict=True):
         _, colour, shape, relation, _, other_colour, other_shape = words_of(caption.tolist())
         assert {shape, other_shape} <= set(SHAPES)
-        patches = captioning.Scenes(pictures=picture[None], captions=caption[None], inked=inked[None]).patches[0]
+        patches = Scenes(pictures=picture[None], captions=caption[None], inked=inked[None]).patches[0]
         centres = []
         for named, ink in ((colour, inked[0]), (other_colour, inked[1])):
             apart = (patches[ink].view(-1, 1, 3) - torch.tensor(list(COLOURS.values()))).abs().amax(-1)
@@ -51,7 +53,7 @@ def test_batch_t_is_drawn_from_seed_and_t_alone():
     assert not torch.equal(one.pictures, other.pictures)
 
 
-def test_the_lesson_runs_and_draws(told, monkeypatch, capsys):
+def test_the_lesson_runs_and_draws(told, monkeypatch):
     monkeypatch.setattr(pictures, "N_STEPS", 20)
     monkeypatch.setattr(pictures, "N_ASKED", 23)
     lesson = told("pictures")
@@ -62,9 +64,9 @@ def test_the_lesson_runs_and_draws(told, monkeypatch, capsys):
 
 
 def test_a_hidden_patch_is_never_looked_at():
-    model = captioning.Seq2Seq(captioning.CONFIG).eval()
+    model = Seq2Seq(captioning.CONFIG).eval()
     scenes = draw_scenes(3, chance=np.random.default_rng(5))
-    with captioning.record(model, "decoder.blocks.0.cross.weights") as trace:
+    with record(model, "decoder.blocks.0.cross.weights") as trace:
         captioning.right_words(model, scenes, hidden=scenes.inked[:, 1])
     weights = trace["decoder.blocks.0.cross.weights"].mean((1, 2))
     assert weights[scenes.inked[:, 1]].max() == 0
@@ -73,7 +75,7 @@ def test_a_hidden_patch_is_never_looked_at():
 
 
 def test_the_look_that_chose_a_word_is_of_the_word_before_it():
-    model = captioning.Seq2Seq(captioning.CONFIG).eval()
+    model = Seq2Seq(captioning.CONFIG).eval()
     scenes = draw_scenes(3, chance=np.random.default_rng(5))
     others = scenes.captions.clone()
     others[:, 3] = WORDS.index("a")

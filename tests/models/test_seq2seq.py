@@ -130,9 +130,9 @@ def test_a_patch_that_is_a_one_hot_is_read_as_that_token():
     of_pictures = shaken(PICTURES)
     of_pictures.load_state_dict(of_ids.state_dict())
     source, ids = torch.randint(13, (3, 5)), some_ids(1, 3, 7)
-    hidden = torch.arange(5) < torch.tensor([[5], [2], [3]])
+    is_token = torch.arange(5) < torch.tensor([[5], [2], [3]])
     patches = torch.nn.functional.one_hot(source, 13).double()
-    for marks in (None, hidden):
+    for marks in (None, is_token):
         close(of_pictures(patches, ids, source_is_token=marks), of_ids(source, ids, source_is_token=marks))
 
 
