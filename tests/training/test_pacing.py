@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from qkv.config import TrainingConfig
-from qkv.training import ALONE, Pace, Progress, finish_preparing, open_run
-from qkv.training.choosing import steps_within
+from qkv.training import ALONE, Pace, Progress, choose_recipe, finish_preparing, fit_steps, open_run
 from qkv.training.schedule import learning_rate
 from tests.training.runs import copy_of, curve, go_on, make_ready, trainer_of
 
@@ -17,11 +15,8 @@ class Machine:
     """A run in pretended time: `pace(t)` is what a step takes at time t; a batch of an evaluation, a third of that."""
 
     def __init__(self, pace, *, first):
-        steps = max(20, steps_within(SECONDS / first, n_evaluations=11))
-        every = max(1, steps // 10)
-        warmup = min(100, every)
-        self.config = TrainingConfig(steps=steps, batch_size=1, length=1, warmup_steps=warmup, evaluate_every=every)
-        self.n_batches = max(8, steps // 60)
+        recipe = choose_recipe(["a.txt"], n_bytes=10**6, seconds=SECONDS, rate=5e10)
+        self.config = fit_steps(recipe, seconds=SECONDS, seconds_a_step=first).training
         self.pace, self.time, self.plans = pace, 0.0, []
 
     def run(self):
@@ -34,7 +29,7 @@ class Machine:
             progress = replace(progress, step=progress.step + 1, seconds=progress.seconds + took)
             self.time += took
             if progress.step % self.config.evaluate_every == 0:
-                self.time += took * self.n_batches / 3
+                self.time += took * self.config.evaluate_batches / 3
         return self
 
 
