@@ -12,6 +12,7 @@ from multiprocessing import Pipe
 import pytest
 
 from qkv.errors import InputError
+from qkv.serving.answer import RefusedError
 from qkv.serving.apart import Apart, _Asked, _Worked
 from qkv.serving.explorer import Explorer
 from qkv.serving.shelf import Shelf
@@ -55,7 +56,7 @@ def test_streams_side_by_side_come_whole(apart, folder):
 
 
 def test_a_stream_that_is_refused_says_why(apart):
-    with pytest.raises(Exception, match="no model is open by the name 'none'"):
+    with pytest.raises(RefusedError, match="no model is open by the name 'none'"):
         next(apart.frames("/api/generate", {"model": "none", **STREAM}))
 
 
@@ -81,7 +82,7 @@ def test_a_process_that_was_killed_is_told_of_by_every_answer(folder):
         for path in ("/api/models", "/api/health"):
             answer = own.ask(path, None)
             assert (answer.status, b"has ended" in answer.body) == (503, True)
-        with pytest.raises(Exception, match="has ended"):
+        with pytest.raises(RefusedError, match="has ended"):
             next(stream)
 
 
@@ -105,6 +106,7 @@ def worked():
     yield made, ours
     ours.close()
     thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_who_was_given_up_leaves_the_queue_there_too(worked):
