@@ -111,7 +111,6 @@ FAMILIES = {"gpt": gpt, "bert": bert(), "seq2seq": seq2seq(), "rnn": rnn}
 
 def source_of(config, batch, m):
     """Ids, or the patches of a picture."""
-    d_patch = getattr(config, "d_patch", None)
-    if d_patch is not None:
-        return torch.zeros(batch, m, d_patch, device="meta")
+    if isinstance(config, Seq2SeqConfig) and config.d_patch is not None:
+        return torch.zeros(batch, m, config.d_patch, device="meta")
     return torch.zeros(batch, m, dtype=torch.long, device="meta")
