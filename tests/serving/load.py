@@ -126,7 +126,7 @@ def reaching(address: str) -> dict[str, object]:
     return {"base_url": base, "headers": {"x-qkv-token": token}, "timeout": 180, "verify": False}
 
 
-def run(seconds: float, n_clients: int, models: Models) -> dict[str, object]:
+def run(seconds: float, *, n_clients: int, models: Models) -> dict[str, object]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -164,4 +164,4 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=64)
     given = parser.parse_args()
-    print(json.dumps(run(given.seconds, given.clients, Models()), indent=1))
+    print(json.dumps(run(given.seconds, n_clients=given.clients, models=Models()), indent=1))

@@ -15,7 +15,7 @@ def models(tmp_path_factory):
 
 
 def test_many_clients_get_an_answer_each_and_health_always_does(models):
-    found = run(12, 20, models)
+    found = run(12, n_clients=20, models=models)
     answers = found["answers"]
     assert set(answers) <= {200, 429, 503, "health 200"}
     assert answers[200] > 20

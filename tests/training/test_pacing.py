@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from qkv.training import ALONE, Pace, Progress, choose_recipe, finish_preparing, fit_steps, open_run
+from qkv.training import ALONE, Pace, Progress, choose_recipe, fit_steps, open_run, write_recipe
 from qkv.training.schedule import learning_rate
 from tests.training.runs import copy_of, curve, go_on, make_ready, trainer_of
 
@@ -64,7 +64,7 @@ def moved_run(folder, monkeypatch):
     monkeypatch.setattr(Pace, "_last_step", lambda _self, config, progress: 17 if progress.step == 4 else config.steps)
 
     def keep(plan):
-        finish_preparing(replace(prepared, recipe=prepared.recipe.replace(training=plan)))
+        write_recipe(prepared.run, prepared.recipe.replace(training=plan))
 
     trainer_of(prepared).train(Pace(1.0, keep=keep))
     return prepared
