@@ -58,7 +58,20 @@ def test_a_text_that_is_not_there_is_named_before_anything_is_written(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_can_be_given_a_time(tmp_path):
+def test_a_recipe_can_be_given_a_time_and_then_goes_on_with_a_run_of_its_own_alone(tmp_path):
     write_text(tmp_path / "text.txt")
-    run = qkv.train(recipe(steps=3), tmp_path / "run", minutes=0.01, data=tmp_path, device="cpu")
+    given = {"minutes": 0.01, "data": tmp_path, "device": "cpu"}
+    run = qkv.train(recipe(steps=3), tmp_path / "run", **given)
     assert open_run(run).recipe.training.steps >= 20
+    told = []
+    assert qkv.train(recipe(steps=3), run, **given, report=told.append) == run
+    assert told == []
+    other = recipe(steps=3)
+    other = other.replace(training=other.training.replace(learning_rate=0.5))
+    with pytest.raises(RunError, match="a run of another recipe"):
+        qkv.train(other, run, **given)
+
+
+def test_a_time_that_is_none_is_refused(tmp_path):
+    with pytest.raises(InputError, match="minutes=-1.0 must be more than 0"):
+        qkv.train(recipe(steps=3), tmp_path / "run", minutes=-1.0, data=tmp_path, device="cpu")

@@ -48,7 +48,6 @@ Shared = Annotated[
 GoOn = Annotated[bool, typer.Option("--go-on", help="Where --out holds this run already, go on with it.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")]
 
-USUAL_MINUTES = 5.0
 _ALWAYS = (
     "what",
     "more",
@@ -92,7 +91,7 @@ def train(
     """
     from qkv.cli.together import together
     from qkv.cli.training_run import Beside, dry_run_of, resume_run, start_run
-    from qkv.training import own_recipe, with_steps
+    from qkv.training import USUAL_MINUTES, own_recipe, with_steps
 
     asked = Beside(tensorboard=tensorboard, profile=profile, trace=trace)
     asked.check()
@@ -105,11 +104,13 @@ def train(
             raise InputError("--go-on needs --out, the run's folder")
         if what in _OWN_FILES:
             refuse_others(context, (*_ALWAYS, "steps", *_OWN_FILES[what]), f"means nothing with {what}")
-            files, minutes = [*(text or []), *(pairs or []), *(more or [])], _time(minutes, steps)
+            minutes = _time(minutes, steps)
+            files = [*(text or []), *(pairs or []), *(more or [])]
             choose = _chooser(what, files, is_rnn=rnn, target=target, next_sentence=next_sentence)
             recipe = own_recipe(files, choose, seconds=60 * (minutes or USUAL_MINUTES), device=where)
             recipe = recipe if steps is None else with_steps(recipe, steps)
-            recipe, data = recipe if start is None else _shaped_like(recipe, start), Path()
+            recipe = recipe if start is None else _shaped_like(recipe, start)
+            data = Path()
         else:
             recipe = _from_file(context, what, more or [], start=start)
         if seed is not None:
@@ -152,6 +153,8 @@ def _from_file(context: Context, what: str | None, overrides: list[str], *, star
 
 
 def _time(minutes: float | None, steps: int | None) -> float | None:
+    from qkv.training import USUAL_MINUTES
+
     if minutes is not None and steps is not None:
         raise InputError("--minutes and --steps were both given; choose one")
     return USUAL_MINUTES if minutes is None and steps is None else minutes

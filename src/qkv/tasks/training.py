@@ -4,11 +4,12 @@ from pathlib import Path
 
 from qkv.config import Recipe, load_recipe
 from qkv.data.sources import Progress
-from qkv.errors import RunError
+from qkv.errors import InputError, RunError
 from qkv.models import Model
 from qkv.tasks.devices import find_device
 from qkv.tasks.loading import load_weights
 from qkv.training import (
+    USUAL_MINUTES,
     Pace,
     Prepared,
     build_trainer,
@@ -18,12 +19,10 @@ from qkv.training import (
     open_run,
     own_recipe,
     prepare_run,
+    with_steps,
     write_recipe,
 )
 from qkv.training.trainer import Report
-
-USUAL_MINUTES = 5.0
-"""For a text, whose recipe says no steps."""
 
 
 def train(
@@ -37,16 +36,19 @@ def train(
     `report` gets every line of metrics.jsonl as it comes. Where `out` holds a run of the same it goes on, with the
     numbers of an unbroken one. Ctrl-C stops it after a step, with a checkpoint, and raises nothing.
     """
+    if minutes is not None and minutes <= 0:
+        raise InputError(f"minutes={minutes} must be more than 0")
     where = find_device(device)
-    if isinstance(what, Recipe) or Path(what).suffix == ".toml":
-        recipe = what if isinstance(what, Recipe) else load_recipe(what)
-    else:
+    is_text = not isinstance(what, Recipe) and Path(what).suffix != ".toml"
+    if is_text:
         minutes = USUAL_MINUTES if minutes is None else minutes
         recipe = own_recipe([str(what)], choose_recipe, seconds=60 * minutes, device=where)
+    else:
+        recipe = what if isinstance(what, Recipe) else load_recipe(what)
     seconds = None if minutes is None else 60 * minutes
     pace = None
     if (Path(out) / "recipe.toml").is_file():
-        prepared = _opened(Path(out), recipe, is_timed=seconds is not None)
+        prepared = _opened(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
     else:
         prepared = prepare_run(recipe, Path(out), Path(data), progress=_unseen, seconds=seconds)
         if seconds is not None:
@@ -64,14 +66,24 @@ def _unseen(_label: str) -> Progress:
     return lambda _done, _all: None
 
 
-def _opened(out: Path, recipe: Recipe, *, is_timed: bool) -> Prepared:
-    """`is_timed`: its steps are what fitted, and for a text its shape is, too."""
+def _opened(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> Prepared:
+    """`is_text`: its settings are what suited the time and the machine then; `is_timed`: its steps are what fitted."""
     prepared = open_run(out)
     found = prepared.recipe
-    is_same = (found.family, found.data) == (recipe.family, recipe.data) if is_timed else found == recipe
+    if is_text:
+        is_same = (found.family, found.data) == (recipe.family, recipe.data)
+    elif is_timed:
+        is_same = _with_plain_steps(found, found.training.steps) == _with_plain_steps(recipe, found.training.steps)
+    else:
+        is_same = found == recipe
     if not is_same:
         raise RunError(f"{out}: holds a run of another recipe; go on with it: qkv train --resume {out}")
     return prepared
+
+
+def _with_plain_steps(recipe: Recipe, steps: int) -> Recipe:
+    made = with_steps(recipe, steps)
+    return made.replace(training=made.training.replace(replanned=()))
 
 
 def _first_weights(prepared: Prepared) -> Model | None:

@@ -1,6 +1,7 @@
 """Loss to better weights: losses, optimizers, schedule, the loop, the run folder, evaluation."""
 
 from qkv.training.choosing import (
+    USUAL_MINUTES,
     choose_bert,
     choose_recipe,
     choose_shape,
@@ -32,6 +33,7 @@ from qkv.training.trainer import Trainer
 
 __all__ = [
     "ALONE",
+    "USUAL_MINUTES",
     "Pace",
     "Prepared",
     "Progress",

@@ -23,6 +23,8 @@ CHECKPOINTS = 12
 """Kept of a small model, for `qkv look --view timeline`: about all that `with_steps` lets a run save."""
 FEWEST_STEPS = 20
 """Of a run, however short its time."""
+USUAL_MINUTES = 5.0
+"""For files of one's own, where neither time nor steps are said."""
 
 
 def own_recipe(
