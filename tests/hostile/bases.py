@@ -63,10 +63,6 @@ def _lines(data: bytes, chance: random.Random) -> bytes:
     return data[:at] + bad + data[at:] if chance.random() < 0.7 else changed_bytes(data, chance)
 
 
-def _zipped(data: bytes, chance: random.Random) -> bytes:
-    return changed_bytes(data, chance)
-
-
 MODEL = {"x/config.json": _either, "x/tokenizer_config.json": _either, "x/*.safetensors": changed_safetensors}
 OURS = {**MODEL, "x/tokenizer.json": _either}
 PUBLISHED = {**OURS, "x/generation_config.json": _either, "x/model.safetensors.index.json": _either}
@@ -210,7 +206,7 @@ BASES = {
     "labelled csv": Base(make=_labelled("x.csv"), command=(*JUDGE, "x.csv"), changes={"x.csv": _lines}),
     "labelled jsonl": Base(make=_labelled("x.jsonl"), command=(*JUDGE, "x.jsonl"), changes={"x.jsonl": _lines}),
     "labelled tsv.xz": Base(
-        make=_labelled("x.tsv.xz", lzma.compress), command=(*JUDGE, "x.tsv.xz"), changes={"x.tsv.xz": _zipped}
+        make=_labelled("x.tsv.xz", lzma.compress), command=(*JUDGE, "x.tsv.xz"), changes={"x.tsv.xz": changed_bytes}
     ),
     "pairs": Base(
         make=_pairs, command=("data", "split", "x.tsv", "--dev", "5", "--test", "5", "--out", "new"),
@@ -224,7 +220,7 @@ BASES = {
     "jsonl": Base(make=_text("x.jsonl"), command=("data", "prepare", "x.jsonl", *PREPARE), changes={"x.jsonl": _lines}),
     "text.gz": Base(
         make=_text("x.txt.gz", gzip.compress), command=("data", "prepare", "x.txt.gz", *PREPARE),
-        changes={"x.txt.gz": _zipped},
+        changes={"x.txt.gz": changed_bytes},
     ),
 }  # fmt: skip
 

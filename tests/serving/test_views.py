@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from qkv import inspection
 from qkv.choices import Stack
@@ -255,9 +254,8 @@ def test_a_run_that_was_let_go_is_made_again():
     first, second = (run_of("gpt", text, of=own)["run"] for text in (TEXT, SECOND))
     assert list(own.runs._kept) == [second]
     found = asked("/api/attention", {"run": first, "layer": 0}, of=own)
-    np.testing.assert_array_equal(
-        found["weights"], asked("/api/attention", {"run": run_of("gpt")["run"], "layer": 0})["weights"]
-    )
+    expected = asked("/api/attention", {"run": run_of("gpt")["run"], "layer": 0})
+    np.testing.assert_array_equal(found["weights"], expected["weights"])
 
 
 def test_what_is_kept_is_counted_in_bytes():
@@ -268,10 +266,9 @@ def test_what_is_kept_is_counted_in_bytes():
     assert run.n_bytes > logits.numel() * logits.element_size()
     # A change keeps what really passed, scores and weights, which cannot be computed again.
     run_of("gpt", interventions=[{"kind": "patch", "tap": "blocks.0.attention.weights", "text": TEXT}], of=own)
-    changed = own.runs._kept.popitem()[1]
-    n = len(run.reading.own.ids)
+    changed, n = own.runs._kept.popitem()[1], len(run.reading.own.ids)
     assert changed.n_bytes - run.n_bytes == 2 * 5 * n * n * 4
-    assert not torch.is_grad_enabled() or logits.grad_fn is None
+    assert logits.grad_fn is None
 
 
 NOWHERE = [
