@@ -73,5 +73,5 @@ def test_a_recipe_can_be_given_a_time_and_then_goes_on_with_a_run_of_its_own_alo
 
 
 def test_a_time_that_is_none_is_refused(tmp_path):
-    with pytest.raises(InputError, match="minutes=-1.0 must be more than 0"):
+    with pytest.raises(InputError, match=r"minutes=-1\.0 must be more than 0"):
         qkv.train(recipe(steps=3), tmp_path / "run", minutes=-1.0, data=tmp_path, device="cpu")
