@@ -35,6 +35,12 @@ def test_pieces_joined_are_the_text_up_to_the_first_stop_string(text, stops, dat
     assert (shown, stopping.is_stopped) == (expected, is_stopped)
 
 
+def test_of_two_that_overlap_the_one_that_is_complete_first_counts():
+    for pieces in (["aba"], ["a", "ba"], ["ab", "a"]):
+        stopping = StopStrings(["b", "aba"])
+        assert "".join(stopping.feed(piece) for piece in pieces if not stopping.is_stopped) == "a"
+
+
 @given(letters, strings)
 @example("aab", ["aab"])
 def test_what_is_shown_is_never_taken_back(text, stops):

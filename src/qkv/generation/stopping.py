@@ -33,10 +33,11 @@ class StopStrings:
     def feed(self, piece: str) -> str:
         """What to show of the text so far unseen; a stop string itself is never shown."""
         self._held += piece
-        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
+        found = [(at + len(string), at) for string in self._strings if (at := self._held.find(string)) >= 0]
         if found:
+            # The one that is complete first, as if letters came one by one: how the text is parted changes nothing.
             self.is_stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(found)[1]], ""
             return shown
         n_kept = max((self._n_begun(string) for string in self._strings), default=0)
         cut = len(self._held) - n_kept
