@@ -10,6 +10,7 @@ import torch
 from qkv.data import prepare_store
 from qkv.tasks import load
 from tests.tasks.small import saved, small_task
+from tests.training.runs import recipe
 
 
 @pytest.fixture
@@ -166,6 +167,8 @@ def test_a_model_that_has_seen_no_document_begin_wants_the_first_words(command, 
     expected = f"qkv: error: {run}: was trained on 1 document and has seen none begin; give it the first words\n"
     assert (answer.status, answer.err) == ((2, expected) if n_documents == 1 else (0, ""))
     assert command(run, "the", "-n", 3).status == 0
+    (run / "recipe.toml").write_text(recipe(steps=3).replace(start_from="another").as_toml())
+    assert command(run, "", "-n", 3).status == 0
 
 
 def test_help_has_an_example(command):

@@ -148,11 +148,16 @@ def generate(
 
 
 def _check_beginning(model: str) -> None:
-    """An empty prompt is the token between two documents: who has read one alone has not seen what follows it."""
+    """An empty prompt is the token between two documents: who has read one alone has not seen what follows it.
+
+    A run that began with another model's weights may know it from there.
+    """
+    from qkv.config import load_recipe
     from qkv.data import TokenStore
 
-    store = Path(model) / "data" / "train"
-    if store.is_dir() and TokenStore.open(store).n_documents == 1:
+    store, recipe = Path(model) / "data" / "train", Path(model) / "recipe.toml"
+    has_begun_elsewhere = recipe.is_file() and load_recipe(recipe).start_from is not None
+    if not has_begun_elsewhere and store.is_dir() and TokenStore.open(store).n_documents == 1:
         raise InputError(f"{model}: was trained on 1 document and has seen none begin; give it the first words")
 
 
