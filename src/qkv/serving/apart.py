@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from qkv.errors import InputError, QKVError
 from qkv.serving.answer import Answer, RefusedError, guarded
-from qkv.serving.turns import POLL, for_client, is_given_up
+from qkv.serving.turns import N_THREADS, POLL, for_client, is_given_up
 
 if TYPE_CHECKING:
     from qkv.serving.explorer import Explorer
 
-N_LINES = 8
-"""Requests that are worked at at once; most of them wait for a model's lock, and torch has threads of its own."""
 GRACE = 5.0
 """Seconds for the process to end."""
 ARENA_MAX, N_HEAPS = -8, 2
@@ -43,7 +41,7 @@ class Apart:
     def __init__(self, models: Sequence[str] = ()) -> None:
         """A model that cannot be read is an error here, as it is for a `Shelf`."""
         start = get_context("spawn")
-        pipes = [start.Pipe() for _ in range(1 + N_LINES)]
+        pipes = [start.Pipe() for _ in range(1 + N_THREADS)]
         (self._control, *ours), (control, *theirs) = zip(*pipes, strict=True)
         self._numbers = count()
         # A stream is given up where it is let go, which may be in the midst of giving up another.

@@ -21,13 +21,11 @@ from qkv.errors import QKVError
 from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, Answering, RefusedError, guarded, refusal
 from qkv.serving.guard import Guard, refused
 from qkv.serving.single_file import PAGE, index
-from qkv.serving.turns import POLL, for_client
+from qkv.serving.turns import N_THREADS, POLL, for_client
 from qkv.serving.wire import counted, frame_of
 
 MOST_BODY = 2**20
 MOST_AT_ONCE = 32
-N_THREADS = 8
-"""Most of them wait for a model's lock; torch has threads of its own."""
 SECONDS, STREAM_SECONDS = 120.0, 600.0
 BODY_SECONDS = 20.0
 """For the body to arrive: who sends it byte by byte is not waited for."""

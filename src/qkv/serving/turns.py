@@ -8,6 +8,8 @@ from types import TracebackType
 
 from qkv.serving.answer import RefusedError
 
+N_THREADS = 8
+"""Requests that are worked at at once; most of them wait for a model's lock, and torch has threads of its own."""
 POLL = 0.2
 """Seconds after which a request that was given up is noticed in the queue."""
 _given_up: ContextVar[Event | None] = ContextVar("given_up", default=None)
