@@ -76,8 +76,8 @@ def prepare(
         say(f"{out}: going on with an unfinished store")
     kind = TokenizerKind.WORDPIECE if sentences and tokenizer is None and kind is None else kind
     chosen = _tokenizer(files, out, tokenizer, size=size, kind=kind, field=field)
-    prepare = prepare_sentences if sentences else prepare_store
-    store = _timed(partial(prepare, files, out, tokenizer=chosen, field=field, n_workers=workers))
+    make = prepare_sentences if sentences else prepare_store
+    store = _timed(partial(make, files, out, tokenizer=chosen, field=field, n_workers=workers))
     _print_store(store, as_json=as_json)
 
 

@@ -196,9 +196,9 @@ def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", asked: Be
         from qkv.cli.training_progress import TrainingProgress, draw_curves, say_result, say_where
         from qkv.training import write_recipe
 
-        def keep(plan: "TrainingConfig") -> None:
-            write_recipe(prepared.run, recipe.replace(training=plan))
-            progress.replan(plan.steps)
+        def keep(training: "TrainingConfig") -> None:
+            write_recipe(prepared.run, recipe.replace(training=training))
+            progress.replan(training.steps)
 
         progress = TrainingProgress(plan)
         trainer = _trainer(prepared, device, ranks, progress.report)

@@ -134,7 +134,10 @@ class Int8Product:
 
     def onto(self, stream: Tensor, x: Tensor) -> None:
         found, size = self._linear.raw(x)
-        stream.add_(found) if size is None else stream.addcmul_(found, size)
+        if size is None:
+            stream.add_(found)
+        else:
+            stream.addcmul_(found, size)
         if self._linear.bias is not None:
             stream.add_(self._linear.bias)
 
