@@ -137,6 +137,7 @@ class KVCache:
 
     @property
     def layers(self) -> list[LayerCache]:
+        """Made when asked for: kept here, they would hold the cache that holds them."""
         return [LayerCache(self, number) for number in range(self.keys.shape[0])]
 
     @property
