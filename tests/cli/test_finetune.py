@@ -45,6 +45,11 @@ def test_several_models_and_seeds_give_one_table(command, folder):
     assert (folder / "compared" / "wide" / "seed-1" / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_few_rows_to_judge_by_are_remarked_on_once(command):
+    answer = command("finetune", "small", "wide", "--data", "train.tsv", "--out", "few", "--rows", 60, *QUICK)
+    assert answer.err.count("9 rows to judge by are few, below 30") == 1
+
+
 def test_a_run_is_a_model_that_classifies(command, folder):
     answer = command("finetune", "small", "--data", "train.tsv", "--out", "run", "--json", "--rows", 60, *QUICK)
     assert answer.status == 0, answer.err

@@ -180,7 +180,7 @@ def _seeds(
 
     material = Material.gather(start.model, start.tokenizer, task, settings, say=of_model)
     judged = task.evaluation
-    if len(judged.texts) < FEW:
+    if len(judged.texts) < FEW and name == settings.models[0]:  # the same for all of them: said once
         say(f"{judged.name}: {len(judged.texts)} rows to judge by are few, below {FEW}: the scores will say little")
     seeds = range(settings.seed, settings.seed + settings.seeds)
     folders = [folder if settings.seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
