@@ -30,5 +30,7 @@ def test_weights_that_do_not_fit_are_refused():
         looks(n_patches=7, n_across=2)
     with pytest.raises(ShapeError, match="the weights are 3×6; there are 2 words, and 3 patches side by side"):
         PictureLooks(picture=torch.rand(10, 15, 3), words=["a", "b"], weights=torch.rand(3, 6), n_across=3)
+    with pytest.raises(ShapeError, match="the weights are 0×6; there are 0 words"):
+        looks(0)
     with pytest.raises(ShapeError, match="0 pictures were given"):
         over_pictures()

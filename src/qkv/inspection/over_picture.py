@@ -30,7 +30,7 @@ class PictureLooks:
 
     def __post_init__(self) -> None:
         n_words, n_patches = self.weights.shape
-        if n_words != len(self.words) or n_patches % self.n_across:
+        if n_words != len(self.words) or not n_words or n_patches % self.n_across:
             raise ShapeError(
                 f"the weights are {n_words}×{n_patches}; there are {len(self.words)} words, "
                 f"and {self.n_across} patches side by side"
