@@ -47,7 +47,7 @@ def rows_of(lengths: Sequence[int]) -> Iterator[list[int]]:
 class PackedReader:
     """A model's states of texts that it reads in one row.
 
-    `compiled`: by one graph for each of a few sizes. Each takes many seconds to be made, once; then it is faster.
+    `compiled`: by one graph for each size that comes. Each takes many seconds to be made, once; then it is faster.
     """
 
     def __init__(self, model: BERT, *, compiled: bool = False) -> None:
@@ -71,8 +71,8 @@ class PackedReader:
         place = np.arange(n) - np.repeat(edges[:n_texts] - np.arange(n_texts) * longest, lengths)
         row, starts = self._sent(_filled(ids, n, size)[None]), self._sent(edges)
         parts = None if segments is None else self._sent(_filled(segments, n, size)[None])
-        # Of sizes there are few, but more than the 8 after which torch would go on without compiling.
-        with torch._dynamo.config.patch(recompile_limit=64) if self.compiled else nullcontext():  # noqa: SLF001
+        # Powers of two of tokens, texts and the longest text: over a hundred may come; torch fails at the ninth.
+        with torch._dynamo.config.patch(recompile_limit=256) if self.compiled else nullcontext():  # noqa: SLF001
             found = self._run(row, parts, starts, most)
         table = found.new_zeros(n_texts * longest, found.shape[-1])
         return table.index_copy_(0, self._sent(place), found[:n]).view(n_texts, longest, -1)
