@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 # torch's threads wait for each other by spinning, for milliseconds if left alone: where other programs want the cores
 # too, a small training step then takes 10 to 30 times as long. 2,000 turns (about 0.1 ms) outlast the usual gap between
-# two products: a quiet machine loses 2 to 4 % of a training step. torch reads this when it is loaded, so it comes before.
+# two products: a quiet machine loses 2 to 4 % of a training step. torch reads this when it is loaded, so it is here.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
