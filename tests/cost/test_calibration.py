@@ -70,7 +70,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     [
         ("{", r"c.json: is not JSON"),
         ("[1]", r"c.json: holds a list, not a calibration"),
-        ('{"device": "x"}', r"c.json: Calibration: kind is missing"),
+        ('{"device": "x"}', r"c.json: kind is missing"),
     ],
 )
 def test_a_bad_file_is_named_in_one_line(tmp_path, text, message):

@@ -111,13 +111,16 @@ def bert_configs(draw, positions: PositionKind | None = None) -> BERTConfig:
 @st.composite
 def seq2seq_configs(draw, positions: PositionKind | None = None) -> Seq2SeqConfig:
     shared = draw(transformer_settings(positions))
-    share_embeddings = draw(st.booleans())
+    d_patch = draw(st.none() | st.integers(1, 7))
+    share_embeddings = d_patch is None and draw(st.booleans())
+    has_one_size = share_embeddings or d_patch is not None
     return Seq2SeqConfig(
         **shared,
         n_encoder_layers=draw(st.integers(1, 2)),
         n_decoder_layers=draw(st.integers(1, 3)),
         share_embeddings=share_embeddings,
-        source_vocabulary_size=shared["vocabulary_size"] if share_embeddings else draw(st.integers(2, 17)),
+        source_vocabulary_size=shared["vocabulary_size"] if has_one_size else draw(st.integers(2, 17)),
+        d_patch=d_patch,
     )
 
 

@@ -68,18 +68,18 @@ def bert(
 def seq2seq(
     s: Settings,
     w: Weights,
-    source_ids: Array,
+    given: Array,
     ids: Array,
     *,
     source_is_token: Array | None = None,
     is_token: Array | None = None,
 ):
-    """Logits of the target, (batch, position, vocabulary)."""
+    """Logits of the target, (batch, position, vocabulary). `given`: the source's ids, or its patches' numbers."""
     rows = []
     for b in range(len(ids)):
-        real, n = _row(source_is_token, b), len(source_ids[b])
+        real, n = _row(source_is_token, b), len(given[b])
         places = _places(n, real, None)
-        x = _embed(s, w, "encoder.embedding", source_ids[b], places)
+        x = _embed(s, w, "encoder.embedding", given[b], places)
         visible = _visible(places, causal=False, window=s["window"], real=real)
         source = _stack(s, w, "encoder.", x, visible=visible, places=places, is_bidirectional=True)
         source_real = np.ones(n, bool) if real is None else real
@@ -127,8 +127,8 @@ def _visible(places: list[int], *, causal: bool, window: int | None, real: Array
 
 
 def _embed(s: Settings, w: Weights, name: str, ids: Array, places: list[int], segments: Array | None = None):
-    d = s["d_model"]
-    x = w[f"{name}.token.weight"][ids]
+    d, table = s["d_model"], w[f"{name}.token.weight"]
+    x = table[ids] if ids.ndim == 1 else ids @ table
     if s["scale_embedding"]:
         x = x * math.sqrt(d)
     if segments is not None:

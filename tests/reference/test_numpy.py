@@ -127,18 +127,21 @@ def check_seq2seq(config: Seq2SeqConfig, seed: int, kernel: Kernel) -> None:
     rng = np.random.default_rng(seed)
     model = with_random_weights(Seq2Seq(config), rng)
     batch, n_source = drawn_shape(rng)
-    source_ids = rng.integers(config.source_vocabulary_size, size=(batch, n_source))
+    if config.d_patch is None:
+        given_source = rng.integers(config.source_vocabulary_size, size=(batch, n_source))
+    else:
+        given_source = rng.normal(size=(batch, n_source, config.d_patch))
     ids = rng.integers(config.vocabulary_size, size=(batch, int(rng.integers(1, CONTEXT_LENGTH + 1))))
     masks = {}
     if rng.random() < 0.6:
-        masks["source_is_token"] = random_padding(rng, source_ids.shape, at_least=0)
+        masks["source_is_token"] = random_padding(rng, (batch, n_source), at_least=0)
     if rng.random() < 0.4:
         masks["is_token"] = random_padding(rng, ids.shape, at_least=0)
     weights = Watched(arrays(model), tied=tied_names(model))
-    expected = numpy_models.seq2seq(config.model_dump(), weights, source_ids, ids, **masks)
+    expected = numpy_models.seq2seq(config.model_dump(), weights, given_source, ids, **masks)
     assert not weights.unread
     with using(model, kernel):
-        got = model(torch.from_numpy(source_ids), torch.from_numpy(ids), **as_tensors(masks))
+        got = model(torch.from_numpy(given_source), torch.from_numpy(ids), **as_tensors(masks))
     assert_agree(got, expected, masks.get("is_token"))
 
 
