@@ -240,7 +240,8 @@ def _timeline(asked: Asked, text: str) -> "View":
     if not steps:
         raise InputError(f"{asked.model}: holds no checkpoints; --view timeline needs the folder of a run")
     if len(steps) < FEW_POINTS:
-        say(f"{asked.model}: {len(steps)} checkpoints are left to look at; a recipe's training.keep says how many stay")
+        left = "1 checkpoint is" if len(steps) == 1 else f"{len(steps)} checkpoints are"
+        say(f"{asked.model}: {left} left to look at; a recipe's training.keep says how many stay")
     return timeline(((step, load(run.folder(step))) for step in steps), text, asked.target, stack=asked.stack)
 
 
