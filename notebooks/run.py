@@ -76,6 +76,10 @@ def _with_our_commands() -> str:
 def main(names: list[str]) -> None:
     paths = [HERE / name for name in names] or sorted(HERE.glob("*.ipynb"))
     for path in paths:
+        if not path.is_file():
+            known = ", ".join(sorted(one.name for one in HERE.glob("*.ipynb")))
+            sys.exit(f"there is no notebook {path.name}; there are {known}")
+    for path in paths:
         before = time.perf_counter()
         nbformat.write(executed(path), path)
         took = time.perf_counter() - before

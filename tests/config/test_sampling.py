@@ -30,6 +30,7 @@ def test_sampling_that_cannot_be_is_refused(settings, message):
     ("settings", "message"),
     [
         ({"n_beams": 0}, "n_beams=0: input should be greater than or equal to 1"),
+        ({"n_beams": 100_000}, "n_beams=100000: input should be less than or equal to 1024"),
         ({"n_beams": 2, "n_best": 3}, "n_best=3 must be at most n_beams=2"),
         ({"n_beams": 2, "length_penalty": float("inf")}, "length_penalty=inf: input should be a finite number"),
         ({}, "n_beams is missing"),

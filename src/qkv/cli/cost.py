@@ -94,7 +94,7 @@ def of(
     target = None if device is None else find_device(device)
     settings = {"mode": mode, "dtype": dtype, "kernel": kernel}
     sizes = {"batch": batch, "length": length, "source_length": source, "new": new}
-    sizes = {name: count(size, name) for name, size in sizes.items() if size is not None}
+    sizes = {name: count(size, name.removesuffix("_length")) for name, size in sizes.items() if size is not None}
     work = _work(config, settings, sizes, device=target)
     estimate = estimate_of(config, work)
     here = _here() if measure else None

@@ -29,8 +29,8 @@ class SamplingConfig(Config):
 class BeamConfig(Config):
     """Search instead of chance: the likeliest text that a few running guesses can find."""
 
-    n_beams: Count
-    """Running guesses; 1 is greedy."""
+    n_beams: int = Field(ge=1, le=1024)
+    """Running guesses; 1 is greedy. Each has a cache: more than these help no text, and fill a machine's memory."""
     n_best: Count = 1
     """How many texts to give back."""
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
