@@ -120,7 +120,7 @@ def _stream(view: StreamView, title: str) -> "Figure":
     heads = [f"head {head}" for head in range(view.head_writes.shape[1])]
     maps.append(HeatMap(
         matrix=view.head_writes.mean(-1).flip(0), rows=layers[::-1], columns=heads,
-        title="what each head of self-attention writes, mean of all tokens", row_axis="", column_axis="",
+        title="what each head of self-attention writes\n(mean of all tokens)", row_axis="", column_axis="",
     ))  # fmt: skip
     in_a_row = 1 if len(view.positions) > 24 else 2
     return heat_maps(*maps, title=_joined(title, f"{view.stack}: lengths of vectors"), in_a_row=in_a_row)
