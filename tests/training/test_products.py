@@ -86,7 +86,7 @@ def test_frozen_weights_get_no_gradient() -> None:
 def test_training_goes_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[torch.Size]) -> None:
     usual = losses(tmp_path / "usual")
     assert not counted
-    monkeypatch.setattr(products, "LEAST", 1)
+    monkeypatch.setattr(products, "SMALL", 1)
     quick = losses(tmp_path / "quick")
     assert len(counted) == 3 * (2 * 6 + 1)
     assert quick == pytest.approx(usual, abs=1e-5)
@@ -94,14 +94,14 @@ def test_training_goes_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_activations_can_be_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = losses(tmp_path / "usual")
-    monkeypatch.setattr(products, "LEAST", 1)
+    monkeypatch.setattr(products, "SMALL", 1)
     assert losses(tmp_path / "again", recomputes=True) == pytest.approx(usual, abs=1e-5)
 
 
 def test_small_matrices_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[torch.Size]
 ) -> None:
-    monkeypatch.setattr(products, "LEAST", 61 * 20)
+    monkeypatch.setattr(products, "SMALL", 61 * 20)
     losses(tmp_path)
     assert set(counted) == {torch.Size((61, 20)), torch.Size((80, 20)), torch.Size((20, 80))}
 
@@ -117,7 +117,7 @@ def test_what_is_compiled_or_no_gpt_keeps_its_objective() -> None:
 
 
 def test_modules_are_as_before_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "LEAST", 1)
+    monkeypatch.setattr(products, "SMALL", 1)
     model = gpt()
 
     def fail(_: object) -> None:

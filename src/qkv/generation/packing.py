@@ -150,6 +150,21 @@ class _Prepared:
     """The weights, so that no others can come to lie where these did and pass for them."""
 
 
+@contextmanager
+def multiplying(
+    modules: Sequence[nn.Linear | Unembedding], forward_of: Callable[[nn.Linear | Unembedding], Callable[..., Tensor]]
+) -> Iterator[None]:
+    """Inside, each module multiplies in the way that `forward_of` gives for it."""
+    try:
+        for module in modules:
+            module.__dict__["forward"] = forward_of(module)
+        yield
+    finally:
+        for module in modules:
+            # Another thread may have been here meanwhile and taken it away: the usual product is as right.
+            module.__dict__.pop("forward", None)
+
+
 class Packing:
     """Prepared copies of a model's weights; made at the first use, and anew where one has changed.
 
@@ -174,15 +189,8 @@ class Packing:
 
         Only for float32 on a CPU; elsewhere nothing changes.
         """
-        changed = [one for one in self._modules if _can_pack(one.weight) and not _in_int8(one)]
-        try:
-            for module in changed:
-                module.__dict__["forward"] = self._forward(module)
+        with multiplying([one for one in self._modules if _can_pack(one.weight) and not _in_int8(one)], self._forward):
             yield
-        finally:
-            for module in changed:
-                # Another thread may have been here meanwhile and taken it away: the usual product is as right.
-                module.__dict__.pop("forward", None)
 
     def product(self, *modules: nn.Linear | Unembedding | Int8Linear, first: float = 1.0) -> Product | Int8Product:
         """x times the weights of these modules, one after another: their results side by side.

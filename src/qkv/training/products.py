@@ -4,20 +4,17 @@ It is a tenth faster than the product that torch itself takes for float32 (MKL's
 millisecond slower when it meets a shape for the first time: so it is for GPTs, whose windows all have one length.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from qkv.config import TrainingConfig
+from qkv.generation.packing import SMALL, multiplying
 from qkv.models import GPT
 from qkv.nn import Unembedding
 from qkv.training.objectives import Objective, Outcome, is_mixed
-
-LEAST = 2**17
-"""Numbers in a matrix below which preparing oneDNN's call costs more than the call saves."""
 
 
 def with_quick_products(model: nn.Module, objective: Objective, config: TrainingConfig) -> Objective:
@@ -27,10 +24,10 @@ def with_quick_products(model: nn.Module, objective: Objective, config: Training
     is_other = config.compiled or config.checkpoint_activations or is_mixed(config.precision, parameters[0].device)
     if is_other or not (isinstance(model, GPT) and _has_onednn() and all(map(_is_usual, parameters))):
         return objective
-    large = [part for part in model.modules() if _is_product(part) and part.weight.numel() >= LEAST]
+    large = [part for part in model.modules() if _is_product(part) and part.weight.numel() >= SMALL]
 
     def by_onednn(batch: Any) -> Outcome:  # noqa: ANN401 - one family's batch
-        with _multiplying_by_onednn(large):
+        with multiplying(large, _forward):
             return objective(batch)
 
     return by_onednn
@@ -62,17 +59,6 @@ class _Product(torch.autograd.Function):
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")  # noqa: SLF001 - as torch.compile does
-
-
-@contextmanager
-def _multiplying_by_onednn(parts: Sequence[nn.Linear | Unembedding]) -> Iterator[None]:
-    try:
-        for part in parts:
-            part.__dict__["forward"] = _forward(part)
-        yield
-    finally:
-        for part in parts:
-            part.__dict__.pop("forward", None)
 
 
 def _forward(part: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
