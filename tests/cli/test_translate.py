@@ -2,10 +2,14 @@
 
 import json
 import shutil
+from copy import deepcopy
 from functools import partial
 
 import pytest
+import torch
 
+from qkv.choices import Role
+from qkv.tasks import Translator
 from tests.tasks.small_translator import backwards, saved, small_translator
 
 
@@ -28,6 +32,19 @@ def test_lines_in_lines_out_blank_ones_too(command, folder):
 def test_a_blank_line_is_blank_whatever_is_asked(command, folder, option):
     lines = command("translate", folder, "uno", " ", "dos", *option).out.splitlines()
     assert [line for line in lines if "\t" not in line] == [""]
+
+
+def test_where_the_model_writes_nothing_it_is_said_for_which_line(command, tmp_path):
+    task = small_translator()
+    model, end = deepcopy(task.model), task.tokenizer.id_of(Role.END)
+    last = model.decoder.blocks[-1].feedforward_norm
+    with torch.no_grad():  # whatever it reads, it ends at once
+        last.weight.zero_()
+        last.bias.copy_(99 * model.unembedding.weight[end])
+    silent = saved(Translator(model, task.tokenizer), tmp_path / "silent")
+    answer = command("translate", silent, stdin="-\n\nuno\n")
+    assert (answer.status, answer.out) == (0, "-\n\n\n")
+    assert answer.err == "qkv: line 3: the model wrote nothing for 'uno'\n"
 
 
 def test_alignment_follows_a_tab(command, folder):

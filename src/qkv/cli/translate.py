@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,13 +126,16 @@ def _translate(
     from qkv.cli.texts import LINES_AT_ONCE
 
     is_cut = task.knows_too_long and shown.is_plain if shown.split is None else shown.split
+    numbers = count(1)
     while some := list(islice(texts, LINES_AT_ONCE)):
         pieces = [task.cut(text) if is_cut else [text] for text in some]
         done = iter(translations([piece for own in pieces for piece in own]))
         for text, own in zip(some, pieces, strict=True):
             if shown.split is None and task.knows_too_long and len(own) < (n := len(task.cut(text))):
                 say(f"translated as one, which goes worse than in {n} parts (as plain output is): {text[:60]!r}")
-            _show(text, [next(done) for _ in own], shown)
+            one = [next(done) for _ in own]
+            _remark(next(numbers), one)
+            _show(text, one, shown)
 
 
 def read_glossary(path: Path) -> dict[str, str]:
@@ -145,15 +148,23 @@ def read_glossary(path: Path) -> dict[str, str]:
     return dict(pairs)
 
 
+def _remark(line: int, done: "list[Translation]") -> None:
+    """What a reader of the results alone would not see."""
+    from qkv.cli.progress import say
+    from qkv.generation import Ended
+
+    for one in done:
+        if one.found[0].ended is not Ended.STOP:
+            say(f"cut off after {len(one.found[0].ids)} tokens, at its limit: {one.source[:60]!r}")
+        if one.source_ids and not one.text:
+            say(f"line {line}: the model wrote nothing for {one.source[:60]!r}")
+
+
 def _show(text: str, done: "list[Translation]", shown: Shown) -> None:
     from qkv.cli.progress import say
     from qkv.cli.texts import is_blank
-    from qkv.generation import Ended
 
     first = done[0]
-    for one in done:
-        if one.found[0].ended is not Ended.STOP:
-            say(f"cut off after {len(one.found[0].ids)} tokens, at its limit: {text[:60]!r}")
     if shown.as_json:
         print(json.dumps(_as_dict(text, first), ensure_ascii=False))
     elif is_blank(text):
