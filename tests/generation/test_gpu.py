@@ -9,7 +9,7 @@ import torch
 
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig, SamplingConfig
-from qkv.generation import generate, gpu, gpu_step
+from qkv.generation import generate, gpu, gpu_forward, gpu_step
 from qkv.generation.packing import packing_of
 from qkv.models import GPT
 
@@ -36,8 +36,11 @@ LLAMA = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(gpu_step, "KEYS", 16)
-    monkeypatch.setattr(gpu_step, "PROGRAMS", 4)
+    monkeypatch.setattr(gpu_forward, "KEYS", 16)
+    monkeypatch.setattr(gpu_forward, "PROGRAMS", 4)
+    monkeypatch.setattr(gpu_forward, "HIDDEN_READ", 4096)
+    monkeypatch.setattr(gpu_forward, "HIDDEN_PROGRAMS", 7)
+    monkeypatch.setattr(gpu_forward, "HEADS_READ", 1024)
     monkeypatch.setattr(gpu_step, "VOCABULARY_BLOCK", 64)
 
 
@@ -55,11 +58,11 @@ def by_kernels(monkeypatch):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("changed", [{}, LLAMA, {"activation": Activation.GELU, "final_norm": False}], ids=str)
 def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits, monkeypatch):
-    monkeypatch.setattr(gpu_step, "_splits", lambda *_: n_splits)
+    monkeypatch.setattr(gpu_forward, "_splits", lambda *_: n_splits)
     model = small(**changed)
     prompts = torch.randint(157, (rows, 37), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
-        step = gpu_step.GPUStep(model, gpu_step.Laid(model), batch=rows, capacity=64)
+        step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=rows, capacity=64)
         cache = model.new_cache(batch=rows)
         model(prompts, cache=step.cache)
         ids = model(prompts, cache=cache)[:, -1].argmax(-1)
@@ -68,6 +71,21 @@ def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits
             wanted = model(ids[:, None], cache=cache)[:, 0]
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
             ids = wanted.argmax(-1)
+
+
+@pytest.mark.long
+@pytest.mark.compiled
+@has_triton
+@pytest.mark.parametrize("place", ["embedding.token", "blocks.0.attention.output", "blocks.1.feedforward.contract"])
+@pytest.mark.parametrize("factor", [1e12, float("nan")])
+def test_a_row_whose_sums_no_whole_number_can_hold_is_no_number(place, factor):
+    model = small()
+    step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=1, capacity=64)
+    with torch.inference_mode():
+        assert step.logits_after(torch.tensor([5]), torch.tensor([0])).isfinite().all()
+        model.get_submodule(place).weight.mul_(factor)
+        step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=1, capacity=64)
+        assert step.logits_after(torch.tensor([5]), torch.tensor([0])).isnan().all()
 
 
 @pytest.mark.long
@@ -128,7 +146,7 @@ def test_a_step_is_kept_until_a_weight_changes():
 
 def test_one_recording_does_for_every_seed(monkeypatch):
     model, recorded = small(), set()
-    step = gpu_step.GPUStep(model, gpu_step.Laid(model), batch=1, capacity=64)
+    step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=1, capacity=64)
     monkeypatch.setattr(step, "_replay", lambda key, _: recorded.add(key))
     for temperature, seed in ((0.5, 3), (0.5, 5), (0.7, 5)):
         step.write(2, SamplingConfig(temperature=temperature, seed=seed))

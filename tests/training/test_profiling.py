@@ -72,7 +72,7 @@ def test_the_bound_of_products_is_their_flops_at_the_measured_rate():
     assert measure_rates(CPU, Precision.FLOAT32).memory > 1e8
 
 
-@pytest.mark.parametrize("file", ["generation/gpu_kernels.py", "training/loss_kernel.py"])
+@pytest.mark.parametrize("file", ["generation/gpu_kernels.py", "generation/gpu_row_kernels.py", "training/loss_kernel.py"])
 def test_each_kernel_of_ours_has_a_kind(file):
     tree = ast.parse((Path(qkv.__file__).parent / file).read_text())
     names = [

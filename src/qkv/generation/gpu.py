@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from qkv.choices import HeadLayout, Kernel, NormPosition
 from qkv.config import SamplingConfig
-from qkv.generation.gpu_step import AT_ONCE, GPUStep, Laid
+from qkv.generation.gpu_forward import Laid
+from qkv.generation.gpu_step import AT_ONCE, GPUStep
 from qkv.generation.text import Text
 from qkv.models import GPT
 from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, Rotary, is_looked_at

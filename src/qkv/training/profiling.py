@@ -33,12 +33,13 @@ _DATA = "qkv: data"
 _NAMES = {
     WorkKind.DATA: rf"^{_DATA}",
     WorkKind.OPTIMIZER: r"^Optimizer\.|foreach|multi_tensor|adam",
-    WorkKind.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa|^look_back|^merge",
+    WorkKind.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa|^look_back|^merge|^give_heads",
     WorkKind.PRODUCTS: (
-        r"mm\b|mm_|addmm|bmm|linear|matmul|gemm|gemv|cutlass|nvjet|splitk|mv\b|dot\b|gru|lstm|^one_row|^many_rows"
+        r"mm\b|mm_|addmm|bmm|linear|matmul|gemm|gemv|cutlass|nvjet|splitk|mv\b|dot\b|gru|lstm"
+        r"|^project|^feed_forward|^many_rows"
     ),
     WorkKind.NORM: r"norm",
-    WorkKind.EMBEDDING: r"embedding|index_select|indexselect|^embed$",
+    WorkKind.EMBEDDING: r"embedding|index_select|indexselect|^embed(_row)?$",
     WorkKind.LOSS: (
         r"softmax|nll|cross_entropy|searchsorted|cumsum|topk|sort|argmax|scan|gather|scalar|::item|isfinite"
         r"|^best_of_blocks|^take_best|^loss_row"
