@@ -107,6 +107,12 @@ def test_a_config_of_an_unknown_family_is_refused(folder):
         load_model(folder)
 
 
+def test_a_published_config_that_lacks_a_key_is_told_the_file_and_the_key(folder):
+    change(folder, n_layer=None)
+    with pytest.raises(ConfigError, match=r"model/config\.json: gpt: n_layer is missing$"):
+        load_model(folder)
+
+
 def test_our_own_config_of_an_unknown_family_is_refused(folder):
     (folder / "config.json").write_text('{"family": "gtp"}')
     with pytest.raises(ConfigError, match=r"unknown family 'gtp'; .*did you mean 'gpt'"):

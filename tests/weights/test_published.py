@@ -105,11 +105,12 @@ REFUSED = [
     ({**GPT2, "activation_function": "mish"}, "activation_function='mish' is not supported; known: relu, gelu"),
     ({**GPT2, "n_heads": 12}, "unknown setting n_heads=12 in the published config; did you mean 'n_head'"),
     ({**GPT2, "quantization_config": {"bits": 4}, "more": 1}, r"quantization_config=.*\(and 1 more: more\)"),
-    ({k: v for k, v in GPT2.items() if k != "vocab_size"}, "vocabulary_size is missing"),
+    ({k: v for k, v in GPT2.items() if k != "vocab_size"}, "^gpt: vocab_size is missing$"),
+    ({**GPT2, "n_head": 7}, "^n_embd=768 must be a multiple of n_head=7"),
     ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
     ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ({**LLAMA, "rope_scaling": {"type": "linear"}}, "kind 'linear' with nothing else are not supported"),
-    ({**LLAMA, "rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_frequency_factor=4.0 must be less than"),
+    ({**LLAMA, "rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor=4.0 must be less than"),
     ({**LLAMA, "rope_scaling": 2.0}, "rope_scaling=2.0 is a float, not a table of settings"),
     ({**LLAMA, "rope_interleaved": True}, "rope_interleaved=True is not supported"),
     ({**BERT, "position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supported"),
@@ -203,6 +204,28 @@ def test_every_preset_of_a_published_family_can_be_published(name):
     assert published_from_config(preset(name))["model_type"] in ALL
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(name, key) for name, keys in {
+        "gpt2": ["vocab_size", "n_positions", "n_embd", "n_head", "n_layer"],
+        "llama": ["vocab_size", "max_position_embeddings", "hidden_size", "num_attention_heads", "num_hidden_layers"],
+        "bert": ["vocab_size", "max_position_embeddings", "hidden_size", "num_attention_heads", "num_hidden_layers"],
+        "marian": ["vocab_size", "max_position_embeddings", "d_model", "encoder_layers", "decoder_layers"],
+        "bart": ["vocab_size", "max_position_embeddings", "d_model", "encoder_layers", "decoder_layers"],
+        "t5": ["vocab_size", "d_model", "num_heads", "num_layers"],
+    }.items() for key in keys],
+)  # fmt: skip
+def test_a_key_that_is_missing_is_called_by_its_published_name(name, key):
+    with pytest.raises(ConfigError, match=rf"^(\w+: )?{key} is missing$"):
+        config_from_published({other: value for other, value in ALL[name].items() if other != key})
+
+
+def test_heads_that_neither_side_names_are_missing_by_their_published_name():
+    sides = ("encoder_attention_heads", "decoder_attention_heads")
+    with pytest.raises(ConfigError, match=r"encoder_attention_heads is missing$"):
+        config_from_published({key: value for key, value in BART.items() if key not in sides})
+
+
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("transformer")])
 def test_the_2017_transformer_was_never_published_so(name):
     with pytest.raises(ConfigError, match=r"a published marian cannot have .*sinusoid="):
@@ -217,7 +240,7 @@ def test_the_2017_transformer_was_never_published_so(name):
         ({"model_type": "bert", "architectures": 5}, "architectures=5 is not supported"),
         ({"model_type": "bert", "architectures": [["BertModel"]]}, r"architectures=\[\['BertModel'\]\] is not"),
         ({"model_type": "llama", "rope_scaling": {"type": ["linear"]}}, r"of kind \['linear'\] with"),
-        ({"model_type": "t5", "vocab_size": 7, "d_model": 6, "num_heads": 3}, "n_encoder_layers is missing"),
+        ({"model_type": "t5", "vocab_size": 7, "d_model": 6, "num_heads": 3}, "num_layers is missing"),
     ],
 )
 def test_a_hostile_or_partial_config_is_refused_in_one_line(settings, message):

@@ -26,7 +26,7 @@ BIAS = "final_logits_bias"
 def read(given: Settings) -> Seq2SeqConfig:
     given.expect({"normalize_embedding": True, "static_position_embeddings": False})
     return Seq2SeqConfig(
-        vocabulary_size=given.take("vocab_size"),
+        vocabulary_size=given.need("vocab_size"),
         positions=PositionKind.LEARNED,
         position_offset=2,
         embedding_norm=True,
@@ -63,8 +63,8 @@ def names(config: Seq2SeqConfig) -> NameTable:
 def shared_settings(given: Settings) -> dict[str, Any]:
     given.expect({"normalize_before": False, "add_final_layer_norm": False, "is_encoder_decoder": True})
     return {
-        "n_heads": given.both("encoder_attention_heads", "decoder_attention_heads"),
-        "d_ff": given.both("encoder_ffn_dim", "decoder_ffn_dim"),
+        **given.both("encoder_attention_heads", "decoder_attention_heads", ours="n_heads"),
+        **given.both("encoder_ffn_dim", "decoder_ffn_dim", ours="d_ff"),
         "activation": given.activation("activation_function", "gelu"),
         "unembedding_bias": not given.tensor_names or BIAS in given.tensor_names,
         "scale_embedding": False,

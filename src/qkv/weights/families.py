@@ -59,7 +59,10 @@ def read_published(settings: Mapping[str, Any], tensor_names: Iterable[str]) -> 
         raise ConfigError(f"model_type={model_type!r} is unknown; known: {', '.join(FAMILIES)}{hint}")
     family = FAMILIES[model_type]
     given = Settings(settings, tensor_names=frozenset(tensor_names))
-    config = family.read(given)
+    try:
+        config = family.read(given)
+    except ConfigError as error:
+        raise ConfigError(given.in_their_words(str(error))) from None
     given.finish(inert=family.inert)
     return config, given.remarks
 

@@ -65,6 +65,7 @@ def _rotary(given: Settings) -> dict[str, Any]:
     known = {"default": {}, "linear": LINEAR, "llama3": {**LINEAR, **LLAMA3}}
     if not isinstance(kind, str) or kind not in known or rope.keys() != known[kind].keys():
         raise ConfigError(f"rotary positions of kind {kind!r} with {rope or 'nothing else'} are not supported")
+    given.theirs |= {ours: theirs for theirs, ours in known[kind].items()}
     scaling = {ours: rope[theirs] for theirs, ours in known[kind].items()}
     return {"rotary_base": base, "rotary_scaling": RotaryScaling(**scaling) if scaling else None}
 

@@ -11,7 +11,7 @@ from qkv.weights.settings import Settings
 
 def read(given: Settings) -> Seq2SeqConfig:
     given.expect({"normalize_embedding": False, "static_position_embeddings": True})
-    of_source = given.take("vocab_size")
+    of_source = given.need("vocab_size")
     return Seq2SeqConfig(
         vocabulary_size=given.take("decoder_vocab_size", of_source),
         source_vocabulary_size=of_source,

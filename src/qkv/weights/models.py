@@ -57,7 +57,8 @@ def load_model(folder: Path) -> Loaded:
             model = build_to_fill(config if embedding is None else _with(embedding, config), tensors)
             load_published(model, tensors)
     except QKVError as error:
-        raise type(error)(f"{folder}: {error}") from None
+        place = folder / "config.json" if isinstance(error, ConfigError) else folder
+        raise type(error)(f"{place}: {error}") from None
     remarks = [*remarks, *_of_numbers(tensors)]
     is_pair = isinstance(model, Seq2Seq | RNNSeq2Seq)
     of_source = next((folder / name for name in SOURCE_TOKENIZERS if (folder / name).is_file()), None)

@@ -1,5 +1,6 @@
 """A published `config.json`, read key by key: what nobody asked for is refused, never ignored."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,8 @@ class Settings:
         self.tensor_names = tensor_names
         self.remarks: list[str] = []
         """What the user should be told of, though it is no fault."""
+        self.theirs: dict[str, str] = {}
+        """The published name of a setting of ours."""
         self._left = dict(published)
         self._taken: set[str] = set()
 
@@ -58,6 +61,11 @@ class Settings:
         value = self._left.pop(key, None)
         self._taken.add(key)
         return default if value is None else value
+
+    def need(self, key: str) -> Any:  # noqa: ANN401
+        if (value := self.take(key)) is None:
+            raise ConfigError(f"{key} is missing")
+        return value
 
     def take_number(self, key: str, default: int) -> int:
         """For settings that are reckoned with before a config checks them."""
@@ -78,18 +86,23 @@ class Settings:
 
     def renamed(self, names: Mapping[str, str]) -> dict[str, Any]:
         """The settings that are there, by our names; the config's own defaults stand for the others."""
+        self.theirs |= {ours: theirs for theirs, ours in names.items()}
         values = {ours: self.take(theirs) for theirs, ours in names.items()}
         return {ours: value for ours, value in values.items() if value is not None}
 
     def activation(self, key: str, default: str) -> Activation:
         return activation_of(key, self.take(key, default))
 
-    def both(self, first: str, second: str) -> Any:  # noqa: ANN401
-        """One value for encoder and decoder, which is all our models have."""
-        values = self.take(first), self.take(second)
-        if values[0] != values[1]:
-            raise ConfigError(f"{first}={values[0]} and {second}={values[1]} must be equal")
-        return values[0]
+    def both(self, first: str, second: str, *, ours: str) -> dict[str, Any]:
+        """As `renamed`: one value for encoder and decoder, which is all our models have."""
+        value, other = self._left.get(first), self.take(second)
+        if value != other:
+            raise ConfigError(f"{first}={value} and {second}={other} must be equal")
+        return self.renamed({first: ours})
+
+    def in_their_words(self, said: str) -> str:
+        """What a config of ours says of its settings, with the names that the file has."""
+        return re.sub(r"\w+", lambda word: self.theirs.get(word[0], word[0]), said)
 
     def expect(self, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
