@@ -46,7 +46,7 @@ def bare_trainer(run_folder, given, *, model=None, dropout=0.0, **training) -> T
 
 def gradients(trainer, given):
     unread = trainer._gradients(given, 0)
-    trainer._clip(unread)
+    trainer._clip(unread.made)
     made = unread.read()
     return made.loss, made.norm, {name: p.grad for name, p in trainer.model.named_parameters()}
 

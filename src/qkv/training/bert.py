@@ -21,7 +21,7 @@ from qkv.text import Tokenizer
 from qkv.training.evaluation import Score, evaluate
 from qkv.training.family import Bars, TrainingData
 from qkv.training.losses import NO_TARGET, cross_entropy_sum
-from qkv.training.objectives import Measure, Objective, Outcome, TrainingBatch, autocasting
+from qkv.training.objectives import Halves, Measure, Objective, Outcome, Sent, TrainingBatch, autocasting
 from qkv.training.texts import prepare_texts
 
 VALIDATION_SEED = 0
@@ -117,22 +117,26 @@ def masked_words(model: BERT, config: TrainingConfig) -> Objective:
 
     compute = torch.compile(answers, dynamic=False) if config.compiled else answers
 
-    def objective(batch: MaskedBatch) -> Outcome:
+    def send(batch: MaskedBatch) -> Sent:
         # Here, where the ids are still on the CPU: a GPU would end the whole process.
         check_ids(batch.ids, vocabulary_size)
         check_ids(batch.targets.clamp(min=0), vocabulary_size)
         there = batch.to(device)
+        targets_a_row = torch.full((), batch.targets_a_row, device=device)
+        return targets_a_row, there.ids, there.segments, there.is_token, there.places, there.targets, there.is_wrong
+
+    def judge(targets_a_row: Tensor, *given: Any) -> Outcome:  # noqa: ANN401 - one family's tensors
         with autocast():
-            found = compute(there.ids, there.segments, there.is_token, there.places, there.targets, there.is_wrong)
+            found = compute(*given)
         measures = {}
         for name, (loss, n_right, n) in found.items():
             measures[f"{name}_loss"], measures[f"{name}_accuracy"] = Measure(loss, n), Measure(n_right, n)
         loss = found["masked_word"][0]
         if "next_sentence" in found:
-            loss = loss + batch.targets_a_row * found["next_sentence"][0]
+            loss = loss + targets_a_row * found["next_sentence"][0]
         return Outcome(loss, measures)
 
-    return objective
+    return Halves(send, judge)
 
 
 def held_out_score(model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path], *, progress: Bars) -> Score:

@@ -17,7 +17,7 @@ from qkv.nn import check_ids
 from qkv.text import Tokenizer
 from qkv.training.family import Bars, TrainingData
 from qkv.training.losses import unembedded_loss_sum
-from qkv.training.objectives import Objective, Outcome, autocasting
+from qkv.training.objectives import Halves, Objective, Outcome, Sent, autocasting
 from qkv.training.texts import make_store, open_parts, prepare_texts
 
 
@@ -80,12 +80,15 @@ def next_token(model: GPT, config: TrainingConfig) -> Objective:
 
     compute = torch.compile(loss, dynamic=False) if config.compiled else loss
 
-    def objective(batch: Batch) -> Outcome:
+    def send(batch: Batch) -> Sent:
         # Here, where the ids are still on the CPU: a GPU would end the whole process.
         check_ids(batch.ids, vocabulary_size)
         check_ids(batch.targets.clamp(min=0), vocabulary_size)
         there = batch.to(device)
-        with autocast():
-            return Outcome(compute(there.ids, there.targets, there.documents))
+        return there.ids, there.targets, there.documents
 
-    return objective
+    def judge(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Outcome:
+        with autocast():
+            return Outcome(compute(ids, targets, documents))
+
+    return Halves(send, judge)

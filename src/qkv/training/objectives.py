@@ -46,6 +46,21 @@ class Outcome:
 
 Objective = Callable[[Any], Outcome]
 """From one family's batch to −Σ log p of its targets."""
+Sent = tuple[Tensor | None, ...]
+"""All that a step reads of a batch, on the device."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """An objective in two, so that the second can be recorded: it sees tensors on the device alone."""
+
+    send: Callable[[Any], Sent]
+    """Refuses what is no batch of this model's while it is on the CPU; then it is sent."""
+    judge: Callable[..., Outcome]
+    """Takes what was sent."""
+
+    def __call__(self, batch: Any) -> Outcome:  # noqa: ANN401 - one family's batch
+        return self.judge(*self.send(batch))
 
 
 def is_mixed(precision: Precision, device: torch.device) -> bool:

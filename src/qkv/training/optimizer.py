@@ -49,13 +49,14 @@ class Muon(Optimizer):
         torch._foreach_lerp_(gradients, velocities, group["momentum"])
         # A matrix in pieces is gathered, and each process keeps its own piece of the update.
         updates = orthogonal(torch.stack([whole(one) for one in gradients])).to(parameters[0].dtype)
-        kept: float | Tensor = 1 - group["lr"] * group["weight_decay"]
+        lost, rate = group["lr"] * group["weight_decay"], group["lr"] * scale
         if self.found_inf is not None:
-            is_bad = self.found_inf > 0
-            updates, kept = updates.masked_fill(is_bad, 0.0), torch.where(is_bad, 1.0, kept)
+            updates, lost = updates.masked_fill(self.found_inf > 0, 0.0), lost * (1 - self.found_inf)
+        if isinstance(rate, Tensor):
+            updates, rate = updates * rate, 1.0
         moves = [cut_like(update, weight) for update, weight in zip(updates.unbind(), weights, strict=True)]
-        torch._foreach_mul_(weights, kept)
-        torch._foreach_add_(weights, moves, alpha=-group["lr"] * scale)
+        torch._foreach_mul_(weights, 1 - lost)
+        torch._foreach_add_(weights, moves, alpha=-rate)
 
     def _velocity(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]
@@ -80,8 +81,11 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if is_tall else x
 
 
-def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[Optimizer]:
-    """AdamW for all, or for what Muon leaves: it takes the blocks' matrices. Weight decay is for matrices alone."""
+def build_optimizers(model: nn.Module, config: TrainingConfig, *, is_recorded: bool = False) -> list[Optimizer]:
+    """AdamW for all, or for what Muon leaves: it takes the blocks' matrices. Weight decay is for matrices alone.
+
+    `is_recorded`: a GPU plays their steps back, so that it must find the learning rates in its own memory.
+    """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     is_muon = config.optimizer is OptimizerKind.MUON
     hidden = [parameter for name, parameter in named if is_muon and parameter.ndim == 2 and "blocks." in name]
@@ -95,16 +99,24 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[Optimizer
         {"params": parameters, "weight_decay": config.weight_decay if is_matrix else 0.0, "scale": share}
         for (share, is_matrix), parameters in alike.items()
     ]
-    betas = (config.beta1, config.beta2)
-    optimizers: list[Optimizer] = [AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)] if groups else []
+    rate, betas = config.learning_rate, (config.beta1, config.beta2)
+    optimizers: list[Optimizer] = []
+    if groups:
+        optimizers.append(AdamW(groups, lr=rate, betas=betas, fused=True, capturable=is_recorded))
     if hidden:
-        optimizers.append(Muon(hidden, lr=config.learning_rate, momentum=0.95, weight_decay=config.weight_decay))
+        optimizers.append(Muon(hidden, lr=rate, momentum=0.95, weight_decay=config.weight_decay))
+    for group in [group for one in optimizers for group in one.param_groups if is_recorded]:
+        group["lr"] = torch.full((), rate, device=group["params"][0].device)
     return optimizers
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("scale", 1.0)
+        own = rate * group.get("scale", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = own
 
 
 def skip_where(is_bad: Float[Tensor, ""], optimizer: Optimizer) -> None:

@@ -24,37 +24,43 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Made:
+    """A step's numbers where they were made."""
+
+    names: tuple[str, ...]
+    """Of the measures."""
+    norm: Float[Tensor, ""]
+    """Of the gradients."""
+    numbers: Float[Tensor, " number"]
+    """Norm and loss, then of each measure its total and its count."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unread:
     """A step's numbers on their way from the device."""
 
     batch: TrainingBatch
     step: int
-    names: tuple[str, ...]
-    """Of the measures."""
-    norm: Float[Tensor, ""]
-    """Of the gradients, where they are."""
+    made: Made
     numbers: Float[Tensor, " number"]
-    """Norm and loss, then of each measure its total and its count. On the CPU, and true once `arrived`."""
+    """On the CPU, and true once `arrived`."""
     arrived: torch.cuda.Event | None
 
     def read(self) -> Known:
         if self.arrived is not None:
             self.arrived.synchronize()
         norm, loss, *measured = self.numbers.tolist()
-        pairs = zip(self.names, measured[::2], measured[1::2], strict=True)
+        pairs = zip(self.made.names, measured[::2], measured[1::2], strict=True)
         return Known(loss=loss, norm=norm, measures={name: total / max(n, 1.0) for name, total, n in pairs})
 
 
-def sent(
-    numbers: Float[Tensor, " number"], batch: TrainingBatch, step: int, *, norm: Float[Tensor, ""],
-    names: tuple[str, ...],
-) -> Unread:  # fmt: skip
+def sent(made: Made, batch: TrainingBatch, step: int) -> Unread:
     """Off they go; nobody waits for them here."""
-    here, arrived = numbers.to("cpu", non_blocking=True), None
-    if numbers.is_cuda:
+    here, arrived = made.numbers.to("cpu", non_blocking=True), None
+    if made.numbers.is_cuda:
         arrived = torch.cuda.Event()
         arrived.record()
-    return Unread(batch=batch, step=step, names=names, norm=norm, numbers=here, arrived=arrived)
+    return Unread(batch=batch, step=step, made=made, numbers=here, arrived=arrived)
 
 
 def pinned(batch: AnyBatch) -> AnyBatch:

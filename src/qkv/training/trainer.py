@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,14 @@ from qkv.training.averaging import Averaged
 from qkv.training.evaluation import chosen_measure, evaluate, is_better
 from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
-from qkv.training.objectives import Objective, Outcome, TrainingBatch
+from qkv.training.objectives import Halves, Objective, Outcome, Sent, TrainingBatch
 from qkv.training.optimizer import build_optimizers, set_learning_rate, skip_where
 from qkv.training.pacing import Pace
 from qkv.training.pieces import is_cut, whole
 from qkv.training.products import with_quick_products
 from qkv.training.ranks import ALONE, Ranks
-from qkv.training.reading import Known, Unread, pinned, sent
+from qkv.training.reading import Known, Made, Unread, pinned, sent
+from qkv.training.replaying import Replay, is_replayed
 from qkv.training.run import Progress, RunFolder, read_progress, this_machine
 from qkv.training.schedule import learning_rate
 from qkv.training.signals import StopRequest, stop_requests
@@ -66,7 +67,8 @@ class Trainer:
             keep_freed_memory()  # a step of GPT-2 124M takes an eighth less time, and the same numbers come out
         self.progress = Progress(made_on=this_machine(self._device) + ranks.label)
         self._saved_step: int | None = None
-        self.optimizers = build_optimizers(model, config)
+        self._replay: Replay[Made] | None = Replay() if is_replayed(self.objective, config, self._device) else None
+        self.optimizers = build_optimizers(model, config, is_recorded=self._replay is not None)
         self.averaged = None if config.averaging is None else Averaged(model, config.averaging)
         # torch's AdamW in pieces cannot be told on the device to leave a step out.
         self._reads_late = self._device.type == "cuda" and not any(is_cut(p) for p in self._parameters)
@@ -120,11 +122,8 @@ class Trainer:
     def _step(self, batch: TrainingBatch) -> None:
         started = time.perf_counter()
         step = self.progress.step
-        made = self._gradients(batch, step)
-        if not self._reads_late:
-            self._known(made)
         rate = learning_rate(self.config, step)
-        self._update(made, rate)
+        made = self._work(batch, step, rate)
         self.settle()
         self.progress = replace(
             self.progress,
@@ -167,15 +166,52 @@ class Trainer:
         bad = next((found for found in self.ranks.texts(bad) if "gradient" not in found), bad)
         raise self._stopping(f"loss {known.loss}: {bad} is not a finite number", step=step)
 
+    def _work(self, batch: TrainingBatch, step: int, rate: float) -> Unread:
+        """Gradients and update."""
+        for optimizer in self.optimizers:
+            set_learning_rate(optimizer, rate)
+        if self._replay is None:
+            made = self._gradients(batch, step)
+            if not self._reads_late:
+                self._known(made)
+            self._update(made.made)
+        else:
+            made = self._replayed(batch, step, self._replay)
+        if self.averaged is not None:
+            self.averaged.update(self.progress.step)
+        return made
+
     def _gradients(self, batch: TrainingBatch, step: int) -> Unread:
         """Leave the batch's gradients in the model. Nothing here waits for a GPU."""
-        if batch.n_targets == 0:
-            raise self._stopping("the batch has no target to predict")
+        self._check_targets(batch)
+        return sent(self._added(self._outcomes(batch, step), batch.n_targets), batch, step)
+
+    def _replayed(self, batch: TrainingBatch, step: int, replay: Replay[Made]) -> Unread:
+        """The same with its update, by what was recorded of a step before."""
+        self._check_targets(batch)
+        objective = self.objective
+        assert isinstance(objective, Halves)
+        self._seed(step)
+        with self._refusing():
+            given = objective.send(batch)
+
+        def work(inputs: Sent) -> Made:
+            *there, n_targets = inputs
+            assert n_targets is not None
+            made = self._added([(objective.judge(*there), True)], n_targets)
+            self._update(made)
+            return made
+
+        n_targets = torch.full((), float(batch.n_targets), device=self._device)
+        return sent(replay((*given, n_targets), work), batch, step)
+
+    def _added(self, outcomes: Iterable[tuple[Outcome, bool]], n_targets: int | Tensor) -> Made:
+        """The parts' gradients, added up in the model, and the step's numbers."""
         loss = torch.zeros((), device=self._device)
         sums: dict[str, Tensor] = {}
-        for outcome, counts in self._outcomes(batch, step):
+        for outcome, counts in outcomes:
             # Weighted by real target counts: the parts' gradients add up to the whole batch's. Ranks average theirs.
-            share, weight = outcome.loss / batch.n_targets, self.ranks.world * counts
+            share, weight = outcome.loss / n_targets, self.ranks.world * counts
             (share if weight == 1 else weight * share).backward()
             loss += share.detach() if counts else 0.0
             for name, measure in outcome.measures.items():
@@ -187,18 +223,31 @@ class Trainer:
         added = self.ranks.summed(torch.cat((loss[None], *sums.values())))
         numbers = torch.cat((whole(norm).float()[None], added))
         if self._reads_late:
-            self._is_bad = self._is_bad.maximum(numbers[:2].isfinite().all().logical_not().float())
-        return sent(numbers, batch, step, norm=norm, names=tuple(sums))
+            torch.maximum(self._is_bad, numbers[:2].isfinite().all().logical_not().float(), out=self._is_bad)
+        return Made(numbers=numbers, norm=norm, names=tuple(sums))
 
     def _outcomes(self, batch: TrainingBatch, step: int) -> Iterator[tuple[Outcome, bool]]:
         """Of each part that fits in memory and is this process's; and whether it counts."""
         for (i, part), counts in self.ranks.shared(enumerate(batch.split(self.config.micro_batch_size))):
-            # Dropout, too, is a function of (seed, step, part), so nothing of it need be saved.
-            torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + i)
-            try:
-                yield self.objective(part), counts
-            except InputError as error:
-                raise self._stopping(f"{error}, in a batch of {self.run.path}") from None
+            self._seed(step, part=i)
+            with self._refusing():
+                outcome = self.objective(part)
+            yield outcome, counts
+
+    def _seed(self, step: int, *, part: int = 0) -> None:
+        """Dropout, too, is a function of (seed, step, part), so nothing of it need be saved."""
+        torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + part)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError as error:
+            raise self._stopping(f"{error}, in a batch of {self.run.path}") from None
+
+    def _check_targets(self, batch: TrainingBatch) -> None:
+        if batch.n_targets == 0:
+            raise self._stopping("the batch has no target to predict")
 
     def seconds_a_step(self, n: int = 9) -> float:
         """Measured on the first batches; the model is changed by it, so use one made for that.
@@ -210,26 +259,21 @@ class Trainer:
         seconds = []
         for step in (*range(n), *range(n)):
             started = time.perf_counter()
-            made = self._gradients(self._batch(step), step)
-            self._update(made, learning_rate(self.config, step))
-            self._known(made)
+            self._known(self._work(self._batch(step), step, learning_rate(self.config, step)))
             seconds.append(time.perf_counter() - started)
         return self.ranks.of_first(lambda: statistics.median(seconds[n:]))
 
-    def _clip(self, made: Unread) -> None:
+    def _clip(self, made: Made) -> None:
         if self.config.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, made.norm, foreach=True)
 
-    def _update(self, made: Unread, rate: float) -> None:
+    def _update(self, made: Made) -> None:
         self._clip(made)
         for optimizer in self.optimizers:
-            set_learning_rate(optimizer, rate)
             if self._reads_late:
                 skip_where(self._is_bad, optimizer)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if self.averaged is not None:
-            self.averaged.update(self.progress.step)
 
     def _evaluate_if_due(self, stop: StopRequest) -> None:
         progress = self.progress
