@@ -85,6 +85,12 @@ def test_a_cut_look_has_weight_zero_and_the_sink_can_be_left_out(command, folder
     assert sum(said["weights"][3]) == pytest.approx(1, abs=1e-5)
 
 
+def test_a_cut_into_the_future_is_said_to_change_nothing(command, folder):
+    answer = command(folder, TEXT, "--view", "effect", "--cut", "2:5", "--cut", "5:2")
+    assert answer.status == 0
+    assert answer.err == "qkv: --cut 2:5 changes nothing: token 2 never looks at 5, which comes after it\n"
+
+
 def test_a_line_of_json_for_each_line_of_standard_input(command, folder, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("the cat\nthe dog sat\n")
     with (tmp_path / "in.txt").open() as stream:

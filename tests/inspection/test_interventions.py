@@ -21,6 +21,7 @@ from qkv.inspection import (
     figure,
     head_off,
     heads,
+    idle_cuts,
     lens,
     neuron,
     read,
@@ -64,6 +65,16 @@ def test_a_change_in_one_layer_is_seen_in_every_family(family, stack):
     assert float(found.divergence.max()) > 0
     if family == "gpt":
         assert float(found.divergence[0]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "stack"), [("gpt", "self"), ("bert", "self"), ("seq2seq", "decoder"), ("rnn", "cross")]
+)
+def test_a_cut_is_idle_exactly_where_nothing_is_looked_at(family, stack):
+    cuts = [EdgeCut(stack=Stack(stack), query=query, key=key) for query, key in ((2, 1), (1, 1), (1, 2))]
+    into_the_future = cuts[2:] if family in ("gpt", "seq2seq") else []
+    assert idle_cuts(task(family).model, reading(family), cuts) == into_the_future
+    assert idle_cuts(task(family).model, reading(family), []) == []
 
 
 def test_a_patch_puts_in_what_another_text_had():

@@ -150,12 +150,16 @@ def _read(task: "Task", asked: Asked, text: str) -> "Reading":
 
 
 def _view(task: "Task", asked: Asked, text: str) -> "View":
-    from qkv.inspection import effect, intervening, reference, see
+    from qkv.cli.progress import say
+    from qkv.inspection import effect, idle_cuts, intervening, reference, see
 
     if asked.view is ViewKind.IT:
         return reference(task, text, pronoun=asked.it, candidates=asked.candidates)
     reading = _read(task, asked, text)
     changes = list(_changes(task, asked, reading))
+    for one in idle_cuts(task.model, reading, changes):
+        why = "comes after it" if one.key > one.query else "lies outside its window"
+        say(f"--cut {one.query}:{one.key} changes nothing: token {one.query} never looks at {one.key}, which {why}")
     if asked.view is ViewKind.EFFECT:
         return effect(
             task.model, task.tokenizer, reading, changes, position=_place(reading.own, asked.query), n=asked.n

@@ -9,7 +9,7 @@ from qkv.inspection.contributions import Contributions, contributions
 from qkv.inspection.embeddings import EmbeddingView, embeddings, neighbours, position_likeness
 from qkv.inspection.figures import HeatMap, heat_maps, new_figure
 from qkv.inspection.heads import PATTERNS, HeadsView, heads
-from qkv.inspection.interventions import EdgeCut, Effect, HeadOff, Intervention, Patch, effect, intervening
+from qkv.inspection.interventions import EdgeCut, Effect, HeadOff, Intervention, Patch, effect, idle_cuts, intervening
 from qkv.inspection.lens import LensView, lens
 from qkv.inspection.maps import MapView, attention_map, merge_words, sink_of, value_weighted, without_sink
 from qkv.inspection.names import matching, taps
@@ -62,6 +62,7 @@ __all__ = [
     "head_writes",
     "heads",
     "heat_maps",
+    "idle_cuts",
     "intervening",
     "lens",
     "matching",

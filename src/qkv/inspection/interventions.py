@@ -16,7 +16,7 @@ from qkv.inspection.change import change, cut_edge, head_off
 from qkv.inspection.places import inside
 from qkv.inspection.reading import Reading, label
 from qkv.inspection.record import record
-from qkv.inspection.seeing import attention_name, run
+from qkv.inspection.seeing import attention_name, run, see
 from qkv.models import Model
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
@@ -91,6 +91,15 @@ def intervening(model: Model, interventions: Sequence[Intervention]) -> Iterator
                 case Patch():
                     stack.enter_context(_patched(model, one))
         yield
+
+
+def idle_cuts(model: Model, reading: Reading, interventions: Sequence[Intervention]) -> list[EdgeCut]:
+    """Cuts that change nothing: what is cut is never looked at, for it comes later or lies outside the window."""
+    cuts = [one for one in interventions if isinstance(one, EdgeCut)]
+    if not cuts:
+        return []
+    seen = see(model, reading)
+    return [one for one in cuts if not seen.visible(one.stack)[one.query, one.key]]
 
 
 @torch.no_grad()
