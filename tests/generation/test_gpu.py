@@ -38,8 +38,6 @@ LLAMA = {
 def small_blocks(monkeypatch):
     monkeypatch.setattr(gpu_forward, "KEYS", 16)
     monkeypatch.setattr(gpu_forward, "PROGRAMS", 4)
-    monkeypatch.setattr(gpu_forward, "HIDDEN_READ", 4096)
-    monkeypatch.setattr(gpu_forward, "HIDDEN_PROGRAMS", 7)
     monkeypatch.setattr(gpu_forward, "HEADS_READ", 1024)
     monkeypatch.setattr(gpu_step, "VOCABULARY_BLOCK", 64)
 

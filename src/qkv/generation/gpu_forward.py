@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -24,10 +23,8 @@ READ = 16384
 LARGE = 2**23
 """Bytes of a matrix that is large."""
 KEYS = 128
-HEADS_READ, HEADS_WARPS = 16384, 4
-"""Bytes of the output's matrix that a program of `give_heads` reads, and its warps."""
-HIDDEN_READ, HIDDEN_WARPS, HIDDEN_PROGRAMS = 65536, 8, 264
-"""Bytes of the feed-forward's matrices that a program reads at once, its warps, and how many programs at most."""
+HEADS_READ = 16384
+"""Bytes of the output's matrix that a program which looks back reads."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,6 @@ class Matrix:
     @property
     def n_out(self) -> int:
         return self.weight.shape[0] // (2 if self.is_gated else 1)
-
-    @cached_property
-    def turned(self) -> Tensor:
-        """The weight with a row for each input: a copy, made at the first use."""
-        return self.weight.T.contiguous()
 
     @property
     def before(self) -> tuple[Tensor | None, Tensor | None, float, dict[str, Any]]:
@@ -125,12 +117,13 @@ class _Forward:
 
 
 class OneRow(_Forward):
-    """A step of one row is all waiting: three kernels a layer, each of which begins by reading weights."""
+    """A step of one row is all waiting: four kernels a layer, each of which begins by reading weights."""
 
     def __init__(self, laid: Laid, given: Given) -> None:
         super().__init__(laid, given)
         self._stream = torch.zeros(self.d_model, dtype=torch.long, device=laid.tokens.device)
-        self._copy, self._spoiled = torch.zeros_like(self._stream), self._stream.new_zeros(1)
+        self._spoiled = self._stream.new_zeros(1)
+        self._hidden = laid.tokens.new_empty(laid.layers[0][2].n_out)
 
     def __call__(self) -> None:
         laid, given = self.laid, self.given
@@ -139,44 +132,33 @@ class OneRow(_Forward):
             laid.scale, HAS_PLACES=given.places is not None, BLOCK=power_of_two(self.d_model), **given.overlap,
         )  # fmt: skip
         for number, (own, output, expand, contract) in enumerate(laid.layers):
-            self._project(own, self.projected)
+            self._multiply(own, self._stream, self.projected)
             if self.n_splits > 1:
                 self.look_back(number, None)
             self._give_heads(number, output)
-            self._feed_forward(expand, contract)
-        self._project(laid.head, given.logits)
+            self._multiply(expand, self._stream, self._hidden)
+            self._multiply(contract, self._hidden, self._stream)
+        self._multiply(laid.head, self._stream, given.logits)
 
-    def _project(self, matrix: Matrix, y: Tensor) -> None:
+    def _multiply(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
         norm_weight, norm_bias, epsilon, kind = matrix.before
-        block_in, weight = power_of_two(self.d_model), matrix.weight
-        more = 2 if weight.nbytes >= LARGE else 1
-        block_out = max(more * READ // weight.element_size() // block_in, 1)
-        block_out = min(block_out, max(power_of_two(matrix.n_out // (more * PROGRAMS)), 1))
-        _row_kernels().project[(-(-matrix.n_out // block_out),)](
-            self._stream, self._copy, self._spoiled, weight, matrix.bias, norm_weight, norm_bias, y, self.d_model,
-            matrix.n_out, epsilon, matrix.scale, HAS_BIAS=matrix.bias is not None, COPIES=y is self.projected,
+        weight, n_in, n_out = matrix.weight, matrix.weight.shape[1], matrix.n_out
+        block_in, more = power_of_two(n_in), 2 if matrix.weight.nbytes >= LARGE else 1
+        read = more * READ // weight.element_size() // (2 if matrix.is_gated else 1)
+        block_out = min(max(read // block_in, 1), max(power_of_two(n_out // (more * PROGRAMS)), 1))
+        _row_kernels().one_row[(-(-n_out // block_out),)](
+            x, self._spoiled, weight, matrix.bias, norm_weight, norm_bias, y, n_in, n_out, epsilon, matrix.scale,
+            HAS_BIAS=matrix.bias is not None, ACTIVATION=matrix.activation, GATED=matrix.is_gated, ADD=matrix.adds,
             BLOCK_OUT=block_out, BLOCK_IN=block_in, **kind, **self.given.overlap,
         )  # fmt: skip
 
     def _give_heads(self, layer: int, output: Matrix) -> None:
-        block_out = _block(HEADS_READ, power_of_two(self.shape.d_value) * output.weight.element_size(), output.n_out)
+        row_bytes = power_of_two(self.shape.d_value) * output.weight.element_size()
+        block_out = min(max(HEADS_READ // row_bytes, 1), power_of_two(output.n_out))
         _row_kernels().give_heads[(self.shape.n_heads, -(-output.n_out // block_out))](
             self.projected, self.given.keys[layer], self.given.values[layer], *self.tables, self.parts, output.weight,
-            output.bias, self._stream, self._copy, self._spoiled, self.given.capacity, self.laid.attention.scale,
-            output.n_out, HAS_BIAS=output.bias is not None, BLOCK_OUT=block_out, num_warps=HEADS_WARPS, **self.looking,
-        )  # fmt: skip
-
-    def _feed_forward(self, expand: Matrix, contract: Matrix) -> None:
-        norm_weight, norm_bias, epsilon, kind = expand.before
-        n_hidden, block = expand.n_out, power_of_two(self.d_model)
-        row_bytes = block * expand.weight.element_size() * (3 if expand.is_gated else 2)
-        block_hidden = _block(HIDDEN_READ, row_bytes, n_hidden)
-        turns = -(-n_hidden // (block_hidden * HIDDEN_PROGRAMS))
-        _row_kernels().feed_forward[(-(-n_hidden // (block_hidden * turns)),)](
-            self._copy, self._spoiled, expand.weight, expand.bias, contract.turned, contract.bias, norm_weight,
-            norm_bias, self._stream, self.d_model, n_hidden, epsilon, HAS_BIAS=expand.bias is not None,
-            GIVES_BIAS=contract.bias is not None, ACTIVATION=expand.activation, GATED=expand.is_gated,
-            BLOCK_HIDDEN=block_hidden, BLOCK=block, TURNS=turns, num_warps=HIDDEN_WARPS, **kind, **self.given.overlap,
+            output.bias, self._stream, self._spoiled, self.given.capacity, self.laid.attention.scale, output.n_out,
+            HAS_BIAS=output.bias is not None, BLOCK_OUT=block_out, **self.looking,
         )  # fmt: skip
 
 
@@ -283,11 +265,6 @@ def tables(model: GPT, capacity: int) -> tuple[Tensor | None, tuple[Tensor, Tens
 def _splits(capacity: int, n_heads: int) -> int:
     """Programs a head: more where the context is long and the heads are too few for the GPU."""
     return max(1, min(power_of_two(capacity) // (4 * KEYS), power_of_two(PROGRAMS // n_heads + 1), 64))
-
-
-def _block(read: int, row_bytes: int, n: int) -> int:
-    """As many rows as make so many bytes: a power of two, not above n."""
-    return max(min(power_of_two(read // row_bytes + 1) // 2, power_of_two(n)), 1)
 
 
 def _kernels() -> Any:  # noqa: ANN401 - what Triton makes of a function has no type

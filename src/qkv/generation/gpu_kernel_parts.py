@@ -3,18 +3,28 @@
 
 import triton
 from triton import language as tl
+from triton.language.extra.cuda import gdc_wait
 
 
 @triton.jit
-def normed(x, columns, inside, weight, bias, n, epsilon, NORM: tl.constexpr, HAS_BIAS: tl.constexpr):
+def of_norm(weight, bias, columns, inside, NORM: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """A norm's weights and biases, to be read before what is normed is there."""
+    weights = tl.zeros_like(columns).to(tl.float32)
+    biases = weights
+    if NORM > 0:
+        weights = tl.load(weight + columns, mask=inside, other=0).to(tl.float32)
+        if HAS_BIAS:
+            biases = tl.load(bias + columns, mask=inside, other=0).to(tl.float32)
+    return weights, biases
+
+
+@triton.jit
+def normed(x, inside, weights, biases, n, epsilon, NORM: tl.constexpr):
     """NORM: 0 none, 1 LayerNorm, 2 RMSNorm. x is 0 outside."""
     if NORM == 1:
         x = tl.where(inside, x - tl.sum(x, 0) / n, 0.0)
     if NORM > 0:
-        x = x * (1 / tl.sqrt(tl.sum(x * x, 0) / n + epsilon))
-        x = x * tl.load(weight + columns, mask=inside, other=0).to(tl.float32)
-        if HAS_BIAS:
-            x += tl.load(bias + columns, mask=inside, other=0).to(tl.float32)
+        x = x * (1 / tl.sqrt(tl.sum(x * x, 0) / n + epsilon)) * weights + biases
     return x
 
 
@@ -47,23 +57,39 @@ def _turned(at, columns, inside, cos, sin, n, D: tl.constexpr, ROTARY: tl.conste
 
 
 @triton.jit
+def _kept(keys, values, first, slots, end, D: tl.constexpr, D_VALUE: tl.constexpr, d, dv):
+    """Keys and values of some slots, 0 from `end` on."""
+    at, seen = (first + slots)[:, None], (slots < end)[:, None]
+    some_keys = tl.load(keys + at * D + d[None, :], mask=seen & (d < D)[None, :], other=0)
+    return some_keys, tl.load(values + at * D_VALUE + dv[None, :], mask=seen & (dv < D_VALUE)[None, :], other=0)
+
+
+@triton.jit
 def looked(
     projected, keys, values, positions, cos_table, sin_table, capacity, scale, row, head, split, writes,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_VALUE: tl.constexpr, ROTARY: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_VALUE: tl.constexpr, BLOCK_KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One head of one row over its share of the keys: the greatest score, the weights' sum, the values' weighted sum.
 
-    The first share has the new key and value, and writes them to their slot where it is told to.
+    The first share has the new key and value, and writes them to their slot where it is told to. Position and old keys
+    are those of the steps before, which have ended: they are read before the kernel before this one has.
     """
     group: tl.constexpr = HEADS // KV_HEADS
     kv = head // group
     n = tl.load(positions + row)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_VALUE)
     in_d, in_dv = d < D, dv < D_VALUE
+    first = (row.to(tl.int64) * KV_HEADS + kv) * capacity
+    share = tl.cdiv(tl.cdiv(n, SPLITS), BLOCK_KEYS) * BLOCK_KEYS
+    start, end = split * share, tl.minimum((split + 1) * share, n)
+    slots = start + tl.arange(0, BLOCK_KEYS)
+    some_keys, some_values = _kept(keys, values, first, slots, end, D, D_VALUE, d, dv)
+    if OVERLAP:
+        gdc_wait()
     here = projected + row * ((HEADS + KV_HEADS) * D + KV_HEADS * D_VALUE)
     query = _turned(here + head * D, d, in_d, cos_table, sin_table, n, D, ROTARY)
-    first = (row.to(tl.int64) * KV_HEADS + kv) * capacity
     greatest, weight = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float32)
     total = tl.zeros((BLOCK_VALUE,), tl.float32)
     if split == 0:
@@ -75,22 +101,16 @@ def looked(
         greatest = tl.sum(query * key.to(tl.float32), 0) * scale
         weight += 1
         total += value.to(tl.float32)
-    share = tl.cdiv(tl.cdiv(n, SPLITS), BLOCK_KEYS) * BLOCK_KEYS
-    end = tl.minimum((split + 1) * share, n)
-    for start in range(split * share, end, BLOCK_KEYS):
-        slots = start + tl.arange(0, BLOCK_KEYS)
-        seen = slots < end
-        at = first + slots
-        some_keys = tl.load(keys + at[:, None] * D + d[None, :], mask=seen[:, None] & in_d[None, :], other=0)
-        some_values = tl.load(
-            values + at[:, None] * D_VALUE + dv[None, :], mask=seen[:, None] & in_dv[None, :], other=0
-        )
-        scores = tl.where(seen, tl.sum(query[None, :] * some_keys.to(tl.float32), 1) * scale, float("-inf"))
+    for _ in range(start, end, BLOCK_KEYS):
+        scores = tl.sum(query[None, :] * some_keys.to(tl.float32), 1) * scale
+        scores = tl.where(slots < end, scores, float("-inf"))
         now = tl.maximum(greatest, tl.max(scores, 0))
         exps, kept = tl.exp(scores - now), tl.exp(greatest - now)
         weight = weight * kept + tl.sum(exps, 0)
         total = total * kept + tl.sum(exps[:, None] * some_values.to(tl.float32), 0)
         greatest = now
+        slots += BLOCK_KEYS
+        some_keys, some_values = _kept(keys, values, first, slots, end, D, D_VALUE, d, dv)
     return greatest, weight, total
 
 

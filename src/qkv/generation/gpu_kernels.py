@@ -10,7 +10,7 @@ import triton
 from triton import language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from qkv.generation.gpu_kernel_parts import activated, looked, merged, normed
+from qkv.generation.gpu_kernel_parts import activated, looked, merged, normed, of_norm
 
 
 @triton.jit
@@ -18,10 +18,13 @@ def embed(
     ids, positions, tokens, places, stream, n, scale, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """stream[row] = tokens[ids[row]]·scale + places[positions[row]]."""
+    """stream[row] = tokens[ids[row]]·scale + places[positions[row]].
+
+    It waits first: whoever begins after it knows that the step before has ended.
+    """
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < n
@@ -41,12 +44,14 @@ def norm_rows(
     """y[row] = norm(x[row])."""
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < n
+    weights, biases = of_norm(norm_weight, norm_bias, columns, inside, NORM, NORM_BIAS)
+    if OVERLAP:
+        gdc_wait()
     values = tl.load(x + row * n + columns, mask=inside, other=0).to(tl.float32)
-    values = normed(values, columns, inside, norm_weight, norm_bias, n, epsilon, NORM, NORM_BIAS)
+    values = normed(values, inside, weights, biases, n, epsilon, NORM)
     tl.store(y + row * n + columns, values.to(y.dtype.element_ty), mask=inside)
 
 
@@ -100,11 +105,10 @@ def look_back(
     """One head of one row. SPLITS > 1: each program takes a share of the keys and leaves what it found in `parts`."""
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     greatest, weight, total = looked(
         projected, keys, values, positions, cos_table, sin_table, capacity, scale, row, head, split, True, HEADS,
-        KV_HEADS, D, D_VALUE, ROTARY, BLOCK_D, BLOCK_VALUE, BLOCK_KEYS, SPLITS,
+        KV_HEADS, D, D_VALUE, ROTARY, BLOCK_D, BLOCK_VALUE, BLOCK_KEYS, SPLITS, OVERLAP,
     )  # fmt: skip
     dv = tl.arange(0, BLOCK_VALUE)
     if SPLITS == 1:

@@ -36,7 +36,7 @@ _NAMES = {
     WorkKind.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa|^look_back|^merge|^give_heads",
     WorkKind.PRODUCTS: (
         r"mm\b|mm_|addmm|bmm|linear|matmul|gemm|gemv|cutlass|nvjet|splitk|mv\b|dot\b|gru|lstm"
-        r"|^project|^feed_forward|^many_rows"
+        r"|^one_row|^many_rows"
     ),
     WorkKind.NORM: r"norm",
     WorkKind.EMBEDDING: r"embedding|index_select|indexselect|^embed(_row)?$",
