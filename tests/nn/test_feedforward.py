@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.nn import FeedForward, activate
+from qkv.nn import FeedForward, activate, feedforward
+from qkv.nn.feedforward import gelu_by_a_power
 
 BATCH, N, D_MODEL, D_FF = 2, 7, 5, 11
 
@@ -60,3 +61,24 @@ def test_the_hidden_tap_holds_what_the_second_matrix_reads():
     out = part(x)
     assert seen[0].shape == (BATCH, N, D_FF)
     assert torch.equal(part.contract(seen[0]), out)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_gelu_by_a_power_is_gelu_to_the_rounding_of_every_16_bit_number(kind):
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(kind)
+    x = x[x.isfinite()]
+    wanted, got = x.double() * torch.special.ndtr(x.double()), gelu_by_a_power(x)
+    assert got.dtype == kind
+    # Half a step of the result, and what float32 rounds before.
+    torch.testing.assert_close(got.double(), wanted, rtol=0.51 * torch.finfo(kind).eps, atol=1e-6)
+    in_float32 = torch.linspace(-9, 9, 100_003)
+    wanted = in_float32.double() * torch.special.ndtr(in_float32.double())
+    torch.testing.assert_close(gelu_by_a_power(in_float32).double(), wanted, rtol=0, atol=5e-7)
+
+
+def test_gelu_goes_by_a_power_where_a_gpu_reads_compiled_alone(monkeypatch):
+    x = torch.randn(BATCH, N)
+    assert torch.equal(activate(x, Activation.GELU), F.gelu(x))
+    monkeypatch.setattr(feedforward, "reads_compiled", lambda _: True)
+    assert torch.equal(activate(x, Activation.GELU), gelu_by_a_power(x))
+    assert torch.equal(activate(x, Activation.GELU_TANH), F.gelu(x, approximate="tanh"))

@@ -1,11 +1,17 @@
 """What happens at each position by itself: f(xW₁ + b₁)W₂ + b₂."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation
+from qkv.nn.compiled import reads_compiled
 from qkv.nn.tap import Tap
 from qkv.tensors import Residual
+
+TAIL = (0.9999962, 1.151225, 0.45857096, 0.05380521, -0.0084041990, 8.957442e-4, -5.592328e-5, 1.4766356e-6)
+"""−log₂ Φ(−a) as a polynomial of a, from the constant on: by least greatest error, relative or of 1e-5, for a ≤ 6.5;
+it grows on from there."""
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -13,11 +19,20 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
         case Activation.RELU:
             return F.relu(x)
         case Activation.GELU:
-            return F.gelu(x)
+            return gelu_by_a_power(x) if reads_compiled(x) else F.gelu(x)
         case Activation.GELU_TANH:
             return F.gelu(x, approximate="tanh")
         case Activation.SILU:
             return F.silu(x)
+
+
+def gelu_by_a_power(x: Tensor) -> Tensor:
+    """x·Φ(x) = max(x, 0) − |x|·Φ(−|x|), to 5e-7, as exact as float32's own: erf takes a GPU longer than its memory."""
+    a = x.float().abs()
+    power = torch.full_like(a, TAIL[-1])
+    for term in TAIL[-2::-1]:
+        power = power * a + term
+    return (x.float().relu() - a * torch.exp2(-power)).to(x.dtype)
 
 
 class FeedForward(nn.Module):

@@ -12,8 +12,12 @@ from torch.nn import functional as F
 
 from qkv.choices import Kernel
 from qkv.errors import ShapeError
+from qkv.nn.compiled import reads_compiled
 from qkv.nn.mask import Mask
 from qkv.tensors import HeadResults, Keys, Queries, QueryPositions, ScoreBias, Scores, Values, Weights
+
+SHORT = 128
+"""Tokens of the longest text that our own kernel takes: more keys are more than one block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,13 +150,17 @@ def _is_packed_for_gpu(lookup: Lookup) -> bool:
 
 
 def _attend_packed(lookup: Lookup) -> HeadResults:
-    # Not at the top: the module is new in torch 2.10, and a CPU never needs it.
-    from torch.nn.attention.varlen import varlen_attn
-
     assert lookup.mask is not None
     packed = lookup.mask.packed
     assert packed is not None
     queries, keys, values = (part[0].transpose(0, 1) for part in (lookup.queries, lookup.keys, lookup.values))
+    if packed.longest <= SHORT and queries.shape[-1] in (16, 32, 64, 128) and reads_compiled(queries):
+        # Not at the top, neither of them: Triton comes with torch for a GPU alone, the other is new in torch 2.10.
+        from qkv.nn.short_texts import attend_short
+
+        return attend_short(queries, keys, values, packed.starts, packed.longest).transpose(0, 1)[None]
+    from torch.nn.attention.varlen import varlen_attn
+
     mixed = varlen_attn(queries, keys, values, packed.starts, packed.starts, packed.longest, packed.longest)
     assert isinstance(mixed, Tensor)
     return mixed.transpose(0, 1)[None]
