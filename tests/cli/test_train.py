@@ -124,6 +124,26 @@ def test_a_few_letters_are_trained_on_all_the_same_or_refused(command, tmp_path,
         refused(answer, f"{tmp_path}/book.txt: 2 tokens are too few to keep 5% of them apart")
 
 
+@pytest.mark.parametrize(
+    ("n_sentences", "batch_size", "said"),
+    [
+        (5, 7, ("116 tokens are less than 4 batches of 77: the model will soon know them by heart; "
+                "13 held out are below 500: the validation loss will say little")),
+        (200, 7, ""),
+        (200, 131, "4,796 tokens are less than 4 batches of 1,441: the model will soon know them by heart"),
+    ],
+)  # fmt: skip
+def test_too_little_text_is_remarked_on_once(command, recipe_file, tmp_path, n_sentences, batch_size, said):
+    write_text(tmp_path / "text.txt", n_sentences)
+    size = f"batch_size={batch_size}"
+    options = [f"training.{size}", f"training.micro_{size}", "--out", "run", "--device", "cpu"]
+    answer = command("train", recipe_file, *options)
+    assert answer.status == 0
+    assert [line for line in answer.err.splitlines() if "less than" in line or "below" in line] == (
+        [f"qkv: {said}"] if said else []
+    )
+
+
 def test_one_long_line_is_read(command, tmp_path):
     (tmp_path / "book.txt").write_text("all on one line, " * (1_500_000 // 17))
     answer = command("train", "gpt", "--text", "book.txt", "--steps", 1, "--out", "run", "--device", "cpu")

@@ -175,6 +175,8 @@ def _made_ready(
     corpus = prepared.corpus
     if ranks.is_first:
         say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocabulary_size:,}")
+        if prepared.too_few:
+            say(prepared.too_few)
     if seconds is not None:
         prepared = fit_to_time(prepared, device=device, seconds=seconds, ranks=ranks)
     if ranks.is_first:

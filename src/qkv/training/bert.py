@@ -64,11 +64,12 @@ class SentenceCorpus:
 
     @property
     def summary(self) -> str:
-        held_out = 0 if self.validation is None else self.validation.n_words
-        return (
-            f"{self.train.n_words:,} tokens of {len(self.train.documents):,} documents to train on, "
-            f"{held_out:,} held out"
-        )
+        n_train, n_held_out = self.n_tokens
+        return f"{n_train:,} tokens of {len(self.train.documents):,} documents to train on, {n_held_out:,} held out"
+
+    @property
+    def n_tokens(self) -> tuple[int, int]:
+        return self.train.n_words, 0 if self.validation is None else self.validation.n_words
 
     def data(self, training: TrainingConfig) -> TrainingData:
         batches = self._batches(self.train, training, rows=training.batch_size, seed=training.seed)

@@ -35,6 +35,11 @@ class Corpus(Protocol):
         """How much there is: `1,234 tokens to train on, 56 held out`."""
         ...
 
+    @property
+    def n_tokens(self) -> tuple[int, int]:
+        """To train on, and held out."""
+        ...
+
     def data(self, training: TrainingConfig) -> TrainingData: ...
 
     def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:

@@ -43,8 +43,12 @@ class TextCorpus:
 
     @property
     def summary(self) -> str:
-        held_out = 0 if self.validation is None else self.validation.n_tokens
-        return f"{self.train.n_tokens:,} tokens to train on, {held_out:,} held out"
+        n_train, n_held_out = self.n_tokens
+        return f"{n_train:,} tokens to train on, {n_held_out:,} held out"
+
+    @property
+    def n_tokens(self) -> tuple[int, int]:
+        return self.train.n_tokens, 0 if self.validation is None else self.validation.n_tokens
 
     def data(self, training: TrainingConfig) -> TrainingData:
         batches = Batches(

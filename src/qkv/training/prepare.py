@@ -28,6 +28,10 @@ from qkv.weights.models import SOURCE_TOKENIZER
 RECIPE = "recipe.toml"
 PREPARING = "preparing.json"
 DATA = "data"
+FEW_BATCHES = 4
+"""A text of fewer is read whole every few steps, and learnt by heart before anything else is."""
+FEW_HELD_OUT = 500
+"""Tokens. −log p differs by about 2 nats from one to the next, so the mean of fewer is off by 0.1 and more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,19 @@ class Prepared:
     def config(self) -> ModelConfig:
         """The model's, now that the tokenizer's size is known."""
         return self.recipe.model_config_for(self.corpus.tokenizer.vocabulary_size)
+
+    @property
+    def too_few(self) -> str:
+        """What there is so little of that the run says little; empty where there is enough."""
+        n_train, n_held_out = self.corpus.n_tokens
+        a_batch = self.recipe.training.batch_size * self.recipe.training.length
+        found = []
+        if n_train < FEW_BATCHES * a_batch:
+            few = f"{n_train:,} tokens are less than {FEW_BATCHES} batches of {a_batch:,}"
+            found.append(f"{few}: the model will soon know them by heart")
+        if 0 < n_held_out < FEW_HELD_OUT:
+            found.append(f"{n_held_out:,} held out are below {FEW_HELD_OUT}: the validation loss will say little")
+        return "; ".join(found)
 
 
 class Preparing(Config):

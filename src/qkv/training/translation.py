@@ -77,6 +77,11 @@ class PairsCorpus:
         held_out = 0 if self.validation is None else len(self.validation)
         return f"{len(self.train):,} pairs to train on{f' (left out: {said})' if said else ''}, {held_out:,} held out"
 
+    @property
+    def n_tokens(self) -> tuple[int, int]:
+        """Of the targets, which are what is learnt."""
+        return self.train.target.n_tokens, 0 if self.validation is None else self.validation.target.n_tokens
+
     def data(self, training: TrainingConfig) -> TrainingData:
         batches = self._batches(training)
         if self.validation is None:
