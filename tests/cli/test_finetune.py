@@ -149,6 +149,7 @@ def test_nothing_is_remarked_on_before_a_model_is_refused(command, folder):
     assert answer.status == 2
     assert len(answer.err.splitlines()) == 1
     assert "stories: is a language model (GPT); a text encoder (BERT) is needed here" in answer.err
+    assert not (folder / "refused").exists()
 
 
 def test_a_score_that_is_no_number_is_refused(command, folder):
@@ -178,6 +179,16 @@ def test_bad_options_are_refused_in_one_line(command, folder, arguments, line):
     answer = command("finetune", *arguments)
     assert (answer.status, answer.out) == (2, "")
     assert line in answer.err.splitlines()[-1]
+    assert not (folder / "runs").exists()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_folder(command, folder):
+    (folder / "pickled").mkdir()
+    (folder / "pickled" / "config.json").write_bytes((folder / "small" / "config.json").read_bytes())
+    (folder / "pickled" / "pytorch_model.bin").touch()
+    answer = command("finetune", "pickled", "--data", "train.tsv", "--out", "never")
+    assert "pickled weights can run code when opened, so they are not" in answer.err
+    assert not (folder / "never").exists()
 
 
 def test_changed_data_are_not_gone_on_with(command, folder):

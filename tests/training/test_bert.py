@@ -120,7 +120,7 @@ def test_masked_words_alone(tmp_path):
     assert not any("next" in name for name in curve(tmp_path / "run")[-1])
     with pytest.raises(InputError, match=r"another document, and there is 1: .*examples.next_sentence=false"):
         prepare_run(recipe(), tmp_path / "other", tmp_path, progress=lambda _label: lambda _n, _all: None)
-    assert not list((tmp_path / "other").iterdir())
+    assert not (tmp_path / "other").exists()
 
 
 def test_settings_that_do_not_fit_are_refused(bert, tmp_path):

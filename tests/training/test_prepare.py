@@ -92,11 +92,21 @@ def test_a_note_that_is_none_is_refused(prepared, tmp_path):
         (b"a", r"text\.txt: 2 tokens are too few to keep 10% of them apart"),
     ],
 )
-def test_bad_text_is_one_line_and_leaves_the_folder_free(tmp_path, content, message):
+def test_bad_text_is_one_line_and_leaves_no_folder(tmp_path, content, message):
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(InputError, match=message):
-        prepare_run(recipe(), tmp_path / "run", tmp_path, progress=silent)
-    assert list((tmp_path / "run").iterdir()) == []
+        prepare_run(recipe(), tmp_path / "runs" / "1", tmp_path, progress=silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_a_folder_that_was_there_before_a_refused_run_stays(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"")
+    (tmp_path / "runs" / "1").mkdir(parents=True)
+    for name in ("1", "2"):
+        with pytest.raises(InputError, match="is empty"):
+            prepare_run(recipe(), tmp_path / "runs" / name, tmp_path, progress=silent)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"]
+    assert list((tmp_path / "runs" / "1").iterdir()) == []
 
 
 def test_missing_text_is_said_before_anything_is_made(tmp_path):

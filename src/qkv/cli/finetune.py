@@ -119,7 +119,7 @@ def finetune(
         with stop_at_once():
             _show(_runs(begun, where), as_json=as_json)
     except Stopped as stop:
-        say(f"stopped by {stop.signal.name}; go on: qkv finetune --resume {begun.out}")
+        say(f"stopped by {stop.signal.name}; go on: qkv finetune --resume {begun.run.path}")
         sys.exit(128 + stop.signal)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import torch
 from qkv.config import FinetuningConfig, FinetuningSettings, load_finetuning
 from qkv.data.disk import read_object, write_whole, writing
 from qkv.data.labelled import Labelled, labelled_rows
-from qkv.errors import ConfigError, InputError, MissingExtraError, RunError
+from qkv.errors import ConfigError, InputError, MissingExtraError, RunError, WeightsError
 from qkv.inspection.confusion import confusion_map
 from qkv.inspection.curves import loss_curve
 from qkv.tasks.devices import find_device
@@ -106,7 +105,7 @@ def finetune(
 class Begun:
     """A folder with all that the runs need, and what was read for them."""
 
-    out: Path
+    run: RunFolder
     settings: FinetuningConfig
     task: LabelledTask
 
@@ -117,12 +116,12 @@ def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path())
     files = {kind: str(data / name) for kind, name in files.items() if name is not None}
     settings = settings.replace(**files)
     task = read_task(settings)
-    RunFolder.create(out)
+    run = RunFolder.create(out)
     places = {kind: str(Path(name).resolve()) for kind, name in files.items()}
     write_whole(out / SETTINGS, settings.replace(**places).as_toml().encode())
     digests = {place: digest(Path(place)) for place in places.values()}
     write_whole(out / DIGESTS, json.dumps(digests, indent=1).encode())
-    return Begun(out=out, settings=settings, task=task)
+    return Begun(run=run, settings=settings, task=task)
 
 
 def resume_finetuning(out: Path) -> Begun:
@@ -133,27 +132,25 @@ def resume_finetuning(out: Path) -> Begun:
     for place, expected in read_object(out / DIGESTS).items():
         if not Path(place).is_file() or digest(Path(place)) != expected:
             raise RunError(f"{place}: is gone or was changed since {out} was begun")
-    return Begun(out=out, settings=settings, task=read_task(settings))
+    return Begun(run=RunFolder(out), settings=settings, task=read_task(settings))
 
 
 def run_finetuning(begun: Begun, *, device: torch.device, reports: Reports, say: Say) -> Iterator[ModelRuns]:
     """Each model in turn, each with every seed; what is finished already is only told of.
 
-    Bad input that is seen before the first checkpoint leaves an empty folder.
+    Bad input that is seen before the first checkpoint leaves no folder.
     """
-    out, settings = begun.out, begun.settings
-    folders = _folders(out, settings.models)
-    with RunFolder(out).locked():
+    run, settings = begun.run, begun.settings
+    with run.locked():
         try:
-            for name, own in folders.items():
+            for name, own in _folders(run.path, settings.models).items():
                 start = load_as(TextEncoder, name)
                 yield _seeds(
                     start, begun.task, settings, name=name, folder=own, device=device, reports=reports, say=say
                 )
-        except (ConfigError, InputError):
-            if not any(out.rglob("checkpoints")):
-                for left_over in out.iterdir():
-                    shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        except (ConfigError, InputError, WeightsError):
+            if not any(run.path.rglob("checkpoints")):
+                run.discard()
             raise
 
 

@@ -1,7 +1,6 @@
 """From a recipe to a trainer: data made ready, model built, killed preparations taken up again."""
 
 import json
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,7 +74,7 @@ def prepare_run(
 ) -> Prepared:
     """Write the recipe, train or load the tokenizer, tokenize the texts; `progress(label)` gives a bar to move.
 
-    `seconds` is noted for whoever fits the steps; `finish_preparing` ends it. Bad input leaves an empty folder.
+    `seconds` is noted for whoever fits the steps; `finish_preparing` ends it. Bad input leaves no folder.
     """
     resolve((*recipe.data.train, *recipe.data.validation), data_folder)
     run = RunFolder.create(folder)
@@ -86,8 +85,7 @@ def prepare_run(
         with run.locked():
             return go_on_preparing(run.path, progress=progress)
     except (ConfigError, InputError):
-        for left_over in run.path.iterdir():
-            shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        run.discard()
         raise
 
 

@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -67,8 +67,10 @@ def this_machine(device: torch.device) -> str:
 class RunFolder:
     """Reads and writes a run; the trainer decides when."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, made: tuple[Path, ...] = ()) -> None:
+        """`made`: the folders that were not there before this run, innermost first."""
         self.path = path
+        self._made = made
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
 
@@ -77,6 +79,7 @@ class RunFolder:
         """A new folder, or an empty one; a run never writes over another."""
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; a run needs a folder, new or empty")
+        made = tuple(place for place in (path, *path.parents) if not place.exists())
         with writing(path, 0):
             path.mkdir(parents=True, exist_ok=True)
             held = sorted(there.name for there in path.iterdir() if there.suffix != ".partial")
@@ -85,7 +88,15 @@ class RunFolder:
             raise RunError(
                 f"{path}: is not empty (it holds {held[0]}); give another --out, or go on: qkv {verb} --resume {path}"
             )
-        return cls(path)
+        return cls(path, made=made)
+
+    def discard(self) -> None:
+        """Undo `create`, for a run that was refused: all that lies in the folder goes, and what was made for it."""
+        for left_over in self.path.iterdir():
+            shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        with suppress(OSError):  # another run may lie beside it by now
+            for place in self._made:
+                place.rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
