@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from qkv.choices import HeadLayout, Kernel
 from qkv.errors import ConfigError, ShapeError
 from qkv.nn.cache import LayerCache, SourceCache
+from qkv.nn.gradients import projected, trains_compiled
 from qkv.nn.lookup import Lookup, attend_fused, weights_of
 from qkv.nn.mask import Mask
 from qkv.nn.relation import Relation
@@ -123,21 +124,23 @@ class Attention(nn.Module):
     def _at_once(self, x: Tensor) -> list[Tensor]:
         """Query, key and value by one product: three small ones leave part of a GPU idle."""
         parts = (self.query, self.key, self.value)
+        weight, widths = torch.cat([part.weight for part in parts]), [part.out_features for part in parts]
         bias = torch.cat([part.bias for part in parts]) if self.has_bias else None
-        projected = F.linear(x, torch.cat([part.weight for part in parts]), bias)
-        return list(projected.split([part.out_features for part in parts], dim=-1))
+        if bias is not None and trains_compiled(x):
+            return list(projected(x, weight, bias, widths))
+        return list(F.linear(x, weight, bias).split(widths, dim=-1))
 
     def _keys_and_values(
         self,
         looked_at: Tensor,
-        projected: list[Tensor],
+        made: list[Tensor],
         relation: Relation | None,
         cache: LayerCache | SourceCache | None,
     ) -> tuple[Tensor, Tensor]:
-        """`projected`: key and value of what is looked at, where they were made with the query."""
+        """`made`: key and value of what is looked at, where they were made with the query."""
 
         def project() -> tuple[Tensor, Tensor]:
-            key, value = projected or (self.key(looked_at), self.value(looked_at))
+            key, value = made or (self.key(looked_at), self.value(looked_at))
             keys = self._heads_of(key, self.shape.n_kv_heads)
             values = self._heads_of(value, self.shape.n_kv_heads)
             return (keys if relation is None else relation.rotate(keys)), values

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 from qkv.choices import Activation
 from qkv.nn.compiled import reads_compiled
-from qkv.nn.tap import Tap
+from qkv.nn.gradients import expanded, trains_compiled
+from qkv.nn.tap import Tap, is_looked_at
 from qkv.tensors import Residual
 
 TAIL = (0.9999962, 1.151225, 0.45857096, 0.05380521, -0.0084041990, 8.957442e-4, -5.592328e-5, 1.4766356e-6)
@@ -43,15 +44,19 @@ class FeedForward(nn.Module):
         bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.activation = activation
+        self.activation, self.has_bias = activation, bias
         self.expand = nn.Linear(d_model, d_ff, bias=bias)
         self.gate = nn.Linear(d_model, d_ff, bias=bias) if gated else None
         self.contract = nn.Linear(d_ff, d_model, bias=bias)
         self.hidden = Tap()
 
     def forward(self, x: Residual) -> Residual:
-        if self.gate is None:
-            hidden = activate(self.expand(x), self.activation)
-        else:
-            hidden = activate(self.gate(x), self.activation) * self.expand(x)
+        hidden = self._expanded(x) if self.gate is None else activate(self.gate(x), self.activation) * self.expand(x)
         return self.contract(self.hidden(hidden))
+
+    def _expanded(self, x: Tensor) -> Tensor:
+        expand = self.expand
+        is_usual = type(expand) is nn.Linear and not is_looked_at(expand)
+        if is_usual and self.has_bias and self.activation is Activation.GELU and trains_compiled(x):
+            return expanded(x, expand.weight, expand.bias)
+        return activate(expand(x), self.activation)

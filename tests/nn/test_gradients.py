@@ -1,0 +1,83 @@
+"""Gradients by kernels of ours, run by Triton's interpreter: torch's own, at every size and step."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from qkv.choices import Activation
+from qkv.config import GPTConfig
+from qkv.models import GPT
+from qkv.nn import attention, feedforward
+from qkv.nn.gradients import trains_compiled
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)"),
+]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    from qkv.nn import gradient_kernels
+
+    for name, value in {"ROWS": 4, "COLUMNS": 32, "ROWS_A_PROGRAM": 8}.items():
+        monkeypatch.setattr(gradient_kernels, name, value)
+    return gradient_kernels
+
+
+@pytest.mark.parametrize("width", [31, 64, 101])
+def test_gelu_adds_its_bias_and_gives_both_gradients(kernels, width):
+    generator = torch.Generator().manual_seed(3)
+    x, given = (3 * torch.randn(3, 7, width, generator=generator) for _ in range(2))
+    x[0, 0, :5] = torch.tensor([-30.0, -7.0, 0.0, 7.0, 30.0])
+    bias = torch.randn(width, generator=generator)
+    plain = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
+    ours = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
+    wanted, found = F.gelu(plain[0] + plain[1]), kernels.biased_gelu(*ours)
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-6)
+    wanted.backward(given)
+    found.backward(given)
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=2e-5, rtol=2e-6)
+
+
+def test_three_matrices_come_to_stand_side_by_side_with_their_sums(kernels):
+    wide = torch.randn(21, 120)
+    parts = [wide[:, :37], wide[:, 40:93], torch.randn(11, 21).T]
+    joined, sums = kernels.beside(*parts)
+    assert torch.equal(joined, torch.cat(parts, dim=1))
+    torch.testing.assert_close(sums.sum(0), joined.sum(0))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile itself does
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, compiled):
+    size = {"vocabulary_size": 37, "context_length": 13, "n_layers": 2, "d_model": 24, "n_heads": 3}
+    model = GPT(GPTConfig(**size, activation=Activation.GELU), seed=1)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+    ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
+
+    def gradients(run):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            run(ids).float().logsumexp(-1).sum().backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    wanted = gradients(model)
+    for module in (attention, feedforward):
+        monkeypatch.setattr(module, "trains_compiled", lambda _x: True)
+    monkeypatch.setattr(attention.Attention, "_pays_at_once", lambda _self, _x: True)
+    road = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
+    found = gradients(road if compiled else model)
+    for name, gradient in wanted.items():
+        if not name.endswith("key.bias"):  # which moves all of a query's scores alike: zero but for rounding
+            assert (found[name] - gradient).norm() < 0.05 * gradient.norm(), name
+
+
+def test_a_cpu_takes_the_plain_road():
+    assert not torch.compile(trains_compiled, backend="eager")(torch.zeros(3))
