@@ -97,8 +97,13 @@ def test_a_thousand_flipped_bytes_lead_to_the_checkpoint_before(folder):
 def test_nothing_good_is_said_with_the_number_tried(folder):
     for step in (12, 13):
         (folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
-    with pytest.raises(RunError, match="none of the 2 checkpoints is good: nothing to go on from"):
-        go_on(folder)
+    said = []
+    with pytest.raises(RunError, match="no checkpoint is good, of 2: nothing to go on from"):
+        RunFolder(folder).last_good(said.append)
+    assert [line.partition("; ")[2] for line in said] == [
+        "falling back to the checkpoint before",
+        "there is no checkpoint before",
+    ]
 
 
 def test_a_checkpoint_under_another_steps_name_is_seen(folder):

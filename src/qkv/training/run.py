@@ -150,14 +150,15 @@ class RunFolder:
 
     def last_good(self, say: Say) -> tuple[Progress, Path]:
         """The newest checkpoint whose every byte is right; what is wrong with newer ones is said."""
-        for step in reversed(self.steps()):
+        steps = self.steps()
+        for step in reversed(steps):
             folder = self.folder(step)
             try:
                 check_folder(folder)
                 return read_progress(folder, step), folder
             except WeightsError as error:
-                say(f"{error}; falling back to the checkpoint before")
-        raise RunError(f"{self.path}: none of the {len(self.steps())} checkpoints is good: nothing to go on from")
+                say(f"{error}; {'there is no' if step == steps[0] else 'falling back to the'} checkpoint before")
+        raise RunError(f"{self.path}: no checkpoint is good, of {len(steps)}: nothing to go on from")
 
     def best(self) -> Path:
         """The checkpoint with the lowest validation loss that is kept, else the last; its bytes are checked."""
