@@ -27,23 +27,26 @@ def is_replayed(objective: Objective, config: TrainingConfig, device: torch.devi
 
 
 class Replay(Generic[Made]):
-    """Work on tensors of one shape, recorded the third time. What it gives is overwritten by the next call."""
+    """Work recorded when tensors of one shape come the third time. What it gives is overwritten by the next call."""
 
     def __init__(self, record: Callable[[Callable[[], Made]], Callable[[], Made]] | None = None) -> None:
         self._record = recorded if record is None else record
         self._held: Sent = ()
-        self._n_plain = 0
+        self._n_alike = 0
+        """Calls in a row, the last one included, with tensors of one shape."""
+        self._shapes: list[torch.Size | None] = []
         self._replay: Callable[[], Made] | None = None
 
     def __call__(self, given: Sent, work: Callable[[Sent], Made]) -> Made:
         """`work`: without a look at any value; all it reads or changes besides `given` stays where it is in memory."""
-        if self._n_plain < N_PLAIN:
-            self._n_plain += 1
-            return work(given)
+        shapes = [None if one is None else one.shape for one in given]
         if self._replay is None:
-            self._held = given
-            self._replay = self._record(lambda: work(given))
-        if _shapes(given) != _shapes(self._held):
+            self._n_alike = self._n_alike + 1 if shapes == self._shapes else 1
+            self._shapes = shapes
+            if self._n_alike > N_PLAIN:
+                self._held = given
+                self._replay = self._record(lambda: work(given))
+        if self._replay is None or shapes != self._shapes:
             return work(given)
         for held, new in zip(self._held, given, strict=True):
             if held is not None and new is not None and new is not held:
@@ -62,7 +65,3 @@ def recorded(work: Callable[[], Made]) -> Callable[[], Made]:
         return made
 
     return replay
-
-
-def _shapes(given: Sent) -> list[torch.Size | None]:
-    return [None if one is None else one.shape for one in given]
