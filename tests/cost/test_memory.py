@@ -195,10 +195,12 @@ def test_fsdp_holds_a_part_on_each_device_and_ddp_all():
     assert (fsdp.communication.all_gather, fsdp.communication.reduce_scatter) == (2 * 6 * part * 4, 6 * part * 4)
 
 
-def test_inference_holds_weights_cache_and_one_operation():
+def test_inference_holds_weights_cache_ids_and_what_is_held_at_its_worst_moment():
     config = GPTConfig(vocabulary_size=101, context_length=7, d_model=12, n_heads=3, n_layers=2)
     held = estimate(config, batch=5, length=7, mode="prefill").memory
-    assert held.activations == 4 * 5 * 7 * (12 + 101)  # the logits and what they are made from
-    assert held.peak == held.weights + held.cache + held.activations
+    streams = 4 * 12  # the stack's input, the block's, the stream after attention, its normed copy
+    assert held.activations == 4 * 5 * 7 * (streams + 2 * 48)  # and the activation's two
+    ids_and_positions = 8 * 5 * 7 + 8 * 7
+    assert held.peak == held.weights + held.cache + held.activations + ids_and_positions
     assert (held.gradients, held.optimizer, held.working) == (0, 0, 0)
     assert estimate(config, batch=5, length=7, mode="forward").memory.cache == 0

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 
 from qkv.choices import CellKind, ScoreKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
+from qkv.cost.moments import most_held
 from qkv.cost.operation import Operation
-from qkv.cost.operations import operations
 from qkv.cost.parameters import parameters
 from qkv.cost.timeline import held, peaks, weight_casts
 from qkv.cost.update import shard, update_of
@@ -20,8 +20,8 @@ class Memory:
     """Bytes by class, on each device.
 
     Weights, gradients, optimizer and cache are exact. Activations in training are what autograd keeps from forward
-    to backward: every tensor once; in inference, the inputs and results of the largest operation. The peak is the
-    largest moment of a step, see `timeline`.
+    to backward: every tensor once; in inference, what is held at the worst moment of a pass, see `moments`. The peak
+    is the largest moment of a step, see `timeline`; ids are in it too.
     """
 
     weights: int
@@ -52,21 +52,22 @@ def memory_of(made: list[Operation], config: ModelConfig, work: Workload) -> Mem
     if work.mode is Mode.TRAIN:
         return _training(made, config, work, n_parameters)
     weights = n_parameters * work.dtype.wide
-    if work.mode is Mode.GENERATE:
-        made = [*_pass(config, work, Mode.PREFILL, work.length), *_pass(config, work, Mode.DECODE, work.last_length)]
-    activations = max(one.reads + one.writes - one.inside_reads - one.inside_writes for one in made) * work.dtype.narrow
     casts = weight_casts(made, work)
-    cache = 0
+    passes = [work]
+    if work.mode is Mode.GENERATE:
+        sizes = ((Mode.PREFILL, work.length), (Mode.DECODE, work.last_length))
+        passes = [work.replace(mode=mode, new=None, predictions=1, length=n) for mode, n in sizes]
+    cache = of_source = 0
     if work.mode in (Mode.PREFILL, Mode.DECODE, Mode.GENERATE):
         lengths = {"length": work.last_length, "source_length": work.n_source}
         cache = cache_bytes(config, batch=work.batch, **lengths, dtype=work.dtype)
+        if isinstance(config, Seq2SeqConfig):
+            of_source = cache_bytes(config, batch=work.batch, length=0, source_length=work.n_source, dtype=work.dtype)
+    activations = max(most_held(config, one, source_cache=of_source) for one in passes)
     return Memory(
-        weights=weights, casts=casts, activations=activations, cache=cache, peak=weights + casts + activations + cache
-    )
-
-
-def _pass(config: ModelConfig, work: Workload, mode: Mode, length: int) -> list[Operation]:
-    return operations(config, work.replace(mode=mode, new=None, predictions=1, length=length))
+        weights=weights, casts=casts, activations=activations, cache=cache,
+        peak=weights + casts + activations + cache + _inputs(config, work),
+    )  # fmt: skip
 
 
 def cache_bytes(
@@ -123,15 +124,18 @@ def _training(made: list[Operation], config: ModelConfig, work: Workload, n_para
 
 
 def _inputs(config: ModelConfig, work: Workload) -> int:
-    """Ids and targets, 8 bytes each; the numbers of a patch, 4 each."""
+    """Ids 8 bytes each, in training as many targets, else the positions of one row; the numbers of a patch, 4 each."""
     match config:
+        case _ if work.mode is Mode.DECODE:
+            of_source = 0
         case Seq2SeqConfig(d_patch=int(d_patch)):
             of_source = 4 * d_patch * work.n_source
         case Seq2SeqConfig() | RNNConfig():
             of_source = 8 * work.n_source
         case _:
             of_source = 0
-    return work.batch * (16 * work.length + of_source)
+    beside = work.n_tokens if work.mode is Mode.TRAIN else work.n_new
+    return work.batch * of_source + 8 * (work.n_tokens + beside)
 
 
 def _gathered(made: list[Operation]) -> int:

@@ -56,46 +56,52 @@ def _one_pass(config: ModelConfig, work: Workload) -> list[Operation]:
             assert_never(config)
 
 
-def _gpt(config: GPTConfig, work: Workload) -> list[Operation]:
-    stack = Stack(
-        config=config,
-        n_layers=config.n_layers,
-        batch=work.batch,
-        n_queries=work.n_new,
-        n_keys=work.length,
-        causal=config.causal,
-        is_cached=work.mode is Mode.DECODE,
-        kernel=work.kernel,
-        on_gpu=work.on_gpu,
-    )
+def stacks_of(config: ModelConfig, work: Workload) -> list[Stack]:
+    """The stacks of blocks that one pass goes through, in order; an RNN has none."""
+    same = {"batch": work.batch, "kernel": work.kernel, "on_gpu": work.on_gpu}
+    is_step = work.mode is Mode.DECODE
+    sizes = {**same, "n_queries": work.n_new, "n_keys": work.length, "is_cached": is_step}
+    match config:
+        case GPTConfig():
+            return [Stack(config=config, n_layers=config.n_layers, causal=config.causal, **sizes)]
+        case BERTConfig():
+            return [Stack(config=config, n_layers=config.n_layers, causal=False, **sizes)]
+        case Seq2SeqConfig():
+            m, both = work.n_source, {"config": config}
+            encoder = Stack(
+                **both, **same, prefix="encoder.", n_layers=config.n_encoder_layers, n_queries=m, n_keys=m, causal=False
+            )
+            decoder = Stack(
+                **both, **sizes, prefix="decoder.", n_layers=config.n_decoder_layers, causal=True, n_source=m
+            )
+            return [decoder] if is_step else [encoder, decoder]
+        case RNNConfig():
+            return []
+
+
+def _side(
+    config: TransformerConfig, work: Workload, stack: Stack, *, n_words: int | None = None,
+    n_segments: int | None = None,
+) -> list[Operation]:  # fmt: skip
+    """From ids to a stack's last states."""
+    prefix, rows = stack.prefix, stack.n_rows
     return [
-        *_embedding(config, work, work.n_tokens),
-        *_relation(config, work.n_new, work.length),
+        *_embedding(config, work, rows, prefix=prefix, n_words=n_words, n_segments=n_segments),
+        *_relation(config, stack.n_queries, stack.n_keys, prefix=prefix),
         *stack.operations(),
-        *_final_norm(config, work, work.n_tokens),
-        _unembedding(config, work.n_predicted),
+        *_final_norm(config, work, rows, prefix=prefix),
     ]
+
+
+def _gpt(config: GPTConfig, work: Workload) -> list[Operation]:
+    (stack,) = stacks_of(config, work)
+    return [*_side(config, work, stack), _unembedding(config, work.n_predicted)]
 
 
 def _bert(config: BERTConfig, work: Workload) -> list[Operation]:
     """Every head of the config is run, once: the masked-word head where it predicts, the others on [CLS]."""
-    stack = Stack(
-        config=config,
-        n_layers=config.n_layers,
-        batch=work.batch,
-        n_queries=work.length,
-        n_keys=work.length,
-        causal=False,
-        kernel=work.kernel,
-        on_gpu=work.on_gpu,
-    )
-    return [
-        *_embedding(config, work, work.n_tokens, n_segments=config.n_segments or None),
-        *_relation(config, work.length, work.length),
-        *stack.operations(),
-        *_final_norm(config, work, work.n_tokens),
-        *_bert_heads(config, work),
-    ]
+    (stack,) = stacks_of(config, work)
+    return [*_side(config, work, stack, n_segments=config.n_segments or None), *_bert_heads(config, work)]
 
 
 def _bert_heads(config: BERTConfig, work: Workload) -> list[Operation]:
@@ -123,51 +129,14 @@ def _bert_heads(config: BERTConfig, work: Workload) -> list[Operation]:
 
 
 def _seq2seq(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
-    b, m = work.batch, work.n_source
-    decoder = Stack(
-        config=config,
-        prefix="decoder.",
-        n_layers=config.n_decoder_layers,
-        batch=b,
-        n_queries=work.n_new,
-        n_keys=work.length,
-        causal=True,
-        is_cached=work.mode is Mode.DECODE,
-        n_source=m,
-        kernel=work.kernel,
-        on_gpu=work.on_gpu,
-    )
-    written = [
-        *_embedding(config, work, work.n_tokens, prefix="decoder."),
-        *_relation(config, work.n_new, work.length, prefix="decoder."),
-        *decoder.operations(),
-        *_final_norm(config, work, work.n_tokens, prefix="decoder."),
-        _unembedding(config, work.n_predicted),
-    ]
-    return written if work.mode is Mode.DECODE else [*_encoder(config, work), *written]
-
-
-def _encoder(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
-    b, m = work.batch, work.n_source
-    stack = Stack(
-        config=config,
-        prefix="encoder.",
-        n_layers=config.n_encoder_layers,
-        batch=b,
-        n_queries=m,
-        n_keys=m,
-        causal=False,
-        kernel=work.kernel,
-        on_gpu=work.on_gpu,
-    )
-    token, *rest = _embedding(config, work, b * m, prefix="encoder.", n_words=config.source_vocabulary_size)
-    return [
-        token if config.d_patch is None else _patches(token.part, b * m, config.d_patch, config.d_model),
-        *rest,
-        *_relation(config, m, m, prefix="encoder."),
-        *stack.operations(),
-        *_final_norm(config, work, b * m, prefix="encoder."),
-    ]
+    *encoder, decoder = stacks_of(config, work)
+    read: list[Operation] = []
+    for stack in encoder:
+        token, *rest = _side(config, work, stack, n_words=config.source_vocabulary_size)
+        if config.d_patch is not None:
+            token = _patches(token.part, stack.n_rows, config.d_patch, config.d_model)
+        read += [token, *rest]
+    return [*read, *_side(config, work, decoder), _unembedding(config, work.n_predicted)]
 
 
 def _patches(part: str, rows: int, d_patch: int, d_model: int) -> Operation:

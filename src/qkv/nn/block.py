@@ -80,11 +80,13 @@ class Block(nn.Module):
         x = self.residual_pre(x)
         write = self.attention(self._before(self.attention_norm, x), mask=mask, relation=relation, cache=own)
         x = self.residual_mid(self._add(self.attention_norm, x, self.attention_write(write)))
+        del write  # it has been added; with a name it would be held while the next sub-layer computes
         if self.cross is not None and source is not None:
             write = self.cross(
                 self._before(self.cross_norm, x), source=source.states, mask=source.mask, cache=of_source
             )
             x = self.residual_cross(self._add(self.cross_norm, x, self.cross_write(write)))
+            del write
         write = self.feedforward(self._before(self.feedforward_norm, x))
         return self.residual_post(self._add(self.feedforward_norm, x, self.feedforward_write(write)))
 

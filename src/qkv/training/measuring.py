@@ -144,7 +144,8 @@ def _pass(model: Model, work: Workload) -> Callable[[], list[Tensor]]:
             kept = model.new_cache(batch=work.batch, capacity=work.length) if is_kept else None
 
             def both() -> list[Tensor]:
-                states = model.states(ids, model.encode(source), cache=_emptied(kept))
+                read = model.encode(source)
+                states = model.states(ids, read, cache=_emptied(kept))
                 return [model.unembedding(states[:, -asked:])]
 
             return both
