@@ -19,6 +19,7 @@ from qkv.training.lora import add_lora
 from qkv.training.ranks import ALONE, Ranks
 from qkv.training.recompute import recompute_blocks
 from qkv.training.run import RunFolder
+from qkv.training.same_data import check_data, note_data
 from qkv.training.texts import resolve
 from qkv.training.trainer import Report, Trainer
 from qkv.training.translation import PairsCorpus
@@ -115,16 +116,18 @@ def fit_to_time(prepared: Prepared, *, device: torch.device, seconds: float, ran
 
 def finish_preparing(prepared: Prepared) -> None:
     """From now on the run is what its recipe says, and can be resumed without the texts."""
+    note_data(prepared.run.path, prepared.run.path / DATA)
     write_recipe(prepared.run, prepared.recipe)
     with writing(prepared.run.path, 0):
         (prepared.run.path / PREPARING).unlink(missing_ok=True)
 
 
 def open_run(folder: Path) -> Prepared:
-    """A run that was prepared before."""
+    """A run that was prepared before, and whose data are what they were then."""
     recipe = _read_recipe(folder)
     if preparing(folder) is not None:
         raise RunError(f"{folder}: was stopped while it was prepared; go on: qkv train --resume {folder}")
+    check_data(folder)
     return _open(folder, recipe)
 
 

@@ -3,6 +3,7 @@
 run/
   recipe.toml                  what was asked for, every setting
   data/                        the texts as token stores
+  data.json                    their sizes and hashes: a run goes on with these alone
   preparing.json               only until the stores are there: what making them needs
   metrics.jsonl                one line a step or evaluation
   checkpoints/step-00000500/   whole or not there; manifest.json holds every file's hash
