@@ -36,9 +36,9 @@ LLAMA = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(gpu_forward, "KEYS", 16)
+    monkeypatch.setattr(gpu_forward, "KEYS", 128)
     monkeypatch.setattr(gpu_forward, "PROGRAMS", 4)
-    monkeypatch.setattr(gpu_forward, "HEADS_READ", 1024)
+    monkeypatch.setattr(gpu_forward, "HEADS_PROGRAMS", 16)
     monkeypatch.setattr(gpu_step, "VOCABULARY_BLOCK", 64)
 
 

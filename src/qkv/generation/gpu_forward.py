@@ -22,9 +22,10 @@ READ = 16384
 """Bytes of a matrix that a program reads at once, for one row; twice as many of a large one."""
 LARGE = 2**23
 """Bytes of a matrix that is large."""
-KEYS = 128
-HEADS_READ = 16384
-"""Bytes of the output's matrix that a program which looks back reads."""
+KEYS = 8192
+"""Numbers of keys that are read at once."""
+HEADS_PROGRAMS = 128
+"""About so many look back and multiply on what they found: each reads a head's keys."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,15 @@ class _Forward:
         self.shape, self.d_model = shape, laid.tokens.shape[1]
         new = laid.tokens.new_empty
         self.projected = new(rows, (shape.n_heads + shape.n_kv_heads) * shape.d_head + shape.n_kv_heads * shape.d_value)
-        self.n_splits = _splits(given.capacity, rows * shape.n_heads)
+        self.n_keys = max(KEYS // power_of_two(shape.d_head), 1)
+        self.n_splits = _splits(given.capacity // self.n_keys, rows * shape.n_heads)
         n_parts = rows * shape.n_heads * self.n_splits * (power_of_two(shape.d_value) + 2)
         self.parts = new(n_parts, dtype=torch.float32)
         cos, sin = (None, None) if given.rotation is None else given.rotation
         self.tables = given.positions, cos, sin
         self.looking: dict[str, Any] = {
             "HEADS": shape.n_heads, "KV_HEADS": shape.n_kv_heads, "D": shape.d_head, "D_VALUE": shape.d_value,
-            "BLOCK_D": power_of_two(shape.d_head), "BLOCK_VALUE": power_of_two(shape.d_value), "BLOCK_KEYS": KEYS,
+            "BLOCK_D": power_of_two(shape.d_head), "BLOCK_VALUE": power_of_two(shape.d_value), "BLOCK_KEYS": self.n_keys,
             "ROTARY": cos is not None, "SPLITS": self.n_splits, **given.overlap,
         }  # fmt: skip
 
@@ -153,12 +155,13 @@ class OneRow(_Forward):
         )  # fmt: skip
 
     def _give_heads(self, layer: int, output: Matrix) -> None:
-        row_bytes = power_of_two(self.shape.d_value) * output.weight.element_size()
-        block_out = min(max(HEADS_READ // row_bytes, 1), power_of_two(output.n_out))
+        block_out = power_of_two(output.n_out * self.shape.n_heads // HEADS_PROGRAMS + 1) // 2
+        n_bytes = block_out * self.shape.d_value * output.weight.element_size()
         _row_kernels().give_heads[(self.shape.n_heads, -(-output.n_out // block_out))](
             self.projected, self.given.keys[layer], self.given.values[layer], *self.tables, self.parts, output.weight,
             output.bias, self._stream, self._spoiled, self.given.capacity, self.laid.attention.scale, output.n_out,
-            HAS_BIAS=output.bias is not None, BLOCK_OUT=block_out, **self.looking,
+            HAS_BIAS=output.bias is not None, BLOCK_OUT=block_out, num_warps=8 if n_bytes > 2 * READ else 4,
+            **self.looking,
         )  # fmt: skip
 
 
@@ -262,9 +265,9 @@ def tables(model: GPT, capacity: int) -> tuple[Tensor | None, tuple[Tensor, Tens
     return places, rotation
 
 
-def _splits(capacity: int, n_heads: int) -> int:
+def _splits(n_blocks: int, n_heads: int) -> int:
     """Programs a head: more where the context is long and the heads are too few for the GPU."""
-    return max(1, min(power_of_two(capacity) // (4 * KEYS), power_of_two(PROGRAMS // n_heads + 1), 64))
+    return max(1, min(power_of_two(n_blocks) // 4, power_of_two(PROGRAMS // n_heads + 1), 64))
 
 
 def _kernels() -> Any:  # noqa: ANN401 - what Triton makes of a function has no type
