@@ -194,3 +194,23 @@ def test_each_plain_attention_has_more_to_launch(config, mode, n):
         for kernel in ("fused", "plain")
     )
     assert plain - fused == pytest.approx(n)
+
+
+@pytest.mark.parametrize("n", [4096, 16384, 65536])
+@pytest.mark.parametrize(("mode", "dtype"), [("forward", "bfloat16"), ("train", "mixed")])
+def test_attention_beyond_the_calibrated_lengths_goes_on_by_work_and_by_how_busy_the_device_is(n, mode, dtype):
+    """A device of 128 places, each of which takes 32 queries of a text at a time: one short text leaves most idle."""
+
+    def seconds(groups, n, width):
+        return max(1, groups * n / 32 / 128) * n * width * 1e-9
+
+    axes = ((1, 4, 16), (256, 1024), (64,))
+    points = [(groups, length, 64) for groups in axes[0] for length in axes[1]]
+    table = Table(axes=axes, growth=(1, 2, 1), seconds=tuple(seconds(*point) for point in points))
+    names = [f"causal-fused.{road}" for road in ("infer", "train")]
+    calibration = made_up("cuda", "bfloat16")
+    calibration = calibration.replace(tables={**calibration.tables, **dict.fromkeys(names, table)})
+    work = Workload(batch=1, length=n, mode=mode, dtype=dtype)
+    found = predict(GPT.replace(context_length=n), work, calibration)
+    (attention,) = [one.seconds for one in found.spent if one.name == "attention"]
+    assert attention == pytest.approx(3 * seconds(1, n, 64))

@@ -238,7 +238,11 @@ class _Meter:
             return seconds + 2 * one.cache * self.work.dtype.narrow * self.farther
         is_causal = one.visible < 1 and self.work.kernel is Kernel.FUSED
         name = f"{'causal' if is_causal else 'full'}-{self.work.kernel.value}"
-        return self._kernel(name, product.groups, (product.rows * product.columns) ** 0.5, width)
+        n = (product.rows * product.columns) ** 0.5
+        # A text r times as long as the longest timed is the work of r² such; a device shares out its queries, so it is
+        # as busy as with r of them, each r times as long. To go on by n² alone would keep a half-idle device half idle.
+        longer = max(1.0, n / self.calibration.table(f"{name}.{self.road}").axes[1][-1])
+        return longer * self._kernel(name, longer * product.groups, n / longer, width)
 
     def _recurrence(self, one: Operation) -> float:
         """A whole layer in one direction; two directions are timed together, each half."""

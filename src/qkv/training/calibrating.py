@@ -17,8 +17,6 @@ from qkv.training.launching import Launching
 from qkv.training.stopwatch import Stopwatch, Work
 
 Report = Callable[[str], None]
-D_HEADS = (32, 128)
-"""Widths of a head that attention is tried with."""
 ELEMENTWISE = ("add", "gate", "layer", "rms", "look-up", "softmax", "rotation", *(one.value for one in Activation))
 
 
@@ -39,6 +37,8 @@ class Grid:
     """Bytes of weights read in turn."""
     recurrence: tuple[tuple[int, ...], ...] = ((2, 8, 32, 200), (1, 16, 64), (32, 128, 512))
     """Steps, batch, width of the state."""
+    d_heads: tuple[int, ...] = (32, 128)
+    """Widths of a head that attention is tried with."""
     odd: tuple[tuple[int, ...], int, int]
     """Rows, inner and columns of products that are also tried with columns that are no multiple of 8."""
 
@@ -49,11 +49,13 @@ CPU = Grid(
     contexts=(16, 128, 1024, 4096), most_flops=1.2e9, most_square=2**24, stream=(2**20, 2**23, 2**25, 2**26, 2**28),
     odd=((8, 128), 256, 4096),
 )  # fmt: skip
+# Heads of 64 are the usual ones on a GPU and are timed themselves; narrower ones count as such.
 GPU = Grid(
     rows=(1, 8, 64, 512, 4096, 32768), widths=(64, 256, 1024, 4096, 16384),
-    numbers=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27), groups=(4, 16, 128, 1024), lengths=(16, 64, 256, 1024, 4096),
-    contexts=(16, 256, 2048, 16384), most_flops=2e12, most_square=2**29, stream=(2**22, 2**25, 2**27, 2**30),
-    odd=((64, 1024, 8192), 768, 50304), recurrence=((2, 32, 200), (1, 64), (64, 512)),
+    numbers=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27), groups=(4, 16, 128, 1024),
+    lengths=(16, 64, 256, 1024, 4096, 16384), contexts=(16, 256, 2048, 16384), most_flops=2e12, most_square=2**29,
+    stream=(2**22, 2**25, 2**27, 2**30), odd=((64, 1024, 8192), 768, 50304), d_heads=(64, 128),
+    recurrence=((2, 32, 200), (1, 64), (64, 512)),
 )  # fmt: skip
 
 
@@ -145,7 +147,7 @@ def _attentions(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:
             return kernels.attention(road, groups, n, d_head, kernel=kernel, causal=causal)
 
         name = f"{'causal' if causal and kernel is Kernel.FUSED else 'full'}-{kernel.value}"
-        tables[name] = _table(watch, (grid.groups, grid.lengths, D_HEADS), make, growth=(1, 2, 1))
+        tables[name] = _table(watch, (grid.groups, grid.lengths, grid.d_heads), make, growth=(1, 2, 1))
     if road.is_training:
         return tables
     for kernel in Kernel:
@@ -154,7 +156,7 @@ def _attentions(watch: Stopwatch, road: Road, grid: Grid) -> dict[str, Table]:
             too_much = groups * n * d_head > grid.numbers[-1]
             return None if too_much else kernels.attention_step(road, groups, n, d_head, kernel=kernel)
 
-        tables[f"step-{kernel.value}"] = _table(watch, (grid.groups, grid.contexts, D_HEADS), step)
+        tables[f"step-{kernel.value}"] = _table(watch, (grid.groups, grid.contexts, grid.d_heads), step)
     return tables
 
 
