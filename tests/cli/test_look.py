@@ -129,11 +129,14 @@ def test_a_time_line_reads_the_text_with_every_checkpoint_of_a_run(command, fold
 
 
 def test_mistakes_are_one_line(command, folder, translator, tmp_path):
+    headless = saved_bert(tmp_path / "headless", masked_word_head=False)
     for arguments, line in [
         ([folder, TEXT, "--view", "it"], "--candidates A,B names 0"),
         ([folder, TEXT, "--view", "effect"], "give at least 1 --off or --cut"),
         ([folder, TEXT, "--off", "1"], "--off 1: a head is written LAYER.HEAD"),
         ([folder, TEXT, "--off", "0.9"], "has 3 heads (0 … 2), head 9 was asked for"),
+        ([folder, TEXT, "--off", "99.9"], "layer 99 is outside the 2 layers (0 … 1)"),
+        ([headless, "a cat", "--view", "lens"], "no masked-word head, so there is no word that its layers could guess"),
         ([folder, TEXT, "--cut", "7"], "--cut 7: a look is written QUERY:KEY"),
         ([folder, TEXT, "--cut", "99:1"], "place 99 is outside the"),
         ([folder, TEXT, "--view", "map", "--layer", "2"], "layer 2 is outside the 2 layers"),

@@ -48,6 +48,9 @@ def test_an_effect_holds_what_the_model_says_before_and_after():
         after = log_p("gpt")
     cuts = [HeadOff(stack=Stack.SELF, layer=0, head=1), EdgeCut(stack=Stack.SELF, query=5, key=2)]
     found = effect(model, one.tokenizer, reading("gpt"), cuts, position=5, n=3)
+    of, at = reading("gpt").own.labels[5], reading("gpt").own.labels[2]
+    assert found.changes == ["self, layer 0: head 1 off", f"self: 5 {of} may not look at 2 {at}"]
+    assert found.changes[1] in " ".join(figure(found, title=TEXT).get_suptitle().split())
     torch.testing.assert_close(found.before, before[5, found.ids])
     torch.testing.assert_close(found.after, after[5, found.ids])
     torch.testing.assert_close(found.divergence, (before.exp() * (before - after)).sum(-1), atol=1e-6, rtol=1e-4)
@@ -63,6 +66,9 @@ def test_a_change_in_one_layer_is_seen_in_every_family(family, stack):
     cut = EdgeCut(stack=Stack(stack), query=1, key=0, layer=1, head=2)
     found = effect(task(family).model, task(family).tokenizer, reading(family), [cut])
     assert float(found.divergence.max()) > 0
+    seen = see(task(family).model, reading(family))
+    assert f"layer 1, head 2: 1 {reading(family).own.labels[1]} may not" in found.changes[0]
+    assert found.changes[0].endswith(f" look at 0 {seen.keys(Stack(stack))[0]}")
     if family == "gpt":
         assert float(found.divergence[0]) == pytest.approx(0, abs=1e-6)
 

@@ -205,11 +205,11 @@ def _map(seen: "Seen", asked: Asked, stack: Stack | None) -> "View":
 
 def _changes(task: "Task", asked: Asked, reading: "Reading") -> "Iterator[Intervention]":
     from qkv.inspection import EdgeCut, HeadOff
+    from qkv.inspection.interventions import sides
     from qkv.tasks import Translator
 
     stack = asked.stack or (Stack.DECODER if isinstance(task, Translator) else Stack.SELF)
-    keys = reading.source if stack in (Stack.CROSS, Stack.ENCODER) else reading.own
-    queries = reading.source if stack is Stack.ENCODER else reading.own
+    queries, keys = sides(stack, reading)
     for given in asked.off:
         layer, dot, head = given.partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):
@@ -217,7 +217,7 @@ def _changes(task: "Task", asked: Asked, reading: "Reading") -> "Iterator[Interv
         yield HeadOff(stack=stack, layer=int(layer), head=int(head))
     for given in asked.cut:
         one, colon, other = given.partition(":")
-        if not colon or keys is None or queries is None:
+        if not colon:
             raise InputError(f"--cut {given}: a look is written QUERY:KEY, two words or places, such as 4:1")
         yield EdgeCut(stack=stack, query=_place(queries, one), key=_place(keys, other))
 

@@ -1,5 +1,6 @@
 """Views whose numbers are best seen as bars, points and lines."""
 
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING
 
 from qkv.inspection.contributions import Contributions
@@ -18,6 +19,8 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 MOST_BARS = 24
 MOST_PATHS = 24
 MOST_KEYS = 40
+LONGEST_CHANGE = 270
+"""Characters: three lines."""
 
 
 def draw_neuron(view: NeuronView, title: str) -> "Figure":
@@ -144,7 +147,8 @@ def draw_effect(view: Effect, title: str) -> "Figure":
     moved.set_xticks(ticks, [view.positions[i] for i in ticks], rotation=60, ha="right", fontsize=8)
     moved.set_ylabel("KL(before ‖ after), nats", fontsize=8)
     moved.spines[["top", "right"]].set_visible(False)
-    drawn.suptitle(title, fontsize="medium")
+    changed = fill(shorten("; ".join(view.changes), LONGEST_CHANGE, placeholder=" …"), 90)
+    drawn.suptitle(f"{title}\n{changed}" if title else changed, fontsize="medium")
     return drawn
 
 

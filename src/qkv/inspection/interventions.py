@@ -14,9 +14,9 @@ from qkv.errors import InputError, TapError
 from qkv.inspection.brief import Brief
 from qkv.inspection.change import change, cut_edge, head_off
 from qkv.inspection.places import inside
-from qkv.inspection.reading import Reading, label
+from qkv.inspection.reading import Reading, Tokens, label
 from qkv.inspection.record import record
-from qkv.inspection.seeing import attention_name, run, see
+from qkv.inspection.seeing import attention_name, blocks_of, run, see
 from qkv.models import Model
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
@@ -64,6 +64,8 @@ class Effect(Brief):
     positions: list[str]
     position: int
     """Where the guesses below are made."""
+    changes: list[str]
+    """What was done, in words."""
     ids: list[int]
     """The likeliest before and the likeliest after, each once, in the order of their probability before."""
     tokens: list[str]
@@ -84,6 +86,7 @@ def intervening(model: Model, interventions: Sequence[Intervention]) -> Iterator
         for one in interventions:
             match one:
                 case HeadOff():
+                    inside("layer", one.layer, len(blocks_of(model, one.stack)), of="layers")
                     stack.enter_context(head_off(model, attention_name(model, one.stack, one.layer), one.head))
                 case EdgeCut():
                     name = attention_name(model, one.stack, "*" if one.layer is None else one.layer)
@@ -117,6 +120,7 @@ def effect(
     ids = sorted(best, key=lambda number: -float(before[position, number]))
     return Effect(
         positions=reading.own.labels, position=position, ids=ids,
+        changes=[_said(one, reading) for one in interventions],
         tokens=[label(text_of(tokenizer, number)) for number in ids],
         before=before[position, ids], after=after[position, ids],
         divergence=F.kl_div(after, before, reduction="none", log_target=True).sum(-1),
@@ -143,6 +147,26 @@ def of_wanted(log_p: Float[Tensor, "position vocabulary"], reading: Reading) -> 
     found = log_p.new_full((len(log_p),), float("nan"))
     found[: len(wanted)] = log_p[torch.arange(len(wanted)), wanted]
     return found
+
+
+def sides(stack: Stack, reading: Reading) -> tuple[Tokens, Tokens]:
+    """Who looks, and who is looked at."""
+    own, source = reading.own, reading.source or reading.own
+    return (source if stack is Stack.ENCODER else own), (own if stack in (Stack.SELF, Stack.DECODER) else source)
+
+
+def _said(one: Intervention, reading: Reading) -> str:
+    match one:
+        case HeadOff():
+            return f"{one.stack}, layer {one.layer}: head {one.head} off"
+        case EdgeCut():
+            queries, keys = sides(one.stack, reading)
+            layer = "" if one.layer is None else f", layer {one.layer}"
+            head = "" if one.head is None else f", head {one.head}"
+            query, key = f"{one.query} {queries.labels[one.query]}", f"{one.key} {keys.labels[one.key]}"
+            return f"{one.stack}{layer}{head}: {query} may not look at {key}"
+        case Patch():
+            return f"{one.tap} as of another text"
 
 
 @contextmanager

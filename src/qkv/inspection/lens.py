@@ -41,6 +41,8 @@ class LensView(Brief):
 
 def lens(seen: Seen, tokenizer: Tokenizer, *, n: int = 5) -> LensView:
     """Of a BERT through its masked-word head, of a translator through the decoder; an RNN has its last depth alone."""
+    if seen.logits is None:
+        raise InputError("this BERT has no masked-word head, so there is no word that its layers could guess")
     own = seen.reading.own
     wanted: list[int | None] = list(own.ids if seen.reading.chosen is None else seen.reading.chosen)
     wanted += [None] * (len(own.ids) - len(wanted))
