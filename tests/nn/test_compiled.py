@@ -1,9 +1,11 @@
 """Who goes the short roads of a compiled graph: 16-bit numbers on a GPU, and nobody who wants gradients."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from qkv.nn.compiled import reads_compiled
+from qkv.nn.compiled import expands_at_once, reads_compiled
 
 
 class OnGPU(torch.Tensor):
@@ -22,3 +24,32 @@ def test_a_compiled_graph_without_gradients_in_16_bits_on_a_gpu_alone(other, mon
         x = {"float32": x.float(), "cpu": torch.ones(3, dtype=torch.bfloat16)}.get(other, x)
         with torch.set_grad_enabled(other == "gradients"):
             assert not reads_compiled(x)
+
+
+HOPPER = {"major": 9, "multi_processor_count": 132}
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "shape", "other", "pays"),
+    [
+        (128 * 5 + 1, (3072, 768), {}, True),
+        (128 * 5, (3072, 768), {}, False),  # 120 tiles for 132 processors
+        (128 * 5, (3072, 768), {"multi_processor_count": 120}, True),
+        (8192, (3072, 768), {"major": 8}, False),
+        (8192, (3072, 768), {"major": 12}, False),
+        (8192, (3072 + 64, 768), {}, False),
+        (8192, (3072, 764), {}, False),
+    ],
+)
+def test_an_expansion_is_one_kernel_on_hopper_where_it_has_a_tile_for_each_processor(
+    n_rows, shape, other, pays, monkeypatch
+):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**HOPPER | other))
+    x = torch.empty(1, n_rows, shape[1], dtype=torch.bfloat16).as_subclass(OnGPU)
+    weight = torch.empty(shape, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert expands_at_once(x, weight) is pays
+        assert not expands_at_once(x, weight.float())
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        assert not expands_at_once(x, weight)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.nn.compiled import reads_compiled
+from qkv.nn.compiled import expands_at_once, reads_compiled
 from qkv.nn.gradients import expanded, trains_compiled
 from qkv.nn.tap import Tap, is_looked_at
 from qkv.tensors import Residual
@@ -57,6 +57,12 @@ class FeedForward(nn.Module):
     def _expanded(self, x: Tensor) -> Tensor:
         expand = self.expand
         is_usual = type(expand) is nn.Linear and not is_looked_at(expand)
-        if is_usual and self.has_bias and self.activation is Activation.GELU and trains_compiled(x):
-            return expanded(x, expand.weight, expand.bias)
+        if is_usual and self.has_bias and self.activation is Activation.GELU:
+            if trains_compiled(x):
+                return expanded(x, expand.weight, expand.bias)
+            if expands_at_once(x, expand.weight):
+                # Not at the top: Triton comes with torch for a GPU alone.
+                from qkv.nn.expanding import expand_gelu
+
+                return expand_gelu(x, expand.weight, expand.bias)
         return activate(expand(x), self.activation)
