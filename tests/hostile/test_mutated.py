@@ -11,6 +11,7 @@ from tests.hostile.bases import BASES
 from tests.hostile.opening import SECONDS, open_all
 
 N_LONG = 400
+MOST_TRIES = 100
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,14 @@ def made_of(tmp_path_factory):
     return of
 
 
+def changed(data, change, chance) -> bytes:
+    """Other bytes than before; a change may by chance make none."""
+    others = (other for _ in range(MOST_TRIES) if (other := change(data, chance)) != data)
+    other = next(others, None)
+    assert other is not None, f"no change in {MOST_TRIES} tries"
+    return other
+
+
 def changed_copies(name: str, base: Path, folder: Path, n: int) -> list[Path]:
     """Copies of the base, each with one file changed; the file's name is kept in `.changed`."""
     chance = random.Random(name)
@@ -35,9 +44,8 @@ def changed_copies(name: str, base: Path, folder: Path, n: int) -> list[Path]:
         found = sorted(path for path in base.glob(pattern) if path.is_file())
         assert found, f"{name}: no file is named {pattern}"
         file = chance.choice(found)
-        bad = data = file.read_bytes()
-        while bad == data:
-            bad = change(data, chance) if data else b"\0"
+        data = file.read_bytes()
+        bad = changed(data, change, chance) if data else b"\0"
         copy = folder / str(i)
         shutil.copytree(base, copy)
         (copy / file.relative_to(base)).write_bytes(bad)

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 
@@ -19,6 +18,7 @@ from qkv.serving.shelf import Shelf
 from qkv.serving.turns import for_client
 from tests.serving.asked import TEXT, frames, new_explorer, tasks
 from tests.tasks.small import saved
+from tests.waiting import wait_until
 
 STREAM = {"text": TEXT, "max_new": 7}
 
@@ -113,8 +113,7 @@ def test_who_was_given_up_leaves_the_queue_there_too(worked):
     made, line = worked
     with made.explorer.shelf.find("gpt").lock:
         line.send(_Asked(number=3, path="/api/run", body={"model": "gpt", "text": TEXT}))
-        while 3 not in made.given_up:
-            time.sleep(0.01)
+        wait_until(lambda: 3 in made.given_up, "the question is at work")
         made.give_up(3)
         assert line.recv().status == 499
     assert not made.given_up

@@ -5,7 +5,6 @@ import json
 import shutil
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,6 +19,7 @@ from qkv.serving.server import listen
 from qkv.serving.shelf import Shelf
 from tests.serving.asked import PORT, SECOND, TEXT, TOKEN, explorer, frames, new_explorer, run_of, tasks
 from tests.tasks.small import saved
+from tests.waiting import wait_until
 
 HERE = f"http://127.0.0.1:{PORT}"
 
@@ -218,8 +218,7 @@ def test_too_many_at_once_are_told_to_wait():
     both = TestClient(make_app(own, token=TOKEN, port=PORT, desk=desk), base_url=HERE, headers={"x-qkv-token": TOKEN})
     with own.shelf.find("gpt").lock, ThreadPoolExecutor(2) as pool, both:
         first = pool.submit(both.post, "/api/run", json={"model": "gpt", "text": TEXT})
-        while desk.n_busy == 0:
-            time.sleep(0.01)
+        wait_until(lambda: desk.n_busy > 0, "the first is at work")
         second = both.post("/api/run", json={"model": "bert", "text": TEXT})
         held.set()
         assert (second.status_code, "try again" in second.json()["error"]) == (429, True)
@@ -243,10 +242,7 @@ def test_who_was_given_up_leaves_the_queue_and_never_gets_the_model():
     lock = own.shelf.find("gpt").lock
     with lock:
         assert client(own, desk=desk).post("/api/run", json={"model": "gpt", "text": TEXT}).status_code == 504
-        until = time.monotonic() + 5
-        while desk.n_busy and time.monotonic() < until:
-            time.sleep(0.01)
-        assert desk.n_busy == 0, "it still waits for the model"
+        wait_until(lambda: not desk.n_busy, "it waits for the model no more", seconds=5)
     assert not own.runs._kept
 
 

@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 
 import pytest
 import uvicorn
@@ -11,6 +10,7 @@ import uvicorn
 from qkv.serving import app as served
 from qkv.serving.app import make_app
 from tests.serving.asked import TEXT, TOKEN, new_explorer
+from tests.waiting import wait_until
 
 FOREIGN = [
     "", "evil.example", "127.0.0.1", "127.0.0.1.", "127.0.0.1:{port}.evil.example", "127.0.0.1:{port}@evil.example",
@@ -37,8 +37,7 @@ def port():
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    wait_until(lambda: server.started, "the server has started")
     yield number
     server.should_exit = True
     thread.join(10)
