@@ -145,16 +145,25 @@ def test_a_config_of_a_million_billion_parameters_is_answered(tmp_path):
         (["gpt2", "--mode", "generate"], "mode=generate needs new"),
         (["gpt2", "--json", "--latex"], "choose one"),
         (["gpt2", "--plot", "x.xyz"], r"x.xyz: the name must end in one of .png"),
-        (["gpt2", "--measure"], r"there is no calibration of .* for forward at float32: qkv cost calibrate"),
+        (["gpt2", "--measure"], r"no calibration of .* for forward at float32 .* qkv cost calibrate .*--dtype float32"),
+        (
+            ["gpt2", "--measure", "--mode", "train", "--dtype", "mixed"],
+            r"train at mixed .* calibrate .*--dtype bfloat16",
+        ),
+        (["gpt2", "--measure", "--dtype", "mixed"], "no calibration is for forward at mixed: take --dtype float32 or"),
+        (["gpt2", "--measure", "--mode", "generate", "--new", "3"], "--measure times one step"),
         (["plan", "--tokens", "1B", "--device", "h200"], "give --params or --model"),
         (["plan", "--params", "1B", "--device", "h200"], "give --tokens, how many to train on"),
         (["plan", "--params", "1B", "--tokens", "1B"], "give --device, one of a100 h100"),
         (["plan", "--params", "12", "--tokens", "1B", "--device", "h200"], "params=12 must be from"),
-        (["plan", "--params", "1e9", "--tokens", "1B", "--device", "h200"], "--params 1e9: a whole number"),
+        (["plan", "--params", "1e-9", "--tokens", "1B", "--device", "h200"], "--params 1e-9: a whole number"),
+        (["plan", "--params", "1B", "--tokens", "2,5B", "--device", "h200"], "--tokens 2,5B: a whole number"),
+        (["plan", "--model", "nothing", "--tokens", "1B", "--device", "h2000"], "unknown device 'h2000'"),
+        (["plan", "--params", "1e6", "--tokens", "1B", "--device", "l4", "--length", "1e6"], "params=1000000 is less"),
         (["plan", "--params", "1B", "--tokens", "1B", "--device", "l4", "--sharding", "x"], "--sharding x: it is ddp"),
         (
             ["plan", "--params", "1B", "--tokens", "1B", "--device", "l4", "--gpus", "0"],
-            "n_devices=0: input should be gr",
+            "--gpus 0: must be at least 1",
         ),
         (["calibrate", "--dtype", "int8"], "--dtype int8: a device is calibrated at"),
     ],
@@ -189,7 +198,18 @@ def test_a_folder_without_a_config_and_a_place_that_cannot_be_written_are_named(
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("7", 7), ("1,024", 1024), ("124M", 124_000_000), ("2.5B", 2_500_000_000), ("1.50k", 1500), ("3t", 3 * 10**12)],
+    [
+        ("7", 7),
+        ("1,024", 1024),
+        ("124M", 124_000_000),
+        ("2.5B", 2_500_000_000),
+        ("1.50k", 1500),
+        ("3t", 3 * 10**12),
+        ("1e9", 10**9),
+        ("2.5E+3", 2500),
+        ("1_000", 1000),
+        ("0.5k", 500),
+    ],
 )
 def test_numbers_may_be_written_short(text, number):
     assert count(text, "tokens") == number
@@ -202,9 +222,20 @@ def test_a_plan_says_batch_time_and_money():
     assert "× 1,024 tokens a device" in lines["batch that fits"]
     assert "at 40% of the peak; at least" in lines["time"]
     assert lines["money"].endswith("at 3.5 a device and hour")
-    small = run("plan", "--params", "7B", "--tokens", "1B", "--device", "l4")
-    assert "none: one text of 1,024 tokens takes" in small
-    assert "--sharding fsdp" in small
+
+
+def test_a_plan_that_does_not_fit_says_so_first_and_what_would():
+    small = run("plan", "--params", "7B", "--tokens", "1e9", "--device", "l4").splitlines()
+    assert small[0].startswith("does not fit")
+    assert "one text of 1,024 tokens takes 104 GiB on each device, which has 22.4 GiB" in small[0]
+    way = small[1].removeprefix("what would").split()
+    assert way[:1] == ["--gpus"]
+    assert not any(line.startswith(("time ", "batch that fits")) for line in small)
+    assert any(line.startswith("time, if it fitted") for line in small)
+    better = run("plan", "--params", "7B", "--tokens", "1e9", "--device", "l4", *way)
+    assert "batch that fits" in better
+    assert not better.startswith("does not fit")
+    assert "not even --gpus 1024" in run("plan", "--params", "1e14", "--tokens", "1e9", "--device", "l4")
 
 
 def test_a_calibration_predicts_and_is_found_in_the_cache(tmp_path):

@@ -188,11 +188,10 @@ def _measured(estimate: "Estimate", calibration: "Calibration | None", device: s
     from qkv.training.per_operation import compare_operations
     from qkv.training.stopwatch import Stopwatch, keep_freed_memory
 
-    if calibration is None:
-        what = f"{estimate.work.mode.value} at {estimate.work.dtype.value}"
-        raise InputError(f"there is no calibration of {device} for {what}: qkv cost calibrate")
     if estimate.work.mode is Mode.GENERATE:
         raise InputError("--measure times one step; --mode prefill and --mode decode are a generation's")
+    if calibration is None:
+        raise InputError(_how_to_calibrate(estimate.work, device))
     keep_freed_memory()  # as the calibration did
     watch = Stopwatch(chosen_device(calibration.kind))
     model = random_model(estimate.config, watch.device, estimate.work.dtype)
@@ -206,6 +205,21 @@ def _measured(estimate: "Estimate", calibration: "Calibration | None", device: s
         "operations": [one.__dict__ for one in parts],
         "mean_error_of_operations": sum(errors) / len(errors) if errors else None,
     }  # fmt: skip
+
+
+def _how_to_calibrate(work: "Workload", device: str) -> str:
+    """A calibration at float32 serves float32; one at bfloat16 serves mixed training and inference at bfloat16."""
+    from qkv.cost import Mode, Precision
+
+    narrow = Precision.MIXED if work.mode is Mode.TRAIN else Precision.BFLOAT16
+    serves = {Precision.FLOAT32: Precision.FLOAT32, narrow: Precision.BFLOAT16}
+    what = f"{work.mode.value} at {work.dtype.value}"
+    if work.dtype not in serves:
+        known = " or ".join(f"--dtype {one.value}" for one in serves)
+        return f"--measure: no calibration is for {what}: take {known}"
+    kind = "cpu" if device.startswith("cpu") else "cuda"
+    command = f"qkv cost calibrate --device {kind} --dtype {serves[work.dtype].value}"
+    return f"--measure: there is no calibration of {device} for {what} to compare with; make it, in a minute: {command}"
 
 
 def _print(estimate: "Estimate", device: "Device | None", times: dict[str, Any], *, form: str) -> None:

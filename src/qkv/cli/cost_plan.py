@@ -2,6 +2,7 @@
 
 import json
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ Params = Annotated[str | None, typer.Option(metavar="N", help="Parameters of a G
 Model = Annotated[str | None, typer.Option(help="Or a model, as `qkv cost` takes it.")]
 Tokens = Annotated[str | None, typer.Option(metavar="N", help="Tokens to train on: 2.5B.")]
 Device = Annotated[str | None, typer.Option(help=f"{KNOWN}.")]
-GPUs = Annotated[int, typer.Option(help="How many of them.")]
+GPUs = Annotated[str, typer.Option(metavar="N", help="How many of them.")]
 Shared = Annotated[str, typer.Option(help="What several share: ddp or fsdp.")]
 Share = Annotated[float | None, typer.Option(help="Of the peak, what training reaches; a usual share unless said.")]
 Price = Annotated[float | None, typer.Option(help="Money for a device and hour.")]
@@ -28,10 +29,10 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where it goes; t
 
 def plan(
     *, params: Params = None, model: Model = None, tokens: Tokens = None, device: Device = None, length: Length = None,
-    gpus: GPUs = 1, sharding: Shared = "ddp", share: Share = None, price: Price = None, checkpointing: Again = False,
+    gpus: GPUs = "1", sharding: Shared = "ddp", share: Share = None, price: Price = None, checkpointing: Again = False,
     as_json: AsJSON = False,
 ) -> None:  # fmt: skip
-    """Time, memory, the batch that fits, and money of a training run.
+    """Time, memory, the batch that fits, and money of a training run; first of all, whether it fits.
 
     \b
     Examples:
@@ -53,14 +54,15 @@ def plan(
         raise InputError(f"give --device, one of {KNOWN}")
     if sharding not in tuple(Sharding):
         raise InputError(f"--sharding {sharding}: it is {' or '.join(Sharding)}")
+    # What was typed is looked at before a model is read.
+    target, n_tokens, n_devices = find_device(device), count(tokens, "tokens"), count(gpus, "gpus")
     n = None if length is None else count(length, "length")
     config = (
         config_of(model) if model is not None else make.gpt_of(count(params or "", "params"), context_length=n or 1024)
     )
     answer = make.plan(
-        config, tokens=count(tokens, "tokens"), device=find_device(device), length=n, n_devices=gpus,
-        sharding=Sharding(sharding), share=make.SHARE if share is None else share, price=price,
-        checkpointing=checkpointing,
+        config, tokens=n_tokens, device=target, length=n, n_devices=n_devices, sharding=Sharding(sharding),
+        share=make.SHARE if share is None else share, price=price, checkpointing=checkpointing,
     )  # fmt: skip
     print(json.dumps(answer.as_dict()) if as_json else "\n".join(plan_text(answer)))
 
@@ -97,18 +99,15 @@ def calibrate(
 
 
 def count(text: str, name: str) -> int:
-    """A whole number: 1024, 1,024, 124M, 2.5B."""
-    found = re.fullmatch(r"(\d[\d_,]*)(\.\d+)?\s*([kKmMbBtT]?)", text.strip())
+    """A whole number: 1024, 1,024, 124M, 2.5B, 1e9. A comma stands before three digits: 2,5B is no number here."""
+    found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d[\d_]*)(\.\d+)?(?:[eE]\+?(\d{1,2})|\s*([kKmMbBtT]))?", text.strip())
     if found is None:
-        raise InputError(f"--{name} {text}: a whole number from 1 is needed, as 1024, 124M or 2.5B")
-    whole, fraction, unit = found.groups()
-    power = {"": 0, "k": 3, "m": 6, "b": 9, "t": 12}[unit.lower()]
-    digits = (fraction or "")[1:]
-    if len(digits.rstrip("0")) > power:
+        raise InputError(f"--{name} {text}: a whole number from 1 is needed, as 1024, 124M, 2.5B or 1e9")
+    whole, fraction, power, unit = found.groups()
+    power = int(power or {"": 0, "k": 3, "m": 6, "b": 9, "t": 12}[(unit or "").lower()])
+    number = Fraction(re.sub(r"[_,]", "", whole) + (fraction or "")) * 10**power
+    if number.denominator != 1:
         raise InputError(f"--{name} {text}: is not a whole number")
-    number = int(re.sub(r"[_,]", "", whole) + digits.ljust(power, "0")[: max(power, len(digits))])
-    if len(digits) > power:
-        number //= 10 ** (len(digits) - power)
     if number < 1:
         raise InputError(f"--{name} {text}: must be at least 1")
-    return number
+    return int(number)

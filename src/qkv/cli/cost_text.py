@@ -111,12 +111,11 @@ def totals(estimate: "Estimate", *, lecture: bool) -> list[str]:
 
 def plan_text(plan: "Plan") -> list[str]:
     from qkv.cost.readable import readable_bytes, readable_count, readable_flops, readable_time
-    from qkv.cost.workload import Sharding
 
     config, step, device = plan.config, plan.step, plan.device
     shape = f"{config.family}, width {config.d_model:,}, vocabulary {config.vocabulary_size:,}"
     n_layers = config.model_dump().get("n_layers")
-    shape += f", {n_layers} layers" if n_layers else ""
+    shape += f", {n_layers} layer{'s' if n_layers > 1 else ''}" if n_layers else ""
     many = "" if plan.n_devices == 1 else f"{plan.n_devices} × "
     shared = "" if plan.n_devices == 1 else f", {plan.sharding.value}"
     said = [
@@ -128,19 +127,27 @@ def plan_text(plan: "Plan") -> list[str]:
     if plan.fits:
         said.append(("batch that fits", f"{plan.batch:,} × {plan.length:,} tokens a device: {held} of {room}"))
     else:
-        way = "--gpus N --sharding fsdp" if plan.sharding is Sharding.DDP or plan.n_devices == 1 else "more --gpus"
-        said.append(("batch that fits", f"none: one text of {plan.length:,} tokens takes {held} of {room}; {way}"))
+        one = f"one text of {plan.length:,} tokens takes {held} on each device, which has {room}"
+        said = [("does not fit", one), ("what would", _way_to_fit(plan)), *said]
+    time = f"{readable_time(plan.seconds)} at {plan.share:.0%} of the peak; at least {readable_time(plan.at_least)}"
     said += [
         ("tokens", f"{readable_count(plan.tokens)} in {plan.steps:,} steps"),
         ("work", readable_flops(plan.flops)),
-        (
-            "time",
-            f"{readable_time(plan.seconds)} at {plan.share:.0%} of the peak; at least {readable_time(plan.at_least)}",
-        ),
+        ("time" if plan.fits else "time, if it fitted", time),
     ]
     if plan.money is not None:
-        said.append(("money", f"{plan.money:,.2f} at {plan.price:g} a device and hour"))
-    return [f"{name:16} {what}" for name, what in said]
+        money = f"{plan.money:,.2f} at {plan.price:g} a device and hour"
+        said.append(("money" if plan.fits else "money, likewise", money))
+    width = max(16, *(len(name) + 1 for name, _ in said))
+    return [f"{name:{width}} {what}" for name, what in said]
+
+
+def _way_to_fit(plan: "Plan") -> str:
+    found = plan.way_to_fit()
+    if found is None:
+        return f"a shorter --length or a smaller model; not even --gpus {plan.many_devices[-1]} --sharding fsdp"
+    options = [f"--gpus {found.n_devices} --sharding fsdp"] if found.n_devices > 1 else []
+    return " ".join([*options, *(["--checkpointing"] if found.checkpointing else [])])
 
 
 def compared_text(compared: Sequence[dict[str, Any]]) -> list[str]:

@@ -70,11 +70,26 @@ class Plan:
     def money(self) -> float | None:
         return None if self.price is None else self.price * self.n_devices * self.seconds / 3600
 
+    def way_to_fit(self) -> Workload | None:
+        """The fewest devices, sharing all, that hold one text, and whether activations must be computed again."""
+        for n in self.many_devices:
+            for checkpointing in sorted({self.step.work.checkpointing, True}):
+                changed = {"n_devices": n, "sharding": Sharding.FSDP, "checkpointing": checkpointing}
+                work = self.step.work.replace(batch=1, **changed)
+                if _fits(self.config, work, USABLE * self.device.memory):
+                    return work
+        return None
+
+    @property
+    def many_devices(self) -> list[int]:
+        """Twice as many again and again, up to about a thousand times."""
+        return [n for n in (self.n_devices << power for power in range(11)) if n <= HUGE]
+
     def as_dict(self) -> dict[str, Any]:
         return {
-            "config": self.config.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+            "fits": self.fits, "config": self.config.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
             "parameters": self.step.parameters.total, "tokens": self.tokens, "device": self.device.name,
-            "n_devices": self.n_devices, "sharding": self.sharding.value, "fits": self.fits, "batch": self.batch,
+            "n_devices": self.n_devices, "sharding": self.sharding.value, "batch": self.batch,
             "memory": self.step.memory.as_dict(), "flops": self.flops, "steps": self.steps, "share": self.share,
             "seconds": self.seconds, "bound_seconds": self.at_least, "sending_seconds": self.sending,
             "money": self.money,
@@ -110,7 +125,7 @@ def largest_batch(config: ModelConfig, work: Workload, *, memory: int | float) -
     """The most sequences whose training step stays within that many bytes; 0: not even one."""
 
     def fits(batch: int) -> bool:
-        return estimate_of(config, work.replace(batch=batch)).memory.peak <= memory
+        return _fits(config, work.replace(batch=batch), memory)
 
     if not fits(1):
         return 0
@@ -125,11 +140,21 @@ def largest_batch(config: ModelConfig, work: Workload, *, memory: int | float) -
     return low
 
 
+def _fits(config: ModelConfig, work: Workload, memory: int | float) -> bool:
+    return estimate_of(config, work).memory.peak <= memory
+
+
 def gpt_of(n_parameters: int, *, context_length: int = 1024) -> GPTConfig:
     """A GPT-2 of about so many parameters: heads of 64, some 30 to 130 times as wide as it has layers."""
     if not 10**6 <= n_parameters <= HUGE:
         raise InputError(f"params={n_parameters} must be from {10**6} to {HUGE} to make a GPT of them")
     n_words = next(size for least, size in VOCABULARIES if n_parameters >= least)
+    narrowest = (n_words + context_length) * _widths()[0]
+    if narrowest > n_parameters:
+        raise InputError(
+            f"params={n_parameters} is less than the {narrowest} of {n_words} words and {context_length} positions "
+            f"of width {_widths()[0]}: a shorter length, or --model"
+        )
     shapes = []
     for d in _widths():
         outside = (n_words + context_length) * d
