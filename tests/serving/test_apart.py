@@ -7,6 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from qkv.serving.answer import RefusedError
 from qkv.serving.apart import Apart, _Asked, _Worked
 from qkv.serving.explorer import Explorer
 from qkv.serving.shelf import Shelf
-from qkv.serving.turns import for_client
+from qkv.serving.turns import N_THREADS, for_client
 from tests.serving.asked import TEXT, frames, new_explorer, tasks
 from tests.tasks.small import saved
 from tests.waiting import wait_until
@@ -86,6 +87,21 @@ def test_a_process_that_was_killed_is_told_of_by_every_answer(folder):
             next(stream)
 
 
+def test_the_answer_that_an_interrupted_question_left_unread_goes_to_nobody(apart, folder):
+    def poll(_seconds):
+        raise KeyboardInterrupt
+
+    lines = [apart._lines.get() for _ in range(N_THREADS)]
+    apart._lines.put(SimpleNamespace(send=lines[0].send, poll=poll))
+    assert apart.ask("/api/taps", {"model": folder}).status == 500
+    apart._lines.get()
+    apart._lines.put(lines[0])
+    own = Explorer(Shelf([folder]))
+    assert apart.ask("/api/cost", {"model": folder}) == own.ask("/api/cost", {"model": folder})
+    for line in lines[1:]:
+        apart._lines.put(line)
+
+
 def test_signals_to_all_leave_the_models_to_whoever_speaks_http(apart):
     for one in (signal.SIGINT, signal.SIGTERM):
         os.kill(apart._process.pid, one)
@@ -115,14 +131,15 @@ def test_who_was_given_up_leaves_the_queue_there_too(worked):
         line.send(_Asked(number=3, path="/api/run", body={"model": "gpt", "text": TEXT}))
         wait_until(lambda: 3 in made.given_up, "the question is at work")
         made.give_up(3)
-        assert line.recv().status == 499
+        number, answer = line.recv()
+        assert (number, answer.status) == (3, 499)
     assert not made.given_up
 
 
 def test_a_stream_that_was_given_up_is_not_kept(worked):
     made, line = worked
     line.send(_Asked(number=5, path="/api/generate", body={"model": "gpt", **STREAM}, is_stream=True))
-    assert frames(line.recv())[0]["kind"] == "start"
+    assert frames(line.recv()[1])[0]["kind"] == "start"
     assert list(made.streams) == [5]
     made.give_up(5)
     assert not made.streams

@@ -99,14 +99,20 @@ class Apart:
         line = self._lines.get()
         try:
             line.send(asked)
-            while not line.poll(POLL):
-                if is_given_up():
-                    self._give_up(asked.number)
-            return line.recv()
+            while True:
+                while not line.poll(POLL):
+                    if is_given_up():
+                        self._give_up(asked.number)
+                number, answer = line.recv()
+                if number == asked.number:  # else it is the answer to somebody who was interrupted and never read it
+                    return answer
         except RecursionError:
             raise RefusedError(400, "the body is nested too deeply") from None
         except (EOFError, OSError):
             raise RefusedError(503, "the process that held the models has ended: start qkv explore again") from None
+        except BaseException:
+            self._give_up(asked.number)
+            raise
         finally:
             self._lines.put(line)
 
@@ -142,7 +148,7 @@ class _Worked:
                     answer = self._answer(asked)
                 # Before it is sent: a stream's next frame has the same number, and may be asked for at once.
                 del self.given_up[asked.number]
-                line.send(answer)
+                line.send((asked.number, answer))
 
     def give_up(self, number: int) -> None:
         self.streams.pop(number, None)
