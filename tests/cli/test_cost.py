@@ -238,6 +238,18 @@ def test_a_plan_that_does_not_fit_says_so_first_and_what_would():
     assert "not even --gpus 1024" in run("plan", "--params", "1e14", "--tokens", "1e9", "--device", "l4")
 
 
+def test_a_step_that_does_not_fit_says_so_before_its_time():
+    large = ["gpt2-xl", "--mode", "train", "--batch", "64", "--device", "l4"]
+    lines = run(*large).splitlines()
+    (said,) = [i for i, line in enumerate(lines) if line.startswith("does not fit")]
+    time = next(i for i, line in enumerate(lines) if line.startswith("time, at least"))
+    assert said < time
+    assert "    8.35 s on l4" in lines[time]
+    assert json.loads(run(*large, "--json"))["time"]["bound"]["fits"] is False
+    assert "does not fit" not in run("gpt2", "--device", "l4")
+    assert json.loads(run("gpt2", "--device", "l4", "--json"))["time"]["bound"]["fits"] is True
+
+
 def test_a_calibration_predicts_and_is_found_in_the_cache(tmp_path):
     save_calibration(made_up(), tmp_path / "c.json")
     found = json.loads(run("gpt-nano", "--calibration", str(tmp_path / "c.json"), "--json"))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from qkv.config import preset
 from qkv.cost import Mode, Precision, Sharding, Workload, estimate, parameters
 from qkv.cost.devices import find_device
-from qkv.cost.plan import USABLE, gpt_of, largest_batch, plan
+from qkv.cost.plan import gpt_of, largest_batch, plan
 from qkv.cost.workload import Backend
 from qkv.errors import InputError
 
@@ -32,7 +32,7 @@ def test_sizes_that_no_gpt_has_are_refused(n):
 
 
 def test_the_batch_that_fits_fits_and_one_more_does_not():
-    config, memory = preset("gpt2"), USABLE * L4.memory
+    config, memory = preset("gpt2"), L4.usable
     work = Workload(batch=1, length=256, mode=Mode.TRAIN, dtype=Precision.MIXED)
     batch = largest_batch(config, work, memory=memory)
     held = [estimate(config, batch=b, length=256, mode="train", dtype="mixed").memory.peak for b in (batch, batch + 1)]

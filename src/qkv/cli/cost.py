@@ -173,7 +173,8 @@ def _times(estimate: "Estimate", device: "Device | None", calibration: "Calibrat
 
     times: dict[str, Any] = {}
     if device is not None:
-        times["bound"] = {**bound(estimate, device).as_dict(), "source": device.source}
+        fits = estimate.memory.peak <= device.usable
+        times["bound"] = {**bound(estimate, device).as_dict(), "fits": fits, "source": device.source}
     if calibration is not None:
         prediction = predict(estimate.config, estimate.work, calibration)
         times["calibrated"] = {"device": calibration.device, **prediction.as_dict(), "bound_by": prediction.bound_by}
@@ -242,6 +243,7 @@ def _print(estimate: "Estimate", device: "Device | None", times: dict[str, Any],
     slipped = [f"Slip: {one}" for one in slips(estimate.config)] if by_lecture else []
     said = [*words(estimate.config, estimate.work), *slipped]
     said += [*([] if by_lecture else [f"Grows as: {cost_text.LETTERS}."]), CONVENTIONS]
-    totals = [*cost_text.totals(estimate, lecture=by_lecture), *cost_text.time_text(times)]
+    totals = [*cost_text.totals(estimate, lecture=by_lecture), *cost_text.room_text(estimate, device)]
+    totals += cost_text.time_text(times)
     wrapped = [textwrap.fill(one, WIDTH) for one in said]
     print("\n".join([estimate.title, "", *totals, "", *rows, *wrapped]))

@@ -159,6 +159,16 @@ def compared_text(compared: Sequence[dict[str, Any]]) -> list[str]:
     return table(("operation", "predicted ms", "measured ms", "ratio"), rows)
 
 
+def room_text(estimate: "Estimate", device: "Device | None") -> list[str]:
+    """Said before any time: nothing, where it fits."""
+    from qkv.cost.readable import readable_bytes
+
+    if device is None or estimate.memory.peak <= device.usable:
+        return []
+    held, room = (readable_bytes(int(n)) for n in (estimate.memory.peak, device.memory))
+    return [f"does not fit      it takes {held}, {device.name} has {room}: the times are as if it did"]
+
+
 def time_text(times: dict[str, Any]) -> list[str]:
     """Bound, calibrated, measured: one line each, and the operations that were timed."""
     said = []
@@ -187,4 +197,6 @@ def time_text(times: dict[str, Any]) -> list[str]:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3g} ms" if seconds < 10 else f"{seconds:,.1f} s"
+    if seconds < 0.9995:  # what would be written as 1e+03 ms is not
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s"

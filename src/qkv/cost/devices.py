@@ -7,6 +7,8 @@ from qkv.cost.workload import Backend, Mode, Precision
 from qkv.errors import InputError
 
 _TERA, _GIGA = 1e12, 1e9
+USABLE = 0.92
+"""Of a device's memory; the rest is the driver's, the allocator's and the libraries'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,10 @@ class Device:
     link: float
     """Bytes a second to other devices of the machine, in one direction."""
     source: str
+
+    @property
+    def usable(self) -> float:
+        return USABLE * self.memory
 
     def peak(self, dtype: Precision) -> float:
         return self.float32 if dtype is Precision.FLOAT32 else self.half

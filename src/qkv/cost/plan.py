@@ -13,8 +13,6 @@ from qkv.errors import InputError
 
 VOCABULARIES = ((50_000_000, 50257), (5_000_000, 8192), (0, 1024))
 """From how many parameters on a GPT has which vocabulary: a table must not be most of the model."""
-USABLE = 0.92
-"""Of a device's memory; the rest is the driver's, the allocator's and the libraries'."""
 SHARE = 0.4
 """Of the peak, what large models reach in training, unless said."""
 
@@ -76,7 +74,7 @@ class Plan:
             for checkpointing in sorted({self.step.work.checkpointing, True}):
                 changed = {"n_devices": n, "sharding": Sharding.FSDP, "checkpointing": checkpointing}
                 work = self.step.work.replace(batch=1, **changed)
-                if _fits(self.config, work, USABLE * self.device.memory):
+                if _fits(self.config, work, self.device.usable):
                     return work
         return None
 
@@ -113,7 +111,7 @@ def plan(
         batch=1, length=length, mode=Mode.TRAIN, dtype=device.usual_dtype(Mode.TRAIN), backend=device.backend,
         n_devices=n_devices, sharding=sharding, checkpointing=checkpointing,
     )  # fmt: skip
-    batch = largest_batch(config, work, memory=USABLE * device.memory)
+    batch = largest_batch(config, work, memory=device.usable)
     step = estimate_of(config, work.replace(batch=max(1, batch)))
     return Plan(
         config=config, device=device, tokens=tokens, length=length, n_devices=n_devices, sharding=sharding,
