@@ -1,5 +1,7 @@
 """Does the recurrent encoder read both ways, and the decoder look at what it read?"""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -149,12 +151,12 @@ def test_autocast_leaves_the_recurrence_in_its_own_precision(cell):
     torch.testing.assert_close(states, plain, rtol=0, atol=0.02)
 
 
-def test_a_gpus_library_is_told_to_be_exact_for_as_long_as_it_answers():
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = True
-    try:
-        with recurrent._exact():
+def test_a_gpus_library_is_told_to_be_exact_until_the_last_of_two_threads_has_its_answer(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    with ExitStack() as first, ExitStack() as second:
+        for thread in (first, second):
+            thread.enter_context(recurrent._EXACT)
             assert not torch.backends.cudnn.allow_tf32
-        assert torch.backends.cudnn.allow_tf32
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+        first.close()
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32

@@ -1,7 +1,7 @@
 """What the Transformer replaced: recurrent encoder and decoder, and attention between them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from threading import Lock
 from typing import Any
 
 import torch
@@ -48,20 +48,35 @@ def run(recurrence: nn.GRU | nn.LSTM, x: Any, state: State | None = None) -> Any
     is_exact = device == "cuda" and not recurrence.training
     with (
         torch.autocast(device, enabled=False) if is_casting else nullcontext(),
-        _exact() if is_exact else nullcontext(),
+        _EXACT if is_exact else nullcontext(),
     ):
         return recurrence(x, state[0] if state is not None and len(state) == 1 else state)
 
 
-@contextmanager
-def _exact() -> Iterator[None]:
-    """cuDNN multiplies float32 with 10 bits of its 23 unless told not to: answers would differ in the fourth digit."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+class _Exact:
+    """cuDNN multiplies float32 with 10 bits of its 23 unless told not to: answers would differ in the fourth digit.
+
+    The switch is one for all threads: who comes first turns it, who leaves last turns it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._n_inside, self._before = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._n_inside == 0:
+                self._before = torch.backends.cudnn.allow_tf32
+                torch.backends.cudnn.allow_tf32 = False
+            self._n_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n_inside -= 1
+            if self._n_inside == 0:
+                torch.backends.cudnn.allow_tf32 = self._before
+
+
+_EXACT = _Exact()
 
 
 class RecurrentEncoder(nn.Module):
