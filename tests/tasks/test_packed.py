@@ -1,5 +1,6 @@
 """Texts read one after another in one row are what they are alone; what fills the row up changes nothing."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,6 +40,27 @@ def test_states_are_those_of_each_text_alone(model, lengths, has_pairs, rounds):
         alone = model(torch.tensor([row]), segments=torch.tensor([parts]) if has_pairs else None)[0]
         torch.testing.assert_close(found[: len(row)], alone, rtol=1e-4, atol=1e-5)
         assert not found[len(row) :].any()
+
+
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 3]])
+def test_what_the_next_run_writes_over_was_copied(model, lengths, monkeypatch):
+    reader, given = PackedReader(model), torch.randn(128, 14)
+    monkeypatch.setattr(reader, "_run", lambda *_: given)
+    states = reader.states(texts(lengths))
+    before = states.clone()
+    given.zero_()
+    assert torch.equal(states, before)
+    assert before.any()
+
+
+def test_what_is_sent_begins_at_multiples_of_16_bytes_in_one_piece(model):
+    given = [np.arange(7, dtype=np.int32), np.arange(3), np.arange(0), np.arange(11)]
+    sent = PackedReader(model)._sent(*given)
+    assert [part.tolist() for part in sent] == [part.tolist() for part in given]
+    assert [part.dtype for part in sent] == [torch.int32, torch.int64, torch.int64, torch.int64]
+    starts = [part.storage_offset() * part.element_size() for part in sent]
+    assert starts == [0, 32, 64, 64]
+    assert len({part.untyped_storage().data_ptr() for part in sent}) == 1
 
 
 def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):

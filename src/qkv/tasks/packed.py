@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ TEXTS = 512
 """Of a row, at most."""
 STEP = 128
 """Rows are filled up to a multiple of it, where they are not filled up to a power of two."""
+ALIGNMENT = 16
+"""Bytes: a compiled graph copies what begins elsewhere."""
 
 Rows = Sequence[Sequence[int]]
 
@@ -67,15 +69,19 @@ class PackedReader:
         # What fills the row up is texts, too, as long as may be, and after them empty ones.
         after = n + most * np.arange(room - n_texts + 1)
         edges = np.concatenate(([0], lengths.cumsum()[:-1], after.clip(max=size))).astype(np.int32)
+        is_table = n == n_texts * longest
         # Where each token will stand in a table with a row for each text.
         place = np.arange(n) - np.repeat(edges[:n_texts] - np.arange(n_texts) * longest, lengths)
-        row, starts = self._sent(_filled(ids, n, size)[None]), self._sent(edges)
-        parts = None if segments is None else self._sent(_filled(segments, n, size)[None])
+        given = [_filled(rows, n, size) for rows in (ids, segments) if rows is not None]
+        starts, places, row, *parts = self._sent(edges, place[: 0 if is_table else n], *given)
         # Powers of two of tokens, texts and the longest text: over a hundred may come; torch fails at the ninth.
         with torch._dynamo.config.patch(recompile_limit=256) if self.compiled else nullcontext():  # noqa: SLF001
-            found = self._run(row, parts, starts, most)
+            found = self._run(row[None], parts[0][None] if parts else None, starts, most)[:n]
+        if is_table:
+            # A copy: the graph's next run writes over what it gave.
+            return found.clone().view(n_texts, longest, -1)
         table = found.new_zeros(n_texts * longest, found.shape[-1])
-        return table.index_copy_(0, self._sent(place), found[:n]).view(n_texts, longest, -1)
+        return table.index_copy_(0, places, found).view(n_texts, longest, -1)
 
     def _size(self, n: int, n_texts: int, longest: int) -> tuple[int, int, int]:
         """The row's tokens, its texts, and the most tokens of a text: of a compiled graph, few different ones."""
@@ -91,9 +97,16 @@ class PackedReader:
     def _states(self, ids: Tensor, segments: Tensor | None, starts: Tensor, longest: int) -> Tensor:
         return self.model(ids, segments=segments, documents=Packed(starts=starts, longest=longest))[0]
 
-    def _sent(self, given: np.ndarray) -> Tensor:
-        here = torch.from_numpy(given)
-        return here.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else here
+    def _sent(self, *given: np.ndarray) -> list[Tensor]:
+        """On the model's device, by one copy: each copy has its price, however little it carries."""
+        *starts, n = accumulate((-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in given), initial=0)
+        places = [slice(start, start + part.nbytes) for start, part in zip(starts, given, strict=True)]
+        # Of torch's own store of pinned memory, which gives none out anew before its copy has ended.
+        here = torch.empty(n, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        for place, part in zip(places, given, strict=True):
+            here.numpy()[place] = part.view(np.uint8)
+        there = here.to(self._device, non_blocking=True)
+        return [there[place].view(torch.from_numpy(part).dtype) for place, part in zip(places, given, strict=True)]
 
 
 def _power_of_two(n: int) -> int:
