@@ -18,10 +18,8 @@ from qkv.nn import Block, LayerNorm, RMSNorm, Rotary
 ACTIVATIONS = {Activation.RELU: 1, Activation.GELU: 2, Activation.GELU_TANH: 3, Activation.SILU: 4}
 PROGRAMS = 256
 """About two for each of a large GPU's processors."""
-READ = 16384
-"""Bytes of a matrix that a program reads at once, for one row; twice as many of a large one."""
-LARGE = 2**23
-"""Bytes of a matrix that is large."""
+READ, ROW_WARPS, MOST_PROGRAMS = 16384, 4, 1056
+"""Bytes of a matrix that a program reads at once for one row, its warps, and how many programs there are at most."""
 KEYS = 8192
 """Numbers of keys that are read at once."""
 HEADS_PROGRAMS = 128
@@ -106,8 +104,8 @@ class _Forward:
         self.tables = given.positions, cos, sin
         self.looking: dict[str, Any] = {
             "HEADS": shape.n_heads, "KV_HEADS": shape.n_kv_heads, "D": shape.d_head, "D_VALUE": shape.d_value,
-            "BLOCK_D": power_of_two(shape.d_head), "BLOCK_VALUE": power_of_two(shape.d_value), "BLOCK_KEYS": self.n_keys,
-            "ROTARY": cos is not None, "SPLITS": self.n_splits, **given.overlap,
+            "BLOCK_D": power_of_two(shape.d_head), "BLOCK_VALUE": power_of_two(shape.d_value),
+            "BLOCK_KEYS": self.n_keys, "ROTARY": cos is not None, "SPLITS": self.n_splits, **given.overlap,
         }  # fmt: skip
 
     def look_back(self, layer: int, heads: Tensor | None) -> None:
@@ -145,13 +143,15 @@ class OneRow(_Forward):
     def _multiply(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
         norm_weight, norm_bias, epsilon, kind = matrix.before
         weight, n_in, n_out = matrix.weight, matrix.weight.shape[1], matrix.n_out
-        block_in, more = power_of_two(n_in), 2 if matrix.weight.nbytes >= LARGE else 1
-        read = more * READ // weight.element_size() // (2 if matrix.is_gated else 1)
-        block_out = min(max(read // block_in, 1), max(power_of_two(n_out // (more * PROGRAMS)), 1))
-        _row_kernels().one_row[(-(-n_out // block_out),)](
+        row_bytes = power_of_two(n_in) * weight.element_size() * (2 if matrix.is_gated else 1)
+        block_out = min(max(READ // row_bytes, 1), max(power_of_two(n_out // PROGRAMS), 1))
+        n_blocks = -(-n_out // block_out)
+        turns = -(-n_blocks // MOST_PROGRAMS)
+        _row_kernels().one_row[(-(-n_blocks // turns),)](
             x, self._spoiled, weight, matrix.bias, norm_weight, norm_bias, y, n_in, n_out, epsilon, matrix.scale,
             HAS_BIAS=matrix.bias is not None, ACTIVATION=matrix.activation, GATED=matrix.is_gated, ADD=matrix.adds,
-            BLOCK_OUT=block_out, BLOCK_IN=block_in, **kind, **self.given.overlap,
+            BLOCK_OUT=block_out, BLOCK_IN=power_of_two(n_in), TURNS=turns, num_warps=ROW_WARPS, **kind,
+            **self.given.overlap,
         )  # fmt: skip
 
     def _give_heads(self, layer: int, output: Matrix) -> None:

@@ -54,47 +54,63 @@ def embed_row(
 
 
 @triton.jit
+def _weights(weight, bias, outs, ins, n_in, n_out, HAS_BIAS: tl.constexpr, GATED: tl.constexpr):
+    """The matrix's rows of some outputs, and of what these are multiplied by; and the biases of both."""
+    wanted = outs < n_out
+    at = outs.to(tl.int64)[:, None] * n_in + ins[None, :]
+    mask = wanted[:, None] & (ins < n_in)[None, :]
+    weights = tl.load(weight + at, mask=mask, other=0)
+    others = weights
+    added = tl.zeros_like(outs).to(tl.float32)
+    other = added
+    if HAS_BIAS:
+        added = tl.load(bias + outs, mask=wanted, other=0).to(tl.float32)
+    if GATED:
+        others = tl.load(weight + n_out.to(tl.int64) * n_in + at, mask=mask, other=0)
+        if HAS_BIAS:
+            other = tl.load(bias + n_out + outs, mask=wanted, other=0).to(tl.float32)
+    return weights, others, added, other
+
+
+@triton.jit
 def one_row(
     x, spoiled, weight, bias, norm_weight, norm_bias, y, n_in, n_out, epsilon, scale, NORM: tl.constexpr,
     NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, OVERLAP: tl.constexpr,
+    ADD: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, TURNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y = f(norm(x)·Wᵀ·scale + b), x being the stream; gated: f of the first n_out outputs times the others.
 
-    ADD: x is a row as it is, and the result goes onto y, which is the stream.
+    ADD: x is a row as it is, and the result goes onto y, which is the stream. The weights of a turn are read while the
+    turn before it is worked on, those of the first before anything else.
     """
     if OVERLAP:
         gdc_launch_dependents()
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     ins = tl.arange(0, BLOCK_IN)
-    inside, wanted = ins < n_in, outs < n_out
-    at = outs.to(tl.int64)[:, None] * n_in + ins[None, :]
-    mask = wanted[:, None] & inside[None, :]
-    weights = tl.load(weight + at, mask=mask, other=0)
-    added = tl.zeros((BLOCK_OUT,), tl.float32)
-    if HAS_BIAS:
-        added = tl.load(bias + outs, mask=wanted, other=0).to(tl.float32)
-    if GATED:
-        others = tl.load(weight + n_out.to(tl.int64) * n_in + at, mask=mask, other=0)
-        other = tl.zeros((BLOCK_OUT,), tl.float32)
-        if HAS_BIAS:
-            other = tl.load(bias + n_out + outs, mask=wanted, other=0).to(tl.float32)
+    inside = ins < n_in
+    weights, others, added, other = _weights(weight, bias, outs, ins, n_in, n_out, HAS_BIAS, GATED)
     norm_weights, norm_biases = of_norm(norm_weight, norm_bias, ins, inside, NORM, NORM_BIAS)
     if OVERLAP:
         gdc_wait()
-    if ADD:
-        before = tl.load(y + outs, mask=wanted, other=0)
-        row = tl.load(x + ins, mask=inside, other=0).to(tl.float32)
-    else:
-        row = _read(x, spoiled, ins, inside)
+    row = tl.load(x + ins, mask=inside, other=0).to(tl.float32) if ADD else _read(x, spoiled, ins, inside)
     row = normed(row, inside, norm_weights, norm_biases, n_in, epsilon, NORM)
-    result = activated(tl.sum(weights.to(tl.float32) * row[None, :], 1) * scale + added, ACTIVATION)
-    if GATED:
-        result *= tl.sum(others.to(tl.float32) * row[None, :], 1) + other
-    if ADD:
-        tl.store(y + outs, before + _whole(result, spoiled, wanted), mask=wanted)
-    else:
-        tl.store(y + outs, result.to(y.dtype.element_ty), mask=wanted)
+    for _ in range(TURNS):
+        following = outs + tl.num_programs(0) * BLOCK_OUT
+        if TURNS > 1:
+            coming = _weights(weight, bias, following, ins, n_in, n_out, HAS_BIAS, GATED)
+        wanted = outs < n_out
+        if ADD:
+            before = tl.load(y + outs, mask=wanted, other=0)
+        result = activated(tl.sum(weights.to(tl.float32) * row[None, :], 1) * scale + added, ACTIVATION)
+        if GATED:
+            result *= tl.sum(others.to(tl.float32) * row[None, :], 1) + other
+        if ADD:
+            tl.store(y + outs, before + _whole(result, spoiled, wanted), mask=wanted)
+        else:
+            tl.store(y + outs, result.to(y.dtype.element_ty), mask=wanted)
+        outs = following
+        if TURNS > 1:
+            weights, others, added, other = coming
 
 
 @triton.jit
