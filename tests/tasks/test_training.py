@@ -4,6 +4,7 @@ import pytest
 
 import qkv
 from qkv.errors import InputError, RunError
+from qkv.tasks import training
 from qkv.training import RunFolder, open_run
 from tests.training.runs import recipe, write_text
 
@@ -70,6 +71,17 @@ def test_a_recipe_can_be_given_a_time_and_then_goes_on_with_a_run_of_its_own_alo
     other = other.replace(training=other.training.replace(learning_rate=0.5))
     with pytest.raises(RunError, match="a run of another recipe"):
         qkv.train(other, run, **given)
+
+
+def test_nobody_else_can_train_there_while_the_steps_are_fitted(tmp_path, monkeypatch):
+    def fit(prepared, **_named):
+        with pytest.raises(RunError, match="another process is training here"), prepared.run.locked():
+            pass
+        return prepared
+
+    monkeypatch.setattr(training, "fit_to_time", fit)
+    write_text(tmp_path / "text.txt")
+    qkv.train(recipe(steps=3), tmp_path / "run", minutes=0.01, data=tmp_path, device="cpu")
 
 
 def test_a_time_that_is_none_is_refused(tmp_path):

@@ -46,16 +46,17 @@ def train(
     else:
         recipe = what if isinstance(what, Recipe) else load_recipe(what)
     seconds = None if minutes is None else 60 * minutes
-    pace = None
-    if (Path(out) / "recipe.toml").is_file():
-        prepared = _opened(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
-    else:
+    is_new, pace = not (Path(out) / "recipe.toml").is_file(), None
+    if is_new:
         prepared = prepare_run(recipe, Path(out), Path(data), progress=_unseen, seconds=seconds)
-        if seconds is not None:
+    else:
+        prepared = _opened(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
+    with prepared.run.locked():
+        if is_new and seconds is not None:
             prepared = fit_to_time(prepared, device=where, seconds=seconds)
             pace = Pace(seconds, keep=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan)))
-        finish_preparing(prepared)
-    with prepared.run.locked():
+        if is_new:
+            finish_preparing(prepared)
         trainer = build_trainer(prepared, device=where, report=report, start=_first_weights(prepared))
         trainer.resume(lambda _said: None)
         trainer.train(pace)
