@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from qkv.cli.training_run import _made_ready
 from qkv.text import save_tokenizer
-from qkv.training import RunFolder
+from qkv.training import RunFolder, open_run, prepare_run
 from qkv.training.objectives import Outcome
+from qkv.training.ranks import Alone
 from tests.data.stores import tokenizer
 from tests.disks import refusing
 from tests.training.runs import recipe, write_text
@@ -273,6 +276,17 @@ def test_a_killed_preparation_goes_on(command, recipe_file, tmp_path, monkeypatc
     assert answer.status == 0
     assert "qkv: run: the preparation was not finished; going on with it\n" in answer.err
     assert answer.out.startswith("run: 4 steps")
+
+
+def test_a_preparation_that_more_processes_take_up_has_the_parts_they_train_with_in_its_recipe(recipe_file, tmp_path):
+    class Four(Alone):
+        world = 4
+
+    told = recipe(steps=4)
+    ready = prepare_run(told, tmp_path / "run", tmp_path, progress=lambda _label: lambda _done, _all: None)
+    made = _made_ready(ready, torch.device("cpu"), Four(), seconds=None)
+    assert (told.training.micro_batch_size, made.recipe.training.micro_batch_size) == (2, 1)
+    assert open_run(tmp_path / "run").recipe == made.recipe
 
 
 def test_tensorboard_is_missed_before_the_run_begins(command, recipe_file, tmp_path, monkeypatch):

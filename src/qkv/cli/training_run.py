@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,6 +177,9 @@ def _made_ready(
         say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocabulary_size:,}")
         if prepared.too_few:
             say(prepared.too_few)
+    # As in `start_run`, for a preparation that others take up: what is trained is what the recipe says.
+    fitted = prepared.recipe.replace(training=ranks.fitted(prepared.recipe.training))
+    prepared = replace(prepared, recipe=fitted)
     if seconds is not None:
         prepared = fit_to_time(prepared, device=device, seconds=seconds, ranks=ranks)
     if ranks.is_first:
