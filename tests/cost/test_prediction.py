@@ -196,14 +196,20 @@ def test_each_plain_attention_has_more_to_launch(config, mode, n):
     assert plain - fused == pytest.approx(n)
 
 
-@pytest.mark.parametrize("n", [4096, 16384, 65536])
+def a_gpu(groups, n, width):
+    """128 places, each of which takes 32 queries of a text at a time: one short text leaves most idle."""
+    return max(1, groups * n / 32 / 128) * n * width * 1e-9
+
+
+def a_cpu(groups, n, width):
+    """Of the last block of keys that a causal query sees, half is in vain."""
+    return groups * n * (n + 300) * width * 1e-9
+
+
+@pytest.mark.parametrize("seconds", [a_gpu, a_cpu])
+@pytest.mark.parametrize("n", [256, 1024, 4096, 16384, 65536])
 @pytest.mark.parametrize(("mode", "dtype"), [("forward", "bfloat16"), ("train", "mixed")])
-def test_attention_beyond_the_calibrated_lengths_goes_on_by_work_and_by_how_busy_the_device_is(n, mode, dtype):
-    """A device of 128 places, each of which takes 32 queries of a text at a time: one short text leaves most idle."""
-
-    def seconds(groups, n, width):
-        return max(1, groups * n / 32 / 128) * n * width * 1e-9
-
+def test_attention_beyond_the_calibrated_lengths_goes_on_by_work_and_by_how_busy_the_device_is(seconds, n, mode, dtype):
     axes = ((1, 4, 16), (256, 1024), (64,))
     points = [(groups, length, 64) for groups in axes[0] for length in axes[1]]
     table = Table(axes=axes, growth=(1, 2, 1), seconds=tuple(seconds(*point) for point in points))

@@ -238,11 +238,21 @@ class _Meter:
             return seconds + 2 * one.cache * self.work.dtype.narrow * self.farther
         is_causal = one.visible < 1 and self.work.kernel is Kernel.FUSED
         name = f"{'causal' if is_causal else 'full'}-{self.work.kernel.value}"
-        n = (product.rows * product.columns) ** 0.5
-        # A text r times as long as the longest timed is the work of r² such; a device shares out its queries, so it is
-        # as busy as with r of them, each r times as long. To go on by n² alone would keep a half-idle device half idle.
-        longer = max(1.0, n / self.calibration.table(f"{name}.{self.road}").axes[1][-1])
-        return longer * self._kernel(name, longer * product.groups, n / longer, width)
+        return self._looking(name, product.groups, (product.rows * product.columns) ** 0.5, width)
+
+    def _looking(self, name: str, groups: int, n: float, width: float) -> float:
+        """Beyond the longest text timed by work, and by how busy the device is.
+
+        A text r times as long is shared out as r of the longest are, so the device is as busy as with these; to go on
+        by n² alone would keep a half-idle device half idle. Each query then takes longer by the keys that it sees:
+        along the line through its time at the last two lengths, of as many texts as were timed.
+        """
+        table = self.calibration.table(f"{name}.{self.road}")
+        most, (*_, before, longest) = table.axes[0][-1], (1, *table.axes[1])
+        longer = max(1.0, n / longest)
+        rise = 1 - table.at(most, before, width) / before * longest / table.at(most, longest, width)
+        growing = min(1.0, max(0.5, rise / (1 - before / longest)))
+        return (1 + growing * (longer - 1)) * self._kernel(name, longer * groups, n / longer, width)
 
     def _recurrence(self, one: Operation) -> float:
         """A whole layer in one direction; two directions are timed together, each half."""
