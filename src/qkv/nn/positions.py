@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from qkv.choices import SinusoidStyle
 from qkv.errors import ConfigError, ContextLengthError
+from qkv.nn.tables import made_once
 from qkv.tensors import Positions, Residual
 
 
@@ -27,7 +28,7 @@ def sinusoid(
             vectors = torch.cat((angles.sin(), angles.cos()), dim=-1)
         case SinusoidStyle.INTERLEAVED | SinusoidStyle.INTERLEAVED_FROM_ONE:
             vectors = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-    return vectors.to(dtype)
+    return made_once(vectors.to(dtype))
 
 
 class LearnedPositions(nn.Module):

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.errors import ConfigError
+from qkv.nn.tables import made_once
 from qkv.tensors import KeyPositions, QueryPositions, ScoreBias
 
 
@@ -75,7 +76,7 @@ class Rotary(nn.Module):
             frequencies = self.slowing(frequencies)
         angles = query_positions[:, None, :, None].to(exact) * frequencies.to(exact)
         angles = torch.cat((angles, angles), dim=-1)
-        return Relation(rotation=(angles.cos(), angles.sin()))
+        return Relation(rotation=(made_once(angles.cos()), made_once(angles.sin())))
 
 
 class ALiBi(nn.Module):

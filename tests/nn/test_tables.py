@@ -1,0 +1,36 @@
+"""Are the angles of positions worked out once in what is compiled, and the same as in what is not?"""
+
+import pytest
+import torch
+
+from qkv.choices import PositionKind
+from qkv.config import GPTConfig
+from qkv.models import GPT
+from qkv.nn.tables import made_once
+
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of what torch.compile itself does
+]
+
+
+@pytest.mark.parametrize(("positions", "n_tables"), [(PositionKind.ROTARY, 2), (PositionKind.SINUSOIDAL, 1)])
+def test_a_compiled_pass_writes_its_angles_once_for_all_layers(positions, n_tables):
+    size = {"vocabulary_size": 37, "context_length": 13, "n_layers": 3, "d_model": 12, "n_heads": 3}
+    model = GPT(GPTConfig(**size, positions=positions), seed=1)
+    ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
+    graphs = []
+
+    def look(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    found = torch.compile(model, backend=look, fullgraph=True)(ids)
+    steps = [str(node.target) for node in graphs[0].graph.nodes]
+    assert sum("written" in step for step in steps) == n_tables
+    assert torch.equal(found, model(ids))
+
+
+def test_nothing_is_copied_where_nothing_is_compiled():
+    table = torch.zeros(3)
+    assert made_once(table) is table
