@@ -1,11 +1,12 @@
 """In which batches does a BERT read its texts, and what are their states?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from qkv.errors import InputError
+from qkv.generation.decoder import padded
 from qkv.generation.lean_encoder import lean_encoder
 from qkv.generation.packing import Packing
 from qkv.models import BERT
@@ -45,7 +46,7 @@ class Reader:
 
     def batches(self, ids: Rows, segments: Rows | None) -> Iterator[Batch]:
         """Every text once; texts of like length are together. `segments`: None where all are 0."""
-        device = self.model.embedding.token.weight.device
+        device, config = self.model.embedding.token.weight.device, self.model.config
         lengths = [len(row) for row in ids]
         packed = (self._compiled or PackedReader(self.model)) if can_pack(self.model) else None
         read = lean_encoder(self.model, self._packing) or self.model
@@ -53,19 +54,11 @@ class Reader:
         for places in of_like_length(lengths, at_once) if packed is None else rows_of(lengths):
             own = [ids[place] for place in places]
             parts = None if segments is None else [segments[place] for place in places]
-            table = _table(own).to(device)
-            is_token = _table([[1] * len(row) for row in own]).bool()
+            table, is_token = padded(own, device, config.vocabulary_size)
             if packed is not None:
                 states = packed.states(own, parts)
             else:
-                mask = None if bool(is_token.all()) else is_token.to(device)
-                states = read(table, segments=None if parts is None else _table(parts).to(device), is_token=mask)
-            yield Batch(places, table, is_token.to(device), states)
-
-
-def _table(rows: Sequence[Sequence[int]]) -> Ids:
-    """Rows filled up with zeros on the right."""
-    table = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = torch.tensor(row)
-    return table
+                of_parts = None if parts is None else padded(parts, device, config.n_segments)[0]
+                states = read(table, segments=of_parts, is_token=is_token)
+            is_token = torch.ones_like(table, dtype=torch.bool) if is_token is None else is_token
+            yield Batch(places, table, is_token, states)
