@@ -209,11 +209,10 @@ def _measured(estimate: "Estimate", calibration: "Calibration | None", device: s
 
 
 def _how_to_calibrate(work: "Workload", device: str) -> str:
-    """A calibration at float32 serves float32; one at bfloat16 serves mixed training and inference at bfloat16."""
     from qkv.cost import Mode, Precision
 
-    narrow = Precision.MIXED if work.mode is Mode.TRAIN else Precision.BFLOAT16
-    serves = {Precision.FLOAT32: Precision.FLOAT32, narrow: Precision.BFLOAT16}
+    is_training = work.mode is Mode.TRAIN
+    serves = {one.in_training if is_training else one: one for one in (Precision.FLOAT32, Precision.BFLOAT16)}
     what = f"{work.mode.value} at {work.dtype.value}"
     if work.dtype not in serves:
         known = " or ".join(f"--dtype {one.value}" for one in serves)

@@ -18,6 +18,8 @@ SOFTMAX = 5  # largest, subtract, exp, sum, divide
 NORM = {NormKind.LAYER: 6, NormKind.RMS: 4}  # LayerNorm's β is one more
 ACTIVATION = {Activation.RELU: 1, Activation.GELU: 5, Activation.GELU_TANH: 9, Activation.SILU: 4}
 ROTATION = 4  # x·cos, negate, ·sin, add
+BIASED = (PositionKind.ALIBI, PositionKind.RELATIVE)
+"""Positions that enter as a bias of the scores, one for each pair and head."""
 
 
 def seen_pairs(n_queries: int, n_keys: int, *, causal: bool, window: int | None) -> int:
@@ -115,7 +117,7 @@ class Stack:
         share = {"part": f"{self.prefix}blocks.{which}", "copies": self.n_layers}
         looks = {"groups": b * config.n_heads, "rows": n}
         visible = Fraction(seen, n * m)
-        has_bias = is_self and config.positions in (PositionKind.ALIBI, PositionKind.RELATIVE)
+        has_bias = is_self and config.positions in BIASED
         per_score = SOFTMAX + config.scale_scores + has_bias + (seen < n * m)
         return [
             Operation(

@@ -110,7 +110,7 @@ class Calibration(Config):
 
     @property
     def training_dtype(self) -> Precision:
-        return Precision.FLOAT32 if self.dtype is Precision.FLOAT32 else Precision.MIXED
+        return self.dtype.in_training
 
     def is_of(self, device: str) -> bool:
         """`device`: a full name, a CPU's number of threads in it, or one of the device table's: h200, cpu."""

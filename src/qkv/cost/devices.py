@@ -42,13 +42,8 @@ class Device:
 
     def usual_dtype(self, mode: Mode) -> Precision:
         """What torch uses there: 32 bits on a CPU, 16 on a GPU, weights kept at 32 in training."""
-        if self.backend is Backend.CPU:
-            return Precision.FLOAT32
-        return Precision.MIXED if mode is Mode.TRAIN else Precision.BFLOAT16
-
-    @property
-    def title_and_source(self) -> str:
-        return f"{self.title} ({self.source})"
+        of_inference = Precision.FLOAT32 if self.backend is Backend.CPU else Precision.BFLOAT16
+        return of_inference.in_training if mode is Mode.TRAIN else of_inference
 
 
 _HOPPER = {"float32": 67 * _TERA, "half": 989.4 * _TERA, "link": 450 * _GIGA}

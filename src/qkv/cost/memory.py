@@ -2,11 +2,11 @@
 
 from dataclasses import asdict, dataclass
 
-from qkv.choices import CellKind, ScoreKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.moments import most_held
 from qkv.cost.operation import Operation
 from qkv.cost.parameters import parameters
+from qkv.cost.recurrent import PROJECTED, STATES
 from qkv.cost.timeline import held, peaks, weight_casts
 from qkv.cost.update import shard, update_of
 from qkv.cost.workload import Mode, Precision, Sharding, Workload
@@ -85,9 +85,8 @@ def cache_bytes(
         case Seq2SeqConfig():
             numbers = config.n_decoder_layers * (length + n_source) * _kv_width(config)
         case RNNConfig():
-            n_states = 1 if config.cell is CellKind.GRU else 2
-            has_keys = config.attention in (ScoreKind.GENERAL, ScoreKind.ADDITIVE)
-            numbers = (n_source * (1 + has_keys) + n_states * config.n_decoder_layers) * config.d_model
+            kept = n_source * (1 + (config.attention in PROJECTED))
+            numbers = (kept + STATES[config.cell] * config.n_decoder_layers) * config.d_model
         case BERTConfig():
             numbers = 0
     return batch * numbers * dtype.narrow

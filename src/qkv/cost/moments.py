@@ -7,9 +7,10 @@ holds queries, keys, values and results while its output is projected.
 
 from qkv.choices import HeadLayout, Kernel, NormKind, NormPosition, PositionKind, ScoreKind
 from qkv.config import BERTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
-from qkv.cost.blocks import Stack
+from qkv.cost.blocks import BIASED, Stack
 from qkv.cost.operation import LOGITS, NOTHING, Kept, Operation
 from qkv.cost.operations import operations, stacks_of
+from qkv.cost.recurrent import PROJECTED
 from qkv.cost.workload import Mode, Workload
 
 SQUARES = 4
@@ -69,7 +70,7 @@ def _recurrent(config: RNNConfig, work: Workload) -> list[Kept]:
         return []
     target, source = (work.batch * n * config.d_model for n in (work.n_new, work.n_source))
     square = work.batch * work.n_new * work.n_source
-    has_keys = config.attention in (ScoreKind.GENERAL, ScoreKind.ADDITIVE)
+    has_keys = config.attention in PROJECTED
     beside = Kept(numbers=2 * target + (0 if work.mode is Mode.DECODE else source * (1 + has_keys)))
     moments = [beside + Kept(numbers=SQUARES * square)]
     if config.attention is ScoreKind.ADDITIVE:
@@ -100,7 +101,7 @@ def _relation(stack: Stack) -> Kept:
     match config.positions:
         case PositionKind.ROTARY:
             return Kept(flags=8 * stack.n_queries * config.d_head + table)
-        case PositionKind.ALIBI | PositionKind.RELATIVE:
+        case _ if config.positions in BIASED:
             return Kept(wide=config.n_heads * pairs, flags=table)
         case _:
             return Kept(flags=table)
@@ -148,17 +149,14 @@ def _looking(stack: Stack, m: int, *, results: int, is_self: bool) -> Kept:
         return Kept(numbers=mask + max(2 * square + looks * config.d_head, key), flags=square + looks)
     if not (is_self and _is_masked_by_table(stack)):
         return Kept(numbers=results, wide=looks)
-    # Of the results a copy, in which rows that see nothing are zero; the mask, by itself or written into the bias.
-    has_both = _has_bias(stack) and config.window is not None
-    # Without a bias the kernel makes numbers of the mask before.
-    copied, bias = (results, config.n_heads * pairs) if _has_bias(stack) else (max(results, pairs), 0)
-    return Kept(numbers=results + copied, wide=bias, flags=0 if has_both else pairs)
-
-
-def _has_bias(stack: Stack) -> bool:
-    return stack.config.positions in (PositionKind.ALIBI, PositionKind.RELATIVE)
+    # Of the results a copy, in which rows that see nothing are zero; the mask, written into the bias or by itself: then
+    # the kernel has made numbers of it before. A window's own table is counted with what all blocks share.
+    if config.positions in BIASED:
+        mask = pairs if config.window is None else 0
+        return Kept(numbers=2 * results, wide=config.n_heads * pairs, flags=mask)
+    return Kept(numbers=results + max(results, pairs), flags=pairs)
 
 
 def _is_masked_by_table(stack: Stack) -> bool:
     """The fused kernel draws a triangle itself, unless there is a bias beside it."""
-    return stack.config.window is not None or (stack.causal and _has_bias(stack))
+    return stack.config.window is not None or (stack.causal and stack.config.positions in BIASED)

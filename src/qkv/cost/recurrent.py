@@ -15,6 +15,8 @@ GATES = {CellKind.GRU: 3, CellKind.LSTM: 4}
 STATES = {CellKind.GRU: 1, CellKind.LSTM: 2}
 # Numbers kept a step, for each number of the state: encoder's (a reversed LSTM copies more), decoder's.
 KEPT = {CellKind.GRU: (8, 8), CellKind.LSTM: (24, 17)}
+PROJECTED = (ScoreKind.GENERAL, ScoreKind.ADDITIVE)
+"""Attentions that make keys of the source's states."""
 PER_GATE = 4  # add the two products and the bias, then sigmoid or tanh
 TANH = 1
 

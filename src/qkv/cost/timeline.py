@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from qkv.choices import Kernel, PositionKind
 from qkv.config import ModelConfig, TransformerConfig
+from qkv.cost.blocks import BIASED
 from qkv.cost.operation import LOGITS, LOSS, NOTHING, Operation
 from qkv.cost.workload import Precision, Workload
 
@@ -127,7 +128,7 @@ def _block_work(made: list[Operation], config: ModelConfig, work: Workload) -> i
     feedforward = hidden * dtype.narrow + copies + weights * (dtype.wide + (dtype.narrow if is_mixed else 0))
     positions = config.positions if isinstance(config, TransformerConfig) else PositionKind.NONE
     is_learned = positions is PositionKind.RELATIVE
-    has_bias = is_learned or positions is PositionKind.ALIBI
+    has_bias = positions in BIASED
     if work.kernel is Kernel.PLAIN or (is_learned and not work.on_gpu):
         # By then the block's feed-forward part has let go.
         released = sum((one.kept for one in made if "blocks.feedforward" in one.part), NOTHING).n_bytes(dtype)

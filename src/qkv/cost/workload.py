@@ -56,6 +56,11 @@ class Precision(StrEnum):
         return 4 if self is Precision.FLOAT32 else 2
 
     @property
+    def in_training(self) -> "Precision":
+        """How a model is trained whose inference is at this precision."""
+        return Precision.FLOAT32 if self is Precision.FLOAT32 else Precision.MIXED
+
+    @property
     def wide(self) -> int:
         """Bytes of a weight, a gradient, an optimizer's moment, or a number that mixed precision keeps wide."""
         return 2 if self in (Precision.FLOAT16, Precision.BFLOAT16) else 4

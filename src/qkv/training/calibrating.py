@@ -65,7 +65,7 @@ def calibrate(
 ) -> Calibration:  # fmt: skip
     """Half a minute to a minute; nothing else should run on the device meanwhile. `spend`: seconds a measurement."""
     started = time.perf_counter()
-    training_dtype = Precision.FLOAT32 if dtype is Precision.FLOAT32 else Precision.MIXED
+    training_dtype = dtype.in_training
     watch = Stopwatch(device, spend=spend)
     grid = grid or (GPU if watch.is_gpu else CPU)
     tables: dict[str, Table] = {}
