@@ -114,8 +114,8 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def pretended_gpu() -> Iterator[None]:
     """Inside, `--device cuda` is it."""
     with (
-        mock.patch("qkv.tasks.loading.find_device", return_value=GPU),
-        mock.patch("qkv.tasks.verifying.find_device", return_value=GPU),
+        mock.patch("qkv.tasks.loading.torch_device", return_value=GPU),
+        mock.patch("qkv.tasks.verifying.torch_device", return_value=GPU),
         _Factories(),
         _Calls(),
     ):

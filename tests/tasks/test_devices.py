@@ -14,7 +14,7 @@ from qkv.errors import InputError
 from qkv.generation import generate, translate
 from qkv.inspection.alignment import cross_weights
 from qkv.tasks import LanguageModel, TextEncoder, load
-from qkv.tasks.devices import find_device, find_dtype
+from qkv.tasks.devices import find_dtype, torch_device
 from qkv.tasks.verifying import verify
 from qkv.tasks.verifying.roads import in_pieces, run
 from qkv.tasks.word_vectors import word_vectors
@@ -156,10 +156,10 @@ def test_what_cannot_be_is_refused_before_anything_is_read(options, message):
 
 
 def test_auto_is_the_gpu_where_there_is_one(monkeypatch):
-    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert torch_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert find_device("auto") == find_device("cuda") == torch.device("cuda")
-    assert find_device("cpu") == torch.device("cpu")
+    assert torch_device("auto") == torch_device("cuda") == torch.device("cuda")
+    assert torch_device("cpu") == torch.device("cpu")
     assert find_dtype("bfloat16", torch.device("cuda")) is torch.bfloat16
 
 

@@ -52,9 +52,9 @@ def _tell(task: "Task", model: str) -> None:
 
 
 def chosen_device(name: str) -> "torch.device":
-    from qkv.tasks.devices import find_device
+    from qkv.tasks.devices import torch_device
 
-    return find_device(name)
+    return torch_device(name)
 
 
 def next_run_folder() -> Path:

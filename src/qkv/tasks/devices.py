@@ -8,7 +8,7 @@ from qkv.errors import InputError
 NAMES = ("cpu", "cuda", "auto")
 
 
-def find_device(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
     """`auto`: a GPU where there is one. A GPU that is asked for and not there is an error, never a CPU in its place."""
     if name not in NAMES:
         raise InputError(f"--device {name}: it is cpu, cuda or auto")
@@ -24,7 +24,7 @@ def place_of_int8(name: str) -> torch.device:
     """int8 arithmetic is a CPU's (FBGEMM), so `auto` is the CPU there."""
     if name == "cuda":
         raise InputError("--int8 (int8=True) computes on a CPU alone, and --device cuda was asked for: choose one")
-    return find_device("cpu" if name == "auto" else name)
+    return torch_device("cpu" if name == "auto" else name)
 
 
 def find_dtype(name: FloatKind | str, device: torch.device) -> torch.dtype:

@@ -18,7 +18,7 @@ from qkv.data.labelled import Labelled, labelled_rows
 from qkv.errors import ConfigError, InputError, MissingExtraError, RunError, WeightsError
 from qkv.inspection.confusion import confusion_map
 from qkv.inspection.curves import loss_curve
-from qkv.tasks.devices import find_device
+from qkv.tasks.devices import torch_device
 from qkv.tasks.loading import load_as
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.training.finetune import Material, Result, fine_tune
@@ -91,7 +91,7 @@ def finetune(
     config = FinetuningConfig(models=(start.name or "model",), **named, **dict(settings))
     held_out = None if evaluation is None else _labelled(evaluation, "eval", config)
     task = make_task(config, _labelled(train, "train", config), held_out)
-    target = find_device(device)
+    target = torch_device(device)
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder.create(Path(out or temporary)).path
         name = config.models[0]

@@ -9,7 +9,7 @@ from qkv.config.base import nearest
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import check_int8
-from qkv.tasks.devices import find_device, find_dtype, place_of_int8
+from qkv.tasks.devices import find_dtype, place_of_int8, torch_device
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
@@ -71,7 +71,7 @@ def load(
     `int8`: it computes in 8-bit whole numbers, faster and a little less exactly; on x86 alone (`qkv.nn.int8`).
     `device`: `cpu`, `cuda`, or `auto`, a GPU where there is one. `dtype`: `bfloat16` for a GPU that shall be fast.
     """
-    where = place_of_int8(device) if int8 else find_device(device)
+    where = place_of_int8(device) if int8 else torch_device(device)
     numbers = find_dtype(dtype, where)
     if int8:
         check_int8()

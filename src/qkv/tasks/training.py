@@ -6,7 +6,7 @@ from qkv.config import Recipe, load_recipe
 from qkv.data.sources import Progress
 from qkv.errors import InputError, RunError
 from qkv.models import Model
-from qkv.tasks.devices import find_device
+from qkv.tasks.devices import torch_device
 from qkv.tasks.loading import load_weights
 from qkv.training import (
     USUAL_MINUTES,
@@ -38,7 +38,7 @@ def train(
     """
     if minutes is not None and minutes <= 0:
         raise InputError(f"minutes={minutes} must be more than 0")
-    where = find_device(device)
+    where = torch_device(device)
     is_text = not isinstance(what, Recipe) and Path(what).suffix != ".toml"
     if is_text:
         minutes = USUAL_MINUTES if minutes is None else minutes

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from qkv.choices import Verdict
-from qkv.tasks.devices import find_device
+from qkv.tasks.devices import torch_device
 from qkv.tasks.loading import load_weights
 from qkv.tasks.verifying import computed, stored
 from qkv.tasks.verifying.case import Case, NotCheckedError
@@ -91,7 +91,7 @@ def verify(
 
     `device`: where the fast roads are taken, and compared with the CPU's plain one too. Files are read on the CPU.
     """
-    where = find_device(device)
+    where = torch_device(device)
     run = Path(name) if (Path(name) / "checkpoints").is_dir() else None
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         case = Case(loaded=load_weights(name), texts=texts, folder=Path(folder), run=run)
