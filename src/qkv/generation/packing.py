@@ -16,6 +16,7 @@ from qkv.choices import Activation
 from qkv.generation.gpu import GPUSteps, state_of
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Int8Linear, Unembedding, activate
+from qkv.nn.huge_pages import contiguous
 
 TINY = 2**15
 """Numbers in a matrix below which one row is multiplied fastest by the whole of it."""
@@ -87,14 +88,14 @@ class Product:
         n_more = -self._n_out % BLOCK
         bias = self._weights[0].new_zeros(self._n_out) if self._bias is None else self._bias
         weight = F.pad(self._whole(), (0, 0, 0, n_more)).view(-1, BLOCK, self._n_in)
-        self._blocks = weight.transpose(1, 2).contiguous(), F.pad(bias, (0, n_more)).view(-1, 1, BLOCK)
+        self._blocks = contiguous(weight.transpose(1, 2)), F.pad(bias, (0, n_more)).view(-1, 1, BLOCK)
         return self._blocks
 
     def _turn(self) -> Tensor:
         weight = self._whole()
         # One row reads a matrix fastest along the longer of its sides.
         is_copied = weight.shape[0] >= weight.shape[1] or len(self._weights) > 1
-        self._turned = weight.T.contiguous() if is_copied else weight.T
+        self._turned = contiguous(weight.T) if is_copied else weight.T
         return self._turned
 
     def _by_onednn(self, x: Tensor, then: str = "none", algorithm: str = "") -> Tensor:
