@@ -11,6 +11,7 @@ from qkv.models import GPT
 from qkv.training.optimizer import (
     Muon,
     build_optimizers,
+    clip_gradients,
     optimizer_tensors,
     orthogonal,
     restore_optimizers,
@@ -31,6 +32,27 @@ def step(model, optimizers, seed=0):
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("limit", [0.01, 100.0])
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_clipped_on_the_way_is_clipped_before(kind, limit):
+    models = [GPT(CONFIG, seed=1) for _ in range(2)]
+    for model, on_the_way in zip(models, (False, True), strict=True):
+        optimizers = build_optimizers(model, training(kind))
+        for seed in range(3):
+            loss = (
+                model(torch.randint(0, 19, (3, 13), generator=torch.Generator().manual_seed(seed))).logsumexp(-1).sum()
+            )
+            loss.backward()
+            norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+            assert 0.01 < norm < 100
+            for optimizer in optimizers:
+                clip_gradients(optimizer, norm, limit, on_the_way=on_the_way)
+                optimizer.step()
+                optimizer.zero_grad()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 31, 7), (2, 5, 64)])

@@ -18,6 +18,7 @@ from qkv.models import GPT
 from qkv.training import Trainer, TrainingData, open_run
 from qkv.training.gpt import next_token
 from qkv.training.objectives import Measure, Outcome
+from qkv.training.optimizer import clip_gradients
 from tests.training.runs import checkpoints, curve, go_on, stopped_after, trainer_of
 
 N_WORDS = 19
@@ -46,7 +47,9 @@ def bare_trainer(run_folder, given, *, model=None, dropout=0.0, **training) -> T
 
 def gradients(trainer, given):
     unread = trainer._gradients(given, 0)
-    trainer._clip(unread.made)
+    if trainer.config.clip is not None:
+        for optimizer in trainer.optimizers:
+            clip_gradients(optimizer, unread.made.norm, trainer.config.clip)
     made = unread.read()
     return made.loss, made.norm, {name: p.grad for name, p in trainer.model.named_parameters()}
 

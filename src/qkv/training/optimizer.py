@@ -124,6 +124,17 @@ def skip_where(is_bad: Float[Tensor, ""], optimizer: Optimizer) -> None:
     optimizer.found_inf = is_bad  # type: ignore[attr-defined]  # torch's fused AdamW has this from gradient scaling
 
 
+def clip_gradients(optimizer: Optimizer, norm: Float[Tensor, ""], limit: float, *, on_the_way: bool = False) -> None:
+    """Bring all gradients' norm down to `limit`. `on_the_way`: where the update itself can divide by a number, so that
+    they are not read and written once more; what comes of it differs by rounding.
+    """
+    if on_the_way and isinstance(optimizer, AdamW):
+        optimizer.grad_scale = ((norm + 1e-6) / limit).clamp(min=1)  # type: ignore[attr-defined]  # as `found_inf`
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
+
+
 def _layer_scales(names: list[str], decay: float | None) -> dict[str, float]:
     """What part of the learning rate each weight gets: decay^(layers above it). Heads are on top, embeddings below."""
     if decay is None:

@@ -19,7 +19,7 @@ from qkv.training.evaluation import chosen_measure, evaluate, is_better
 from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
 from qkv.training.objectives import Halves, Objective, Outcome, Sent, TrainingBatch
-from qkv.training.optimizer import build_optimizers, set_learning_rate, skip_where
+from qkv.training.optimizer import build_optimizers, clip_gradients, set_learning_rate, skip_where
 from qkv.training.pacing import Pace
 from qkv.training.pieces import is_cut, whole
 from qkv.training.products import with_quick_products
@@ -263,13 +263,10 @@ class Trainer:
             seconds.append(time.perf_counter() - started)
         return self.ranks.of_first(lambda: statistics.median(seconds[n:]))
 
-    def _clip(self, made: Made) -> None:
-        if self.config.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, made.norm, foreach=True)
-
     def _update(self, made: Made) -> None:
-        self._clip(made)
         for optimizer in self.optimizers:
+            if self.config.clip is not None:
+                clip_gradients(optimizer, made.norm, self.config.clip, on_the_way=self._reads_late)
             if self._reads_late:
                 skip_where(self._is_bad, optimizer)
             optimizer.step()
