@@ -10,7 +10,11 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-BLOCK, WARPS = 2048, 4
+LONG = 8192
+"""Logits of a longer row are too many for the GPU's cache to hold until the second reading, if every processor has as
+many rows at work as it can."""
+SHORT_BLOCK, LONG_BLOCK = (1024, 4), (4096, 32)
+"""Numbers of a row at once, and the warps for them: with 32, two rows are at work on a processor."""
 
 
 @triton.jit
@@ -29,14 +33,16 @@ def loss_row(
     # A greatest and a sum for each lane, brought together once: a sum over the row a block would be waited for.
     most, total = tl.full((BLOCK,), LEAST, tl.float32), tl.zeros((BLOCK,), tl.float32)
     added = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, n_words, BLOCK):
-        inside = start + columns < n_words
-        x = tl.load(logits + start + columns, mask=inside, other=LEAST).to(tl.float32)
-        higher = tl.maximum(most, x)
-        total = total * tl.exp(most - higher) + tl.exp(x - higher)
+    for start in range(0, n_words, 2 * BLOCK):
+        # Two blocks at once: more of the row is on its way, and there is one rescaling for both.
+        place, next_place = start + columns, start + BLOCK + columns
+        x = tl.load(logits + place, mask=place < n_words, other=LEAST).to(tl.float32)
+        y = tl.load(logits + next_place, mask=next_place < n_words, other=LEAST).to(tl.float32)
+        higher = tl.maximum(most, tl.maximum(x, y))
+        total = total * tl.exp(most - higher) + (tl.exp(x - higher) + tl.exp(y - higher))
         most = higher
         if IS_SMOOTH:
-            added += tl.where(inside, x, 0.0)
+            added += tl.where(place < n_words, x, 0.0) + tl.where(next_place < n_words, y, 0.0)
     highest = tl.max(most, 0)
     log_total = highest + tl.log(tl.sum(total * tl.exp(most - highest), 0))
     loss = log_total - (1 - smoothing) * at_target
@@ -56,9 +62,10 @@ def loss_row(
 def errors_(logits: Tensor, targets: Tensor, n_words: int, smoothing: float, *, wants_errors: bool) -> Tensor:
     """Each row's loss; with `wants_errors` the logits (row, width ≥ n_words) become p − aim, zeros past n_words."""
     losses = torch.empty(len(logits), device=logits.device, dtype=torch.float32)
+    block, warps = LONG_BLOCK if logits.shape[1] > LONG else SHORT_BLOCK
     loss_row[(len(logits),)](
         logits, targets, losses, logits.shape[1], n_words, smoothing, WANTS_ERRORS=wants_errors,
-        IS_SMOOTH=smoothing > 0, LEAST=-1e30, BLOCK=BLOCK, num_warps=WARPS,
+        IS_SMOOTH=smoothing > 0, LEAST=-1e30, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return losses
 
