@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from qkv.choices import Activation
+from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from qkv.nn import attention, feedforward
-from qkv.nn.gradients import trains_compiled
+from qkv.nn import LayerNorm, RMSNorm, attention, block, embedding, feedforward
+from qkv.nn.gradients import forked, trains_compiled
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytestmark = [
@@ -24,7 +24,7 @@ pytestmark = [
 def kernels(monkeypatch):
     from qkv.nn import gradient_kernels
 
-    for name, value in {"ROWS": 4, "COLUMNS": 32, "ROWS_A_PROGRAM": 8}.items():
+    for name, value in {"ROWS": 4, "COLUMNS": 32, "ROWS_A_PROGRAM": 8, "COPIED_A_PROGRAM": 12}.items():
         monkeypatch.setattr(gradient_kernels, name, value)
     return gradient_kernels
 
@@ -53,14 +53,44 @@ def test_three_matrices_come_to_stand_side_by_side_with_their_sums(kernels):
     torch.testing.assert_close(sums.sum(0), joined.sum(0))
 
 
+@pytest.mark.parametrize("width", [31, 64])
+@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
+def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, width):
+    from qkv.nn import norm_kernel
+
+    monkeypatch.setattr(norm_kernel, "ROWS_A_PROGRAM", 8)
+    generator = torch.Generator().manual_seed(5)
+    part = norm(width)
+    for parameter in part.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    x, kept, given = (torch.randn(3, 7, width, generator=generator).bfloat16() for _ in range(3))
+
+    def gradients(two):
+        start = x.clone().requires_grad_()
+        part.zero_grad()
+        torch.autograd.backward(two(start), (kept, given))
+        return [start.grad, *(parameter.grad.clone() for parameter in part.parameters())]
+
+    wanted = gradients(lambda start: (start.view_as(start), part(start.float()).bfloat16()))
+    for found, one in zip(gradients(lambda start: forked(start, part)), wanted, strict=True):
+        torch.testing.assert_close(
+            found.float(), one.float(), atol=0.02 if found.dtype is torch.bfloat16 else 1e-4, rtol=1e-2
+        )
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile itself does
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, compiled):
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of the plain road, which has no such stream on a CPU
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, compiled, kind):
     size = {"vocabulary_size": 37, "context_length": 13, "n_layers": 2, "d_model": 24, "n_heads": 3}
-    model = GPT(GPTConfig(**size, activation=Activation.GELU), seed=1)
+    llama = {"norm": NormKind.RMS, "gated": True, "activation": Activation.SILU, "positions": PositionKind.ROTARY}
+    own = {"activation": Activation.GELU} if kind == "gpt2" else llama
+    model = GPT(GPTConfig(**size, **own), seed=1)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
     ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr(embedding, "_as_products_run", lambda x: x.bfloat16())
 
     def gradients(run):
         model.zero_grad()
@@ -69,7 +99,7 @@ def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, co
         return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
     wanted = gradients(model)
-    for module in (attention, feedforward):
+    for module in (attention, feedforward, block):
         monkeypatch.setattr(module, "trains_compiled", lambda _x: True)
     monkeypatch.setattr(attention.Attention, "_pays_at_once", lambda _self, _x: True)
     road = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)

@@ -11,10 +11,11 @@ from qkv.errors import CacheError, ConfigError
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache, LayerCache, SourceCache
 from qkv.nn.feedforward import FeedForward
+from qkv.nn.gradients import forked, trains_compiled
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary
-from qkv.nn.tap import Tap
+from qkv.nn.tap import Tap, is_looked_at
 from qkv.tensors import Positions, Residual
 
 
@@ -77,21 +78,29 @@ class Block(nn.Module):
             has, given = ("no" if part is None else "a" for part in (self.cross, source))
             raise ConfigError(f"a block with {has} cross-attention was given {given} source")
         own, of_source = cache if cache is not None else (None, None)
-        x = self.residual_pre(x)
-        write = self.attention(self._before(self.attention_norm, x), mask=mask, relation=relation, cache=own)
+        x, read = self._before(self.attention_norm, self.residual_pre(x))
+        write = self.attention(read, mask=mask, relation=relation, cache=own)
+        del read  # with a name it would be held longer than it is needed, as would what is written
         x = self.residual_mid(self._add(self.attention_norm, x, self.attention_write(write)))
-        del write  # it has been added; with a name it would be held while the next sub-layer computes
+        del write
         if self.cross is not None and source is not None:
-            write = self.cross(
-                self._before(self.cross_norm, x), source=source.states, mask=source.mask, cache=of_source
-            )
+            x, read = self._before(self.cross_norm, x)
+            write = self.cross(read, source=source.states, mask=source.mask, cache=of_source)
+            del read
             x = self.residual_cross(self._add(self.cross_norm, x, self.cross_write(write)))
             del write
-        write = self.feedforward(self._before(self.feedforward_norm, x))
+        x, read = self._before(self.feedforward_norm, x)
+        write = self.feedforward(read)
+        del read
         return self.residual_post(self._add(self.feedforward_norm, x, self.feedforward_write(write)))
 
-    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
-        return norm(x) if self.norm_position is NormPosition.PRE else x
+    def _before(self, norm: LayerNorm | RMSNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream, and what a sub-layer reads of it."""
+        if self.norm_position is NormPosition.POST:
+            return x, x
+        if trains_compiled(x) and x.dtype is torch.bfloat16 and not is_looked_at(norm):
+            return forked(x, norm)
+        return x, norm(x)
 
     def _add(self, norm: nn.Module, x: Tensor, write: Tensor) -> Tensor:
         x = x + self.dropout(write)

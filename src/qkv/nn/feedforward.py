@@ -51,8 +51,18 @@ class FeedForward(nn.Module):
         self.hidden = Tap()
 
     def forward(self, x: Residual) -> Residual:
-        hidden = self._expanded(x) if self.gate is None else activate(self.gate(x), self.activation) * self.expand(x)
-        return self.contract(self.hidden(hidden))
+        if self.gate is None:
+            return self.contract(self.hidden(self._expanded(x)))
+        gate, wide = self._at_once(x, self.gate) if trains_compiled(x) else (self.gate(x), self.expand(x))
+        return self.contract(self.hidden(activate(gate, self.activation) * wide))
+
+    def _at_once(self, x: Tensor, gate: nn.Linear) -> tuple[Tensor, Tensor]:
+        """Gate and expansion by one product, so that x is read once, and its gradient comes of one."""
+        if any(type(part) is not nn.Linear or is_looked_at(part) for part in (gate, self.expand)):
+            return gate(x), self.expand(x)
+        bias = torch.cat((gate.bias, self.expand.bias)) if self.has_bias else None
+        first, second = F.linear(x, torch.cat((gate.weight, self.expand.weight)), bias).chunk(2, dim=-1)
+        return first, second
 
     def _expanded(self, x: Tensor) -> Tensor:
         expand = self.expand

@@ -13,22 +13,26 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
+from qkv.nn.feedforward import TAIL
+
 ROWS, COLUMNS, WARPS = 16, 256, 4
 """Of what a program holds at once."""
-ROWS_A_PROGRAM = 128
-"""Added up by one program; what several have is added up afterwards, always in one order."""
+ROWS_A_PROGRAM, COPIED_A_PROGRAM = 256, 128
+"""Added up by one program, of an activation's gradient and of what is put side by side; what several have is added up
+afterwards, always in one order."""
+T0, T1, T2, T3, T4, T5, T6, T7 = map(tl.constexpr, TAIL)
 
 
 @triton.jit
 def tail(a):
-    """Φ(−a) of a ≥ 0: two to the power of a polynomial, `TAIL` of feedforward.py."""
-    power = 1.4766356e-6 * a - 5.592328e-5
-    power = power * a + 8.957442e-4
-    power = power * a - 0.0084041990
-    power = power * a + 0.05380521
-    power = power * a + 0.45857096
-    power = power * a + 1.151225
-    return tl.exp2(-(power * a + 0.9999962))
+    """Φ(−a) of a ≥ 0: two to the power of a polynomial."""
+    power = T7 * a + T6
+    power = power * a + T5
+    power = power * a + T4
+    power = power * a + T3
+    power = power * a + T2
+    power = power * a + T1
+    return tl.exp2(-(power * a + T0))
 
 
 @triton.jit
@@ -164,10 +168,10 @@ def beside(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor
     parts = [part if part.stride(1) == 1 else part.contiguous() for part in (first, second, third)]
     n_rows, widths = len(first), [part.shape[1] for part in parts]
     joined = first.new_empty(n_rows, sum(widths))
-    sums = torch.empty(triton.cdiv(n_rows, ROWS_A_PROGRAM), sum(widths), device=first.device, dtype=torch.float32)
+    sums = torch.empty(triton.cdiv(n_rows, COPIED_A_PROGRAM), sum(widths), device=first.device, dtype=torch.float32)
     beside_tile[(len(sums), triton.cdiv(max(widths), COLUMNS), 3)](
         *parts, joined, sums, n_rows, *widths, *(part.stride(0) for part in parts), ROWS=ROWS, COLUMNS=COLUMNS,
-        ROWS_A_PROGRAM=ROWS_A_PROGRAM, num_warps=WARPS,
+        ROWS_A_PROGRAM=COPIED_A_PROGRAM, num_warps=WARPS,
     )  # fmt: skip
     return joined, sums
 
@@ -175,5 +179,5 @@ def beside(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor
 @beside.register_fake
 def _(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
     width = first.shape[1] + second.shape[1] + third.shape[1]
-    n_blocks = -(-len(first) // ROWS_A_PROGRAM)
+    n_blocks = -(-len(first) // COPIED_A_PROGRAM)
     return first.new_empty(len(first), width), first.new_empty((n_blocks, width), dtype=torch.float32)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.nn.norm import LayerNorm, RMSNorm
+
 
 def trains_compiled(x: Tensor) -> bool:
     return (
@@ -28,6 +30,43 @@ def expanded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def projected(x: Tensor, weight: Tensor, bias: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
     """x·Wᵀ + b, cut in three: their gradients are put side by side and added up for the bias in one pass."""
     return _Projected.apply(x, weight, bias, tuple(widths))
+
+
+def forked(x: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
+    """x, and normed as products read it: on the way back, both gradients and those of γ and β come of one pass."""
+    is_centred = isinstance(norm, LayerNorm)
+    return _Forked.apply(x, norm.weight, norm.bias if is_centred else None, norm.epsilon, is_centred)
+
+
+class _Forked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        epsilon: float,
+        is_centred: bool,  # noqa: FBT001 - torch gives them by place
+    ) -> tuple[Tensor, Tensor]:
+        wide, mean = x.float(), None
+        if is_centred:
+            normed, mean, scale = torch.native_layer_norm(wide, weight.shape, weight, bias, epsilon)
+        else:
+            scale = (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+            normed = wide * scale * weight
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.has_bias = bias is not None
+        return x.view_as(x), normed.to(torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        from qkv.nn.norm_kernel import norm_gradients
+
+        kept, of_normed = given
+        x, weight, mean, scale = ctx.saved_tensors
+        gradient, sums = norm_gradients(of_normed, kept, x, weight, mean, scale)
+        towards = sums.sum(0).to(weight.dtype)
+        return gradient, towards[0], towards[1] if ctx.has_bias else None, None, None
 
 
 class _Projected(torch.autograd.Function):
