@@ -51,18 +51,17 @@ class FeedForward(nn.Module):
         self.hidden = Tap()
 
     def forward(self, x: Residual) -> Residual:
-        if self.gate is None:
-            return self.contract(self.hidden(self._expanded(x)))
-        gate, wide = self._at_once(x, self.gate) if trains_compiled(x) else (self.gate(x), self.expand(x))
-        return self.contract(self.hidden(activate(gate, self.activation) * wide))
+        hidden = self._expanded(x) if self.gate is None else self._gated(x, self.gate)
+        return self.contract(self.hidden(hidden))
 
-    def _at_once(self, x: Tensor, gate: nn.Linear) -> tuple[Tensor, Tensor]:
-        """Gate and expansion by one product, so that x is read once, and its gradient comes of one."""
-        if any(type(part) is not nn.Linear or is_looked_at(part) for part in (gate, self.expand)):
-            return gate(x), self.expand(x)
+    def _gated(self, x: Tensor, gate: nn.Linear) -> Tensor:
+        is_usual = all(type(part) is nn.Linear and not is_looked_at(part) for part in (gate, self.expand))
+        if not (is_usual and trains_compiled(x)):
+            return activate(gate(x), self.activation) * self.expand(x)
+        # By one product, so that x is read once, and its gradient comes of one.
         bias = torch.cat((gate.bias, self.expand.bias)) if self.has_bias else None
-        first, second = F.linear(x, torch.cat((gate.weight, self.expand.weight)), bias).chunk(2, dim=-1)
-        return first, second
+        opened, wide = F.linear(x, torch.cat((gate.weight, self.expand.weight)), bias).chunk(2, dim=-1)
+        return activate(opened, self.activation) * wide
 
     def _expanded(self, x: Tensor) -> Tensor:
         expand = self.expand
