@@ -24,7 +24,7 @@ NUMPY = "reference/test_numpy.py"
 CUT = "inspection/test_change.py"
 RECORD = "inspection/test_record.py"
 
-BEFORE = "def _before(self, norm: nn.Module, x: Tensor) -> Tensor:\n"
+BEFORE = '        """The stream, and what a sub-layer reads of it."""\n'
 
 FOUNDATION = [
     bug(
@@ -55,7 +55,7 @@ FOUNDATION = [
         name="pre- and post-norm swapped",
         edits=(
             ("nn/block.py", BEFORE,
-             BEFORE + "        return norm(x) if self.norm_position is NormPosition.POST else x\n"),
+             BEFORE + "        return x, norm(x) if self.norm_position is NormPosition.POST else x\n"),
             ("nn/block.py", "x = x + self.dropout(write)\n",
              "x = x + self.dropout(write)\n        return norm(x) if self.norm_position is NormPosition.PRE else x\n"),
         ),
@@ -206,8 +206,8 @@ PARTS = [
         "nn/test_feedforward.py::test_each_activation_is_its_formula",
     ),
     bug(
-        "gate and expansion swapped", "nn/feedforward.py", "activate(self.gate(x), self.activation) * self.expand(x)",
-        "activate(self.expand(x), self.activation) * self.gate(x)",
+        "gate and expansion swapped", "nn/feedforward.py", "activate(gate(x), self.activation) * self.expand(x)",
+        "activate(self.expand(x), self.activation) * gate(x)",
         "nn/test_feedforward.py::test_gated_multiplies_the_expansion_by_the_activated_gate",
     ),
     bug(
