@@ -1,8 +1,8 @@
 """How good a model is on text it was not trained on."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from qkv.errors import ConfigError
 from qkv.training.objectives import Objective, TrainingBatch
 from qkv.training.ranks import ALONE, Ranks
+from qkv.training.run import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,33 @@ def evaluate(
     (loss_sum, n_targets), *rest = added
     measures = {name: of / max(count, 1.0) for name, (of, count) in zip(list(sums)[1:], rest, strict=True)}
     return Score(loss_sum=loss_sum, n_targets=max(1, int(n_targets)), measures=measures)
+
+
+class EvaluationStopped(Exception):  # noqa: N818 - nothing is wrong
+    """A signal came; what was summed so far is thrown away."""
+
+
+def unless(is_stopped: Callable[[], bool], batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
+    """The batches, as long as nobody wants the end; asked before each of them."""
+    for batch in batches:
+        if is_stopped():
+            raise EvaluationStopped
+        yield batch
+
+
+def judged(progress: Progress, score: Score, *, best_by: str | None) -> Progress:
+    """Where the run stands after this evaluation: is it the best so far, and how many were worse since?"""
+    measure = chosen_measure(best_by, score.measures)
+    if not is_better(score.loss, progress.best_loss, measure=measure, best_measure=progress.best_measure):
+        return replace(progress, evaluated_step=progress.step, n_worse=progress.n_worse + 1)
+    return replace(
+        progress,
+        evaluated_step=progress.step,
+        best_loss=score.loss,
+        best_measure=measure,
+        best_step=progress.step,
+        n_worse=0,
+    )
 
 
 def chosen_measure(best_by: str | None, measures: Mapping[str, float]) -> float | None:

@@ -22,6 +22,9 @@ class Known:
     """Of the gradients, before clipping."""
     measures: dict[str, float]
 
+    def logged(self) -> dict[str, float]:
+        return {"loss": self.loss, **self.measures, "gradient_norm": self.norm}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Made:

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
 from qkv.errors import InputError, TrainingError
+from qkv.training.adding import added
 from qkv.training.averaging import Averaged
-from qkv.training.evaluation import chosen_measure, evaluate, is_better
+from qkv.training.evaluation import EvaluationStopped, evaluate, judged, unless
 from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
 from qkv.training.objectives import Halves, Objective, Outcome, Sent, TrainingBatch
 from qkv.training.optimizer import build_optimizers, clip_gradients, set_learning_rate, skip_where
 from qkv.training.pacing import Pace
-from qkv.training.pieces import is_cut, whole
+from qkv.training.pieces import is_cut
 from qkv.training.products import with_quick_products
 from qkv.training.ranks import ALONE, Ranks
 from qkv.training.reading import Known, Made, Unread, pinned, sent
@@ -34,10 +35,6 @@ from qkv.training.stopwatch import keep_freed_memory
 
 Report = Callable[[Mapping[str, Any]], None]
 """Called with each line that goes into metrics.jsonl, for a progress bar to draw."""
-
-
-class _EvaluationStopped(Exception):  # noqa: N818 - nothing is wrong
-    """A signal came; what was summed so far is thrown away."""
 
 
 class Trainer:
@@ -125,12 +122,9 @@ class Trainer:
         rate = learning_rate(self.config, step)
         made = self._work(batch, step, rate)
         self.settle()
-        self.progress = replace(
-            self.progress,
-            step=step + 1,
-            n_tokens=self.progress.n_tokens + batch.n_tokens,
-            seconds=self.progress.seconds + time.perf_counter() - started,
-        )
+        n_tokens = self.progress.n_tokens + batch.n_tokens
+        seconds = self.progress.seconds + time.perf_counter() - started
+        self.progress = replace(self.progress, step=step + 1, n_tokens=n_tokens, seconds=seconds)
         self._unread = made, rate, self.progress
         if not self._reads_late:
             self.settle()
@@ -140,18 +134,8 @@ class Trainer:
         if self._unread is None:
             return
         (made, rate, progress), self._unread = self._unread, None
-        known = self._known(made)
-        self._log(
-            {
-                "step": progress.step,
-                "loss": known.loss,
-                **known.measures,
-                "gradient_norm": known.norm,
-                "learning_rate": rate,
-                "tokens": progress.n_tokens,
-                "seconds": round(progress.seconds, 4),
-            }
-        )
+        done = {"learning_rate": rate, "tokens": progress.n_tokens, "seconds": round(progress.seconds, 4)}
+        self._log({"step": progress.step, **self._known(made).logged(), **done})
 
     def _known(self, made: Unread) -> Known:
         """Its numbers, or the end of the run where they are none."""
@@ -168,6 +152,8 @@ class Trainer:
 
     def _work(self, batch: TrainingBatch, step: int, rate: float) -> Unread:
         """Gradients and update."""
+        if batch.n_targets == 0:
+            raise self._stopping("the batch has no target to predict")
         for optimizer in self.optimizers:
             set_learning_rate(optimizer, rate)
         if self._replay is None:
@@ -183,12 +169,10 @@ class Trainer:
 
     def _gradients(self, batch: TrainingBatch, step: int) -> Unread:
         """Leave the batch's gradients in the model. Nothing here waits for a GPU."""
-        self._check_targets(batch)
         return sent(self._added(self._outcomes(batch, step), batch.n_targets), batch, step)
 
     def _replayed(self, batch: TrainingBatch, step: int, replay: Replay[Made]) -> Unread:
         """The same with its update, by what was recorded of a step before."""
-        self._check_targets(batch)
         objective = self.objective
         assert isinstance(objective, Halves)
         self._seed(step)
@@ -206,25 +190,10 @@ class Trainer:
         return sent(replay((*given, n_targets), work), batch, step)
 
     def _added(self, outcomes: Iterable[tuple[Outcome, bool]], n_targets: int | Tensor) -> Made:
-        """The parts' gradients, added up in the model, and the step's numbers."""
-        loss = torch.zeros((), device=self._device)
-        sums: dict[str, Tensor] = {}
-        for outcome, counts in outcomes:
-            # Weighted by real target counts: the parts' gradients add up to the whole batch's. Ranks average theirs.
-            share, weight = outcome.loss / n_targets, self.ranks.world * counts
-            (share if weight == 1 else weight * share).backward()
-            loss += share.detach() if counts else 0.0
-            for name, measure in outcome.measures.items():
-                both = torch.stack((measure.total.detach().float(), measure.count.detach().float()))
-                both = both if counts else torch.zeros_like(both)
-                sums[name] = sums[name] + both if name in sums else both
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        added = self.ranks.summed(torch.cat((loss[None], *sums.values())))
-        numbers = torch.cat((whole(norm).float()[None], added))
+        made = added(outcomes, n_targets, parameters=self._parameters, ranks=self.ranks)
         if self._reads_late:
-            torch.maximum(self._is_bad, numbers[:2].isfinite().all().logical_not().float(), out=self._is_bad)
-        return Made(numbers=numbers, norm=norm, names=tuple(sums))
+            torch.maximum(self._is_bad, made.numbers[:2].isfinite().all().logical_not().float(), out=self._is_bad)
+        return made
 
     def _outcomes(self, batch: TrainingBatch, step: int) -> Iterator[tuple[Outcome, bool]]:
         """Of each part that fits in memory and is this process's; and whether it counts."""
@@ -245,10 +214,6 @@ class Trainer:
         except InputError as error:
             raise self._stopping(f"{error}, in a batch of {self.run.path}") from None
 
-    def _check_targets(self, batch: TrainingBatch) -> None:
-        if batch.n_targets == 0:
-            raise self._stopping("the batch has no target to predict")
-
     def seconds_a_step(self, n: int = 9) -> float:
         """Measured on the first batches; the model is changed by it, so use one made for that.
 
@@ -266,7 +231,7 @@ class Trainer:
     def _update(self, made: Made) -> None:
         for optimizer in self.optimizers:
             if self.config.clip is not None:
-                clip_gradients(optimizer, made.norm, self.config.clip, on_the_way=self._reads_late)
+                clip_gradients(optimizer, made.norm, self.config.clip, on_the_way=self._replay is not None)
             if self._reads_late:
                 skip_where(self._is_bad, optimizer)
             optimizer.step()
@@ -278,52 +243,37 @@ class Trainer:
         if self.data.validation is None or not is_due or progress.evaluated_step == progress.step:
             return
         self.settle()
+        patience = self.config.patience
+        # An evaluation that a resumed run will do again may be cut short; one that can end the run is finished.
+        may_end_run = self._is_done or (patience is not None and progress.n_worse + 1 >= patience)
         try:
             with nullcontext() if self.averaged is None else self.averaged.in_place():
-                batches = self._unless_stopped(self.data.validation(), stop)
+                batches = self.data.validation()
+                if not may_end_run:
+                    batches = unless(lambda: self.ranks.agree(stop) is not None, batches)
                 score = evaluate(self.model, self.objective, batches, ranks=self.ranks)
                 self.model.eval()
                 examined = self.examine()
                 self.model.train()
-        except _EvaluationStopped:
+        except EvaluationStopped:
             return
         if not math.isfinite(score.loss):
             raise self._stopping(f"validation loss {score.loss} is not a finite number", undone="nothing was saved")
-        measure = chosen_measure(self.config.best_by, score.measures)
-        is_best = is_better(score.loss, progress.best_loss, measure=measure, best_measure=progress.best_measure)
-        self.progress = replace(
-            progress,
-            evaluated_step=progress.step,
-            best_loss=score.loss if is_best else progress.best_loss,
-            best_measure=measure if is_best else progress.best_measure,
-            best_step=progress.step if is_best else progress.best_step,
-            n_worse=0 if is_best else progress.n_worse + 1,
-        )
+        self.progress = judged(progress, score, best_by=self.config.best_by)
         measures = {f"validation_{name}": value for name, value in score.measures.items()}
-        entry = {"step": progress.step, "validation_loss": score.loss, **measures, **examined, "is_best": is_best}
-        self._log(entry)
-
-    def _unless_stopped(self, batches: Iterable[TrainingBatch], stop: StopRequest) -> Iterator[TrainingBatch]:
-        """An evaluation that a resumed run will do again may be cut short; one that can end the run is finished."""
-        patience = self.config.patience
-        may_end_run = self._is_done or (patience is not None and self.progress.n_worse + 1 >= patience)
-        for batch in batches:
-            if not may_end_run and self.ranks.agree(stop) is not None:
-                raise _EvaluationStopped
-            yield batch
+        is_best = self.progress.best_step == progress.step
+        self._log({"step": progress.step, "validation_loss": score.loss, **measures, **examined, "is_best": is_best})
 
     def _save_if_due(self, *, must: bool) -> None:
-        progress = self.progress
-        is_due = progress.step > 0 and (
-            progress.step % self.config.save_every == 0 or progress.best_step == progress.step
-        )
-        if not (is_due or must) or self._saved_step == progress.step:
+        progress, step = self.progress, self.progress.step
+        is_due = step > 0 and (step % self.config.save_every == 0 or progress.best_step == step)
+        if not (is_due or must) or self._saved_step == step:
             return
         self.settle()
         self._check_weights()
         progress = self.progress = replace(progress, metrics_bytes=self.run.metrics_bytes())
         self.ranks.save(self.run, progress, tensors=self._state().tensors(), texts=self.texts)
-        self._saved_step = progress.step
+        self._saved_step = step
         if self.ranks.is_first:
             self.run.rotate(keep=self.config.keep, best=progress.best_step)
 
