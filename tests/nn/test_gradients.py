@@ -24,7 +24,9 @@ pytestmark = [
 def kernels(monkeypatch):
     from qkv.nn import gradient_kernels
 
-    for name, value in {"ROWS": 4, "COLUMNS": 32, "ROWS_A_PROGRAM": 8, "COPIED_A_PROGRAM": 12}.items():
+    sizes = {"ROWS": 4, "COLUMNS": 32, "COPIED_A_PROGRAM": 12}
+    sizes |= {"GRADIENT_ROWS": 2, "GRADIENT_COLUMNS": 16, "ROWS_A_PROGRAM": 8}
+    for name, value in sizes.items():
         monkeypatch.setattr(gradient_kernels, name, value)
     return gradient_kernels
 

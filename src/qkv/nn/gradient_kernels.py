@@ -17,6 +17,8 @@ from qkv.nn.feedforward import TAIL
 
 ROWS, COLUMNS, WARPS = 16, 256, 4
 """Of what a program holds at once."""
+GRADIENT_ROWS, GRADIENT_COLUMNS = 4, 512
+"""The same of an activation's gradient: its many numbers an element would leave few programs room in the registers."""
 ROWS_A_PROGRAM, COPIED_A_PROGRAM = 256, 128
 """Added up by one program, of an activation's gradient and of what is put side by side; what several have is added up
 afterwards, always in one order."""
@@ -67,9 +69,9 @@ def gelu_gradient_tile(
         low = tail(tl.abs(at))
         # Φ(x) + x·φ(x); 0.72… is log₂(e)/2, 0.39… is 1/√(2π).
         slope = tl.where(at > 0, 1 - low, low) + at * 0.3989422804 * tl.exp2(-0.7213475204 * at * at)
-        made = (upstream * slope).to(gradient.dtype.element_ty)
-        tl.store(gradient + place, made, mask=inside)
-        total += made.to(tl.float32)
+        made = upstream * slope
+        tl.store(gradient + place, made.to(gradient.dtype.element_ty), mask=inside)
+        total += made
     tl.store(sums + block.to(tl.int64) * width + columns, tl.sum(total, 0), mask=is_column)
 
 
@@ -135,9 +137,9 @@ def biased_gelu_gradients(given: Tensor, x: Tensor, bias: Tensor) -> tuple[Tenso
     given, x, width = given.contiguous(), x.contiguous(), x.shape[-1]
     gradient, n_rows = torch.empty_like(x), x.numel() // width
     sums = torch.empty(triton.cdiv(n_rows, ROWS_A_PROGRAM), width, device=x.device, dtype=torch.float32)
-    gelu_gradient_tile[(len(sums), triton.cdiv(width, COLUMNS))](
-        given, x, bias, gradient, sums, n_rows, width, ROWS=ROWS, COLUMNS=COLUMNS, ROWS_A_PROGRAM=ROWS_A_PROGRAM,
-        num_warps=WARPS,
+    gelu_gradient_tile[(len(sums), triton.cdiv(width, GRADIENT_COLUMNS))](
+        given, x, bias, gradient, sums, n_rows, width, ROWS=GRADIENT_ROWS, COLUMNS=GRADIENT_COLUMNS,
+        ROWS_A_PROGRAM=ROWS_A_PROGRAM, num_warps=WARPS,
     )  # fmt: skip
     return gradient, sums
 
