@@ -54,9 +54,9 @@ class FeedForward(nn.Module):
         hidden = self._expanded(x) if self.gate is None else self._gated(x, self.gate)
         return self.contract(self.hidden(hidden))
 
-    def _gated(self, x: Tensor, gate: nn.Linear) -> Tensor:
+    def _gated(self, x: Tensor, gate: nn.Module) -> Tensor:
         is_usual = all(type(part) is nn.Linear and not is_looked_at(part) for part in (gate, self.expand))
-        if not (is_usual and trains_compiled(x)):
+        if not (is_usual and isinstance(gate, nn.Linear) and trains_compiled(x)):
             return activate(gate(x), self.activation) * self.expand(x)
         # By one product, so that x is read once, and its gradient comes of one.
         bias = torch.cat((gate.bias, self.expand.bias)) if self.has_bias else None
