@@ -38,7 +38,7 @@ LLAMA = {
 def small_blocks(monkeypatch):
     monkeypatch.setattr(gpu_forward, "KEYS", 128)
     monkeypatch.setattr(gpu_forward, "PROGRAMS", 4)
-    monkeypatch.setattr(gpu_forward, "MOST_PROGRAMS", 3)
+    monkeypatch.setattr(gpu_forward, "LARGE", 2**14)
     monkeypatch.setattr(gpu_forward, "HEADS_PROGRAMS", 16)
     monkeypatch.setattr(gpu_step, "VOCABULARY_BLOCK", 64)
 

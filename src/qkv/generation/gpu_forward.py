@@ -18,8 +18,10 @@ from qkv.nn import Block, LayerNorm, RMSNorm, Rotary
 ACTIVATIONS = {Activation.RELU: 1, Activation.GELU: 2, Activation.GELU_TANH: 3, Activation.SILU: 4}
 PROGRAMS = 256
 """About two for each of a large GPU's processors."""
-READ, ROW_WARPS, MOST_PROGRAMS = 16384, 4, 1056
-"""Bytes of a matrix that a program reads at once for one row, its warps, and how many programs there are at most."""
+READ = 16384
+"""Bytes of a matrix that a program reads at once, for one row; of a large one twice as many, several times over."""
+LARGE = 2**23
+"""Bytes of a matrix that is large."""
 KEYS = 8192
 """Numbers of keys that are read at once."""
 HEADS_PROGRAMS = 128
@@ -144,14 +146,15 @@ class OneRow(_Forward):
         norm_weight, norm_bias, epsilon, kind = matrix.before
         weight, n_in, n_out = matrix.weight, matrix.weight.shape[1], matrix.n_out
         row_bytes = power_of_two(n_in) * weight.element_size() * (2 if matrix.is_gated else 1)
-        block_out = min(max(READ // row_bytes, 1), max(power_of_two(n_out // PROGRAMS), 1))
+        is_large = weight.nbytes >= LARGE
+        read = 2 * READ if is_large else READ
+        block_out = min(max(read // row_bytes, 1), max(power_of_two(n_out // PROGRAMS), 1))
         n_blocks = -(-n_out // block_out)
-        turns = -(-n_blocks // MOST_PROGRAMS)
+        turns = -(-n_blocks // PROGRAMS) if is_large else 1
         _row_kernels().one_row[(-(-n_blocks // turns),)](
             x, self._spoiled, weight, matrix.bias, norm_weight, norm_bias, y, n_in, n_out, epsilon, matrix.scale,
             HAS_BIAS=matrix.bias is not None, ACTIVATION=matrix.activation, GATED=matrix.is_gated, ADD=matrix.adds,
-            BLOCK_OUT=block_out, BLOCK_IN=power_of_two(n_in), TURNS=turns, num_warps=ROW_WARPS, **kind,
-            **self.given.overlap,
+            BLOCK_OUT=block_out, BLOCK_IN=power_of_two(n_in), TURNS=turns, **kind, **self.given.overlap,
         )  # fmt: skip
 
     def _give_heads(self, layer: int, output: Matrix) -> None:

@@ -1,6 +1,6 @@
 """How does a GPU turn logits into losses and errors in one pass over memory? In Triton.
 
-A row of the vocabulary's logits is read twice, the second time from the GPU's cache, and its errors are written in the
+A row of the vocabulary's logits is read twice, the second time partly from the GPU's cache, and its errors are written in the
 logits' place. torch's own kernels, the compiled ones too, read it from memory for the loss and again for the gradient.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
@@ -10,11 +10,9 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-LONG = 8192
-"""Logits of a longer row are too many for the GPU's cache to hold until the second reading, if every processor has as
-many rows at work as it can."""
-SHORT_BLOCK, LONG_BLOCK = (1024, 4), (4096, 32)
-"""Numbers of a row at once, and the warps for them: with 32, two rows are at work on a processor."""
+BLOCK, WARPS = 1024, 4
+"""Numbers of a row at once, and the warps for them. On an H200 32 warps, which keep fewer rows at work and so in its
+cache, were a tenth slower."""
 
 
 @triton.jit
@@ -62,10 +60,9 @@ def loss_row(
 def errors_(logits: Tensor, targets: Tensor, n_words: int, smoothing: float, *, wants_errors: bool) -> Tensor:
     """Each row's loss; with `wants_errors` the logits (row, width ≥ n_words) become p − aim, zeros past n_words."""
     losses = torch.empty(len(logits), device=logits.device, dtype=torch.float32)
-    block, warps = LONG_BLOCK if logits.shape[1] > LONG else SHORT_BLOCK
     loss_row[(len(logits),)](
         logits, targets, losses, logits.shape[1], n_words, smoothing, WANTS_ERRORS=wants_errors,
-        IS_SMOOTH=smoothing > 0, LEAST=-1e30, BLOCK=block, num_warps=warps,
+        IS_SMOOTH=smoothing > 0, LEAST=-1e30, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return losses
 
