@@ -21,7 +21,7 @@ pytestmark = [
 def test_losses_and_errors_are_those_of_the_formula(n_words, smoothing, monkeypatch):
     from qkv.training import loss_kernel
 
-    monkeypatch.setattr(loss_kernel, "SHORT_BLOCK", (32, 1))
+    monkeypatch.setattr(loss_kernel, "BLOCK", 32)
     generator = torch.Generator().manual_seed(3)
     logits = 5 * torch.randn(11, 128, generator=generator)
     targets = torch.randint(0, n_words, (11,), generator=generator)
