@@ -1,7 +1,8 @@
 """How does a GPU turn logits into losses and errors in one pass over memory? In Triton.
 
 A row of the vocabulary's logits is read twice, in part from the GPU's cache the second time, and its errors are written
-in the logits' place. torch's own kernels, the compiled ones too, read it from memory for the loss and again for the gradient.
+in the logits' place. torch's own kernels, the compiled ones too, read it from memory for the loss and again for the
+gradient.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
