@@ -33,10 +33,10 @@ _DATA = "qkv: data"
 _NAMES = {
     WorkKind.DATA: rf"^{_DATA}",
     WorkKind.OPTIMIZER: r"^Optimizer\.|foreach|multi_tensor|adam",
-    WorkKind.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa|^look_back|^merge|^give_heads",
+    WorkKind.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa|^look_back|^merge|^give_heads|^attend_text",
     WorkKind.PRODUCTS: (
         r"mm\b|mm_|addmm|bmm|linear|matmul|gemm|gemv|cutlass|nvjet|splitk|mv\b|dot\b|gru|lstm"
-        r"|^one_row|^many_rows"
+        r"|^one_row|^many_rows|^expand_tiles"
     ),
     WorkKind.NORM: r"norm",
     WorkKind.EMBEDDING: r"embedding|index_select|indexselect|^embed(_row)?$",
