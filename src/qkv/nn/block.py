@@ -94,11 +94,12 @@ class Block(nn.Module):
         del read
         return self.residual_post(self._add(self.feedforward_norm, x, self.feedforward_write(write)))
 
-    def _before(self, norm: LayerNorm | RMSNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _before(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         """The stream, and what a sub-layer reads of it."""
         if self.norm_position is NormPosition.POST:
             return x, x
-        if trains_compiled(x) and x.dtype is torch.bfloat16 and not is_looked_at(norm):
+        is_known = isinstance(norm, LayerNorm | RMSNorm) and not is_looked_at(norm)
+        if is_known and trains_compiled(x) and x.dtype is torch.bfloat16:
             return forked(x, norm)
         return x, norm(x)
 
