@@ -98,8 +98,8 @@ class Block(nn.Module):
         """The stream, and what a sub-layer reads of it."""
         if self.norm_position is NormPosition.POST:
             return x, x
-        is_known = isinstance(norm, LayerNorm | RMSNorm) and not is_looked_at(norm)
-        if is_known and trains_compiled(x) and x.dtype is torch.bfloat16:
+        is_ours = trains_compiled(x) and x.dtype is torch.bfloat16 and not is_looked_at(norm)
+        if is_ours and isinstance(norm, LayerNorm | RMSNorm):
             return forked(x, norm)
         return x, norm(x)
 
