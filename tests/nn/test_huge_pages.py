@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qkv.nn import huge_pages
-from qkv.nn.huge_pages import PAGE, contiguous, gathered, new_zeros
+from qkv.nn.huge_pages import PAGE, contiguous, new_zeros
 
 ROLLUP = Path("/proc/self/smaps_rollup")
 
@@ -18,19 +18,16 @@ def n_huge() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
 
 
-def has_pages(advice: int) -> bool:
-    """Whether this system, as it is now, puts a range that was written to into huge pages when so advised."""
+def has_pages() -> bool:
+    """Whether this system, as it is now, gives huge pages to one who asks."""
     if not huge_pages.CAN_ASK or not ROLLUP.exists():
         return False
     before, room = n_huge(), mmap.mmap(-1, 8 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
-        if advice == mmap.MADV_HUGEPAGE:
-            room.madvise(advice)
-        room.write(b"1" * len(room))
-        if advice != mmap.MADV_HUGEPAGE:
-            room.madvise(advice)
+        room.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
         return False
+    room.write(b"1" * len(room))
     return n_huge() - before >= 4 * PAGE
 
 
@@ -55,12 +52,11 @@ def test_what_lies_otherwise_is_laid_out_in_order(shape):
 def test_where_nobody_can_ask_all_is_as_usual(monkeypatch):
     monkeypatch.setattr(huge_pages, "CAN_ASK", False)
     turned = torch.randn(701, 997).T
-    with gathered():
-        assert torch.equal(contiguous(turned), turned)
+    assert torch.equal(contiguous(turned), turned)
     assert new_zeros(turned, 701, 997).shape == (701, 997)
 
 
-@pytest.mark.skipif(not has_pages(getattr(mmap, "MADV_HUGEPAGE", 0)), reason="this system gives no huge pages")
+@pytest.mark.skipif(not has_pages(), reason="this system gives no huge pages")
 def test_large_weights_lie_in_huge_pages():
     before = n_huge()
     kept = new_zeros(torch.ones(1), 8 * PAGE // 4)
@@ -68,28 +64,3 @@ def test_large_weights_lie_in_huge_pages():
     assert n_huge() - before >= 4 * PAGE
     del kept
     assert n_huge() - before < 4 * PAGE, "and are given back"
-
-
-def test_what_somebody_took_stays_as_it_was():
-    with gathered():
-        kept = [torch.full((PAGE // 2,), number, dtype=torch.int32) for number in range(16)]
-    assert all(bool((one == number).all()) for number, one in enumerate(kept))
-
-
-@pytest.mark.skipif(not has_pages(huge_pages._COLLAPSE), reason="this system gathers no huge pages")
-def test_what_somebody_took_is_gathered():
-    before = n_huge()
-    with gathered():  # from the system: torch may be given again what this process had and freed
-        room = mmap.mmap(-1, 8 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        room.write(b"1" * len(room))
-        assert n_huge() - before < 4 * PAGE, "nobody has asked yet"
-    assert n_huge() - before >= 4 * PAGE
-    assert room[:] == b"1" * len(room)
-
-
-def test_ranges_without_those_of_before():
-    without = huge_pages._without
-    assert without([(10, 90)], []) == [(10, 90)]
-    assert without([(10, 90)], [(0, 20), (30, 40), (80, 95)]) == [(20, 30), (40, 80)]
-    assert without([(10, 20), (50, 60)], [(10, 20), (55, 60)]) == [(50, 55)]
-    assert without([(10, 20)], [(10, 20)]) == []

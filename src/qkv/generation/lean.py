@@ -32,7 +32,6 @@ from qkv.nn import (
     activate,
     is_looked_at,
 )
-from qkv.nn.huge_pages import gathered
 
 
 @dataclass(slots=True)
@@ -63,9 +62,8 @@ class LeanStep:
         self._tokens, self._scale = embedding.token.weight.detach(), embedding.scale
         self._embedding_norm = None if embedding.norm is None else LeanNorm(embedding.norm)
         self._final_norm = None if isinstance(side.final_norm, nn.Identity) else LeanNorm(side.final_norm)
-        with gathered():  # products in int8 are laid out here
-            self._blocks = [_LeanBlock(block, packing) for block in blocks]
-            self._unembed, self._logit_scale = packing.product(model.unembedding), model.unembedding.scale
+        self._blocks = [_LeanBlock(block, packing) for block in blocks]
+        self._unembed, self._logit_scale = packing.product(model.unembedding), model.unembedding.scale
         self._window, self._relation, self._capacity = model.config.window, side.relation, capacity
         self._shape = blocks[0].attention.shape
         norm = blocks[0].attention_norm

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from qkv.errors import InputError, WeightsError
 from qkv.models import Model, RNNSeq2Seq
 from qkv.nn import Int8Linear, Unembedding
-from qkv.nn.huge_pages import gathered
 
 STORAGE_KEY = "qkv_storage"
 INT8_ROWS = "int8-rows"
@@ -59,12 +58,11 @@ def in_int8(model: Model) -> None:
     if isinstance(model, RNNSeq2Seq):
         raise InputError("int8 arithmetic is for Transformers; this model is an RNN")
     parts = [(part, name, one) for part in model.modules() for name, one in part.named_children()]
-    with gathered():
-        for part, name, one in parts:
-            if type(one) is nn.Linear:
-                setattr(part, name, _linear_in_int8(one))
-            elif isinstance(one, Unembedding):
-                one.int8 = _linear_in_int8(one)
+    for part, name, one in parts:
+        if type(one) is nn.Linear:
+            setattr(part, name, _linear_in_int8(one))
+        elif isinstance(one, Unembedding):
+            one.int8 = _linear_in_int8(one)
 
 
 def _linear_in_int8(linear: nn.Linear | Unembedding) -> Int8Linear:
