@@ -4,7 +4,6 @@ Memory comes in pages of 4 KiB, and where each of them lies has to be looked up:
 a token does little else. Linux gives larger pages to those who ask; elsewhere, and for what is small, nothing changes.
 """
 
-import math
 import mmap
 from contextlib import suppress
 
@@ -15,20 +14,11 @@ PAGE = 2**21
 CAN_ASK = hasattr(mmap, "MADV_HUGEPAGE")
 
 
-def new_zeros(like: Tensor, *shape: int) -> Tensor:
-    """As `like.new_zeros(shape)`."""
-    size = math.prod(shape)
-    n_bytes = size * like.element_size()
-    if n_bytes < PAGE or not CAN_ASK or like.device.type != "cpu":
-        return like.new_zeros(shape)
-    room = mmap.mmap(-1, -(-n_bytes // PAGE) * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without them
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(room, dtype=like.dtype, count=size).view(shape)
-
-
 def contiguous(tensor: Tensor) -> Tensor:
-    """As `tensor.contiguous()`, and always a copy where it is large."""
+    """As `tensor.contiguous()`; always a copy where it is large."""
     if tensor.nbytes < PAGE or not CAN_ASK or tensor.device.type != "cpu":
         return tensor.contiguous()
-    return new_zeros(tensor, *tensor.shape).copy_(tensor)
+    room = mmap.mmap(-1, -(-tensor.nbytes // PAGE) * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without them
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(room, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
