@@ -72,6 +72,18 @@ def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits
             ids = wanted.argmax(-1)
 
 
+@pytest.mark.compiled
+@has_triton
+def test_a_model_smaller_than_a_programs_share_of_heads_is_written_too(monkeypatch):
+    monkeypatch.setattr(gpu_forward, "HEADS_PROGRAMS", 128)
+    model, ids = small(d_model=22, n_heads=1, n_layers=1), torch.tensor([[5]])
+    with torch.inference_mode():
+        step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=1, capacity=64)
+        torch.testing.assert_close(
+            step.logits_after(ids[0], torch.tensor([0])), model(ids)[:, -1], rtol=1e-4, atol=1e-4
+        )
+
+
 @pytest.mark.long
 @pytest.mark.compiled
 @has_triton

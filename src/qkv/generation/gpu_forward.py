@@ -119,7 +119,9 @@ class _Forward:
 
 
 class OneRow(_Forward):
-    """A step of one row is all waiting: four kernels a layer, each of which begins by reading weights."""
+    """A step of one row is all waiting: four kernels a layer (five, where several programs share a head), each of which
+    begins by reading weights.
+    """
 
     def __init__(self, laid: Laid, given: Given) -> None:
         super().__init__(laid, given)
@@ -148,7 +150,7 @@ class OneRow(_Forward):
         row_bytes = power_of_two(n_in) * weight.element_size() * (2 if matrix.is_gated else 1)
         is_large = weight.nbytes >= LARGE
         read = 2 * READ if is_large else READ
-        block_out = min(max(read // row_bytes, 1), max(power_of_two(n_out // PROGRAMS), 1))
+        block_out = min(max(read // row_bytes, 1), power_of_two(n_out // PROGRAMS))
         n_blocks = -(-n_out // block_out)
         turns = -(-n_blocks // PROGRAMS) if is_large else 1
         _row_kernels().one_row[(-(-n_blocks // turns),)](
@@ -158,7 +160,7 @@ class OneRow(_Forward):
         )  # fmt: skip
 
     def _give_heads(self, layer: int, output: Matrix) -> None:
-        block_out = power_of_two(output.n_out * self.shape.n_heads // HEADS_PROGRAMS + 1) // 2
+        block_out = max(power_of_two(output.n_out * self.shape.n_heads // HEADS_PROGRAMS + 1) // 2, 1)
         n_bytes = block_out * self.shape.d_value * output.weight.element_size()
         _row_kernels().give_heads[(self.shape.n_heads, -(-output.n_out // block_out))](
             self.projected, self.given.keys[layer], self.given.values[layer], *self.tables, self.parts, output.weight,
@@ -206,16 +208,9 @@ class ManyRows(_Forward):
         if matrix.norm is not None:
             norm_weight, norm_bias, epsilon, kind = matrix.before
             _kernels().norm_rows[(rows,)](
-                x,
-                norm_weight,
-                norm_bias,
-                self._normed,
-                n_in,
-                epsilon,
-                BLOCK=power_of_two(n_in),
-                **kind,
+                x, norm_weight, norm_bias, self._normed, n_in, epsilon, BLOCK=power_of_two(n_in), **kind,
                 **self.given.overlap,
-            )
+            )  # fmt: skip
             x = self._normed
         block_rows = min(max(power_of_two(rows), 16), 64)
         block_out = 16 if n_out < 64 * PROGRAMS else 64

@@ -137,8 +137,9 @@ def give_heads(
         if head == 0:
             added = tl.load(bias + outs, mask=wanted, other=0).to(tl.float32)
     if SPLITS == 1:
+        row = tl.program_id(2)  # 0: there is one row, and the grid has no third axis
         _, mass, total = looked(
-            projected, keys, values, positions, cos_table, sin_table, capacity, scale, tl.program_id(2), head, 0,
+            projected, keys, values, positions, cos_table, sin_table, capacity, scale, row, head, 0,
             tl.program_id(1) == 0, HEADS, KV_HEADS, D, D_VALUE, ROTARY, BLOCK_D, BLOCK_VALUE, BLOCK_KEYS, SPLITS,
             OVERLAP,
         )  # fmt: skip
