@@ -14,13 +14,13 @@ class OnGPU(torch.Tensor):
 
 @pytest.mark.parametrize("other", ["float32", "cpu", "not compiled", "gradients"])
 def test_a_compiled_graph_without_gradients_in_16_bits_on_a_gpu_alone(other, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     x = torch.ones(3, dtype=torch.bfloat16).as_subclass(OnGPU)
     with torch.no_grad():
         assert reads_compiled(x)
         assert reads_compiled(x.half())
         if other == "not compiled":
-            monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
+            monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: False)
         x = {"float32": x.float(), "cpu": torch.ones(3, dtype=torch.bfloat16)}.get(other, x)
         with torch.set_grad_enabled(other == "gradients"):
             assert not reads_compiled(x)
@@ -44,7 +44,7 @@ HOPPER = {"major": 9, "multi_processor_count": 132}
 def test_an_expansion_is_one_kernel_on_hopper_where_it_has_a_tile_for_each_processor(
     n_rows, shape, other, pays, monkeypatch
 ):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**HOPPER | other))
     x = torch.empty(1, n_rows, shape[1], dtype=torch.bfloat16).as_subclass(OnGPU)
     weight = torch.empty(shape, dtype=torch.bfloat16)

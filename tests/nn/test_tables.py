@@ -31,6 +31,13 @@ def test_a_compiled_pass_writes_its_angles_once_for_all_layers(positions, n_tabl
     assert torch.equal(found, model(ids))
 
 
+def test_an_exported_program_has_operators_of_torch_alone():
+    model = GPT(GPTConfig(vocabulary_size=37, context_length=13, n_layers=1, d_model=12, n_heads=3,
+                          positions=PositionKind.ROTARY), seed=1)  # fmt: skip
+    program = torch.export.export(model.eval(), (torch.tensor([[2, 3, 5]]),))
+    assert not [node for node in program.graph.nodes if str(node.target).startswith("qkv")]
+
+
 def test_nothing_is_copied_where_nothing_is_compiled():
     table = torch.zeros(3)
     assert made_once(table) is table

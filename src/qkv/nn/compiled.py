@@ -8,9 +8,9 @@ TILE = 128
 
 
 def reads_compiled(x: Tensor) -> bool:
-    """16-bit numbers on a GPU, in what torch.compile makes, without gradients."""
+    """16-bit numbers on a GPU, in what torch.compile makes (torch.export does not), without gradients."""
     is_short = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
-    return is_short and torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    return is_short and torch.compiler.is_dynamo_compiling() and not torch.is_grad_enabled()
 
 
 def expands_at_once(x: Tensor, weight: Tensor) -> bool:

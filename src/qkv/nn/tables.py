@@ -10,7 +10,8 @@ from torch import Tensor
 
 def made_once(table: Tensor) -> Tensor:
     """The same, written to memory before anything reads it; a table, for no gradient goes through it."""
-    return written(table) if torch.compiler.is_compiling() else table
+    # Not in torch.export, where is_compiling() holds as well: who loads a program has torch's operators alone.
+    return written(table) if torch.compiler.is_dynamo_compiling() else table
 
 
 @torch.library.custom_op("qkv::written", mutates_args=())
