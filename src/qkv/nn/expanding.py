@@ -3,7 +3,6 @@
 Apart, GELU reads and writes the widest tensor of a block once more. Tiles come and go by the GPU's tensor memory
 accelerator; a program goes on to the next tile while the one before is written.
 """
-# ruff: noqa: ANN001, ANN201
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
 import torch
@@ -13,18 +12,12 @@ from triton import language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from qkv.nn.compiled import TILE
-from qkv.nn.gradient_kernels import tail
+from qkv.nn.gradient_kernels import gelu
 
 DEPTH, WARPS, STAGES, GROUP = 64, 4, 3, 8
 """Of 15 choices the fastest on an H200, two programs a processor; GROUP rows of tiles share what is read of W."""
 PROGRAMS = 2
 """A processor's."""
-
-
-@triton.jit
-def gelu(x):
-    a = tl.abs(x)
-    return tl.maximum(x, 0.0) - a * tail(a)
 
 
 @triton.jit

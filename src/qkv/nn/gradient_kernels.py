@@ -3,7 +3,6 @@
 In Triton, for what is compiled for training on a GPU. torch's compiler reads every such gradient again to add up a
 bias's, and its erf takes longer than the memory does.
 """
-# ruff: noqa: ANN001, ANN201
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
 from typing import Any
@@ -38,6 +37,12 @@ def tail(a):
 
 
 @triton.jit
+def gelu(x):
+    a = tl.abs(x)
+    return tl.maximum(x, 0.0) - a * tail(a)
+
+
+@triton.jit
 def gelu_tile(x, bias, y, n_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """y = GELU(x + bias)."""
     rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -45,8 +50,7 @@ def gelu_tile(x, bias, y, n_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constex
     place = rows.to(tl.int64)[:, None] * width + columns[None, :]
     added = tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)
     at = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + added[None, :]
-    a = tl.abs(at)
-    tl.store(y + place, (tl.maximum(at, 0.0) - a * tail(a)).to(y.dtype.element_ty), mask=inside)
+    tl.store(y + place, gelu(at).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -155,7 +155,7 @@ def _attend_packed(lookup: Lookup) -> HeadResults:
     assert packed is not None
     queries, keys, values = (part[0].transpose(0, 1) for part in (lookup.queries, lookup.keys, lookup.values))
     if packed.longest <= SHORT and queries.shape[-1] in (16, 32, 64, 128) and reads_compiled(queries):
-        # Not at the top, neither of them: Triton comes with torch for a GPU alone, the other is new in torch 2.10.
+        # Not at the top, neither of them: a CPU needs none, and has no Triton.
         from qkv.nn.short_texts import attend_short
 
         return attend_short(queries, keys, values, packed.starts, packed.longest).transpose(0, 1)[None]

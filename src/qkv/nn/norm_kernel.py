@@ -3,7 +3,6 @@
 torch's compiler reads every row for the gradients of γ and β as well, but adds up what programs have found in two
 further kernels a norm, and takes a third longer than the memory does.
 """
-# ruff: noqa: ANN001, ANN201
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
 import torch

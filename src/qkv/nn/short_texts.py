@@ -5,6 +5,8 @@ reading and writing the numbers themselves.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
+from math import e, log2
+
 import torch
 import triton
 from torch import Tensor
@@ -48,7 +50,7 @@ def attend_short(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor, 
     mixed = queries.new_empty(n, n_heads, width)
     strides = [part.stride(axis) for part in (queries, keys, values) for axis in (0, 1)]
     attend_text[(n_heads, len(starts) - 1, triton.cdiv(longest, QUERIES))](
-        queries, keys, values, starts, mixed, *strides, width**-0.5 * 1.4426950408889634, D=width,
+        queries, keys, values, starts, mixed, *strides, width**-0.5 * log2(e), D=width,
         BLOCK_QUERIES=QUERIES, BLOCK_KEYS=max(16, triton.next_power_of_2(longest)), num_warps=WARPS,
     )  # fmt: skip
     return mixed
