@@ -55,9 +55,10 @@ def test_three_matrices_come_to_stand_side_by_side_with_their_sums(kernels):
     torch.testing.assert_close(sums.sum(0), joined.sum(0))
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("width", [31, 64])
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
-def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, width):
+def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, width, is_turned):
     from qkv.nn import norm_kernel
 
     monkeypatch.setattr(norm_kernel, "ROWS_A_PROGRAM", 8)
@@ -66,6 +67,8 @@ def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, w
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter, generator=generator)
     x, kept, given = (torch.randn(3, 7, width, generator=generator).bfloat16() for _ in range(3))
+    if is_turned:
+        x = x.transpose(0, 1).contiguous().transpose(0, 1)
 
     def gradients(two):
         start = x.clone().requires_grad_()
@@ -111,5 +114,23 @@ def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, co
             assert (found[name] - gradient).norm() < 0.05 * gradient.norm(), name
 
 
-def test_a_cpu_takes_the_plain_road():
-    assert not torch.compile(trains_compiled, backend="eager")(torch.zeros(3))
+class OnGPU(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("other", ["cpu", "not compiled", "no gradients", "no autocast", "float16"])
+def test_what_is_compiled_to_train_in_bfloat16_on_a_gpu_alone(other, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.bfloat16)
+    x = torch.zeros(3)
+    assert trains_compiled(x.as_subclass(OnGPU))
+    match other:
+        case "not compiled":
+            monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
+        case "no autocast":
+            monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+        case "float16":
+            monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.float16)
+    with torch.set_grad_enabled(other != "no gradients"):
+        assert not trains_compiled(x if other == "cpu" else x.as_subclass(OnGPU))
