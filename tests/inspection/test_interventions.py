@@ -81,6 +81,9 @@ def test_a_cut_is_idle_exactly_where_nothing_is_looked_at(family, stack):
     into_the_future = cuts[2:] if family in ("gpt", "seq2seq") else []
     assert idle_cuts(task(family).model, reading(family), cuts) == into_the_future
     assert idle_cuts(task(family).model, reading(family), []) == []
+    for place in ({"query": -1, "key": 0}, {"query": 0, "key": 97}):
+        with pytest.raises(InputError, match=r"is outside the .* tokens that"):
+            idle_cuts(task(family).model, reading(family), [EdgeCut(stack=Stack(stack), **place)])
 
 
 def test_a_patch_puts_in_what_another_text_had():
@@ -186,6 +189,8 @@ def test_a_question_that_cannot_be_asked_is_refused():
     found = reference(headless, "The cat sat on the mat, and it slept.", pronoun="it", candidates=["cat", "mat"])
     assert found.knock_out is None
     assert found.remarks == ["This BERT has no masked-word head, so there is no knock-out column."]
+    with pytest.raises(InputError, match="no masked-word head, so there is no word that its layers could guess"):
+        lens(see(headless.model, read(headless, TEXT)), headless.tokenizer)
 
 
 def test_a_time_line_reads_the_text_with_every_checkpoint():

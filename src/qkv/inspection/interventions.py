@@ -102,7 +102,14 @@ def idle_cuts(model: Model, reading: Reading, interventions: Sequence[Interventi
     if not cuts:
         return []
     seen = see(model, reading)
-    return [one for one in cuts if not seen.visible(one.stack)[one.query, one.key]]
+
+    def is_idle(one: EdgeCut) -> bool:
+        visible = seen.visible(one.stack)
+        query = inside("query", one.query, visible.shape[0], of="tokens that look")
+        key = inside("key", one.key, visible.shape[1], of="tokens that are looked at")
+        return not visible[query, key]
+
+    return [one for one in cuts if is_idle(one)]
 
 
 @torch.no_grad()
