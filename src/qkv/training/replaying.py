@@ -11,7 +11,7 @@ import torch
 from qkv.config import TrainingConfig
 from qkv.training.objectives import Halves, Objective, Sent
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 N_PLAIN = 2
 """Steps before the recording, for what happens once alone: compiling, choosing kernels, making optimizers' memory."""
 
@@ -26,18 +26,18 @@ def is_replayed(objective: Objective, config: TrainingConfig, device: torch.devi
     return device.type == "cuda" and is_plain and isinstance(objective, Halves)
 
 
-class Replay(Generic[Made]):
+class Replay(Generic[T]):
     """Work recorded when tensors of one shape come the third time. What it gives is overwritten by the next call."""
 
-    def __init__(self, record: Callable[[Callable[[], Made]], Callable[[], Made]] | None = None) -> None:
+    def __init__(self, record: Callable[[Callable[[], T]], Callable[[], T]] | None = None) -> None:
         self._record = recorded if record is None else record
         self._held: Sent = ()
         self._n_alike = 0
         """Calls in a row, the last one included, with tensors of one shape."""
         self._shapes: list[torch.Size | None] = []
-        self._replay: Callable[[], Made] | None = None
+        self._replay: Callable[[], T] | None = None
 
-    def __call__(self, given: Sent, work: Callable[[Sent], Made]) -> Made:
+    def __call__(self, given: Sent, work: Callable[[Sent], T]) -> T:
         """`work`: without a look at any value; all it reads or changes besides `given` stays where it is in memory."""
         shapes = [None if one is None else one.shape for one in given]
         if self._replay is None:
@@ -54,13 +54,13 @@ class Replay(Generic[Made]):
         return self._replay()
 
 
-def recorded(work: Callable[[], Made]) -> Callable[[], Made]:
+def recorded(work: Callable[[], T]) -> Callable[[], T]:
     """The work's kernels, not yet run; only this thread must not wait meanwhile (another one reads batches)."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         made = work()
 
-    def replay() -> Made:
+    def replay() -> T:
         graph.replay()
         return made
 
