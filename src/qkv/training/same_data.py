@@ -15,7 +15,7 @@ WHOLE = 64 << 20
 def note_data(run: Path, data: Path) -> None:
     """Write down every file's size and hash, by its path in the run."""
     files = sorted(path for path in data.rglob("*") if path.is_file())
-    noted = {str(path.relative_to(run)): _print_of(path) for path in files}
+    noted = {str(path.relative_to(run)): _fingerprint(path) for path in files}
     write_whole(run / RECORD, json.dumps(noted, indent=1).encode())
 
 
@@ -25,12 +25,12 @@ def check_data(run: Path) -> None:
         return
     for name, noted in read_object(run / RECORD).items():
         path = run / name
-        found = _print_of(path) if path.is_file() else "not there"
+        found = _fingerprint(path) if path.is_file() else "not there"
         if found != noted:
             raise RunError(f"{path}: is {found}; when the run began it was {noted}")
 
 
-def _print_of(path: Path) -> str:
+def _fingerprint(path: Path) -> str:
     size = path.stat().st_size
     hashed = blake2b(digest_size=8)
     with path.open("rb") as stream:
