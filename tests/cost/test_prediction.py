@@ -220,3 +220,13 @@ def test_attention_beyond_the_calibrated_lengths_goes_on_by_work_and_by_how_busy
     found = predict(GPT.replace(context_length=n), work, calibration)
     (attention,) = [one.seconds for one in found.spent if one.name == "attention"]
     assert attention == pytest.approx(3 * seconds(1, n, 64))
+
+
+def test_attention_that_was_timed_with_one_token_alone_goes_on_all_the_same():
+    table = Table(axes=((1, 4), (1,), (64,)), growth=(1, 2, 1), seconds=(1e-6, 4e-6))
+    calibration = made_up("cuda", "bfloat16")
+    calibration = calibration.replace(tables={**calibration.tables, "causal-fused.infer": table})
+    found = predict(GPT, Workload(batch=1, length=5, dtype="bfloat16"), calibration)
+    (attention,) = [one.seconds for one in found.spent if one.name == "attention"]
+    # Of each layer: five queries, each of which takes half as much again for each further key.
+    assert attention == pytest.approx(3 * 5e-6 * (1 + 0.5 * 4))

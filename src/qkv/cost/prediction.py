@@ -248,9 +248,11 @@ class _Meter:
         along the line through its time at the last two lengths, of as many texts as were timed.
         """
         table = self.calibration.table(f"{name}.{self.road}")
-        most, (*_, before, longest) = table.axes[0][-1], (1, *table.axes[1])
+        groups_timed, lengths, _ = table.axes
+        most, (*_, before, longest) = groups_timed[-1], (lengths[0] / 2, *lengths)
         longer = max(1.0, n / longest)
         rise = 1 - table.at(most, before, width) / before * longest / table.at(most, longest, width)
+        # Never by less than half of the line that all keys would give: two timings are no sure slope.
         growing = min(1.0, max(0.5, rise / (1 - before / longest)))
         return (1 + growing * (longer - 1)) * self._kernel(name, longer * groups, n / longer, width)
 
