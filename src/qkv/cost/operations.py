@@ -67,13 +67,10 @@ def stacks_of(config: ModelConfig, work: Workload) -> list[Stack]:
         case BERTConfig():
             return [Stack(config=config, n_layers=config.n_layers, causal=False, **sizes)]
         case Seq2SeqConfig():
-            m, both = work.n_source, {"config": config}
-            encoder = Stack(
-                **both, **same, prefix="encoder.", n_layers=config.n_encoder_layers, n_queries=m, n_keys=m, causal=False
-            )
-            decoder = Stack(
-                **both, **sizes, prefix="decoder.", n_layers=config.n_decoder_layers, causal=True, n_source=m
-            )
+            read = {**same, "n_queries": work.n_source, "n_keys": work.n_source}
+            encoder = Stack(config=config, **read, prefix="encoder.", n_layers=config.n_encoder_layers, causal=False)
+            sizes |= {"n_layers": config.n_decoder_layers, "n_source": work.n_source}
+            decoder = Stack(config=config, **sizes, prefix="decoder.", causal=True)
             return [decoder] if is_step else [encoder, decoder]
         case RNNConfig():
             return []
