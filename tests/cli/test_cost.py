@@ -227,7 +227,9 @@ def test_a_plan_says_batch_time_and_money():
 def test_a_plan_that_does_not_fit_says_so_first_and_what_would():
     small = run("plan", "--params", "7B", "--tokens", "1e9", "--device", "l4").splitlines()
     assert small[0].startswith("does not fit")
-    assert "one text of 1,024 tokens takes 104 GiB on each device, which has 22.4 GiB" in small[0]
+    assert (
+        "one text of 1,024 tokens takes 104 GiB on each device, which has 22.4 GiB, 20.6 GiB of it usable" in small[0]
+    )
     way = small[1].removeprefix("what would").split()
     assert way[:1] == ["--gpus"]
     assert not any(line.startswith(("time ", "batch that fits")) for line in small)
@@ -244,6 +246,7 @@ def test_a_step_that_does_not_fit_says_so_before_its_time():
     (said,) = [i for i, line in enumerate(lines) if line.startswith("does not fit")]
     time = next(i for i, line in enumerate(lines) if line.startswith("time, at least"))
     assert said < time
+    assert "l4 has 22.4 GiB, 20.6 GiB of it usable: the times are as if it did" in lines[said]
     assert "    8.35 s on l4" in lines[time]
     assert json.loads(run(*large, "--json"))["time"]["bound"]["fits"] is False
     assert "does not fit" not in run("gpt2", "--device", "l4")

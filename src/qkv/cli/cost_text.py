@@ -127,7 +127,8 @@ def plan_text(plan: "Plan") -> list[str]:
     if plan.fits:
         said.append(("batch that fits", f"{plan.batch:,} × {plan.length:,} tokens a device: {held} of {room}"))
     else:
-        one = f"one text of {plan.length:,} tokens takes {held} on each device, which has {room}"
+        usable = readable_bytes(int(device.usable))
+        one = f"one text of {plan.length:,} tokens takes {held} on each device, which has {room}, {usable} of it usable"
         said = [("does not fit", one), ("what would", _way_to_fit(plan)), *said]
     time = f"{readable_time(plan.seconds)} at {plan.share:.0%} of the peak; at least {readable_time(plan.at_least)}"
     said += [
@@ -165,8 +166,9 @@ def room_text(estimate: "Estimate", device: "Device | None") -> list[str]:
 
     if device is None or estimate.memory.peak <= device.usable:
         return []
-    held, room = (readable_bytes(int(n)) for n in (estimate.memory.peak, device.memory))
-    return [f"does not fit      it takes {held}, {device.name} has {room}: the times are as if it did"]
+    held, room, usable = (readable_bytes(int(n)) for n in (estimate.memory.peak, device.memory, device.usable))
+    has = f"{device.name} has {room}, {usable} of it usable"
+    return [f"does not fit      it takes {held}, {has}: the times are as if it did"]
 
 
 def time_text(times: dict[str, Any]) -> list[str]:
