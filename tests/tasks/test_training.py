@@ -74,14 +74,18 @@ def test_a_recipe_can_be_given_a_time_and_then_goes_on_with_a_run_of_its_own_alo
 
 
 def test_nobody_else_can_train_there_while_the_steps_are_fitted(tmp_path, monkeypatch):
+    fitted = []
+
     def fit(prepared, **_named):
         with pytest.raises(RunError, match="another process is training here"), prepared.run.locked():
             pass
+        fitted.append(prepared.run.path)
         return prepared
 
     monkeypatch.setattr(training, "fit_to_time", fit)
     write_text(tmp_path / "text.txt")
     qkv.train(recipe(steps=3), tmp_path / "run", minutes=0.01, data=tmp_path, device="cpu")
+    assert fitted == [tmp_path / "run"]
 
 
 def test_a_time_that_is_none_is_refused(tmp_path):
