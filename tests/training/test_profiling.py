@@ -75,8 +75,8 @@ def test_the_bound_of_products_is_their_flops_at_the_measured_rate():
 KERNELS = {
     "generation/gpu_kernels.py": [],
     "generation/gpu_row_kernels.py": [],
-    "nn/expanding.py": ["gelu"],
-    "nn/gradient_kernels.py": ["tail", "gelu_tile", "gelu_gradient_tile", "copy_part", "beside_tile"],
+    "nn/expanding.py": [],
+    "nn/gradient_kernels.py": ["tail", "gelu", "gelu_tile", "gelu_gradient_tile", "copy_part", "beside_tile"],
     "nn/norm_kernel.py": [],
     "nn/short_texts.py": [],
     "training/loss_kernel.py": [],
@@ -99,7 +99,8 @@ def test_each_kernel_of_ours_has_a_kind(file):
         if isinstance(one, ast.FunctionDef) and "triton.jit" in map(ast.unparse, one.decorator_list)
     ]
     launched = [name for name in names if not name.startswith("_") and name not in KERNELS[file]]
-    assert launched or KERNELS[file]
+    assert names
+    assert set(KERNELS[file]) <= set(names)
     assert {name: _kind(name) for name in launched if _kind(name) is WorkKind.ELEMENTWISE} == {}
 
 
