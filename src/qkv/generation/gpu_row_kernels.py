@@ -14,13 +14,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from qkv.generation.gpu_kernel_parts import activated, looked, merged, normed, of_norm
 
 UNIT = tl.constexpr(2.0**36)
-MOST = tl.constexpr(2.0**26)
+MOST_ADDED, MOST = tl.constexpr(2.0**20), tl.constexpr(2.0**26)
+"""Of what is added at once, and of the stream where it is read. Whole numbers end at 2²⁷: to get there unseen, 64 heads
+would have to add the most they can."""
 
 
 @triton.jit
 def _whole(x, spoiled, inside):
     """x in whole numbers, 0 for what is too large or no number."""
-    fits = tl.abs(x) < MOST
+    fits = tl.abs(x) < MOST_ADDED
     tl.store(spoiled + tl.zeros_like(x).to(tl.int32), 1, mask=inside & ~fits)
     return (tl.where(fits, x, 0.0) * UNIT).to(tl.int64)
 
@@ -28,7 +30,8 @@ def _whole(x, spoiled, inside):
 @triton.jit
 def _read(stream, spoiled, columns, inside):
     x = tl.load(stream + columns, mask=inside, other=0).to(tl.float32) * (1 / UNIT)
-    return tl.where(inside & (tl.load(spoiled) != 0), float("nan"), x)
+    is_spoiled = (tl.load(spoiled) != 0) | (tl.abs(x) >= MOST)
+    return tl.where(inside & is_spoiled, float("nan"), x)
 
 
 @triton.jit
