@@ -215,31 +215,6 @@ def test_numbers_may_be_written_short(text, number):
     assert count(text, "tokens") == number
 
 
-def test_a_plan_says_batch_time_and_money():
-    shown = run("plan", "--params", "124M", "--tokens", "2.5B", "--device", "h200", "--price", "3.5")
-    lines = {line[:16].strip(): line[17:] for line in shown.splitlines()}
-    assert lines["model"].startswith("124M parameters: gpt, width 768")
-    assert "× 1,024 tokens a device" in lines["batch that fits"]
-    assert "at 40% of the peak; at least" in lines["time"]
-    assert lines["money"].endswith("at 3.5 a device and hour")
-
-
-def test_a_plan_that_does_not_fit_says_so_first_and_what_would():
-    small = run("plan", "--params", "7B", "--tokens", "1e9", "--device", "l4").splitlines()
-    assert small[0].startswith("does not fit")
-    assert (
-        "one text of 1,024 tokens takes 104 GiB on each device, which has 22.4 GiB, 20.6 GiB of it usable" in small[0]
-    )
-    way = small[1].removeprefix("what would").split()
-    assert way[:1] == ["--gpus"]
-    assert not any(line.startswith(("time ", "batch that fits")) for line in small)
-    assert any(line.startswith("time, if it fitted") for line in small)
-    better = run("plan", "--params", "7B", "--tokens", "1e9", "--device", "l4", *way)
-    assert "batch that fits" in better
-    assert not better.startswith("does not fit")
-    assert "not even --gpus 1024" in run("plan", "--params", "1e14", "--tokens", "1e9", "--device", "l4")
-
-
 def test_a_step_that_does_not_fit_says_so_before_its_time():
     large = ["gpt2-xl", "--mode", "train", "--batch", "64", "--device", "l4"]
     lines = run(*large).splitlines()

@@ -72,6 +72,24 @@ def test_what_one_device_cannot_hold_many_can_share():
     assert shared.fits
 
 
+def test_the_time_is_the_longest_of_three_and_says_which():
+    many = {"n_devices": 64, "sharding": Sharding.FSDP}
+    found = {
+        "computing": plan(preset("gpt2"), tokens=10**9, device=H200),
+        "sending": plan(gpt_of(70 * 10**9), tokens=10**12, device=H200, **many),
+        "kernels": plan(gpt_of(400 * 10**9), tokens=10**12, device=H200),
+    }
+    for name, one in found.items():
+        assert (one.bound_by, one.as_dict()["bound_by"]) == (name, name)
+        times = {"computing": one.computing, "kernels": one.in_kernels, "sending": one.sending}
+        assert one.seconds == times[name] == max(times.values())
+
+
+def test_casts_are_in_the_way_only_of_what_they_keep_from_fitting():
+    assert plan(gpt_of(70 * 10**9), tokens=10**9, device=H200).casts_in_the_way > H200.usable
+    assert plan(preset("gpt2"), tokens=10**9, device=H200).casts_in_the_way == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

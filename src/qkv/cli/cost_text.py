@@ -110,7 +110,7 @@ def totals(estimate: "Estimate", *, lecture: bool) -> list[str]:
 
 
 def plan_text(plan: "Plan") -> list[str]:
-    from qkv.cost.readable import readable_bytes, readable_count, readable_flops, readable_time
+    from qkv.cost.readable import readable_bytes, readable_count, readable_flops
 
     config, step, device = plan.config, plan.step, plan.device
     shape = f"{config.family}, width {config.d_model:,}, vocabulary {config.vocabulary_size:,}"
@@ -130,11 +130,10 @@ def plan_text(plan: "Plan") -> list[str]:
         usable = readable_bytes(int(device.usable))
         one = f"one text of {plan.length:,} tokens takes {held} on each device, which has {room}, {usable} of it usable"
         said = [("does not fit", one), ("what would", _way_to_fit(plan)), *said]
-    time = f"{readable_time(plan.seconds)} at {plan.share:.0%} of the peak; at least {readable_time(plan.at_least)}"
     said += [
         ("tokens", f"{readable_count(plan.tokens)} in {plan.steps:,} steps"),
         ("work", readable_flops(plan.flops)),
-        ("time" if plan.fits else "time, if it fitted", time),
+        ("time" if plan.fits else "time, if it fitted", _plan_time(plan)),
     ]
     if plan.money is not None:
         money = f"{plan.money:,.2f} at {plan.price:g} a device and hour"
@@ -143,10 +142,27 @@ def plan_text(plan: "Plan") -> list[str]:
     return [f"{name:{width}} {what}" for name, what in said]
 
 
+def _plan_time(plan: "Plan") -> str:
+    """What the time is of: a bound that is longer than the work is named."""
+    from qkv.cost.readable import readable_time
+
+    at_share = f"at {plan.share:.0%} of the peak"
+    if plan.bound_by == "computing":
+        return f"{readable_time(plan.seconds)} {at_share}; at least {readable_time(plan.at_least)}"
+    what = {"sending": "sending between devices", "kernels": "reading and writing each device's memory"}[plan.bound_by]
+    return f"{readable_time(plan.seconds)}, bound by {what}; the work alone {readable_time(plan.computing)} {at_share}"
+
+
 def _way_to_fit(plan: "Plan") -> str:
+    from qkv.cost.readable import readable_bytes
+
     found = plan.way_to_fit()
     if found is None:
-        return f"a shorter --length or a smaller model; not even --gpus {plan.many_devices[-1]} --sharding fsdp"
+        most = f"not even --gpus {plan.many_devices[-1]} --sharding fsdp --checkpointing"
+        casts = plan.casts_in_the_way
+        why = f": the casts of all weights to 16 bits take {readable_bytes(casts)} on every device" if casts else ""
+        shorter = "" if casts > plan.device.usable else "a shorter --length or "
+        return f"{shorter}a smaller model; {most}{why}"
     options = [f"--gpus {found.n_devices} --sharding fsdp"] if found.n_devices > 1 else []
     return " ".join([*options, *(["--checkpointing"] if found.checkpointing else [])])
 

@@ -52,8 +52,22 @@ class Plan:
     @property
     def seconds(self) -> float:
         """At `share` of the peak, never under the bound; sending goes on meanwhile and counts where it is longer."""
-        computing = self.flops / (self.device.peak(self.step.work.dtype) * self.share * self.n_devices)
-        return max(computing, self.at_least)
+        return max(self.computing, self.at_least)
+
+    @property
+    def bound_by(self) -> str:
+        """Which of the three is that time: the work at `share`, the bound of the kernels, or sending."""
+        times = {"computing": self.computing, "kernels": self.in_kernels, "sending": self.sending}
+        return max(times, key=lambda name: times[name])
+
+    @property
+    def computing(self) -> float:
+        return self.flops / (self.device.peak(self.step.work.dtype) * self.share * self.n_devices)
+
+    @property
+    def in_kernels(self) -> float:
+        """Each of torch's eager kernels at the device's peak or bandwidth."""
+        return self.steps * bound(self.step, self.device).seconds
 
     @property
     def sending(self) -> float:
@@ -61,8 +75,8 @@ class Plan:
 
     @property
     def at_least(self) -> float:
-        """The bound: each of torch's eager kernels at the device's peak or bandwidth."""
-        return max(self.steps * bound(self.step, self.device).seconds, self.sending)
+        """The bound."""
+        return max(self.in_kernels, self.sending)
 
     @property
     def money(self) -> float | None:
@@ -79,6 +93,15 @@ class Plan:
         return None
 
     @property
+    def casts_in_the_way(self) -> int:
+        """Bytes of all weights at 16 bits, which every device holds, where it is they that do not fit; else 0."""
+        most = {"n_devices": self.many_devices[-1], "sharding": Sharding.FSDP, "checkpointing": True}
+        memory = estimate_of(self.config, self.step.work.replace(batch=1, **most)).memory
+        usable = self.device.usable
+        is_in_the_way = memory.casts > usable or memory.peak - memory.casts <= usable < memory.peak
+        return memory.casts if is_in_the_way else 0
+
+    @property
     def many_devices(self) -> list[int]:
         """Twice as many again and again, up to about a thousand times."""
         return [n for n in (self.n_devices << power for power in range(11)) if n <= HUGE]
@@ -90,7 +113,7 @@ class Plan:
             "n_devices": self.n_devices, "sharding": self.sharding.value, "batch": self.batch,
             "memory": self.step.memory.as_dict(), "flops": self.flops, "steps": self.steps, "share": self.share,
             "seconds": self.seconds, "bound_seconds": self.at_least, "sending_seconds": self.sending,
-            "money": self.money,
+            "bound_by": self.bound_by, "money": self.money,
         }  # fmt: skip
 
 
