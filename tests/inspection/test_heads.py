@@ -136,3 +136,11 @@ def test_a_planted_induction_head_and_its_previous_token_head_are_found():
     # The first token has none before it, so in layer 1 it is the key of its own kind.
     assert float(view.scores[0, 0, PATTERNS.index(HeadPattern.PREVIOUS)]) > 0.99
     assert float(view.scores[1, 0, PATTERNS.index(HeadPattern.INDUCTION)]) > 0.85
+
+
+def test_a_narrow_picture_folds_what_stands_above_it():
+    drawn = figure(heads(see(task("rnn").model, reading("rnn"))), title="The quick brown fox jumps over the lazy dog.")
+    drawn.draw_without_rendering()
+    above = drawn.texts[0].get_window_extent()
+    assert above.x0 >= 0
+    assert above.x1 <= drawn.bbox.width

@@ -6,6 +6,7 @@ from functools import cache
 from io import BytesIO
 from math import ceil, isfinite, isnan
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float
@@ -60,6 +61,15 @@ def heat_maps(*maps: HeatMap, title: str = "", in_a_row: int | None = None) -> "
     if title:
         figure.suptitle(title)
     return figure
+
+
+LINE, _LETTER = 0.18, 0.085
+"""Inches that a line of a title needs, and a letter of it."""
+
+
+def folded(title: str, width: float) -> str:
+    """In lines that a picture so many inches wide holds: matplotlib cuts what is longer at both sides."""
+    return "\n".join(fill(line, max(1, int(width / _LETTER))) for line in title.splitlines())
 
 
 def new_figure(*, width: float, height: float) -> "Figure":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from qkv.inspection.charts import draw_contributions, draw_effect, draw_neuron, draw_paths, draw_reference
 from qkv.inspection.contributions import Contributions
 from qkv.inspection.embeddings import EmbeddingView
-from qkv.inspection.figures import HeatMap, heat_maps, new_figure
+from qkv.inspection.figures import LINE, HeatMap, folded, heat_maps, new_figure
 from qkv.inspection.heads import PATTERNS, HeadsView
 from qkv.inspection.interventions import Effect
 from qkv.inspection.lens import LensView
@@ -87,7 +87,9 @@ def _heads(view: HeadsView, title: str) -> "Figure":
             if layer == n_layers - 1:
                 axis.set_xlabel(f"head {head}", fontsize=8)
                 _name_tokens(axis.set_xticks, view.keys, room=across / m, rotation=90)
-    drawn.suptitle(_joined(title, f"{view.stack}: rows look at columns; colour is √weight"), fontsize="medium")
+    said = folded(_joined(title, f"{view.stack}: rows look at columns; colour is √weight"), drawn.get_figwidth())
+    drawn.set_figheight(drawn.get_figheight() + LINE * max(0, said.count("\n") - 1))
+    drawn.suptitle(said, fontsize="medium")
     return drawn
 
 
