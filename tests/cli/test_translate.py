@@ -34,6 +34,13 @@ def test_a_blank_line_is_blank_whatever_is_asked(command, folder, option):
     assert [line for line in lines if "\t" not in line] == [""]
 
 
+def test_an_empty_argument_is_remarked_an_empty_line_of_a_file_is_not(command, folder):
+    answer = command("translate", folder, "", "uno", "  ")
+    assert (answer.status, answer.out) == (0, "\nuno\n\n")
+    assert answer.err == "qkv: line 1: is empty\nqkv: line 3: is empty\n"
+    assert command("translate", folder, stdin="uno\n\ndos\n").err == ""
+
+
 def test_where_the_model_writes_nothing_it_is_said_for_which_line(command, tmp_path):
     task = small_translator()
     model, end = deepcopy(task.model), task.tokenizer.id_of(Role.END)

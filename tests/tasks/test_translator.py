@@ -37,6 +37,13 @@ def test_blank_text_stays_blank():
     assert task.translations([" "], attention=True)[0].found[0].ids == []
 
 
+@pytest.mark.parametrize("given", [5, None, ["uno", 5]])
+def test_what_is_no_text_is_refused_clearly(given):
+    unchecked = getattr(Translator.translate, "__wrapped__", Translator.translate)
+    with pytest.raises(InputError, match=r"translate takes a text or a list of texts; (5|None) is none"):
+        unchecked(small_translator(), given)
+
+
 @pytest.mark.parametrize("text", ["-", "?!…", "😀🎉", "\u200b", " — "])
 def test_a_text_without_a_letter_or_a_digit_stays_as_it_is(text):
     (one,) = small_translator().translations([text], attention=True)

@@ -103,6 +103,7 @@ def translate(
     translations = partial(
         task.translations, beam=search, max_new=max_new, glossary=terms, attention=shown.needs_attention
     )
+    _remark_blank(texts or [])
     _translate(task, given_texts(texts), translations, shown)
 
 
@@ -146,6 +147,16 @@ def read_glossary(path: Path) -> dict[str, str]:
         if not (term and target):
             raise InputError(f"{path}: entry {number} has a blank side; a glossary's line is term⇥translation")
     return dict(pairs)
+
+
+def _remark_blank(arguments: list[str]) -> None:
+    """Of arguments alone: blank lines between a file's paragraphs are as they should be."""
+    from qkv.cli.progress import say
+    from qkv.cli.texts import is_blank
+
+    for number, text in enumerate(arguments, 1):
+        if is_blank(text):
+            say(f"line {number}: is empty")
 
 
 def _remark(line: int, done: "list[Translation]") -> None:

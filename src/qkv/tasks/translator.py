@@ -1,6 +1,6 @@
 """A text in one language in, a text in another out: an encoder–decoder with its tokenizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import overload
@@ -124,7 +124,7 @@ class Translator:
 
         `split`: what is too long is cut (`cut`) and joined again; None: if the model says what is too long for it.
         """
-        given = [texts] if isinstance(texts, str) else texts
+        given = _texts(texts)
         is_cut = self.knows_too_long if split is None else split
         pieces = [self.cut(text) if is_cut else [text] for text in given]
         flat = [piece for some in pieces for piece in some]
@@ -272,3 +272,10 @@ class Translator:
         given = self._prefixed(text)
         words = word_of_bytes(given, spans_of(self.source_tokenizer, given, ids))
         return [None if word is None or word < n else word - n for word in words]
+
+
+def _texts(given: object) -> list[str]:
+    texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise InputError(f"translate takes a text or a list of texts; {repr(wrong[0])[:60]} is none")
+    return [text for text in texts if isinstance(text, str)]
