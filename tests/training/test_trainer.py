@@ -271,8 +271,10 @@ def test_a_recipe_changed_to_another_shape_is_said_on_resume(run):
     trainer_of(changed).train()
     recipe = changed.recipe.replace(model={**changed.recipe.model, "d_model": 16})
     trainer = trainer_of(replace(changed, recipe=recipe))
-    with pytest.raises(RunError, match=r"step-00000013: weights do not fit the model: .*; was the recipe changed\?"):
+    said = r"step-00000013: was the recipe changed\? weights do not fit the model: (\d+) misshapen: .* and (\d+) more$"
+    with pytest.raises(RunError, match=said) as error:
         trainer.resume(print)
+    assert str(error.value).count("must be") == 2
 
 
 def test_more_steps_can_be_asked_of_a_finished_run(run):

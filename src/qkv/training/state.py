@@ -43,9 +43,9 @@ class State:
         names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
         try:
             given = {name: cut_like(t, parameters.get(name, t)) for name, t in (raw or used).items()}
-            fill(self.model, given, NameTable(renames=[Rename(name, (name,)) for name in names]))
+            fill(self.model, given, NameTable(renames=[Rename(name, (name,)) for name in names]), most_faults=2)
         except WeightsError as error:
-            raise RunError(f"{folder}: {error}; was the recipe changed?") from None
+            raise RunError(f"{folder}: was the recipe changed? {error}") from None
         if self.averaged is not None:
             for name, average in self.averaged.weights.items():
                 average.copy_(cut_like(used[name], average))

@@ -9,9 +9,15 @@ from torch import Tensor, nn
 from qkv.errors import WeightsError
 from qkv.weights.names import NameTable, Turn
 
+MOST_LISTED = 20
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor], table: NameTable) -> list[str]:
-    """Give every parameter its published value, or change none of them and list all that does not fit.
+
+def fill(
+    model: nn.Module, tensors: Mapping[str, Tensor], table: NameTable, *, most_faults: int = MOST_LISTED
+) -> list[str]:
+    """Give every parameter its published value, or change none of them and list what does not fit.
+
+    `most_faults`: so many of each kind; a file of another model differs in hundreds.
 
     Returns the names that were left out because they hold nothing learned.
     """
@@ -25,7 +31,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], table: NameTable) -> l
         names = [given[table.bare(name)] for name in place.names if table.bare(name) in given]
         faults += place.faults({name: tensors[name] for name in names})
     if faults:
-        raise WeightsError(_sentence(faults))
+        raise WeightsError(_sentence(faults, most_faults))
     with torch.no_grad():
         for place in places:
             name = next(table.bare(name) for name in place.names if table.bare(name) in given)
@@ -138,15 +144,14 @@ def _by_bare_name(tensors: Mapping[str, Tensor], table: NameTable) -> dict[str, 
     return given
 
 
-def _sentence(faults: list[tuple[str, str]]) -> str:
+def _sentence(faults: list[tuple[str, str]], most: int) -> str:
     kinds = dict.fromkeys(kind for kind, _ in faults)
     lists = {kind: [text for of, text in faults if of == kind] for kind in kinds}
     return "weights do not fit the model: " + "; ".join(
-        f"{len(texts)} {kind}: {_some(texts)}" for kind, texts in lists.items()
+        f"{len(texts)} {kind}: {_some(texts, most)}" for kind, texts in lists.items()
     )
 
 
-def _some(texts: list[str]) -> str:
-    """Up to twenty: a file of another model differs in hundreds."""
-    shown = ", ".join(texts[:20])
-    return shown if len(texts) <= 20 else f"{shown} and {len(texts) - 20} more"
+def _some(texts: list[str], most: int = MOST_LISTED) -> str:
+    shown = ", ".join(texts[:most])
+    return shown if len(texts) <= most else f"{shown} and {len(texts) - most} more"
