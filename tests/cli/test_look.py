@@ -118,6 +118,27 @@ def test_a_bert_and_a_translator_are_looked_into_too(command, translator, tmp_pa
     assert said["stack"] == "decoder"
 
 
+def test_a_word_of_the_target_means_the_row_that_a_map_labels_with_it(command, translator):
+    one = read(load(translator), "the cat sat", "the dog slept")
+    given = [translator, "the cat sat", "--target", "the dog slept"]
+    chosen, fed, key = one.written.places("dog")[-1], one.own.places("dog")[-1], one.source.places("cat")[-1]
+    cut = ["--cut", "dog:cat", "--stack", "cross"]
+    said = json.loads(command(*given, "--view", "map", *cut, "--json").out)
+    assert said["weights"][chosen][key] == 0
+    assert said["queries"][chosen] == one.written.labels[chosen]
+    said = json.loads(command(*given, "--view", "effect", *cut, "--query", "dog", "--json").out)
+    assert said["position"] == chosen
+    label, at = one.written.labels[chosen], one.source.labels[key]
+    assert said["changes"] == [f"cross: {chosen} {label} may not look at {key} {at}"]
+    table = command(*given, "--view", "effect", *cut, "--query", "dog").out
+    assert f"Guesses at {label}, after {one.own.labels[chosen]}, before" in table
+    for view, stack, place in [("neuron", ["--stack", "decoder"], fed), ("neuron", ["--stack", "cross"], chosen)]:
+        assert json.loads(command(*given, "--view", view, *stack, "--query", "dog", "--json").out)["query"] == place
+    said = json.loads(command(*given, "--view", "neuron", "--query", "cat", "--json").out)
+    assert (said["stack"], said["query"]) == ("encoder", key)
+    assert json.loads(command(*given, "--view", "logit", "--query", "dog", "--json").out)["position"] == chosen
+
+
 def test_a_time_line_reads_the_text_with_every_checkpoint_of_a_run(command, folder, tmp_path):
     for step in (5, 11):
         shutil.copytree(folder, tmp_path / "run" / "checkpoints" / f"step-{step:08d}")

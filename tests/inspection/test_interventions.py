@@ -67,7 +67,7 @@ def test_a_change_in_one_layer_is_seen_in_every_family(family, stack):
     found = effect(task(family).model, task(family).tokenizer, reading(family), [cut])
     assert float(found.divergence.max()) > 0
     seen = see(task(family).model, reading(family))
-    assert f"layer 1, head 2: 1 {reading(family).own.labels[1]} may not" in found.changes[0]
+    assert f"layer 1, head 2: 1 {seen.queries(Stack(stack))[1]} may not" in found.changes[0]
     assert found.changes[0].endswith(f" look at 0 {seen.keys(Stack(stack))[0]}")
     if family == "gpt":
         assert float(found.divergence[0]) == pytest.approx(0, abs=1e-6)

@@ -71,6 +71,23 @@ def test_a_translation_is_fed_what_stands_before_each_token():
     assert seen.queries(Stack.DECODER)[1:] == seen.queries(Stack.CROSS)[:-1]
 
 
+@pytest.mark.parametrize("family", ["seq2seq", "rnn"])
+@pytest.mark.parametrize("target", ["the dog slept", "the dóg 🐕 slept"])
+def test_a_word_of_a_translation_is_found_on_both_sides_of_the_decoder(family, target):
+    one = read(task(family), TEXT, target)
+    for word in target.split():
+        found = one.written.places(word) if word.isalpha() else []
+        assert task(family).tokenizer.decode([one.written.ids[n] for n in found]).strip() in (word, "")
+        if found and word != "slept":
+            assert one.own.places(word) == [n + 1 for n in found]
+    ends = [span[1] for span in one.written.spans if span is not None]
+    assert ends[-1] == len(one.written.text.encode())
+    assert one.own.spans[0] is None
+    assert one.side(Stack.CROSS) is one.written
+    assert one.side(Stack.DECODER) is one.own
+    assert one.side(Stack.ENCODER) is one.side(Stack.CROSS, is_key=True) is one.source
+
+
 def test_what_cannot_be_read_is_refused_in_one_line():
     with pytest.raises(ContextLengthError, match=r"the text has \d+ tokens, the model's context_length is 41"):
         read(task("gpt"), "cat " * 99)

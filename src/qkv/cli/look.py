@@ -66,6 +66,7 @@ def look(
     Heads are named by what they look at. `it` compares four answers to what a word refers to; `logit` parts the
     last guess's logit into what each head and feed-forward added; `effect` shows what --off and --cut change;
     `timeline` reads the text with every checkpoint of a run. Places of tokens are counted from 0.
+    A word of a translation means the row that a map names by it; where guesses are made, the place that chose it.
 
     \b
     Examples:
@@ -75,6 +76,7 @@ def look(
       qkv look stories "The dog ran to the" --view lens --json
       qkv look stories "The dog ran to the" --view effect --off 1.2 --cut 4:1
       qkv look es-en "Me gusta el té." --view map --stack cross --plot cross.pdf
+      qkv look es-en "Me gusta el té." --view effect --stack cross --cut like:gusta --query like
       qkv look runs/1 "Once upon a time" --view timeline --plot learning.png
     """
     asked = Asked(
@@ -162,7 +164,7 @@ def _view(task: "Task", asked: Asked, text: str) -> "View":
         say(f"--cut {one.query}:{one.key} changes nothing: token {one.query} never looks at {one.key}, which {why}")
     if asked.view is ViewKind.EFFECT:
         return effect(
-            task.model, task.tokenizer, reading, changes, position=_place(reading.own, asked.query), n=asked.n
+            task.model, task.tokenizer, reading, changes, position=_place(reading.guessing, asked.query), n=asked.n
         )
     with intervening(task.model, changes):
         seen = see(task.model, reading)
@@ -173,7 +175,8 @@ def _seen(task: "Task", asked: Asked, seen: "Seen") -> "View":
     from qkv.inspection import contributions, embeddings, heads, lens, neuron, stream
 
     stack = asked.stack or (Stack.CROSS if Stack.CROSS in seen.stacks and asked.view is ViewKind.MAP else None)
-    query = _place(seen.side(stack) if stack else seen.reading.own, asked.query)
+    is_guess = asked.view is ViewKind.LOGIT or not seen.stacks
+    query = _place(seen.reading.guessing if is_guess else seen.side(stack or seen.stacks[0]), asked.query)
     match asked.view:
         case ViewKind.HEADS:
             found = heads(seen, stack)
@@ -205,11 +208,12 @@ def _map(seen: "Seen", asked: Asked, stack: Stack | None) -> "View":
 
 def _changes(task: "Task", asked: Asked, reading: "Reading") -> "Iterator[Intervention]":
     from qkv.inspection import EdgeCut, HeadOff
-    from qkv.inspection.interventions import sides
+    from qkv.models import RNNSeq2Seq
     from qkv.tasks import Translator
 
-    stack = asked.stack or (Stack.DECODER if isinstance(task, Translator) else Stack.SELF)
-    queries, keys = sides(stack, reading)
+    own = Stack.DECODER if isinstance(task, Translator) else Stack.SELF
+    stack = asked.stack or (Stack.CROSS if isinstance(task.model, RNNSeq2Seq) else own)
+    queries, keys = (reading.side(stack, is_key=is_key) for is_key in (False, True))
     for given in asked.off:
         layer, dot, head = given.partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):

@@ -138,7 +138,9 @@ def _contributions(view: Contributions) -> None:
 
 
 def _effect(view: Effect) -> None:
-    section(f"Guesses at {view.positions[view.position]} before and after the change (log p)")
+    at = view.positions[view.position]
+    where = at if view.chosen is None else f"{view.chosen[view.position]}, after {at},"
+    section(f"Guesses at {where} before and after the change (log p)")
     say(f"Changed: {'; '.join(view.changes)}.")
     before, after = view.before.tolist(), view.after.tolist()
     rows = [[token, b, a, a - b] for token, b, a in zip(view.tokens, before, after, strict=True)]

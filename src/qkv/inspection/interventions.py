@@ -14,7 +14,7 @@ from qkv.errors import InputError, TapError
 from qkv.inspection.brief import Brief
 from qkv.inspection.change import change, cut_edge, head_off
 from qkv.inspection.places import inside
-from qkv.inspection.reading import Reading, Tokens, label
+from qkv.inspection.reading import Reading, label
 from qkv.inspection.record import record
 from qkv.inspection.seeing import attention_name, blocks_of, run, see
 from qkv.models import Model
@@ -64,6 +64,8 @@ class Effect(Brief):
     positions: list[str]
     position: int
     """Where the guesses below are made."""
+    chosen: list[str] | None
+    """Of a translation, the tokens chosen at the positions."""
     changes: list[str]
     """What was done, in words."""
     ids: list[int]
@@ -127,6 +129,7 @@ def effect(
     ids = sorted(best, key=lambda number: -float(before[position, number]))
     return Effect(
         positions=reading.own.labels, position=position, ids=ids,
+        chosen=None if reading.written is None else reading.written.labels,
         changes=[_said(one, reading) for one in interventions],
         tokens=[label(text_of(tokenizer, number)) for number in ids],
         before=before[position, ids], after=after[position, ids],
@@ -156,18 +159,12 @@ def of_wanted(log_p: Float[Tensor, "position vocabulary"], reading: Reading) -> 
     return found
 
 
-def sides(stack: Stack, reading: Reading) -> tuple[Tokens, Tokens]:
-    """Who looks, and who is looked at."""
-    own, source = reading.own, reading.source or reading.own
-    return (source if stack is Stack.ENCODER else own), (own if stack in (Stack.SELF, Stack.DECODER) else source)
-
-
 def _said(one: Intervention, reading: Reading) -> str:
     match one:
         case HeadOff():
             return f"{one.stack}, layer {one.layer}: head {one.head} off"
         case EdgeCut():
-            queries, keys = sides(one.stack, reading)
+            queries, keys = (reading.side(one.stack, is_key=is_key) for is_key in (False, True))
             layer = "" if one.layer is None else f", layer {one.layer}"
             head = "" if one.head is None else f", head {one.head}"
             query, key = f"{one.query} {queries.labels[one.query]}", f"{one.key} {keys.labels[one.key]}"

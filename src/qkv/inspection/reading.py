@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from qkv.choices import Role
+from qkv.choices import Role, Stack
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
+from qkv.text.streaming import StreamingDecoder
 from qkv.text.words import spans_of, word_of_bytes, words_of_ids
 
 
@@ -84,6 +85,17 @@ class Reading:
     """
     written: Tokens | None = None
     """Of a translation, the tokens chosen: row t of a look at the source is the look that chose token t."""
+
+    def side(self, stack: Stack, *, is_key: bool = False) -> Tokens:
+        """Who looks; `is_key`: who is looked at. At a source looks the token that is chosen by it."""
+        if stack is Stack.ENCODER or (stack is Stack.CROSS and is_key):
+            return self.source or self.own
+        return self.guessing if stack is Stack.CROSS else self.own
+
+    @property
+    def guessing(self) -> Tokens:
+        """By which token a place is meant where the model guesses: of a translation, the one chosen there."""
+        return self.written or self.own
 
 
 def label(token: str) -> str:
@@ -176,7 +188,25 @@ def _of_text(tokenizer: Tokenizer, text: str, ids: list[int], *, parse_specials:
 def _of_ids(tokenizer: Tokenizer, ids: list[int]) -> Tokens:
     known = [number for number in ids if number < tokenizer.vocabulary_size]
     text = tokenizer.decode(known)
-    return _tokens(tokenizer, text, ids, words=words_of_ids(tokenizer, ids), spans=[None] * len(ids))
+    return _tokens(tokenizer, text, ids, words=words_of_ids(tokenizer, ids), spans=_spans_of_ids(tokenizer, ids))
+
+
+def _spans_of_ids(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, int] | None]:
+    """Where in their decoded text; the tokens of one character share its bytes."""
+    decoder = StreamingDecoder(tokenizer)
+    spans: list[tuple[int, int] | None] = [None] * len(ids)
+    held: list[int] = []
+    start = 0
+    spoken = [n for n, one in enumerate(ids) if one < tokenizer.vocabulary_size and one not in tokenizer.special_ids]
+    for place in spoken:
+        held.append(place)
+        piece = decoder.add(ids[place]) or (decoder.finish() if place == spoken[-1] else "")
+        if piece:
+            end = start + len(piece.encode())
+            for one in held:
+                spans[one] = (start, end)
+            held, start = [], end
+    return spans
 
 
 def _tokens(

@@ -86,13 +86,8 @@ class Seen(Brief):
         return self.side(stack).labels
 
     def side(self, stack: Stack, *, is_key: bool = False) -> Tokens:
-        """Who looks; `is_key`: who is looked at. At a source looks the token that is chosen by it."""
-        if stack is Stack.ENCODER or (stack is Stack.CROSS and is_key):
-            assert self.reading.source is not None
-            return self.reading.source
-        if stack is Stack.CROSS and self.reading.written is not None:
-            return self.reading.written
-        return self.reading.own
+        """As `Reading.side`."""
+        return self.reading.side(stack, is_key=is_key)
 
     @property
     def error(self) -> float:
