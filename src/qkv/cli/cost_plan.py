@@ -72,7 +72,7 @@ def calibrate(
 ) -> None:  # fmt: skip
     """Measure this device's kernels, for `qkv cost` to predict times from.
 
-    It takes about half a minute; nothing else should run meanwhile.
+    It takes about a minute; nothing else should run meanwhile.
 
     \b
     Examples:

@@ -208,6 +208,7 @@ def time_text(times: dict[str, Any]) -> list[str]:
             f"time, measured    {_milliseconds(one['seconds'])} on {one['device']}: predicted ÷ measured = "
             f"{one['ratio']:.2f}"
         )
+        said += [f"{'':17} {one['remark']}"] if one["remark"] else []
         if one["operations"]:
             said += ["", *compared_text(one["operations"])]
             said.append(f"mean error of the operations: {one['mean_error_of_operations']:.0%}")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from qkv.config import Config
+from qkv.cost.devices import is_called
 from qkv.cost.workload import Mode, Precision
 from qkv.errors import ConfigError, DiskError, InputError
 
@@ -114,9 +115,7 @@ class Calibration(Config):
 
     def is_of(self, device: str) -> bool:
         """`device`: a full name, a CPU's number of threads in it, or one of the device table's: h200, cpu."""
-        plain = self.device.lower().replace(" ", "")
-        is_short = " " not in device and re.search(rf"{re.escape(device)}(?!\d)", plain) is not None
-        return is_short or device == self.device
+        return device == self.device or (" " not in device and is_called(device, self.device))
 
     def check(self, mode: Mode, dtype: Precision) -> None:
         known = self.training_dtype if mode is Mode.TRAIN else self.dtype

@@ -1,5 +1,6 @@
 """What the makers say a device can do: peak rates without sparsity, bandwidth and memory, each with its source."""
 
+import re
 from dataclasses import dataclass
 
 from qkv.config.base import nearest
@@ -90,6 +91,11 @@ _IN_ORDER = (
 )  # fmt: skip
 
 DEVICES: dict[str, Device] = {device.name: device for device in _IN_ORDER}
+
+
+def is_called(name: str, full_name: str) -> bool:
+    """Whether a name of this table is that of a device which calls itself `full_name`: h200, NVIDIA H200."""
+    return re.search(rf"{re.escape(name)}(?!\d)", full_name.lower().replace(" ", "")) is not None
 
 
 def find_device(name: str) -> Device:

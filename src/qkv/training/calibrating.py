@@ -1,4 +1,4 @@
-"""What a device's kernels cost: measured at a grid of sizes, in about half a minute, on the real parts."""
+"""What a device's kernels cost: measured at a grid of sizes, in about a minute, on the real parts."""
 
 import time
 from collections.abc import Callable
