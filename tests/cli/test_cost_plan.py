@@ -32,6 +32,9 @@ def test_what_nothing_makes_fit_says_what_was_tried_and_names_the_casts():
     large = run("plan", "--params", "70B", "--tokens", "1e9", "--device", "h200").splitlines()[1]
     casts = "the casts of all weights to 16 bits take 130 GiB on every device"
     assert large.split(maxsplit=2)[2] == f"a smaller model; {never}: {casts}"
+    # Here they fit alone, but not beside the rest: a shorter text may help.
+    close = run("plan", "--params", "62B", "--tokens", "1e9", "--device", "h200").splitlines()[1]
+    assert close.split(maxsplit=2)[2].startswith(f"a shorter --length or a smaller model; {never}: the casts")
 
 
 def test_a_plan_says_which_bound_its_time_is():
