@@ -85,6 +85,21 @@ def test_a_cut_look_has_weight_zero_and_the_sink_can_be_left_out(command, folder
     assert sum(said["weights"][3]) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("view", ["map", "heads"])
+def test_a_view_of_a_changed_model_says_what_was_changed(command, folder, monkeypatch, tmp_path, view):
+    own = read(load(folder), TEXT).own.labels
+    changes = ["self, layer 0: head 1 off", f"self: 5 {own[5]} may not look at 2 {own[2]}"]
+    given = [folder, TEXT, "--view", view, "--off", "0.1", "--cut", "5:2"]
+    assert command(*given).out.startswith(f"Changed: {'; '.join(changes)}.\n")
+    assert "Changed" not in command(*given[:4]).out
+    assert json.loads(command(*given, "--json").out)["changes"] == changes
+    titles = []
+    monkeypatch.setattr("qkv.inspection.figure", lambda _, title: titles.append(title))
+    monkeypatch.setattr("qkv.inspection.figures.save_picture", lambda *_: None)
+    command(*given, "--plot", tmp_path / "a.png")
+    assert titles == ["\n".join([TEXT, *changes])]
+
+
 def test_a_cut_into_the_future_is_said_to_change_nothing(command, folder):
     answer = command(folder, TEXT, "--view", "effect", "--cut", "2:5", "--cut", "5:2")
     assert answer.status == 0
@@ -151,6 +166,7 @@ def test_a_time_line_reads_the_text_with_every_checkpoint_of_a_run(command, fold
 
 def test_mistakes_are_one_line(command, folder, translator, tmp_path):
     headless = saved_bert(tmp_path / "headless", masked_word_head=False)
+    rnn = saved(task("rnn"), tmp_path / "rnn")
     for arguments, line in [
         ([folder, TEXT, "--view", "it"], "--candidates A,B names 0"),
         ([folder, TEXT, "--view", "effect"], "give at least 1 --off or --cut"),
@@ -168,6 +184,7 @@ def test_mistakes_are_one_line(command, folder, translator, tmp_path):
         ([folder, TEXT, TEXT, "--plot", tmp_path / "a.png"], "--plot draws one text; 2 were given"),
         ([folder, TEXT, "--plot", tmp_path / "a.gif"], "a.gif: the name must end in one of"),
         ([folder, TEXT, "--plot", tmp_path / "no" / "a.png"], "a.png: there is no folder"),
+        ([rnn, "the cat", "--cut", "1:1"], "the looks of an RNN can be seen, not cut"),
         ([translator, "the cat", "--view", "it", "--candidates", "a,b"], "not of a translator"),
     ]:
         answer = command(*arguments)

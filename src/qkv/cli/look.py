@@ -94,23 +94,27 @@ def look(
         if is_blank(text):
             print(json.dumps({"view": view.value, "text": text}) if as_json else "")
             continue
-        shown = _timeline(asked, text) if task is None else _view(task, asked, text)
+        shown, changes = (_timeline(asked, text), []) if task is None else _view(task, asked, text)
         if plot is not None:
-            _draw(shown, text, plot)
+            _draw(shown, "\n".join([text, *changes]), plot)
+        elif as_json:
+            _print_json(shown, {"view": view.value, "text": text} | ({"changes": changes} if changes else {}))
         else:
-            _print(shown, text, view, as_json=as_json, is_first=number == 0)
+            _print(shown, changes, is_first=number == 0)
 
 
-def _print(shown: "View", text: str, view: ViewKind, *, as_json: bool, is_first: bool) -> None:
-    from qkv.cli.look_tables import print_view
+def _print_json(shown: "View", asked: dict[str, str | list[str]]) -> None:
     from qkv.inspection import plain
 
-    if as_json:
-        print(json.dumps({"view": view.value, "text": text, **plain(shown)}, ensure_ascii=False))
-        return
+    print(json.dumps({**asked, **plain(shown)}, ensure_ascii=False))
+
+
+def _print(shown: "View", changes: list[str], *, is_first: bool) -> None:
+    from qkv.cli.look_tables import print_view
+
     if not is_first:
         print()
-    print_view(shown)
+    print_view(shown, changes)
 
 
 def _check(asked: Asked, plot: Path | None, texts: list[str] | None) -> None:
@@ -151,24 +155,25 @@ def _read(task: "Task", asked: Asked, text: str) -> "Reading":
     return read(task, given, asked.target or task.translations([text])[0].found[0].ids)
 
 
-def _view(task: "Task", asked: Asked, text: str) -> "View":
+def _view(task: "Task", asked: Asked, text: str) -> "tuple[View, list[str]]":
+    """With what was changed, in words, where the view does not hold it."""
     from qkv.cli.progress import say
     from qkv.inspection import effect, idle_cuts, intervening, reference, see
+    from qkv.inspection.interventions import said
 
     if asked.view is ViewKind.IT:
-        return reference(task, text, pronoun=asked.it, candidates=asked.candidates)
+        return reference(task, text, pronoun=asked.it, candidates=asked.candidates), []
     reading = _read(task, asked, text)
     changes = list(_changes(task, asked, reading))
     for one in idle_cuts(task.model, reading, changes):
         why = "comes after it" if one.key > one.query else "lies outside its window"
         say(f"--cut {one.query}:{one.key} changes nothing: token {one.query} never looks at {one.key}, which {why}")
     if asked.view is ViewKind.EFFECT:
-        return effect(
-            task.model, task.tokenizer, reading, changes, position=_place(reading.guessing, asked.query), n=asked.n
-        )
+        place = _place(reading.guessing, asked.query)
+        return effect(task.model, task.tokenizer, reading, changes, position=place, n=asked.n), []
     with intervening(task.model, changes):
         seen = see(task.model, reading)
-    return _seen(task, asked, seen)
+    return _seen(task, asked, seen), [said(one, reading) for one in changes]
 
 
 def _seen(task: "Task", asked: Asked, seen: "Seen") -> "View":
@@ -253,10 +258,10 @@ def _timeline(asked: Asked, text: str) -> "View":
     return timeline(((step, load(run.folder(step))) for step in steps), text, asked.target, stack=asked.stack)
 
 
-def _draw(shown: "View", text: str, plot: Path) -> None:
+def _draw(shown: "View", title: str, plot: Path) -> None:
     from qkv.cli.progress import say
     from qkv.inspection import figure
     from qkv.inspection.figures import save_picture
 
-    save_picture(figure(shown, title=text), plot)
+    save_picture(figure(shown, title=title), plot)
     say(f"drawn to {plot}")

@@ -23,9 +23,11 @@ NOT_AN_EXPLANATION = "An attention weight is not by itself an explanation."
 N_PARTS = 15
 
 
-def print_view(view: View) -> None:
+def print_view(view: View, changes: list[str]) -> None:
     """Without the empty line that parts a lesson's tables: nothing follows."""
     with redirect_stdout(StringIO()) as printed:
+        if changes:
+            _changed(changes)
         _print(view)
     print(printed.getvalue().rstrip("\n"))
 
@@ -54,6 +56,10 @@ def _print(view: View) -> None:
             _effect(view)
         case TimelineView():
             _timeline(view)
+
+
+def _changed(changes: list[str]) -> None:
+    say(f"Changed: {'; '.join(changes)}.")
 
 
 def _heads(view: HeadsView) -> None:
@@ -141,7 +147,7 @@ def _effect(view: Effect) -> None:
     at = view.positions[view.position]
     where = at if view.chosen is None else f"{view.chosen[view.position]}, after {at},"
     section(f"Guesses at {where} before and after the change (log p)")
-    say(f"Changed: {'; '.join(view.changes)}.")
+    _changed(view.changes)
     before, after = view.before.tolist(), view.after.tolist()
     rows = [[token, b, a, a - b] for token, b, a in zip(view.tokens, before, after, strict=True)]
     table(["token", "before", "after", "change"], rows, digits=3)

@@ -17,7 +17,7 @@ from qkv.inspection.places import inside
 from qkv.inspection.reading import Reading, label
 from qkv.inspection.record import record
 from qkv.inspection.seeing import attention_name, blocks_of, run, see
-from qkv.models import Model
+from qkv.models import Model, RNNSeq2Seq
 from qkv.text import Tokenizer
 from qkv.text.showing import text_of
 
@@ -90,6 +90,8 @@ def intervening(model: Model, interventions: Sequence[Intervention]) -> Iterator
                 case HeadOff():
                     inside("layer", one.layer, len(blocks_of(model, one.stack)), of="layers")
                     stack.enter_context(head_off(model, attention_name(model, one.stack, one.layer), one.head))
+                case EdgeCut() if isinstance(model, RNNSeq2Seq):
+                    raise InputError("the looks of an RNN can be seen, not cut; a Transformer's can be cut")
                 case EdgeCut():
                     name = attention_name(model, one.stack, "*" if one.layer is None else one.layer)
                     stack.enter_context(cut_edge(model, name, query=one.query, key=one.key, head=one.head))
@@ -130,7 +132,7 @@ def effect(
     return Effect(
         positions=reading.own.labels, position=position, ids=ids,
         chosen=None if reading.written is None else reading.written.labels,
-        changes=[_said(one, reading) for one in interventions],
+        changes=[said(one, reading) for one in interventions],
         tokens=[label(text_of(tokenizer, number)) for number in ids],
         before=before[position, ids], after=after[position, ids],
         divergence=F.kl_div(after, before, reduction="none", log_target=True).sum(-1),
@@ -159,7 +161,8 @@ def of_wanted(log_p: Float[Tensor, "position vocabulary"], reading: Reading) -> 
     return found
 
 
-def _said(one: Intervention, reading: Reading) -> str:
+def said(one: Intervention, reading: Reading) -> str:
+    """What is done, in words."""
     match one:
         case HeadOff():
             return f"{one.stack}, layer {one.layer}: head {one.head} off"
