@@ -7,10 +7,20 @@ from functools import partial
 import pytest
 import torch
 
+from qkv.choices import WorkKind
+from qkv.cli.profile import show_profile
 from qkv.data import prepare_store
 from qkv.tasks import load
+from qkv.training.profiling import Profile, Rates
+from qkv.training.run import Progress, RunFolder
+from qkv.weights.folder import read_tensors
 from tests.tasks.small import saved, small_task
 from tests.training.runs import recipe
+
+
+def save_step(run, model, progress):
+    texts = {file.name: file.read_text() for file in model.glob("*.json") if file.name != "manifest.json"}
+    run.save(progress, tensors={"model.safetensors": read_tensors(model / "model.safetensors")}, texts=texts)
 
 
 @pytest.fixture
@@ -180,10 +190,45 @@ def test_a_profile_stands_beside_the_texts(command, folder):
     profiled = command(folder, "The cat", "El", "-n", 5, "--seed", 3, "--profile")
     assert (profiled.status, profiled.out) == (0, plain.out)
     assert "10 new tokens, prompts 2: " in profiled.err
+    assert "1 new token, prompts 1: " in command(folder, "El", "-n", 1, "--profile").err
     assert "matrix products" in profiled.err
     refused = command(folder, "The cat", "--profile", "--stream")
     assert refused.status == 2
     assert "--profile times whole texts that are drawn: leave out --stream" in refused.err
+
+
+def test_where_no_bound_is_known_it_is_said_why(command, folder):
+    err = command(folder, "--profile", *["El"] * 65, "-n", 1).err
+    assert "AT LEAST and REACHED are empty: there is more than one batch" in err
+
+
+def test_nothing_reaches_more_than_its_bound(capsys):
+    spent = {WorkKind.PRODUCTS: 4.0, WorkKind.ATTENTION: 1.0}
+    rates = Rates(products=1e9, memory=1e9)
+    show_profile(
+        Profile(seconds=5.0, spent=spent, bounds={WorkKind.PRODUCTS: 2.0, WorkKind.ATTENTION: 1.28}, rates=rates), "x"
+    )
+    err = capsys.readouterr().err
+    assert "128 %" not in err
+    assert "50 %" in err
+    assert "—: faster than the bound" in err
+    show_profile(Profile(seconds=5.0, spent=spent, bounds={WorkKind.PRODUCTS: 9.0}, rates=rates), "x")
+    err = capsys.readouterr().err
+    assert "of the bound reached" not in err
+    assert "as measured here (beaten)" in err
+
+
+@pytest.mark.parametrize("best", [None, 7, 95])
+def test_the_step_of_a_run_is_told_where_it_is_not_the_last(command, folder, tmp_path, best):
+    run = tmp_path / "run"
+    for step in (7, 95):
+        save_step(RunFolder(run), folder, Progress(step=step, best_step=best and min(best, step)))
+    last = run / "checkpoints" / "step-00000095"
+    said = f"qkv: {run}: step 7 of 95, the best on the held-out text; the last: {last}\n"
+    assert command(run, "the", "-n", 3).err == (said if best == 7 else "")
+    assert command(last, "the", "-n", 3).err == ""
+    (last / "progress.json").write_text("broken")
+    assert command(run, "the", "-n", 3).status == 0
 
 
 @pytest.mark.parametrize("flags", [["--trace", "x.txt"], ["--trace", "no/such/x.json"]])

@@ -1,6 +1,7 @@
 """`qkv generate`: a text goes on."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from qkv.choices import FloatKind
 from qkv.cli.model import Model
 from qkv.cli.places import Device, Dtype, Int8, Place
 from qkv.cli.profile import Profiled, Trace, check_trace
-from qkv.errors import InputError
+from qkv.errors import InputError, WeightsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -144,7 +145,24 @@ def generate(
     wanted = list(given_texts(prompts))
     if "" in wanted:
         _check_beginning(model)
-    _run(Place(int8=int8, device=device, dtype=dtype).load_as(LanguageModel, model), wanted, asked)
+    task = Place(int8=int8, device=device, dtype=dtype).load_as(LanguageModel, model)
+    _tell_step(Path(model))
+    _run(task, wanted, asked)
+
+
+def _tell_step(run: Path) -> None:
+    """Of a run the best checkpoint is loaded: where that is not the last, its user may have meant the other."""
+    from qkv.cli.progress import say
+    from qkv.training.run import RunFolder, read_progress
+
+    folder = RunFolder(run)
+    if not (steps := folder.steps()):
+        return
+    last, best = steps[-1], None
+    with suppress(WeightsError):  # a broken one is passed over when the model is loaded
+        best = read_progress(folder.folder(last), last).best_step
+    if best in steps[:-1]:
+        say(f"{run}: step {best:,} of {last:,}, the best on the held-out text; the last: {folder.folder(last)}")
 
 
 def _check_beginning(model: str) -> None:
@@ -192,7 +210,8 @@ def _profiled(
     device = task.model.embedding.token.weight.device
     texts, profile = profile_generation(continue_all, device, expected=expected, trace=trace)
     n_new = sum(len(text.ids) for text in texts)
-    show_profile(profile, f"{n_new:,} new tokens, prompts {len(texts):,}")
+    why = "what int8 costs is not predicted" if _is_int8(task) else "there is more than one batch"
+    show_profile(profile, f"{n_new:,} new token{'s' * (n_new != 1)}, prompts {len(texts):,}", no_bound=why)
     return texts
 
 
@@ -202,13 +221,17 @@ def _expected(task: "LanguageModel", prompts: list[str], texts: "list[Continuati
     from qkv.tasks.language_model import ROWS_AT_ONCE
 
     weight = task.model.embedding.token.weight
-    if len(texts) > ROWS_AT_ONCE or task.model.unembedding.int8 is not None:
+    if len(texts) > ROWS_AT_ONCE or _is_int8(task):
         return None
     return estimate(
         task.model.config, batch=len(texts), length=_mean(len(task.encode(prompt)) for prompt in prompts),
         mode=Mode.GENERATE, new=_mean(len(text.ids) for text in texts), dtype=str(weight.dtype).removeprefix("torch."),
         backend=weight.device.type,
     )  # fmt: skip
+
+
+def _is_int8(task: "LanguageModel") -> bool:
+    return task.model.unembedding.int8 is not None
 
 
 def _mean(numbers: "Iterable[int]") -> int:

@@ -17,6 +17,12 @@ Trace = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="As --profile; also every call, for ui.perfetto.dev.")
 ]
 
+BEATEN = "—"
+_BEATEN_SAID = (
+    f"{BEATEN}: faster than the bound, which takes all from memory: part comes from a cache, or is counted as matrix "
+    "products (one token's attention is)"
+)
+
 
 def check_trace(trace: Path | None) -> None:
     """Before the work, not after."""
@@ -26,25 +32,30 @@ def check_trace(trace: Path | None) -> None:
         raise InputError(f"--trace {trace}: there is no folder {trace.parent}")
 
 
-def show_profile(profile: "Profile", what: str) -> None:
-    """`what`: `one step of 4,096 tokens`."""
+def show_profile(profile: "Profile", what: str, *, no_bound: str = "") -> None:
+    """`what`: `one step of 4,096 tokens`. `no_bound`: why none is known, where that is so."""
     from qkv.cost.readable import readable_bytes, readable_flops
 
     head = [f"{what}: {1000 * profile.seconds:,.1f} ms"]
     if (least := profile.bound) is not None and (rates := profile.rates) is not None:
         said = f"{readable_flops(rates.products)}/s and {readable_bytes(int(rates.memory))}/s, as measured here"
-        head[0] += f", {_percent(least / profile.seconds)} of the bound reached"
-        head.append(f"at least {1000 * least:,.1f} ms at {said}")
+        if least <= profile.seconds:
+            head[0] += f", {_percent(least / profile.seconds)} of the bound reached"
+        head.append(f"at least {1000 * least:,.1f} ms at {said}{' (beaten)' if least > profile.seconds else ''}")
+    elif no_bound:
+        head.append(f"AT LEAST and REACHED are empty: {no_bound}")
     spent = sorted(profile.spent.items(), key=lambda item: -item[1])
     rows = []
     for kind, seconds in spent:
         least = profile.bounds.get(kind)
         if seconds / profile.seconds < 0.0005 and not least:
             continue
-        of_bound = "" if not (least and seconds) else _percent(least / seconds)
+        of_bound = "" if not (least and seconds) else _percent(least / seconds) if least <= seconds else BEATEN
         bound = "" if least is None else f"{1000 * least:,.2f}"
         rows.append((kind.value, f"{1000 * seconds:,.2f}", _percent(seconds / profile.seconds), bound, of_bound))
     lines = table(("TIME GOES TO", "MS", "SHARE", "AT LEAST MS", "REACHED"), rows)
+    if any(row[-1] == BEATEN for row in rows):
+        lines.append(_BEATEN_SAID)
     print("\n".join([*head, *lines]), file=sys.stderr)
 
 
