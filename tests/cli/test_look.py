@@ -94,10 +94,10 @@ def test_a_view_of_a_changed_model_says_what_was_changed(command, folder, monkey
     assert "Changed" not in command(*given[:4]).out
     assert json.loads(command(*given, "--json").out)["changes"] == changes
     titles = []
-    monkeypatch.setattr("qkv.inspection.figure", lambda _, title: titles.append(title))
-    monkeypatch.setattr("qkv.inspection.figures.save_picture", lambda *_: None)
+    monkeypatch.setattr("qkv.inspection.figures.save_picture", lambda drawn, _: titles.append(drawn.get_suptitle()))
     command(*given, "--plot", tmp_path / "a.png")
-    assert titles == ["\n".join([TEXT, *changes])]
+    assert " ".join(titles[0].split()).startswith(" ".join([TEXT, *changes]))
+    assert max(len(line) for line in titles[0].splitlines()) < 90
 
 
 def test_a_cut_into_the_future_is_said_to_change_nothing(command, folder):

@@ -96,7 +96,7 @@ def look(
             continue
         shown, changes = (_timeline(asked, text), []) if task is None else _view(task, asked, text)
         if plot is not None:
-            _draw(shown, "\n".join([text, *changes]), plot)
+            _draw(shown, text, changes, plot)
         elif as_json:
             _print_json(shown, {"view": view.value, "text": text} | ({"changes": changes} if changes else {}))
         else:
@@ -258,10 +258,10 @@ def _timeline(asked: Asked, text: str) -> "View":
     return timeline(((step, load(run.folder(step))) for step in steps), text, asked.target, stack=asked.stack)
 
 
-def _draw(shown: "View", title: str, plot: Path) -> None:
+def _draw(shown: "View", text: str, changes: list[str], plot: Path) -> None:
     from qkv.cli.progress import say
     from qkv.inspection import figure
     from qkv.inspection.figures import save_picture
 
-    save_picture(figure(shown, title=title), plot)
+    save_picture(figure(shown, title=text, changes=changes), plot)
     say(f"drawn to {plot}")

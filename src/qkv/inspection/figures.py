@@ -59,7 +59,9 @@ def heat_maps(*maps: HeatMap, title: str = "", in_a_row: int | None = None) -> "
     for axis in axes[len(maps) :]:
         axis.set_axis_off()
     if title:
-        figure.suptitle(title)
+        said = folded(title, figure.get_figwidth())
+        figure.set_figheight(figure.get_figheight() + LINE * said.count("\n"))
+        figure.suptitle(said, fontsize="medium")
     return figure
 
 

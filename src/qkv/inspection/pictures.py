@@ -1,6 +1,6 @@
 """Every view as a picture: `figure(view).savefig("x.pdf")`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING
@@ -34,9 +34,9 @@ LONGEST_TITLE = 170
 """Characters; a longer text is shown as its beginning."""
 
 
-def figure(view: View, *, title: str = "") -> "Figure":
-    """`title`: above what the view says of itself, such as the text."""
-    title = fill(shorten(title, LONGEST_TITLE, placeholder=" …"), 90)
+def figure(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "Figure":
+    """`title`: above what the view says of itself, such as the text; `changes`: what was changed, a line for each."""
+    title = _joined(*(fill(shorten(line, LONGEST_TITLE, placeholder=" …"), 90) for line in (title, *changes)))
     match view:
         case HeadsView():
             drawn = _heads(view, title)
