@@ -31,6 +31,7 @@ def test_one_thing_is_varied_at_a_time():
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_table_and_one_picture_come_of_it(small, tmp_path, capsys):
     assert command.main(["growth", "--out", str(tmp_path)]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]
