@@ -1,8 +1,6 @@
 """The GPU's kernels, run by Triton's interpreter: as the model itself computes, in every shape they know."""
 
-import os
 from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,9 +10,8 @@ from qkv.config import GPTConfig, SamplingConfig
 from qkv.generation import generate, gpu, gpu_forward, gpu_step
 from qkv.generation.packing import packing_of
 from qkv.models import GPT
+from tests.by_triton import has_triton
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)")
 module = import_module("qkv.generation.generate")  # the package has a function of that name
 GREEDY = SamplingConfig(temperature=0)
 

@@ -1,8 +1,5 @@
 """The product with bias and GELU in one kernel, run by Triton's interpreter: what the plain road gives, at any size."""
 
-import os
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch import nn
@@ -10,12 +7,9 @@ from torch.nn import functional as F
 
 from qkv.choices import Activation
 from qkv.nn import FeedForward, feedforward
+from tests.by_triton import BY_TRITON
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)"),
-]
+pytestmark = BY_TRITON
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """Gradients by kernels of ours, run by Triton's interpreter: torch's own, at every size and step."""
 
-import os
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,12 +9,9 @@ from qkv.config import GPTConfig
 from qkv.models import GPT
 from qkv.nn import LayerNorm, RMSNorm, attention, block, embedding, feedforward
 from qkv.nn.gradients import forked, trains_compiled
+from tests.by_triton import BY_TRITON
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)"),
-]
+pytestmark = BY_TRITON
 
 
 @pytest.fixture

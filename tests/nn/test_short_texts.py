@@ -1,8 +1,5 @@
 """The kernel for short texts, run by Triton's interpreter: what each text's own look-up gives, for any lengths."""
 
-import os
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -11,12 +8,9 @@ from qkv.config import BERTConfig
 from qkv.models import BERT
 from qkv.nn import lookup
 from qkv.tasks.packed import PackedReader
+from tests.by_triton import BY_TRITON
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)"),
-]
+pytestmark = BY_TRITON
 
 
 @pytest.mark.parametrize("longest", [5, 13, 128])

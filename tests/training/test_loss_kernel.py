@@ -1,19 +1,13 @@
 """The loss kernel, run by Triton's interpreter: losses and errors are those of the formula."""
 
-import os
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 from qkv.training.losses import NO_TARGET
+from tests.by_triton import BY_TRITON
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)"),
-]
+pytestmark = BY_TRITON
 
 
 @pytest.mark.parametrize("n_words", [37, 64, 101])

@@ -10,7 +10,7 @@ import triton
 from triton import language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from qkv.generation.gpu_kernel_parts import activated, looked, merged, normed, of_norm
+from qkv.generation.gpu_kernel_parts import activated, embedded, looked, merged, normed, of_norm
 
 
 @triton.jit
@@ -18,21 +18,10 @@ def embed(
     ids, positions, tokens, places, stream, n, scale, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """stream[row] = tokens[ids[row]]·scale + places[positions[row]].
-
-    It waits first: whoever begins after it knows that the step before has ended.
-    """
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
-    row = tl.program_id(0)
-    columns = tl.arange(0, BLOCK)
+    """stream[row]: the token's row of the table, and its place's."""
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
     inside = columns < n
-    number = tl.load(ids + row)
-    x = tl.load(tokens + number * n + columns, mask=inside, other=0).to(tl.float32) * scale
-    if HAS_PLACES:
-        position = tl.load(positions + row)
-        x += tl.load(places + position * n + columns, mask=inside, other=0).to(tl.float32)
+    x = embedded(ids, positions, tokens, places, row, columns, inside, n, scale, HAS_PLACES, OVERLAP)
     tl.store(stream + row * n + columns, x, mask=inside)
 
 

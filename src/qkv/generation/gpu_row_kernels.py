@@ -11,7 +11,7 @@ import triton
 from triton import language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from qkv.generation.gpu_kernel_parts import activated, looked, merged, normed, of_norm
+from qkv.generation.gpu_kernel_parts import activated, embedded, looked, merged, normed, of_norm
 
 UNIT = tl.constexpr(2.0**36)
 MOST_ADDED, MOST = tl.constexpr(2.0**20), tl.constexpr(2.0**26)
@@ -39,18 +39,10 @@ def embed_row(
     ids, positions, tokens, places, stream, spoiled, n, scale, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """stream = tokens[id]·scale + places[position]; nothing is spoiled yet.
-
-    It waits first: whoever begins after it knows that the step before has ended.
-    """
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
-    columns = tl.arange(0, BLOCK)
+    """As `embed`, of one row; nothing is spoiled yet."""
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
     inside = columns < n
-    x = tl.load(tokens + tl.load(ids) * n + columns, mask=inside, other=0).to(tl.float32) * scale
-    if HAS_PLACES:
-        x += tl.load(places + tl.load(positions) * n + columns, mask=inside, other=0).to(tl.float32)
+    x = embedded(ids, positions, tokens, places, row, columns, inside, n, scale, HAS_PLACES, OVERLAP)
     tl.store(spoiled, 0)
     tl.debug_barrier()
     tl.store(stream + columns, _whole(x, spoiled, inside), mask=inside)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qkv.generation.gpu_forward import power_of_two
 from qkv.models import BERT
 from qkv.nn import Packed
 from qkv.tensors import Residual
@@ -88,11 +89,11 @@ class PackedReader:
         if not self.compiled:
             size = -(-n // STEP) * STEP
             return size, n_texts + -(-(size - n) // longest), longest
-        size = max(_power_of_two(n), 8 * STEP)
-        most = min(max(_power_of_two(longest), STEP), self.model.config.context_length)
+        size = max(power_of_two(n), 8 * STEP)
+        most = min(max(power_of_two(longest), STEP), self.model.config.context_length)
         # Room for what fills the row up, of all but the least size less than half, and no more: empty texts cost time.
         n_fillers = size // most // (2 if 2 * n > size else 1) + 1
-        return size, _power_of_two(n_texts) + n_fillers, most
+        return size, power_of_two(n_texts) + n_fillers, most
 
     def _states(self, ids: Tensor, segments: Tensor | None, starts: Tensor, longest: int) -> Tensor:
         return self.model(ids, segments=segments, documents=Packed(starts=starts, longest=longest))[0]
@@ -107,11 +108,6 @@ class PackedReader:
             here.numpy()[place] = part.view(np.uint8)
         there = here.to(self._device, non_blocking=True)
         return [there[place].view(torch.from_numpy(part).dtype) for place, part in zip(places, given, strict=True)]
-
-
-def _power_of_two(n: int) -> int:
-    """The least that is not less."""
-    return 1 << (n - 1).bit_length()
 
 
 def _filled(rows: Rows, n: int, size: int) -> np.ndarray:
