@@ -10,7 +10,7 @@ from benchmarks.results import Report
 from benchmarks.runner import CEILINGS, Asked, Plan, compare
 
 SHAPE: dict[str, Any] = {
-    "n_encoder_layers": 6, "n_decoder_layers": 4, "n_heads": 8, "d_model": 256, "vocabulary_size": 8000,
+    "n_encoder_layers": 6, "n_decoder_layers": 4, "n_heads": 8, "d_model": 256, "vocab_size": 8000,
     "source_length": 32, "length": 64, "n_beams": 5,
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ def _measure(name: str, asked: Asked, *, batch: int) -> Report:
         name=name,
         what=(
             f"Beam {work.n_beams} in float32, {work.n_encoder_layers} + {work.n_decoder_layers} layers, width "
-            f"{work.d_model}, vocabulary {work.vocabulary_size:,}, {work.batch} × {work.source_length} source tokens, "
+            f"{work.d_model}, vocabulary {work.vocab_size:,}, {work.batch} × {work.source_length} source tokens, "
             f"{work.length} tokens out, {work.threads} thread(s); best of {asked.repeats}."
         ),
         columns=["engine", "tokens/s", "ms a step", "CPU ms a step", "ours ÷ it", "by CPU time"],

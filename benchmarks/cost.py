@@ -193,7 +193,7 @@ class _Trials:
     def _long_contexts(self) -> list[tuple[str, ModelConfig, Workload]]:
         """A context of 1024, 2048, 4096, plain and fused: time, and the N×N table that only the plain road holds."""
         d_model = 768 if self.device.type == "cuda" else 128
-        config = GPTConfig(vocabulary_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
+        config = GPTConfig(vocab_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
         works = [
             Workload(batch=1, length=n, mode=Mode.FORWARD, dtype=self.calibration.dtype, kernel=kernel)
             for n in CONTEXTS

@@ -8,37 +8,37 @@ from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqCon
 def models(kind: str) -> dict[str, ModelConfig]:
     """By name; sizes stand between those of the calibration's grid."""
     if kind == "cpu":
-        llama: dict[str, Any] = {"d_model": 320, "n_heads": 5, "n_layers": 6, "d_ff": 864, "vocabulary_size": 4096}
+        llama: dict[str, Any] = {"d_model": 320, "n_heads": 5, "n_layers": 6, "d_ff": 864, "vocab_size": 4096}
         return {
             "gpt-nano": preset("gpt-nano"),
-            "gpt 192×4": GPTConfig(vocabulary_size=2003, context_length=4096, d_model=192, n_heads=3, n_layers=4),
+            "gpt 192×4": GPTConfig(vocab_size=2003, context_length=4096, d_model=192, n_heads=3, n_layers=4),
             "gpt2": preset("gpt2"),
             "llama 320×6": _llama(llama),
             "bert 384×3": BERTConfig(
-                vocabulary_size=8000, context_length=512, d_model=384, n_heads=6, n_layers=3, masked_word_head=True
+                vocab_size=8000, context_length=512, d_model=384, n_heads=6, n_layers=3, masked_word_head=True
             ),
             "seq2seq 256×3+2": Seq2SeqConfig(
-                vocabulary_size=6000, context_length=512, d_model=256, n_heads=4, n_encoder_layers=3, n_decoder_layers=2
+                vocab_size=6000, context_length=512, d_model=256, n_heads=4, n_encoder_layers=3, n_decoder_layers=2
             ),
-            "rnn 192": RNNConfig(vocabulary_size=5000, d_model=192),
+            "rnn 192": RNNConfig(vocab_size=5000, d_model=192),
         }
-    llama = {"d_model": 2048, "n_heads": 16, "n_kv_heads": 4, "n_layers": 8, "d_ff": 5632, "vocabulary_size": 32000}
+    llama = {"d_model": 2048, "n_heads": 16, "n_kv_heads": 4, "n_layers": 8, "d_ff": 5632, "vocab_size": 32000}
     return {
         "gpt-nano": preset("gpt-nano"),
         "gpt2": preset("gpt2", context_length=4096),
-        "gpt 384×6": GPTConfig(vocabulary_size=4096, context_length=8192, d_model=384, n_heads=6, n_layers=6),
+        "gpt 384×6": GPTConfig(vocab_size=4096, context_length=8192, d_model=384, n_heads=6, n_layers=6),
         "gpt2-large": preset("gpt2-large"),
         "llama 2048×8": _llama(llama),
         "bert-base": preset("bert-base", masked_word_head=True),
         "transformer-base": preset("transformer-base", dropout=0.0),
-        "rnn 512": RNNConfig(vocabulary_size=16000, d_model=512),
+        "rnn 512": RNNConfig(vocab_size=16000, d_model=512),
     }
 
 
 def _llama(shape: dict[str, Any]) -> GPTConfig:
     return GPTConfig(
         context_length=8192, positions="rotary", norm="rms", activation="silu", gated=True, attention_bias=False,
-        feedforward_bias=False, tie_embeddings=False, **shape,
+        feed_forward_bias=False, tie_embeddings=False, **shape,
     )  # type: ignore[arg-type]  # fmt: skip
 
 

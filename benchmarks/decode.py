@@ -12,10 +12,10 @@ from benchmarks.runner import Asked, Comparison, Plan, compare
 from benchmarks.training_speed import CEILINGS
 
 GPT2: dict[str, Any] = {
-    "n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary_size": 50257, "short": 4, "long": 24,
+    "n_layers": 12, "n_heads": 12, "d_model": 768, "vocab_size": 50257, "short": 4, "long": 24,
 }  # fmt: skip
 SMALL: dict[str, Any] = {
-    "n_layers": 12, "n_heads": 4, "d_model": 64, "vocabulary_size": 1024, "short": 8, "long": 136,
+    "n_layers": 12, "n_heads": 4, "d_model": 64, "vocab_size": 1024, "short": 8, "long": 136,
 }  # fmt: skip
 ANY = float("inf")
 """Greedy ids of a random model part soon in lower precision; what int8 loses is tested on a trained one."""
@@ -64,7 +64,7 @@ def _measure(
         name=name,
         what=(
             f"One more token a text, greedy: {work.n_layers} layers, {work.n_heads} heads, width {work.d_model}, "
-            f"vocabulary {work.vocabulary_size:,}, prompts of {work.n_prompt}, tokens {work.short + 1} to {work.long}, "
+            f"vocabulary {work.vocab_size:,}, prompts of {work.n_prompt}, tokens {work.short + 1} to {work.long}, "
             f"{threads} thread(s); best of {asked.repeats}."
         ),
         columns=["texts", "engine", "tokens/s", "ms a step", "CPU ms a step", "ours ÷ it", "by CPU time", "of reading"],

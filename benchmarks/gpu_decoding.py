@@ -9,10 +9,10 @@ from benchmarks.gpu_training import CEILINGS
 from benchmarks.results import Report
 from benchmarks.runner import Asked, Comparison, Plan, compare
 
-GPT2 = Work(n_layers=12, n_heads=12, d_model=768, d_ff=3072, vocabulary_size=50257, is_llama=False, batch=1)
+GPT2 = Work(n_layers=12, n_heads=12, d_model=768, d_ff=3072, vocab_size=50257, is_llama=False, batch=1)
 LLAMA = replace(GPT2, d_ff=2048, is_llama=True)
 """As many weights as GPT-2 124M, in the form that gpt-fast knows."""
-LARGE = replace(LLAMA, n_layers=24, n_heads=16, d_model=2048, d_ff=5632, vocabulary_size=32000)
+LARGE = replace(LLAMA, n_layers=24, n_heads=16, d_model=2048, d_ff=5632, vocab_size=32000)
 OURS = Engine(name="qkv", module="benchmarks.engines.gpu_decode_qkv", is_ours=True)
 TRANSFORMERS = Engine(name="Hugging Face, static cache", module="benchmarks.engines.gpu_decode_transformers")
 

@@ -10,7 +10,7 @@ from benchmarks.gpu_training import CEILINGS
 from benchmarks.results import Report
 from benchmarks.runner import Asked, Comparison, Plan, compare
 
-SHAPE: dict[str, Any] = {"n_layers": 12, "n_heads": 12, "d_model": 768, "d_ff": 3072, "vocabulary_size": 30522}
+SHAPE: dict[str, Any] = {"n_layers": 12, "n_heads": 12, "d_model": 768, "d_ff": 3072, "vocab_size": 30522}
 WORKS: dict[str, dict[str, Any]] = {
     "64 × 128 tokens": {"texts": 64, "length": 128, "is_mixed": False},
     "256 of 1 to 128 tokens": {"texts": 256, "length": 128, "is_mixed": True},

@@ -12,7 +12,7 @@ from benchmarks.training_speed import rows
 
 CEILINGS = Engine(name="ceilings", module="benchmarks.engines.gpu_ceilings")
 SHAPE: dict[str, Any] = {
-    "n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary_size": 50304, "context_length": 1024, "bias": True,
+    "n_layers": 12, "n_heads": 12, "d_model": 768, "vocab_size": 50304, "context_length": 1024, "bias": True,
     "batch": 32, "length": 1024,
 }  # fmt: skip
 """The vocabulary is rounded up as nanoGPT does it, for its sake."""
@@ -38,7 +38,7 @@ def train_gpu(asked: Asked) -> Report:
         name="train-gpu",
         what=(
             f"A whole training step of GPT-2 124M on {machine.gpu()}, compiled, products in bfloat16, fused AdamW, "
-            f"batch {work.batch} × {work.length} tokens, vocabulary {work.vocabulary_size:,}; "
+            f"batch {work.batch} × {work.length} tokens, vocabulary {work.vocab_size:,}; "
             f"best of {asked.repeats} × {STEPS} steps."
         ),
         columns=["engine", "tokens/s", "ms a step", "CPU ms a step", "ours ÷ it", "by CPU time", "of matrix rate"],

@@ -51,7 +51,7 @@ class Plan:
 
     def config(self, n_layers: int) -> GPTConfig:
         return GPTConfig(
-            vocabulary_size=self.vocabulary, context_length=max(self.lengths), d_model=self.d_model,
+            vocab_size=self.vocabulary, context_length=max(self.lengths), d_model=self.d_model,
             n_heads=self.d_model // 64, n_layers=n_layers, positions=PositionKind.ROTARY,
         )  # fmt: skip
 

@@ -44,7 +44,7 @@ class Case:
 _MIXED = {"dtype": "mixed", "length": 1024}
 _LLAMA = {
     "positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "n_kv_heads": 4, "d_ff": 2048,
-    "attention_bias": False, "feedforward_bias": False,
+    "attention_bias": False, "feed_forward_bias": False,
 }  # fmt: skip
 ON_GPU = (
     Case(name="GPT-2 124M", config=preset("gpt2"), work={**_MIXED, "batch": 16}),
@@ -78,52 +78,52 @@ ON_GPU = (
 )
 
 _SMALL = {"d_model": 96, "n_heads": 4, "n_layers": 4, "context_length": 256}
-_T5 = preset("t5-small", d_model=64, n_heads=4, d_head=16, d_ff=200, vocabulary_size=1009)
-_BERT = preset("bert-nano", masked_word_head=True, pooler=False, vocabulary_size=1009)
+_T5 = preset("t5-small", d_model=64, n_heads=4, d_head=16, d_ff=200, vocab_size=1009)
+_BERT = preset("bert-nano", masked_word_head=True, pooler=False, vocab_size=1009)
 ON_CPU = (
-    Case(name="gpt", config=preset("gpt2", vocabulary_size=5003, **_SMALL), work={"batch": 4, "length": 128}),
-    Case(name="gpt, few words", config=preset("gpt2", vocabulary_size=101, **_SMALL), work={"batch": 8, "length": 128}),
-    Case(name="gpt, short", config=preset("gpt2", vocabulary_size=5003, **_SMALL), work={"batch": 1, "length": 32}),
+    Case(name="gpt", config=preset("gpt2", vocab_size=5003, **_SMALL), work={"batch": 4, "length": 128}),
+    Case(name="gpt, few words", config=preset("gpt2", vocab_size=101, **_SMALL), work={"batch": 8, "length": 128}),
+    Case(name="gpt, short", config=preset("gpt2", vocab_size=5003, **_SMALL), work={"batch": 1, "length": 32}),
     Case(
         name="gpt, untied",
-        config=preset("gpt2", vocabulary_size=5003, tie_embeddings=False, **_SMALL),
+        config=preset("gpt2", vocab_size=5003, tie_embeddings=False, **_SMALL),
         work={"batch": 1, "length": 64},
     ),
     Case(
         name="gpt, plain",
-        config=preset("gpt2", vocabulary_size=101, **_SMALL),
+        config=preset("gpt2", vocab_size=101, **_SMALL),
         work={"batch": 4, "length": 256, "kernel": "plain"},
     ),
     Case(
         name="gpt, chunked",
-        config=preset("gpt2", vocabulary_size=5003, **_SMALL),
+        config=preset("gpt2", vocab_size=5003, **_SMALL),
         work={"batch": 8, "length": 128, "loss_chunk": 128},
     ),
     Case(
         name="gpt, checkpointing, chunked",
-        config=preset("gpt2", vocabulary_size=1009, **_SMALL),
+        config=preset("gpt2", vocab_size=1009, **_SMALL),
         work={"batch": 8, "length": 128, "loss_chunk": 100, "checkpointing": True},
     ),
     Case(
         name="gpt, Muon",
-        config=preset("gpt2", vocabulary_size=101, **_SMALL),
+        config=preset("gpt2", vocab_size=101, **_SMALL),
         work={"batch": 1, "length": 16, "optimizer": "muon"},
     ),
     Case(
         name="gpt, averaged, accumulated",
-        config=preset("gpt2", vocabulary_size=1009, **_SMALL),
+        config=preset("gpt2", vocab_size=1009, **_SMALL),
         work={"batch": 4, "length": 128, "averaging": True, "accumulation": 2},
     ),
     Case(
         name="llama",
-        config=preset("llama-nano", n_layers=4, vocabulary_size=503),
+        config=preset("llama-nano", n_layers=4, vocab_size=503),
         work={"batch": 8, "length": 64},
     ),
     Case(name="bert", config=_BERT, work={"batch": 8, "length": 64, "predictions": 10}),
     Case(name="t5", config=_T5, work={"batch": 4, "length": 128, "source_length": 96}),
     Case(
         name="rnn",
-        config=preset("rnn-nano", vocabulary_size=1009),
+        config=preset("rnn-nano", vocab_size=1009),
         work={"batch": 8, "length": 48, "source_length": 40},
     ),
 )
@@ -139,10 +139,10 @@ class Step:
         self.model = build(case.config).to(device)
         if work.checkpointing:
             recompute_blocks(self.model)
-        config = TrainingConfig(steps=1, batch_size=1, length=1, optimizer=work.optimizer, warmup_steps=0)
+        config = TrainingConfig(steps=1, batch_size=1, seq_len=1, optimizer=work.optimizer, warmup_steps=0)
         self.optimizers = build_optimizers(self.model, config)
         self.averaged = Averaged(self.model, 0.9) if work.averaging else None
-        words = case.config.vocabulary_size
+        words = case.config.vocab_size
         self.ids, self.targets = (torch.randint(words, (work.batch, work.length), device=device) for _ in range(2))
         self.source = None
         if not isinstance(case.config, GPTConfig | BERTConfig):

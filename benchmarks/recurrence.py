@@ -71,7 +71,7 @@ def configs() -> dict[str, Config]:
     for name, model in MODELS.items():
         config = load_config(shipped()[model] / "config.json")
         assert isinstance(config, RNNConfig | Seq2SeqConfig)
-        found[name] = config.replace(vocabulary_size=VOCABULARY, source_vocabulary_size=VOCABULARY)
+        found[name] = config.replace(vocab_size=VOCABULARY, source_vocab_size=VOCABULARY)
     return found
 
 

@@ -11,12 +11,12 @@ from benchmarks.results import Report
 from benchmarks.runner import CEILINGS, Asked, Comparison, Plan, compare
 
 SMALL: dict[str, Any] = {
-    "n_layers": 4, "n_heads": 4, "d_model": 128, "vocabulary_size": 65, "context_length": 64, "bias": False,
+    "n_layers": 4, "n_heads": 4, "d_model": 128, "vocab_size": 65, "context_length": 64, "bias": False,
     "batch": 12, "length": 64,
 }  # fmt: skip
 """nanoGPT's own example for a CPU."""
 GPT2: dict[str, Any] = {
-    "n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary_size": 50257, "context_length": 1024, "bias": True,
+    "n_layers": 12, "n_heads": 12, "d_model": 768, "vocab_size": 50257, "context_length": 1024, "bias": True,
     "batch": 2, "length": 128,
 }  # fmt: skip
 
@@ -58,7 +58,7 @@ def _measure(name: str, shape: dict[str, Any], asked: Asked, *, steps: int) -> R
     found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
     what = (
         f"A whole training step, float32 unless said: {work.n_layers} layers, {work.n_heads} heads, "
-        f"width {work.d_model}, vocabulary {work.vocabulary_size:,}, batch {work.batch} × {work.length} tokens, "
+        f"width {work.d_model}, vocabulary {work.vocab_size:,}, batch {work.batch} × {work.length} tokens, "
         f"{_threads(work.threads)}; best of {asked.repeats} × {steps} steps."
     )
     return Report(

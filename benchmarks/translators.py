@@ -9,9 +9,9 @@ The four of ours, each on train.tsv three times and europarl.tsv once an epoch, 
 of es-en/). All have a BPE of 8,000 and about 12 million parameters, so that size explains no difference; pooled heads
 have values of full width, for which they get half as many heads, a narrower feed-forward and no output projection:
 
-    qkv train recipes/es-en-rnn.toml tokenizer.vocabulary_size=8000 model.d_model=496 model.attention=none \
+    qkv train recipes/es-en-rnn.toml tokenizer.vocab_size=8000 model.d_model=496 model.attention=none \
         'pairs.repeat={"es-en/train.tsv.xz"=3}' --minutes 4 --data data --out rnn-without
-    qkv train recipes/es-en-rnn.toml tokenizer.vocabulary_size=8000 model.d_model=480 \
+    qkv train recipes/es-en-rnn.toml tokenizer.vocab_size=8000 model.d_model=480 \
         'pairs.repeat={"es-en/train.tsv.xz"=3}' --minutes 4 --data data --out rnn-with
     qkv train recipes/es-en.toml 'data.train=["es-en/train.tsv.xz","es-en/europarl.tsv.xz"]' \
         --minutes 4 --data data --out split

@@ -48,7 +48,7 @@ FOUNDATION = [
         f"{FUSED}::test_gpt_by_the_fused_kernel_equals_the_plain_road",
     ),
     bug(
-        "padding visible", "nn/mask.py", "seen = seen & self.key_is_token[:, None, None, :]", "pass",
+        "padding visible", "nn/mask.py", "seen = seen & self.key_padding_mask[:, None, None, :]", "pass",
         f"{BATCHED}::test_bert_padded_with_garbage_equals_unpadded",
     ),
     Bug(
@@ -110,7 +110,7 @@ MASKS_AND_PADDING = [
         "agreement/test_packed.py::test_gpts_packed_documents_equal_separate_ones",
     ),
     bug(
-        "padding takes a position", "models/placing.py", "is_token.long().cumsum(1) - is_token.long()",
+        "padding takes a position", "models/placing.py", "attention_mask.long().cumsum(1) - attention_mask.long()",
         "torch.arange(ids.shape[1])[None].expand_as(ids)",
         f"{BATCHED}::test_gpt_padded_with_garbage_equals_unpadded",
     ),
@@ -126,7 +126,7 @@ MASKS_AND_PADDING = [
         f"{FUSED}::test_bert_by_the_fused_kernel_equals_the_plain_road",
     ),
     bug(
-        "an RNN reads padding", "nn/recurrent.py", "if is_token is None:", "if is_token is None or True:",
+        "an RNN reads padding", "nn/recurrent.py", "if attention_mask is None:", "if attention_mask is None or True:",
         f"{BATCHED}::test_an_rnns_source_padded_with_garbage_equals_unpadded",
     ),
 ]  # fmt: skip
@@ -143,8 +143,8 @@ CACHE_AND_BEAMS = [
         f"{CACHED}::test_a_ragged_cache_is_selected_with_its_lengths",
     ),
     bug(
-        "ragged slot off by one", "nn/cache.py", "(is_token.long().cumsum(1) - 1).clamp(min=0)",
-        "is_token.long().cumsum(1)",
+        "ragged slot off by one", "nn/cache.py", "(attention_mask.long().cumsum(1) - 1).clamp(min=0)",
+        "attention_mask.long().cumsum(1)",
         f"{CACHED}::test_rows_of_different_lengths_share_a_cache",
     ),
     bug(
@@ -164,7 +164,7 @@ CACHE_AND_BEAMS = [
         f"{CACHED}::test_rnn_in_pieces_equals_rnn_at_once",
     ),
     bug(
-        "a refused pass moves the cache on", "models/gpt.py", "check_ids(ids, self.config.vocabulary_size)", "pass",
+        "a refused pass moves the cache on", "models/gpt.py", "check_ids(ids, self.config.vocab_size)", "pass",
         "models/test_gpt.py::test_a_refused_pass_leaves_the_cache_as_it_was",
     ),
 ]  # fmt: skip

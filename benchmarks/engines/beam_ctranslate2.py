@@ -16,11 +16,11 @@ def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
         raise MissingPeerError("ctranslate2 is not installed (pip install ctranslate2)") from None
     model = work.model()
     spec = _spec(model, frozenset())
-    tokens = [str(number) for number in range(work.vocabulary_size)]
+    tokens = [str(number) for number in range(work.vocab_size)]
     spec.register_source_vocabulary(tokens)
     spec.register_target_vocabulary(tokens)
     words: Any = spec.config
-    words.layer_norm_epsilon = model.config.norm_epsilon
+    words.layer_norm_epsilon = model.config.norm_eps
     words.decoder_start_token = words.bos_token = str(PAD)
     words.eos_token = words.unk_token = str(END)
     spec.validate()

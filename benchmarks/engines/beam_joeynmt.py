@@ -79,7 +79,7 @@ def _model(work: Work) -> Any:  # noqa: ANN401 - the peer's
         unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>", sep_token=None,
         unk_id=0, pad_id=1, bos_id=2, eos_id=3, lang_tags=[],
     )  # fmt: skip
-    words = Vocabulary([f"w{i}" for i in range(work.vocabulary_size - 4)], marks)
+    words = Vocabulary([f"w{i}" for i in range(work.vocab_size - 4)], marks)
     side = {
         "type": "transformer", "num_heads": work.n_heads, "hidden_size": work.d_model, "ff_size": 4 * work.d_model,
         "dropout": 0.0, "layer_norm": "post", "embeddings": {"embedding_dim": work.d_model, "scale": True},
@@ -106,7 +106,7 @@ def _fill(peer: Any, ours: Seq2Seq) -> None:  # noqa: ANN401
     peer.decoder.output_layer.bias = nn.Parameter(ours.unembedding.bias.clone())
     for part in peer.modules():
         if isinstance(part, nn.LayerNorm):
-            part.eps = ours.config.norm_epsilon
+            part.eps = ours.config.norm_eps
     for theirs, side in ((peer.encoder, ours.encoder), (peer.decoder, ours.decoder)):
         places = torch.arange(theirs.pe.pe.shape[1])[None]
         theirs.pe.pe = sinusoid(places, ours.config.d_model, ours.config.sinusoid)

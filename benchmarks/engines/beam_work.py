@@ -23,7 +23,7 @@ class Work:
     n_decoder_layers: int
     n_heads: int
     d_model: int
-    vocabulary_size: int
+    vocab_size: int
     batch: int
     source_length: int
     length: int
@@ -33,7 +33,7 @@ class Work:
 
     def model(self) -> Seq2Seq:
         config = Seq2SeqConfig(
-            vocabulary_size=self.vocabulary_size,
+            vocab_size=self.vocab_size,
             context_length=256,
             d_model=self.d_model,
             n_heads=self.n_heads,
@@ -44,18 +44,18 @@ class Work:
             sinusoid=SinusoidStyle.HALVES,
             unembedding_bias=True,
             tie_embeddings=True,
-            initial_std=0.07,
+            init_std=0.07,
         )
         model = Seq2Seq(config, seed=self.seed).eval()
         assert model.unembedding.bias is not None
         with torch.no_grad():
             # Uneven, or a random model with tied tables says one token for ever.
-            model.unembedding.bias.copy_(torch.randn(self.vocabulary_size, generator=self._chance()))
+            model.unembedding.bias.copy_(torch.randn(self.vocab_size, generator=self._chance()))
             model.unembedding.bias[[PAD, END]] = NEVER
         return model
 
     def sources(self) -> Tensor:
-        return torch.randint(END + 1, self.vocabulary_size, (self.batch, self.source_length), generator=self._chance())
+        return torch.randint(END + 1, self.vocab_size, (self.batch, self.source_length), generator=self._chance())
 
     def _chance(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed + 1)

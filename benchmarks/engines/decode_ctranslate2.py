@@ -20,10 +20,10 @@ def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
     fill_side(spec.decoder, model, model.config)
     spec.decoder.embeddings.weight = array(model.embedding.token.weight)
     spec.decoder.projection.weight = array(model.unembedding.weight)
-    spec.register_vocabulary([str(number) for number in range(work.vocabulary_size)])
+    spec.register_vocabulary([str(number) for number in range(work.vocab_size)])
     words: Any = spec.config
     words.bos_token = words.eos_token = words.unk_token = "0"
-    words.layer_norm_epsilon = model.config.norm_epsilon
+    words.layer_norm_epsilon = model.config.norm_eps
     spec.validate()
     spec.optimize(quantization="int8" if options.get("int8") else None)
     folder = scratch_folder()

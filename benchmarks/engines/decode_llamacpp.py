@@ -19,7 +19,7 @@ def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
         raise MissingPeerError("llama.cpp is not installed (pip install xllamacpp)") from None
     file = scratch_folder() / "model.gguf"
     # Prompts come as ids, so that any tokenizer will do; ids that it lacks have made-up names.
-    tokenizer = train_tokenizer(TokenizerKind.BPE, ["some words, some words"], vocabulary_size=261)
+    tokenizer = train_tokenizer(TokenizerKind.BPE, ["some words, some words"], vocab_size=261)
     write_gguf(Loaded(work.model(), tokenizer), file, numbers=Numbers.Q8_0 if options.get("int8") else Numbers.F32)
     asked = xllamacpp.CommonParams()
     asked.model.path = str(file)

@@ -17,7 +17,7 @@ class Work:
     n_layers: int
     n_heads: int
     d_model: int
-    vocabulary_size: int
+    vocab_size: int
     batch: int
     short: int
     long: int
@@ -29,29 +29,29 @@ class Work:
     @property
     def n_weights(self) -> int:
         """Those that a step multiplies by."""
-        return 12 * self.n_layers * self.d_model**2 + self.vocabulary_size * self.d_model
+        return 12 * self.n_layers * self.d_model**2 + self.vocab_size * self.d_model
 
     def model(self) -> GPT:
         config = GPTConfig(
-            vocabulary_size=self.vocabulary_size,
+            vocab_size=self.vocab_size,
             context_length=256,
             d_model=self.d_model,
             n_heads=self.n_heads,
             n_layers=self.n_layers,
             activation=Activation.GELU_TANH,
             # Far from even, or a random model with tied tables says one token for ever.
-            initial_std=0.15,
+            init_std=0.15,
         )
         model = GPT(config, seed=self.seed).eval()
         with torch.no_grad():
             # Logits of 0 are never the greatest. Among the low ids are ends and parts of characters in a peer's
             # tokenizer, which it would not say, or say late.
-            model.embedding.token.weight[: self.vocabulary_size // 2] = 0.0
+            model.embedding.token.weight[: self.vocab_size // 2] = 0.0
         return model
 
     def prompts(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randint(0, self.vocabulary_size, (self.batch, self.n_prompt), generator=generator).tolist()
+        return torch.randint(0, self.vocab_size, (self.batch, self.n_prompt), generator=generator).tolist()
 
 
 Write = Callable[[list[list[int]], int], list[list[int]]]

@@ -39,9 +39,9 @@ def build(options: Question) -> Embedder:
 def _padded(task: TextEncoder, read: list[Encoded]) -> Tensor:
     longest = max(len(one.ids) for one in read)
     ids = torch.tensor([one.ids + [0] * (longest - len(one.ids)) for one in read])
-    is_token = torch.tensor([[place < len(one.ids) for place in range(longest)] for one in read])
-    states = task.model(ids, is_token=is_token)
-    return F.normalize((states * is_token[..., None]).sum(1) / is_token.sum(1, keepdim=True), dim=-1)
+    attention_mask = torch.tensor([[place < len(one.ids) for place in range(longest)] for one in read])
+    states = task.model(ids, attention_mask=attention_mask)
+    return F.normalize((states * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True), dim=-1)
 
 
 @torch.no_grad()
@@ -56,8 +56,8 @@ def _packed(task: TextEncoder, read: list[Encoded]) -> Tensor:
             own = torch.tensor([i for place in row for i in read[place].ids])
             ids[number, : len(own)] = own
             documents[number, : len(own)] = torch.tensor([place for place in row for _ in read[place].ids])
-        states, is_token = task.model(ids, documents=documents), documents >= 0
-        sums.index_add_(0, documents[is_token], states[is_token])
+        states, attention_mask = task.model(ids, documents=documents), documents >= 0
+        sums.index_add_(0, documents[attention_mask], states[attention_mask])
     return F.normalize(sums, dim=-1)  # the mean is the sum, but for its length
 
 

@@ -35,8 +35,8 @@ def build(work: Work) -> tuple[Encode, dict[str, str]]:
     def encode(texts: list[list[int]]) -> Tensor:
         found = []
         for start in range(0, len(texts), work.batch):
-            ids, is_token = padded(texts[start : start + work.batch])
-            found.append(mean(torch.from_numpy(session.run(None, {"ids": ids.numpy()})[0]), is_token))
+            ids, attention_mask = padded(texts[start : start + work.batch])
+            found.append(mean(torch.from_numpy(session.run(None, {"ids": ids.numpy()})[0]), attention_mask))
         return torch.cat(found)
 
     return encode, {**versions, "onnxruntime": onnxruntime.__version__}

@@ -15,7 +15,7 @@ def build(work: Work) -> tuple[Encode, dict[str, str]]:
     def encode(texts: list[list[int]]) -> Tensor:
         vectors = torch.empty(len(texts), work.d_model)
         for batch in reader.batches(texts, None):
-            vectors[batch.places] = mean(batch.states, batch.is_token)
+            vectors[batch.places] = mean(batch.states, batch.attention_mask)
         return vectors
 
     return encode, {"qkv": qkv.__version__}

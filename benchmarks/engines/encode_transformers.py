@@ -17,9 +17,9 @@ def build(work: Work) -> tuple[Encode, dict[str, str]]:
     def encode(texts: list[list[int]]) -> Tensor:
         found = []
         for start in range(0, len(texts), work.batch):
-            ids, is_token = padded(texts[start : start + work.batch])
-            mask = None if bool(is_token.all()) else is_token
-            found.append(mean(peer(ids, attention_mask=mask).last_hidden_state, is_token))
+            ids, attention_mask = padded(texts[start : start + work.batch])
+            mask = None if bool(attention_mask.all()) else attention_mask
+            found.append(mean(peer(ids, attention_mask=mask).last_hidden_state, attention_mask))
         return torch.cat(found)
 
     return encode, versions

@@ -26,12 +26,12 @@ class Work:
     n_layers: int = 6
     n_heads: int = 12
     d_model: int = 384
-    vocabulary_size: int = 30522
+    vocab_size: int = 30522
     seed: int = 0
 
     def model(self) -> BERT:
         config = BERTConfig(
-            vocabulary_size=self.vocabulary_size,
+            vocab_size=self.vocab_size,
             context_length=512,
             d_model=self.d_model,
             n_heads=self.n_heads,
@@ -43,7 +43,7 @@ class Work:
     def texts(self) -> list[list[int]]:
         chance = torch.Generator().manual_seed(self.seed + 1)
         lengths = torch.randint(self.shortest, self.longest + 1, (self.n_texts,), generator=chance).tolist()
-        return [torch.randint(5, self.vocabulary_size, (n,), generator=chance).tolist() for n in lengths]
+        return [torch.randint(5, self.vocab_size, (n,), generator=chance).tolist() for n in lengths]
 
     @property
     def fill(self) -> float:
@@ -64,8 +64,8 @@ def padded(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
 
 
-def mean(states: Tensor, is_token: Tensor) -> Tensor:
-    return (states * is_token[..., None]).sum(1) / is_token.sum(1, keepdim=True)
+def mean(states: Tensor, attention_mask: Tensor) -> Tensor:
+    return (states * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
 
 
 def serve_encoding(build: Callable[[Work], tuple[Encode, dict[str, str]]]) -> None:

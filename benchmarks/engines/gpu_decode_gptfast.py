@@ -26,7 +26,7 @@ def build(work: Work, model: GPT, options: dict[str, Any]) -> tuple[Any, dict[st
     from model import ModelArgs, Transformer  # type: ignore[import-not-found]
 
     arguments = ModelArgs(
-        block_size=1024, vocab_size=work.vocabulary_size, n_layer=work.n_layers, n_head=work.n_heads,
+        block_size=1024, vocab_size=work.vocab_size, n_layer=work.n_layers, n_head=work.n_heads,
         dim=work.d_model, intermediate_size=work.d_ff, norm_eps=model.blocks[0].attention_norm.epsilon,
     )  # fmt: skip
     with torch.device("cuda"):

@@ -25,7 +25,7 @@ class Work:
     n_heads: int
     d_model: int
     d_ff: int
-    vocabulary_size: int
+    vocab_size: int
     is_llama: bool
     """Rotary positions, RMSNorm, a gate, no biases; else GPT-2's."""
     batch: int
@@ -39,28 +39,28 @@ class Work:
     def n_weights(self) -> int:
         """Those that a step multiplies by."""
         a_layer = 4 * self.d_model**2 + (3 if self.is_llama else 2) * self.d_model * self.d_ff
-        return self.n_layers * a_layer + self.vocabulary_size * self.d_model
+        return self.n_layers * a_layer + self.vocab_size * self.d_model
 
     def model(self) -> GPT:
         common: dict[str, Any] = {
-            "vocabulary_size": self.vocabulary_size, "context_length": 1024, "d_model": self.d_model,
-            "n_heads": self.n_heads, "n_layers": self.n_layers, "d_ff": self.d_ff, "initial_std": 0.15,
+            "vocab_size": self.vocab_size, "context_length": 1024, "d_model": self.d_model,
+            "n_heads": self.n_heads, "n_layers": self.n_layers, "d_ff": self.d_ff, "init_std": 0.15,
         }  # fmt: skip
         if self.is_llama:
             config = GPTConfig(
                 **common, positions=PositionKind.ROTARY, norm=NormKind.RMS, gated=True, activation=Activation.SILU,
-                attention_bias=False, feedforward_bias=False,
+                attention_bias=False, feed_forward_bias=False,
             )  # fmt: skip
         else:
             config = GPTConfig(**common, activation=Activation.GELU_TANH)
         model = GPT(config, seed=self.seed).eval().cuda()
         with torch.no_grad():
-            model.embedding.token.weight[: self.vocabulary_size // 2] = 0.0
+            model.embedding.token.weight[: self.vocab_size // 2] = 0.0
         return model.requires_grad_(requires_grad=False)
 
     def prompts(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randint(0, self.vocabulary_size, (self.batch, self.n_prompt), generator=generator).tolist()
+        return torch.randint(0, self.vocab_size, (self.batch, self.n_prompt), generator=generator).tolist()
 
 
 Build = Callable[[Work, GPT, dict[str, Any]], tuple[Callable[[bool], Write], dict[str, str]]]

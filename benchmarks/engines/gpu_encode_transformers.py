@@ -21,12 +21,12 @@ def built(work: Work, options: dict[str, Any]) -> Encoder:
 
     def encode() -> list[Tensor]:
         # A graph's result lies where the next one's will, so it is taken away as any user must.
-        return [run(ids, attention_mask=is_token).last_hidden_state.clone() for ids, is_token in batches]
+        return [run(ids, attention_mask=attention_mask).last_hidden_state.clone() for ids, attention_mask in batches]
 
     def means() -> Tensor:
         states = zip(encode(), batches, strict=True)
         sums = [
-            (of.float() * is_token[..., None]).sum(1) / is_token.sum(1, keepdim=True) for of, (_, is_token) in states
+            (of.float() * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True) for of, (_, attention_mask) in states
         ]
         return torch.cat(sums)
 
@@ -37,11 +37,11 @@ def _padded(work: Work, batch: int) -> list[tuple[Tensor, Tensor]]:
     """Ids and masks, on the device; in the order given, all as long as the longest, so that one graph serves all."""
     rows = work.rows()
     ids = torch.zeros(len(rows), work.length, dtype=torch.long)
-    is_token = torch.zeros_like(ids)
+    attention_mask = torch.zeros_like(ids)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = torch.tensor(row)
-        is_token[number, : len(row)] = 1
-    pairs = zip(ids.to(work.device).split(batch), is_token.to(work.device).split(batch), strict=True)
+        attention_mask[number, : len(row)] = 1
+    pairs = zip(ids.to(work.device).split(batch), attention_mask.to(work.device).split(batch), strict=True)
     return list(pairs)
 
 

@@ -18,7 +18,7 @@ class Work:
     n_heads: int
     d_model: int
     d_ff: int
-    vocabulary_size: int
+    vocab_size: int
     texts: int
     length: int
     """Of every text, or of the longest."""
@@ -34,7 +34,7 @@ class Work:
         if self.is_mixed:
             lengths = torch.randint(1, self.length + 1, (self.texts,), generator=generator)
             lengths[0] = self.length
-        ids = torch.randint(self.vocabulary_size, (self.texts, self.length), generator=generator)
+        ids = torch.randint(self.vocab_size, (self.texts, self.length), generator=generator)
         return [row[:n].tolist() for row, n in zip(ids, lengths.tolist(), strict=True)]
 
     def published(self) -> nn.Module:
@@ -45,7 +45,7 @@ class Work:
             raise MissingPeerError("transformers is not installed (pip install transformers)") from None
         torch.manual_seed(self.seed)
         config = transformers.BertConfig(
-            vocab_size=self.vocabulary_size,
+            vocab_size=self.vocab_size,
             hidden_size=self.d_model,
             num_hidden_layers=self.n_layers,
             num_attention_heads=self.n_heads,

@@ -20,7 +20,7 @@ class Work:
     n_layers: int
     n_heads: int
     d_model: int
-    vocabulary_size: int
+    vocab_size: int
     context_length: int
     bias: bool
     batch: int
@@ -38,7 +38,7 @@ class Work:
     @property
     def n_weights(self) -> int:
         """Those that multiply."""
-        return 12 * self.n_layers * self.d_model**2 + self.vocabulary_size * self.d_model
+        return 12 * self.n_layers * self.d_model**2 + self.vocab_size * self.d_model
 
     @property
     def flops_a_token(self) -> int:
@@ -60,7 +60,7 @@ class Work:
             if self.bias:
                 drawn[f"{name}.bias"] = torch.zeros(d)
 
-        draw("transformer.wte", self.vocabulary_size, d)
+        draw("transformer.wte", self.vocab_size, d)
         draw("transformer.wpe", self.context_length, d)
         for i in range(self.n_layers):
             block = f"transformer.h.{i}"
@@ -77,7 +77,7 @@ class Work:
         """(ids, targets), each batch × length."""
         generator = torch.Generator().manual_seed(self.seed + 1)
         shape = (self.batch, self.length + 1)
-        drawn = [torch.randint(self.vocabulary_size, shape, generator=generator) for _ in range(N_BATCHES)]
+        drawn = [torch.randint(self.vocab_size, shape, generator=generator) for _ in range(N_BATCHES)]
         return [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in drawn]
 
 

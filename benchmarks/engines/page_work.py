@@ -38,7 +38,7 @@ def save_random(folder: Path) -> None:
 
     save_shipped("bert", folder)
     torch.manual_seed(0)
-    words = load_weights("bert").model.config.vocabulary_size
+    words = load_weights("bert").model.config.vocab_size
     shape = BertConfig(vocab_size=words, num_hidden_layers=LAYERS, num_attention_heads=HEADS)
     model = BertModel(shape).eval()
     with torch.no_grad():

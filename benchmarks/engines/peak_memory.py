@@ -7,7 +7,7 @@ from benchmarks.engines.next_token_work import Work
 from benchmarks.engines.train_qkv import build
 
 WORK = Work(
-    n_layers=4, n_heads=4, d_model=256, vocabulary_size=50257, context_length=256, bias=True, batch=8, length=256,
+    n_layers=4, n_heads=4, d_model=256, vocab_size=50257, context_length=256, bias=True, batch=8, length=256,
     threads=1,
 )  # fmt: skip
 

@@ -59,7 +59,7 @@ class OurRecipe:
         self.run = self.place / f"{steps}-{seed}"
         warmup = min(load_recipe(RECIPE).training.warmup_steps, steps)
         command = [sys.executable, "-m", "qkv.cli", "train", str(RECIPE), f"training.steps={steps}"]
-        command += [f"training.warmup_steps={warmup}", f"training.evaluate_every={steps}"]
+        command += [f"training.warmup_steps={warmup}", f"training.eval_every={steps}"]
         command += ["--seed", str(seed), "--out", str(self.run), "--device", "cpu"]
         command += ["--data", str(Path(self.question["work"]["text"]).parents[1])]
         return run_to_end(command, cwd=self.place)

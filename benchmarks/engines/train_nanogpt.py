@@ -17,7 +17,7 @@ def build(work: Work, options: dict[str, Any]) -> Built:
     module = nanogpt.load(folder)
     config = module.GPTConfig(
         block_size=work.context_length,
-        vocab_size=work.vocabulary_size,
+        vocab_size=work.vocab_size,
         n_layer=work.n_layers,
         n_head=work.n_heads,
         n_embd=work.d_model,

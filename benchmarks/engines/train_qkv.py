@@ -27,14 +27,14 @@ def build(work: Work, options: dict[str, Any]) -> Built:
     training = TrainingConfig(
         steps=10**9,
         batch_size=work.batch,
-        length=work.length,
+        seq_len=work.length,
         learning_rate=work.learning_rate,
         schedule=ScheduleKind.CONSTANT,
         warmup_steps=0,
         weight_decay=work.weight_decay,
         beta1=work.beta1,
         beta2=work.beta2,
-        clip=work.clip,
+        max_grad_norm=work.clip,
         **options,
     )
     try:
@@ -68,13 +68,13 @@ def build(work: Work, options: dict[str, Any]) -> Built:
 
 def model_config(work: Work) -> GPTConfig:
     return GPTConfig(
-        vocabulary_size=work.vocabulary_size,
+        vocab_size=work.vocab_size,
         context_length=work.context_length,
         d_model=work.d_model,
         n_heads=work.n_heads,
         n_layers=work.n_layers,
         attention_bias=work.bias,
-        feedforward_bias=work.bias,
+        feed_forward_bias=work.bias,
         norm_bias=work.bias,
         activation=Activation.GELU,
     )

@@ -16,7 +16,7 @@ def build(work: Work, options: dict[str, Any]) -> Built:
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     config = transformers.GPT2Config(
-        vocab_size=work.vocabulary_size,
+        vocab_size=work.vocab_size,
         n_positions=work.context_length,
         n_embd=work.d_model,
         n_layer=work.n_layers,

@@ -12,7 +12,7 @@ export interface Model {
   summary: string;
   stacks: { stack: Stack; layers: number; heads: number }[];
   context_length: number;
-  vocabulary_size: number;
+  vocab_size: number;
   d_model: number;
   parameters: number;
   positions: string;

@@ -43,7 +43,7 @@ def settings(draw, *, fusable=False):
         "norm_position": draw(st.sampled_from(NormPosition)),
         "activation": draw(st.sampled_from(Activation)),
         "gated": draw(st.booleans()),
-        "window": draw(st.sampled_from((None, None, 3))),
+        "sliding_window": draw(st.sampled_from((None, None, 3))),
         "d_ff": 17,
     }
 
@@ -51,21 +51,21 @@ def settings(draw, *, fusable=False):
 @st.composite
 def gpts(draw, **chosen):
     shared = draw(settings(fusable=chosen.pop("fusable", False)))
-    return GPTConfig(**{**shared, "vocabulary_size": VOCABULARY, "n_layers": 2, **chosen})
+    return GPTConfig(**{**shared, "vocab_size": VOCABULARY, "n_layers": 2, **chosen})
 
 
 @st.composite
 def berts(draw, **chosen):
     shared = draw(settings(fusable=chosen.pop("fusable", False)))
     heads = {"masked_word_head": True, "next_sentence_head": True, "n_classes": 5}
-    return BERTConfig(**{**shared, "vocabulary_size": VOCABULARY, "n_layers": 2, **heads, **chosen})
+    return BERTConfig(**{**shared, "vocab_size": VOCABULARY, "n_layers": 2, **heads, **chosen})
 
 
 @st.composite
 def seq2seqs(draw, **chosen):
     shared = draw(settings(fusable=chosen.pop("fusable", False)))
     vocabularies = {
-        "vocabulary_size": VOCABULARY, "source_vocabulary_size": SOURCE_VOCABULARY, "share_embeddings": False,
+        "vocab_size": VOCABULARY, "source_vocab_size": SOURCE_VOCABULARY, "share_embeddings": False,
     }  # fmt: skip
     layers = {"n_encoder_layers": 2, "n_decoder_layers": 3}
     return Seq2SeqConfig(**{**shared, **vocabularies, **layers, **chosen})
@@ -74,8 +74,8 @@ def seq2seqs(draw, **chosen):
 @st.composite
 def rnns(draw, **chosen):
     config = {
-        "vocabulary_size": VOCABULARY,
-        "source_vocabulary_size": SOURCE_VOCABULARY,
+        "vocab_size": VOCABULARY,
+        "source_vocab_size": SOURCE_VOCABULARY,
         "d_model": D_MODEL,
         "n_encoder_layers": draw(st.sampled_from((1, 2))),
         "n_decoder_layers": draw(st.sampled_from((1, 2))),

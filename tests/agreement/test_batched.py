@@ -20,9 +20,9 @@ def paddings(draw, *, n):
     return torch.tensor(rows)
 
 
-def one_by_one(ids, is_token):
+def one_by_one(ids, attention_mask):
     """Each row's tokens alone, without its padding; the padding held random ids."""
-    return [row[marks][None] for row, marks in zip(ids, is_token, strict=True)]
+    return [row[marks][None] for row, marks in zip(ids, attention_mask, strict=True)]
 
 
 @given(gpts(), seeds)
@@ -39,26 +39,26 @@ def test_seq2seq_batched_equals_one_by_one(config, seed):
 
 
 @given(gpts(), seeds, paddings(n=LENGTH))
-def test_gpt_padded_with_garbage_equals_unpadded(config, seed, is_token):
+def test_gpt_padded_with_garbage_equals_unpadded(config, seed, attention_mask):
     model, ids = shaken(config, seed), some_ids(seed, 3, LENGTH)
-    padded = model(ids, is_token=is_token)
-    for logits, marks, alone in zip(padded, is_token, one_by_one(ids, is_token), strict=True):
+    padded = model(ids, attention_mask=attention_mask)
+    for logits, marks, alone in zip(padded, attention_mask, one_by_one(ids, attention_mask), strict=True):
         close(logits[marks], model(alone)[0])
 
 
 @given(gpts(causal=False), seeds, paddings(n=LENGTH))
-def test_gpt_without_its_mask_padded_with_garbage_equals_unpadded(config, seed, is_token):
+def test_gpt_without_its_mask_padded_with_garbage_equals_unpadded(config, seed, attention_mask):
     model, ids = shaken(config, seed), some_ids(seed, 3, LENGTH)
-    padded = model(ids, is_token=is_token)
-    for logits, marks, alone in zip(padded, is_token, one_by_one(ids, is_token), strict=True):
+    padded = model(ids, attention_mask=attention_mask)
+    for logits, marks, alone in zip(padded, attention_mask, one_by_one(ids, attention_mask), strict=True):
         close(logits[marks], model(alone)[0])
 
 
 @given(berts(), seeds, paddings(n=LENGTH))
-def test_bert_padded_with_garbage_equals_unpadded(config, seed, is_token):
+def test_bert_padded_with_garbage_equals_unpadded(config, seed, attention_mask):
     model, ids, segments = shaken(config, seed), some_ids(seed, 3, LENGTH), some_ids(seed, 3, LENGTH, 2)
-    padded = model(ids, segments=segments, is_token=is_token)
-    rows = zip(padded, is_token, one_by_one(ids, is_token), one_by_one(segments, is_token), strict=True)
+    padded = model(ids, segments=segments, attention_mask=attention_mask)
+    rows = zip(padded, attention_mask, one_by_one(ids, attention_mask), one_by_one(segments, attention_mask), strict=True)
     for states, marks, alone, own_segments in rows:
         close(states[marks], model(alone, segments=own_segments)[0])
 
@@ -66,28 +66,28 @@ def test_bert_padded_with_garbage_equals_unpadded(config, seed, is_token):
 @given(berts(), seeds, st.integers(1, LENGTH))
 def test_berts_heads_do_not_see_padding_on_the_right(config, seed, n):
     model, ids = shaken(config, seed), some_ids(seed, 3, LENGTH)
-    is_token = (torch.arange(LENGTH) < n).expand(3, -1)
-    padded, alone = model(ids, is_token=is_token), model(ids[:, :n])
+    attention_mask = (torch.arange(LENGTH) < n).expand(3, -1)
+    padded, alone = model(ids, attention_mask=attention_mask), model(ids[:, :n])
     close(model.class_logits(padded), model.class_logits(alone))
     close(model.next_sentence_logits(padded), model.next_sentence_logits(alone))
     close(model.masked_word_logits(padded)[:, :n], model.masked_word_logits(alone))
 
 
 @given(seq2seqs(), seeds, paddings(n=SOURCE_LENGTH), paddings(n=LENGTH))
-def test_seq2seq_padded_with_garbage_equals_unpadded(config, seed, source_is_token, is_token):
+def test_seq2seq_padded_with_garbage_equals_unpadded(config, seed, source_attention_mask, attention_mask):
     model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH), some_source(seed, 3, SOURCE_LENGTH)
-    padded = model(source, ids, source_is_token=source_is_token, is_token=is_token)
-    alone = zip(one_by_one(source, source_is_token), one_by_one(ids, is_token), strict=True)
-    for logits, marks, (own_source, own_ids) in zip(padded, is_token, alone, strict=True):
+    padded = model(source, ids, source_attention_mask=source_attention_mask, attention_mask=attention_mask)
+    alone = zip(one_by_one(source, source_attention_mask), one_by_one(ids, attention_mask), strict=True)
+    for logits, marks, (own_source, own_ids) in zip(padded, attention_mask, alone, strict=True):
         close(logits[marks], model(own_source, own_ids)[0])
 
 
 @given(rnns(), seeds, paddings(n=SOURCE_LENGTH))
-def test_an_rnns_source_padded_with_garbage_equals_unpadded(config, seed, source_is_token):
+def test_an_rnns_source_padded_with_garbage_equals_unpadded(config, seed, source_attention_mask):
     model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH), some_source(seed, 3, SOURCE_LENGTH)
-    padded = model(source, ids, source_is_token=source_is_token)
+    padded = model(source, ids, source_attention_mask=source_attention_mask)
     alone = [
         model(own[None], row[None])
-        for own, row in zip((row[marks] for row, marks in zip(source, source_is_token, strict=True)), ids, strict=True)
+        for own, row in zip((row[marks] for row, marks in zip(source, source_attention_mask, strict=True)), ids, strict=True)
     ]  # fmt: skip
     close(padded, torch.cat(alone))

@@ -29,19 +29,19 @@ def test_a_model_on_the_meta_device_has_the_names_and_shapes_of_a_real_one(confi
 
 TIED = {
     "gpt": (
-        GPTConfig(vocabulary_size=23, context_length=29, d_model=10, n_heads=2, n_layers=1),
+        GPTConfig(vocab_size=23, context_length=29, d_model=10, n_heads=2, n_layers=1),
         lambda model: [model.embedding.token.weight, model.unembedding.weight],
     ),
     "seq2seq": (
         Seq2SeqConfig(
-            vocabulary_size=23, context_length=29, d_model=10, n_heads=2, n_encoder_layers=1, n_decoder_layers=1,
+            vocab_size=23, context_length=29, d_model=10, n_heads=2, n_encoder_layers=1, n_decoder_layers=1,
         ),
         lambda model: [
             model.encoder.embedding.token.weight, model.decoder.embedding.token.weight, model.unembedding.weight,
         ],
     ),
     "rnn": (
-        RNNConfig(vocabulary_size=23, d_model=10, tie_embeddings=True),
+        RNNConfig(vocab_size=23, d_model=10, tie_embeddings=True),
         lambda model: [model.embedding.weight, model.unembedding.weight],
     ),
 }  # fmt: skip

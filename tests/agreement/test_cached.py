@@ -49,14 +49,14 @@ def ragged_passes(draw):
 def test_rows_of_different_lengths_share_a_cache(config, seed, passes):
     """Padding anywhere, in any pass: each row's tokens get the logits they get alone."""
     model = shaken(config, seed)
-    ids = [some_ids(seed + i, 3, is_token.shape[1]) for i, is_token in enumerate(passes)]
+    ids = [some_ids(seed + i, 3, attention_mask.shape[1]) for i, attention_mask in enumerate(passes)]
     cache = model.new_cache(batch=3)
-    logits = [model(one, is_token=is_token, cache=cache) for one, is_token in zip(ids, passes, strict=True)]
+    logits = [model(one, attention_mask=attention_mask, cache=cache) for one, attention_mask in zip(ids, passes, strict=True)]
     for row in range(3):
-        own = [one[row, is_token[row]] for one, is_token in zip(ids, passes, strict=True)]
-        got = [one[row, is_token[row]] for one, is_token in zip(logits, passes, strict=True)]
+        own = [one[row, attention_mask[row]] for one, attention_mask in zip(ids, passes, strict=True)]
+        got = [one[row, attention_mask[row]] for one, attention_mask in zip(logits, passes, strict=True)]
         close(torch.cat(got), model(torch.cat(own)[None])[0])
-    assert cache.lengths.tolist() == [sum(int(is_token[row].sum()) for is_token in passes) for row in range(3)]
+    assert cache.lengths.tolist() == [sum(int(attention_mask[row].sum()) for attention_mask in passes) for row in range(3)]
 
 
 @given(gpts(), seeds, st.lists(st.integers(0, 2), min_size=1, max_size=5))
@@ -70,12 +70,12 @@ def test_selected_rows_go_on_as_if_they_had_been_there_from_the_start(config, se
 
 
 def test_a_ragged_cache_is_selected_with_its_lengths():
-    model = shaken(GPTConfig(vocabulary_size=23, context_length=29, d_model=12, n_heads=3, n_layers=2,
+    model = shaken(GPTConfig(vocab_size=23, context_length=29, d_model=12, n_heads=3, n_layers=2,
                              positions=PositionKind.ROTARY))  # fmt: skip
     ids, more = some_ids(1, 2, 5), some_ids(2, 2, 3)
-    is_token = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    attention_mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
     cache = model.new_cache(batch=2)
-    model(ids, is_token=is_token, cache=cache)
+    model(ids, attention_mask=attention_mask, cache=cache)
     cache.select(torch.tensor([1, 0]))
     logits = model(more, cache=cache)
     close(logits[0], model(torch.cat((ids[1, :2], more[0]))[None])[0, 2:])

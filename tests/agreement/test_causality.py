@@ -31,7 +31,7 @@ def test_seq2seqs_past_does_not_depend_on_the_future_of_the_target(config, seed,
     close(model(source, ids)[:, :n], model(source, with_another_future(ids, n))[:, :n])
 
 
-@given(seq2seqs(window=None), seeds)
+@given(seq2seqs(sliding_window=None), seeds)
 def test_the_first_target_position_sees_the_whole_source(config, seed):
     """Lecture C's slip, the causal mask in cross-attention, would hide all but the first source token."""
     model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH), some_source(seed, 3, 5)
@@ -49,7 +49,7 @@ def test_an_rnns_past_does_not_depend_on_the_future_of_the_target(config, seed, 
     close(model(source, ids)[:, :n], model(source, with_another_future(ids, n))[:, :n])
 
 
-@given(gpts(window=3, n_layers=1), seeds)
+@given(gpts(sliding_window=3, n_layers=1), seeds)
 def test_a_window_of_three_sees_itself_and_two_back(config, seed):
     model, ids = shaken(config, seed), some_ids(seed, 3, LENGTH, 19)
     changed = ids.clone()

@@ -38,10 +38,10 @@ def test_gpt_by_the_fused_kernel_equals_the_plain_road(config, seed, n):
 @given(berts(fusable=True), seeds, st.booleans())
 def test_bert_by_the_fused_kernel_equals_the_plain_road(config, seed, padded):
     model = shaken(config, seed)
-    is_token = torch.ones(3, 7, dtype=torch.bool)
-    is_token[1, 4:] = False
-    is_token[2] = False  # a text of padding alone: zeros, not NaN
-    marks = {"is_token": is_token} if padded else {}
+    attention_mask = torch.ones(3, 7, dtype=torch.bool)
+    attention_mask[1, 4:] = False
+    attention_mask[2] = False  # a text of padding alone: zeros, not NaN
+    marks = {"attention_mask": attention_mask} if padded else {}
     agree(model, lambda bert: bert(some_ids(seed, 3, 7), **marks), n_attentions=2)
 
 
@@ -81,7 +81,7 @@ def gradients(model, kernel):
 
 @pytest.mark.parametrize("positions", PositionKind)
 def test_gradients_agree(positions):
-    model = shaken(GPTConfig(vocabulary_size=23, context_length=29, d_model=12, n_heads=3, n_layers=2,
+    model = shaken(GPTConfig(vocab_size=23, context_length=29, d_model=12, n_heads=3, n_layers=2,
                              positions=positions, relative_buckets=8, relative_max_distance=13))  # fmt: skip
     plain, fused = gradients(model, Kernel.PLAIN), gradients(model, Kernel.FUSED)
     assert plain.keys() == fused.keys()
@@ -93,7 +93,7 @@ MASKS = {
     "none": None,
     "causal": CAUSAL,
     "window": Mask(causal=True, window=2),
-    "padding": Mask(key_is_token=torch.tensor([[True, True, False, True, False]] * 3)),
+    "padding": Mask(key_padding_mask=torch.tensor([[True, True, False, True, False]] * 3)),
     "documents": Mask(causal=True, documents=torch.tensor([[0, 0, 1, 1, 1]] * 3)),
     "one head's table": Mask(table=torch.rand(3, 6, 5, 5, generator=torch.Generator().manual_seed(7)) < 0.5),
 }
@@ -117,7 +117,7 @@ def test_every_kind_of_mask_keeps_the_fused_kernel(mask, with_bias, n_kv_heads):
 def test_pooled_heads_are_computed_by_torchs_own_plain_road(layout):
     # torch 2.13's CPU kernel takes values as wide as keys alone; if this turns red, it has learnt more.
     model = shaken(
-        GPTConfig(vocabulary_size=23, context_length=29, d_model=12, n_heads=3, n_layers=1, head_layout=layout)
+        GPTConfig(vocab_size=23, context_length=29, d_model=12, n_heads=3, n_layers=1, head_layout=layout)
     )
     with torch.no_grad(), Operators() as operators:
         model(some_ids(1, 3, 7))

@@ -17,7 +17,7 @@ from qkv.nn import Int8Linear
 from qkv.weights.int8 import in_int8
 from tests.text.samples import DATA
 
-SIZES = {"vocabulary_size": 31, "context_length": 23, "d_model": 24, "n_heads": 6, "d_ff": 37}
+SIZES = {"vocab_size": 31, "context_length": 23, "d_model": 24, "n_heads": 6, "d_ff": 37}
 LAYERS = {"n_encoder_layers": 1, "n_decoder_layers": 2}
 CONFIGS = {
     "gpt": GPTConfig(**SIZES, n_layers=2),
@@ -64,7 +64,7 @@ def test_the_lean_road_is_open_to_it_and_says_nearly_the_same():
 
 
 def test_an_rnn_is_refused():
-    model = build(RNNConfig(vocabulary_size=11, source_vocabulary_size=13, d_model=6, **LAYERS))
+    model = build(RNNConfig(vocab_size=11, source_vocab_size=13, d_model=6, **LAYERS))
     with pytest.raises(InputError, match="int8 arithmetic is for Transformers; this model is an RNN"):
         in_int8(model)
 

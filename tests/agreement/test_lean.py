@@ -25,14 +25,14 @@ GPT2 = {
 }  # fmt: skip
 LLAMA = {
     "positions": "rotary", "norm": "rms", "norm_position": "pre", "activation": "silu", "gated": True,
-    "attention_bias": False, "feedforward_bias": False, "n_kv_heads": 2, "final_norm": True,
+    "attention_bias": False, "feed_forward_bias": False, "n_kv_heads": 2, "final_norm": True,
 }  # fmt: skip
 SHAPES = {"GPT-2": GPT2, "Llama": LLAMA, "ALiBi": {"positions": "alibi"}, "T5's bias": {"positions": "relative"},
-          "windowed": {**LLAMA, "window": 3}, "windowed, ALiBi": {"positions": "alibi", "window": 3}}  # fmt: skip
+          "windowed": {**LLAMA, "sliding_window": 3}, "windowed, ALiBi": {"positions": "alibi", "sliding_window": 3}}  # fmt: skip
 
 
 def small(seed=0, **shape):
-    sizes = {"vocabulary_size": VOCABULARY, "context_length": 29, "d_model": 10, "n_heads": 6, "d_head": 4, "d_ff": 17}
+    sizes = {"vocab_size": VOCABULARY, "context_length": 29, "d_model": 10, "n_heads": 6, "d_head": 4, "d_ff": 17}
     return shaken(GPTConfig(**{**sizes, "n_layers": 2, **shape}), seed).float()
 
 

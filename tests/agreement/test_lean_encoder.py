@@ -13,9 +13,9 @@ from qkv.inspection import record
 from tests.agreement.families import VOCABULARY, berts, seeds, shaken
 
 LENGTHS = [7, 1, 5]
-USUAL = {"positions": "learned", "gated": False, "window": None, "head_layout": "split"}
+USUAL = {"positions": "learned", "gated": False, "sliding_window": None, "head_layout": "split"}
 WIDE = BERTConfig(
-    vocabulary_size=VOCABULARY, context_length=29, d_model=132, n_heads=3, n_layers=2, d_ff=1013, n_segments=2
+    vocab_size=VOCABULARY, context_length=29, d_model=132, n_heads=3, n_layers=2, d_ff=1013, n_segments=2
 )  # fmt: skip
 """Matrices so large that oneDNN multiplies by them, and activates."""
 
@@ -27,15 +27,15 @@ def given_texts(seed):
 
 
 def check(model, seed):
-    ids, is_token = given_texts(seed)
+    ids, attention_mask = given_texts(seed)
     segments = torch.zeros_like(ids)
     if model.embedding.segment is not None:
         segments[:, 3:] = 1
     lean = lean_encoder(model, Packing(model))
     assert lean is not None
-    for own in ({}, {"is_token": is_token}, {"segments": segments if model.embedding.segment is not None else None}):
+    for own in ({}, {"attention_mask": attention_mask}, {"segments": segments if model.embedding.segment is not None else None}):
         one, other = lean(ids, **own), model(ids, **own)
-        rows = is_token if "is_token" in own else torch.ones_like(is_token)
+        rows = attention_mask if "attention_mask" in own else torch.ones_like(attention_mask)
         torch.testing.assert_close(one[rows], other[rows], rtol=1e-4, atol=2e-5)
 
 
@@ -53,7 +53,7 @@ def test_states_of_a_wide_model_agree_whose_activation_is_part_of_the_product(ac
 
 
 @pytest.mark.parametrize(
-    "change", [{"positions": "rotary"}, {"window": 3}, {"gated": True}, {"head_layout": "pooled", "d_value": 132}]
+    "change", [{"positions": "rotary"}, {"sliding_window": 3}, {"gated": True}, {"head_layout": "pooled", "d_value": 132}]
 )
 @torch.no_grad()
 def test_other_shapes_take_the_models_own_road(change):

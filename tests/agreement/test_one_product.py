@@ -39,7 +39,7 @@ def test_a_cache_gets_the_same_keys_and_values(attention, monkeypatch):
     filled = []
     for at_once in (True, False):
         cache = KVCache(n_layers=1, batch=BATCH, capacity=N, key_shape=(3, 4), value_shape=(3, 5), like=torch.ones(1))
-        cache.reserve(batch=BATCH, n_new=N, is_token=None)
+        cache.reserve(batch=BATCH, n_new=N, attention_mask=None)
         monkeypatch.setattr(Attention, "_pays_at_once", lambda *_, at_once=at_once: at_once)
         x = torch.randn(BATCH, N, D_MODEL, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():

@@ -33,9 +33,9 @@ def test_padding_among_packed_documents_takes_no_position(config, seed, lengths,
     model, ids = shaken(config, seed), some_ids(seed, 1, sum(lengths))
     documents = numbered(lengths)
     marks = data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths)))
-    is_token = torch.tensor([marks])
-    together = model(ids, documents=documents, is_token=is_token)
+    attention_mask = torch.tensor([marks])
+    together = model(ids, documents=documents, attention_mask=attention_mask)
     for number in range(len(lengths)):
-        own = (documents == number) & is_token
+        own = (documents == number) & attention_mask
         if own.any():
             close(together[own], model(ids[own][None])[0])

@@ -11,13 +11,13 @@ n_beams = st.integers(1, 4)
 
 
 def repeated(source: Source, n: int) -> Source:
-    mask = source.mask and Mask(key_is_token=source.mask.key_is_token.repeat_interleave(n, dim=0))
+    mask = source.mask and Mask(key_padding_mask=source.mask.key_padding_mask.repeat_interleave(n, dim=0))
     return Source(states=source.states.repeat_interleave(n, dim=0), mask=mask)
 
 
 def encoded(model, seed):
-    is_token = torch.tensor([[True] * 5, [False, True, True, False, False]])
-    return model.encode(some_source(seed, 2, 5), is_token=is_token)
+    attention_mask = torch.tensor([[True] * 5, [False, True, True, False, False]])
+    return model.encode(some_source(seed, 2, 5), attention_mask=attention_mask)
 
 
 @given(seq2seqs(), seeds, n_beams)

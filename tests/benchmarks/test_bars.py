@@ -65,13 +65,13 @@ def test_the_plot_holds_a_bar_for_every_line():
 def test_ours_and_hugging_faces_vectors_are_the_same(shortest):
     work = Work(
         n_texts=5, shortest=shortest, longest=11, batch=2, n_calls=1, threads=1, n_layers=2, n_heads=3, d_model=12,
-        vocabulary_size=31,
+        vocab_size=31,
     )  # fmt: skip
     ours, theirs = (one.build(work)[0](work.texts()) for one in (encode_qkv, encode_transformers))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 def test_padding_counts_for_nothing_in_a_mean():
-    ids, is_token = padded([[3, 5, 7], [11]])
+    ids, attention_mask = padded([[3, 5, 7], [11]])
     assert ids.tolist() == [[3, 5, 7], [11, 0, 0]]
-    assert mean(ids[..., None].float(), is_token).tolist() == [[5.0], [11.0]]
+    assert mean(ids[..., None].float(), attention_mask).tolist() == [[5.0], [11.0]]

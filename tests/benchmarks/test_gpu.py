@@ -8,7 +8,7 @@ from benchmarks.engines import gpu_encode_qkv, gpu_encode_transformers
 from benchmarks.engines.gpu_encode_work import Work
 from benchmarks.runner import Asked, Best, Comparison
 
-SHAPE = {"n_layers": 2, "n_heads": 2, "d_model": 34, "d_ff": 62, "vocabulary_size": 31, "device": "cpu"}
+SHAPE = {"n_layers": 2, "n_heads": 2, "d_model": 34, "d_ff": 62, "vocab_size": 31, "device": "cpu"}
 
 
 @pytest.mark.parametrize("is_mixed", [True, False])

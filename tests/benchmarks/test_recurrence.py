@@ -7,7 +7,7 @@ from benchmarks import __main__ as command
 from benchmarks import recurrence
 from qkv.config import RNNConfig, Seq2SeqConfig
 
-SMALL = {"vocabulary_size": 53, "source_vocabulary_size": 53, "context_length": 31}
+SMALL = {"vocab_size": 53, "source_vocab_size": 53, "context_length": 31}
 SHAPES = {
     "RNN": RNNConfig(d_model=12, n_encoder_layers=3, n_decoder_layers=2, **SMALL),
     "Transformer": Seq2SeqConfig(d_model=10, n_heads=2, n_encoder_layers=5, n_decoder_layers=7, **SMALL),

@@ -10,7 +10,7 @@ from benchmarks.runner import Best, Comparison
 from benchmarks.training_speed import notes, rows
 
 WORK = Work(
-    n_layers=3, n_heads=1, d_model=5, vocabulary_size=7, context_length=11, bias=False, batch=2, length=11, threads=2
+    n_layers=3, n_heads=1, d_model=5, vocab_size=7, context_length=11, bias=False, batch=2, length=11, threads=2
 )
 CHOSEN = [Engine(name="qkv", module="", is_ours=True), Engine(name="peer", module=""), Engine(name="gone", module="")]
 

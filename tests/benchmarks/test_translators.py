@@ -26,7 +26,7 @@ def system(name, greedy, beam, **facts):
 
 def untrained():
     tokenizer = of_the_words()
-    config = RNNConfig(vocabulary_size=tokenizer.vocabulary_size, context_length=37, d_model=6)
+    config = RNNConfig(vocab_size=tokenizer.vocab_size, context_length=37, d_model=6)
     return Translator(RNNSeq2Seq(config, seed=3).eval(), tokenizer)
 
 

@@ -24,7 +24,7 @@ from benchmarks.engines.nanogpt import find, version
 from benchmarks.engines.next_token_work import Work
 from benchmarks.engines.speaking import MissingPeerError
 
-SHAPE = {"n_layers": 2, "n_heads": 3, "d_model": 12, "vocabulary_size": 17, "context_length": 13, "batch": 2}
+SHAPE = {"n_layers": 2, "n_heads": 3, "d_model": 12, "vocab_size": 17, "context_length": 13, "batch": 2}
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -75,7 +75,7 @@ def test_the_last_tenth_is_held_out(tmp_path):
 
 
 def test_our_beams_and_hugging_faces_find_the_same_texts():
-    work = BeamWork(n_encoder_layers=1, n_decoder_layers=2, n_heads=3, d_model=12, vocabulary_size=31, batch=2,
+    work = BeamWork(n_encoder_layers=1, n_decoder_layers=2, n_heads=3, d_model=12, vocab_size=31, batch=2,
                     source_length=7, length=11, n_beams=3, threads=1)  # fmt: skip
     found = [engine.build(work, {})[0](work.sources(), 2) for engine in (beam_qkv, beam_transformers)]
     assert found[0] == found[1]
@@ -104,7 +104,7 @@ def test_each_of_joeynmts_names_has_one_of_ours():
 def test_every_engine_writes_the_same_ids():
     """And many different ones: a random model that says one token for ever would hide much."""
     work = DecodeWork(
-        n_layers=2, n_heads=3, d_model=24, vocabulary_size=97, batch=2, short=1, long=17, threads=1, n_prompt=5
+        n_layers=2, n_heads=3, d_model=24, vocab_size=97, batch=2, short=1, long=17, threads=1, n_prompt=5
     )
     engines = [decode_qkv, decode_transformers]
     if find_spec("ctranslate2") is not None:

@@ -108,7 +108,7 @@ def test_a_generation_shows_prompt_and_steps():
 
 
 def test_a_config_file_a_run_and_a_hugging_face_folder_are_models(tmp_path):
-    settings = {"vocabulary_size": 101, "context_length": 32, "d_model": 8, "n_heads": 2, "n_layers": 3}
+    settings = {"vocab_size": 101, "context_length": 32, "d_model": 8, "n_heads": 2, "n_layers": 3}
     (tmp_path / "mine.json").write_text(json.dumps({"family": "gpt", **settings}))
     total = json.loads(run(str(tmp_path / "mine.json"), "--json"))["parameters"]["total"]
     checkpoint = tmp_path / "run" / "checkpoints" / "000010"
@@ -124,7 +124,7 @@ def test_a_config_file_a_run_and_a_hugging_face_folder_are_models(tmp_path):
 
 
 def test_a_config_of_a_million_billion_parameters_is_answered(tmp_path):
-    settings = {"vocabulary_size": 10**6, "context_length": 1000, "d_model": 10**6, "n_heads": 1000, "n_layers": 100}
+    settings = {"vocab_size": 10**6, "context_length": 1000, "d_model": 10**6, "n_heads": 1000, "n_layers": 100}
     (tmp_path / "big.json").write_text(json.dumps({"family": "gpt", **settings}))
     assert json.loads(run(str(tmp_path / "big.json"), "--json"))["parameters"]["total"] > 10**15
 
@@ -178,7 +178,7 @@ def test_bad_input_is_answered_in_one_line(arguments, message):
     ("text", "message"),
     [
         ('{"model_type": "mamba"}', r"config.json: model_type='mamba' is unknown"),
-        ('{"family": "gpt", "vocabulary_size": 5}', r"config.json: gpt: context_length is missing"),
+        ('{"family": "gpt", "vocab_size": 5}', r"config.json: gpt: context_length is missing"),
         ("{", r"config.json: not valid JSON"),
     ],
     ids=["unknown family", "missing field", "not json"],

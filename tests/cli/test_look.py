@@ -159,7 +159,7 @@ def test_a_time_line_reads_the_text_with_every_checkpoint_of_a_run(command, fold
         shutil.copytree(folder, tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
     answer = command(tmp_path / "run", TEXT, "--view", "timeline", "--json")
     assert json.loads(answer.out)["steps"] == [5, 11]
-    assert "run: 2 checkpoints are left to look at; a recipe's training.keep says how many stay" in answer.err
+    assert "run: 2 checkpoints are left to look at; a recipe's training.keep_checkpoints says how many stay" in answer.err
     assert "induction" in command(tmp_path / "run", TEXT, "--view", "timeline").out
     assert command(tmp_path / "run", TEXT, "--view", "timeline", "--plot", tmp_path / "t.png").status == 0
 

@@ -15,7 +15,7 @@ from qkv.zoo import read_card, shipped
 
 HERE = Path(__file__).parent
 """Where no models lie."""
-SIZES = {"vocabulary_size": 101, "context_length": 32, "d_model": 8, "n_heads": 2, "n_layers": 3}
+SIZES = {"vocab_size": 101, "context_length": 32, "d_model": 8, "n_heads": 2, "n_layers": 3}
 RUN = """
 import sys
 from qkv.cli import main

@@ -26,7 +26,7 @@ def test_train_writes_a_tokenizer_that_loads(kind, command, text, tmp_path):
     answer = command("tokenizer", "train", text, "--out", tmp_path / "new", "--kind", kind, "--size", 300)
     assert answer.status == 0
     tokenizer = load_tokenizer(tmp_path / "new")
-    assert answer.out.startswith(f"{tmp_path / 'new'}: {kind} of {tokenizer.vocabulary_size} ids")
+    assert answer.out.startswith(f"{tmp_path / 'new'}: {kind} of {tokenizer.vocab_size} ids")
     assert len(answer.out.splitlines()) == 1
 
 
@@ -34,7 +34,7 @@ def test_train_as_json_with_other_specials(command, text, tmp_path):
     options = ["--size", 300, "--specials", "seq2seq", "--lowercase", "--json"]
     answer = command("tokenizer", "train", text, "--out", tmp_path / "new", *options)
     result = json.loads(answer.out)
-    assert result["vocabulary_size"] == 300
+    assert result["vocab_size"] == 300
     assert result["specials"]["eos_token"] == "<eos>"
     tokenizer = load_tokenizer(tmp_path / "new")
     assert tokenizer.encode("THE") == tokenizer.encode("the")
@@ -78,7 +78,7 @@ def test_mistakes_are_one_line_and_status_2(command, text, folder, tmp_path):
     for arguments, line in [
         (["train", text, "--out", folder], f"--out {folder}: is not empty (it holds tokenizer"),
         (["train", text, "--out", text], f"--out {text}: is a file, not a folder"),
-        (["train", text, "--out", tmp_path / "new", "--size", 3], "vocabulary_size=3 is too small"),
+        (["train", text, "--out", tmp_path / "new", "--size", 3], "vocab_size=3 is too small"),
         (["train", tmp_path / "no.txt", "--out", tmp_path / "new"], "no.txt: there is no such file or folder"),
         (["show", tmp_path / "no.json", "x"], "no.json: cannot be read: No such file"),
     ]:

@@ -29,7 +29,7 @@ def command(command, monkeypatch, tmp_path):
 @pytest.fixture
 def recipe_file(tmp_path) -> Path:
     write_text(tmp_path / "text.txt")
-    (tmp_path / "a.toml").write_text(recipe(steps=4, evaluate_every=2, save_every=2).as_toml())
+    (tmp_path / "a.toml").write_text(recipe(steps=4, eval_every=2, save_every=2).as_toml())
     return tmp_path / "a.toml"
 
 
@@ -204,10 +204,10 @@ def test_a_misspelt_key_is_refused_with_the_right_one(command, recipe_file):
 
 def test_a_tokenizer_that_does_not_fit_is_refused_with_both_numbers(command, recipe_file, tmp_path):
     save_tokenizer(tokenizer(), tmp_path / "words")
-    options = ["tokenizer.path=words/tokenizer.json", "tokenizer.vocabulary_size=100", "--out", "run"]
+    options = ["tokenizer.path=words/tokenizer.json", "tokenizer.vocab_size=100", "--out", "run"]
     refused(
         command("train", recipe_file, *options, "--device", "cpu"),
-        "tokenizer.vocabulary_size=100, but words/tokenizer.json has 277",
+        "tokenizer.vocab_size=100, but words/tokenizer.json has 277",
     )
 
 

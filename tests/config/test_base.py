@@ -8,7 +8,7 @@ from qkv.config.base import nearest
 from qkv.cost.workload import Workload
 from qkv.errors import ConfigError
 
-SMALL = {"vocabulary_size": 31, "context_length": 13, "d_model": 12, "n_heads": 3, "n_layers": 2}
+SMALL = {"vocab_size": 31, "context_length": 13, "d_model": 12, "n_heads": 3, "n_layers": 2}
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one():
@@ -38,10 +38,10 @@ def test_a_missing_key_is_named(key):
         ({"n_layers": None}, "n_layers=None: input should be a valid integer"),
         ({"dropout": 1.0}, r"dropout=1\.0: input should be less than 1"),
         ({"dropout": -0.1}, r"dropout=-0\.1: input should be greater than or equal to 0"),
-        ({"norm_epsilon": 0.0}, r"norm_epsilon=0\.0: input should be greater than 0"),
-        ({"norm_epsilon": float("nan")}, "norm_epsilon=nan: input should be a finite number"),
+        ({"norm_eps": 0.0}, r"norm_eps=0\.0: input should be greater than 0"),
+        ({"norm_eps": float("nan")}, "norm_eps=nan: input should be a finite number"),
         ({"position_offset": -1}, "position_offset=-1: input should be greater than or equal to 0"),
-        ({"window": 0}, "window=0: input should be greater than or equal to 1"),
+        ({"sliding_window": 0}, "sliding_window=0: input should be greater than or equal to 1"),
         ({"activation": "gelo"}, "activation='gelo': input should be 'relu', 'gelu', 'gelu-tanh' or 'silu'"),
         ({"positions": "rotry"}, "positions='rotry': input should be 'none', 'learned'"),
         ({"family": "bert"}, "family='bert': input should be 'gpt'"),
@@ -84,7 +84,7 @@ def test_replace_checks_anew():
 def test_configs_are_equal_by_value_and_differ_by_kind():
     assert GPTConfig(**SMALL) == GPTConfig(**SMALL)
     assert GPTConfig(**SMALL) != GPTConfig(**SMALL, dropout=0.1)
-    assert RNNConfig(vocabulary_size=31, d_model=12) != GPTConfig(**SMALL)
+    assert RNNConfig(vocab_size=31, d_model=12) != GPTConfig(**SMALL)
 
 
 def test_nearest_says_nothing_where_nothing_is_near():
@@ -105,5 +105,5 @@ def test_a_message_speaks_of_a_table_of_settings_never_of_a_class():
 
 
 def test_a_misspelt_key_is_told_before_the_one_it_leaves_missing():
-    with pytest.raises(ConfigError, match="unknown key 'vocab_size'; did you mean 'vocabulary_size'"):
+    with pytest.raises(ConfigError, match="unknown key 'vocab_size'; did you mean 'vocab_size'"):
         GPTConfig(vocab_size=512, context_length=64, d_model=32, n_heads=2, n_layers=1)

@@ -9,7 +9,7 @@ from qkv.choices import HeadLayout, NormPosition, PositionKind, ProblemKind
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, save_config
 from qkv.errors import ConfigError
 
-SMALL = {"vocabulary_size": 31, "context_length": 13, "d_model": 12, "n_heads": 3}
+SMALL = {"vocab_size": 31, "context_length": 13, "d_model": 12, "n_heads": 3}
 GPT = {**SMALL, "n_layers": 2}
 
 
@@ -102,15 +102,15 @@ def test_a_bert_with_names_and_pooling_is_the_same_after_a_file(tmp_path, ending
 
 def test_one_table_needs_one_vocabulary():
     layers = {"n_encoder_layers": 1, "n_decoder_layers": 1}
-    with pytest.raises(ConfigError, match="source_vocabulary_size=29, vocabulary_size=31"):
-        Seq2SeqConfig(**SMALL, **layers, source_vocabulary_size=29)
-    config = Seq2SeqConfig(**SMALL, **layers, source_vocabulary_size=29, share_embeddings=False)
-    assert config.source_vocabulary_size == 29
+    with pytest.raises(ConfigError, match="source_vocab_size=29, vocab_size=31"):
+        Seq2SeqConfig(**SMALL, **layers, source_vocab_size=29)
+    config = Seq2SeqConfig(**SMALL, **layers, source_vocab_size=29, share_embeddings=False)
+    assert config.source_vocab_size == 29
 
 
 def test_a_picture_has_no_words(tmp_path):
     picture = {**SMALL, "n_encoder_layers": 1, "n_decoder_layers": 1, "d_patch": 48}
-    for words in ({}, {"share_embeddings": False, "source_vocabulary_size": 29}):
+    for words in ({}, {"share_embeddings": False, "source_vocab_size": 29}):
         with pytest.raises(ConfigError, match="d_patch=48: the source is a picture, which has no words"):
             Seq2SeqConfig(**picture, **words)
     config = Seq2SeqConfig(**picture, share_embeddings=False)
@@ -120,7 +120,7 @@ def test_a_picture_has_no_words(tmp_path):
 
 def test_an_rnns_two_directions_share_the_width():
     with pytest.raises(ConfigError, match="two directions share d_model=13, which must be even"):
-        RNNConfig(vocabulary_size=31, d_model=13)
+        RNNConfig(vocab_size=31, d_model=13)
 
 
 def test_config_never_imports_torch():

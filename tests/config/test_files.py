@@ -18,8 +18,8 @@ def test_every_preset_survives_the_disk(name, ending, tmp_path):
 
 @pytest.mark.parametrize("ending", [".toml", ".json"])
 def test_a_setting_that_is_none_or_far_from_the_default_survives_too(ending, tmp_path):
-    config = preset("gpt-nano", window=5, dropout=0.25, positions="alibi", norm_epsilon=1e-7, gated=True)
-    for one in (config, config.replace(window=None)):
+    config = preset("gpt-nano", sliding_window=5, dropout=0.25, positions="alibi", norm_eps=1e-7, gated=True)
+    for one in (config, config.replace(sliding_window=None)):
         save_config(one, tmp_path / f"model{ending}")
         assert load_config(tmp_path / f"model{ending}") == one
 
@@ -39,7 +39,7 @@ def written(path, text):
     return path
 
 
-NANO = "vocabulary_size = 31\ncontext_length = 13\nd_model = 12\nn_heads = 3\n"
+NANO = "vocab_size = 31\ncontext_length = 13\nd_model = 12\nn_heads = 3\n"
 
 
 @pytest.mark.parametrize(

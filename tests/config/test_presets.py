@@ -46,7 +46,7 @@ def test_a_preset_has_the_published_number_of_parameters(name, n):
 
 
 def test_gpt2_without_biases_is_smaller_by_them():
-    bare = preset("gpt2", attention_bias=False, feedforward_bias=False, norm_bias=False)
+    bare = preset("gpt2", attention_bias=False, feed_forward_bias=False, norm_bias=False)
     assert n_parameters(bare) == 124_337_664
 
 

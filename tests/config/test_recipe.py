@@ -18,11 +18,11 @@ def test_a_recipe_comes_back_from_its_own_file(path):
 
 
 def test_settings_are_changed_by_their_dotted_names(path):
-    changed = load_recipe(path, ("training.steps=7", "model.norm=rms", "data.train=['b.txt']", "training.clip=0.5"))
+    changed = load_recipe(path, ("training.steps=7", "model.norm=rms", "data.train=['b.txt']", "training.max_grad_norm=0.5"))
     assert changed.training.steps == 7
     assert changed.model["norm"] == "rms"
     assert changed.data.train == ("b.txt",)
-    assert changed.training.clip == 0.5
+    assert changed.training.max_grad_norm == 0.5
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_settings_are_changed_by_their_dotted_names(path):
         ("training.step=7", "training: unknown key 'step'; did you mean 'steps'?"),
         ("trainin.steps=7", "unknown key 'trainin'; did you mean 'training'?"),
         ("model.n_layer=7", "unknown key 'n_layer'; did you mean 'n_layers'?"),
-        ("training.length=99", "training.length=99 must not be more than model.context_length=13"),
-        ("model.vocabulary_size=9", "model.vocabulary_size is the tokenizer's: set tokenizer.vocabulary_size"),
+        ("training.seq_len=99", "training.seq_len=99 must not be more than model.context_length=13"),
+        ("model.vocab_size=9", "model.vocab_size is the tokenizer's: set tokenizer.vocab_size"),
         ("data.validation=['c.txt']", "data: validation files and validation_share were both given; choose one"),
         ("data.train=[]", "train"),
         ("training.steps.more=1", "'training.steps.more=1': steps is a value, not a table of settings"),

@@ -26,7 +26,7 @@ def settings(draw):
     d_value = draw(st.integers(1, 7)) if layout is HeadLayout.SPLIT else d_model
     joined = n_heads * d_value if layout is HeadLayout.SPLIT else d_value
     return {
-        "vocabulary_size": draw(st.integers(5, 23)),
+        "vocab_size": draw(st.integers(5, 23)),
         "context_length": draw(st.integers(13, 19)),
         "d_model": d_model,
         "n_heads": n_heads,
@@ -37,11 +37,11 @@ def settings(draw):
         "output_projection": joined != d_model or draw(st.booleans()),
         "attention_bias": draw(st.booleans()),
         "scale_scores": draw(st.booleans()),
-        "window": draw(st.none() | st.integers(1, 17)),
+        "sliding_window": draw(st.none() | st.integers(1, 17)),
         "d_ff": draw(st.integers(1, 29)),
         "activation": draw(st.sampled_from(Activation)),
         "gated": draw(st.booleans()),
-        "feedforward_bias": draw(st.booleans()),
+        "feed_forward_bias": draw(st.booleans()),
         "norm": draw(st.sampled_from(NormKind)),
         "norm_position": draw(st.sampled_from(NormPosition)),
         "norm_bias": draw(st.booleans()),
@@ -89,15 +89,15 @@ def seq2seq(draw):
         n_encoder_layers=draw(layers),
         n_decoder_layers=draw(layers),
         share_embeddings=shares,
-        source_vocabulary_size=shared["vocabulary_size"] if shares or d_patch else draw(st.integers(5, 23)),
+        source_vocab_size=shared["vocab_size"] if shares or d_patch else draw(st.integers(5, 23)),
         d_patch=d_patch,
     )
 
 
 rnn = st.builds(
     RNNConfig,
-    vocabulary_size=st.integers(5, 23),
-    source_vocabulary_size=st.integers(5, 23),
+    vocab_size=st.integers(5, 23),
+    source_vocab_size=st.integers(5, 23),
     d_model=st.integers(1, 9).map(lambda half: 2 * half),
     n_encoder_layers=layers,
     n_decoder_layers=layers,

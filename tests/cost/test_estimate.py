@@ -85,7 +85,7 @@ def test_a_model_without_a_past_has_no_decode_step():
 
 
 def test_a_huge_config_is_refused_and_a_very_large_one_is_answered():
-    shape = {"vocabulary_size": 10**6, "context_length": 10**6, "n_heads": 1000}
+    shape = {"vocab_size": 10**6, "context_length": 10**6, "n_heads": 1000}
     with pytest.raises(ConfigError, match="d_ff=4000000000000000000000000000000 is more than 1000000000000000"):
         estimate(GPTConfig(**shape, d_model=10**3, d_ff=4 * 10**30, n_layers=1), batch=1, length=1)
     found = estimate(GPTConfig(**shape, d_model=10**6, n_layers=100), batch=10**6, length=10**6)
@@ -162,9 +162,9 @@ def test_peak_and_bandwidth_go_together():
 def test_masked_words_are_costed_where_they_are_predicted():
     config = preset("bert-tiny", masked_word_head=True, pooler=False)
     all_words, some = (estimate(config, batch=3, length=128, predictions=n, mode="train") for n in (None, 20))
-    head = 2 * config.d_model * (config.d_model + config.vocabulary_size)
+    head = 2 * config.d_model * (config.d_model + config.vocab_size)
     assert all_words.flops.forward - some.flops.forward == 3 * (128 - 20) * head
-    logits = 4 * 3 * 128 * config.vocabulary_size
+    logits = 4 * 3 * 128 * config.vocab_size
     assert all_words.memory.activations - some.memory.activations > logits * 4 // 5
 
 

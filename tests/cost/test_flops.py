@@ -111,7 +111,7 @@ def counted_step(config, batch, n, m):
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_the_unrolled_cell_answers_as_torch_s_own(cell):
-    config = RNNConfig(vocabulary_size=13, d_model=6, n_encoder_layers=2, n_decoder_layers=3, cell=cell)
+    config = RNNConfig(vocab_size=13, d_model=6, n_encoder_layers=2, n_decoder_layers=3, cell=cell)
     source, target = torch.randint(13, (2, 7)), torch.randint(13, (2, 5))
     expected = build(config, seed=3)(source, target)
     torch.testing.assert_close(unroll(build(config, seed=3))(source, target), expected)
@@ -139,7 +139,7 @@ def test_seen_pairs_are_the_mask_s_own(n_new, n_before, window, causal):
 @given(batches, st.integers(1, 17))
 def test_causal_attention_is_useful_in_n_n_plus_1_halves(b, n):
     d = 6
-    config = GPTConfig(vocabulary_size=5, context_length=17, d_model=d, n_heads=2, n_layers=1)
+    config = GPTConfig(vocab_size=5, context_length=17, d_model=d, n_heads=2, n_layers=1)
     found = {one.name: one for one in operations(config, Workload(batch=b, length=n))}
     assert found["scores"].flops + found["mix"].flops == 4 * b * n * n * d
     assert found["scores"].useful_flops + found["mix"].useful_flops == 2 * b * n * (n + 1) * d
@@ -149,7 +149,7 @@ def test_causal_attention_is_useful_in_n_n_plus_1_halves(b, n):
 def test_the_table_of_formulas_holds_row_by_row(b, n, m):
     d, v = 6, 5
     config = Seq2SeqConfig(
-        vocabulary_size=v, context_length=17, d_model=d, n_heads=3, n_encoder_layers=1, n_decoder_layers=1
+        vocab_size=v, context_length=17, d_model=d, n_heads=3, n_encoder_layers=1, n_decoder_layers=1
     )
 
     def rows(mode):
@@ -186,7 +186,7 @@ def test_what_is_computed_again_in_backward_is_counted():
 def test_head_layouts_and_free_widths_are_counted(layout, joined):
     d_value = 5 if layout == "split" else 14
     config = GPTConfig(
-        vocabulary_size=5, context_length=7, d_model=14, n_heads=3, d_head=4, d_value=d_value, n_layers=1,
+        vocab_size=5, context_length=7, d_model=14, n_heads=3, d_head=4, d_value=d_value, n_layers=1,
         head_layout=HeadLayout(layout),
     )  # fmt: skip
     found = {one.name: one.flops for one in operations(config, Workload(batch=1, length=7)) if one.is_block}
@@ -196,7 +196,7 @@ def test_head_layouts_and_free_widths_are_counted(layout, joined):
 
 
 def test_only_a_recurrence_has_steps_that_wait():
-    config = RNNConfig(vocabulary_size=5, d_model=6, attention=ScoreKind.DOT)
+    config = RNNConfig(vocab_size=5, d_model=6, attention=ScoreKind.DOT)
     waits = {
         one.part: one.steps
         for one in operations(config, Workload(batch=2, length=7, source_length=11))
@@ -207,6 +207,6 @@ def test_only_a_recurrence_has_steps_that_wait():
 
 
 def test_training_is_three_forwards_less_the_gradient_to_an_rnn_s_zero_state():
-    config = RNNConfig(vocabulary_size=5, d_model=6, n_encoder_layers=2, cell="lstm")
+    config = RNNConfig(vocab_size=5, d_model=6, n_encoder_layers=2, cell="lstm")
     found = flops(config, Workload(batch=3, length=7, source_length=11, mode=Mode.TRAIN))
     assert 3 * found.forward - found.total == 2 * (2 * 2) * 3 * 3 * (4 * 3)

@@ -17,10 +17,10 @@ from qkv.nn import using
 
 CONFIGS = [
     preset("gpt-nano"),
-    preset("gpt-nano", window=11),
+    preset("gpt-nano", sliding_window=11),
     preset("llama-nano"),
     preset("transformer-nano"),
-    preset("t5-small", window=7),
+    preset("t5-small", sliding_window=7),
     preset("rnn-nano", attention="additive"),
 ]
 
@@ -57,7 +57,7 @@ def test_it_is_what_torch_counts():
 
 def test_an_encoder_decoder_reads_its_source_once():
     """Row 9.4: m²d + md² for the source, n²d + nd² + nmd for the target."""
-    config = preset("transformer-nano", n_encoder_layers=1, n_decoder_layers=1, vocabulary_size=5)
+    config = preset("transformer-nano", n_encoder_layers=1, n_decoder_layers=1, vocab_size=5)
     b, m, n, d = 2, 11, 7, config.d_model
     made = operations(config, Workload(batch=b, length=1, new=n, source_length=m, mode="generate"))
 

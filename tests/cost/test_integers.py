@@ -18,7 +18,7 @@ def step(name, length):
     return flops(preset(name), Workload(batch=1, length=length, mode="train", kernel="plain"))
 
 
-NO_BIAS = {"attention_bias": False, "feedforward_bias": False, "norm_bias": False}
+NO_BIAS = {"attention_bias": False, "feed_forward_bias": False, "norm_bias": False}
 INTEGERS = {
     "GPT-2": (total("gpt2"), 124_439_808),
     "GPT-2 without biases": (total("gpt2", **NO_BIAS), 124_337_664),
@@ -65,7 +65,7 @@ def test_fused_attention_is_not_0_flops():
 
 
 def test_a_recurrence_is_not_0_flops():
-    config = preset("rnn-nano", cell="lstm", attention="none", vocabulary_size=5)
+    config = preset("rnn-nano", cell="lstm", attention="none", vocab_size=5)
     made = operations(config, Workload(batch=2, length=7, source_length=11))
     d = config.d_model
     assert sum(one.flops for one in made if one.part == "decoder.recurrence") == 2 * 7 * 2 * 8 * d * d
@@ -105,7 +105,7 @@ def test_fewer_kv_heads_make_a_smaller_cache_and_smaller_projections():
 
 
 def test_a_head_need_not_be_d_over_h_wide():
-    config = GPTConfig(vocabulary_size=5, context_length=7, d_model=14, n_heads=3, d_head=4, d_value=5, n_layers=1)
+    config = GPTConfig(vocab_size=5, context_length=7, d_model=14, n_heads=3, d_head=4, d_value=5, n_layers=1)
     found = {one.name: one.flops for one in operations(config, Workload(batch=1, length=7))}
     assert (found["query"], found["value"]) == (2 * 7 * 14 * 12, 2 * 7 * 14 * 15)
     assert (found["scores"], found["mix"]) == (2 * 3 * 7 * 7 * 4, 2 * 3 * 7 * 7 * 5)

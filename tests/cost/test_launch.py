@@ -69,7 +69,7 @@ def test_what_bounds_an_operation_depends_on_the_device():
 
 
 def test_mixed_precision_casts_each_weight_once_a_pass():
-    config = preset("gpt2", attention_bias=False, feedforward_bias=False)
+    config = preset("gpt2", attention_bias=False, feed_forward_bias=False)
     casts = [
         one for one in estimate(config, length=8, dtype="mixed", mode="train").launches if one.name.startswith("cast")
     ]

@@ -10,7 +10,7 @@ from qkv.cost.lecture import attention_weights, lecture_tables, slips
 from tests.cost.drawn import FAMILIES
 
 B, N, D, H, L = 3, 37, 30, 5, 2
-CONFIG = GPTConfig(vocabulary_size=41, context_length=64, d_model=D, n_heads=H, n_layers=L)
+CONFIG = GPTConfig(vocab_size=41, context_length=64, d_model=D, n_heads=H, n_layers=L)
 
 
 def rows(config, **work):

@@ -17,16 +17,16 @@ from qkv.nn.cache import SourceCache
 from tests.cost.drawn import FAMILIES, source_of
 
 CONFIGS = {
-    "gpt-fused": (preset("gpt2", n_layers=3, d_model=60, n_heads=4, vocabulary_size=101), "fused", 41),
-    "gpt-plain": (preset("gpt2", n_layers=3, d_model=60, n_heads=4, vocabulary_size=101), "plain", 41),
-    "llama-fused": (preset("llama-nano", n_layers=3, vocabulary_size=101), "fused", 41),
-    "llama-plain": (preset("llama-nano", n_layers=3, vocabulary_size=101), "plain", 41),
-    "bert-fused": (preset("bert-nano", masked_word_head=True, vocabulary_size=101), "fused", 41),
-    "t5-fused": (preset("t5-small", d_model=60, n_heads=4, d_head=15, d_ff=200, vocabulary_size=101), "fused", 41),
-    "t5-plain": (preset("t5-small", d_model=60, n_heads=4, d_head=15, d_ff=200, vocabulary_size=101), "plain", 41),
-    "transformer": (preset("transformer-nano", vocabulary_size=101), "fused", 41),
-    "rnn-gru": (preset("rnn-nano", vocabulary_size=101), "fused", 41),
-    "rnn-lstm": (preset("rnn-nano", vocabulary_size=101, cell="lstm", attention="additive"), "fused", 41),
+    "gpt-fused": (preset("gpt2", n_layers=3, d_model=60, n_heads=4, vocab_size=101), "fused", 41),
+    "gpt-plain": (preset("gpt2", n_layers=3, d_model=60, n_heads=4, vocab_size=101), "plain", 41),
+    "llama-fused": (preset("llama-nano", n_layers=3, vocab_size=101), "fused", 41),
+    "llama-plain": (preset("llama-nano", n_layers=3, vocab_size=101), "plain", 41),
+    "bert-fused": (preset("bert-nano", masked_word_head=True, vocab_size=101), "fused", 41),
+    "t5-fused": (preset("t5-small", d_model=60, n_heads=4, d_head=15, d_ff=200, vocab_size=101), "fused", 41),
+    "t5-plain": (preset("t5-small", d_model=60, n_heads=4, d_head=15, d_ff=200, vocab_size=101), "plain", 41),
+    "transformer": (preset("transformer-nano", vocab_size=101), "fused", 41),
+    "rnn-gru": (preset("rnn-nano", vocab_size=101), "fused", 41),
+    "rnn-lstm": (preset("rnn-nano", vocab_size=101, cell="lstm", attention="additive"), "fused", 41),
 }
 
 
@@ -48,7 +48,7 @@ def kept_bytes(model, run) -> int:
 
 
 def loss_of(model, config, batch, n):
-    ids = torch.randint(config.vocabulary_size, (batch, n))
+    ids = torch.randint(config.vocab_size, (batch, n))
     match config.family:
         case "gpt":
             logits = model(ids)
@@ -81,7 +81,7 @@ def test_gpt_s_activations_are_exact_to_a_hundredth(kernel):
 
 
 def test_checkpointing_keeps_block_inputs_and_one_block():
-    config = preset("gpt2", n_layers=5, d_model=60, n_heads=4, vocabulary_size=101)
+    config = preset("gpt2", n_layers=5, d_model=60, n_heads=4, vocab_size=101)
     model = build(config)
     forwards = [block.forward for block in model.blocks]
     for block, forward in zip(model.blocks, forwards, strict=True):
@@ -196,7 +196,7 @@ def test_fsdp_holds_a_part_on_each_device_and_ddp_all():
 
 
 def test_inference_holds_weights_cache_ids_and_what_is_held_at_its_worst_moment():
-    config = GPTConfig(vocabulary_size=101, context_length=7, d_model=12, n_heads=3, n_layers=2)
+    config = GPTConfig(vocab_size=101, context_length=7, d_model=12, n_heads=3, n_layers=2)
     held = estimate(config, batch=5, length=7, mode="prefill").memory
     streams = 4 * 12  # the stack's input, the block's, the stream after attention, its normed copy
     assert held.activations == 4 * 5 * 7 * (streams + 2 * 48)  # and the activation's two

@@ -11,7 +11,7 @@ from qkv.cost import Workload
 from qkv.cost.estimate import estimate_of
 from qkv.training.measuring import random_model, step_of
 
-SIZES = {"vocabulary_size": 131, "context_length": 256, "d_model": 48, "n_heads": 4}
+SIZES = {"vocab_size": 131, "context_length": 256, "d_model": 48, "n_heads": 4}
 LLAMA = {"gated": True, "activation": "silu", "norm": "rms", "positions": "rotary", "n_kv_heads": 2}
 GPTS = {
     "pre": {},
@@ -26,17 +26,17 @@ GPTS = {
     "thin, shared keys": {"d_ff": 24, "n_kv_heads": 2},
     "alibi": {"positions": "alibi"},
     "relative": {"positions": "relative"},
-    "window": {"window": 40},
-    "window, alibi": {"window": 40, "positions": "alibi"},
+    "window": {"sliding_window": 40},
+    "window, alibi": {"sliding_window": 40, "positions": "alibi"},
     "pooled": {"head_layout": "pooled", "d_ff": 24},
-    "many words": {"vocabulary_size": 3001},
+    "many words": {"vocab_size": 3001},
 }
 BERTS = {
     "post": {},
     "pre": {"norm_position": "pre"},
     "gated": {"gated": True},
-    "window": {"window": 40, "positions": "relative"},
-    "words": {"masked_word_head": True, "vocabulary_size": 3001},
+    "window": {"sliding_window": 40, "positions": "relative"},
+    "words": {"masked_word_head": True, "vocab_size": 3001},
 }
 SEQ2SEQS = {
     "post": {},
@@ -99,7 +99,7 @@ def test_an_encoder_and_a_decoder_hold_what_is_predicted(name, mode, n_source):
 
 @pytest.mark.parametrize("attention", ["dot", "general", "additive"])
 def test_an_rnn_s_attention_holds_what_is_predicted(attention):
-    config = preset("rnn-nano", vocabulary_size=131, context_length=256, attention=attention)
+    config = preset("rnn-nano", vocab_size=131, context_length=256, attention=attention)
     check(config, rel=0.01, length=229, source_length=199, mode="forward")
 
 

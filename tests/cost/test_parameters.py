@@ -53,13 +53,13 @@ def test_every_preset_is_counted_right(name):
 def test_a_layer_has_twelve_d_squared(n_heads, width):
     d = n_heads * width
     config = GPTConfig(
-        vocabulary_size=5, context_length=3, d_model=d, n_heads=n_heads, n_layers=1, attention_bias=False,
-        feedforward_bias=False,
+        vocab_size=5, context_length=3, d_model=d, n_heads=n_heads, n_layers=1, attention_bias=False,
+        feed_forward_bias=False,
     )  # fmt: skip
     found = parameters(config)
     assert (found.of("attention"), found.of("feedforward")) == (4 * d * d, 8 * d * d)
 
 
 def test_ten_to_the_fifteen_parameters_are_answered_at_once():
-    config = GPTConfig(vocabulary_size=10**6, context_length=10**6, d_model=10**6, n_heads=1000, n_layers=100)
+    config = GPTConfig(vocab_size=10**6, context_length=10**6, d_model=10**6, n_heads=1000, n_layers=100)
     assert parameters(config).total > 10**15

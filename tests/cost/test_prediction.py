@@ -9,15 +9,15 @@ from qkv.cost.prediction import NEAR, _overlapped, _phases, predict
 from qkv.errors import InputError
 from tests.cost.calibrations import FLOOR, RATE, made_up
 
-SHAPE = {"vocabulary_size": 512, "context_length": 4096, "d_model": 64, "n_heads": 1}
+SHAPE = {"vocab_size": 512, "context_length": 4096, "d_model": 64, "n_heads": 1}
 GPT = GPTConfig(**SHAPE, n_layers=3)
 FAMILIES = [
     GPT,
     preset("llama-nano"),
     BERTConfig(**SHAPE, n_layers=2, masked_word_head=True),
     Seq2SeqConfig(**SHAPE, n_encoder_layers=2, n_decoder_layers=3),
-    RNNConfig(vocabulary_size=512, d_model=64),
-    RNNConfig(vocabulary_size=512, d_model=64, cell="lstm", attention="additive"),
+    RNNConfig(vocab_size=512, d_model=64),
+    RNNConfig(vocab_size=512, d_model=64, cell="lstm", attention="additive"),
 ]
 MODES = ("forward", "train", "prefill", "decode")
 
@@ -67,14 +67,14 @@ def test_the_phases_of_a_gpu_are_all_of_the_launching_and_all_of_the_computing(c
 
 @pytest.mark.parametrize(("n_words", "times"), [(512, 1.0), (513, 4.0), (514, 3.0), (516, 2.0)])
 def test_logits_of_a_vocabulary_that_is_no_multiple_of_8_take_as_many_times_as_was_measured(n_words, times):
-    found = predict(GPT.replace(vocabulary_size=n_words), Workload(batch=2, length=16), made_up())
+    found = predict(GPT.replace(vocab_size=n_words), Workload(batch=2, length=16), made_up())
     (logits,) = [one.seconds for one in found.spent if one.name == "logits"]
     table = made_up().table("product.infer")
     assert logits == pytest.approx(times * (table.at(32, 64, n_words) - table.floor), rel=1e-6)
 
 
 def test_the_few_steps_of_a_recurrence_that_launching_holds_are_not_counted_twice():
-    config = RNNConfig(vocabulary_size=512, d_model=64)
+    config = RNNConfig(vocab_size=512, d_model=64)
     found = predict(config, Workload(batch=2, length=1, source_length=9, mode=Mode.DECODE), made_up())
     table = made_up().table("one-way.infer")
     assert found.serial == pytest.approx(table.at(1, 2, 64) - table.floor)
@@ -118,7 +118,7 @@ def test_weights_that_no_cache_holds_are_read_at_the_speed_of_memory():
     calibration = made_up()
     slow = Table(axes=((NEAR["cpu"], 2.0 * NEAR["cpu"]),), growth=(0,), seconds=(1.0, 3.0))
     work = Workload(batch=1, length=2, mode=Mode.DECODE)
-    large = GPT.replace(vocabulary_size=2**18)
+    large = GPT.replace(vocab_size=2**18)
     near, far = (
         predict(large, work, calibration.replace(tables={**calibration.tables, "stream": stream}))
         for stream in (slow.replace(seconds=(1.0, 1.0)), slow)
@@ -150,7 +150,7 @@ def test_a_mixed_step_casts_what_a_product_reads_from_the_stream_and_adds_up_the
         return one.seconds / one.runs
 
     cast, bias = (calibration.table(f"{name}.train") for name in ("cast", "bias"))
-    without = GPT.replace(feedforward_bias=False)
+    without = GPT.replace(feed_forward_bias=False)
     assert seconds("expand") - seconds("expand", without) == pytest.approx(bias.at(32 * 256))
     assert seconds("contract") - seconds("contract", without) == pytest.approx(bias.at(32 * 64))
     inward, back = (calibration.table("product.train").at(32, *sides) for sides in ((64, 256), (256, 64)))

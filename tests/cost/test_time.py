@@ -10,7 +10,7 @@ from qkv.cost.devices import DEVICES, find_device
 from qkv.cost.time import Bound, bound
 from qkv.errors import InputError
 
-CONFIG = GPTConfig(vocabulary_size=101, context_length=64, d_model=24, n_heads=3, n_layers=2)
+CONFIG = GPTConfig(vocab_size=101, context_length=64, d_model=24, n_heads=3, n_layers=2)
 
 
 def launch(**changes):

@@ -39,14 +39,14 @@ def test_attention_costs_as_much_as_the_rest_at_6d_executed_and_12d_useful():
     assert "Past 4,608 tokens (6 × the width), scores and mix" in said
     assert "if only pairs that the mask shows are counted, past 9,215 tokens (12 × the width)" in said
     assert "counted, past" not in repr(estimate("bert-base"))
-    assert "window=5 are counted, they never do" in repr(estimate(preset("gpt2", window=5), mode="train"))
+    assert "sliding_window=5 are counted, they never do" in repr(estimate(preset("gpt2", sliding_window=5), mode="train"))
 
 
 @given(st.integers(1, 61))
 def test_decoding_one_row_at_16_bits_does_one_flop_a_byte_whatever_n(n):
     config = GPTConfig(
-        vocabulary_size=23, context_length=61, d_model=12, n_heads=3, n_layers=2, attention_bias=False,
-        feedforward_bias=False,
+        vocab_size=23, context_length=61, d_model=12, n_heads=3, n_layers=2, attention_bias=False,
+        feed_forward_bias=False,
     )  # fmt: skip
     made = operations(config, Workload(batch=1, length=n, mode="decode", dtype="bfloat16"))
     products = [one for one in made if one.product is not None]

@@ -25,7 +25,7 @@ def document(number: int) -> str:
 @cache
 def tokenizer() -> Tokenizer:
     texts = [document(number) for number in range(N_DOCUMENTS)]
-    return train_tokenizer(TokenizerKind.WORDPIECE, texts, vocabulary_size=307, lowercase=True)
+    return train_tokenizer(TokenizerKind.WORDPIECE, texts, vocab_size=307, lowercase=True)
 
 
 def store_of(folder: Path, documents: list[str], **options) -> SentenceStore:

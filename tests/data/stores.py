@@ -14,7 +14,7 @@ TEXTS = [f"Story {n}: " + "the cat sat on the mat and slept. " * (n % 7 + 1) + "
 
 @cache
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(TokenizerKind.BPE, TEXTS, vocabulary_size=277)
+    return train_tokenizer(TokenizerKind.BPE, TEXTS, vocab_size=277)
 
 
 def write_texts(folder: Path) -> list[Path]:

@@ -27,7 +27,7 @@ def buckets(n=997, *, batch_size=13, seed=0, pairs=False, **more):
 
 
 def padded_batch():
-    return next(batch for batch in map(buckets(pairs=True).batch, range(99)) if batch.is_token is not None)
+    return next(batch for batch in map(buckets(pairs=True).batch, range(99)) if batch.attention_mask is not None)
 
 
 @given(n=st.integers(1, 97), batch_size=st.integers(1, 31), seed=st.integers(0, 5), epoch=st.integers(0, 3))
@@ -54,9 +54,9 @@ def test_a_row_of_a_batch_is_the_text_and_then_padding():
         n = len(texts[row].ids)
         assert batch.ids[i].tolist() == texts[row].ids + [0] * (batch.ids.shape[1] - n)
         assert batch.segments[i].tolist() == texts[row].segments + [0] * (batch.ids.shape[1] - n)
-        assert batch.is_token[i].sum() == n
+        assert batch.attention_mask[i].sum() == n
         assert batch.targets[i] == row
-    assert batch.n_tokens == batch.is_token.sum()
+    assert batch.n_tokens == batch.attention_mask.sum()
 
 
 def test_little_is_padding_and_length_says_nothing_about_time():
@@ -78,7 +78,7 @@ def test_parts_of_a_batch_are_the_batch():
     batch = padded_batch()
     parts = list(batch.split(5))
     assert [len(part.ids) for part in parts] == [5, 5, 3]
-    for name in ("ids", "segments", "is_token", "targets", "rows"):
+    for name in ("ids", "segments", "attention_mask", "targets", "rows"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))
     assert sum(part.n_targets for part in parts) == batch.n_targets
 
@@ -87,5 +87,5 @@ def test_parts_of_a_batch_are_the_batch():
 def test_rows_equally_long_need_no_mask(length):
     row = EncodedPair(ids=[5] * length, segments=[0] * length)
     batch = Buckets(Sequences([row] * 3), torch.zeros(3), batch_size=3, seed=0, pad_id=0).batch(0)
-    assert batch.is_token is None
+    assert batch.attention_mask is None
     assert batch.segments is None

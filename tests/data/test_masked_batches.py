@@ -25,7 +25,7 @@ def source(tmp_path_factory) -> SentenceStore:
 
 
 def same(first, second):
-    names = ("ids", "segments", "is_token", "places", "targets", "is_wrong")
+    names = ("ids", "segments", "attention_mask", "places", "targets", "is_wrong")
     return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
 
 
@@ -37,13 +37,13 @@ def test_a_million_hidden_words_have_the_shares_they_should(source, whole_words,
         batch = maker.batch(t)
         used = batch.targets >= 0
         shown = batch.ids.gather(1, batch.places)[used]
-        n_words += int(batch.is_token.sum()) - 3 * len(batch.ids)
+        n_words += int(batch.attention_mask.sum()) - 3 * len(batch.ids)
         n_hidden += int(used.sum())
         n_mask += int((shown == tokenizer().id_of(Role.MASK)).sum())
         n_itself += int((shown == batch.targets[used]).sum())
         n_wrong += int(batch.is_wrong.sum())
         n_rows += len(batch.ids)
-    by_chance = 0.1 / (tokenizer().vocabulary_size - 5)  # a random word may be the word itself
+    by_chance = 0.1 / (tokenizer().vocab_size - 5)  # a random word may be the word itself
     assert n_hidden > (10**5 if whole_words else 10**6)
     assert n_hidden / n_words == pytest.approx(0.15, abs=0.001)
     assert n_mask / n_hidden == pytest.approx(0.8, abs=0.003)
@@ -80,13 +80,13 @@ def test_specials_are_never_hidden_and_slots_stay_the_same(source):
 def test_a_row_is_cls_a_sep_b_sep_and_padding(source):
     batch = batches(source, length=61, batch_size=101).batch(1)
     pad, classify, separate = (tokenizer().id_of(role) for role in (Role.PAD, Role.CLASSIFY, Role.SEPARATE))
-    for ids, segments, is_token in zip(unmasked(batch), batch.segments, batch.is_token, strict=True):
-        n = int(is_token.sum())
+    for ids, segments, attention_mask in zip(unmasked(batch), batch.segments, batch.attention_mask, strict=True):
+        n = int(attention_mask.sum())
         first, last = np.flatnonzero(ids == separate)
         assert ids[0] == classify
         assert last == n - 1
         assert (ids[n:] == pad).all()
-        assert not is_token[n:].any()
+        assert not attention_mask[n:].any()
         assert segments.tolist() == [0] * (first + 1) + [1] * (n - first - 1) + [0] * (61 - n)
         assert 1 < first < last - 1
 
@@ -183,7 +183,7 @@ def test_an_epoch_sees_nearly_every_word(source):
 
 
 def test_whole_words_are_hidden_whole(source):
-    tokens = [tokenizer().token(number) for number in range(tokenizer().vocabulary_size)]
+    tokens = [tokenizer().token(number) for number in range(tokenizer().vocab_size)]
     goes_on = np.array([token.startswith("##") for token in tokens])
     batch = batches(source, length=61, batch_size=211, whole_words=True, short_share=0.0).batch(0)
     n_long = 0
@@ -198,7 +198,7 @@ def test_whole_words_are_hidden_whole(source):
 
 
 def test_whole_words_need_pieces_that_show_words(source):
-    letters = train_tokenizer(TokenizerKind.CHARACTER, ["abc"], vocabulary_size=23, style=SpecialStyle.BERT)
+    letters = train_tokenizer(TokenizerKind.CHARACTER, ["abc"], vocab_size=23, style=SpecialStyle.BERT)
     with pytest.raises(InputError, match="do not show where a word begins"):
         Masking(letters, MaskingConfig(whole_words=True), length=61)
 
@@ -258,7 +258,7 @@ def test_what_cannot_be_is_refused(source):
 @pytest.mark.parametrize("length", [5, 6, 7, 11])
 def test_the_shortest_rows_have_two_words_and_a_target(source, length):
     batch = batches(source, length=length, batch_size=101, short_share=0.5).batch(0)
-    assert (batch.is_token.sum(1) >= 5).all()
+    assert (batch.attention_mask.sum(1) >= 5).all()
     assert ((batch.targets >= 0).sum(1) >= 1).all()
 
 

@@ -126,7 +126,7 @@ def test_a_row_is_begun_ended_padded_and_shifted_by_one(store):
         assert ids[0] == begin
         assert ids[1:n] == targets[: n - 1]
         assert (targets[n - 1], set(targets[n:]) <= {NOTHING}) == (end, True)
-    assert batch.source_is_token.sum(1).tolist() == batch.source_lengths.tolist()
+    assert batch.source_attention_mask.sum(1).tolist() == batch.source_lengths.tolist()
 
 
 def test_shapes_are_few_and_about_equally_costly(store):

@@ -57,7 +57,7 @@ def test_the_separator_stands_after_every_sentence(tmp_path):
 
 def test_a_document_in_parts_has_no_separator_at_its_seams():
     parts = [Part("One two. Three", ends=False), Part(" four. Five.", ends=True), Part("\u200d", ends=True)]
-    known = train_tokenizer(TokenizerKind.WORDPIECE, ["one two three four five ."], vocabulary_size=67, lowercase=True)
+    known = train_tokenizer(TokenizerKind.WORDPIECE, ["one two three four five ."], vocab_size=67, lowercase=True)
     encoded = encode_sentences(known, parts, end_id=3, dtype="uint16")
     joined = [known.encode(text, add_specials=False) for text in ("One two.", "Three four.", "Five.")]
     assert encoded.tokens.tolist()[: sum(map(len, joined)) + 3] == [n for row in joined for n in (*row, 3)]

@@ -61,7 +61,7 @@ def test_a_part_is_a_store_of_its_own(store):
 
 def test_the_store_has_its_tokenizer(store):
     assert store.tokenizer().fingerprint == tokenizer().fingerprint
-    assert store.vocabulary_size == tokenizer().vocabulary_size
+    assert store.vocab_size == tokenizer().vocab_size
 
 
 def test_ranges_outside_are_refused_with_both_numbers(store):

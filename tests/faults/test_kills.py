@@ -72,7 +72,7 @@ def test_kills_at_random_moments_change_nothing(unbroken, tmp_path, tally):
 
 @pytest.mark.long
 def test_twenty_kills_in_a_row_change_nothing(unbroken, tmp_path, tally):
-    longer = {"steps": 101, "evaluate_every": 17}
+    longer = {"steps": 101, "eval_every": 17}
     whole = copy_of(unbroken.prepared, tmp_path / "whole", **longer).run.path
     folder = copy_of(unbroken.prepared, tmp_path / "run", **longer).run.path
     assert run_to_end(go_on_counted, str(whole), None, str(tmp_path / "report")) == 0

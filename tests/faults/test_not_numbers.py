@@ -91,7 +91,7 @@ def sweep(unbroken, family, values, tmp_path, tally) -> None:
         for value in values:
             copy = open_run(unbroken.copy(tmp_path / f"{place.__name__}{value}"))
             # Saved after step 2 at the latest, and no evaluation that would meet it first.
-            training = copy.recipe.training.replace(save_every=2, evaluate_every=5)
+            training = copy.recipe.training.replace(save_every=2, eval_every=5)
             copy = replace(copy, recipe=copy.recipe.replace(training=training))
             tally.add(f"{value} {place.__name__}", survived=stops_well(copy, family, place, value))
 

@@ -115,7 +115,7 @@ def test_either_signal_in_any_phase_saves_and_leaves(tmp_path, unbroken_of, fami
 @pytest.mark.parametrize("family", ["gpt", "bert", "seq2seq"])  # an rnn is never compiled
 def test_a_signal_while_the_model_is_compiled_saves_after_that_step(tmp_path, family, tally):
     for number in (signal.SIGINT, signal.SIGTERM):
-        folder = write_data(tmp_path / number.name, family, compiled=True)
+        folder = write_data(tmp_path / number.name, family, compile=True)
         said = stop(folder, "training", number, later=0.5)
         tally.add(f"{number.name} while compiling", survived=" at step 1;" in said)
 

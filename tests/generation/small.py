@@ -12,7 +12,7 @@ VOCABULARY, CONTEXT = 23, 29
 
 def small_gpt(*, seed: int = 0, vocabulary: int = VOCABULARY, context: int = CONTEXT, **settings) -> GPT:
     chosen = {"d_model": 12, "n_heads": 3, "n_layers": 2, "positions": PositionKind.ROTARY, **settings}
-    return shaken(GPTConfig(vocabulary_size=vocabulary, context_length=context, **chosen), seed)
+    return shaken(GPTConfig(vocab_size=vocabulary, context_length=context, **chosen), seed)
 
 
 @torch.no_grad()

@@ -167,15 +167,15 @@ def test_an_end_that_is_not_among_the_likeliest_is_not_taken():
 def test_the_same_search_serves_an_encoder_decoder(seed, length_penalty):
     """Sources of different lengths, one shared by all beams of its text; brute force agrees."""
     config = Seq2SeqConfig(
-        vocabulary_size=3, source_vocabulary_size=19, share_embeddings=False, context_length=CONTEXT, d_model=12,
+        vocab_size=3, source_vocab_size=19, share_embeddings=False, context_length=CONTEXT, d_model=12,
         n_heads=3, n_encoder_layers=1, n_decoder_layers=2,
     )  # fmt: skip
     model = shaken(config, seed)
     lengths = [5, 2, 3]
     source_ids = torch.randint(0, 19, (3, 5), generator=torch.Generator().manual_seed(seed))
-    is_token = torch.arange(5) < torch.tensor(lengths)[:, None]
+    attention_mask = torch.arange(5) < torch.tensor(lengths)[:, None]
     with torch.inference_mode():
-        decoder = Seq2SeqDecoder(model, model.encode(source_ids, is_token=is_token), capacity=5)
+        decoder = Seq2SeqDecoder(model, model.encode(source_ids, attention_mask=attention_mask), capacity=5)
         logits = decoder.step(torch.tensor([0, 0, 0]))
     limits = [Limit(3, Ended.LENGTH), Limit(1, Ended.LENGTH), Limit(3, Ended.LENGTH)]
     beam = BeamConfig(n_beams=27, n_best=3, length_penalty=length_penalty)

@@ -17,7 +17,7 @@ GREEDY = SamplingConfig(temperature=0)
 
 
 def small(**changed) -> GPT:
-    settings = {"vocabulary_size": 157, "context_length": 67, "n_layers": 2, "d_model": 48, "n_heads": 6} | changed
+    settings = {"vocab_size": 157, "context_length": 67, "n_layers": 2, "d_model": 48, "n_heads": 6} | changed
     model = GPT(GPTConfig(**settings), seed=1).eval()
     with torch.no_grad():
         for weights in model.parameters():
@@ -27,7 +27,7 @@ def small(**changed) -> GPT:
 
 LLAMA = {
     "positions": PositionKind.ROTARY, "n_kv_heads": 2, "norm": NormKind.RMS, "gated": True,
-    "activation": Activation.SILU, "attention_bias": False, "feedforward_bias": False, "tie_embeddings": False,
+    "activation": Activation.SILU, "attention_bias": False, "feed_forward_bias": False, "tie_embeddings": False,
 }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def test_kernels_are_for_models_that_they_know():
     assert gpu.has_kernels(small())
     assert gpu.has_kernels(small(**LLAMA))
     assert not gpu.has_kernels(small().train())
-    for changed in ({"window": 5}, {"norm_position": "post"}, {"positions": "alibi"}, {"head_layout": "pooled"}):
+    for changed in ({"sliding_window": 5}, {"norm_position": "post"}, {"positions": "alibi"}, {"head_layout": "pooled"}):
         assert not gpu.has_kernels(small(**changed)), changed
     for linear in ("gate", "contract"):
         replaced = small(**LLAMA)

@@ -17,14 +17,14 @@ from qkv.nn import using
 from tests.agreement.families import shaken
 
 SIZES = {
-    "vocabulary_size": 31, "source_vocabulary_size": 37, "share_embeddings": False, "context_length": 23,
+    "vocab_size": 31, "source_vocab_size": 37, "share_embeddings": False, "context_length": 23,
     "d_model": 12, "n_heads": 6, "d_ff": 17, "n_encoder_layers": 1, "n_decoder_layers": 2,
 }  # fmt: skip
 SHAPES = {
     "the paper's": {},
     "the shipped one": {
         "norm": "rms", "norm_position": "pre", "final_norm": True, "gated": True, "activation": "silu",
-        "attention_bias": False, "feedforward_bias": False,
+        "attention_bias": False, "feed_forward_bias": False,
     },
     "BART's": {
         "positions": "learned", "position_offset": 2, "embedding_norm": True, "activation": "gelu",
@@ -34,7 +34,7 @@ SHAPES = {
     "unscaled scores, scaled logits": {"scale_scores": False, "scale_logits": True, "norm_position": "pre"},
     "T5's": {"positions": "relative", "norm": "rms", "norm_position": "pre", "n_kv_heads": 2},
     "rotary": {"positions": "rotary", "norm": "rms"},
-    "windowed": {"window": 3, "positions": "alibi"},
+    "windowed": {"sliding_window": 3, "positions": "alibi"},
 }  # fmt: skip
 UNUSUAL = {
     "concatenated": {"positions": "concatenated"},
@@ -60,7 +60,7 @@ def test_each_step_agrees_with_the_models_own_road_through_padding_and_selection
     chance = torch.Generator().manual_seed(seed)
     n_rows, texts = 3, 3
     for step in range(7):
-        ids = torch.randint(0, SIZES["vocabulary_size"], (n_rows,), generator=chance)
+        ids = torch.randint(0, SIZES["vocab_size"], (n_rows,), generator=chance)
         one, other = (road.step(ids) for road in roads)
         assert one.shape == other.shape
         assert (one - other).abs().max() <= 2e-5 * max(1.0, float(other.abs().max()))

@@ -34,7 +34,7 @@ sources = st.lists(st.integers(0, OF_SOURCE - 1), min_size=1, max_size=7)
 
 
 def small(kind, seed, vocabulary=VOCABULARY):
-    sizes = {"vocabulary_size": vocabulary, "source_vocabulary_size": OF_SOURCE, "context_length": CONTEXT}
+    sizes = {"vocab_size": vocabulary, "source_vocab_size": OF_SOURCE, "context_length": CONTEXT}
     if kind == "transformer":
         layers = {"n_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 2}
         return shaken(Seq2SeqConfig(**sizes, **layers, d_model=12, share_embeddings=False), seed)

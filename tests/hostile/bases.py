@@ -100,7 +100,7 @@ def _sentences(folder: Path) -> None:
 def _run(folder: Path) -> None:
     """A run that has one checkpoint and two steps to go."""
     made = make_ready(folder / "made", "gpt")
-    copy_of(made, folder / "x", steps=5, save_every=3, evaluate_every=5)
+    copy_of(made, folder / "x", steps=5, save_every=3, eval_every=5)
     stopped_after(trainer_of(open_run(folder / "x")), 3)
     shutil.rmtree(folder / "made")
 
@@ -132,7 +132,7 @@ def _text(name: str, pack: Callable[[bytes], bytes] = bytes) -> Callable[[Path],
         words = "The cat sat on the mat. El niño comió.\n" * 20
         text = "".join(json.dumps({"text": words}) + "\n" for _ in range(3)) if ".jsonl" in name else words
         (folder / name).write_bytes(pack(text.encode()))
-        tokenizer = train_tokenizer(TokenizerKind.CHARACTER, [words], vocabulary_size=60)
+        tokenizer = train_tokenizer(TokenizerKind.CHARACTER, [words], vocab_size=60)
         (folder / "tokenizer.json").write_text(tokenizer.backend.to_str())
 
     return make

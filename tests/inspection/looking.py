@@ -23,7 +23,7 @@ def task(family: str, **settings):
         case "bert":
             return small_bert()
     tokenizer = trained(TokenizerKind.BPE, SpecialStyle.SEQ2SEQ)
-    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "context_length": 41, "d_model": 12}
+    sizes = {"vocab_size": tokenizer.vocab_size, "context_length": 41, "d_model": 12}
     if family == "rnn":
         return Translator(shaken(RNNConfig(**sizes, attention="general")), tokenizer)
     layers = {"n_heads": 3, "n_encoder_layers": 2, "n_decoder_layers": 3}

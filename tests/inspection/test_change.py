@@ -10,7 +10,7 @@ from qkv.inspection import change, cut_edge, head_off, record
 from tests.agreement.families import close, shaken, some_ids, some_source
 from tests.agreement.operators import Operators
 
-SMALL = {"vocabulary_size": 23, "context_length": 29, "d_model": 10, "n_heads": 5}
+SMALL = {"vocab_size": 23, "context_length": 29, "d_model": 10, "n_heads": 5}
 
 
 def gpt(**changes):
@@ -18,7 +18,7 @@ def gpt(**changes):
 
 
 def seq2seq():
-    both = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocabulary_size": 19, "share_embeddings": False}
+    both = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocab_size": 19, "share_embeddings": False}
     return shaken(Seq2SeqConfig(**SMALL, **both))
 
 
@@ -131,7 +131,7 @@ def test_an_attention_that_is_not_there_is_refused():
     message = r"no tap is named 'block\.0\.attention\.lookup'; did you mean"
     with pytest.raises(TapError, match=message), head_off(gpt(), "block.0.attention", 0):
         pass
-    rnn = shaken(RNNConfig(vocabulary_size=23, d_model=10))
+    rnn = shaken(RNNConfig(vocab_size=23, d_model=10))
     message = r"no tap is named 'decoder\.attention\.lookup'"
     with pytest.raises(TapError, match=message), cut_edge(rnn, "decoder.attention", query=0, key=0):
         pass
@@ -233,10 +233,10 @@ def test_an_edge_to_the_source_is_cut_for_its_own_target_position_alone(cuts, qu
 
 def test_an_edge_is_cut_in_every_row_of_a_ragged_cache():
     model, ids, more = gpt(), some_ids(1, 2, 5), some_ids(2, 2, 3)
-    is_token = torch.tensor([[True] * 5, [False, False, False, True, True]])
+    attention_mask = torch.tensor([[True] * 5, [False, False, False, True, True]])
     with cut_edge(model, "blocks.0.attention", query=3, key=1):
         cache = model.new_cache(batch=2)
-        first = model(ids, is_token=is_token, cache=cache)
+        first = model(ids, attention_mask=attention_mask, cache=cache)
         second = model(more, cache=cache)
         whole = [model(torch.cat((ids[0], more[0]))[None])[0], model(torch.cat((ids[1, 3:], more[1]))[None])[0]]
     close(torch.cat((first[0], second[0])), whole[0])

@@ -105,7 +105,7 @@ def induction_model(n_ids: int, context: int) -> GPT:
     third = max(n_ids, context)
     width = 3 * third
     config = GPTConfig(
-        vocabulary_size=n_ids, context_length=context, d_model=width, n_heads=1, n_layers=2, positions="learned",
+        vocab_size=n_ids, context_length=context, d_model=width, n_heads=1, n_layers=2, positions="learned",
         attention_bias=False, scale_scores=False, tie_embeddings=False,
     )  # fmt: skip
     model = GPT(config).double().eval()

@@ -12,7 +12,7 @@ from qkv.nn import using
 from tests.agreement.families import close, shaken, some_ids, some_source
 from tests.agreement.operators import Operators
 
-SMALL = {"vocabulary_size": 23, "context_length": 29, "d_model": 10, "n_heads": 5}
+SMALL = {"vocab_size": 23, "context_length": 29, "d_model": 10, "n_heads": 5}
 
 
 def gpt(**changes):
@@ -20,7 +20,7 @@ def gpt(**changes):
 
 
 def seq2seq(**changes):
-    both = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocabulary_size": 19, "share_embeddings": False}
+    both = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocab_size": 19, "share_embeddings": False}
     return shaken(Seq2SeqConfig(**{**SMALL, **both, **changes}))
 
 
@@ -75,14 +75,14 @@ def test_recording_ends_when_the_pass_fails_too():
 @pytest.mark.parametrize("positions", PositionKind)
 @pytest.mark.parametrize("n_kv_heads", [5, 1])
 def test_recomputed_weights_are_those_of_the_plain_road(positions, n_kv_heads):
-    model = gpt(positions=positions, n_kv_heads=n_kv_heads, window=3, relative_buckets=8, relative_max_distance=13)
+    model = gpt(positions=positions, n_kv_heads=n_kv_heads, sliding_window=3, relative_buckets=8, relative_max_distance=13)
     ids = some_ids(1, 3, 7)
-    is_token = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
+    attention_mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
     with record(model, "*.weights") as trace:
-        model(ids, is_token=is_token)
+        model(ids, attention_mask=attention_mask)
     for i in range(2):
         name = f"blocks.{i}.attention.weights"
-        (plain,) = weights_of_the_plain_road(model, name, lambda: model(ids, is_token=is_token))
+        (plain,) = weights_of_the_plain_road(model, name, lambda: model(ids, attention_mask=attention_mask))
         close(trace[name], plain)
 
 
@@ -157,10 +157,10 @@ def test_each_step_of_a_cached_generation_is_a_pass():
 def test_what_was_recorded_stays_when_the_cache_goes_on():
     """Rows of different lengths: later passes write slots that an earlier one showed as empty."""
     model = gpt()
-    is_token = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    attention_mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
     cache = model.new_cache(batch=2)
     with record(model, "blocks.0.attention.*") as trace:
-        model(some_ids(1, 2, 5), is_token=is_token, cache=cache)
+        model(some_ids(1, 2, 5), attention_mask=attention_mask, cache=cache)
         before = {name: trace.at(name, 0).clone() for name in trace.names}
         model(some_ids(2, 2, 3), cache=cache)
     for name, kept in before.items():
@@ -220,7 +220,7 @@ def test_beams_that_share_a_source_are_recorded_one_a_row():
 
 @pytest.mark.parametrize("kind", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
 def test_an_rnns_weights_are_recorded(kind):
-    config = RNNConfig(vocabulary_size=23, source_vocabulary_size=19, d_model=10, attention=kind)
+    config = RNNConfig(vocab_size=23, source_vocab_size=19, d_model=10, attention=kind)
     model = shaken(config)
     with record(model) as trace:
         model(some_source(1, 3, 5), some_ids(1, 3, 7))

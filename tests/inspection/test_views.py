@@ -135,7 +135,7 @@ def test_words_are_merged_to_by_sums_and_from_by_means():
 def test_the_deepest_guesses_of_the_lens_are_the_models_own(family):
     seen = see(task(family).model, reading(family))
     view = lens(seen, task(family).tokenizer, n=3)
-    own = seen.logits.float().softmax(-1)[:, : task(family).tokenizer.vocabulary_size].topk(3)
+    own = seen.logits.float().softmax(-1)[:, : task(family).tokenizer.vocab_size].topk(3)
     torch.testing.assert_close(view.probabilities[-1], own.values)
     assert torch.equal(view.ids[-1], own.indices)
     n_layers = 0 if family == "rnn" else config_layers(task(family).model.config)
@@ -154,7 +154,7 @@ def test_the_lens_of_a_middle_layer_is_the_model_without_the_layers_above():
     view = lens(see(model, text), task("gpt").tokenizer, n=3)
     with change(model, {"blocks.1.attention_write": 0.0, "blocks.1.feedforward_write": 0.0}):
         short = model(torch.tensor([text.own.ids]))[0].float().softmax(-1)
-    torch.testing.assert_close(view.probabilities[1], short[:, : task("gpt").tokenizer.vocabulary_size].topk(3).values)
+    torch.testing.assert_close(view.probabilities[1], short[:, : task("gpt").tokenizer.vocab_size].topk(3).values)
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS)

@@ -20,7 +20,7 @@ class Pairs:
     lengths: Tensor
 
     @property
-    def source_is_token(self) -> Tensor:
+    def source_attention_mask(self) -> Tensor:
         return self.source != PAD
 
     @property

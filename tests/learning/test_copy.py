@@ -21,13 +21,13 @@ def draw_copies(generator: torch.Generator, n: int) -> Tensor:
 
 def taught_to_copy(seed: int, *, positions: str, n_layers: int = 1) -> GPT:
     config = GPTConfig(
-        vocabulary_size=VOCABULARY_SIZE,
+        vocab_size=VOCABULARY_SIZE,
         context_length=2 * N_WORDS + 1,
         d_model=32,
         n_heads=4,
         n_layers=n_layers,
         positions=positions,
-        initial_std=0.05,
+        init_std=0.05,
     )
     model = GPT(config, seed=seed)
 

@@ -30,14 +30,14 @@ def guesses(model: BERT, ids: Tensor, where: Tensor) -> Tensor:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_bert_learns_to_fill_a_hidden_token_of_a_periodic_sequence(seed):
     config = BERTConfig(
-        vocabulary_size=VOCABULARY_SIZE,
+        vocab_size=VOCABULARY_SIZE,
         context_length=LENGTH,
         d_model=64,
         n_heads=4,
         n_layers=2,
         d_ff=128,
         masked_word_head=True,
-        initial_std=0.05,
+        init_std=0.05,
     )
     model = BERT(config, seed=seed)
 

@@ -23,26 +23,26 @@ from tests.learning.reversal import (
 
 def transformer(seed: int) -> Seq2Seq:
     config = Seq2SeqConfig(
-        vocabulary_size=VOCABULARY_SIZE,
+        vocab_size=VOCABULARY_SIZE,
         context_length=11,
         d_model=64,
         n_heads=4,
         n_encoder_layers=2,
         n_decoder_layers=2,
         # The usual 0.02 suits widths of 256 and more; at 64 it learns too, in twice the steps.
-        initial_std=0.05,
+        init_std=0.05,
     )
     return Seq2Seq(config, seed=seed)
 
 
 def rnn(seed: int, *, cell: str = "gru", attention: str = "general") -> RNNSeq2Seq:
-    config = RNNConfig(vocabulary_size=VOCABULARY_SIZE, d_model=64, cell=cell, attention=attention)
+    config = RNNConfig(vocab_size=VOCABULARY_SIZE, d_model=64, cell=cell, attention=attention)
     return RNNSeq2Seq(config, seed=seed)
 
 
 def told(model: Seq2Seq | RNNSeq2Seq, pairs: Pairs) -> Tensor:
     """Logits where each token follows the true ones before it."""
-    return model(pairs.source, pairs.prefix, source_is_token=pairs.source_is_token)
+    return model(pairs.source, pairs.prefix, source_attention_mask=pairs.source_attention_mask)
 
 
 @torch.no_grad()
@@ -51,12 +51,12 @@ def written(model: Seq2Seq | RNNSeq2Seq, pairs: Pairs) -> Tensor:
     n_rows, n_steps = pairs.target.shape
     ids = [torch.full((n_rows, 1), BEGIN)]
     if isinstance(model, Seq2Seq):
-        source = model.encode(pairs.source, is_token=pairs.source_is_token)
+        source = model.encode(pairs.source, attention_mask=pairs.source_attention_mask)
         cache = model.new_cache(batch=n_rows, capacity=n_steps)
         for _ in range(n_steps):
             ids.append(model.decode(ids[-1], source, cache=cache).argmax(-1))
     else:
-        start = model.encode(pairs.source, is_token=pairs.source_is_token)
+        start = model.encode(pairs.source, attention_mask=pairs.source_attention_mask)
         state = start.state
         for _ in range(n_steps):
             logits, state = model.decode(ids[-1], start.source, state)

@@ -16,12 +16,12 @@ TEXT = (
 def recipe(**training) -> Recipe:
     return Recipe(
         family="gpt",
-        tokenizer={"kind": "char", "vocabulary_size": 60},
+        tokenizer={"kind": "char", "vocab_size": 60},
         model={"context_length": 64, "n_layers": 2, "d_model": 48, "n_heads": 3, "positions": "rotary"},
         data={"train": ("text.txt",)},
         training={
-            "steps": 200, "batch_size": 4, "length": 64, "optimizer": "muon", "learning_rate": 1e-2,
-            "schedule": "linear", "final_learning_rate": 0.0, "warmup_steps": 10, "save_every": 200,
+            "steps": 200, "batch_size": 4, "seq_len": 64, "optimizer": "muon", "learning_rate": 1e-2,
+            "schedule": "linear", "min_lr_ratio": 0.0, "warmup_steps": 10, "save_every": 200,
         } | training,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from tests.data.pairs import reversed_pairs, write_tsv
 MODELS = {
     "seq2seq": {
         "n_heads": 4, "n_encoder_layers": 1, "n_decoder_layers": 1, "positions": "rotary", "norm_position": "pre",
-        "final_norm": True, "initial_std": 0.05,
+        "final_norm": True, "init_std": 0.05,
     },
     "rnn": {},
 }  # fmt: skip
@@ -25,14 +25,14 @@ def test_a_translator_learns_to_say_it_backwards_in_capitals(family, rate, tmp_p
     write_tsv(tmp_path / "pairs.tsv", pairs)
     recipe = Recipe(
         family=family,
-        tokenizer={"kind": "char", "vocabulary_size": 30},
+        tokenizer={"kind": "char", "vocab_size": 30},
         model={"context_length": 32, "d_model": 64, **MODELS[family]},
         data={"train": ("pairs.tsv",), "validation_share": 0.02},
         pairs={"join": 0.0, "examined": 20},
         training={
-            "steps": 250, "batch_size": 32, "length": 16, "learning_rate": rate, "weight_decay": 0.0,
-            "schedule": "linear", "final_learning_rate": 0.0, "warmup_steps": 20, "evaluate_every": 250,
-            "label_smoothing": 0.1, "averaging": 0.9,
+            "steps": 250, "batch_size": 32, "seq_len": 16, "learning_rate": rate, "weight_decay": 0.0,
+            "schedule": "linear", "min_lr_ratio": 0.0, "warmup_steps": 20, "eval_every": 250,
+            "label_smoothing": 0.1, "ema_decay": 0.9,
         },
     )  # fmt: skip
     prepared = prepare_run(recipe, tmp_path / "run", tmp_path, progress=lambda _label: lambda _n, _all: None)

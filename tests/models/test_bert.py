@@ -8,7 +8,7 @@ from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.models import BERT
 from tests.agreement.families import close, shaken, some_ids
 
-SMALL = {"vocabulary_size": 23, "context_length": 11, "d_model": 10, "n_heads": 5, "n_layers": 2}
+SMALL = {"vocab_size": 23, "context_length": 11, "d_model": 10, "n_heads": 5, "n_layers": 2}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from qkv.errors import CacheError, ConfigError, ContextLengthError, InputError, 
 from qkv.models import BERT, GPT
 from tests.agreement.families import close, shaken, some_ids
 
-SMALL = {"vocabulary_size": 23, "context_length": 11, "d_model": 10, "n_heads": 5, "n_layers": 2}
+SMALL = {"vocab_size": 23, "context_length": 11, "d_model": 10, "n_heads": 5, "n_layers": 2}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_cache_of_another_batch_is_refused(model):
 
 
 @pytest.mark.parametrize(
-    ("ids", "is_token"),
+    ("ids", "attention_mask"),
     [
         (torch.full((3, 2), 99), None),
         (torch.zeros(3, 0, dtype=torch.long), None),
@@ -77,12 +77,12 @@ def test_a_cache_of_another_batch_is_refused(model):
     ],
     ids=["bad ids", "empty", "beyond the context", "beyond the capacity"],
 )
-def test_a_refused_pass_leaves_the_cache_as_it_was(model, ids, is_token):
+def test_a_refused_pass_leaves_the_cache_as_it_was(model, ids, attention_mask):
     start, more = some_ids(1, 3, 4), some_ids(2, 3, 2)
     cache = model.new_cache(batch=3, capacity=6)
     model(start, cache=cache)
     with pytest.raises((InputError, CacheError)):
-        model(ids, is_token=is_token, cache=cache)
+        model(ids, attention_mask=attention_mask, cache=cache)
     close(model(more, cache=cache), model(torch.cat((start, more), dim=1))[:, 4:])
 
 
@@ -98,9 +98,9 @@ def test_a_cache_needs_a_past():
         encoder(some_ids(1, 3, 4), cache=encoder.new_cache(batch=3))
 
 
-@pytest.mark.parametrize("name", ["is_token", "documents"])
+@pytest.mark.parametrize("name", ["attention_mask", "documents"])
 def test_marks_of_another_shape_are_refused(model, name, unchecked):
-    marks = torch.ones(3, 6, dtype=torch.bool if name == "is_token" else torch.long)
+    marks = torch.ones(3, 6, dtype=torch.bool if name == "attention_mask" else torch.long)
     with pytest.raises(ShapeError, match=rf"{name} has shape \(3, 6\), ids \(3, 7\)"):
         model(some_ids(1, 3, 7), **{name: marks})
 
@@ -119,8 +119,8 @@ def test_a_new_cache_has_room_for_the_whole_context(model):
 
 def test_a_text_of_padding_alone_gives_numbers_and_disturbs_nobody(model):
     ids = some_ids(1, 2, 5)
-    is_token = torch.tensor([[True] * 5, [False] * 5])
-    logits = model(ids, is_token=is_token)
+    attention_mask = torch.tensor([[True] * 5, [False] * 5])
+    logits = model(ids, attention_mask=attention_mask)
     assert logits.isfinite().all()
     close(logits[0], model(ids[:1])[0])
 
@@ -156,8 +156,8 @@ def test_ids_of_another_shape_or_type_are_refused(model, unchecked):
 
 
 def test_a_padding_mask_of_numbers_is_refused(model, unchecked):
-    with pytest.raises(InputError, match=r"is_token is torch.int64, it must be torch.bool"):
-        model(some_ids(1, 3, 7), is_token=torch.ones(3, 7, dtype=torch.long))
+    with pytest.raises(InputError, match=r"attention_mask is torch.int64, it must be torch.bool"):
+        model(some_ids(1, 3, 7), attention_mask=torch.ones(3, 7, dtype=torch.long))
 
 
 def test_the_cache_of_another_model_is_refused_with_both_numbers(model):

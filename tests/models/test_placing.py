@@ -12,18 +12,18 @@ def placed(**marks):
 
 
 def test_tokens_stand_at_their_index():
-    assert placed(is_token=[True, True, True]) == [0, 1, 2]
+    assert placed(attention_mask=[True, True, True]) == [0, 1, 2]
     assert place(torch.zeros(1, 3, dtype=torch.long)).tolist() == [[0, 1, 2]]
 
 
 def test_padding_takes_no_position():
     T, F = True, False
-    assert [p for p, t in zip(placed(is_token=[F, F, T, T]), [F, F, T, T], strict=True) if t] == [0, 1]
-    assert [p for p, t in zip(placed(is_token=[T, F, F, T]), [T, F, F, T], strict=True) if t] == [0, 1]
+    assert [p for p, t in zip(placed(attention_mask=[F, F, T, T]), [F, F, T, T], strict=True) if t] == [0, 1]
+    assert [p for p, t in zip(placed(attention_mask=[T, F, F, T]), [T, F, F, T], strict=True) if t] == [0, 1]
 
 
 def test_padding_stands_inside_the_position_table():
-    assert max(placed(is_token=[True, True, True, False])) < 4
+    assert max(placed(attention_mask=[True, True, True, False])) < 4
 
 
 def test_each_document_starts_at_zero():
@@ -31,19 +31,19 @@ def test_each_document_starts_at_zero():
 
 
 def test_padding_takes_no_position_in_a_document_either():
-    positions = placed(documents=[0, 0, 0, 1, 1, 1], is_token=[False, True, True, True, False, True])
+    positions = placed(documents=[0, 0, 0, 1, 1, 1], attention_mask=[False, True, True, True, False, True])
     assert [positions[i] for i in (1, 2, 3, 5)] == [0, 1, 0, 1]
 
 
 def test_a_rule_that_forbids_nothing_is_none():
     positions = torch.arange(3)[None]
-    assert mask_of(positions, causal=False, window=None, is_token=None) is None
-    assert mask_of(positions, causal=True, window=None, is_token=None).is_causal_alone
+    assert mask_of(positions, causal=False, window=None, attention_mask=None) is None
+    assert mask_of(positions, causal=True, window=None, attention_mask=None).is_causal_alone
 
 
 def test_a_window_counts_tokens_and_not_the_padding_between_them():
-    is_token = torch.tensor([[True, False, False, True]])
-    positions = place(torch.zeros(1, 4, dtype=torch.long), is_token=is_token)
-    mask = mask_of(positions, causal=True, window=2, is_token=is_token)
+    attention_mask = torch.tensor([[True, False, False, True]])
+    positions = place(torch.zeros(1, 4, dtype=torch.long), attention_mask=attention_mask)
+    mask = mask_of(positions, causal=True, window=2, attention_mask=attention_mask)
     visible = mask.visible(4, 4, torch.device("cpu"))
     assert visible[0, 0, 3].tolist() == [True, False, False, True]

@@ -8,7 +8,7 @@ from qkv.config import RNNConfig
 from qkv.errors import ContextLengthError, InputError, ShapeError
 from tests.agreement.families import close, shaken, some_ids, some_source
 
-SMALL = {"vocabulary_size": 23, "source_vocabulary_size": 19, "d_model": 10, "context_length": 11}
+SMALL = {"vocab_size": 23, "source_vocab_size": 19, "d_model": 10, "context_length": 11}
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_with_attention_it_sees_every_source_state(attention):
 
 
 def test_a_source_without_tokens_is_refused(model):
-    is_token = torch.tensor([[True] * 5, [False] * 5, [True] * 5])
+    attention_mask = torch.tensor([[True] * 5, [False] * 5, [True] * 5])
     with pytest.raises(InputError, match="row 1 of the source has 0 tokens, there must be at least 1"):
-        model(some_source(1, 3, 5), some_ids(1, 3, 7), source_is_token=is_token)
+        model(some_source(1, 3, 5), some_ids(1, 3, 7), source_attention_mask=attention_mask)
 
 
 def test_more_tokens_than_the_context_are_refused(model):
@@ -93,5 +93,5 @@ def test_rows_that_cannot_share_the_sources_evenly_are_refused(model):
 
 
 def test_marks_of_another_shape_are_refused(model, unchecked):
-    with pytest.raises(ShapeError, match=r"is_token has shape \(3, 4\), ids \(3, 5\)"):
-        model.encode(some_source(1, 3, 5), is_token=torch.ones(3, 4, dtype=torch.bool))
+    with pytest.raises(ShapeError, match=r"attention_mask has shape \(3, 4\), ids \(3, 5\)"):
+        model.encode(some_source(1, 3, 5), attention_mask=torch.ones(3, 4, dtype=torch.bool))

@@ -10,7 +10,7 @@ from qkv.nn import Source
 from tests.agreement.families import close, shaken, some_ids, some_source
 
 SMALL = {
-    "vocabulary_size": 23, "source_vocabulary_size": 19, "share_embeddings": False, "context_length": 11,
+    "vocab_size": 23, "source_vocab_size": 19, "share_embeddings": False, "context_length": 11,
     "d_model": 10, "n_heads": 5, "n_encoder_layers": 2, "n_decoder_layers": 3,
 }  # fmt: skip
 
@@ -48,7 +48,7 @@ def test_the_source_passes_every_encoder_layer(model):
 
 def test_without_a_source_mask_and_with_one_of_tokens_alone_are_the_same(model):
     source, ids = some_source(1, 3, 5), some_ids(1, 3, 7)
-    close(model(source, ids, source_is_token=torch.ones(3, 5, dtype=torch.bool)), model(source, ids))
+    close(model(source, ids, source_attention_mask=torch.ones(3, 5, dtype=torch.bool)), model(source, ids))
 
 
 def test_source_and_target_are_checked_against_their_own_vocabularies(model):
@@ -100,13 +100,13 @@ def test_the_sources_keys_and_values_are_computed_once(model):
 
 
 def test_a_source_of_padding_alone_gives_numbers(model):
-    is_token = torch.tensor([[True] * 5, [False] * 5])
-    logits = model(some_source(1, 2, 5), some_ids(1, 2, 7), source_is_token=is_token)
+    attention_mask = torch.tensor([[True] * 5, [False] * 5])
+    logits = model(some_source(1, 2, 5), some_ids(1, 2, 7), source_attention_mask=attention_mask)
     assert logits.isfinite().all()
 
 
 def test_one_table_serves_source_and_target_where_it_is_shared():
-    shared = {**SMALL, "source_vocabulary_size": 23, "share_embeddings": True}
+    shared = {**SMALL, "source_vocab_size": 23, "share_embeddings": True}
     model = shaken(Seq2SeqConfig(**shared))
     assert model.encoder.embedding.token is model.decoder.embedding.token
     model = shaken(Seq2SeqConfig(**SMALL))
@@ -120,20 +120,20 @@ def test_a_source_is_what_it_says(model):
 
 
 PICTURES = Seq2SeqConfig(
-    vocabulary_size=23, share_embeddings=False, d_patch=13, context_length=11, d_model=10, n_heads=5,
+    vocab_size=23, share_embeddings=False, d_patch=13, context_length=11, d_model=10, n_heads=5,
     n_encoder_layers=2, n_decoder_layers=3,
 )  # fmt: skip
 
 
 def test_a_patch_that_is_a_one_hot_is_read_as_that_token():
-    of_ids = shaken(Seq2SeqConfig(**{**SMALL, "source_vocabulary_size": 13}))
+    of_ids = shaken(Seq2SeqConfig(**{**SMALL, "source_vocab_size": 13}))
     of_pictures = shaken(PICTURES)
     of_pictures.load_state_dict(of_ids.state_dict())
     source, ids = torch.randint(13, (3, 5)), some_ids(1, 3, 7)
-    is_token = torch.arange(5) < torch.tensor([[5], [2], [3]])
+    attention_mask = torch.arange(5) < torch.tensor([[5], [2], [3]])
     patches = torch.nn.functional.one_hot(source, 13).double()
-    for marks in (None, is_token):
-        close(of_pictures(patches, ids, source_is_token=marks), of_ids(source, ids, source_is_token=marks))
+    for marks in (None, attention_mask):
+        close(of_pictures(patches, ids, source_attention_mask=marks), of_ids(source, ids, source_attention_mask=marks))
 
 
 def test_what_are_no_patches_of_the_config_is_refused():

@@ -99,11 +99,11 @@ def test_cross_attention_looks_at_the_source_alone(kernel):
 def test_rows_that_share_a_source_get_what_each_would_get_with_its_copy(kernel):
     attention = Attention(D_MODEL, heads())
     x, source = torch.randn(6, N, D_MODEL), torch.randn(2, N_KEYS, D_MODEL)
-    is_token = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()
+    attention_mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()
     with using(attention, kernel):
-        shared = attention(x, source=source, mask=Mask(key_is_token=is_token))
+        shared = attention(x, source=source, mask=Mask(key_padding_mask=attention_mask))
         copied = attention(
-            x, source=source.repeat_interleave(3, 0), mask=Mask(key_is_token=is_token.repeat_interleave(3, 0))
+            x, source=source.repeat_interleave(3, 0), mask=Mask(key_padding_mask=attention_mask.repeat_interleave(3, 0))
         )
     torch.testing.assert_close(shared, copied)
 
@@ -236,10 +236,10 @@ def test_bare_attention_refuses_widths_and_counts_that_differ(unchecked):
 def test_a_mask_of_the_wrong_shape_is_refused_with_both_numbers(kernel, unchecked):
     attention, x = Attention(D_MODEL, heads()), torch.randn(BATCH, N, D_MODEL)
     with using(attention, kernel):
-        with pytest.raises(ShapeError, match="key_is_token covers 5 keys, there are 7"):
-            attention(x, mask=Mask(key_is_token=torch.ones(BATCH, 5, dtype=torch.bool)))
-        with pytest.raises(ShapeError, match="key_is_token has 3 rows, the scores have 2"):
-            attention(x, mask=Mask(key_is_token=torch.ones(3, N, dtype=torch.bool)))
+        with pytest.raises(ShapeError, match="key_padding_mask covers 5 keys, there are 7"):
+            attention(x, mask=Mask(key_padding_mask=torch.ones(BATCH, 5, dtype=torch.bool)))
+        with pytest.raises(ShapeError, match="key_padding_mask has 3 rows, the scores have 2"):
+            attention(x, mask=Mask(key_padding_mask=torch.ones(3, N, dtype=torch.bool)))
         with pytest.raises(ShapeError, match="documents has 3 rows, the scores have 2"):
             attention(x, mask=Mask(documents=torch.ones(3, N, dtype=torch.long)))
         with pytest.raises(ShapeError, match=r"table is \(1, 1, 6, 6\), the scores are \(2, 3, 7, 7\)"):

@@ -45,7 +45,7 @@ def test_a_post_norm_block_norms_each_sum():
 
 def test_cross_attention_stands_between_and_reads_the_source_as_it_is():
     part, x, states = block(NormPosition.PRE, cross=True), stream(), torch.randn(BATCH, N_SOURCE, D_MODEL)
-    source = Source(states=states, mask=Mask(key_is_token=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()))
+    source = Source(states=states, mask=Mask(key_padding_mask=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()))
     mid = x + part.attention(part.attention_norm(x), mask=CAUSAL)
     crossed = mid + part.cross(part.cross_norm(mid), source=states, mask=source.mask)
     expected = crossed + part.feedforward(part.feedforward_norm(crossed))
@@ -54,9 +54,9 @@ def test_cross_attention_stands_between_and_reads_the_source_as_it_is():
 
 def test_padding_of_the_source_changes_nothing():
     part, x, states = block(cross=True), stream(), torch.randn(BATCH, N_SOURCE, D_MODEL)
-    is_token = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]).bool()
-    garbage = states + 100 * (~is_token)[..., None]
-    got, expected = (part(x, source=Source(states=s, mask=Mask(key_is_token=is_token))) for s in (garbage, states))
+    attention_mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]).bool()
+    garbage = states + 100 * (~attention_mask)[..., None]
+    got, expected = (part(x, source=Source(states=s, mask=Mask(key_padding_mask=attention_mask))) for s in (garbage, states))
     assert torch.equal(got, expected)
     torch.testing.assert_close(part(x, source=Source(states=states[:, :4])), expected)
 

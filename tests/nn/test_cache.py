@@ -35,7 +35,7 @@ def drawn(n: int, batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_bytes_are_2_n_d_layers_bytes(dtype):
     """Batch × 2 (keys and values) × n × d × L × bytes a number, d = n_heads · d_head."""
-    config = GPTConfig(vocabulary_size=11, context_length=13, d_model=6, n_heads=3, n_layers=5)
+    config = GPTConfig(vocab_size=11, context_length=13, d_model=6, n_heads=3, n_layers=5)
     cache = GPT(config).to(dtype).new_cache(batch=7, capacity=9)
     assert cache.n_bytes == 7 * 2 * 9 * 6 * 5 * dtype.itemsize
 
@@ -75,29 +75,29 @@ def test_what_was_appended_in_steps_comes_back_whole(steps):
 def test_ragged_rows_are_written_from_the_left_without_their_padding():
     cache = new_cache()
     keys, values = drawn(4)
-    is_token = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 0, 0, 0]]).bool()
-    positions = cache.reserve(batch=BATCH, n_new=4, is_token=is_token)
-    assert positions[is_token].tolist() == [0, 1, 2, 3, 0, 1, 0]
+    attention_mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 0, 0, 0]]).bool()
+    positions = cache.reserve(batch=BATCH, n_new=4, attention_mask=attention_mask)
+    assert positions[attention_mask].tolist() == [0, 1, 2, 3, 0, 1, 0]
     cache.layers[0].append(keys, values)
     assert cache.lengths.tolist() == [4, 2, 1]
     more_keys, more_values = drawn(2)
     is_token_2 = torch.tensor([[1, 1], [1, 1], [0, 1]]).bool()
-    positions = cache.reserve(batch=BATCH, n_new=2, is_token=is_token_2)
+    positions = cache.reserve(batch=BATCH, n_new=2, attention_mask=is_token_2)
     assert positions[is_token_2].tolist() == [4, 5, 2, 3, 1]
     got_keys, got_values = cache.layers[0].append(more_keys, more_values)
     assert cache.lengths.tolist() == [6, 4, 2]
     assert cache.n_filled == 6
     for row in range(BATCH):
-        expected = torch.cat((keys[row][:, is_token[row]], more_keys[row][:, is_token_2[row]]), dim=1)
+        expected = torch.cat((keys[row][:, attention_mask[row]], more_keys[row][:, is_token_2[row]]), dim=1)
         assert torch.equal(got_keys[row, :, : expected.shape[1]], expected)
         assert not got_keys[row, :, expected.shape[1] :].any()
-        expected = torch.cat((values[row][:, is_token[row]], more_values[row][:, is_token_2[row]]), dim=1)
+        expected = torch.cat((values[row][:, attention_mask[row]], more_values[row][:, is_token_2[row]]), dim=1)
         assert torch.equal(got_values[row, :, : expected.shape[1]], expected)
 
 
 def test_once_ragged_a_step_without_padding_goes_on_at_each_rows_end():
     cache = new_cache()
-    cache.reserve(batch=BATCH, n_new=2, is_token=torch.tensor([[1, 1], [0, 1], [1, 1]]).bool())
+    cache.reserve(batch=BATCH, n_new=2, attention_mask=torch.tensor([[1, 1], [0, 1], [1, 1]]).bool())
     assert cache.reserve(batch=BATCH, n_new=1).tolist() == [[2], [1], [2]]
     assert cache.lengths.tolist() == [3, 2, 3]
 
@@ -105,8 +105,8 @@ def test_once_ragged_a_step_without_padding_goes_on_at_each_rows_end():
 @pytest.mark.parametrize("n_new", [1, 3])
 def test_once_ragged_new_tokens_are_written_at_each_rows_end(n_new):
     cache = new_cache()
-    is_token = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
-    cache.reserve(batch=BATCH, n_new=4, is_token=is_token)
+    attention_mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
+    cache.reserve(batch=BATCH, n_new=4, attention_mask=attention_mask)
     keys, values = drawn(4)
     cache.layers[0].append(keys, values)
     more_keys, more_values = drawn(n_new)
@@ -122,7 +122,7 @@ def test_once_ragged_new_tokens_are_written_at_each_rows_end(n_new):
 
 def test_when_the_longest_row_leaves_the_others_have_its_room():
     cache = new_cache()
-    cache.reserve(batch=BATCH, n_new=9, is_token=torch.arange(9) < torch.tensor([[9], [4], [1]]))
+    cache.reserve(batch=BATCH, n_new=9, attention_mask=torch.arange(9) < torch.tensor([[9], [4], [1]]))
     cache.select(torch.tensor([1, 2]))
     assert cache.n_filled == 4
     cache.reserve(batch=2, n_new=7)
@@ -133,8 +133,8 @@ def test_when_the_longest_row_leaves_the_others_have_its_room():
 def test_selected_rows_are_kept_in_their_order_with_repeats():
     cache = new_cache()
     keys, values = drawn(4)
-    is_token = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 0]]).bool()
-    cache.reserve(batch=BATCH, n_new=4, is_token=is_token)
+    attention_mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 0]]).bool()
+    cache.reserve(batch=BATCH, n_new=4, attention_mask=attention_mask)
     for layer in cache.layers:
         layer.append(keys, values)
     before = [(layer.keys, layer.values) for layer in cache.layers]
@@ -172,8 +172,8 @@ def test_a_full_cache_refuses_more_and_stays_as_it_was():
 
 def test_a_ragged_cache_is_full_when_its_longest_row_is():
     cache = new_cache()
-    cache.reserve(batch=BATCH, n_new=11, is_token=torch.arange(11) < torch.tensor([[9], [4], [1]]))
-    cache.reserve(batch=BATCH, n_new=3, is_token=torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]]).bool())
+    cache.reserve(batch=BATCH, n_new=11, attention_mask=torch.arange(11) < torch.tensor([[9], [4], [1]]))
+    cache.reserve(batch=BATCH, n_new=3, attention_mask=torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]]).bool())
     with pytest.raises(CacheError, match="the cache holds 11 tokens a row, 12 are needed"):
         cache.reserve(batch=BATCH, n_new=1)
 

@@ -82,7 +82,7 @@ def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, w
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of the plain road, which has no such stream on a CPU
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, compiled, kind):
-    size = {"vocabulary_size": 37, "context_length": 13, "n_layers": 2, "d_model": 24, "n_heads": 3}
+    size = {"vocab_size": 37, "context_length": 13, "n_layers": 2, "d_model": 24, "n_heads": 3}
     llama = {"norm": NormKind.RMS, "gated": True, "activation": Activation.SILU, "positions": PositionKind.ROTARY}
     own = {"activation": Activation.GELU} if kind == "gpt2" else llama
     model = GPT(GPTConfig(**size, **own), seed=1)

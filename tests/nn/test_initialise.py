@@ -12,7 +12,7 @@ FAMILIES = ["gpt-nano", "bert-nano", "transformer-nano", "t5-small", "rnn-nano"]
 
 
 def small(name: str, **changes):
-    shape = {"d_model": 128, "n_heads": 2, "d_ff": 256, "vocabulary_size": 211}
+    shape = {"d_model": 128, "n_heads": 2, "d_ff": 256, "vocab_size": 211}
     return preset(name, **(changes | (shape if name != "rnn-nano" else {"d_model": 128})))
 
 
@@ -30,7 +30,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(name):
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("std", [0.02, 0.3])
 def test_matrices_have_the_std_asked_for_biases_are_0_norms_are_1(name, std):
-    model = build(small(name, initial_std=std))
+    model = build(small(name, init_std=std))
     n_writes = 2 * model.config.n_layers if name == "gpt-nano" else 1
     for key, parameter in model.state_dict().items():
         if "norm" in key and key.endswith("weight"):

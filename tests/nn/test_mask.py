@@ -39,7 +39,7 @@ def test_a_causal_window_is_a_band():
 
 
 def test_padding_is_a_column_nobody_sees():
-    mask = Mask(key_is_token=IS_TOKEN)
+    mask = Mask(key_padding_mask=IS_TOKEN)
     assert seen(mask, 2, 5) == [[1, 1, 1, 0, 0]] * 2
     assert mask.visible(2, 5, CPU)[1, 0, 0].int().tolist() == [0, 1, 1, 1, 1]
 
@@ -73,7 +73,7 @@ def test_rules_together_allow_what_each_of_them_allows(causal, window, padded, p
     mask = Mask(
         causal=causal,
         window=window,
-        key_is_token=IS_TOKEN if padded else None,
+        key_padding_mask=IS_TOKEN if padded else None,
         documents=DOCUMENTS if packed else None,
     )
     table = mask.visible(5, 5, CPU).expand(2, 1, 5, 5)
@@ -91,7 +91,7 @@ def test_rules_together_allow_what_each_of_them_allows(causal, window, padded, p
 def test_a_causal_square_is_left_to_the_kernel_and_nothing_else_is():
     assert CAUSAL.written_out(5, 5, CPU).table is None
     assert Mask(causal=True, window=2).written_out(5, 5, CPU).table is not None
-    assert Mask(causal=True, key_is_token=IS_TOKEN).written_out(5, 5, CPU).table is not None
+    assert Mask(causal=True, key_padding_mask=IS_TOKEN).written_out(5, 5, CPU).table is not None
 
 
 @pytest.mark.parametrize("kernel", list(Kernel))
@@ -99,11 +99,11 @@ def test_a_causal_square_is_left_to_the_kernel_and_nothing_else_is():
 def test_a_row_that_may_see_nothing_gives_zeros_and_finite_gradients(kernel, is_causal):
     attention = Attention(6, Heads.split(6, 2))
     x = torch.randn(2, 5, 6, requires_grad=True)
-    is_token = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    attention_mask = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
     results = []
     end = attention.heads.watch(results.append)
     with using(attention, kernel):
-        attention(x, mask=Mask(causal=is_causal, key_is_token=is_token)).square().sum().backward()
+        attention(x, mask=Mask(causal=is_causal, key_padding_mask=attention_mask)).square().sum().backward()
     end()
     assert not results[0][1].any()
     if is_causal:
@@ -118,7 +118,7 @@ def test_a_row_that_may_see_nothing_gives_zeros_and_finite_gradients(kernel, is_
 @pytest.mark.parametrize("kernel", list(Kernel))
 def test_what_is_masked_changes_nothing(kernel):
     queries, keys, values = (torch.randn(2, 3, 5, 4) for _ in range(3))
-    mask = Mask(key_is_token=IS_TOKEN)
+    mask = Mask(key_padding_mask=IS_TOKEN)
     garbage = torch.where(IS_TOKEN[:, None, :, None], 0.0, 1e4)
     expected = attend(queries, keys, values, mask=mask, kernel=kernel)
     got = attend(queries, keys + garbage, values + garbage, mask=mask, kernel=kernel)
@@ -131,8 +131,8 @@ def test_a_window_of_nothing_is_refused():
 
 
 def test_masks_of_the_wrong_length_are_refused_with_both_numbers():
-    with pytest.raises(ShapeError, match="key_is_token covers 5 keys, there are 7"):
-        Mask(key_is_token=IS_TOKEN).visible(3, 7, CPU)
+    with pytest.raises(ShapeError, match="key_padding_mask covers 5 keys, there are 7"):
+        Mask(key_padding_mask=IS_TOKEN).visible(3, 7, CPU)
     with pytest.raises(ShapeError, match="documents cover 5 positions, there are 3 queries and 5 keys"):
         Mask(documents=DOCUMENTS).visible(3, 5, CPU)
     with pytest.raises(ShapeError, match="over 3 queries and 5 keys needs query_positions"):
@@ -143,9 +143,9 @@ def test_masks_of_the_wrong_length_are_refused_with_both_numbers():
         Mask(window=1, key_positions=torch.tensor([[3, 4]])).visible(3, 5, CPU)
 
 
-@pytest.mark.parametrize("name", ["key_is_token", "table"])
+@pytest.mark.parametrize("name", ["key_padding_mask", "table"])
 def test_a_mask_of_numbers_is_refused(name, unchecked):
     """As numbers, 0 and 1 would be added to the scores."""
-    given = torch.ones((2, 5) if name == "key_is_token" else (1, 1, 3, 5), dtype=torch.long)
+    given = torch.ones((2, 5) if name == "key_padding_mask" else (1, 1, 3, 5), dtype=torch.long)
     with pytest.raises(InputError, match=f"the mask's {name} is torch.int64, it must be torch.bool"):
         Mask(**{name: given})

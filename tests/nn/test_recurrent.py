@@ -55,9 +55,9 @@ def test_the_decoders_first_state_is_the_bridge_over_both_last_states(cell):
 
 @cells
 def test_a_row_without_tokens_is_refused(cell):
-    is_token = torch.stack((torch.ones(N_SOURCE), torch.zeros(N_SOURCE))).bool()
+    attention_mask = torch.stack((torch.ones(N_SOURCE), torch.zeros(N_SOURCE))).bool()
     with pytest.raises(InputError, match="row 1 of the source has 0 tokens, there must be at least 1"):
-        encoder(cell)(torch.randn(BATCH, N_SOURCE, D_MODEL), is_token)
+        encoder(cell)(torch.randn(BATCH, N_SOURCE, D_MODEL), attention_mask)
 
 
 def by_hand(part: StateAttention, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ def test_each_score_is_its_formula_and_the_answer_is_the_weighted_sum_of_states(
 def test_padding_of_the_source_is_not_looked_at(kind):
     part = StateAttention(D_MODEL, kind=kind)
     queries, states = torch.randn(BATCH, N, D_MODEL), torch.randn(BATCH, N_SOURCE, D_MODEL)
-    got = part(queries, states, mask=Mask(key_is_token=IS_TOKEN))
+    got = part(queries, states, mask=Mask(key_padding_mask=IS_TOKEN))
     for row in range(BATCH):
         alone = part(queries[row : row + 1], states[row : row + 1, IS_TOKEN[row]])
         torch.testing.assert_close(got[row : row + 1], alone)
@@ -97,7 +97,7 @@ def test_padding_of_the_source_is_not_looked_at(kind):
 def test_rows_that_share_a_source_get_what_each_would_get_with_its_copy(kind):
     part = StateAttention(D_MODEL, kind=kind)
     queries, states = torch.randn(3 * BATCH, N, D_MODEL), torch.randn(BATCH, N_SOURCE, D_MODEL)
-    mask, copied = Mask(key_is_token=IS_TOKEN), Mask(key_is_token=IS_TOKEN.repeat_interleave(3, 0))
+    mask, copied = Mask(key_padding_mask=IS_TOKEN), Mask(key_padding_mask=IS_TOKEN.repeat_interleave(3, 0))
     expected = part(queries, states.repeat_interleave(3, 0), mask=copied)
     torch.testing.assert_close(part(queries, states, mask=mask), expected)
 
@@ -142,10 +142,10 @@ def test_without_attention_the_source_is_not_looked_at():
 def test_autocast_leaves_the_recurrence_in_its_own_precision(cell):
     encoder = RecurrentEncoder(14, cell=cell, n_layers=2, n_decoder_layers=3)
     decoder = AttentiveDecoder(14, cell=cell, n_layers=3, kind=ScoreKind.GENERAL)
-    x, is_token = torch.randn(3, 5, 14), torch.arange(5) < torch.tensor([[5], [2], [4]])
-    plain, _ = encoder(x, is_token)
+    x, attention_mask = torch.randn(3, 5, 14), torch.arange(5) < torch.tensor([[5], [2], [4]])
+    plain, _ = encoder(x, attention_mask)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        states, first = encoder(x.bfloat16().float(), is_token)
+        states, first = encoder(x.bfloat16().float(), attention_mask)
         _, last = decoder(x, first, source=states)
     assert states.dtype == last[0].dtype == torch.float32
     torch.testing.assert_close(states, plain, rtol=0, atol=0.02)

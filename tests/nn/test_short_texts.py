@@ -37,7 +37,7 @@ ROWS = [[5, 7, 11] * 4 + [2], [3], [1, 2]]
 
 def read(monkeypatch, d_model=32):
     """A BERT, and its states of ROWS in the sizes that a compiled graph is made for, as if on a GPU."""
-    config = BERTConfig(vocabulary_size=31, context_length=13, d_model=d_model, n_heads=2, n_layers=2)
+    config = BERTConfig(vocab_size=31, context_length=13, d_model=d_model, n_heads=2, n_layers=2)
     model = BERT(config, seed=3).eval()
     reader = PackedReader(model)
     reader.compiled = True

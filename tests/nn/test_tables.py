@@ -16,7 +16,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(("positions", "n_tables"), [(PositionKind.ROTARY, 2), (PositionKind.SINUSOIDAL, 1)])
 def test_a_compiled_pass_writes_its_angles_once_for_all_layers(positions, n_tables):
-    size = {"vocabulary_size": 37, "context_length": 13, "n_layers": 3, "d_model": 12, "n_heads": 3}
+    size = {"vocab_size": 37, "context_length": 13, "n_layers": 3, "d_model": 12, "n_heads": 3}
     model = GPT(GPTConfig(**size, positions=positions), seed=1)
     ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
     graphs = []
@@ -32,7 +32,7 @@ def test_a_compiled_pass_writes_its_angles_once_for_all_layers(positions, n_tabl
 
 
 def test_an_exported_program_has_operators_of_torch_alone():
-    model = GPT(GPTConfig(vocabulary_size=37, context_length=13, n_layers=1, d_model=12, n_heads=3,
+    model = GPT(GPTConfig(vocab_size=37, context_length=13, n_layers=1, d_model=12, n_heads=3,
                           positions=PositionKind.ROTARY), seed=1)  # fmt: skip
     program = torch.export.export(model.eval(), (torch.tensor([[2, 3, 5]]),))
     assert not [node for node in program.graph.nodes if str(node.target).startswith("qkv")]

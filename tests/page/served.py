@@ -21,7 +21,7 @@ def main() -> None:
     long = small_task(TokenizerKind.BPE, context=1031)
     long.model.float()
     gone = saved(tasks()["gpt"], folder / "gone")
-    prepared = make_ready(folder / "text", steps=4, save_every=2, evaluate_every=2)
+    prepared = make_ready(folder / "text", steps=4, save_every=2, eval_every=2)
     trainer_of(prepared).train()
     given = ["stories", str(gone), str(prepared.run.path)]
     explorer = Explorer(Shelf(given, memory={**small, "long": long}))

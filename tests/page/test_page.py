@@ -36,12 +36,6 @@ def test_the_script_is_small_and_loads_nothing_from_elsewhere():
     assert [address for address in found if not address.startswith(known)] == []
 
 
-def test_no_file_of_the_source_is_long():
-    files = [path for path in (ROOT / "explorer/src").rglob("*") if path.is_file()]
-    assert len(files) > 30
-    assert {path.name: n for path in files if (n := len(path.read_text().splitlines())) > 300} == {}
-
-
 def test_the_page_rebuilt_is_the_one_in_the_package(tmp_path):
     need(ROOT / "explorer")
     made = subprocess.run(

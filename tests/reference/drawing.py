@@ -18,7 +18,7 @@ from qkv.choices import (
     ScoreKind,
     SinusoidStyle,
 )
-from qkv.config import BERTConfig, GPTConfig, RNNConfig, RotaryScaling, Seq2SeqConfig
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, RopeScaling, Seq2SeqConfig
 
 CONTEXT_LENGTH = 13
 
@@ -28,39 +28,39 @@ def transformer_settings(draw, positions: PositionKind | None) -> dict[str, Any]
     """What the three Transformer families share; every setting takes every kind of value, or that one."""
     positions = positions or draw(st.sampled_from(PositionKind))
     chosen = {
-        "vocabulary_size": draw(st.integers(2, 17)),
+        "vocab_size": draw(st.integers(2, 17)),
         "context_length": CONTEXT_LENGTH,
         "positions": positions,
         "sinusoid": draw(st.sampled_from(SinusoidStyle)),
         "position_offset": draw(st.integers(0, 2)) if positions is PositionKind.LEARNED else 0,
-        "rotary_base": draw(st.sampled_from([10000.0, 7.0])),
-        "rotary_scaling": draw(st.none() | _scalings()) if positions is PositionKind.ROTARY else None,
+        "rope_theta": draw(st.sampled_from([10000.0, 7.0])),
+        "rope_scaling": draw(st.none() | _scalings()) if positions is PositionKind.ROTARY else None,
         "relative_buckets": draw(st.sampled_from([4, 8, 12])),
         # A prime, so that no distance falls on the edge of a bucket, where rounding would decide.
         "relative_max_distance": draw(st.sampled_from([7, 11, 31])),
-        "window": draw(st.none() | st.integers(1, 5)),
+        "sliding_window": draw(st.none() | st.integers(1, 5)),
         "d_ff": draw(st.integers(1, 11)),
         "activation": draw(st.sampled_from(Activation)),
         "norm": draw(st.sampled_from(NormKind)),
         "norm_position": draw(st.sampled_from(NormPosition)),
-        "norm_epsilon": draw(st.sampled_from([1e-5, 1e-12, 0.1])),
+        "norm_eps": draw(st.sampled_from([1e-5, 1e-12, 0.1])),
         "dropout": 0.1,
     }
     switches = (
-        "attention_bias scale_scores gated feedforward_bias norm_bias embedding_norm final_norm "
+        "attention_bias scale_scores gated feed_forward_bias norm_bias embedding_norm final_norm "
         "scale_embedding tie_embeddings unembedding_bias scale_logits"
     )
     return chosen | {name: draw(st.booleans()) for name in switches.split()} | draw(_heads(positions))
 
 
 @st.composite
-def _scalings(draw) -> RotaryScaling:
+def _scalings(draw) -> RopeScaling:
     """Short first contexts, so that frequencies fall below, between and above the two bounds."""
-    return RotaryScaling(
+    return RopeScaling(
         factor=draw(st.sampled_from([0.5, 3.0])),
         original_context_length=draw(st.none() | st.integers(2, 40)),
-        low_frequency_factor=draw(st.sampled_from([0.3, 1.0])),
-        high_frequency_factor=draw(st.sampled_from([1.5, 4.0])),
+        low_freq_factor=draw(st.sampled_from([0.3, 1.0])),
+        high_freq_factor=draw(st.sampled_from([1.5, 4.0])),
     )
 
 
@@ -119,7 +119,7 @@ def seq2seq_configs(draw, positions: PositionKind | None = None) -> Seq2SeqConfi
         n_encoder_layers=draw(st.integers(1, 2)),
         n_decoder_layers=draw(st.integers(1, 3)),
         share_embeddings=share_embeddings,
-        source_vocabulary_size=shared["vocabulary_size"] if has_one_size else draw(st.integers(2, 17)),
+        source_vocab_size=shared["vocab_size"] if has_one_size else draw(st.integers(2, 17)),
         d_patch=d_patch,
     )
 
@@ -127,8 +127,8 @@ def seq2seq_configs(draw, positions: PositionKind | None = None) -> Seq2SeqConfi
 @st.composite
 def rnn_configs(draw) -> RNNConfig:
     return RNNConfig(
-        vocabulary_size=draw(st.integers(2, 17)),
-        source_vocabulary_size=draw(st.integers(2, 17)),
+        vocab_size=draw(st.integers(2, 17)),
+        source_vocab_size=draw(st.integers(2, 17)),
         d_model=2 * draw(st.integers(1, 5)),
         n_encoder_layers=draw(st.integers(1, 3)),
         n_decoder_layers=draw(st.integers(1, 3)),
@@ -157,11 +157,11 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
 
 def random_padding(rng: np.random.Generator, shape: tuple[int, int], *, at_least: int) -> np.ndarray:
     """True where a token stands; each row has its padding on the right, on the left, or anywhere."""
-    is_token = np.zeros(shape, bool)
-    for row in is_token:
+    attention_mask = np.zeros(shape, bool)
+    for row in attention_mask:
         n = rng.integers(at_least, shape[1] + 1)
         row[[slice(0, n), slice(shape[1] - n, None), rng.permutation(shape[1])[:n]][rng.integers(3)]] = True
-    return is_token
+    return attention_mask
 
 
 def random_documents(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:

@@ -17,13 +17,13 @@ Settings = Mapping[str, Any]
 Weights = Mapping[str, Array]
 
 
-def gpt(s: Settings, w: Weights, ids: Array, *, is_token: Array | None = None, documents: Array | None = None):
+def gpt(s: Settings, w: Weights, ids: Array, *, attention_mask: Array | None = None, documents: Array | None = None):
     """Logits, (batch, position, vocabulary)."""
     rows = []
     for b in range(len(ids)):
-        real, texts = _row(is_token, b), _row(documents, b)
+        real, texts = _row(attention_mask, b), _row(documents, b)
         places = _places(len(ids[b]), real, texts)
-        visible = _visible(places, causal=s["causal"], window=s["window"], real=real, texts=texts)
+        visible = _visible(places, causal=s["causal"], window=s["sliding_window"], real=real, texts=texts)
         x = _embed(s, w, "embedding", ids[b], places)
         x = _stack(s, w, "", x, visible=visible, places=places, is_bidirectional=not s["causal"])
         rows.append(_unembed(s, w, x, tied="embedding.token.weight"))
@@ -36,18 +36,18 @@ def bert(
     ids: Array,
     *,
     segments: Array | None = None,
-    is_token: Array | None = None,
+    attention_mask: Array | None = None,
     documents: Array | None = None,
 ) -> dict[str, Array]:
     """Every state, and what each head that the settings ask for makes of them."""
     rows = []
     for b in range(len(ids)):
-        real, texts = _row(is_token, b), _row(documents, b)
+        real, texts = _row(attention_mask, b), _row(documents, b)
         places = _places(len(ids[b]), real, texts)
         of = np.zeros(len(ids[b]), int) if segments is None else segments[b]
         of = of if s["n_segments"] else None
         x = _embed(s, w, "embedding", ids[b], places, segments=of)
-        visible = _visible(places, causal=False, window=s["window"], real=real, texts=texts)
+        visible = _visible(places, causal=False, window=s["sliding_window"], real=real, texts=texts)
         rows.append(_stack(s, w, "", x, visible=visible, places=places, is_bidirectional=True))
     states = np.stack(rows)
     out = {"states": states}
@@ -71,23 +71,23 @@ def seq2seq(
     given: Array,
     ids: Array,
     *,
-    source_is_token: Array | None = None,
-    is_token: Array | None = None,
+    source_attention_mask: Array | None = None,
+    attention_mask: Array | None = None,
 ):
     """Logits of the target, (batch, position, vocabulary). `given`: the source's ids, or its patches' numbers."""
     rows = []
     for b in range(len(ids)):
-        real, n = _row(source_is_token, b), len(given[b])
+        real, n = _row(source_attention_mask, b), len(given[b])
         places = _places(n, real, None)
         x = _embed(s, w, "encoder.embedding", given[b], places)
-        visible = _visible(places, causal=False, window=s["window"], real=real)
+        visible = _visible(places, causal=False, window=s["sliding_window"], real=real)
         source = _stack(s, w, "encoder.", x, visible=visible, places=places, is_bidirectional=True)
         source_real = np.ones(n, bool) if real is None else real
 
-        real, n = _row(is_token, b), len(ids[b])
+        real, n = _row(attention_mask, b), len(ids[b])
         places = _places(n, real, None)
         x = _embed(s, w, "decoder.embedding", ids[b], places)
-        visible = _visible(places, causal=True, window=s["window"], real=real)
+        visible = _visible(places, causal=True, window=s["sliding_window"], real=real)
         x = _stack(
             s, w, "decoder.", x, visible=visible, places=places, is_bidirectional=False,
             source=(source, np.tile(source_real, (n, 1))),
@@ -222,16 +222,16 @@ def _distance_bias(s: Settings, w: Weights, name: str, places: list[int], *, is_
 
 def _norm(s: Settings, w: Weights, name: str, x: Array) -> Array:
     if s["norm"] == "rms":
-        size = np.sqrt((x**2).sum(-1, keepdims=True) / x.shape[-1] + s["norm_epsilon"])
+        size = np.sqrt((x**2).sum(-1, keepdims=True) / x.shape[-1] + s["norm_eps"])
         return x / size * w[f"{name}.weight"]
     centred = x - x.sum(-1, keepdims=True) / x.shape[-1]
-    size = np.sqrt((centred**2).sum(-1, keepdims=True) / x.shape[-1] + s["norm_epsilon"])
+    size = np.sqrt((centred**2).sum(-1, keepdims=True) / x.shape[-1] + s["norm_eps"])
     out = centred / size * w[f"{name}.weight"]
     return out + w[f"{name}.bias"] if s["norm_bias"] else out
 
 
 def _feedforward(s: Settings, w: Weights, name: str, x: Array) -> Array:
-    bias = s["feedforward_bias"]
+    bias = s["feed_forward_bias"]
     hidden = _linear(w, f"{name}.expand", x, bias=bias)
     if s["gated"]:
         hidden = hidden * _activation(s["activation"], _linear(w, f"{name}.gate", x, bias=bias))

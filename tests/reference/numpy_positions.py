@@ -24,7 +24,7 @@ def sinusoid(place: int, d: int, style: str) -> list[float]:
 def turn(s: Settings, x: Array, places: list[int]) -> Array:
     """Numbers i and i + d/2 are one complex number; a place turns it by place · base^(−2i/d)."""
     half = x.shape[1] // 2
-    angles = np.outer(places, [_slowed(s["rotary_scaling"], s["rotary_base"] ** (-i / half)) for i in range(half)])
+    angles = np.outer(places, [_slowed(s["rope_scaling"], s["rope_theta"] ** (-i / half)) for i in range(half)])
     turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angles)
     return np.concatenate([turned.real, turned.imag], axis=1)
 
@@ -37,7 +37,7 @@ def _slowed(scaling: Settings | None, frequency: float) -> float:
     if context is None:
         return slow
     wave_length = 2 * math.pi / frequency
-    low, high = scaling["low_frequency_factor"], scaling["high_frequency_factor"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     if wave_length > context / low:
         return slow
     if wave_length < context / high:

@@ -15,11 +15,11 @@ State = tuple[Array, Array]
 """h and c of one layer; a GRU leaves c alone."""
 
 
-def rnn_seq2seq(s: Settings, w: Weights, source_ids: Array, ids: Array, *, source_is_token: Array | None = None):
+def rnn_seq2seq(s: Settings, w: Weights, source_ids: Array, ids: Array, *, source_attention_mask: Array | None = None):
     """Logits of the target, (batch, position, vocabulary)."""
     rows = []
     for b in range(len(ids)):
-        real = np.ones(len(source_ids[b]), bool) if source_is_token is None else source_is_token[b]
+        real = np.ones(len(source_ids[b]), bool) if source_attention_mask is None else source_attention_mask[b]
         x = w["source_embedding.weight"][source_ids[b][real]]
         states, first = _encode(s, w, x)
         x = w["embedding.weight"][ids[b]]

@@ -41,7 +41,7 @@ def theirs():
 
 def states(model, batch):
     with torch.no_grad():
-        return model(batch["input_ids"], segments=batch.get("token_type_ids"), is_token=batch["attention_mask"].bool())
+        return model(batch["input_ids"], segments=batch.get("token_type_ids"), attention_mask=batch["attention_mask"].bool())
 
 
 def test_its_pooling_is_read(loaded):

@@ -60,7 +60,7 @@ def assert_all_settings_are_drawn(config: GPTConfig | BERTConfig | Seq2SeqConfig
     """A setting added later is red here until the reference knows it."""
     not_drawn = set(type(config).model_fields) - config.model_fields_set
     derived_now_and_then = {"d_head", "d_value"}
-    read_outside_of_the_model = {"family", "initial_std", "class_names", "problem", "sentence_embedding"}
+    read_outside_of_the_model = {"family", "init_std", "class_names", "problem", "sentence_embedding"}
     assert not_drawn <= derived_now_and_then | read_outside_of_the_model
 
 
@@ -72,7 +72,7 @@ def drawn_masks(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, n
     """Nothing, padding, packed documents, or both."""
     masks = {}
     if rng.random() < 0.5:
-        masks["is_token"] = random_padding(rng, shape, at_least=0)
+        masks["attention_mask"] = random_padding(rng, shape, at_least=0)
     if rng.random() < 0.4:
         masks["documents"] = random_documents(rng, shape)
     return masks
@@ -86,22 +86,22 @@ def check_gpt(config: GPTConfig, seed: int, kernel: Kernel) -> None:
     assert_all_settings_are_drawn(config)
     rng = np.random.default_rng(seed)
     model = with_random_weights(GPT(config), rng)
-    ids = rng.integers(config.vocabulary_size, size=drawn_shape(rng))
+    ids = rng.integers(config.vocab_size, size=drawn_shape(rng))
     masks = drawn_masks(rng, ids.shape)
     weights = Watched(arrays(model), tied=tied_names(model))
     expected = numpy_models.gpt(config.model_dump(), weights, ids, **masks)
     assert not weights.unread
     with using(model, kernel):
-        assert_agree(model(torch.from_numpy(ids), **as_tensors(masks)), expected, masks.get("is_token"))
+        assert_agree(model(torch.from_numpy(ids), **as_tensors(masks)), expected, masks.get("attention_mask"))
 
 
 def check_bert(config: BERTConfig, seed: int, kernel: Kernel) -> None:
     assert_all_settings_are_drawn(config)
     rng = np.random.default_rng(seed)
     model = with_random_weights(BERT(config), rng)
-    ids = rng.integers(config.vocabulary_size, size=drawn_shape(rng))
+    ids = rng.integers(config.vocab_size, size=drawn_shape(rng))
     given_in = drawn_masks(rng, ids.shape)
-    at = given_in.get("is_token")
+    at = given_in.get("attention_mask")
     if config.n_segments and rng.random() < 0.7:
         given_in["segments"] = rng.integers(config.n_segments, size=ids.shape)
     weights = Watched(arrays(model), tied=tied_names(model))
@@ -128,21 +128,21 @@ def check_seq2seq(config: Seq2SeqConfig, seed: int, kernel: Kernel) -> None:
     model = with_random_weights(Seq2Seq(config), rng)
     batch, n_source = drawn_shape(rng)
     if config.d_patch is None:
-        given_source = rng.integers(config.source_vocabulary_size, size=(batch, n_source))
+        given_source = rng.integers(config.source_vocab_size, size=(batch, n_source))
     else:
         given_source = rng.normal(size=(batch, n_source, config.d_patch))
-    ids = rng.integers(config.vocabulary_size, size=(batch, int(rng.integers(1, CONTEXT_LENGTH + 1))))
+    ids = rng.integers(config.vocab_size, size=(batch, int(rng.integers(1, CONTEXT_LENGTH + 1))))
     masks = {}
     if rng.random() < 0.6:
-        masks["source_is_token"] = random_padding(rng, (batch, n_source), at_least=0)
+        masks["source_attention_mask"] = random_padding(rng, (batch, n_source), at_least=0)
     if rng.random() < 0.4:
-        masks["is_token"] = random_padding(rng, ids.shape, at_least=0)
+        masks["attention_mask"] = random_padding(rng, ids.shape, at_least=0)
     weights = Watched(arrays(model), tied=tied_names(model))
     expected = numpy_models.seq2seq(config.model_dump(), weights, given_source, ids, **masks)
     assert not weights.unread
     with using(model, kernel):
         got = model(torch.from_numpy(given_source), torch.from_numpy(ids), **as_tensors(masks))
-    assert_agree(got, expected, masks.get("is_token"))
+    assert_agree(got, expected, masks.get("attention_mask"))
 
 
 def check_rnn(config: RNNConfig, seed: int) -> None:
@@ -150,11 +150,11 @@ def check_rnn(config: RNNConfig, seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = with_random_weights(RNNSeq2Seq(config), rng)
     batch, n_source = drawn_shape(rng)
-    source_ids = rng.integers(config.source_vocabulary_size, size=(batch, n_source))
-    ids = rng.integers(config.vocabulary_size, size=(batch, int(rng.integers(1, CONTEXT_LENGTH + 1))))
+    source_ids = rng.integers(config.source_vocab_size, size=(batch, n_source))
+    ids = rng.integers(config.vocab_size, size=(batch, int(rng.integers(1, CONTEXT_LENGTH + 1))))
     masks = {}
     if rng.random() < 0.7:
-        masks["source_is_token"] = random_padding(rng, source_ids.shape, at_least=1)
+        masks["source_attention_mask"] = random_padding(rng, source_ids.shape, at_least=1)
     weights = Watched(arrays(model), tied=tied_names(model))
     expected = numpy_recurrent.rnn_seq2seq(config.model_dump(), weights, source_ids, ids, **masks)
     assert not weights.unread

@@ -61,7 +61,7 @@ def our_names(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
-    config = GPTConfig(vocabulary_size=3, context_length=11, d_model=48, n_heads=3, n_layers=3, tie_embeddings=False)
+    config = GPTConfig(vocab_size=3, context_length=11, d_model=48, n_heads=3, n_layers=3, tie_embeddings=False)
     model = GPT(config).eval()
     model.load_state_dict(our_names(tensors(MODEL)))
     return model

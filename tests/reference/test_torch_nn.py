@@ -72,8 +72,8 @@ def attentions() -> tuple[Attention, nn.MultiheadAttention]:
 def test_self_attention_equals_torch_multihead_attention(kernel, is_causal, is_padded):
     ours, theirs = attentions()
     x = drawn(BATCH, N, D_MODEL)
-    is_token = padding(N) if is_padded else None
-    mask = Mask(causal=is_causal, key_is_token=is_token) if is_causal or is_padded else None
+    attention_mask = padding(N) if is_padded else None
+    mask = Mask(causal=is_causal, key_padding_mask=attention_mask) if is_causal or is_padded else None
     with using(ours, kernel):
         got = ours(x, mask=mask)
     expected, _ = theirs(
@@ -81,7 +81,7 @@ def test_self_attention_equals_torch_multihead_attention(kernel, is_causal, is_p
         x,
         x,
         attn_mask=torch.ones(N, N, dtype=torch.bool).triu(1) if is_causal else None,  # torch: True = may not look
-        key_padding_mask=None if is_token is None else ~is_token,
+        key_padding_mask=None if attention_mask is None else ~attention_mask,
         need_weights=False,
     )
     assert_close(got, expected)
@@ -92,11 +92,11 @@ def test_self_attention_equals_torch_multihead_attention(kernel, is_causal, is_p
 def test_cross_attention_equals_torch_multihead_attention(kernel, is_padded):
     ours, theirs = attentions()
     x, source = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL)
-    is_token = padding(N_SOURCE) if is_padded else None
+    attention_mask = padding(N_SOURCE) if is_padded else None
     with using(ours, kernel):
-        got = ours(x, source=source, mask=None if is_token is None else Mask(key_is_token=is_token))
+        got = ours(x, source=source, mask=None if attention_mask is None else Mask(key_padding_mask=attention_mask))
     expected, _ = theirs(
-        x, source, source, key_padding_mask=None if is_token is None else ~is_token, need_weights=False
+        x, source, source, key_padding_mask=None if attention_mask is None else ~attention_mask, need_weights=False
     )
     assert_close(got, expected)
 
@@ -157,11 +157,11 @@ def test_a_block_equals_torch_transformer_encoder_layer(norm_position, activatio
     )
     ours = block(norm_position, activation, cross=False)
     copy_layer(ours, theirs)
-    x, is_token = drawn(BATCH, N, D_MODEL), padding(N)
+    x, attention_mask = drawn(BATCH, N, D_MODEL), padding(N)
     with using(ours, kernel):
-        got = ours(x, mask=Mask(key_is_token=is_token))
+        got = ours(x, mask=Mask(key_padding_mask=attention_mask))
     # Gradients on: torch's fast path for inference leaves zeros at padding.
-    expected = theirs(x, src_key_padding_mask=~is_token)
+    expected = theirs(x, src_key_padding_mask=~attention_mask)
     assert_close(got, expected)
 
 
@@ -181,10 +181,10 @@ def test_a_block_with_a_source_equals_torch_transformer_decoder_layer(norm_posit
     )
     ours = block(norm_position, activation, cross=True)
     copy_layer(ours, theirs)
-    x, source, is_token = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL), padding(N_SOURCE)
+    x, source, attention_mask = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL), padding(N_SOURCE)
     with using(ours, kernel):
-        got = ours(x, mask=CAUSAL, source=Source(states=source, mask=Mask(key_is_token=is_token)))
-    expected = theirs(x, source, tgt_mask=torch.ones(N, N, dtype=torch.bool).triu(1), memory_key_padding_mask=~is_token)
+        got = ours(x, mask=CAUSAL, source=Source(states=source, mask=Mask(key_padding_mask=attention_mask)))
+    expected = theirs(x, source, tgt_mask=torch.ones(N, N, dtype=torch.bool).triu(1), memory_key_padding_mask=~attention_mask)
     assert_close(got, expected)
 
 
@@ -214,13 +214,13 @@ def test_the_recurrent_encoder_equals_torch_run_row_by_row_without_padding(cell,
     ours = randomised(RecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=2))
     ours.recurrence.load_state_dict(theirs.state_dict())
     # Row 0 is padded on the right, row 1 not at all, row 2 on the left; the padding holds garbage.
-    is_token = torch.tensor([[1] * 4 + [0] * 3, [1] * 7, [0] * 2 + [1] * 5]).bool()
+    attention_mask = torch.tensor([[1] * 4 + [0] * 3, [1] * 7, [0] * 2 + [1] * 5]).bool()
     x = drawn(3, N, D_MODEL)
-    states, first = ours(x, is_token)
-    assert torch.equal(states[~is_token], torch.zeros_like(states[~is_token]))
+    states, first = ours(x, attention_mask)
+    assert torch.equal(states[~attention_mask], torch.zeros_like(states[~attention_mask]))
     for row in range(3):
-        expected, last = theirs(x[row : row + 1, is_token[row]])
-        assert_close(states[row, is_token[row]], expected[0])
+        expected, last = theirs(x[row : row + 1, attention_mask[row]])
+        assert_close(states[row, attention_mask[row]], expected[0])
         last = last if isinstance(last, tuple) else (last,)
         for got, part, bridge in zip(first, last, ours.bridge, strict=True):
             joined = torch.cat((part[-2, 0], part[-1, 0]))

@@ -21,8 +21,8 @@ def loaded(theirs):
     return ours
 
 
-def some_ids(vocabulary_size: int, length: int = LENGTH, seed: int = 5) -> torch.Tensor:
-    return torch.randint(vocabulary_size, (BATCH, length), generator=torch.Generator().manual_seed(seed))
+def some_ids(vocab_size: int, length: int = LENGTH, seed: int = 5) -> torch.Tensor:
+    return torch.randint(vocab_size, (BATCH, length), generator=torch.Generator().manual_seed(seed))
 
 
 def padding(side: str, length: int = LENGTH) -> torch.Tensor:
@@ -38,16 +38,16 @@ def padding(side: str, length: int = LENGTH) -> torch.Tensor:
             return place < lengths
 
 
-def places(is_token: torch.Tensor) -> torch.Tensor:
-    return (is_token.long().cumsum(1) - 1).clamp(min=0)
+def places(attention_mask: torch.Tensor) -> torch.Tensor:
+    return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def assert_agree(
-    ours: torch.Tensor, theirs: torch.Tensor, is_token: torch.Tensor | None = None, *, tolerance: float = TOLERANCE
+    ours: torch.Tensor, theirs: torch.Tensor, attention_mask: torch.Tensor | None = None, *, tolerance: float = TOLERANCE
 ) -> None:
     assert ours.shape == theirs.shape
-    if is_token is not None:
-        ours, theirs = ours[is_token], theirs[is_token]
+    if attention_mask is not None:
+        ours, theirs = ours[attention_mask], theirs[attention_mask]
     assert (ours - theirs).abs().max() <= tolerance
 
 
@@ -55,11 +55,11 @@ def assert_agree(
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_gives_the_published_logits(name, side):
     theirs = DECODERS[name].published()
-    ids, is_token = some_ids(31), padding(side)
+    ids, attention_mask = some_ids(31), padding(side)
     with torch.no_grad():
-        expected = theirs(ids, attention_mask=is_token.long(), position_ids=places(is_token)).logits
-        given = loaded(theirs)(ids, is_token=None if side == "none" else is_token)
-    assert_agree(given, expected, is_token)
+        expected = theirs(ids, attention_mask=attention_mask.long(), position_ids=places(attention_mask)).logits
+        given = loaded(theirs)(ids, attention_mask=None if side == "none" else attention_mask)
+    assert_agree(given, expected, attention_mask)
 
 
 @pytest.mark.parametrize("side", PADDINGS)
@@ -67,18 +67,18 @@ def test_a_decoder_gives_the_published_logits(name, side):
 def test_an_encoder_gives_the_published_states_and_every_head(name, side):
     theirs = ENCODERS[name].published()
     ours = loaded(theirs)
-    ids, is_token = some_ids(31), padding(side)
-    inputs = {"attention_mask": is_token.long(), "position_ids": places(is_token) + ours.config.position_offset}
+    ids, attention_mask = some_ids(31), padding(side)
+    inputs = {"attention_mask": attention_mask.long(), "position_ids": places(attention_mask) + ours.config.position_offset}
     segments = None
     if ours.config.n_segments:
         segments = inputs["token_type_ids"] = some_ids(ours.config.n_segments, seed=13)
     with torch.no_grad():
         answer = theirs(ids, **inputs, output_hidden_states=True)
-        states = ours(ids, segments=segments, is_token=None if side == "none" else is_token)
-        assert_agree(states, answer.hidden_states[-1], is_token, tolerance=1e-5)
+        states = ours(ids, segments=segments, attention_mask=None if side == "none" else attention_mask)
+        assert_agree(states, answer.hidden_states[-1], attention_mask, tolerance=1e-5)
         for head, expected in heads_of(answer, name).items():
             # The pooler reads the first position, which is padding when that stands on the left.
-            rows = is_token if head == "masked_word_logits" else is_token[:, 0]
+            rows = attention_mask if head == "masked_word_logits" else attention_mask[:, 0]
             assert_agree(getattr(ours, head)(states), expected, rows)
 
 
@@ -101,14 +101,14 @@ def heads_of(answer, name: str) -> dict[str, torch.Tensor]:
 
 def test_roberta_finds_the_positions_from_the_padding_as_we_do():
     theirs = ENCODERS["roberta, masked words, 1"].published()
-    is_token = padding("right")
+    attention_mask = padding("right")
     pad = theirs.config.pad_token_id
     ids = some_ids(31 - pad - 1) + pad + 1  # no token but padding may have its id
-    ids[~is_token] = pad
+    ids[~attention_mask] = pad
     with torch.no_grad():
-        expected = theirs(ids, attention_mask=is_token.long(), output_hidden_states=True)
-        ours = loaded(theirs)(ids, is_token=is_token)
-    assert_agree(ours, expected.hidden_states[-1], is_token, tolerance=1e-5)
+        expected = theirs(ids, attention_mask=attention_mask.long(), output_hidden_states=True)
+        ours = loaded(theirs)(ids, attention_mask=attention_mask)
+    assert_agree(ours, expected.hidden_states[-1], attention_mask, tolerance=1e-5)
 
 
 # On the left, `transformers` gives padding positions of its own where we give none: only distances agree.
@@ -118,22 +118,22 @@ PADDED_PAIRS = [(name, side) for name in PAIRS for side in PADDINGS if side != "
 @pytest.mark.parametrize(("name", "side"), PADDED_PAIRS)
 def test_an_encoder_decoder_gives_the_published_logits(name, side):
     theirs = PAIRS[name].published()
-    source_ids, source_is_token = some_ids(31), padding(side)
-    ids, is_token = some_ids(31, 7, seed=13), padding(side, 7)
+    source_ids, source_attention_mask = some_ids(31), padding(side)
+    ids, attention_mask = some_ids(31, 7, seed=13), padding(side, 7)
     with torch.no_grad():
         expected = theirs(
             input_ids=source_ids,
-            attention_mask=source_is_token.long(),
+            attention_mask=source_attention_mask.long(),
             decoder_input_ids=ids,
-            decoder_attention_mask=is_token.long(),
+            decoder_attention_mask=attention_mask.long(),
         ).logits
         given = loaded(theirs)(
             source_ids,
             ids,
-            source_is_token=None if side == "none" else source_is_token,
-            is_token=None if side == "none" else is_token,
+            source_attention_mask=None if side == "none" else source_attention_mask,
+            attention_mask=None if side == "none" else attention_mask,
         )
-    assert_agree(given, expected, is_token)
+    assert_agree(given, expected, attention_mask)
 
 
 @pytest.mark.parametrize("name", CASES)

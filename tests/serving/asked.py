@@ -28,10 +28,10 @@ def tasks():
     """In float32, as models are served."""
     bpe, pairs = trained(TokenizerKind.BPE), trained(TokenizerKind.BPE, SpecialStyle.SEQ2SEQ)
     gpt = GPTConfig(
-        vocabulary_size=bpe.vocabulary_size, context_length=41, d_model=20, n_heads=5, n_kv_heads=1, n_layers=3,
+        vocab_size=bpe.vocab_size, context_length=41, d_model=20, n_heads=5, n_kv_heads=1, n_layers=3,
         positions="rotary",
     )  # fmt: skip
-    sizes = {"vocabulary_size": pairs.vocabulary_size, "context_length": 37}
+    sizes = {"vocab_size": pairs.vocab_size, "context_length": 37}
     seq2seq = Seq2SeqConfig(**sizes, d_model=14, n_heads=7, n_encoder_layers=2, n_decoder_layers=3)
     return {
         "gpt": LanguageModel(shaken(gpt, 1).float(), bpe),

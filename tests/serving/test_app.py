@@ -242,7 +242,7 @@ def test_who_was_given_up_leaves_the_queue_and_never_gets_the_model():
     lock = own.shelf.find("gpt").lock
     with lock:
         assert client(own, desk=desk).post("/api/run", json={"model": "gpt", "text": TEXT}).status_code == 504
-        wait_until(lambda: not desk.n_busy, "it waits for the model no more", seconds=5)
+        wait_until(lambda: not desk.n_busy, "it waits for the model no more")
     assert not own.runs._kept
 
 

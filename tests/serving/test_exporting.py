@@ -197,7 +197,7 @@ def test_a_widget_answers_what_the_page_asks():
 def test_a_model_of_transformers_is_seen_as_it_is(page):
     transformers = pytest.importorskip("transformers")
     bpe = tasks()["gpt"].tokenizer
-    config = transformers.GPT2Config(vocab_size=bpe.vocabulary_size, n_positions=31, n_embd=12, n_layer=2, n_head=3)
+    config = transformers.GPT2Config(vocab_size=bpe.vocab_size, n_positions=31, n_embd=12, n_layer=2, n_head=3)
     theirs = transformers.GPT2LMHeadModel(config).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe.backend, eos_token="<|endoftext|>")
     shown = qkv.explore(theirs, TEXT, tokenizer=tokenizer)

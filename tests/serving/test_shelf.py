@@ -14,7 +14,7 @@ from tests.training.runs import make_ready, trainer_of
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    prepared = make_ready(tmp_path_factory.mktemp("run"), steps=4, save_every=2, evaluate_every=2)
+    prepared = make_ready(tmp_path_factory.mktemp("run"), steps=4, save_every=2, eval_every=2)
     trainer_of(prepared).train()
     return prepared.run.path
 

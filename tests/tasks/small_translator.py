@@ -38,22 +38,22 @@ def small_translator(kind: str = "transformer") -> Translator:
         return trained_to_turn()
     tokenizer = of_the_words()
     config = RNNConfig(
-        vocabulary_size=tokenizer.vocabulary_size, context_length=CONTEXT, d_model=48, attention="general"
+        vocab_size=tokenizer.vocab_size, context_length=CONTEXT, d_model=48, attention="general"
     )
     return _taught(RNNSeq2Seq(config, seed=0), tokenizer, n_steps=250, learning_rate=1e-2)
 
 
 def trained_to_turn(**shape: Any) -> Translator:
     tokenizer = of_the_words()
-    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "context_length": CONTEXT, "d_model": 48}
-    layers = {"n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "initial_std": 0.06}
+    sizes = {"vocab_size": tokenizer.vocab_size, "context_length": CONTEXT, "d_model": 48}
+    layers = {"n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "init_std": 0.06}
     return _taught(
         Seq2Seq(Seq2SeqConfig(**sizes, **layers, **shape), seed=0), tokenizer, n_steps=170, learning_rate=4e-3
     )
 
 
 def of_the_words() -> Tokenizer:
-    return train_tokenizer(TokenizerKind.BPE, [" ".join(WORDS)] * 9, vocabulary_size=283, style=SpecialStyle.SEQ2SEQ)
+    return train_tokenizer(TokenizerKind.BPE, [" ".join(WORDS)] * 9, vocab_size=283, style=SpecialStyle.SEQ2SEQ)
 
 
 def _taught(model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, learning_rate: float) -> Translator:
@@ -62,13 +62,13 @@ def _taught(model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, 
     def loss(generator: torch.Generator) -> torch.Tensor:
         chance = random.Random(int(torch.randint(0, 1 << 30, (1,), generator=generator)))
         texts = [draw(chance, chance.randint(1, 6)) for _ in range(32)]
-        source, is_token = padded(tokenizer.encode_batch(texts), CPU, tokenizer.vocabulary_size)
+        source, attention_mask = padded(tokenizer.encode_batch(texts), CPU, tokenizer.vocab_size)
         targets = [tokenizer.encode(backwards(text), add_specials=False) for text in texts]
-        prefix, _ = padded([[begin, *ids] for ids in targets], CPU, tokenizer.vocabulary_size)
+        prefix, _ = padded([[begin, *ids] for ids in targets], CPU, tokenizer.vocab_size)
         wanted = torch.full_like(prefix, -100)
         for row, ids in enumerate(targets):
             wanted[row, : len(ids) + 1] = torch.tensor([*ids, end])
-        return F.cross_entropy(model(source, prefix, source_is_token=is_token).flatten(0, 1), wanted.flatten())
+        return F.cross_entropy(model(source, prefix, source_attention_mask=attention_mask).flatten(0, 1), wanted.flatten())
 
     practise(model, loss, n_steps=n_steps, learning_rate=learning_rate, seed=1)
     return Translator(model, tokenizer, name="transformer" if isinstance(model, Seq2Seq) else "rnn")

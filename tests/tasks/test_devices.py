@@ -108,7 +108,7 @@ def test_a_translator_of_any_shape_follows_its_device(config):
 def test_an_id_outside_the_vocabulary_is_refused_before_it_leaves_the_cpu():
     """A GPU would end the process with an assertion of its own."""
     model = shaken(small_task().model.config)
-    n = model.config.vocabulary_size
+    n = model.config.vocab_size
     with pretended_gpu(), torch.no_grad(), pytest.raises(InputError, match=f"id {n} is outside the vocabulary of {n}"):
         generate(model.to(GPU), [[1, n]], max_new=1)
 

@@ -30,7 +30,7 @@ class Scripted(LanguageModel):
         ids = task.encode("The cat")
         script = [*task.tokenizer.encode(says), task.tokenizer.id_of(Role.END)]
         config = GPTConfig(
-            vocabulary_size=task.model.config.vocabulary_size, context_length=len(ids) + len(script) + 5,
+            vocab_size=task.model.config.vocab_size, context_length=len(ids) + len(script) + 5,
             d_model=2, n_heads=1, n_layers=1,
         )  # fmt: skip
         super().__init__(GPT(config), task.tokenizer)
@@ -149,7 +149,7 @@ def test_a_prompt_at_the_context_and_beyond():
 def test_an_id_that_the_tokenizer_does_not_have_says_nothing():
     tokenizer = trained(TokenizerKind.BPE)
     config = GPTConfig(
-        vocabulary_size=tokenizer.vocabulary_size + 7, context_length=9, d_model=2, n_heads=1, n_layers=1
+        vocab_size=tokenizer.vocab_size + 7, context_length=9, d_model=2, n_heads=1, n_layers=1
     )
     task = LanguageModel(GPT(config), tokenizer)
     task.model.unembedding.logits.change(
@@ -238,7 +238,7 @@ def test_a_template_puts_nothing_into_a_scored_document():
 def test_a_model_that_sees_the_future_is_not_scored():
     tokenizer = trained(TokenizerKind.BPE)
     config = GPTConfig(
-        vocabulary_size=tokenizer.vocabulary_size, context_length=9, d_model=2, n_heads=1, n_layers=1, causal=False
+        vocab_size=tokenizer.vocab_size, context_length=9, d_model=2, n_heads=1, n_layers=1, causal=False
     )
     with pytest.raises(InputError, match="causal=False sees the tokens it is asked for"):
         LanguageModel(GPT(config), tokenizer).score("The cat")

@@ -19,7 +19,7 @@ N_WORDS, LONGEST = 31, 13
 
 @pytest.fixture(scope="module")
 def model():
-    config = BERTConfig(vocabulary_size=N_WORDS, context_length=LONGEST, d_model=14, n_heads=2, n_layers=2)
+    config = BERTConfig(vocab_size=N_WORDS, context_length=LONGEST, d_model=14, n_heads=2, n_layers=2)
     return BERT(config, seed=3).eval()
 
 
@@ -82,7 +82,7 @@ def test_the_batches_of_a_gpu_are_those_of_a_cpu(model, monkeypatch):
         for i, place in enumerate(batch.places):
             n = len(rows[place])
             assert batch.ids[i, :n].tolist() == rows[place]
-            assert batch.is_token[i].sum() == n
+            assert batch.attention_mask[i].sum() == n
             torch.testing.assert_close(batch.states[i, :n], plain.pop(place), rtol=1e-4, atol=1e-5)
     assert not plain
 
@@ -91,7 +91,7 @@ class OnGPU(torch.Tensor):
     is_cuda = True
 
 
-@pytest.mark.parametrize("other", [{"n_kv_heads": 1}, {"d_value": 5}, {"window": 3}, {"scale_scores": False}], ids=str)
+@pytest.mark.parametrize("other", [{"n_kv_heads": 1}, {"d_value": 5}, {"sliding_window": 3}, {"scale_scores": False}], ids=str)
 def test_a_gpu_packs_where_torch_has_the_kernel_alone(model, other):
     def packs(config, kind=torch.bfloat16):
         made = BERT(config, seed=3)
@@ -116,7 +116,7 @@ def test_packed_texts_are_one_row_and_none_longer_than_the_context(model):
     with pytest.raises(ConfigError, match="packed texts are one row without padding; there are 2 rows"):
         model(torch.ones(2, 7, dtype=torch.long), documents=Packed(starts=starts, longest=4))
     row = torch.ones(1, 7, dtype=torch.long)
-    with pytest.raises(ConfigError, match="packed texts are one row without padding; is_token was given"):
-        model(row, is_token=row.bool(), documents=Packed(starts=starts, longest=4))
+    with pytest.raises(ConfigError, match="packed texts are one row without padding; attention_mask was given"):
+        model(row, attention_mask=row.bool(), documents=Packed(starts=starts, longest=4))
     with pytest.raises(ContextLengthError, match="14 tokens, but the model's context_length is 13"):
         model(torch.ones(1, 7, dtype=torch.long), documents=Packed(starts=starts, longest=14))

@@ -208,7 +208,7 @@ def test_a_row_of_the_heat_map_is_a_target_token_that_looks():
 def test_an_rnn_translates_by_the_same_road(attention):
     tokenizer = small_translator().tokenizer
     config = RNNConfig(
-        vocabulary_size=tokenizer.vocabulary_size, d_model=10, context_length=CONTEXT, attention=attention
+        vocab_size=tokenizer.vocab_size, d_model=10, context_length=CONTEXT, attention=attention
     )
     task = Translator(RNNSeq2Seq(config, seed=5).eval(), tokenizer)
     assert task.translate(TEXTS[:5]) == [task.translate(text) for text in TEXTS[:5]]

@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
     saved(small_task(), place / "gpt")
     save_hf(random_model("llama, 2 queries a key"), place / "llama")
     saved_bert(place / "bert")
-    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "context_length": CONTEXT, "d_model": 12}
+    sizes = {"vocab_size": tokenizer.vocab_size, "context_length": CONTEXT, "d_model": 12}
     configs = {
         "seq2seq": Seq2SeqConfig(**sizes, n_heads=3, n_encoder_layers=1, n_decoder_layers=2),
         "rnn": RNNConfig(**sizes, attention="general"),
@@ -71,9 +71,9 @@ def without(part: str) -> Callable:
 mask_of, positions, own_forward, select = placing.mask_of, KVCache._positions, GPT.forward, decoder.GPTDecoder.select
 
 
-def at_the_start(self, n_new, is_token):
+def at_the_start(self, n_new, attention_mask):
     """A cached pass whose positions begin at 0 again; rows of unequal lengths are left alone."""
-    found = positions(self, n_new, is_token)
+    found = positions(self, n_new, attention_mask)
     return found if self.is_ragged else found - found[:, :1]
 
 
@@ -106,7 +106,7 @@ def too_large(stored):
 BUGS = {
     "cached": ("gpt", KVCache, "_positions", at_the_start),
     "batched": ("gpt", GPT, "forward", rows_swapped),
-    "padded": ("gpt", placing, "mask_of", without("is_token")),
+    "padded": ("gpt", placing, "mask_of", without("attention_mask")),
     "packed": ("gpt", placing, "mask_of", without("documents")),
     "greedy": ("gpt", generate, "choose", second_best),
     "beam": ("gpt", decoder.GPTDecoder, "select", unmoved),
@@ -125,7 +125,7 @@ def test_a_bug_turns_its_own_check_red_and_no_other(folder, check, monkeypatch):
 
 
 def test_a_berts_padding_left_visible_is_seen(folder, monkeypatch):
-    monkeypatch.setattr(bert, "mask_of", without("is_token"))
+    monkeypatch.setattr(bert, "mask_of", without("attention_mask"))
     assert red(folder / "bert") == {"padded"}
 
 
@@ -204,7 +204,7 @@ def test_a_compiled_pass_agrees(difference):
 def run(tmp_path):
     from tests.training.runs import make_ready, trainer_of
 
-    prepared = make_ready(tmp_path, steps=3, save_every=3, evaluate_every=3)
+    prepared = make_ready(tmp_path, steps=3, save_every=3, eval_every=3)
     trainer_of(prepared).train()
     return prepared.run.path
 
@@ -255,8 +255,8 @@ def test_what_is_no_number_is_within_no_limit(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("config", [
-    GPTConfig(vocabulary_size=23, context_length=31, d_model=12, n_heads=3, n_layers=1),
-    Seq2SeqConfig(vocabulary_size=23, source_vocabulary_size=19, share_embeddings=False, context_length=31, d_model=12,
+    GPTConfig(vocab_size=23, context_length=31, d_model=12, n_heads=3, n_layers=1),
+    Seq2SeqConfig(vocab_size=23, source_vocab_size=19, share_embeddings=False, context_length=31, d_model=12,
                   n_heads=3, n_encoder_layers=1, n_decoder_layers=1),
 ], ids=["gpt", "seq2seq"])  # fmt: skip
 def test_a_model_without_a_tokenizer_reads_random_ids(config, tmp_path):
@@ -265,7 +265,7 @@ def test_a_model_without_a_tokenizer_reads_random_ids(config, tmp_path):
 
 
 def test_a_model_of_pictures_is_saved_and_loaded_and_neither_verified_nor_a_translator(tmp_path):
-    config = Seq2SeqConfig(vocabulary_size=23, share_embeddings=False, d_patch=7, context_length=31, d_model=12,
+    config = Seq2SeqConfig(vocab_size=23, share_embeddings=False, d_patch=7, context_length=31, d_model=12,
                            n_heads=3, n_encoder_layers=1, n_decoder_layers=1)  # fmt: skip
     model = shaken(config).float()
     save_own(Loaded(model, None), tmp_path / "model")

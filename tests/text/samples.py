@@ -26,5 +26,5 @@ def published(name: str) -> Path:
 
 
 @cache
-def trained(kind: TokenizerKind, style: SpecialStyle | None = None, vocabulary_size: int = 401) -> Tokenizer:
-    return train_tokenizer(kind, TEXTS, vocabulary_size=vocabulary_size, style=style)
+def trained(kind: TokenizerKind, style: SpecialStyle | None = None, vocab_size: int = 401) -> Tokenizer:
+    return train_tokenizer(kind, TEXTS, vocab_size=vocab_size, style=style)

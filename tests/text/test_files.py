@@ -68,7 +68,7 @@ def test_truncation_in_a_file_cuts_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["gpt2-vocab.json", "gpt2-merges.txt"])
 def test_gpt2s_own_files(name):
     tokenizer = load_tokenizer(published(name))
-    assert tokenizer.vocabulary_size == 50257
+    assert tokenizer.vocab_size == 50257
     assert tokenizer.encode("Hello world") == [15496, 995]
     assert tokenizer.id_of(Role.END) == 50256
     assert 50256 not in tokenizer.encode("<|endoftext|>")
@@ -77,7 +77,7 @@ def test_gpt2s_own_files(name):
 
 def test_berts_own_file():
     tokenizer = load_tokenizer(published("bert-base-uncased-vocab.txt"))
-    assert tokenizer.vocabulary_size == 30522
+    assert tokenizer.vocab_size == 30522
     assert tokenizer.encode("Hello, World!") == [101, 7592, 1010, 2088, 999, 102]
     assert tokenizer.encode_pair("Hello", "World").segments == [0, 0, 0, 1, 1]
     assert tokenizer.encode("a [MASK]", parse_specials=True)[-2] == tokenizer.id_of(Role.MASK) == 103

@@ -10,7 +10,7 @@ WORDS = "one two three four five six seven eight nine ten eleven"
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(TokenizerKind.WORDPIECE, [WORDS] * 9, vocabulary_size=97, style=SpecialStyle.BERT)
+    return train_tokenizer(TokenizerKind.WORDPIECE, [WORDS] * 9, vocab_size=97, style=SpecialStyle.BERT)
 
 
 def tokens(tokenizer, encoded):

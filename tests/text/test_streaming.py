@@ -32,7 +32,7 @@ def old_bpe() -> Tokenizer:
 
 
 def check_the_law(tokenizer, ids, skip_specials):
-    ids = [number % tokenizer.vocabulary_size for number in ids]
+    ids = [number % tokenizer.vocab_size for number in ids]
     pieces = list(stream_text(tokenizer, ids, skip_specials=skip_specials))
     assert "".join(pieces) == tokenizer.decode(ids, skip_specials=skip_specials)
     assert all(pieces)

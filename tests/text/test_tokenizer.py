@@ -80,7 +80,7 @@ def test_half_a_surrogate_pair_is_refused():
 
 def test_an_id_outside_is_refused():
     tokenizer = trained(TokenizerKind.BPE)
-    for number in (-1, tokenizer.vocabulary_size):
+    for number in (-1, tokenizer.vocab_size):
         with pytest.raises(InputError, match=f"id {number} is outside the tokenizer's vocabulary of 401"):
             tokenizer.decode([0, number])
 

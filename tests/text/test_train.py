@@ -34,8 +34,8 @@ def test_any_text_comes_back_from_bytes(text):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_vocabulary_is_no_larger_than_asked(kind):
     tokenizer = trained(kind)
-    assert 50 < tokenizer.vocabulary_size <= 401
-    assert tokenizer.vocabulary_size == len(tokenizer.backend.get_vocab())
+    assert 50 < tokenizer.vocab_size <= 401
+    assert tokenizer.vocab_size == len(tokenizer.backend.get_vocab())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,7 +79,7 @@ def test_a_gpt_text_has_nothing_around_it():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lowercase_holds_in_training_and_in_use(kind):
-    tokenizer = train_tokenizer(kind, TEXTS, vocabulary_size=401, lowercase=True)
+    tokenizer = train_tokenizer(kind, TEXTS, vocab_size=401, lowercase=True)
     assert tokenizer.encode("THE Cat") == tokenizer.encode("the cat")
 
 
@@ -89,39 +89,39 @@ def test_an_unseen_character_is_unknown():
 
 
 def test_characters_beyond_the_size_are_the_rare_ones():
-    tokenizer = train_tokenizer(TokenizerKind.CHARACTER, ["aaab", "bbc"], vocabulary_size=4)
+    tokenizer = train_tokenizer(TokenizerKind.CHARACTER, ["aaab", "bbc"], vocab_size=4)
     assert tokenizer.decode(tokenizer.encode("abc")) == "ab"
 
 
 def test_a_long_text_is_cut_and_trains_the_same():
     texts = [" ".join(TEXTS)]
-    tokenizer = train_tokenizer(TokenizerKind.BPE, texts * 300, vocabulary_size=300)
-    whole = train_tokenizer(TokenizerKind.BPE, [" ".join(texts * 300)], vocabulary_size=300)
+    tokenizer = train_tokenizer(TokenizerKind.BPE, texts * 300, vocab_size=300)
+    whole = train_tokenizer(TokenizerKind.BPE, [" ".join(texts * 300)], vocab_size=300)
     assert tokenizer.backend.to_str() == whole.backend.to_str()
 
 
 @pytest.mark.parametrize("kind", [TokenizerKind.BPE, TokenizerKind.CHARACTER])
 def test_training_twice_gives_the_same_bytes(kind):
-    first, second = (train_tokenizer(kind, TEXTS, vocabulary_size=401) for _ in range(2))
+    first, second = (train_tokenizer(kind, TEXTS, vocab_size=401) for _ in range(2))
     assert first.backend.to_str() == second.backend.to_str()
     assert first.fingerprint == second.fingerprint
 
 
 def test_too_small_a_vocabulary_is_refused_with_both_numbers():
-    with pytest.raises(ConfigError, match=r"vocabulary_size=256 is too small: bpe .* needs 257"):
-        train_tokenizer(TokenizerKind.BPE, TEXTS, vocabulary_size=256)
+    with pytest.raises(ConfigError, match=r"vocab_size=256 is too small: bpe .* needs 257"):
+        train_tokenizer(TokenizerKind.BPE, TEXTS, vocab_size=256)
     with pytest.raises(InputError, match=r"a unigram tokenizer of 17 cannot be trained on this text: .*chars"):
-        train_tokenizer(TokenizerKind.UNIGRAM, TEXTS, vocabulary_size=17)
+        train_tokenizer(TokenizerKind.UNIGRAM, TEXTS, vocab_size=17)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_is_refused(kind):
     with pytest.raises(InputError, match="no text to train a tokenizer on"):
-        train_tokenizer(kind, [""], vocabulary_size=300)
+        train_tokenizer(kind, [""], vocab_size=300)
 
 
 def test_spaced_the_ids_of_two_sentences_are_those_of_each():
-    tokenizer = train_tokenizer(TokenizerKind.BPE, TEXTS, vocabulary_size=401, style=SpecialStyle.SEQ2SEQ, spaced=True)
+    tokenizer = train_tokenizer(TokenizerKind.BPE, TEXTS, vocab_size=401, style=SpecialStyle.SEQ2SEQ, spaced=True)
     first, second = "¿Dónde está?", "Here he is. ñ😀"
     one, other, both = (tokenizer.encode(t, add_specials=False) for t in (first, second, f"{first} {second}"))
     assert both == one + other

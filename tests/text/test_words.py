@@ -25,7 +25,7 @@ def words_made(tokenizer, ids):
 
 
 def check_the_words(tokenizer, ids):
-    ids = [number % tokenizer.vocabulary_size for number in ids]
+    ids = [number % tokenizer.vocab_size for number in ids]
     assert words_of_ids(tokenizer, ids) == words_made(tokenizer, ids)
 
 

@@ -27,13 +27,13 @@ def reviews(n: int, *, seed: int = 0) -> list[tuple[str, str]]:
 
 def small_tokenizer() -> Tokenizer:
     texts = [" ".join((*GOOD, *BAD, *PLAIN))] * 9
-    return train_tokenizer(TokenizerKind.WORDPIECE, texts, vocabulary_size=150)
+    return train_tokenizer(TokenizerKind.WORDPIECE, texts, vocab_size=150)
 
 
 def small_bert(tokenizer: Tokenizer, *, seed: int = 1, **changes) -> BERT:
     config = BERTConfig(
-        vocabulary_size=tokenizer.vocabulary_size, context_length=23, n_layers=2, d_model=22, n_heads=2, d_ff=37,
-        initial_std=0.1, masked_word_head=True, next_sentence_head=True,
+        vocab_size=tokenizer.vocab_size, context_length=23, n_layers=2, d_model=22, n_heads=2, d_ff=37,
+        init_std=0.1, masked_word_head=True, next_sentence_head=True,
     )  # fmt: skip
     return BERT(config.replace(**changes), seed=seed)
 

@@ -25,12 +25,12 @@ def write_text(path: Path, n_sentences: int = 150) -> Path:
 def recipe(**training) -> Recipe:
     """Muon and AdamW, dropout, accumulation, evaluation: all that a resumed run must take up again."""
     usual = {
-        "steps": 13, "batch_size": 4, "micro_batch_size": 2, "length": 11, "optimizer": "muon", "warmup_steps": 3,
-        "evaluate_every": 5, "save_every": 3,
+        "steps": 13, "batch_size": 4, "micro_batch_size": 2, "seq_len": 11, "optimizer": "muon", "warmup_steps": 3,
+        "eval_every": 5, "save_every": 3,
     }  # fmt: skip
     return Recipe(
         family="gpt",
-        tokenizer={"kind": "char", "vocabulary_size": 60},
+        tokenizer={"kind": "char", "vocab_size": 60},
         model={"context_length": 13, "n_layers": 2, "d_model": 14, "n_heads": 2, "dropout": 0.1},
         data={"train": ("text.txt",), "validation_share": 0.1},
         training=usual | training,

@@ -10,7 +10,7 @@ from tests.training.runs import checkpoints, curve, go_on, stopped_after, traine
 
 
 def small():
-    return GPT(GPTConfig(vocabulary_size=5, context_length=3, n_layers=1, d_model=4, n_heads=2))
+    return GPT(GPTConfig(vocab_size=5, context_length=3, n_layers=1, d_model=4, n_heads=2))
 
 
 def test_the_average_follows_its_formula():
@@ -44,13 +44,13 @@ def test_inside_the_with_the_model_is_the_average_and_afterwards_itself_again():
 
 
 def test_the_average_is_what_is_kept_and_a_resumed_run_is_the_unbroken_one(run):
-    whole = run("whole", averaging=0.6)
+    whole = run("whole", ema_decay=0.6)
     trainer = trainer_of(whole)
     trainer.train()
     kept = load_file(whole.run.folder(13) / "model.safetensors")
     assert all(torch.equal(kept[name], average) for name, average in trainer.averaged.weights.items())
     assert not torch.equal(kept["blocks.0.attention.query.weight"], trainer.model.blocks[0].attention.query.weight)
-    stopped = run("stopped", averaging=0.6)
+    stopped = run("stopped", ema_decay=0.6)
     stopped_after(trainer_of(stopped), 7)
     go_on(stopped.run.path)
     assert curve(stopped.run.path) == curve(whole.run.path)

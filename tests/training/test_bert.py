@@ -29,12 +29,12 @@ def write_texts(path: Path, n_documents: int = 400) -> None:
 
 def recipe(examples: dict | None = None, **training) -> Recipe:
     usual = {
-        "steps": 7, "batch_size": 6, "micro_batch_size": 2, "length": 29, "optimizer": "muon", "warmup_steps": 2,
-        "evaluate_every": 3, "save_every": 2, "evaluate_batches": 3,
+        "steps": 7, "batch_size": 6, "micro_batch_size": 2, "seq_len": 29, "optimizer": "muon", "warmup_steps": 2,
+        "eval_every": 3, "save_every": 2, "eval_batches": 3,
     }  # fmt: skip
     return Recipe(
         family="bert",
-        tokenizer={"kind": "wordpiece", "vocabulary_size": 71, "lowercase": True},
+        tokenizer={"kind": "wordpiece", "vocab_size": 71, "lowercase": True},
         model={"context_length": 29, "n_layers": 2, "d_model": 14, "n_heads": 2, "dropout": 0.1},
         data={"train": ("text.txt",), "validation_share": 0.1},
         examples=examples or {},
@@ -63,9 +63,9 @@ def gradients(prepared: Prepared) -> dict[str, torch.Tensor]:
 
 
 def test_parts_of_a_batch_add_up_to_the_whole(bert, tmp_path):
-    whole = gradients(copy_of(bert, tmp_path / "whole", micro_batch_size=6, clip=None))
+    whole = gradients(copy_of(bert, tmp_path / "whole", micro_batch_size=6, max_grad_norm=None))
     for rows in (1, 2, 3):
-        parts = gradients(copy_of(bert, tmp_path / str(rows), micro_batch_size=rows, clip=None))
+        parts = gradients(copy_of(bert, tmp_path / str(rows), micro_batch_size=rows, max_grad_norm=None))
         for name, gradient in whole.items():
             torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-7)
 
@@ -75,7 +75,7 @@ def test_the_loss_is_the_sum_of_both_means_over_all_positions(bert):
     trainer = trainer_of(bert)
     model, batch = trainer.model.eval(), trainer.data.batch(0)
     outcome = trainer.objective(batch)
-    states = model(batch.ids, segments=batch.segments, is_token=batch.is_token)
+    states = model(batch.ids, segments=batch.segments, attention_mask=batch.attention_mask)
     wanted = torch.full_like(batch.ids, -100)
     used = batch.targets >= 0
     wanted[used.nonzero()[:, 0], batch.places[used]] = batch.targets[used]
@@ -131,9 +131,9 @@ def test_settings_that_do_not_fit_are_refused(bert, tmp_path):
 
 
 def test_a_tiny_bert_learns_to_fill_masks_and_to_tell_pairs(bert, tmp_path):
-    model = {"context_length": 29, "n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 128, "initial_std": 0.05}
+    model = {"context_length": 29, "n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 128, "init_std": 0.05}
     copy = copy_of(bert, tmp_path / "run", steps=240, batch_size=32, micro_batch_size=32, learning_rate=1e-2,
-                   schedule="linear", final_learning_rate=0.0, evaluate_every=240, save_every=240)  # fmt: skip
+                   schedule="linear", min_lr_ratio=0.0, eval_every=240, save_every=240)  # fmt: skip
     finish_preparing(Prepared(run=copy.run, recipe=copy.recipe.replace(model=model), corpus=copy.corpus))
     trainer_of(open_run(copy.run.path)).train()
     last = {name: float.fromhex(v) for name, v in curve(copy.run.path)[-1].items() if isinstance(v, str)}
@@ -147,7 +147,7 @@ def test_a_tiny_bert_learns_to_fill_masks_and_to_tell_pairs(bert, tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it compiles
 def test_compiled_steps_are_the_plain_ones(bert, tmp_path):
     plain = trainer_of(copy_of(bert, tmp_path / "plain", micro_batch_size=3))
-    compiled = trainer_of(copy_of(bert, tmp_path / "compiled", micro_batch_size=3, compiled=True))
+    compiled = trainer_of(copy_of(bert, tmp_path / "compiled", micro_batch_size=3, compile=True))
     for trainer in (plain, compiled):
         trainer.model.eval()
     for t in range(3):  # other counts of words and targets, one shape

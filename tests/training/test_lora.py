@@ -11,7 +11,7 @@ from qkv.training.lora import add_lora, merged_weights
 from qkv.weights.models import load_model
 from tests.training.runs import checkpoints, curve, go_on, stopped_after, trainer_of
 
-CONFIG = GPTConfig(vocabulary_size=19, context_length=13, n_layers=2, d_model=14, n_heads=2)
+CONFIG = GPTConfig(vocab_size=19, context_length=13, n_layers=2, d_model=14, n_heads=2)
 
 
 def test_it_starts_as_the_model_was_and_frees_the_thin_matrices_alone():

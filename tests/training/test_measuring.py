@@ -1,5 +1,8 @@
 """Models of random weights run as a workload says, and a calibration of next to nothing of this machine."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from qkv.choices import Kernel
 from qkv.config import BERTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload
 from qkv.cost.prediction import predict
+from qkv.training import stopwatch
 from qkv.training.calibrating import Grid, calibrate
 from qkv.training.launching import Launching
 from qkv.training.measuring import random_model, step_of
@@ -15,13 +19,13 @@ from qkv.training.stopwatch import Stopwatch
 from tests.cost.calibrations import made_up
 
 CPU = torch.device("cpu")
-SMALL = {"vocabulary_size": 23, "context_length": 32, "d_model": 16, "n_heads": 2}
+SMALL = {"vocab_size": 23, "context_length": 32, "d_model": 16, "n_heads": 2}
 CONFIGS = [
     preset("gpt-nano", context_length=32),
     preset("llama-nano"),
     BERTConfig(**SMALL, n_layers=1, masked_word_head=True, next_sentence_head=True),
     Seq2SeqConfig(**SMALL, n_encoder_layers=1, n_decoder_layers=1),
-    RNNConfig(vocabulary_size=23, d_model=16),
+    RNNConfig(vocab_size=23, d_model=16),
 ]
 GRID = Grid(
     rows=(1, 3), widths=(8, 16), numbers=(2**9, 2**10), groups=(2, 16), lengths=(2, 5), contexts=(3, 7),
@@ -64,11 +68,16 @@ def test_operations_are_timed_by_their_modules_once_a_layer():
     model = random_model(preset("gpt-nano"), CPU, Precision.FLOAT32)
     work = Workload(batch=2, length=16)
     prediction = predict(model.config, work, made_up())
-    found = compare_operations(model, step_of(model, work), prediction, Stopwatch(CPU))
-    names = {one.name for one in found}
-    assert {"blocks.attention.query", "blocks.feedforward.activation", "blocks.attention.attention"} <= names
-    assert {"blocks.attention_norm", "final_norm", "unembedding"} <= names
-    assert all(one.measured > 0 for one in found)
+    watch, ticks = Stopwatch(CPU), itertools.count()
+    watch.now = lambda: float(next(ticks))
+    measured = {one.name: one.measured for one in compare_operations(model, step_of(model, work), prediction, watch)}
+    n_layers = model.config.n_layers
+    # The clock ticks at every reading: a module without parts takes one tick, another one more than it has parts.
+    leaves = {"blocks.attention.query", "blocks.attention_norm"}
+    assert {name: measured[name] for name in leaves} == dict.fromkeys(leaves, n_layers)
+    assert measured["final_norm"] == measured["unembedding"] == 1
+    assert measured["blocks.feedforward.activation"] == (1 + 2) * n_layers
+    assert measured["blocks.attention.attention"] == (1 + 4) * n_layers
 
 
 @pytest.fixture
@@ -80,8 +89,17 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_a_calibration_of_this_machine_predicts_every_family(monkeypatch):
+@pytest.fixture
+def ticking(monkeypatch):
+    """A stopwatch whose clock advances by a microsecond at every reading."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 1e-6 * next(ticks), process_time=lambda: 1e-6 * next(ticks))
+    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(stopwatch, "_interruptions", lambda: 0)
+
+
+@pytest.mark.usefixtures("one_thread", "ticking")
+def test_a_calibration_predicts_every_family(monkeypatch):
     look = Launching.look
     monkeypatch.setattr(Launching, "look", lambda self: None if self._least else look(self))  # once is enough here
     calibration = calibrate(CPU, Precision.FLOAT32, grid=GRID, spend=1e-5)
@@ -93,17 +111,34 @@ def test_a_calibration_of_this_machine_predicts_every_family(monkeypatch):
     assert predict(CONFIGS[0], Workload(batch=2, length=7, mode=Mode.DECODE), calibration).seconds > 0
 
 
-def test_the_longer_work_takes_longer_by_the_stopwatch():
-    watch = Stopwatch(CPU, spend=1e-3)
-    short, long = (torch.randn(n, n) for n in (8, 512))
-    assert watch.kernel(lambda: long @ long) > watch.kernel(lambda: short @ short) > 0
-    assert watch.whole(lambda: long @ long) > watch.whole(lambda: short @ short) > 0
+class Clock:
+    """A clock that only advances while work is done."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls = 0
+
+    def work(self, seconds):
+        def run():
+            self.now += seconds
+            self.calls += 1
+
+        return run
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1e-3, 2.0])
+def test_the_stopwatch_measures_the_time_of_one_call(seconds):
+    clock, watch = Clock(), Stopwatch(CPU, spend=1e-3)
+    watch.now = lambda: clock.now
+    assert watch.kernel(clock.work(seconds)) == pytest.approx(seconds)
+    assert watch.whole(clock.work(seconds)) == pytest.approx(seconds)
 
 
 def test_the_stopwatch_warms_up_before_it_measures():
-    seen = []
-    Stopwatch(CPU, spend=1e-6).whole(lambda: seen.append(len(seen)))
-    assert len(seen) >= 3 + 3  # three to warm up, three to measure
+    clock, watch = Clock(), Stopwatch(CPU, spend=1e-6)
+    watch.now = lambda: clock.now
+    watch.whole(clock.work(1e-3))
+    assert clock.calls == 3 + 3  # three to warm up, three to measure
 
 
 def test_the_least_of_several_looks_at_launching_counts(monkeypatch):

@@ -18,11 +18,11 @@ from qkv.training.optimizer import (
     set_learning_rate,
 )
 
-CONFIG = GPTConfig(vocabulary_size=19, context_length=13, n_layers=2, d_model=14, n_heads=2)
+CONFIG = GPTConfig(vocab_size=19, context_length=13, n_layers=2, d_model=14, n_heads=2)
 
 
 def training(kind, **changes):
-    return TrainingConfig(steps=9, batch_size=1, length=13, warmup_steps=0, optimizer=kind, **changes)
+    return TrainingConfig(steps=9, batch_size=1, seq_len=13, warmup_steps=0, optimizer=kind, **changes)
 
 
 def step(model, optimizers, seed=0):

@@ -28,8 +28,8 @@ class Machine:
             took = self.pace(self.time)
             progress = replace(progress, step=progress.step + 1, seconds=progress.seconds + took)
             self.time += took
-            if progress.step % self.config.evaluate_every == 0:
-                self.time += took * self.config.evaluate_batches / 3
+            if progress.step % self.config.eval_every == 0:
+                self.time += took * self.config.eval_batches / 3
         return self
 
 
@@ -73,7 +73,7 @@ def moved_run(folder, monkeypatch):
 def test_a_moved_run_is_its_recipes_and_goes_on_from_any_checkpoint_to_the_same_bits(tmp_path, monkeypatch):
     moved = moved_run(tmp_path / "a", monkeypatch)
     recipe = open_run(moved.run.path).recipe
-    assert (recipe.training.steps, recipe.training.replanned) == (17, ((4, 13),))
+    assert (recipe.training.steps, recipe.training.replans) == (17, ((4, 13),))
     assert 4 in [line["step"] for line in curve(moved.run.path)]
     last = moved.run.folder(17) / "model.safetensors"
 

@@ -28,7 +28,7 @@ def test_the_end_of_the_text_is_held_out(prepared):
     corpus = prepared.corpus
     n = corpus.train.n_tokens + corpus.validation.n_tokens
     assert corpus.train.n_tokens == round(0.9 * n)
-    assert corpus.tokenizer.vocabulary_size == 16
+    assert corpus.tokenizer.vocab_size == 16
 
 
 def test_validation_files_are_stores_of_their_own(tmp_path):
@@ -120,10 +120,10 @@ def test_missing_text_is_said_before_anything_is_made(tmp_path):
 
 def test_a_tokenizer_of_another_size_is_refused_with_both_numbers(prepared, tmp_path):
     save_tokenizer(prepared.corpus.tokenizer, tmp_path)
-    settings = recipe().replace(tokenizer={"path": "tokenizer.json", "vocabulary_size": 99})
-    with pytest.raises(ConfigError, match=r"tokenizer\.vocabulary_size=99, but tokenizer\.json has 16"):
+    settings = recipe().replace(tokenizer={"path": "tokenizer.json", "vocab_size": 99})
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size=99, but tokenizer\.json has 16"):
         prepare(tmp_path, settings)
-    fitting = recipe().replace(tokenizer={"path": "tokenizer.json", "vocabulary_size": 16})
+    fitting = recipe().replace(tokenizer={"path": "tokenizer.json", "vocab_size": 16})
     assert prepare(tmp_path, fitting).corpus.tokenizer.fingerprint == prepared.corpus.tokenizer.fingerprint
 
 

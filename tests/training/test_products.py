@@ -19,12 +19,12 @@ from qkv.training.run import RunFolder
 pytestmark = pytest.mark.skipif(not products._has_onednn(), reason="torch has no oneDNN here")
 
 TRAINING = TrainingConfig(
-    steps=3, batch_size=2, length=7, learning_rate=1e-2, schedule=ScheduleKind.CONSTANT, warmup_steps=0
+    steps=3, batch_size=2, seq_len=7, learning_rate=1e-2, schedule=ScheduleKind.CONSTANT, warmup_steps=0
 )
 
 
 def gpt() -> GPT:
-    return GPT(GPTConfig(vocabulary_size=61, context_length=7, d_model=20, n_heads=5, n_layers=2, tie_embeddings=False))
+    return GPT(GPTConfig(vocab_size=61, context_length=7, d_model=20, n_heads=5, n_layers=2, tie_embeddings=False))
 
 
 def batch() -> Batch:
@@ -109,7 +109,7 @@ def test_small_matrices_are_left_alone(
 def test_what_is_compiled_or_no_gpt_keeps_its_objective() -> None:
     model = gpt()
     objective = next_token(model, TRAINING)
-    compiled = TRAINING.model_copy(update={"compiled": True})
+    compiled = TRAINING.model_copy(update={"compile": True})
     assert products.with_quick_products(model, objective, compiled) is objective
     assert products.with_quick_products(nn.Linear(7, 5), objective, TRAINING) is objective
     assert products.with_quick_products(gpt().double(), objective, TRAINING) is objective

@@ -52,8 +52,8 @@ def test_a_gradient_is_of_the_kind_of_what_it_is_the_gradient_of():
 
 
 def test_a_training_step_has_data_loss_and_optimizer_and_leaves_a_trace(tmp_path):
-    trainer = trainer_of(make_ready(tmp_path / "run", steps=3, save_every=3, evaluate_every=3))
-    step = estimate(GPTConfig(vocabulary_size=97, context_length=16, d_model=12, n_heads=3, n_layers=2), mode="train")
+    trainer = trainer_of(make_ready(tmp_path / "run", steps=3, save_every=3, eval_every=3))
+    step = estimate(GPTConfig(vocab_size=97, context_length=16, d_model=12, n_heads=3, n_layers=2), mode="train")
     profile = profile_training(trainer, step, trace=tmp_path / "trace.json")
     for kind in (WorkKind.DATA, WorkKind.LOSS, WorkKind.OPTIMIZER, WorkKind.PRODUCTS, WorkKind.EMBEDDING):
         assert profile.spent[kind] > 0
@@ -63,7 +63,7 @@ def test_a_training_step_has_data_loss_and_optimizer_and_leaves_a_trace(tmp_path
 
 
 def test_the_bound_of_products_is_their_flops_at_the_measured_rate():
-    config = GPTConfig(vocabulary_size=8192, context_length=512, d_model=512, n_heads=8, n_layers=3)
+    config = GPTConfig(vocab_size=8192, context_length=512, d_model=512, n_heads=8, n_layers=3)
     made = estimate(config, mode=Mode.FORWARD, batch=4, length=512, backend="cpu")
     _, profile = profile_generation(lambda: None, CPU, expected=made)
     products = sum(one.flops for one in made.operations if one.product and not one.is_attention_core)

@@ -19,7 +19,7 @@ def late(prepared):
 
 @pytest.mark.parametrize("optimizer", list(OptimizerKind))
 def test_reading_late_changes_no_number_of_a_run_stopped_or_not(run, optimizer):
-    plain, other = (run(name, optimizer=optimizer, averaging=0.9) for name in ("plain", "late"))
+    plain, other = (run(name, optimizer=optimizer, ema_decay=0.9) for name in ("plain", "late"))
     trainer_of(plain).train()
     for n_steps in (5, 99):
         trainer = late(open_run(other.run.path))
@@ -32,7 +32,7 @@ def test_reading_late_changes_no_number_of_a_run_stopped_or_not(run, optimizer):
 @pytest.mark.parametrize("optimizer", list(OptimizerKind))
 @pytest.mark.parametrize("n_bad", [1, 99])
 def test_a_gradient_that_is_no_number_is_named_and_nothing_is_updated_from_there_on(run, optimizer, n_bad):
-    trainer = late(run(save_every=2, evaluate_every=99, optimizer=optimizer))
+    trainer = late(run(save_every=2, eval_every=99, optimizer=optimizer))
     plain, weights = trainer._gradients, {}
 
     def gradients(batch, step):

@@ -8,7 +8,7 @@ from qkv.models import GPT
 from qkv.training.recompute import recompute_blocks
 from tests.training.runs import checkpoints, curve, trainer_of
 
-CONFIG = GPTConfig(vocabulary_size=19, context_length=13, n_layers=3, d_model=14, n_heads=2, dropout=0.3)
+CONFIG = GPTConfig(vocab_size=19, context_length=13, n_layers=3, d_model=14, n_heads=2, dropout=0.3)
 
 
 def gradients_and_kept(*, recomputed, documents=None):

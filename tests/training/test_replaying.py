@@ -16,7 +16,7 @@ HALVES = Halves(send=lambda batch: (batch,), judge=Outcome)
 
 
 def config(**changes):
-    given = {"steps": 7, "batch_size": 6, "length": 13, "warmup_steps": 0, "compiled": True}
+    given = {"steps": 7, "batch_size": 6, "seq_len": 13, "warmup_steps": 0, "compile": True}
     return TrainingConfig(**given | changes)
 
 
@@ -25,7 +25,7 @@ def config(**changes):
     [
         (HALVES, {}, "cuda", True),
         (HALVES, {}, "cpu", False),
-        (HALVES, {"compiled": False}, "cuda", False),
+        (HALVES, {"compile": False}, "cuda", False),
         (HALVES, {"micro_batch_size": 3}, "cuda", False),
         (HALVES, {"checkpoint_activations": True}, "cuda", False),
         (HALVES.__call__, {}, "cuda", False),  # as several processes wrap it
@@ -65,7 +65,7 @@ def losses(path):
 
 @pytest.mark.parametrize("optimizer", list(OptimizerKind))
 def test_replayed_steps_make_the_numbers_of_plain_ones_and_a_resumed_run_the_same_bits(run, optimizer):
-    settings = {"optimizer": optimizer, "averaging": 0.9, "micro_batch_size": 4, "cross_documents": False}
+    settings = {"optimizer": optimizer, "ema_decay": 0.9, "micro_batch_size": 4, "cross_documents": False}
     plain, other, again = (run(name, **settings) for name in ("plain", "other", "again"))
     trainer_of(plain).train()
     replaying(other).train()
@@ -79,7 +79,7 @@ def test_replayed_steps_make_the_numbers_of_plain_ones_and_a_resumed_run_the_sam
 
 
 def test_a_bad_id_is_refused_before_a_replay(run):
-    trainer = replaying(run(evaluate_every=99, micro_batch_size=4))
+    trainer = replaying(run(eval_every=99, micro_batch_size=4))
     plain = trainer.data.batch
 
     def batch(t):

@@ -9,8 +9,8 @@ from qkv.training.schedule import learning_rate
 
 
 def rates(schedule, **changes):
-    settings = {"steps": 101, "warmup_steps": 11, "learning_rate": 0.5, "final_learning_rate": 0.1} | changes
-    config = TrainingConfig(batch_size=1, length=1, schedule=schedule, **settings)
+    settings = {"steps": 101, "warmup_steps": 11, "learning_rate": 0.5, "min_lr_ratio": 0.1} | changes
+    config = TrainingConfig(batch_size=1, seq_len=1, schedule=schedule, **settings)
     return [learning_rate(config, step) for step in range(config.steps + 1)]
 
 
@@ -25,7 +25,7 @@ def test_every_schedule_warms_up_evenly_and_peaks_at_the_learning_rate(schedule)
 @pytest.mark.parametrize("schedule", [ScheduleKind.COSINE, ScheduleKind.LINEAR, ScheduleKind.WSD])
 def test_they_end_at_the_final_share(schedule):
     assert rates(schedule)[101] == pytest.approx(0.05)
-    assert rates(schedule, final_learning_rate=0.0)[101] == pytest.approx(0.0)
+    assert rates(schedule, min_lr_ratio=0.0)[101] == pytest.approx(0.0)
 
 
 def test_half_way_down():
@@ -35,7 +35,7 @@ def test_half_way_down():
 
 
 def test_wsd_stays_up_until_its_last_share():
-    rate = rates(ScheduleKind.WSD, decay_share=0.2)
+    rate = rates(ScheduleKind.WSD, decay_fraction=0.2)
     assert rate[11:83] == [0.5] * 72
     assert rate[84] < 0.5
     assert rate[92] == pytest.approx(0.5 * (0.1 + 0.9 * 0.5))
@@ -63,13 +63,13 @@ def test_where_the_last_step_moves_the_rate_goes_on_from_where_it_stood(schedule
 
 
 def test_a_last_step_may_move_more_than_once():
-    twice = rates(ScheduleKind.LINEAR, final_learning_rate=0.0, replanned=((31, 51), (61, 91)))
+    twice = rates(ScheduleKind.LINEAR, min_lr_ratio=0.0, replanned=((31, 51), (61, 91)))
     # At 31 half of the way is gone; from there 30 of 60 steps are half of the rest; from 61 on, 40 steps are left.
     assert [twice[31], twice[61], twice[81]] == pytest.approx([0.25, 0.125, 0.0625])
 
 
 def test_a_last_step_that_moves_into_the_warm_up_lets_the_rate_come_down_all_the_same():
-    rate = rates(ScheduleKind.LINEAR, final_learning_rate=0.0, warmup_steps=31, steps=23, replanned=((7, 101),))
+    rate = rates(ScheduleKind.LINEAR, min_lr_ratio=0.0, warmup_steps=31, steps=23, replanned=((7, 101),))
     assert rate[:8] == rates(ScheduleKind.LINEAR, warmup_steps=31)[:8]
     assert rate[15] == pytest.approx(0.5 * 16 / 31 / 2)
     assert rate[23] == 0
@@ -77,4 +77,4 @@ def test_a_last_step_that_moves_into_the_warm_up_lets_the_rate_come_down_all_the
 
 def test_a_plan_that_was_left_after_the_end_is_refused():
     with pytest.raises(ConfigError, match=r"replanned=\[\[53, 101\]\] has a step that is not before steps=53"):
-        TrainingConfig(batch_size=1, length=1, steps=53, warmup_steps=1, replanned=((53, 101),))
+        TrainingConfig(batch_size=1, seq_len=1, steps=53, warmup_steps=1, replans=((53, 101),))

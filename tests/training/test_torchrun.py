@@ -23,7 +23,7 @@ from tests.training.test_bert import write_texts
 
 CLOSE = 1e-6
 RECIPES = {
-    "gpt": recipe(batch_size=8, steps=17, averaging=0.9, cross_documents=False),
+    "gpt": recipe(batch_size=8, steps=17, ema_decay=0.9, cross_documents=False),
     "bert": bert_recipe(batch_size=8),
     "seq2seq": translations.recipe("seq2seq", batch_size=8, micro_batch_size=2),
     "rnn": translations.recipe("rnn", batch_size=8, micro_batch_size=2),
@@ -48,7 +48,7 @@ def test_every_item_counts_once_and_all_do_equally_many(n, world):
 def test_parts_are_small_enough_for_all_and_divide_the_batch(batch, data):
     world = data.draw(st.integers(1, batch))
     micro = data.draw(st.sampled_from([n for n in range(1, batch + 1) if batch % n == 0]))
-    training = TrainingConfig(steps=1, warmup_steps=0, length=5, batch_size=batch, micro_batch_size=micro)
+    training = TrainingConfig(steps=1, warmup_steps=0, seq_len=5, batch_size=batch, micro_batch_size=micro)
     rows = one_of(0, world).fitted(training).micro_batch_size
     assert batch % rows == 0
     assert rows <= micro
@@ -67,7 +67,7 @@ def test_fine_tuning_by_several_is_refused_by_one_of_them(tmp_path):
 
 
 def test_a_batch_too_small_to_share_is_refused():
-    training = TrainingConfig(steps=1, warmup_steps=0, length=5, batch_size=3)
+    training = TrainingConfig(steps=1, warmup_steps=0, seq_len=5, batch_size=3)
     with pytest.raises(ConfigError, match="batch_size=3 is too small to be shared by 5 processes"):
         one_of(0, 5).fitted(training)
 
@@ -211,10 +211,10 @@ def test_a_number_that_is_none_is_named_by_whoever_made_it_and_said_once(tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("setting", ["training.compiled=true", "training.lora_rank=2"])
+@pytest.mark.parametrize("setting", ["training.compile=true", "training.lora_rank=2"])
 def test_what_cannot_be_cut_is_refused_in_one_line(tmp_path, setting):
     arguments = ("train", "a.toml", setting, *TRAIN[2:], "run", "--sharding", "fsdp")
-    processes = start_ranks(place(tmp_path, averaging=None), 2, arguments)
+    processes = start_ranks(place(tmp_path, ema_decay=None), 2, arguments)
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [2, 2]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -36,10 +35,10 @@ def batch(lengths, *, seed=0, width=13, documents=None) -> Batch:
 
 def bare_trainer(run_folder, given, *, model=None, dropout=0.0, **training) -> Trainer:
     """On batches that the test makes itself."""
-    config = GPTConfig(vocabulary_size=N_WORDS, context_length=13, n_layers=2, d_model=14, n_heads=2, dropout=dropout)
+    config = GPTConfig(vocab_size=N_WORDS, context_length=13, n_layers=2, d_model=14, n_heads=2, dropout=dropout)
     model = model or GPT(config, seed=3)
     settings = TrainingConfig(
-        **{"steps": 4, "batch_size": len(given(0).counts), "length": 13, "warmup_steps": 0, "save_every": 2} | training
+        **{"steps": 4, "batch_size": len(given(0).counts), "seq_len": 13, "warmup_steps": 0, "save_every": 2} | training
     )
     objective = next_token(model, settings)
     return Trainer(model, settings, objective=objective, data=TrainingData(batch=given), run=run_folder, texts={})
@@ -58,15 +57,15 @@ def gradients(trainer, given):
 def test_parts_of_a_batch_add_up_to_the_whole_with_unequal_counts(run, micro_batch_size):
     given = batch([13, 1, 7, 2, 13, 5])
     folder = run().run
-    loss, norm, whole = gradients(bare_trainer(folder, lambda _t: given, clip=None), given)
-    parts = bare_trainer(folder, lambda _t: given, clip=None, micro_batch_size=micro_batch_size)
+    loss, norm, whole = gradients(bare_trainer(folder, lambda _t: given, max_grad_norm=None), given)
+    parts = bare_trainer(folder, lambda _t: given, max_grad_norm=None, micro_batch_size=micro_batch_size)
     part_loss, part_norm, parted = gradients(parts, given)
     assert part_loss == pytest.approx(loss, rel=1e-6)
     assert part_norm == pytest.approx(norm, rel=1e-6)
     difference = torch.cat([(whole[name] - parted[name]).flatten() for name in whole])
     assert float(difference.norm()) <= 1e-6 * norm
     # The average of the parts' averages, which this is not, would be far off.
-    rows = [gradients(bare_trainer(folder, lambda _t, row=row: row, clip=None), row)[0] for row in given.split(1)]
+    rows = [gradients(bare_trainer(folder, lambda _t, row=row: row, max_grad_norm=None), row)[0] for row in given.split(1)]
     assert abs(sum(rows) / 6 - loss) > 1e-3
 
 
@@ -75,11 +74,11 @@ def test_packed_documents_are_trained_as_if_they_were_alone(run):
     ids = torch.randint(0, N_WORDS, (1, 13))
     targets = torch.randint(0, N_WORDS, (1, 13))
     packed = Batch(ids, targets, torch.tensor([[4] * 5 + [5] * 8]), torch.tensor([13]))
-    loss, _, together = gradients(bare_trainer(folder, lambda _t: packed, clip=None), packed)
+    loss, _, together = gradients(bare_trainer(folder, lambda _t: packed, max_grad_norm=None), packed)
     sums, apart = 0.0, {}
     for part in (slice(0, 5), slice(5, 13)):
         alone = Batch(ids[:, part], targets[:, part], None, torch.tensor([part.stop - part.start]))
-        one, _, grads = gradients(bare_trainer(folder, lambda _t, alone=alone: alone, clip=None), alone)
+        one, _, grads = gradients(bare_trainer(folder, lambda _t, alone=alone: alone, max_grad_norm=None), alone)
         n = part.stop - part.start
         sums += one * n
         apart = {name: apart.get(name, 0) + g * n / 13 for name, g in grads.items()}
@@ -90,7 +89,7 @@ def test_packed_documents_are_trained_as_if_they_were_alone(run):
 
 def test_gradients_are_clipped_to_the_norm_and_reported_before(run):
     given = batch([13, 7])
-    trainer = bare_trainer(run().run, lambda _t: given, clip=0.01)
+    trainer = bare_trainer(run().run, lambda _t: given, max_grad_norm=0.01)
     _, norm, clipped = gradients(trainer, given)
     assert norm > 0.1
     assert float(torch.linalg.vector_norm(torch.stack([g.norm() for g in clipped.values()]))) == pytest.approx(
@@ -166,7 +165,7 @@ def test_an_evaluation_that_ends_the_run_is_finished(run, trained):
 
 
 def test_it_stops_after_so_many_evaluations_without_a_better_loss(run):
-    early = run(patience=2, evaluate_every=2, learning_rate=1e-9, steps=99, warmup_steps=0)
+    early = run(patience=2, eval_every=2, learning_rate=1e-9, steps=99, warmup_steps=0)
     trainer = trainer_of(early)
     trainer.objective = worse_each_time(trainer)
     trainer.train()
@@ -213,7 +212,7 @@ def test_a_weight_that_is_no_number_is_named_before_the_update(run, value):
 
 
 def test_a_bad_weight_that_no_loss_shows_never_gets_into_a_checkpoint(run):
-    trainer = trainer_of(run(save_every=2, evaluate_every=99))
+    trainer = trainer_of(run(save_every=2, eval_every=99))
     position = trainer.model.embedding.position.table.weight
     # Positions from 11 on are never used by windows of 11.
     at_step(trainer, 3, lambda: position.data[12].fill_(float("nan")))
@@ -293,23 +292,23 @@ def test_timing_the_steps_takes_no_note(run):
     assert not timed.run.metrics.exists()
 
 
-def test_steps_that_meet_a_shape_for_the_first_time_are_not_what_a_step_is_said_to_take(run):
-    trainer = trainer_of(run())
-    plain, seen = trainer.objective, set()
+def test_the_first_step_with_each_batch_is_not_timed(run):
+    trainer = trainer_of(run(batch_size=2, micro_batch_size=2))
+    objective, clock, batches = trainer.objective, [0.0], set()
 
-    def choosing_kernels(batch):
-        if (shown := batch.ids.numpy().tobytes()) not in seen:
-            seen.add(shown)
-            time.sleep(0.1)
-        return plain(batch)
+    def slow_for_new_batches(batch):
+        key = batch.ids.numpy().tobytes()
+        clock[0] += 1.0 if key in batches else 100.0
+        batches.add(key)
+        return objective(batch)
 
-    trainer.objective = choosing_kernels
-    assert trainer.seconds_a_step(5) < 0.1
-    assert len(seen) >= 5
+    trainer.objective = slow_for_new_batches
+    assert trainer.seconds_a_step(5, now=lambda: clock[0]) == 1.0
+    assert len(batches) == 5
 
 
 def test_what_an_objective_measures_is_logged_as_sums_over_counts_and_an_examination_beside_it(run):
-    ready = run(batch_size=6, micro_batch_size=2, steps=2, evaluate_every=2, warmup_steps=0)
+    ready = run(batch_size=6, micro_batch_size=2, steps=2, eval_every=2, warmup_steps=0)
     trainer = trainer_of(ready)
     plain = trainer.objective
     rows = []
@@ -333,7 +332,7 @@ def test_what_an_objective_measures_is_logged_as_sums_over_counts_and_an_examina
 
 
 def test_a_best_by_that_nothing_measures_is_refused(run):
-    trainer = bare_trainer(run().run, lambda _t: batch([5, 3]), best_by="acuracy", evaluate_every=1)
+    trainer = bare_trainer(run().run, lambda _t: batch([5, 3]), best_by="acuracy", eval_every=1)
     trainer.data = TrainingData(batch=trainer.data.batch, validation=lambda: [batch([7, 2])])
     with pytest.raises(ConfigError, match="best_by='acuracy' is not measured here; known: none"):
         trainer.train()

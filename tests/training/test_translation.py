@@ -29,7 +29,7 @@ def prepared(request, tmp_path_factory):
 
 def objective_of(prepared, **training):
     model = build(prepared.config, seed=1).eval()
-    settings = {"steps": 1, "batch_size": 1, "length": 24, "warmup_steps": 0} | training
+    settings = {"steps": 1, "batch_size": 1, "seq_len": 24, "warmup_steps": 0} | training
     return model, next_target(model, TrainingConfig(**settings))
 
 
@@ -50,7 +50,7 @@ def test_padding_changes_nothing(prepared):
     _, objective = objective_of(prepared)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     assert loss_of(objective, with_more_padding(batch)) == pytest.approx(loss_of(objective, batch), rel=1e-5)
-    is_padding = ~batch.source_is_token
+    is_padding = ~batch.source_attention_mask
     noisy = replace(batch, source=batch.source.masked_fill(is_padding, 17))
     assert loss_of(objective, noisy) == pytest.approx(loss_of(objective, batch), rel=1e-6)
 
@@ -71,7 +71,7 @@ def test_swapped_source_and_target_are_not_the_same_task(prepared):
     """The source is read by the encoder and the target by the decoder: the other way round scores otherwise."""
     model, objective = objective_of(prepared)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
-    logits = model(batch.source, batch.ids, source_is_token=batch.source_is_token)
+    logits = model(batch.source, batch.ids, source_attention_mask=batch.source_attention_mask)
     expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=NOTHING, reduction="sum")
     assert loss_of(objective, batch) == pytest.approx(expected.item(), rel=1e-5)
     texts = (
@@ -84,7 +84,7 @@ def test_swapped_source_and_target_are_not_the_same_task(prepared):
 def test_labels_are_smoothed_in_training_alone_and_both_losses_are_measured(prepared):
     model, objective = objective_of(prepared, label_smoothing=0.1)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
-    logits = model(batch.source, batch.ids, source_is_token=batch.source_is_token).flatten(0, 1)
+    logits = model(batch.source, batch.ids, source_attention_mask=batch.source_attention_mask).flatten(0, 1)
     wanted = batch.targets.flatten()
     plain, smoothed = (
         F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing).item() for smoothing in (0.0, 0.1)
@@ -140,7 +140,7 @@ def test_an_evaluation_has_bleu_chrf_and_samples(prepared, tmp_path):
 def test_what_is_validated_on_is_not_trained_on_and_what_was_dropped_is_said(tmp_path):
     pairs = reversed_pairs(60, shortest=4, longest=9)
     write_tsv(tmp_path / "dev.tsv", pairs[:7])
-    chosen = recipe("rnn", data={"validation": ("dev.tsv",), "validation_share": None}, length=8)
+    chosen = recipe("rnn", data={"validation": ("dev.tsv",), "validation_share": None}, seq_len=8)
     prepared = make_ready(tmp_path, chosen)  # pairs.tsv's 200 begin with other lengths than these
     corpus = prepared.corpus
     held_out = {corpus.validation.text(0, i) for i in range(len(corpus.validation))}
@@ -161,10 +161,10 @@ def test_swapped_files_and_unknown_repeats_are_refused(tmp_path):
 
 
 def test_separate_vocabularies_go_into_the_checkpoint(tmp_path):
-    prepared = make_ready(tmp_path, recipe("rnn", pairs={"source_vocabulary_size": 270}, steps=1, warmup_steps=0))
+    prepared = make_ready(tmp_path, recipe("rnn", pairs={"source_vocab_size": 270}, steps=1, warmup_steps=0))
     trainer_of(prepared).train()
     loaded = load_model(prepared.run.folder(1))
-    assert loaded.model.config.source_vocabulary_size == 270
+    assert loaded.model.config.source_vocab_size == 270
     assert loaded.source_tokenizer.encode("a b c") == prepared.corpus.train.tokenizers[0].encode("a b c")
     assert loaded.source_tokenizer.encode("A B") != loaded.tokenizer.encode("A B")
 
@@ -197,7 +197,7 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch):
 def test_compiled_steps_are_the_plain_ones_in_every_shape(tmp_path):
     ready = make_ready(tmp_path / "plain", recipe("seq2seq"))
     plain = trainer_of(ready)
-    compiled = trainer_of(copy_of(ready, tmp_path / "compiled", compiled=True))
+    compiled = trainer_of(copy_of(ready, tmp_path / "compiled", compile=True))
     shapes = set()
     for t in range(9):
         batch = plain.data.batch(t)

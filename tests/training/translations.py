@@ -17,12 +17,12 @@ MODELS = {
 
 def recipe(family: str, *, data=None, pairs=None, **training) -> Recipe:
     usual = {
-        "steps": 7, "batch_size": 6, "micro_batch_size": 3, "length": 24, "warmup_steps": 2, "evaluate_every": 3,
-        "save_every": 2, "label_smoothing": 0.1, "averaging": 0.9, "optimizer": "muon",
+        "steps": 7, "batch_size": 6, "micro_batch_size": 3, "seq_len": 24, "warmup_steps": 2, "eval_every": 3,
+        "save_every": 2, "label_smoothing": 0.1, "ema_decay": 0.9, "optimizer": "muon",
     }  # fmt: skip
     return Recipe(
         family=family,
-        tokenizer={"vocabulary_size": 280},
+        tokenizer={"vocab_size": 280},
         model=MODELS[family],
         data={"train": ("pairs.tsv",), "validation_share": 0.1} | (data or {}),
         pairs={"join": 0.3, "examined": 11} | (pairs or {}),

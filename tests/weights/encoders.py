@@ -12,12 +12,12 @@ from qkv.text import Tokenizer, train_tokenizer
 from qkv.weights.models import Loaded
 from tests.weights.loaded_models import TEXTS
 
-SHAPE = {"vocabulary_size": 97, "context_length": 41, "d_model": 35, "n_heads": 5, "n_layers": 2, "d_ff": 43}
+SHAPE = {"vocab_size": 97, "context_length": 41, "d_model": 35, "n_heads": 5, "n_layers": 2, "d_ff": 43}
 
 
 @cache
 def word_pieces() -> Tokenizer:
-    return train_tokenizer(TokenizerKind.WORDPIECE, TEXTS, vocabulary_size=SHAPE["vocabulary_size"], lowercase=True)
+    return train_tokenizer(TokenizerKind.WORDPIECE, TEXTS, vocab_size=SHAPE["vocab_size"], lowercase=True)
 
 
 def random_bert(**settings: Any) -> Loaded:

@@ -15,23 +15,23 @@ TEXTS = ["The cat sat on the mat, and the dog sat by the cat.\nThen both slept. 
 VOCABULARY = 307
 LLAMA = {
     "activation": "silu", "gated": True, "norm": "rms", "positions": "rotary",
-    "attention_bias": False, "feedforward_bias": False,
+    "attention_bias": False, "feed_forward_bias": False,
 }  # fmt: skip
 SHAPES = {
-    "gpt2": GPTConfig(vocabulary_size=VOCABULARY, context_length=83, d_model=35, n_heads=5, n_layers=2),
+    "gpt2": GPTConfig(vocab_size=VOCABULARY, context_length=83, d_model=35, n_heads=5, n_layers=2),
     "llama, 2 queries a key": GPTConfig(
-        vocabulary_size=VOCABULARY, context_length=89, d_model=36, n_heads=6, n_kv_heads=3, n_layers=3, d_ff=47, **LLAMA
+        vocab_size=VOCABULARY, context_length=89, d_model=36, n_heads=6, n_kv_heads=3, n_layers=3, d_ff=47, **LLAMA
     ),
     "llama, 5 queries a key, untied": GPTConfig(
-        vocabulary_size=VOCABULARY, context_length=79, d_model=40, n_heads=5, n_kv_heads=1, n_layers=2, d_ff=64,
-        tie_embeddings=False, rotary_base=5000.0, norm_epsilon=1e-6, **LLAMA,
+        vocab_size=VOCABULARY, context_length=79, d_model=40, n_heads=5, n_kv_heads=1, n_layers=2, d_ff=64,
+        tie_embeddings=False, rope_theta=5000.0, norm_eps=1e-6, **LLAMA,
     ),
 }  # fmt: skip
 
 
 @cache
 def byte_level() -> Tokenizer:
-    return train_tokenizer(TokenizerKind.BPE, TEXTS, vocabulary_size=VOCABULARY)
+    return train_tokenizer(TokenizerKind.BPE, TEXTS, vocab_size=VOCABULARY)
 
 
 @cache

@@ -23,7 +23,7 @@ from tests.weights.published_translators import FOLDERS, SPANISH
 
 SHIPPED = {
     "gated": True, "activation": "silu", "norm": "rms", "norm_position": "pre", "final_norm": True,
-    "attention_bias": False, "feedforward_bias": False, "d_ff": 104,
+    "attention_bias": False, "feed_forward_bias": False, "d_ff": 104,
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_the_folder_has_the_tokenizer_that_its_tokens_come_from(tmp_path):
     wanted = {"model.bin", "config.json", "shared_vocabulary.json", "tokenizer.json", "tokenizer_config.json"}
     assert names == wanted
     words = json.loads((tmp_path / "ct2" / "shared_vocabulary.json").read_text())
-    assert words == [task.tokenizer.token(i) for i in range(task.tokenizer.vocabulary_size)]
+    assert words == [task.tokenizer.token(i) for i in range(task.tokenizer.vocab_size)]
     assert load_tokenizer(tmp_path / "ct2").encode("uno dos") == task.tokenizer.encode("uno dos")
     assert theirs(tmp_path / "ct2", task, ["uno dos"]) == ["dos uno"]
     n_bytes = sum(one.numel() for one in task.model.parameters()) * 2
@@ -79,14 +79,14 @@ ODD = {
     "positions": {"positions": "learned", "embedding_norm": True, "scale_embedding": False, "activation": "gelu"},
     "T5's": {
         "positions": "relative", "norm": "rms", "norm_position": "pre", "final_norm": True, "scale_scores": False,
-        "scale_logits": True, "scale_embedding": False, "attention_bias": False, "feedforward_bias": False,
+        "scale_logits": True, "scale_embedding": False, "attention_bias": False, "feed_forward_bias": False,
         "gated": True, "activation": "gelu-tanh", "relative_buckets": 8, "relative_max_distance": 9,
     },
     "no biases of norms, an untied bias": {
         "norm_bias": False, "tie_embeddings": False, "unembedding_bias": True, "norm_position": "pre",
-        "norm_epsilon": 0.01,
+        "norm_eps": 0.01,
     },
-    "interleaved from one": {"sinusoid": "interleaved-from-one", "norm_epsilon": 0.03},
+    "interleaved from one": {"sinusoid": "interleaved-from-one", "norm_eps": 0.03},
 }  # fmt: skip
 
 
@@ -94,7 +94,7 @@ ODD = {
 def test_log_probabilities_of_other_shapes_agree(name, tmp_path):
     tokenizer = small_translator().tokenizer
     sizes = {"context_length": 41, "d_model": 20, "n_heads": 5, "n_encoder_layers": 2, "n_decoder_layers": 3}
-    config = Seq2SeqConfig(vocabulary_size=tokenizer.vocabulary_size + 3, initial_std=0.2, **{**sizes, **ODD[name]})
+    config = Seq2SeqConfig(vocab_size=tokenizer.vocab_size + 3, init_std=0.2, **{**sizes, **ODD[name]})
     model = Seq2Seq(config, seed=7).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -134,7 +134,7 @@ def test_what_bart_forces_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "remark"),
     [
-        ({"positions": "rotary", "window": 5}, "CTranslate2 cannot have window=5, positions=rotary$"),
+        ({"positions": "rotary", "window": 5}, "CTranslate2 cannot have sliding_window=5, positions=rotary$"),
         ({"n_kv_heads": 1}, "CTranslate2 cannot have n_kv_heads=1$"),
         ({"d_head": 5}, "CTranslate2 cannot have d_head=5$"),
         ({"final_norm": True}, "CTranslate2 cannot have final_norm=True$"),
@@ -145,7 +145,7 @@ def test_what_bart_forces_is_said(tmp_path):
 def test_a_shape_that_it_lacks_is_named(tmp_path, shape, remark):
     tokenizer = small_translator().tokenizer
     sizes = {"context_length": 41, "d_model": 12, "n_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 1}
-    model = Seq2Seq(Seq2SeqConfig(vocabulary_size=tokenizer.vocabulary_size, **{**sizes, **shape}))
+    model = Seq2Seq(Seq2SeqConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **shape}))
     with pytest.raises(ConfigError, match=remark):
         save_ct2(Loaded(model, tokenizer), tmp_path / "ct2")
     assert list(tmp_path.iterdir()) == []

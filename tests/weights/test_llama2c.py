@@ -97,7 +97,7 @@ def test_any_other_file_is_refused_and_named_once(tmp_path, data, monkeypatch):
 def test_the_tokenizer_is_found_beside_the_model(tmp_path, name):
     write_pieces(tmp_path / name, VOCABULARY)
     tokenizer = load_file_model(written(tmp_path / "model.bin")).tokenizer
-    assert tokenizer.vocabulary_size == VOCABULARY
+    assert tokenizer.vocab_size == VOCABULARY
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path):

@@ -139,7 +139,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused(folder, tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(state))
     with pytest.raises(WeightsError, match="the tokenizer has 308 ids, the model 307"):
         load_model(folder)
-    assert loaded.tokenizer.vocabulary_size == 307
+    assert loaded.tokenizer.vocab_size == 307
 
 
 def test_a_model_without_a_tokenizer_loads_until_one_is_needed(folder):

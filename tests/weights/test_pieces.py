@@ -33,20 +33,20 @@ def by_scores(text, tokens, scores):
 @given(st.text(alphabet="thecatsñ ", min_size=1, max_size=30))
 def test_any_text_is_cut_as_the_scores_say(text):
     tokenizer = scored_pieces()
-    tokens = [tokenizer.token(i) for i in range(tokenizer.vocabulary_size)]
+    tokens = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
     scores = [0.0] * 259 + [-float(i) for i in range(len(tokens) - 259)]
     assert tokenizer.encode(text, add_specials=False) == by_scores(text, tokens, scores)
 
 
 def test_a_real_vocabulary_cuts_as_its_scores_say():
-    tokenizer = read_tokenizer(published("tok512.bin"), vocabulary_size=512)
+    tokenizer = read_tokenizer(published("tok512.bin"), vocab_size=512)
     tokens = [tokenizer.token(i) for i in range(512)]
     # Its scores fall with the ids, as SentencePiece writes them.
     assert tokenizer.encode(TEXT, add_specials=False) == by_scores(TEXT, tokens, [-float(i) for i in range(512)])
 
 
 def test_llama2c_ends_a_text_where_the_next_begins():
-    tokenizer = read_tokenizer(published("tok512.bin"), vocabulary_size=512)
+    tokenizer = read_tokenizer(published("tok512.bin"), vocab_size=512)
     assert (tokenizer.find(Role.BEGIN), tokenizer.find(Role.END)) == (1, 1)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qkv.choices import Activation, NormKind, PositionKind, SinusoidStyle
-from qkv.config import PRESETS, GPTConfig, RotaryScaling, preset
+from qkv.config import PRESETS, GPTConfig, RopeScaling, preset
 from qkv.errors import ConfigError, WeightsError
 from qkv.models import build
 from qkv.weights import config_from_published, load_published, published_from_config, to_published
@@ -141,13 +141,13 @@ def test_settings_survive_the_way_there_and_back(name):
 @pytest.mark.parametrize("scaling", [LLAMA3, {"rope_type": "linear", "factor": 2.0}])
 def test_rotary_scaling_survives_the_way_there_and_back(scaling):
     config = config_from_published({**LLAMA, "rope_scaling": scaling})
-    assert config.rotary_scaling is not None
+    assert config.rope_scaling is not None
     assert published_from_config(config)["rope_scaling"] == scaling
 
 
 def test_rotary_scaling_is_for_rotary_positions():
-    with pytest.raises(ConfigError, match="rotary_scaling is set, but positions='learned' are not rotary"):
-        preset("gpt-nano", rotary_scaling=RotaryScaling(factor=2.0))
+    with pytest.raises(ConfigError, match="rope_scaling is set, but positions='learned' are not rotary"):
+        preset("gpt-nano", rope_scaling=RopeScaling(factor=2.0))
 
 
 @pytest.mark.parametrize("name", ["gpt-nano", "llama-nano", "bert-nano"])
@@ -182,7 +182,7 @@ def test_an_rnn_has_no_published_form():
 
 
 def test_stored_masks_of_old_gpt2_files_are_left_out_and_told():
-    config = GPTConfig(vocabulary_size=11, context_length=7, d_model=6, n_heads=3, n_layers=2)
+    config = GPTConfig(vocab_size=11, context_length=7, d_model=6, n_heads=3, n_layers=2)
     model = build(config)
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in to_published(model).items()}
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 7, 7)

@@ -102,7 +102,7 @@ def test_t5s_sentinels_stand_after_its_pieces(tmp_path):
                        tasks={})  # fmt: skip
     tokenizer = load_tokenizer(tmp_path / "model")
     n = len(theirs.pieces)
-    assert tokenizer.vocabulary_size == n + 7 == model.config.vocab_size
+    assert tokenizer.vocab_size == n + 7 == model.config.vocab_size
     assert [tokenizer.token(i) for i in (n, n + 6)] == ["<extra_id_6>", "<extra_id_0>"]
 
 

@@ -19,7 +19,7 @@ PROMPT = "The cat sat 😀"
 
 def assert_agree(ours, theirs):
     """Logits within 1e-4, and the same 64 tokens."""
-    ids = torch.randint(ours.config.vocabulary_size, (3, 11), generator=torch.Generator().manual_seed(5))
+    ids = torch.randint(ours.config.vocab_size, (3, 11), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         assert (ours(ids) - theirs(ids).logits).abs().max() <= 1e-4
         told = theirs.generate(ids[:1], max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)

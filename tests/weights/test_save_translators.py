@@ -22,7 +22,7 @@ SIZES = {"context_length": 41, "d_model": 12, "n_heads": 3, "n_encoder_layers": 
 
 def random_translator(**shape) -> Loaded:
     tokenizer = small_translator().tokenizer
-    config = Seq2SeqConfig(vocabulary_size=tokenizer.vocabulary_size, initial_std=0.3, **{**SIZES, **shape})
+    config = Seq2SeqConfig(vocab_size=tokenizer.vocab_size, init_std=0.3, **{**SIZES, **shape})
     return Loaded(Seq2Seq(config, seed=5).eval(), tokenizer)
 
 
@@ -96,7 +96,7 @@ def test_a_published_folder_comes_back_as_it_was(published, name, tmp_path):
 def test_two_vocabularies_do_not_fit_into_one_folder_of_transformers(tmp_path):
     FOLDERS["marian, two vocabularies"](tmp_path / "model")
     loaded = load_weights(tmp_path / "model")
-    sizes = [one.vocabulary_size for one in (loaded.source_tokenizer, loaded.tokenizer)]
+    sizes = [one.vocab_size for one in (loaded.source_tokenizer, loaded.tokenizer)]
     with pytest.raises(InputError, match=rf"vocabularies of their own \({sizes[0]} and {sizes[1]} ids\)"):
         save_hf(loaded, tmp_path / "out")
     save_int8(loaded, tmp_path / "int8")

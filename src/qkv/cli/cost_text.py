@@ -113,7 +113,7 @@ def plan_text(plan: "Plan") -> list[str]:
     from qkv.cost.readable import readable_bytes, readable_count, readable_flops
 
     config, step, device = plan.config, plan.step, plan.device
-    shape = f"{config.family}, width {config.d_model:,}, vocabulary {config.vocabulary_size:,}"
+    shape = f"{config.family}, width {config.d_model:,}, vocabulary {config.vocab_size:,}"
     n_layers = config.model_dump().get("n_layers")
     shape += f", {n_layers} layer{'s' if n_layers > 1 else ''}" if n_layers else ""
     many = "" if plan.n_devices == 1 else f"{plan.n_devices} × "

@@ -97,7 +97,7 @@ def _timed(make: "Callable[..., TokenStore | SentenceStore]") -> "TokenStore":
 def _print_store(store: "TokenStore", *, as_json: bool) -> None:
     counts = {
         "documents": store.n_documents, "tokens": store.n_tokens, "bytes": store.n_bytes,
-        "vocabulary_size": store.vocabulary_size, "shards": len(store.index.shards),
+        "vocab_size": store.vocab_size, "shards": len(store.index.shards),
     }  # fmt: skip
     if as_json:
         print(json.dumps({"folder": str(store.folder), **counts}))

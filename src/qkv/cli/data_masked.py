@@ -21,7 +21,7 @@ def show_masked(
     made, pairs = batches.batch(batch), batches.choose(batches.examples(batch))
     documents = zip(store.document_at(pairs.a).tolist(), store.document_at(pairs.b).tolist(), strict=True)
     for row, (of_a, of_b) in enumerate(documents):
-        n = int(made.is_token[row].sum())
+        n = int(made.attention_mask[row].sum())
         ids, segments = made.ids[row, :n].tolist(), made.segments[row, :n].tolist()
         used = made.targets[row] >= 0
         asked = dict(zip(made.places[row][used].tolist(), made.targets[row][used].tolist(), strict=True))

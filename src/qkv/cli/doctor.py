@@ -54,7 +54,7 @@ def _machine() -> list[Finding]:
     from qkv.data.prepare import n_cores
 
     compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
-    compiles = "training.compiled=true works" if compiler else "training.compiled=true needs one on a CPU"
+    compiles = "training.compile=true works" if compiler else "training.compile=true needs one on a CPU"
     return [
         ("qkv", __version__, ""),
         ("Python", platform.python_version(), sys.executable),

@@ -111,7 +111,7 @@ def finetune(
                 "text": tuple(text or ()), "label": label, "problem": _PROBLEMS[target], "n_labels": rows,
                 "truncate": truncate, "from_scratch": from_scratch, "freeze": _layers(freeze), "lora_rank": lora,
                 "layer_decay": layer_decay, "seeds": seeds, "seed": seed, "epochs": epochs, "batch_size": batch_size,
-                "learning_rate": learning_rate, "patience": patience, "compiled": compiled,
+                "learning_rate": learning_rate, "patience": patience, "compile": compiled,
             }  # fmt: skip
             settings, data = _from_options(models, data, evaluation, given), None
         begun = start_finetuning(settings, out or next_run_folder(), data or Path())

@@ -196,7 +196,7 @@ def _seen(task: "Task", asked: Asked, seen: "Seen") -> "View":
         case ViewKind.EMBEDDINGS:
             found = embeddings(seen, task.tokenizer, n=asked.n)
         case _:
-            best = 0 if seen.logits is None else int(seen.logits[query, : task.tokenizer.vocabulary_size].argmax())
+            best = 0 if seen.logits is None else int(seen.logits[query, : task.tokenizer.vocab_size].argmax())
             found = contributions(seen, task.tokenizer, position=query, token_id=best)
     return found
 
@@ -254,7 +254,7 @@ def _timeline(asked: Asked, text: str) -> "View":
         raise InputError(f"{asked.model}: holds no checkpoints; --view timeline needs the folder of a run")
     if len(steps) < FEW_POINTS:
         left = "1 checkpoint is" if len(steps) == 1 else f"{len(steps)} checkpoints are"
-        say(f"{asked.model}: {left} left to look at; a recipe's training.keep says how many stay")
+        say(f"{asked.model}: {left} left to look at; a recipe's training.keep_checkpoints says how many stay")
     return timeline(((step, load(run.folder(step))) for step in steps), text, asked.target, stack=asked.stack)
 
 

@@ -53,15 +53,15 @@ def train(
 
     refuse_used(out)
     trained = train_on(files, kind=kind, size=size, style=specials, lowercase=lowercase, field=field)
-    if trained.vocabulary_size < size:
-        say(f"the text gives {trained.vocabulary_size} ids, fewer than the {size} asked")
+    if trained.vocab_size < size:
+        say(f"the text gives {trained.vocab_size} ids, fewer than the {size} asked")
     save_tokenizer(trained, out)
-    result = {"folder": str(out), "kind": kind.value, "vocabulary_size": trained.vocabulary_size}
+    result = {"folder": str(out), "kind": kind.value, "vocab_size": trained.vocab_size}
     result["specials"] = {role.value: token for role, token in trained.specials.items()}
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
-        print(f"{out}: {kind} of {trained.vocabulary_size:,} ids, {' '.join(dict.fromkeys(trained.specials.values()))}")
+        print(f"{out}: {kind} of {trained.vocab_size:,} ids, {' '.join(dict.fromkeys(trained.specials.values()))}")
 
 
 @tokenizer.command(cls=Command)
@@ -114,7 +114,7 @@ def train_on(
 
     with bar("training the tokenizer") as move:
         texts = read_texts(files, field=field, max_characters=TRAINING_CHARACTERS, progress=move)
-        return train_tokenizer(kind, texts, vocabulary_size=size, style=style, lowercase=lowercase)
+        return train_tokenizer(kind, texts, vocab_size=size, style=style, lowercase=lowercase)
 
 
 def refuse_used(folder: Path) -> None:

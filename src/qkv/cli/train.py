@@ -185,13 +185,13 @@ def _shaped_like(recipe: "Recipe", start: Path) -> "Recipe":
     from qkv.tasks import find_folder, load_weights
 
     loaded, folder = load_weights(start), find_folder(start)
-    config = loaded.model.config.model_dump(mode="json", exclude={"family", "vocabulary_size"}, exclude_none=True)
+    config = loaded.model.config.model_dump(mode="json", exclude={"family", "vocab_size"}, exclude_none=True)
     config["dropout"] = recipe.model["dropout"]
-    size = loaded.model.config.vocabulary_size
-    length = min(recipe.training.length, loaded.model.config.context_length)
+    size = loaded.model.config.vocab_size
+    length = min(recipe.training.seq_len, loaded.model.config.context_length)
     return recipe.replace(
         model=config,
-        tokenizer={"path": str((folder / "tokenizer.json").resolve()), "vocabulary_size": size},
-        training=recipe.training.replace(length=length, learning_rate=recipe.training.learning_rate / 4),
+        tokenizer={"path": str((folder / "tokenizer.json").resolve()), "vocab_size": size},
+        training=recipe.training.replace(seq_len=length, learning_rate=recipe.training.learning_rate / 4),
         start_from=str(start.resolve()),
     )

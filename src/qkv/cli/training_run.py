@@ -126,7 +126,7 @@ def _stoppable(folder: Path, ranks: "Ranks") -> Iterator[None]:
 
 
 def preflight(
-    recipe: "Recipe", vocabulary_size: int, device: "torch.device", *, ranks: "Ranks"
+    recipe: "Recipe", vocab_size: int, device: "torch.device", *, ranks: "Ranks"
 ) -> "Preflight":  # fmt: skip
     """Say what the run will take."""
     from qkv.cost import Mode, Precision, preflight
@@ -138,9 +138,9 @@ def preflight(
     training = ranks.fitted(recipe.training)
     dtype = Precision.MIXED if is_mixed(training.precision, device) else Precision.FLOAT32
     plan = preflight(
-        recipe.model_config_for(vocabulary_size),
+        recipe.model_config_for(vocab_size),
         batch=training.micro_batch_size,
-        length=training.length,
+        length=training.seq_len,
         steps=training.steps,
         matmul_rate=matmul_rate(device),
         accumulation=-(-training.batch_size // (training.micro_batch_size * ranks.world)),
@@ -149,8 +149,8 @@ def preflight(
         checkpointing=training.checkpoint_activations,
         loss_chunk=training.loss_chunk,
         optimizer=training.optimizer,
-        averaging=training.averaging is not None,
-        predictions=None if recipe.examples is None else recipe.examples.n_slots(training.length),
+        averaging=training.ema_decay is not None,
+        predictions=None if recipe.examples is None else recipe.examples.n_slots(training.seq_len),
         dtype=dtype,
         backend="cuda" if device.type == "cuda" else "cpu",
         calibration=fitting_calibration(Mode.TRAIN, dtype, device=device_name(device)),
@@ -162,7 +162,7 @@ def preflight(
 
 def dry_run_of(recipe: "Recipe", device: "torch.device", *, ranks: "Ranks", is_timed: bool) -> None:
     """`is_timed`: a run would find its own number of steps."""
-    preflight(recipe, recipe.tokenizer.vocabulary_size, device, ranks=ranks)
+    preflight(recipe, recipe.tokenizer.vocab_size, device, ranks=ranks)
     if is_timed and ranks.is_first:
         say(f"these are the recipe's {recipe.training.steps:,} steps: a run times how many fit in --minutes")
 
@@ -174,7 +174,7 @@ def _made_ready(
 
     corpus = prepared.corpus
     if ranks.is_first:
-        say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocabulary_size:,}")
+        say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocab_size:,}")
         if prepared.too_few:
             say(prepared.too_few)
     # As in `start_run`, for a preparation that others take up: what is trained is what the recipe says.
@@ -190,7 +190,7 @@ def _made_ready(
 def _run(prepared: "Prepared", device: "torch.device", ranks: "Ranks", asked: Beside, *, seconds: float | None) -> None:
     """All train; the first shows it, and what came of it. `seconds`: what the steps were just fitted to."""
     recipe = prepared.recipe
-    plan = preflight(recipe, prepared.corpus.tokenizer.vocabulary_size, device, ranks=ranks)
+    plan = preflight(recipe, prepared.corpus.tokenizer.vocab_size, device, ranks=ranks)
     if asked.is_profiled:
         _profile(prepared, device, ranks, plan, trace=asked.trace)
     if not ranks.is_first:
@@ -242,7 +242,7 @@ def _profile(
     profile = profile_training(trainer, plan.step, trace=trace if ranks.is_first else None)
     if ranks.is_first:
         training = prepared.recipe.training
-        show_profile(profile, f"one step of {training.batch_size:,} × {training.length:,} tokens")
+        show_profile(profile, f"one step of {training.batch_size:,} × {training.seq_len:,} tokens")
 
 
 def _first_weights(prepared: "Prepared") -> "Model | None":

@@ -29,24 +29,24 @@ def _default_d_value(given: dict[str, Any]) -> int:
     return given["d_head"] if given["head_layout"] is HeadLayout.SPLIT else given["d_model"]
 
 
-class RotaryScaling(Config):
+class RopeScaling(Config):
     """Rotary angles slowed down, so that a longer text keeps to angles that a shorter one has taught."""
 
     factor: float = Field(gt=0)
     """Angles are divided by it."""
     original_context_length: Count | None = None
     """None: all angles alike (linear). Else Llama 3.1's rule: only turns that are slow, compared with this length."""
-    low_frequency_factor: float = Field(default=1.0, gt=0)
+    low_freq_factor: float = Field(default=1.0, gt=0)
     """Fewer turns than this in the original context: slowed down in full."""
-    high_frequency_factor: float = Field(default=4.0, gt=0)
+    high_freq_factor: float = Field(default=4.0, gt=0)
     """More turns than this: kept; a smooth change between the two."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if self.low_frequency_factor >= self.high_frequency_factor:
+        if self.low_freq_factor >= self.high_freq_factor:
             raise ConfigError(
-                f"low_frequency_factor={self.low_frequency_factor} must be less than "
-                f"high_frequency_factor={self.high_frequency_factor}"
+                f"low_freq_factor={self.low_freq_factor} must be less than "
+                f"high_freq_factor={self.high_freq_factor}"
             )
         return self
 
@@ -54,7 +54,7 @@ class RotaryScaling(Config):
 class TransformerConfig(Config):
     """What GPT, BERT and the encoder–decoder have in common; the defaults are GPT-2's."""
 
-    vocabulary_size: Count
+    vocab_size: Count
     context_length: Count
     """Most tokens a sequence may have; a table's size where positions are learned."""
     d_model: Count
@@ -72,18 +72,18 @@ class TransformerConfig(Config):
     attention_bias: bool = True
     scale_scores: bool = True
     """Divide scores by √d_head; T5 alone does not."""
-    window: Count | None = None
+    sliding_window: Count | None = None
     """See only what stands less than this many positions away, on both sides where one may look ahead; None: all."""
 
     d_ff: Count = Field(default_factory=lambda given: 4 * given["d_model"])
     activation: Activation = Activation.GELU_TANH
     gated: bool = False
     """Feed-forward with a gate: activation(xW_gate) ⊙ xW_in."""
-    feedforward_bias: bool = True
+    feed_forward_bias: bool = True
 
     norm: NormKind = NormKind.LAYER
     norm_position: NormPosition = NormPosition.PRE
-    norm_epsilon: float = Field(default=1e-5, gt=0)
+    norm_eps: float = Field(default=1e-5, gt=0)
     norm_bias: bool = True
     embedding_norm: bool = False
     final_norm: bool = True
@@ -92,8 +92,8 @@ class TransformerConfig(Config):
     position_offset: int = Field(default=0, ge=0)
     """Rows of a learned table that stand before position 0 (2 in BART and RoBERTa)."""
     sinusoid: SinusoidStyle = SinusoidStyle.INTERLEAVED
-    rotary_base: float = Field(default=10000.0, gt=0)
-    rotary_scaling: RotaryScaling | None = None
+    rope_theta: float = Field(default=10000.0, gt=0)
+    rope_scaling: RopeScaling | None = None
     relative_buckets: Count = 32
     relative_max_distance: Count = 128
 
@@ -105,7 +105,7 @@ class TransformerConfig(Config):
     """Multiply the last states by 1/√d_model before the unembedding, tied or not; T5 does where it is tied."""
 
     dropout: Fraction = 0.0
-    initial_std: float = Field(default=0.02, gt=0)
+    init_std: float = Field(default=0.02, gt=0)
     """Spread of the random weights a new model starts from."""
 
     @model_validator(mode="after")
@@ -119,8 +119,8 @@ class TransformerConfig(Config):
         self._check_layout()
         if self.positions is PositionKind.ROTARY and self.d_head % 2:
             raise ConfigError(f"rotary positions turn pairs: d_head={self.d_head} must be even")
-        if self.rotary_scaling is not None and self.positions is not PositionKind.ROTARY:
-            raise ConfigError(f"rotary_scaling is set, but positions={self.positions.value!r} are not rotary")
+        if self.rope_scaling is not None and self.positions is not PositionKind.ROTARY:
+            raise ConfigError(f"rope_scaling is set, but positions={self.positions.value!r} are not rotary")
         if self.positions in (PositionKind.SINUSOIDAL, PositionKind.CONCATENATED) and self.d_model % 2:
             raise ConfigError(f"sinusoidal positions come in pairs: d_model={self.d_model} must be even")
         if self.positions is PositionKind.RELATIVE and self.relative_buckets % 4:
@@ -179,7 +179,7 @@ class BERTConfig(TransformerConfig):
     """0: a model without segments (DistilBERT)."""
     activation: Activation = Activation.GELU
     norm_position: NormPosition = NormPosition.POST
-    norm_epsilon: float = Field(default=1e-12, gt=0)
+    norm_eps: float = Field(default=1e-12, gt=0)
     embedding_norm: bool = True
     final_norm: bool = False
     unembedding_bias: bool = True
@@ -235,7 +235,7 @@ class Seq2SeqConfig(TransformerConfig):
     final_norm: bool = False
     positions: PositionKind = PositionKind.SINUSOIDAL
     scale_embedding: bool = True
-    source_vocabulary_size: Count = Field(default_factory=lambda given: given["vocabulary_size"])
+    source_vocab_size: Count = Field(default_factory=lambda given: given["vocab_size"])
     share_embeddings: bool = True
     """One token table for source and target; only where both have one vocabulary."""
     d_patch: Count | None = None
@@ -243,20 +243,20 @@ class Seq2SeqConfig(TransformerConfig):
 
     @model_validator(mode="after")
     def _picture_has_no_words(self) -> Self:
-        has_words = self.share_embeddings or self.source_vocabulary_size != self.vocabulary_size
+        has_words = self.share_embeddings or self.source_vocab_size != self.vocab_size
         if self.d_patch is not None and has_words:
             raise ConfigError(
                 f"d_patch={self.d_patch}: the source is a picture, which has no words; "
-                "set share_embeddings=False and leave source_vocabulary_size out"
+                "set share_embeddings=False and leave source_vocab_size out"
             )
         return self
 
     @model_validator(mode="after")
     def _share_one_vocabulary(self) -> Self:
-        if self.share_embeddings and self.source_vocabulary_size != self.vocabulary_size:
+        if self.share_embeddings and self.source_vocab_size != self.vocab_size:
             raise ConfigError(
-                f"share_embeddings needs one vocabulary: source_vocabulary_size={self.source_vocabulary_size}, "
-                f"vocabulary_size={self.vocabulary_size}"
+                f"share_embeddings needs one vocabulary: source_vocab_size={self.source_vocab_size}, "
+                f"vocab_size={self.vocab_size}"
             )
         return self
 
@@ -265,8 +265,8 @@ class RNNConfig(Config):
     """A bidirectional recurrent encoder and a recurrent decoder that attends to its states."""
 
     family: Literal["rnn"] = "rnn"
-    vocabulary_size: Count
-    source_vocabulary_size: Count = Field(default_factory=lambda given: given["vocabulary_size"])
+    vocab_size: Count
+    source_vocab_size: Count = Field(default_factory=lambda given: given["vocab_size"])
     d_model: Count
     """Width of embeddings, of the decoder's state, and of the encoder's two directions together."""
     n_encoder_layers: Count = 1
@@ -277,7 +277,7 @@ class RNNConfig(Config):
     """Longest sequence taken; the recurrence itself has no such bound."""
     tie_embeddings: bool = False
     dropout: Fraction = 0.0
-    initial_std: float = Field(default=0.08, gt=0)
+    init_std: float = Field(default=0.08, gt=0)
 
     @model_validator(mode="after")
     def _two_directions(self) -> Self:

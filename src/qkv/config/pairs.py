@@ -17,7 +17,7 @@ class PairsConfig(Config):
     join: Fraction = 0.1
     """Share of the batches in which two or three pairs stand one after the other as one, so that long inputs and
     several sentences are learnt too."""
-    source_vocabulary_size: Count | None = None
+    source_vocab_size: Count | None = None
     """A vocabulary of its own for the source; None: one for both languages."""
     examined: int = Field(default=200, ge=0)
     """Validation pairs that are translated and scored (BLEU, chrF) at each evaluation."""

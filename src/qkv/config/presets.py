@@ -12,7 +12,7 @@ from qkv.errors import ConfigError
 
 def _gpt2(n_layers: int, d_model: int, n_heads: int, context_length: int = 1024) -> GPTConfig:
     return GPTConfig(
-        vocabulary_size=50257,
+        vocab_size=50257,
         context_length=context_length,
         d_model=d_model,
         n_heads=n_heads,
@@ -31,15 +31,15 @@ def _llama(context_length: int, **shape: Any) -> GPTConfig:  # noqa: ANN401
         activation=Activation.SILU,
         gated=True,
         attention_bias=False,
-        feedforward_bias=False,
+        feed_forward_bias=False,
         tie_embeddings=False,
         **shape,
     )
 
 
-def _bert(n_layers: int, d_model: int, n_heads: int, vocabulary_size: int = 30522) -> BERTConfig:
+def _bert(n_layers: int, d_model: int, n_heads: int, vocab_size: int = 30522) -> BERTConfig:
     return BERTConfig(
-        vocabulary_size=vocabulary_size,
+        vocab_size=vocab_size,
         context_length=512,
         d_model=d_model,
         n_heads=n_heads,
@@ -50,7 +50,7 @@ def _bert(n_layers: int, d_model: int, n_heads: int, vocabulary_size: int = 3052
 def _paper(d_model: int, n_heads: int) -> Seq2SeqConfig:
     """arXiv:1706.03762: 37,000 joint subwords, no biases in attention."""
     return Seq2SeqConfig(
-        vocabulary_size=37000,
+        vocab_size=37000,
         context_length=512,
         d_model=d_model,
         n_heads=n_heads,
@@ -63,7 +63,7 @@ def _paper(d_model: int, n_heads: int) -> Seq2SeqConfig:
 
 def _t5_small() -> Seq2SeqConfig:
     return Seq2SeqConfig(
-        vocabulary_size=32128,
+        vocab_size=32128,
         context_length=512,
         d_model=512,
         n_heads=8,
@@ -74,10 +74,10 @@ def _t5_small() -> Seq2SeqConfig:
         positions=PositionKind.RELATIVE,
         norm=NormKind.RMS,
         norm_position=NormPosition.PRE,
-        norm_epsilon=1e-6,
+        norm_eps=1e-6,
         final_norm=True,
         attention_bias=False,
-        feedforward_bias=False,
+        feed_forward_bias=False,
         scale_scores=False,
         scale_embedding=False,
         scale_logits=True,
@@ -86,7 +86,7 @@ def _t5_small() -> Seq2SeqConfig:
 
 def _nano(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     # At this width a spread of 0.02 leaves the start too quiet: learning waits for hundreds of steps.
-    common = {"vocabulary_size": 512, "context_length": 128, "d_model": 64, "n_heads": 4, "initial_std": 0.05}
+    common = {"vocab_size": 512, "context_length": 128, "d_model": 64, "n_heads": 4, "init_std": 0.05}
     return {**common, **changes}
 
 
@@ -106,25 +106,25 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
             activation=Activation.SILU,
             gated=True,
             attention_bias=False,
-            feedforward_bias=False,
+            feed_forward_bias=False,
         )
     ),
-    "llama-2-7b": lambda: _llama(4096, vocabulary_size=32000, d_ff=11008),
-    "llama-3-8b": lambda: _llama(8192, vocabulary_size=128256, d_ff=14336, n_kv_heads=8, rotary_base=500000.0),
+    "llama-2-7b": lambda: _llama(4096, vocab_size=32000, d_ff=11008),
+    "llama-3-8b": lambda: _llama(8192, vocab_size=128256, d_ff=14336, n_kv_heads=8, rope_theta=500000.0),
     "bert-nano": lambda: BERTConfig(**_nano(n_layers=2)),
     "bert-tiny": lambda: _bert(2, 128, 2),
     "bert-small": lambda: _bert(4, 512, 8),
     "bert-medium": lambda: _bert(8, 512, 8),
     "bert-base": lambda: _bert(12, 768, 12),
-    "bert-base-cased": lambda: _bert(12, 768, 12, vocabulary_size=28996),
-    "bert-base-zh": lambda: _bert(12, 768, 12, vocabulary_size=21128),
-    "bert-base-multi": lambda: _bert(12, 768, 12, vocabulary_size=119547),
+    "bert-base-cased": lambda: _bert(12, 768, 12, vocab_size=28996),
+    "bert-base-zh": lambda: _bert(12, 768, 12, vocab_size=21128),
+    "bert-base-multi": lambda: _bert(12, 768, 12, vocab_size=119547),
     "bert-large": lambda: _bert(24, 1024, 16),
     "transformer-nano": lambda: Seq2SeqConfig(**_nano(n_encoder_layers=2, n_decoder_layers=2)),
     "transformer-base": lambda: _paper(512, 8),
     "transformer-big": lambda: _paper(1024, 16),
     "t5-small": _t5_small,
-    "rnn-nano": lambda: RNNConfig(vocabulary_size=512, d_model=64),
+    "rnn-nano": lambda: RNNConfig(vocab_size=512, d_model=64),
 }
 
 

@@ -22,7 +22,7 @@ class TokenizerConfig(Config):
     """Which tokenizer: one to be trained on the training text, or one that is there (`path`)."""
 
     kind: TokenizerKind = TokenizerKind.BPE
-    vocabulary_size: Count = 4096
+    vocab_size: Count = 4096
     lowercase: bool = False
     """Fold capitals and accents away, as `uncased` models do."""
     path: str | None = None
@@ -71,21 +71,21 @@ class Recipe(Config):
             )
         if not self.training.cross_documents and self.family != "gpt":
             raise ConfigError(f"training.cross_documents=false is for gpt, and family={self.family!r}")
-        config = self.model_config_for(self.tokenizer.vocabulary_size)
-        if self.training.length > config.context_length:
+        config = self.model_config_for(self.tokenizer.vocab_size)
+        if self.training.seq_len > config.context_length:
             raise ConfigError(
-                f"training.length={self.training.length} must not be more than "
+                f"training.seq_len={self.training.seq_len} must not be more than "
                 f"model.context_length={config.context_length}"
             )
         return self
 
-    def model_config_for(self, vocabulary_size: int) -> ModelConfig:
+    def model_config_for(self, vocab_size: int) -> ModelConfig:
         """The model's config, now that the tokenizer's size is known."""
-        if "vocabulary_size" in self.model:
-            raise ConfigError("model.vocabulary_size is the tokenizer's: set tokenizer.vocabulary_size")
-        settings = {**self.model, "family": self.family, "vocabulary_size": vocabulary_size}
-        if self.pairs is not None and self.pairs.source_vocabulary_size is not None:
-            settings["source_vocabulary_size"] = self.pairs.source_vocabulary_size
+        if "vocab_size" in self.model:
+            raise ConfigError("model.vocab_size is the tokenizer's: set tokenizer.vocab_size")
+        settings = {**self.model, "family": self.family, "vocab_size": vocab_size}
+        if self.pairs is not None and self.pairs.source_vocab_size is not None:
+            settings["source_vocab_size"] = self.pairs.source_vocab_size
         if self.examples is not None:
             heads = {"masked_word_head": True, "next_sentence_head": self.examples.next_sentence}
             settings = {**heads, **settings}

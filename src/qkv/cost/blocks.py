@@ -109,7 +109,7 @@ class Stack:
         config, b, n = self.config, self.batch, self.n_queries
         is_self = which == "attention"
         m = self.n_keys if is_self else self.n_source or 0
-        seen = seen_pairs(n, m, causal=self.causal, window=config.window) if is_self else n * m
+        seen = seen_pairs(n, m, causal=self.causal, window=config.sliding_window) if is_self else n * m
         is_cached = self.is_cached
         square = b * config.n_heads * n * m
         queries, results = b * n * config.n_heads * config.d_head, b * n * config.n_heads * config.d_value
@@ -150,7 +150,7 @@ class Stack:
         if is_learned and not self.on_gpu:
             return Kept(wide=square, flags=pairs if is_masked else 0)
         # The kernel is given a table where the mask is more than a triangle, or where there is a bias.
-        given = pairs * (config.n_heads if has_bias else 1) if has_bias or config.window is not None else 0
+        given = pairs * (config.n_heads if has_bias else 1) if has_bias or config.sliding_window is not None else 0
         return Kept(wide=rows, numbers=given, flags=pairs if is_learned and is_masked else 0)
 
     def _kept_results(self, results: int) -> Kept:
@@ -182,7 +182,7 @@ class Stack:
     def _feedforward(self) -> list[Operation]:
         config, part, rows = self.config, f"{self.prefix}blocks.feedforward", self.n_rows
         hidden = rows * config.d_ff
-        shape = {"rows": rows, "bias": config.feedforward_bias, "copies": self.n_layers}
+        shape = {"rows": rows, "bias": config.feed_forward_bias, "copies": self.n_layers}
         inward = {**shape, "d_in": config.d_model, "d_out": config.d_ff}
         # ReLU goes back from its result; the others need what they were given.
         read = Kept(copies=rows * config.d_model)

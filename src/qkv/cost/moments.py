@@ -82,7 +82,7 @@ def _recurrent(config: RNNConfig, work: Workload) -> list[Kept]:
 def _before_blocks(stack: Stack) -> Kept:
     """What is made once for all of them, beside the first one's input."""
     pairs, config = stack.n_queries * stack.n_keys, stack.config
-    has_window = config.window is not None
+    has_window = config.sliding_window is not None
     is_learned = config.positions is PositionKind.RELATIVE
     at_once = BUCKETING + has_window if is_learned else MASKING if has_window else 0
     return Kept(wide=stack.n_rows * config.d_model, flags=at_once * pairs)
@@ -97,7 +97,7 @@ def _norming(stack: Stack, x: int) -> Kept:
 def _relation(stack: Stack) -> Kept:
     """What all blocks share: angles at 32 bits, a bias, a mask that is more than a triangle."""
     config, pairs = stack.config, stack.n_queries * stack.n_keys
-    table = pairs if config.window is not None else 0
+    table = pairs if config.sliding_window is not None else 0
     match config.positions:
         case PositionKind.ROTARY:
             return Kept(flags=8 * stack.n_queries * config.d_head + table)
@@ -152,11 +152,11 @@ def _looking(stack: Stack, m: int, *, results: int, is_self: bool) -> Kept:
     # Of the results a copy, in which rows that see nothing are zero; the mask, written into the bias or by itself: then
     # the kernel has made numbers of it before. A window's own table is counted with what all blocks share.
     if config.positions in BIASED:
-        mask = pairs if config.window is None else 0
+        mask = pairs if config.sliding_window is None else 0
         return Kept(numbers=2 * results, wide=config.n_heads * pairs, flags=mask)
     return Kept(numbers=results + max(results, pairs), flags=pairs)
 
 
 def _is_masked_by_table(stack: Stack) -> bool:
     """The fused kernel draws a triangle itself, unless there is a bias beside it."""
-    return stack.config.window is not None or (stack.causal and stack.config.positions in BIASED)
+    return stack.config.sliding_window is not None or (stack.causal and stack.config.positions in BIASED)

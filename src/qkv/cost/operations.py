@@ -29,7 +29,7 @@ def _generation(config: ModelConfig, work: Workload) -> list[Operation]:
     prompt = work.replace(mode=Mode.PREFILL, new=None, predictions=work.predictions or 1)
     made = [replace(one, phase=Phase.PREFILL) for one in _one_pass(config, prompt)]
     # Past its window a mask begins to hide keys: what grows evenly before it and after it is summed apart.
-    window = config.window if isinstance(config, TransformerConfig) else None
+    window = config.sliding_window if isinstance(config, TransformerConfig) else None
     first, last = work.length + 1, work.last_length
     edge = last if window is None else min(max(window, work.length), last)
     for start, end in ((first, edge), (edge + 1, last)):
@@ -129,7 +129,7 @@ def _seq2seq(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
     *encoder, decoder = stacks_of(config, work)
     read: list[Operation] = []
     for stack in encoder:
-        token, *rest = _side(config, work, stack, n_words=config.source_vocabulary_size)
+        token, *rest = _side(config, work, stack, n_words=config.source_vocab_size)
         if config.d_patch is not None:
             token = _patches(token.part, stack.n_rows, config.d_patch, config.d_model)
         read += [token, *rest]
@@ -150,7 +150,7 @@ def _embedding(
     """Token, segment, position, norm. `n_words`: of a source's table; a shared one is counted there."""
     d, part = config.d_model, f"{prefix}embedding"
     is_shared = n_words is None and isinstance(config, Seq2SeqConfig) and config.share_embeddings
-    n_entries = config.vocabulary_size if n_words is None else n_words
+    n_entries = config.vocab_size if n_words is None else n_words
     made = [
         table(
             f"{part}.token", "look-up", rows=rows, n_entries=n_entries, width=d, parameters=0 if is_shared else None
@@ -204,7 +204,7 @@ def _unembedding(config: TransformerConfig, rows: int, *, part: str = "unembeddi
         part,
         rows=rows,
         d_model=config.d_model,
-        n_words=config.vocabulary_size,
+        n_words=config.vocab_size,
         is_tied=config.tie_embeddings,
         bias=config.unembedding_bias,
     )

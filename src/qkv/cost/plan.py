@@ -185,7 +185,7 @@ def gpt_of(n_parameters: int, *, context_length: int = 1024) -> GPTConfig:
         shapes.append((off + 0.05 * abs(log(d / n_layers / 64)), n_layers, d))
     _, n_layers, d = min(shapes)
     return GPTConfig(
-        vocabulary_size=n_words, context_length=context_length, d_model=d, n_heads=d // 64, n_layers=n_layers
+        vocab_size=n_words, context_length=context_length, d_model=d, n_heads=d // 64, n_layers=n_layers
     )  # fmt: skip
 
 

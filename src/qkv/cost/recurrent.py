@@ -22,7 +22,7 @@ TANH = 1
 
 
 def rnn_operations(config: RNNConfig, work: Workload) -> list[Operation]:
-    d, v, rows = config.d_model, config.vocabulary_size, work.n_tokens
+    d, v, rows = config.d_model, config.vocab_size, work.n_tokens
     decoder = [
         replace(
             table("embedding", "look-up", rows=rows, n_entries=v, width=d), kept=Kept(numbers=rows * d)
@@ -41,7 +41,7 @@ def _encoder(config: RNNConfig, work: Workload) -> list[Operation]:
     d, rows = config.d_model, work.batch * work.n_source
     return [
         replace(
-            table("source_embedding", "look-up", rows=rows, n_entries=config.source_vocabulary_size, width=d),
+            table("source_embedding", "look-up", rows=rows, n_entries=config.source_vocab_size, width=d),
             kept=Kept(numbers=rows * d),
         ),
         *_recurrence(

@@ -26,7 +26,7 @@ class Crossing:
 def crossing(config: Transformer) -> Crossing:
     """Of a block's self-attention; an encoder–decoder's is its encoder's."""
     # At one token the core costs what it costs a pair, everything else what it costs a token.
-    once = operations(config.replace(window=None), Workload(batch=1, length=1))
+    once = operations(config.replace(sliding_window=None), Workload(batch=1, length=1))
     block = [one for one in once if one.is_block and not one.part.startswith("decoder.")]
     a_pair = sum(one.flops for one in block if one.is_attention_core)
     a_token = sum(one.flops for one in block) - a_pair
@@ -34,13 +34,13 @@ def crossing(config: Transformer) -> Crossing:
     is_causal = isinstance(config, GPTConfig) and config.causal
 
     def pairs_a_token(n: int) -> Fraction:
-        return Fraction(seen_pairs(n, n, causal=is_causal, window=config.window), n)
+        return Fraction(seen_pairs(n, n, causal=is_causal, window=config.sliding_window), n)
 
     wanted = Fraction(a_token, a_pair)
     # Seen pairs a token never fall with n, and never pass n: the answer lies between, or a window keeps it away.
     low, high = 1, 2 * executed + 1
-    if config.window is not None:
-        reach = config.window if is_causal else 2 * config.window - 1
+    if config.sliding_window is not None:
+        reach = config.sliding_window if is_causal else 2 * config.sliding_window - 1
         if reach <= wanted:
             return Crossing(executed=executed, useful=None)
         # Σ min(i, reach) is at least n·reach − reach², so that long a text is enough.
@@ -100,7 +100,7 @@ def _crossing_words(config: Transformer) -> str:
     if found.useful == found.executed:
         return f"{said}."
     if found.useful is None:
-        return f"{said}; if only pairs inside window={config.window} are counted, they never do."
+        return f"{said}; if only pairs inside sliding_window={config.sliding_window} are counted, they never do."
     return f"{said}; if only pairs that the mask shows are counted, past {_in_widths(found.useful, config.d_model)}."
 
 

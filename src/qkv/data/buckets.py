@@ -43,7 +43,7 @@ class LabelledBatch:
     ids: Ids
     segments: Ids | None
     """None: one text a row."""
-    is_token: IsToken | None
+    attention_mask: IsToken | None
     """None: all rows are equally long."""
     targets: Targets
     rows: Int[Tensor, "row"]
@@ -62,7 +62,7 @@ class LabelledBatch:
                 self,
                 ids=self.ids[part],
                 segments=None if self.segments is None else self.segments[part],
-                is_token=None if self.is_token is None else self.is_token[part],
+                attention_mask=None if self.attention_mask is None else self.attention_mask[part],
                 targets=self.targets[part],
                 rows=self.rows[part],
             )
@@ -72,7 +72,7 @@ class LabelledBatch:
             self,
             ids=self.ids.to(device, non_blocking=True),
             segments=None if self.segments is None else self.segments.to(device, non_blocking=True),
-            is_token=None if self.is_token is None else self.is_token.to(device, non_blocking=True),
+            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device, non_blocking=True),
             targets=self.targets.to(device, non_blocking=True),
         )
 
@@ -122,13 +122,13 @@ class Buckets:
         lengths = sequences.lengths[rows]
         width = min(-(-int(lengths.max()) // self._multiple) * self._multiple, self._max_width)
         columns = np.arange(width)
-        is_token = columns < lengths[:, None]
-        places = np.where(is_token, sequences.starts[rows][:, None] + columns, 0)
-        segments = sequences.segments[places] * is_token
+        attention_mask = columns < lengths[:, None]
+        places = np.where(attention_mask, sequences.starts[rows][:, None] + columns, 0)
+        segments = sequences.segments[places] * attention_mask
         return LabelledBatch(
-            ids=torch.from_numpy(np.where(is_token, sequences.ids[places], self._pad_id)),
+            ids=torch.from_numpy(np.where(attention_mask, sequences.ids[places], self._pad_id)),
             segments=torch.from_numpy(segments) if segments.any() else None,
-            is_token=None if is_token.all() else torch.from_numpy(is_token),
+            attention_mask=None if attention_mask.all() else torch.from_numpy(attention_mask),
             targets=self._targets[torch.from_numpy(rows)],
             rows=torch.from_numpy(rows),
             n_tokens=int(lengths.sum()),

@@ -26,7 +26,7 @@ class MaskedBatch:
     ids: Ids
     segments: Ids
     """0 for [CLS] A [SEP], 1 for B [SEP]."""
-    is_token: IsToken
+    attention_mask: IsToken
     places: Int[Tensor, "batch slot"]
     """Where words are asked for: as many slots in each row, so that shapes stay the same."""
     targets: Int[Tensor, "batch slot"]
@@ -105,14 +105,14 @@ class MaskedBatches:
         pairs = self.choose(examples)
         lengths = pairs.n_a + pairs.n_b + self.config.n_specials
         places = np.arange(self.length)
-        is_token = places < lengths[:, None]
+        attention_mask = places < lengths[:, None]
         masked = self._masking(self._written(pairs), examples, seed=self.seed)
         n_targets = int((masked.targets != NOTHING).sum())
         is_wrong = torch.from_numpy(pairs.is_wrong.astype(np.int64)) if self.config.next_sentence else None
         return MaskedBatch(
             ids=torch.from_numpy(masked.ids),
-            segments=torch.from_numpy((is_token & (places > 1 + pairs.n_a[:, None])).astype(np.int64)),
-            is_token=torch.from_numpy(is_token),
+            segments=torch.from_numpy((attention_mask & (places > 1 + pairs.n_a[:, None])).astype(np.int64)),
+            attention_mask=torch.from_numpy(attention_mask),
             places=torch.from_numpy(masked.places),
             targets=torch.from_numpy(masked.targets),
             is_wrong=is_wrong,

@@ -55,7 +55,7 @@ class Masking:
         self.config = config
         self.mask_id = tokenizer.id_of(Role.MASK)
         self.n_slots = config.n_slots(length)
-        self._is_special = np.zeros(tokenizer.vocabulary_size, bool)
+        self._is_special = np.zeros(tokenizer.vocab_size, bool)
         self._is_special[list(tokenizer.special_ids)] = True
         self._ordinary = np.flatnonzero(~self._is_special)
         self._continues = _continuations(tokenizer) if config.whole_words else None
@@ -127,7 +127,7 @@ def _whole(order: Indices, words: Indices, wanted: Indices, n_words: Indices) ->
 
 def _continuations(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """Which ids go on with a word: ##pieces in a WordPiece, those without a blank before them in other vocabularies."""
-    tokens = [tokenizer.token(number) for number in range(tokenizer.vocabulary_size)]
+    tokens = [tokenizer.token(number) for number in range(tokenizer.vocab_size)]
     if any(token.startswith("##") for token in tokens):
         return np.array([token.startswith("##") for token in tokens])
     if any(token.startswith(_BLANKS) for token in tokens):

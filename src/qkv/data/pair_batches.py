@@ -57,7 +57,7 @@ class PairBatch:
         return int(self.source_lengths.sum() + self.counts.sum())
 
     @property
-    def source_is_token(self) -> Bool[Tensor, "batch key"]:
+    def source_attention_mask(self) -> Bool[Tensor, "batch key"]:
         lengths = self.source_lengths.to(self.source.device, non_blocking=True)
         return torch.arange(self.source.shape[1], device=self.source.device) < lengths[:, None]
 

@@ -135,7 +135,7 @@ def _plan(sources: list[Source], *, tokenizer: Tokenizer, field: str, shard_toke
         sizes=tuple(0 if file is None else file.st_size for file in files),
         changed=tuple(0 if file is None else file.st_mtime_ns for file in files),
         tokenizer=tokenizer.fingerprint,
-        dtype="uint16" if tokenizer.vocabulary_size <= 1 << 16 else "uint32",
+        dtype="uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
         field=field,
         shard_tokens=shard_tokens,
         sentences=sentences,
@@ -266,7 +266,7 @@ def _write_index(folder: Path, state: State, *, tokenizer: Tokenizer, end_id: in
         raise InputError(f"{', '.join(state.plan.sources)[:200]}: hold no text")
     index = Index(
         dtype="uint16" if state.plan.dtype == "uint16" else "uint32",
-        vocabulary_size=tokenizer.vocabulary_size,
+        vocab_size=tokenizer.vocab_size,
         end_id=end_id,
         tokenizer=tokenizer.fingerprint,
         n_tokens=sum(shard.n_tokens for shard in state.shards),

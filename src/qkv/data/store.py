@@ -62,7 +62,7 @@ class SourceRecord(Config):
 class Index(Config):
     format: Literal[1] = 1
     dtype: Literal["uint16", "uint32"]
-    vocabulary_size: Count
+    vocab_size: Count
     end_id: Whole
     tokenizer: str
     """The tokenizer's fingerprint."""
@@ -116,8 +116,8 @@ class TokenStore:
         return self.index.n_bytes
 
     @property
-    def vocabulary_size(self) -> int:
-        return self.index.vocabulary_size
+    def vocab_size(self) -> int:
+        return self.index.vocab_size
 
     @property
     def end_id(self) -> int:

@@ -56,8 +56,8 @@ class GPTDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> NextLogits:
         """All prompts in one pass; the logits after each prompt's last token."""
-        ids, is_token = padded(prompts, self.device, self._model.config.vocabulary_size)
-        states = self._model.states(ids, is_token=is_token, cache=self.cache)
+        ids, attention_mask = padded(prompts, self.device, self._model.config.vocab_size)
+        states = self._model.states(ids, attention_mask=attention_mask, cache=self.cache)
         n = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._n_shortest = min(len(prompt) for prompt in prompts)
         last = states[torch.arange(len(prompts), device=self.device), n - 1]
@@ -126,22 +126,22 @@ def read_sources(
 
     `capacity`: how many tokens a text may hold, the one that begins it included.
     """
-    ids, is_token = padded(sources, next(model.parameters()).device, model.config.source_vocabulary_size)
+    ids, attention_mask = padded(sources, next(model.parameters()).device, model.config.source_vocab_size)
     match model:
         case Seq2Seq():
-            return Seq2SeqDecoder(model, model.encode(ids, is_token=is_token), capacity=capacity, lean=lean)
+            return Seq2SeqDecoder(model, model.encode(ids, attention_mask=attention_mask), capacity=capacity, lean=lean)
         case RNNSeq2Seq():
-            return RNNDecoder(model, model.encode(ids, is_token=is_token))
+            return RNNDecoder(model, model.encode(ids, attention_mask=attention_mask))
 
 
 def padded(
-    texts: Sequence[Sequence[int]], device: torch.device, vocabulary_size: int
+    texts: Sequence[Sequence[int]], device: torch.device, vocab_size: int
 ) -> tuple[Int[Tensor, "text position"], Bool[Tensor, "text position"] | None]:
     """One table, filled up with 0 on the right, and where tokens stand; None where they all have one length."""
     lengths = [len(text) for text in texts]
     longest = max(lengths)
     ids = torch.tensor([[*text, *[0] * (longest - n)] for text, n in zip(texts, lengths, strict=True)])
-    check_ids(ids, vocabulary_size)  # here, for on a GPU nobody looks
+    check_ids(ids, vocab_size)  # here, for on a GPU nobody looks
     ids = ids.to(device)
     if min(lengths) == longest:
         return ids, None

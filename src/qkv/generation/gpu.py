@@ -100,7 +100,7 @@ def has_kernels(model: GPT) -> bool:
     linears += [one for part in feedforwards for one in (part.expand, part.contract, part.gate or part.expand)]
     return (
         not model.training
-        and model.config.window is None
+        and model.config.sliding_window is None
         and model.config.causal
         and model.embedding.norm is None
         and model.unembedding.int8 is None

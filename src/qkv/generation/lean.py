@@ -64,7 +64,7 @@ class LeanStep:
         self._final_norm = None if isinstance(side.final_norm, nn.Identity) else LeanNorm(side.final_norm)
         self._blocks = [_LeanBlock(block, packing) for block in blocks]
         self._unembed, self._logit_scale = packing.product(model.unembedding), model.unembedding.scale
-        self._window, self._relation, self._capacity = model.config.window, side.relation, capacity
+        self._window, self._relation, self._capacity = model.config.sliding_window, side.relation, capacity
         self._shape = blocks[0].attention.shape
         norm = blocks[0].attention_norm
         self._epsilon = norm.epsilon if isinstance(norm, RMSNorm) else None

@@ -24,11 +24,11 @@ class LeanEncoder:
         self._model = model
         self._blocks = [_LeanBlock(block, packing) for block in model.blocks if isinstance(block, Block)]
 
-    def __call__(self, ids: Ids, *, segments: Ids | None = None, is_token: IsToken | None = None) -> Residual:
+    def __call__(self, ids: Ids, *, segments: Ids | None = None, attention_mask: IsToken | None = None) -> Residual:
         model = self._model
         check_length(ids.shape[1], model.config.context_length)
-        x = model.embedding(ids, place(ids, is_token=is_token), segments)
-        mask = None if is_token is None else is_token[:, None, None].expand(-1, -1, ids.shape[1], -1)
+        x = model.embedding(ids, place(ids, attention_mask=attention_mask), segments)
+        mask = None if attention_mask is None else attention_mask[:, None, None].expand(-1, -1, ids.shape[1], -1)
         for block in self._blocks:
             x = block(x, mask)
         return model.final_norm(x)
@@ -71,5 +71,5 @@ def lean_encoder(model: BERT, packing: Packing) -> LeanEncoder | None:
     or a relation makes scores, and where a gate stands in the feed-forward.
     """
     config, parts = model.config, [model.embedding, model.blocks, model.final_norm, model.final]
-    is_usual = model.relation is None and config.window is None and not config.gated and not torch.is_grad_enabled()
+    is_usual = model.relation is None and config.sliding_window is None and not config.gated and not torch.is_grad_enabled()
     return LeanEncoder(model, packing) if is_usual and not model.training and are_plain(parts, packing) else None

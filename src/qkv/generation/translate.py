@@ -43,8 +43,8 @@ def translate(
     limits = _limits(sources, max_new, room=model.config.context_length)
     # The last new token is never read, and the first one is read without being new.
     capacity = max(limit.n_new for limit in limits)
-    if not 0 <= first < model.config.vocabulary_size:
-        raise InputError(f"first={first} is outside the vocabulary of {model.config.vocabulary_size}")
+    if not 0 <= first < model.config.vocab_size:
+        raise InputError(f"first={first} is outside the vocabulary of {model.config.vocab_size}")
     packing = packing or packing_of(model)
     lean = lean_step(model, packing, capacity=capacity) if isinstance(model, Seq2Seq) else None
     with packing.used() if lean is None else nullcontext():

@@ -63,7 +63,7 @@ def neighbours(model: Model, tokenizer: Tokenizer, number: int, *, n: int = 5) -
 @torch.no_grad()
 def _nearest(model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int) -> list[list[tuple[str, float]]]:
     """Of each id; the table is brought to length 1 once for all of them."""
-    rows = F.normalize(_table(model)[: tokenizer.vocabulary_size].float(), dim=-1)
+    rows = F.normalize(_table(model)[: tokenizer.vocab_size].float(), dim=-1)
     found: dict[int, list[tuple[str, float]]] = {}
     for number in numbers:
         if inside("id", number, len(rows), of="ids of the vocabulary") in found:

@@ -126,7 +126,7 @@ def effect(
     position = inside("position", position, len(before), of="tokens", from_end=True)
     with intervening(model, interventions):
         after = log_probabilities(model, reading)
-    known = tokenizer.vocabulary_size
+    known = tokenizer.vocab_size
     best = {i for log_p in (before, after) for i in log_p[position, :known].topk(min(n, known)).indices.tolist()}
     ids = sorted(best, key=lambda number: -float(before[position, number]))
     return Effect(

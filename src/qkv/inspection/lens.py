@@ -47,7 +47,7 @@ def lens(seen: Seen, tokenizer: Tokenizer, *, n: int = 5) -> LensView:
     wanted: list[int | None] = list(own.ids if seen.reading.chosen is None else seen.reading.chosen)
     wanted += [None] * (len(own.ids) - len(wanted))
     came = torch.tensor([0 if one is None else one for one in wanted])
-    rows = [_guesses(logits, came, known=tokenizer.vocabulary_size, n=n) for logits in _depths(seen)]
+    rows = [_guesses(logits, came, known=tokenizer.vocab_size, n=n) for logits in _depths(seen)]
     ids, probabilities, of_wanted = (torch.stack(one) for one in zip(*rows, strict=True))
     of_wanted[:, [one is None for one in wanted]] = float("nan")
     return LensView(

@@ -186,7 +186,7 @@ def _of_text(tokenizer: Tokenizer, text: str, ids: list[int], *, parse_specials:
 
 
 def _of_ids(tokenizer: Tokenizer, ids: list[int]) -> Tokens:
-    known = [number for number in ids if number < tokenizer.vocabulary_size]
+    known = [number for number in ids if number < tokenizer.vocab_size]
     text = tokenizer.decode(known)
     return _tokens(tokenizer, text, ids, words=words_of_ids(tokenizer, ids), spans=_spans_of_ids(tokenizer, ids))
 
@@ -197,7 +197,7 @@ def _spans_of_ids(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, int] 
     spans: list[tuple[int, int] | None] = [None] * len(ids)
     held: list[int] = []
     start = 0
-    spoken = [n for n, one in enumerate(ids) if one < tokenizer.vocabulary_size and one not in tokenizer.special_ids]
+    spoken = [n for n, one in enumerate(ids) if one < tokenizer.vocab_size and one not in tokenizer.special_ids]
     for place in spoken:
         held.append(place)
         piece = decoder.add(ids[place]) or (decoder.finish() if place == spoken[-1] else "")

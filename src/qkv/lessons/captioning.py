@@ -23,9 +23,9 @@ from qkv.training.trainer import Report
 from qkv.training.translation import next_target
 
 CONFIG = Seq2SeqConfig(
-    vocabulary_size=len(WORDS), share_embeddings=False, d_patch=3 * PATCH**2, context_length=N_ACROSS**2, d_model=64,
-    n_heads=4, d_ff=128, n_encoder_layers=1, n_decoder_layers=1, window=1, norm_position=NormPosition.PRE,
-    final_norm=True, scale_embedding=False, initial_std=0.1,
+    vocab_size=len(WORDS), share_embeddings=False, d_patch=3 * PATCH**2, context_length=N_ACROSS**2, d_model=64,
+    n_heads=4, d_ff=128, n_encoder_layers=1, n_decoder_layers=1, sliding_window=1, norm_position=NormPosition.PRE,
+    final_norm=True, scale_embedding=False, init_std=0.1,
 )  # fmt: skip
 """The 2017 paper's encoder–decoder, sinusoids included, with one layer each; only the source is another.
 
@@ -42,8 +42,8 @@ def learn(*, seed: int, n_steps: int, report: Report = lambda _entry: None) -> S
     """A captioner, trained by the trainer that trains translators: a source, and the true words so far."""
     model = Seq2Seq(CONFIG, seed=seed)
     training = TrainingConfig(
-        steps=n_steps, batch_size=BATCH, length=MOST_WORDS, seed=seed, learning_rate=3e-3, final_learning_rate=0.0,
-        warmup_steps=n_steps // 20, weight_decay=0.01, beta2=0.98, evaluate_every=max(1, n_steps // 5), keep=1,
+        steps=n_steps, batch_size=BATCH, seq_len=MOST_WORDS, seed=seed, learning_rate=3e-3, min_lr_ratio=0.0,
+        warmup_steps=n_steps // 20, weight_decay=0.01, beta2=0.98, eval_every=max(1, n_steps // 5), keep_checkpoints=1,
     )  # fmt: skip
     held_out = draw_scenes(200, chance=np.random.default_rng(HELD_OUT - 1), among=UNSEEN)
     data = TrainingData(
@@ -87,7 +87,7 @@ def right_words(
     """How often each word is the right one after the true ones before it; no look may go where it is `hidden`."""
     source = model.encode(scenes.patches)
     if hidden is not None:
-        source = Source(states=source.states, mask=Mask(key_is_token=~hidden))
+        source = Source(states=source.states, mask=Mask(key_padding_mask=~hidden))
     said = model.decode(_before(scenes.captions), source).argmax(-1)
     return (said == scenes.captions).float().mean(0)
 

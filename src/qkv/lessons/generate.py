@@ -28,7 +28,7 @@ def lesson(seed: int) -> Draw:
     task = load_as(LanguageModel, "stories")
     section(f"“{PROMPT}” goes on: the likeliest token (argmax), fed back")
     say(f"""The model is `stories`: {sum(p.numel() for p in task.model.parameters()):,} parameters, trained on short
-        stories. At each step every one of its {task.model.config.vocabulary_size:,} tokens gets a probability; the
+        stories. At each step every one of its {task.model.config.vocab_size:,} tokens gets a probability; the
         chosen one becomes part of the input, and all of them are revised. · is a blank.""")
     ids, chances = _write(task)
     start = len(ids) - N_NEW

@@ -14,7 +14,7 @@ from qkv.lessons.stopwatch import seconds
 from qkv.models import GPT
 from qkv.nn import KVCache
 
-CONFIG = GPTConfig(vocabulary_size=512, context_length=1024, d_model=128, n_heads=4, n_layers=4)
+CONFIG = GPTConfig(vocab_size=512, context_length=1024, d_model=128, n_heads=4, n_layers=4)
 POSITIONS = (8, 32, 64, 128, 256, 384, 512, 768, 1000)
 
 
@@ -32,7 +32,7 @@ class Measured:
 
 def lesson(seed: int) -> Draw:
     model = GPT(CONFIG, seed=seed).eval()
-    ids = torch.randint(CONFIG.vocabulary_size, (1, CONFIG.context_length))
+    ids = torch.randint(CONFIG.vocab_size, (1, CONFIG.context_length))
     with torch.inference_mode():
         _same_answer(model, ids)
         measured = [_measure(model, ids, n) for n in POSITIONS]
@@ -77,7 +77,7 @@ def _measure(model: GPT, ids: Tensor, n: int) -> Measured:
 
 def _cost(measured: list[Measured]) -> None:
     d, n_layers = CONFIG.d_model, CONFIG.n_layers
-    section(f"The cost of step n (b = 1, d = {d}, L = {n_layers}, V = {CONFIG.vocabulary_size})")
+    section(f"The cost of step n (b = 1, d = {d}, L = {n_layers}, V = {CONFIG.vocab_size})")
     table(
         ["n", "FLOPs cached", "recomputed", "ratio", "ms cached", "recomputed", "ratio"],
         [(one.n, one.cached_flops, one.recomputed_flops, one.recomputed_flops / one.cached_flops,
@@ -88,7 +88,7 @@ def _cost(measured: list[Measured]) -> None:
     slope = (last.cached_flops - first.cached_flops) // (last.n - first.n)
     fixed = first.cached_flops - slope * first.n
     say(f"""With the cache a step costs {fixed:,} + {slope:,}·n FLOPs. The first number is the products with weights,
-        O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * CONFIG.vocabulary_size:,}. The second is scores and mix,
+        O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * CONFIG.vocab_size:,}. The second is scores and mix,
         O(bnd): 4dL = {4 * d * n_layers:,} a token looked at. Recomputed, the step is a whole pass: O(bnd² + bn²d).""")
     cached = [fixed + slope * n for n in range(1, 1001)]
     recomputed = sum(n * one for n, one in enumerate(cached, start=1))

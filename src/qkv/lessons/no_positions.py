@@ -28,8 +28,8 @@ def states(
 ) -> Float[Tensor, "batch position d"]:
     """What a new two-layer model makes of the ids, in float64 so that equal means equal."""
     config = GPTConfig(
-        vocabulary_size=len(WORDS), context_length=16, d_model=32, n_heads=4, n_layers=2, positions=kind,
-        causal=causal, initial_std=0.3,
+        vocab_size=len(WORDS), context_length=16, d_model=32, n_heads=4, n_layers=2, positions=kind,
+        causal=causal, init_std=0.3,
     )  # fmt: skip
     with torch.no_grad():
         return GPT(config, seed=seed).double().eval().states(ids)

@@ -14,7 +14,7 @@ from qkv.models import BERT, GPT
 SENTENCE = ["the", "cat", "sat", "on", "the", "mat"]
 IDS = torch.tensor([[0, 1, 2, 3, 0, 4]])
 LABELS = [f"{t} {word}" for t, word in enumerate(SENTENCE)]
-CONFIG = GPTConfig(vocabulary_size=6, context_length=8, d_model=32, n_heads=1, n_layers=1, initial_std=0.3)
+CONFIG = GPTConfig(vocab_size=6, context_length=8, d_model=32, n_heads=1, n_layers=1, init_std=0.3)
 
 
 def gpt(*, mask: bool, seed: int = 0) -> GPT:
@@ -45,8 +45,8 @@ def influence(*, mask: bool, seed: int = 0) -> Float[Tensor, "changed position"]
 def as_bert(seed: int = 0) -> float:
     """max|BERT's states − GPT's without mask|, the block's weights being the same ones."""
     config = BERTConfig(
-        vocabulary_size=6, context_length=8, d_model=32, n_heads=1, n_layers=1, activation=Activation.GELU_TANH,
-        norm_position=NormPosition.PRE, norm_epsilon=CONFIG.norm_epsilon, embedding_norm=False, final_norm=True,
+        vocab_size=6, context_length=8, d_model=32, n_heads=1, n_layers=1, activation=Activation.GELU_TANH,
+        norm_position=NormPosition.PRE, norm_eps=CONFIG.norm_eps, embedding_norm=False, final_norm=True,
         pooler=False,
     )  # fmt: skip
     model, bert = gpt(mask=False, seed=seed), BERT(config).eval()

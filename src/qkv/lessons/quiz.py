@@ -12,8 +12,8 @@ from qkv.models import GPT
 from qkv.nn import CAUSAL, Attention, Heads, Lookup, TokenEmbedding, weights_of
 
 SMALL = GPTConfig(
-    vocabulary_size=101, context_length=32, d_model=48, n_heads=4, n_layers=2, positions=PositionKind.SINUSOIDAL,
-    attention_bias=False, norm_bias=False, feedforward_bias=False, initial_std=0.2,
+    vocab_size=101, context_length=32, d_model=48, n_heads=4, n_layers=2, positions=PositionKind.SINUSOIDAL,
+    attention_bias=False, norm_bias=False, feed_forward_bias=False, init_std=0.2,
 )  # fmt: skip
 
 PARTS = {
@@ -92,9 +92,9 @@ def _attention_questions() -> None:
 
 def _why_mask(model: GPT) -> None:
     section("E: what is the point of attention masking during training?")
-    ids = torch.randint(SMALL.vocabulary_size, (1, 12))
+    ids = torch.randint(SMALL.vocab_size, (1, 12))
     changed = ids.clone()
-    changed[0, 8:] = (changed[0, 8:] + 1) % SMALL.vocabulary_size
+    changed[0, 8:] = (changed[0, 8:] + 1) % SMALL.vocab_size
     free = GPT(SMALL.replace(causal=False)).eval()
     free.load_state_dict(model.state_dict())
     with torch.no_grad():

@@ -71,7 +71,7 @@ def _cache(seed: int) -> None:
     section("E: how much memory does the KV cache need?")
     rows = []
     for n, d, n_layers in ((10, 64, 2), (20, 64, 2), (20, 128, 2), (20, 128, 4)):
-        config = GPTConfig(vocabulary_size=11, context_length=32, d_model=d, n_heads=4, n_layers=n_layers)
+        config = GPTConfig(vocab_size=11, context_length=32, d_model=d, n_heads=4, n_layers=n_layers)
         model = GPT(config, seed=seed).eval()
         cache = model.new_cache(batch=1, capacity=n)
         with torch.no_grad():
@@ -84,7 +84,7 @@ def _cache(seed: int) -> None:
 def _encoder_decoder(seed: int) -> dict[str, list[int]]:
     section("E: encoder–decoder, source m, target n: what does a pass cost?")
     config = Seq2SeqConfig(
-        vocabulary_size=11, context_length=512, d_model=D, n_heads=4, n_encoder_layers=N_LAYERS,
+        vocab_size=11, context_length=512, d_model=D, n_heads=4, n_encoder_layers=N_LAYERS,
         n_decoder_layers=N_LAYERS,
     )  # fmt: skip
     model = Seq2Seq(config, seed=seed).eval()

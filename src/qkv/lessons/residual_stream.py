@@ -24,7 +24,7 @@ PLACES = [f"blocks.{layer}.residual_{part}" for layer in range(N_LAYERS) for par
 def model(seed: int = 0) -> GPT:
     """A new GPT: its weights are chance, its wiring is every GPT's."""
     config = GPTConfig(
-        vocabulary_size=len(SENTENCE) + 1, context_length=16, d_model=32, n_heads=4, n_layers=N_LAYERS, initial_std=0.3
+        vocab_size=len(SENTENCE) + 1, context_length=16, d_model=32, n_heads=4, n_layers=N_LAYERS, init_std=0.3
     )
     return GPT(config, seed=seed).eval()
 

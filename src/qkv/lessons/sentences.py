@@ -38,8 +38,8 @@ def words(ids: Tensor) -> str:
 def tiny_gpt(*, causal: bool, seed: int) -> GPT:
     # The spread of 0.1 is for its small width: with GPT-2's 0.02 the first hundred steps do nothing.
     config = GPTConfig(
-        vocabulary_size=len(VOCABULARY), context_length=len(SLOTS) - 1, d_model=32, n_heads=2, n_layers=2,
-        causal=causal, initial_std=0.1,
+        vocab_size=len(VOCABULARY), context_length=len(SLOTS) - 1, d_model=32, n_heads=2, n_layers=2,
+        causal=causal, init_std=0.1,
     )  # fmt: skip
     return GPT(config, seed=seed)
 

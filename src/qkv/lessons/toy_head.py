@@ -15,13 +15,13 @@ class ToyHead(nn.Module):
     """
 
     def __init__(
-        self, n_positions: int, vocabulary_size: int, *, seed: int, d_head: int = 20, with_positions: bool = True,
+        self, n_positions: int, vocab_size: int, *, seed: int, d_head: int = 20, with_positions: bool = True,
         causal: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         heads = Heads(n_heads=1, n_kv_heads=1, d_head=d_head, d_value=d_head)
-        self.position = LearnedPositions(n_positions, vocabulary_size) if with_positions else None
-        self.attention = Attention(vocabulary_size, heads, bias=False)
+        self.position = LearnedPositions(n_positions, vocab_size) if with_positions else None
+        self.attention = Attention(vocab_size, heads, bias=False)
         self.mask = CAUSAL if causal else None
         # As wide as Keras draws a 7×20 matrix and a table of positions: positions that start as large as the
         # tokens are often all that the head ever looks at.

@@ -18,8 +18,8 @@ OTHER = 5
 def new_model(seed: int = 0) -> Seq2Seq:
     """A new encoder–decoder: random weights, the wiring of all of them. In float64, so that equal means equal."""
     config = Seq2SeqConfig(
-        vocabulary_size=6, context_length=8, d_model=32, n_heads=2, n_encoder_layers=N_LAYERS,
-        n_decoder_layers=N_LAYERS, initial_std=0.2,
+        vocab_size=6, context_length=8, d_model=32, n_heads=2, n_encoder_layers=N_LAYERS,
+        n_decoder_layers=N_LAYERS, init_std=0.2,
     )  # fmt: skip
     return Seq2Seq(config, seed=seed).double().eval()
 

@@ -28,7 +28,7 @@ SENTENCES = {"lamp": "She turned on the light", "lamp too": "He turned off the l
 def lesson(seed: int) -> Draw:  # noqa: ARG001 - nothing here is left to chance
     task = load_as(LanguageModel, "stories")
     section("Static: each token has one row in the model's table")
-    say(f"""The shipped model `stories` has learnt {task.model.config.vocabulary_size:,} rows of
+    say(f"""The shipped model `stories` has learnt {task.model.config.vocab_size:,} rows of
         {task.model.config.d_model} numbers. Nobody told it what a dog is; it only guessed next words.""")
     found = word_vectors(task, COMPARED)
     say("Cosine (1: same direction, 0: nothing in common):")
@@ -48,7 +48,7 @@ def _nearest(task: LanguageModel) -> None:
     section("The nearest words of the whole table, by cosine and by Euclid")
     rows = task.model.embedding.token.weight.detach()
     # Whole words alone: a blank before, letters after.
-    names = [task.tokenizer.token(number) for number in range(task.tokenizer.vocabulary_size)]
+    names = [task.tokenizer.token(number) for number in range(task.tokenizer.vocab_size)]
     whole = [i for i, name in enumerate(names) if name[0:1] == "Ġ" and name[1:].isalpha() and len(name) > 3]
     among = rows[whole]
     for_each = []

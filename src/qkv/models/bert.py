@@ -33,7 +33,7 @@ class BERT(nn.Module):
     def __init__(self, config: BERTConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        tokens = TokenEmbedding(config.vocabulary_size, config.d_model)
+        tokens = TokenEmbedding(config.vocab_size, config.d_model)
         self.embedding = build_embedding(config, tokens, n_segments=config.n_segments or None)
         self.relation = build_relation(config, bidirectional=True)
         self.blocks = build_blocks(config, config.n_layers)
@@ -44,32 +44,32 @@ class BERT(nn.Module):
         self.next_sentence = nn.Linear(config.d_model, 2) if config.next_sentence_head else None
         self.classifier = None if config.n_classes is None else nn.Linear(config.d_model, config.n_classes)
         self.dropout = nn.Dropout(config.dropout)
-        initialise(self, std=config.initial_std, seed=seed)
+        initialise(self, std=config.init_std, seed=seed)
 
     def forward(
         self,
         ids: Ids,
         *,
         segments: Ids | None = None,
-        is_token: IsToken | None = None,
+        attention_mask: IsToken | None = None,
         documents: Ids | Packed | None = None,
     ) -> Residual:
         """Every position's state, having seen all others. `segments`: 0 for sentence A (the default), 1 for B.
 
         `documents`: texts that must not see each other, numbered, or `Packed`: a single row, as long as one likes.
         """
-        check_ids(ids, self.config.vocabulary_size)
-        window = self.config.window
+        check_ids(ids, self.config.vocab_size)
+        window = self.config.sliding_window
         if isinstance(documents, Packed):
-            if is_token is not None or len(ids) > 1:
-                given = f"there are {len(ids)} rows" if len(ids) > 1 else "is_token was given"
+            if attention_mask is not None or len(ids) > 1:
+                given = f"there are {len(ids)} rows" if len(ids) > 1 else "attention_mask was given"
                 raise ConfigError(f"packed texts are one row without padding; {given}")
             check_length(documents.longest, self.config.context_length)
             positions, mask = documents.positions(ids.shape[1]), Mask(packed=documents, window=window, sees_itself=True)
         else:
             check_length(ids.shape[1], self.config.context_length)
-            positions = place(ids, is_token=is_token, documents=documents)
-            mask = mask_of(positions, causal=False, window=window, is_token=is_token, documents=documents)
+            positions = place(ids, attention_mask=attention_mask, documents=documents)
+            mask = mask_of(positions, causal=False, window=window, attention_mask=attention_mask, documents=documents)
         x = self.embedding(ids, positions, segments)
         x = self.blocks(x, positions=positions, relation=self.relation, mask=mask)
         return self.final(self.final_norm(x))

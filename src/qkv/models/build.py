@@ -27,7 +27,7 @@ from qkv.nn import (
 
 
 def build_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    return norm(config.norm, config.d_model, epsilon=config.norm_epsilon, bias=config.norm_bias)
+    return norm(config.norm, config.d_model, epsilon=config.norm_eps, bias=config.norm_bias)
 
 
 def build_attention(config: TransformerConfig) -> Attention:
@@ -58,7 +58,7 @@ def build_blocks(config: TransformerConfig, n_layers: int, *, cross: bool = Fals
                 config.d_ff,
                 activation=config.activation,
                 gated=config.gated,
-                bias=config.feedforward_bias,
+                bias=config.feed_forward_bias,
             ),
             norms=[build_norm(config) for _ in range(3 if cross else 2)],
             norm_position=config.norm_position,
@@ -71,7 +71,7 @@ def build_blocks(config: TransformerConfig, n_layers: int, *, cross: bool = Fals
 def build_relation(config: TransformerConfig, *, bidirectional: bool) -> Rotary | ALiBi | RelativeBias | None:
     match config.positions:
         case PositionKind.ROTARY:
-            return Rotary(config.d_head, base=config.rotary_base, slowing=_slowing(config))
+            return Rotary(config.d_head, base=config.rope_theta, slowing=_slowing(config))
         case PositionKind.ALIBI:
             return ALiBi(config.n_heads)
         case PositionKind.RELATIVE:
@@ -86,14 +86,14 @@ def build_relation(config: TransformerConfig, *, bidirectional: bool) -> Rotary 
 
 
 def _slowing(config: TransformerConfig) -> Slowing | None:
-    scaling = config.rotary_scaling
+    scaling = config.rope_scaling
     if scaling is None:
         return None
     return Slowing(
         factor=scaling.factor,
         original_context_length=scaling.original_context_length,
-        low=scaling.low_frequency_factor,
-        high=scaling.high_frequency_factor,
+        low=scaling.low_freq_factor,
+        high=scaling.high_freq_factor,
     )
 
 
@@ -121,7 +121,7 @@ def build_embedding(
 
 def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unembedding:
     return Unembedding(
-        config.vocabulary_size,
+        config.vocab_size,
         config.d_model,
         tied_to=tokens if config.tie_embeddings else None,
         bias=config.unembedding_bias,

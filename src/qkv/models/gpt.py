@@ -23,47 +23,47 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        tokens = TokenEmbedding(config.vocabulary_size, config.d_model)
+        tokens = TokenEmbedding(config.vocab_size, config.d_model)
         self.embedding = build_embedding(config, tokens)
         self.relation = build_relation(config, bidirectional=not config.causal)
         self.blocks = build_blocks(config, config.n_layers)
         self.final_norm = build_norm(config) if config.final_norm else nn.Identity()
         self.final = Tap()
         self.unembedding = build_unembedding(config, tokens)
-        initialise(self, std=config.initial_std, n_residual_writes=2 * config.n_layers, seed=seed)
+        initialise(self, std=config.init_std, n_residual_writes=2 * config.n_layers, seed=seed)
 
     def forward(
         self,
         ids: Ids,
         *,
-        is_token: IsToken | None = None,
+        attention_mask: IsToken | None = None,
         documents: Ids | None = None,
         cache: KVCache | None = None,
     ) -> Logits:
-        """`is_token` marks padding, left or right; `documents` numbers packed texts that must not see each other."""
-        return self.unembedding(self.states(ids, is_token=is_token, documents=documents, cache=cache))
+        """`attention_mask` marks padding, left or right; `documents` numbers packed texts that must not see each other."""
+        return self.unembedding(self.states(ids, attention_mask=attention_mask, documents=documents, cache=cache))
 
     def states(
         self,
         ids: Ids,
         *,
-        is_token: IsToken | None = None,
+        attention_mask: IsToken | None = None,
         documents: Ids | None = None,
         cache: KVCache | None = None,
     ) -> Residual:
         """The last residual stream, normed: what the unembedding reads."""
         if cache is not None and not self.config.causal:
             raise ConfigError("a cache holds the past; with causal=False there is none, every position sees all")
-        check_ids(ids, self.config.vocabulary_size)  # before the cache moves on
+        check_ids(ids, self.config.vocab_size)  # before the cache moves on
         check_length(ids.shape[1], self.config.context_length, cache)
-        positions = place(ids, is_token=is_token, documents=documents, cache=cache)
+        positions = place(ids, attention_mask=attention_mask, documents=documents, cache=cache)
         x = self.embedding(ids, positions)
         if self.config.causal:
             mask = causal_mask(
-                positions, window=self.config.window, is_token=is_token, documents=documents, cache=cache
+                positions, window=self.config.sliding_window, attention_mask=attention_mask, documents=documents, cache=cache
             )
         else:
-            mask = mask_of(positions, causal=False, window=self.config.window, is_token=is_token, documents=documents)
+            mask = mask_of(positions, causal=False, window=self.config.sliding_window, attention_mask=attention_mask, documents=documents)
         x = self.blocks(x, positions=positions, relation=self.relation, mask=mask, cache=cache)
         return self.final(self.final_norm(x))
 

@@ -9,19 +9,19 @@ from qkv.tensors import Ids, IsToken, Patches, Positions
 
 
 def place(
-    ids: Ids | Patches, *, is_token: IsToken | None = None, documents: Ids | None = None, cache: KVCache | None = None
+    ids: Ids | Patches, *, attention_mask: IsToken | None = None, documents: Ids | None = None, cache: KVCache | None = None
 ) -> Positions:
     """Padding takes no position; each packed document starts at 0; a cache goes on where it stopped."""
-    check_is_token(is_token, ids)
+    check_attention_mask(attention_mask, ids)
     check_shape("documents", documents, ids)
     if cache is not None:
         if documents is not None:
             raise ConfigError("documents are packed for training; they cannot be used with a cache")
-        return cache.reserve(batch=ids.shape[0], n_new=ids.shape[1], is_token=is_token)
-    if is_token is None:
+        return cache.reserve(batch=ids.shape[0], n_new=ids.shape[1], attention_mask=attention_mask)
+    if attention_mask is None:
         n_before = torch.arange(ids.shape[1], device=ids.device)[None]
     else:
-        n_before = is_token.long().cumsum(1) - is_token.long()
+        n_before = attention_mask.long().cumsum(1) - attention_mask.long()
     return n_before if documents is None else n_before - _starts(documents, n_before)
 
 
@@ -37,11 +37,11 @@ def check_shape(name: str, given: Tensor | None, ids: Ids | Patches) -> None:
         raise ShapeError(f"{name} has shape {tuple(given.shape)}, ids {tuple(ids.shape[:2])}")
 
 
-def check_is_token(is_token: Tensor | None, ids: Ids | Patches) -> None:
+def check_attention_mask(attention_mask: Tensor | None, ids: Ids | Patches) -> None:
     """0 and 1 are refused: as numbers they would be added to the scores."""
-    check_shape("is_token", is_token, ids)
-    if is_token is not None and is_token.dtype != torch.bool:
-        raise InputError(f"is_token is {is_token.dtype}, it must be torch.bool: True where a token stands")
+    check_shape("attention_mask", attention_mask, ids)
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise InputError(f"attention_mask is {attention_mask.dtype}, it must be torch.bool: True where a token stands")
 
 
 def check_rows(ids: Ids, source: Source) -> None:
@@ -55,18 +55,18 @@ def mask_of(
     *,
     causal: bool,
     window: int | None,
-    is_token: IsToken | None,
+    attention_mask: IsToken | None,
     documents: Ids | None = None,
 ) -> Mask | None:
     """The rule of a pass without a cache; None where it forbids nothing."""
-    if not causal and window is None and is_token is None and documents is None:
+    if not causal and window is None and attention_mask is None and documents is None:
         return None
     # Where padding stands between tokens, a window counts the tokens alone, as it does with a cache.
-    counted = positions if window is not None and is_token is not None else None
+    counted = positions if window is not None and attention_mask is not None else None
     return Mask(
         causal=causal,
         window=window,
-        key_is_token=is_token,
+        key_padding_mask=attention_mask,
         documents=documents,
         query_positions=counted,
         key_positions=counted,
@@ -77,16 +77,16 @@ def causal_mask(
     positions: Positions,
     *,
     window: int | None,
-    is_token: IsToken | None,
+    attention_mask: IsToken | None,
     documents: Ids | None,
     cache: KVCache | None,
 ) -> Mask | None:
     """The past and oneself; with a cache, all that stands there up to one's own position."""
     n = positions.shape[1]
     if cache is None:
-        return mask_of(positions, causal=True, window=window, is_token=is_token, documents=documents)
+        return mask_of(positions, causal=True, window=window, attention_mask=attention_mask, documents=documents)
     # Without padding every query's own key is among those just written.
-    sees_itself = is_token is None
+    sees_itself = attention_mask is None
     if cache.is_ragged:
         return Mask(causal=True, window=window, query_positions=positions, sees_itself=sees_itself)
     if cache.n_filled == n:

@@ -6,7 +6,7 @@ from torch import nn
 
 from qkv.config import RNNConfig
 from qkv.errors import ShapeError
-from qkv.models.placing import check_is_token, check_length, check_rows
+from qkv.models.placing import check_attention_mask, check_length, check_rows
 from qkv.nn import (
     AttentiveDecoder,
     Mask,
@@ -37,8 +37,8 @@ class RNNSeq2Seq(nn.Module):
         super().__init__()
         self.config = config
         d_model = config.d_model
-        self.source_embedding = TokenEmbedding(config.source_vocabulary_size, d_model)
-        self.embedding = TokenEmbedding(config.vocabulary_size, d_model)
+        self.source_embedding = TokenEmbedding(config.source_vocab_size, d_model)
+        self.embedding = TokenEmbedding(config.vocab_size, d_model)
         self.encoder = RecurrentEncoder(
             d_model,
             cell=config.cell,
@@ -55,24 +55,24 @@ class RNNSeq2Seq(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
         self.unembedding = Unembedding(
-            config.vocabulary_size,
+            config.vocab_size,
             d_model,
             tied_to=self.embedding if config.tie_embeddings else None,
             bias=True,
         )
-        initialise(self, std=config.initial_std, seed=seed)
+        initialise(self, std=config.init_std, seed=seed)
 
-    def forward(self, source_ids: SourceIds, ids: Ids, *, source_is_token: SourceIsToken | None = None) -> Logits:
+    def forward(self, source_ids: SourceIds, ids: Ids, *, source_attention_mask: SourceIsToken | None = None) -> Logits:
         """The true target prefix in, a prediction at each of its positions out; padding goes on the right."""
-        start = self.encode(source_ids, is_token=source_is_token)
+        start = self.encode(source_ids, attention_mask=source_attention_mask)
         return self.decode(ids, start.source, start.state)[0]
 
-    def encode(self, source_ids: SourceIds, *, is_token: SourceIsToken | None = None) -> RNNSource:
-        check_ids(source_ids, self.config.source_vocabulary_size)
+    def encode(self, source_ids: SourceIds, *, attention_mask: SourceIsToken | None = None) -> RNNSource:
+        check_ids(source_ids, self.config.source_vocab_size)
         check_length(source_ids.shape[1], self.config.context_length)
-        check_is_token(is_token, source_ids)
-        states, first = self.encoder(self.dropout(self.source_embedding(source_ids)), is_token)
-        mask = None if is_token is None else Mask(key_is_token=is_token)
+        check_attention_mask(attention_mask, source_ids)
+        states, first = self.encoder(self.dropout(self.source_embedding(source_ids)), attention_mask)
+        mask = None if attention_mask is None else Mask(key_padding_mask=attention_mask)
         return RNNSource(source=Source(states=states, mask=mask), state=first)
 
     def decode(
@@ -82,7 +82,7 @@ class RNNSeq2Seq(nn.Module):
 
         `cache` keeps what attention makes of the source, for the steps that follow.
         """
-        check_ids(ids, self.config.vocabulary_size)
+        check_ids(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length)
         if state[0].shape[1] != ids.shape[0]:
             raise ShapeError(f"the state is of {state[0].shape[1]} rows, the ids have {ids.shape[0]}")

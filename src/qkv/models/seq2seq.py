@@ -35,59 +35,59 @@ class Seq2Seq(nn.Module):
     def __init__(self, config: Seq2SeqConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        tokens = TokenEmbedding(config.vocabulary_size, config.d_model)
+        tokens = TokenEmbedding(config.vocab_size, config.d_model)
         self.encoder = Side(config, _of_source(config, tokens), is_decoder=False)
         self.decoder = Side(config, tokens, is_decoder=True)
         self.unembedding = build_unembedding(config, tokens)
-        initialise(self, std=config.initial_std, seed=seed)
+        initialise(self, std=config.init_std, seed=seed)
 
     def forward(
         self,
         source: SourceIds | Patches,
         ids: Ids,
         *,
-        source_is_token: SourceIsToken | None = None,
-        is_token: IsToken | None = None,
+        source_attention_mask: SourceIsToken | None = None,
+        attention_mask: IsToken | None = None,
     ) -> Logits:
         """Training's road: the true target prefix in, a prediction at each of its positions out."""
-        return self.decode(ids, self.encode(source, is_token=source_is_token), is_token=is_token)
+        return self.decode(ids, self.encode(source, attention_mask=source_attention_mask), attention_mask=attention_mask)
 
-    def encode(self, source: SourceIds | Patches, *, is_token: SourceIsToken | None = None) -> Source:
+    def encode(self, source: SourceIds | Patches, *, attention_mask: SourceIsToken | None = None) -> Source:
         """Ids; patches where the config has a `d_patch`."""
         if self.config.d_patch is None:
-            check_ids(source, self.config.source_vocabulary_size)
+            check_ids(source, self.config.source_vocab_size)
         else:
             check_patches(source, self.config.d_patch)
         check_length(source.shape[1], self.config.context_length)
-        positions = place(source, is_token=is_token)
-        mask = None if is_token is None else Mask(key_is_token=is_token)
-        own = mask_of(positions, causal=False, window=self.config.window, is_token=is_token)
+        positions = place(source, attention_mask=attention_mask)
+        mask = None if attention_mask is None else Mask(key_padding_mask=attention_mask)
+        own = mask_of(positions, causal=False, window=self.config.sliding_window, attention_mask=attention_mask)
         side = self.encoder
         x = side.blocks(side.embedding(source, positions), positions=positions, relation=side.relation, mask=own)
         return Source(states=side.final(side.final_norm(x)), mask=mask)
 
     def decode(
-        self, ids: Ids, source: Source, *, is_token: IsToken | None = None, cache: KVCache | None = None
+        self, ids: Ids, source: Source, *, attention_mask: IsToken | None = None, cache: KVCache | None = None
     ) -> Logits:
         """Several rows of ids may share one source, as the hypotheses of a beam do: they stand side by side."""
-        return self.unembedding(self.states(ids, source, is_token=is_token, cache=cache))
+        return self.unembedding(self.states(ids, source, attention_mask=attention_mask, cache=cache))
 
     def states(
-        self, ids: Ids, source: Source, *, is_token: IsToken | None = None, cache: KVCache | None = None
+        self, ids: Ids, source: Source, *, attention_mask: IsToken | None = None, cache: KVCache | None = None
     ) -> Residual:
         # All of these before the cache moves on.
-        check_ids(ids, self.config.vocabulary_size)
+        check_ids(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length, cache)
         check_rows(ids, source)
         if cache is not None:
             cache.check_source(source.states)
-        positions = place(ids, is_token=is_token, cache=cache)
+        positions = place(ids, attention_mask=attention_mask, cache=cache)
         side = self.decoder
         x = side.blocks(
             side.embedding(ids, positions),
             positions=positions,
             relation=side.relation,
-            mask=causal_mask(positions, window=self.config.window, is_token=is_token, documents=None, cache=cache),
+            mask=causal_mask(positions, window=self.config.sliding_window, attention_mask=attention_mask, documents=None, cache=cache),
             cache=cache,
             source=source,
         )
@@ -107,4 +107,4 @@ class Seq2Seq(nn.Module):
 def _of_source(config: Seq2SeqConfig, tokens: TokenEmbedding) -> TokenEmbedding | PatchEmbedding:
     if config.d_patch is not None:
         return PatchEmbedding(config.d_patch, config.d_model)
-    return tokens if config.share_embeddings else TokenEmbedding(config.source_vocabulary_size, config.d_model)
+    return tokens if config.share_embeddings else TokenEmbedding(config.source_vocab_size, config.d_model)

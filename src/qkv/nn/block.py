@@ -28,8 +28,8 @@ class Source:
 
     def select(self, rows: Int[Tensor, " row"]) -> "Source":
         """These sources alone, in this order."""
-        is_token = None if self.mask is None else self.mask.key_is_token
-        mask = None if is_token is None else Mask(key_is_token=is_token.index_select(0, rows))
+        attention_mask = None if self.mask is None else self.mask.key_padding_mask
+        mask = None if attention_mask is None else Mask(key_padding_mask=attention_mask.index_select(0, rows))
         return Source(states=self.states.index_select(0, rows), mask=mask)
 
     def written_out(self) -> "Source":

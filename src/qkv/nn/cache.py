@@ -158,20 +158,20 @@ class KVCache:
         for source in self.sources:
             source.kept = None
 
-    def reserve(self, *, batch: int, n_new: int, is_token: IsToken | None = None) -> Positions:
+    def reserve(self, *, batch: int, n_new: int, attention_mask: IsToken | None = None) -> Positions:
         """Make room for a pass over n_new tokens and say at which positions they stand."""
         if batch != self.batch:
             raise CacheError(f"the cache was made for batch={self.batch}, the ids have batch={batch}")
-        is_ragged = self.is_ragged or (is_token is not None and not bool(is_token.all()))
-        added = n_new if is_token is None else is_token.sum(1)
+        is_ragged = self.is_ragged or (attention_mask is not None and not bool(attention_mask.all()))
+        added = n_new if attention_mask is None else attention_mask.sum(1)
         # Looking at the lengths makes a GPU wait; without padding the longest row stays the longest.
-        n_needed = self.n_filled + n_new if is_token is None or not is_ragged else int((self.lengths + added).max())
+        n_needed = self.n_filled + n_new if attention_mask is None or not is_ragged else int((self.lengths + added).max())
         if n_needed > self.capacity:
             raise CacheError(f"the cache holds {self.capacity} tokens a row, {n_needed} are needed")
         if n_needed > self.keys.shape[3]:
             self._grow(n_needed)
         self.is_ragged = is_ragged
-        self.positions = positions = self._positions(n_new, is_token)
+        self.positions = positions = self._positions(n_new, attention_mask)
         self.lengths = self.lengths + added
         self.n_filled = n_needed
         return positions
@@ -187,18 +187,18 @@ class KVCache:
             for kept in (self.keys, self.values)
         )
 
-    def _positions(self, n_new: int, is_token: IsToken | None) -> Positions:
+    def _positions(self, n_new: int, attention_mask: IsToken | None) -> Positions:
         if not self.is_ragged:
             self.place = slice(self.n_filled, self.n_filled + n_new)
             return torch.arange(self.n_filled, self.n_filled + n_new, device=self.lengths.device)[None]
-        if is_token is None:
+        if attention_mask is None:
             positions = self.lengths[:, None]
             if n_new > 1:
                 positions = positions + torch.arange(n_new, device=self.lengths.device)
             self.place = AtEnds(positions[:, None, :, None])
             return positions
-        positions = self.lengths[:, None] + (is_token.long().cumsum(1) - 1).clamp(min=0)
-        rows, columns = is_token.nonzero(as_tuple=True)
+        positions = self.lengths[:, None] + (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        rows, columns = attention_mask.nonzero(as_tuple=True)
         self.place = _Scattered(rows, columns, positions[rows, columns])
         return positions
 

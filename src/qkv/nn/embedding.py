@@ -16,16 +16,16 @@ from qkv.tensors import Ids, Logits, Patches, Positions, Residual
 class TokenEmbedding(nn.Module):
     """One vector a token: the same as one-hot × table, by look-up."""
 
-    def __init__(self, vocabulary_size: int, d_model: int) -> None:
+    def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocabulary_size, d_model).normal_())
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model).normal_())
 
     def forward(self, ids: Ids) -> Residual:
         check_ids(ids, self.weight.shape[0])
         return F.embedding(ids, self.weight)
 
 
-def check_ids(ids: Tensor, vocabulary_size: int) -> None:
+def check_ids(ids: Tensor, vocab_size: int) -> None:
     """Refuse what is no batch of sequences of ids, empty sequences, and ids outside the vocabulary.
 
     Values are looked at on the CPU alone: elsewhere a look would wait for the device, and inside a compiled
@@ -39,9 +39,9 @@ def check_ids(ids: Tensor, vocabulary_size: int) -> None:
         raise InputError("the sequence is empty: 0 ids, there must be at least 1")
     if ids.shape[0] == 0:
         raise InputError("the batch is empty: 0 sequences, there must be at least 1")
-    outside = _outside(ids, vocabulary_size)
+    outside = _outside(ids, vocab_size)
     if outside is not None:
-        raise InputError(f"id {outside} is outside the vocabulary of {vocabulary_size} (0 … {vocabulary_size - 1})")
+        raise InputError(f"id {outside} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")
 
 
 def _outside(ids: Tensor, n: int) -> int | None:
@@ -118,15 +118,15 @@ class Unembedding(nn.Module):
     """
 
     def __init__(
-        self, vocabulary_size: int, d_model: int, *, tied_to: TokenEmbedding | None = None, bias: bool = False,
+        self, vocab_size: int, d_model: int, *, tied_to: TokenEmbedding | None = None, bias: bool = False,
         scale: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.scale = scale
         self.weight = (
-            nn.Parameter(torch.empty(vocabulary_size, d_model).normal_()) if tied_to is None else tied_to.weight
+            nn.Parameter(torch.empty(vocab_size, d_model).normal_()) if tied_to is None else tied_to.weight
         )
-        self.bias = nn.Parameter(torch.zeros(vocabulary_size)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.int8: Int8Linear | None = None
         """In the weights' place, where the model computes so."""
         self.logits = Tap()

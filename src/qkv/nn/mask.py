@@ -23,7 +23,7 @@ class Mask:
     """A query sees keys at its own position and before."""
     window: int | None = None
     """A query sees keys less than this many positions away."""
-    key_is_token: Bool[Tensor, "batch key"] | None = None
+    key_padding_mask: Bool[Tensor, "batch key"] | None = None
     """Nobody sees a key where this is False: padding."""
     documents: Int[Tensor, "batch position"] | None = None
     """Packed texts: a query sees keys of the same number alone (self-attention without a cache)."""
@@ -40,7 +40,7 @@ class Mask:
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window={self.window} must be at least 1")
-        for name, given in (("key_is_token", self.key_is_token), ("table", self.table)):
+        for name, given in (("key_padding_mask", self.key_padding_mask), ("table", self.table)):
             # 0 and 1 as numbers would be added to the scores.
             if given is not None and given.dtype != torch.bool:
                 raise InputError(f"the mask's {name} is {given.dtype}, it must be torch.bool: True = may look")
@@ -51,7 +51,7 @@ class Mask:
         return (
             self.causal
             and self.window is None
-            and self.key_is_token is None
+            and self.key_padding_mask is None
             and self.documents is None
             and self.packed is None
             and self.query_positions is None
@@ -61,7 +61,7 @@ class Mask:
     @property
     def is_packed_alone(self) -> bool:
         """Nothing but texts one after another, in each of which all see all."""
-        others = (self.window, self.key_is_token, self.documents, self.query_positions, self.key_positions)
+        others = (self.window, self.key_padding_mask, self.documents, self.query_positions, self.key_positions)
         return self.packed is not None and not self.causal and all(other is None for other in others)
 
     def written_out(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
@@ -87,8 +87,8 @@ class Mask:
                 seen = seen & (distance >= 0)
             if self.window is not None:
                 seen = seen & (distance.abs() < self.window)
-        if self.key_is_token is not None:
-            seen = seen & self.key_is_token[:, None, None, :]
+        if self.key_padding_mask is not None:
+            seen = seen & self.key_padding_mask[:, None, None, :]
         if self.packed is not None:
             numbers = self.packed.numbers(n_keys)
             seen = seen & (numbers[:, None, :, None] == numbers[:, None, None, :])
@@ -105,7 +105,7 @@ class Mask:
                 raise ShapeError(f"the mask's table is {tuple(self.table.shape)}, the scores are {needed}")
             return
         self._check(n_queries, n_keys)
-        for name in ("key_is_token", "documents", "query_positions", "key_positions"):
+        for name in ("key_padding_mask", "documents", "query_positions", "key_positions"):
             rows = getattr(self, name)
             if rows is not None and rows.shape[0] not in (1, batch):
                 raise ShapeError(f"the mask's {name} has {rows.shape[0]} rows, the scores have {batch}")
@@ -115,8 +115,8 @@ class Mask:
         return torch.arange(n, device=device)[None] if positions is None else positions
 
     def _check(self, n_queries: int, n_keys: int) -> None:
-        if self.key_is_token is not None and self.key_is_token.shape[1] != n_keys:
-            raise ShapeError(f"the mask's key_is_token covers {self.key_is_token.shape[1]} keys, there are {n_keys}")
+        if self.key_padding_mask is not None and self.key_padding_mask.shape[1] != n_keys:
+            raise ShapeError(f"the mask's key_padding_mask covers {self.key_padding_mask.shape[1]} keys, there are {n_keys}")
         if self.documents is not None and not self.documents.shape[1] == n_queries == n_keys:
             raise ShapeError(
                 f"the mask's documents cover {self.documents.shape[1]} positions, "

@@ -97,18 +97,18 @@ class RecurrentEncoder(nn.Module):
         self.bridge = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(1 if cell is CellKind.GRU else 2))
         self.states = Tap()
 
-    def forward(self, x: Residual, is_token: IsToken | None = None) -> tuple[Residual, State]:
-        if is_token is None:
+    def forward(self, x: Residual, attention_mask: IsToken | None = None) -> tuple[Residual, State]:
+        if attention_mask is None:
             states, last = run(self.recurrence, x)
         else:
-            lengths = is_token.sum(1).cpu()
+            lengths = attention_mask.sum(1).cpu()
             if int(lengths.min()) == 0:
                 raise InputError(f"row {int(lengths.argmin())} of the source has 0 tokens, there must be at least 1")
-            x, order_back = _left_aligned(x, is_token)
+            x, order_back = _left_aligned(x, attention_mask)
             packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
             states, last = run(self.recurrence, packed)
             states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
-            states = states.gather(1, order_back[..., None].expand_as(states)) * is_token[..., None]
+            states = states.gather(1, order_back[..., None].expand_as(states)) * attention_mask[..., None]
         last = last if isinstance(last, tuple) else (last,)
         first = tuple(self._bridged(linear, part) for linear, part in zip(self.bridge, last, strict=True))
         return self.states(states), first
@@ -119,9 +119,9 @@ class RecurrentEncoder(nn.Module):
         return start.expand(self.n_decoder_layers, *start.shape).contiguous()
 
 
-def _left_aligned(x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
+def _left_aligned(x: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens moved to the left of each row, and where each position went."""
-    order = torch.argsort((~is_token).long(), dim=1, stable=True)
+    order = torch.argsort((~attention_mask).long(), dim=1, stable=True)
     return x.gather(1, order[..., None].expand_as(x)), torch.argsort(order, dim=1)
 
 

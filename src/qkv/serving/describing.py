@@ -30,7 +30,7 @@ def described(one: "Open", config: ModelConfig, *, count: Callable[[str], int]) 
         "summary": read_card(one.place).summary if has_card and one.place is not None else "",
         "stacks": stacks_of(config),
         "context_length": config.context_length,
-        "vocabulary_size": config.vocabulary_size,
+        "vocab_size": config.vocab_size,
         "d_model": config.d_model,
         "parameters": parameters(config).total,
         "positions": "none" if isinstance(config, RNNConfig) else config.positions,

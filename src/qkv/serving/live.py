@@ -118,7 +118,7 @@ def generate(one: Open, task: Task, asked: AskGenerate) -> Iterator[dict[str, An
     if any(isinstance(change, PatchAsked) for change in asked.interventions):
         raise InputError("a patch is of one text; while another is written, switch heads off or cut edges")
     prompt = list(asked.ids) if asked.ids is not None else task.encode(asked.text or "")
-    n_known = task.model.config.vocabulary_size
+    n_known = task.model.config.vocab_size
     for number in prompt:
         inside("id", number, n_known, of="ids of the vocabulary")
     with one.lock:
@@ -143,7 +143,7 @@ def generate(one: Open, task: Task, asked: AskGenerate) -> Iterator[dict[str, An
     said = StreamingDecoder(task.tokenizer, before=prompt)
     whole = ""
     for step in decode(watched, logits, [text], sampling=sampling, stop_ids=task.stop_ids):
-        piece = said.add(step.id) if step.id < task.tokenizer.vocabulary_size else ""
+        piece = said.add(step.id) if step.id < task.tokenizer.vocab_size else ""
         if text.ended is not None:
             piece += said.finish()
         whole += piece

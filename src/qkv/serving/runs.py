@@ -183,7 +183,7 @@ def _prediction(run: Run, at: int) -> dict[str, Any]:
     assert run.seen.logits is not None
     tokenizer = run.task.tokenizer
     p = run.seen.logits[at].float().softmax(-1)
-    best = p[: tokenizer.vocabulary_size].topk(min(N_GUESSES, tokenizer.vocabulary_size))
+    best = p[: tokenizer.vocab_size].topk(min(N_GUESSES, tokenizer.vocab_size))
 
     def guess(number: int) -> dict[str, Any]:
         return {"id": number, "label": named(tokenizer, number), "probability": float(p[number])}

@@ -163,7 +163,7 @@ class LanguageModel:
 
     def _said(self, decoder: StreamingDecoder, number: int) -> str:
         """A model may have more ids than its tokenizer, to fill a matrix up; those say nothing."""
-        return decoder.add(number) if number < self.tokenizer.vocabulary_size else ""
+        return decoder.add(number) if number < self.tokenizer.vocab_size else ""
 
     def _found(self, prompt: list[int], one: Hypothesis) -> Continuation:
         decoder = StreamingDecoder(self.tokenizer, before=prompt)

@@ -28,7 +28,7 @@ Rows = Sequence[Sequence[int]]
 def can_pack(model: BERT) -> bool:
     """Whether torch has the kernel: for 16-bit numbers on a GPU, heads of one shape, and no rule but the text's own."""
     weight, config = model.embedding.token.weight, model.config
-    is_plain = model.relation is None and config.window is None and config.scale_scores
+    is_plain = model.relation is None and config.sliding_window is None and config.scale_scores
     is_plain = is_plain and (config.n_heads, config.d_head) == (config.n_kv_heads, config.d_value)
     return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and is_plain
 

@@ -26,7 +26,7 @@ class Batch:
     places: list[int]
     """Which they are."""
     ids: Ids
-    is_token: IsToken
+    attention_mask: IsToken
     states: Residual
 
 
@@ -54,11 +54,11 @@ class Reader:
         for places in of_like_length(lengths, at_once) if packed is None else rows_of(lengths):
             own = [ids[place] for place in places]
             parts = None if segments is None else [segments[place] for place in places]
-            table, is_token = padded(own, device, config.vocabulary_size)
+            table, attention_mask = padded(own, device, config.vocab_size)
             if packed is not None:
                 states = packed.states(own, parts)
             else:
                 of_parts = None if parts is None else padded(parts, device, config.n_segments)[0]
-                states = read(table, segments=of_parts, is_token=is_token)
-            is_token = torch.ones_like(table, dtype=torch.bool) if is_token is None else is_token
-            yield Batch(places, table, is_token, states)
+                states = read(table, segments=of_parts, attention_mask=attention_mask)
+            attention_mask = torch.ones_like(table, dtype=torch.bool) if attention_mask is None else attention_mask
+            yield Batch(places, table, attention_mask, states)

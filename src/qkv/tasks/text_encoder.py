@@ -141,8 +141,8 @@ class TextEncoder:
                 case Pooling.CLS:
                     vectors[batch.places] = batch.states[:, 0]
                 case Pooling.MEAN:
-                    sums = (batch.states * batch.is_token[..., None]).sum(1)
-                    vectors[batch.places] = sums / batch.is_token.sum(1, keepdim=True)
+                    sums = (batch.states * batch.attention_mask[..., None]).sum(1)
+                    vectors[batch.places] = sums / batch.attention_mask.sum(1, keepdim=True)
         return F.normalize(vectors, dim=-1) if (settings.normalise if normalise is None else normalise) else vectors
 
     @property
@@ -191,10 +191,10 @@ class TextEncoder:
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_word_logits(batch.states[rows, columns][None])[0].float()
             # A model may have more rows than its tokenizer has ids; those are no guesses.
-            guessed = logits.softmax(-1)[:, : self.tokenizer.vocabulary_size]
+            guessed = logits.softmax(-1)[:, : self.tokenizer.vocab_size]
             is_word = torch.tensor([not close for place in batch.places for close in self._is_close(read[place])])
             guessed[is_word.to(guessed.device)[:, None] & self._goes_on.to(guessed.device)] = 0.0
-            best = guessed.topk(min(n, self.tokenizer.vocabulary_size))
+            best = guessed.topk(min(n, self.tokenizer.vocab_size))
             for row, ids, probabilities in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
                 guesses = zip(ids, probabilities, strict=True)
                 filled[batch.places[row]].append([Guess(i, self._text(i), p) for i, p in guesses])
@@ -203,7 +203,7 @@ class TextEncoder:
     @cached_property
     def _goes_on(self) -> Bool[Tensor, " id"]:
         """Which ids go on with a word."""
-        names = (self.tokenizer.token(number) for number in range(self.tokenizer.vocabulary_size))
+        names = (self.tokenizer.token(number) for number in range(self.tokenizer.vocab_size))
         return torch.tensor([name.startswith("##") for name in names])
 
     def _is_close(self, one: Encoded) -> list[bool]:

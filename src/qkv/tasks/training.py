@@ -84,7 +84,7 @@ def _opened(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> Prep
 
 def _with_plain_steps(recipe: Recipe, steps: int) -> Recipe:
     made = with_steps(recipe, steps)
-    return made.replace(training=made.training.replace(replanned=()))
+    return made.replace(training=made.training.replace(replans=()))
 
 
 def _first_weights(prepared: Prepared) -> Model | None:

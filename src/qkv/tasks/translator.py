@@ -247,7 +247,7 @@ class Translator:
 
     def _written(self, one: Hypothesis, *, may_loop: bool) -> Written:
         ids = one.ids if may_loop or one.ended is Ended.STOP else before_loop(one.ids)
-        known = [number for number in ids if number < self.tokenizer.vocabulary_size]
+        known = [number for number in ids if number < self.tokenizer.vocab_size]
         return Written(
             text=" ".join(self.tokenizer.decode(known).split()),
             ids=one.ids,

@@ -21,7 +21,7 @@ def spelt(tokenizer: Tokenizer, number: int) -> str:
 
 
 def _text(tokenizer: Tokenizer, number: int) -> str | None:
-    if number >= tokenizer.vocabulary_size or number in tokenizer.special_ids:
+    if number >= tokenizer.vocab_size or number in tokenizer.special_ids:
         return None
     # After itself, for a decoder may drop the blank before the first word of a text.
     alone = tokenizer.decode([number], skip_specials=False)
@@ -30,5 +30,5 @@ def _text(tokenizer: Tokenizer, number: int) -> str | None:
 
 
 def _name(tokenizer: Tokenizer, number: int) -> str:
-    token = tokenizer.token(number) if number < tokenizer.vocabulary_size else ""
+    token = tokenizer.token(number) if number < tokenizer.vocab_size else ""
     return token or f"<id {number}>"

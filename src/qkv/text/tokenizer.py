@@ -56,7 +56,7 @@ class Tokenizer:
                 raise InputError(f"{role}={token!r} is not in the tokenizer's vocabulary")
 
     @cached_property
-    def vocabulary_size(self) -> int:
+    def vocab_size(self) -> int:
         """One more than the greatest id: the rows an embedding needs, even where ids have gaps."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
@@ -155,8 +155,8 @@ class Tokenizer:
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         for number in ids:
-            if not 0 <= number < self.vocabulary_size:
-                raise InputError(f"id {number} is outside the tokenizer's vocabulary of {self.vocabulary_size}")
+            if not 0 <= number < self.vocab_size:
+                raise InputError(f"id {number} is outside the tokenizer's vocabulary of {self.vocab_size}")
 
 
 def _byte_spans(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:

@@ -43,12 +43,12 @@ def train_tokenizer(
     kind: TokenizerKind,
     texts: Iterable[str],
     *,
-    vocabulary_size: int,
+    vocab_size: int,
     style: SpecialStyle | None = None,
     lowercase: bool = False,
     spaced: bool = False,
 ) -> Tokenizer:
-    """At most `vocabulary_size` ids, special ones included; fewer where the texts are too small for them.
+    """At most `vocab_size` ids, special ones included; fewer where the texts are too small for them.
 
     `style` None takes the kind's usual one: GPT's for bpe and char, BERT's for wordpiece, seq2seq's for unigram.
     `spaced`, for bpe: a text's first word is spelt as any other, with a space before it, which decoding takes off
@@ -61,24 +61,24 @@ def train_tokenizer(
         roles.setdefault(Role.UNKNOWN, "<unk>")
     names = list(dict.fromkeys(roles.values()))
     least = len(names) + (256 if kind is TokenizerKind.BPE else 1)
-    if vocabulary_size < least:
+    if vocab_size < least:
         raise ConfigError(
-            f"vocabulary_size={vocabulary_size} is too small: {kind} with these special tokens needs {least}"
+            f"vocab_size={vocab_size} is too small: {kind} with these special tokens needs {least}"
         )
     backend = _untrained(kind, unknown=roles.get(Role.UNKNOWN), lowercase=lowercase)
     if spaced and kind is TokenizerKind.BPE:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    with border(f"a {kind} tokenizer of {vocabulary_size} cannot be trained on this text"):
-        _train(kind, backend, _parts(texts), roles=roles, vocabulary_size=vocabulary_size)
+    with border(f"a {kind} tokenizer of {vocab_size} cannot be trained on this text"):
+        _train(kind, backend, _parts(texts), roles=roles, vocab_size=vocab_size)
         # Set after training, which drops it.
         if (processor := _template(backend, roles)) is not None:
             backend.post_processor = processor
     tokenizer = Tokenizer(backend, roles)
-    if tokenizer.vocabulary_size > vocabulary_size:
+    if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
-            f"vocabulary_size={vocabulary_size} is too small: this text's characters alone need "
-            f"{tokenizer.vocabulary_size}"
+            f"vocab_size={vocab_size} is too small: this text's characters alone need "
+            f"{tokenizer.vocab_size}"
         )
     return tokenizer
 
@@ -113,35 +113,35 @@ def _train(
     parts: Iterator[str],
     *,
     roles: dict[Role, str],
-    vocabulary_size: int,
+    vocab_size: int,
 ) -> None:
     names = list(dict.fromkeys(roles.values()))
     match kind:
         case TokenizerKind.BPE:
             trainer = trainers.BpeTrainer(
-                vocab_size=vocabulary_size,
+                vocab_size=vocab_size,
                 special_tokens=names,
                 initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                 show_progress=False,
             )
         case TokenizerKind.WORDPIECE:
             trainer = trainers.WordPieceTrainer(
-                vocab_size=vocabulary_size,
+                vocab_size=vocab_size,
                 special_tokens=names,
                 # A letter may need two entries, `a` and `##a`; rarer letters become unknown.
-                limit_alphabet=max((vocabulary_size - len(names)) // 2, 1),
+                limit_alphabet=max((vocab_size - len(names)) // 2, 1),
                 show_progress=False,
             )
         case TokenizerKind.UNIGRAM:
             trainer = trainers.UnigramTrainer(
-                vocab_size=vocabulary_size - len(names) + 1,
+                vocab_size=vocab_size - len(names) + 1,
                 special_tokens=[roles[Role.UNKNOWN]],
                 unk_token=roles[Role.UNKNOWN],
                 show_progress=False,
             )
         case TokenizerKind.CHARACTER:
             trainer = None
-            _count_characters(backend, parts, names=names, vocabulary_size=vocabulary_size)
+            _count_characters(backend, parts, names=names, vocab_size=vocab_size)
     if trainer is not None:
         backend.train_from_iterator(parts, trainer)
     if kind is TokenizerKind.UNIGRAM:
@@ -159,13 +159,13 @@ def _round_scores(backend: tokenizers.Tokenizer) -> None:
 
 
 def _count_characters(
-    backend: tokenizers.Tokenizer, parts: Iterator[str], *, names: list[str], vocabulary_size: int
+    backend: tokenizers.Tokenizer, parts: Iterator[str], *, names: list[str], vocab_size: int
 ) -> None:
     counts: Counter[str] = Counter()
     for part in parts:
         counts.update(part if backend.normalizer is None else backend.normalizer.normalize_str(part))
     most = sorted(counts, key=lambda character: (-counts[character], character))
-    tokens = names + sorted(most[: vocabulary_size - len(names)])
+    tokens = names + sorted(most[: vocab_size - len(names)])
     vocabulary = {token: number for number, token in enumerate(tokens)}
     backend.model = models.BPE(vocab=vocabulary, merges=[], unk_token=backend.model.unk_token)
 

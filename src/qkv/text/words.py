@@ -41,7 +41,7 @@ def words_of_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int | None]:
     n_words, last = 0, " "
     words: list[int | None] = []
     for number in ids:
-        if number in added or number >= tokenizer.vocabulary_size:
+        if number in added or number >= tokenizer.vocab_size:
             words.append(None)
             continue
         piece = decoder.add(number)

@@ -11,7 +11,7 @@ from qkv.training.ranks import Ranks
 from qkv.training.reading import Made
 
 
-def added(
+def accumulate_gradients(
     outcomes: Iterable[tuple[Outcome, bool]], n_targets: int | Tensor, *, parameters: Sequence[nn.Parameter],
     ranks: Ranks,
 ) -> Made:  # fmt: skip

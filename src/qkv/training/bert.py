@@ -78,7 +78,7 @@ class SentenceCorpus:
         held_out = self._batches(self.validation, training, rows=training.micro_batch_size, seed=VALIDATION_SEED)
         # Whole batches alone, so that a compiled model sees one shape.
         n = max(1, held_out.choose.n_examples // training.micro_batch_size)
-        n = n if training.evaluate_batches is None else min(n, training.evaluate_batches)
+        n = n if training.eval_batches is None else min(n, training.eval_batches)
         return TrainingData(batch=batches.batch, validation=lambda: (held_out.batch(t) for t in range(n)))
 
     def _batches(self, source: SentenceStore, training: TrainingConfig, *, rows: int, seed: int) -> MaskedBatches:
@@ -86,7 +86,7 @@ class SentenceCorpus:
             source=source,
             tokenizer=self.tokenizer,
             config=self.examples,
-            length=training.length,
+            length=training.seq_len,
             batch_size=rows,
             seed=seed,
         )
@@ -103,28 +103,28 @@ def masked_words(model: BERT, config: TrainingConfig) -> Objective:
     """
     if config.loss_chunk is not None:
         raise ConfigError("loss_chunk: a bert predicts the hidden words alone; a smaller micro_batch_size saves memory")
-    device, vocabulary_size = model.embedding.token.weight.device, model.config.vocabulary_size
+    device, vocab_size = model.embedding.token.weight.device, model.config.vocab_size
     autocast = autocasting(config.precision, device)
 
     def answers(
-        ids: Tensor, segments: Tensor, is_token: Tensor, places: Tensor, targets: Tensor, is_wrong: Tensor | None
+        ids: Tensor, segments: Tensor, attention_mask: Tensor, places: Tensor, targets: Tensor, is_wrong: Tensor | None
     ) -> dict[str, _Answers]:
-        states = model(ids, segments=segments, is_token=is_token)
+        states = model(ids, segments=segments, attention_mask=attention_mask)
         hidden = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
         found = {"masked_word": _compared(model.masked_word_logits(hidden), targets)}
         if is_wrong is not None:
             found["next_sentence"] = _compared(model.next_sentence_logits(states), is_wrong)
         return found
 
-    compute = torch.compile(answers, dynamic=False) if config.compiled else answers
+    compute = torch.compile(answers, dynamic=False) if config.compile else answers
 
     def send(batch: MaskedBatch) -> Sent:
         # Here, where the ids are still on the CPU: a GPU would end the whole process.
-        check_ids(batch.ids, vocabulary_size)
-        check_ids(batch.targets.clamp(min=0), vocabulary_size)
+        check_ids(batch.ids, vocab_size)
+        check_ids(batch.targets.clamp(min=0), vocab_size)
         there = batch.to(device)
         targets_a_row = torch.full((), batch.targets_a_row, device=device)
-        return targets_a_row, there.ids, there.segments, there.is_token, there.places, there.targets, there.is_wrong
+        return targets_a_row, there.ids, there.segments, there.attention_mask, there.places, there.targets, there.is_wrong
 
     def judge(targets_a_row: Tensor, *given: Any) -> Outcome:  # noqa: ANN401 - one family's tensors
         with autocast():
@@ -143,7 +143,7 @@ def masked_words(model: BERT, config: TrainingConfig) -> Objective:
 def held_out_score(model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path], *, progress: Bars) -> Score:
     """Both games (or the words alone, without a next-sentence head) on texts that the model has not been trained on."""
     training = TrainingConfig(
-        steps=1, batch_size=_ROWS, length=model.config.context_length, warmup_steps=0, precision=Precision.FP32
+        steps=1, batch_size=_ROWS, seq_len=model.config.context_length, warmup_steps=0, precision=Precision.FP32
     )
     examples = MaskingConfig(next_sentence=model.next_sentence is not None)
     with TemporaryDirectory() as folder:

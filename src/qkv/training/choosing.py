@@ -41,7 +41,7 @@ def own_recipe(
 
 def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float) -> Recipe:
     """`rate`: FLOP/s of this device's matrix products. Steps are a guess that `fit_steps` makes exact."""
-    kind, vocabulary_size = _tokenizer(n_bytes)
+    kind, vocab_size = _tokenizer(n_bytes)
     n_layers, d_model, n_heads = choose_shape(n_bytes=n_bytes, flops=seconds * rate * SHARE_OF_RATE)
     length = 128 if d_model <= 128 else 256
     batch_size = 16 if d_model <= 256 else 64
@@ -58,12 +58,12 @@ def choose_recipe(files: list[str], *, n_bytes: int, seconds: float, rate: float
         "gated": True,
         "activation": "silu",
         "attention_bias": False,
-        "feedforward_bias": False,
+        "feed_forward_bias": False,
         "dropout": 0.1,
     }
     return Recipe(
         family="gpt",
-        tokenizer={"kind": kind, "vocabulary_size": vocabulary_size},  # type: ignore[arg-type]
+        tokenizer={"kind": kind, "vocab_size": vocab_size},  # type: ignore[arg-type]
         model=model,
         data={"train": tuple(files), "validation_share": 0.05},  # type: ignore[arg-type]
         training=_training(d_model, batch_size=batch_size, length=length, warmup_steps=50),
@@ -81,7 +81,7 @@ def choose_bert(files: list[str], *, n_bytes: int, seconds: float, rate: float, 
     size = 2048 if n_bytes < 1_000_000 else 4096 if n_bytes < 30_000_000 else 8192
     return Recipe(
         family="bert",
-        tokenizer={"kind": "wordpiece", "vocabulary_size": size, "lowercase": True},  # type: ignore[arg-type]
+        tokenizer={"kind": "wordpiece", "vocab_size": size, "lowercase": True},  # type: ignore[arg-type]
         model=model,
         data={"train": tuple(files), "validation_share": 0.05},  # type: ignore[arg-type]
         examples={"next_sentence": next_sentence},  # type: ignore[arg-type]
@@ -94,14 +94,14 @@ def _training(d_model: int, *, batch_size: int, length: int, warmup_steps: int) 
     return TrainingConfig(
         steps=1000,
         batch_size=batch_size,
-        length=length,
+        seq_len=length,
         optimizer=OptimizerKind.MUON,
         learning_rate=8e-3 if d_model <= 128 else 4e-3 if d_model <= 256 else 2e-3,
         schedule=ScheduleKind.LINEAR,
-        final_learning_rate=0.0,
+        min_lr_ratio=0.0,
         warmup_steps=warmup_steps,
-        evaluate_every=100,
-        keep=kept(d_model),
+        eval_every=100,
+        keep_checkpoints=kept(d_model),
     )
 
 
@@ -150,9 +150,9 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     training = recipe.training.replace(
         steps=steps,
         warmup_steps=min(100, steps // 10),
-        evaluate_every=every,
+        eval_every=every,
         save_every=every,
-        evaluate_batches=max(FEWEST_BATCHES, steps // 60),
+        eval_batches=max(FEWEST_BATCHES, steps // 60),
     )
     return recipe.replace(training=training)
 

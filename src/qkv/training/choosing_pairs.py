@@ -21,20 +21,20 @@ def choose_translation(
         model |= {
             "n_encoder_layers": n_encoder, "n_decoder_layers": n_decoder, "n_heads": n_heads, "norm_position": "pre",
             "final_norm": True, "positions": "rotary", "attention_bias": False,
-            "initial_std": 0.05 if d_model < 256 else 0.02,
+            "init_std": 0.05 if d_model < 256 else 0.02,
         }  # fmt: skip
     small = d_model <= 128
     return Recipe(
         family="rnn" if is_rnn else "seq2seq",
-        tokenizer={"vocabulary_size": 1000 if n_bytes < 300_000 else 4000 if n_bytes < 10_000_000 else 8000},  # type: ignore[arg-type]
+        tokenizer={"vocab_size": 1000 if n_bytes < 300_000 else 4000 if n_bytes < 10_000_000 else 8000},  # type: ignore[arg-type]
         model=model,
         data={"train": tuple(files), "validation_share": _held_out(n_bytes)},  # type: ignore[arg-type]
         pairs={"target_ending": target_ending},  # type: ignore[arg-type]
         training={
-            "steps": 1000, "batch_size": 8 if small else 64, "length": 128, "label_smoothing": 0.1,
+            "steps": 1000, "batch_size": 8 if small else 64, "seq_len": 128, "label_smoothing": 0.1,
             "optimizer": "adamw" if is_rnn else "muon", "learning_rate": 3e-3 if small or is_rnn else 2e-3,
-            "schedule": "linear", "final_learning_rate": 0.0, "warmup_steps": 50, "evaluate_every": 100,
-            "keep": kept(d_model),
+            "schedule": "linear", "min_lr_ratio": 0.0, "warmup_steps": 50, "eval_every": 100,
+            "keep_checkpoints": kept(d_model),
         },  # type: ignore[arg-type]
     )  # fmt: skip
 

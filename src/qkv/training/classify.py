@@ -40,7 +40,7 @@ def class_of_text(model: BERT, config: TrainingConfig, *, variance: float = 1.0)
                 return error.square().sum() / variance, error.abs()
 
     # Widths differ from batch to batch: one graph for all of them.
-    compute = torch.compile(both, dynamic=True) if config.compiled else both
+    compute = torch.compile(both, dynamic=True) if config.compile else both
     name = STEP_MEASURES[problem]
 
     def objective(batch: LabelledBatch) -> Outcome:
@@ -54,7 +54,7 @@ def class_of_text(model: BERT, config: TrainingConfig, *, variance: float = 1.0)
 def class_logits(model: BERT, batch: LabelledBatch) -> Tensor:
     """A model that does not tell a pair's texts apart takes it as it stands."""
     segments = batch.segments if model.config.parts_pairs else None
-    return model.class_logits(model(batch.ids, segments=segments, is_token=batch.is_token))
+    return model.class_logits(model(batch.ids, segments=segments, attention_mask=batch.attention_mask))
 
 
 @torch.inference_mode()

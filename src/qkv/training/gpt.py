@@ -53,7 +53,7 @@ class TextCorpus:
     def data(self, training: TrainingConfig) -> TrainingData:
         batches = Batches(
             source=self.train,
-            context_length=training.length,
+            context_length=training.seq_len,
             batch_size=training.batch_size,
             seed=training.seed,
             across_documents=training.cross_documents,
@@ -62,11 +62,11 @@ class TextCorpus:
             return TrainingData(batch=batches.batch)
         sweep = Sweep(
             source=self.validation,
-            context_length=training.length,
+            context_length=training.seq_len,
             batch_size=training.micro_batch_size,
             across_documents=training.cross_documents,
         )
-        n = len(sweep) if training.evaluate_batches is None else min(len(sweep), training.evaluate_batches)
+        n = len(sweep) if training.eval_batches is None else min(len(sweep), training.eval_batches)
         return TrainingData(batch=batches.batch, validation=lambda: (sweep.batch(t) for t in range(n)))
 
     def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:  # noqa: ARG002
@@ -75,19 +75,19 @@ class TextCorpus:
 
 def next_token(model: GPT, config: TrainingConfig) -> Objective:
     """At every position a distribution over what comes next; the sum of −log p of what came."""
-    device, vocabulary_size = model.embedding.token.weight.device, model.config.vocabulary_size
+    device, vocab_size = model.embedding.token.weight.device, model.config.vocab_size
     autocast = autocasting(config.precision, device)
 
     def loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         states = model.states(ids, documents=documents)
         return unembedded_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk)
 
-    compute = torch.compile(loss, dynamic=False) if config.compiled else loss
+    compute = torch.compile(loss, dynamic=False) if config.compile else loss
 
     def send(batch: Batch) -> Sent:
         # Here, where the ids are still on the CPU: a GPU would end the whole process.
-        check_ids(batch.ids, vocabulary_size)
-        check_ids(batch.targets.clamp(min=0), vocabulary_size)
+        check_ids(batch.ids, vocab_size)
+        check_ids(batch.targets.clamp(min=0), vocab_size)
         there = batch.to(device)
         return there.ids, there.targets, there.documents
 

@@ -15,8 +15,8 @@ from qkv.training.stopwatch import Stopwatch
 
 FEW, MANY = 1, 5
 # Narrow, so that nothing is computed; heads of a usual width, so that torch chooses the kernels it usually does.
-_SMALL: dict[str, Any] = {"vocabulary_size": 64, "context_length": 16, "d_model": 32, "n_heads": 2, "d_head": 64}
-_LLAMA = {"positions": PositionKind.ROTARY, "gated": True, "attention_bias": False, "feedforward_bias": False}
+_SMALL: dict[str, Any] = {"vocab_size": 64, "context_length": 16, "d_model": 32, "n_heads": 2, "d_head": 64}
+_LLAMA = {"positions": PositionKind.ROTARY, "gated": True, "attention_bias": False, "feed_forward_bias": False}
 
 
 def small_pass(device: torch.device, dtype: Precision) -> Step:
@@ -65,7 +65,7 @@ def _models() -> list[list[ModelConfig]]:
     ]
     two_stacks: list[Callable[[int, int], ModelConfig]] = [
         lambda m, n: Seq2SeqConfig(**_SMALL, n_encoder_layers=m, n_decoder_layers=n),
-        lambda m, n: RNNConfig(vocabulary_size=64, d_model=32, n_encoder_layers=m, n_decoder_layers=n),
+        lambda m, n: RNNConfig(vocab_size=64, d_model=32, n_encoder_layers=m, n_decoder_layers=n),
     ]
     return [
         *([make(FEW), make(MANY)] for make in one_stack),

@@ -97,7 +97,7 @@ def _training_step(model: Model, work: Workload) -> Step:
     """As the trainer does it: loss, gradients, their norm looked at and clipped, AdamW."""
     loss = loss_of(model, work)
     own = list(model.parameters())
-    optimizers = build_optimizers(model, TrainingConfig(steps=1000, batch_size=work.batch, length=work.length))
+    optimizers = build_optimizers(model, TrainingConfig(steps=1000, batch_size=work.batch, seq_len=work.length))
 
     def step() -> float:
         value = loss()
@@ -124,13 +124,13 @@ def _ids(model: Model, batch: int, n: int, n_words: int) -> Tensor:
 def _source(model: Seq2Seq | RNNSeq2Seq, work: Workload) -> Tensor:
     if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
         return torch.rand(work.batch, work.n_source, model.config.d_patch, device=_device(model))
-    return _ids(model, work.batch, work.n_source, model.config.source_vocabulary_size)
+    return _ids(model, work.batch, work.n_source, model.config.source_vocab_size)
 
 
 def _pass(model: Model, work: Workload) -> Callable[[], list[Tensor]]:
     """One pass over whole sequences; every head of the model gives its output."""
     config = model.config
-    ids = _ids(model, work.batch, work.length, config.vocabulary_size)
+    ids = _ids(model, work.batch, work.length, config.vocab_size)
     is_kept = work.mode is Mode.PREFILL
     asked = work.predictions or work.length
     match model:
@@ -186,7 +186,7 @@ def _set_back(cache: KVCache, n: int) -> None:
 @torch.inference_mode()
 def _decode(model: Model, work: Workload) -> Callable[[], Tensor]:
     """One token a row, after length − 1 that stand in the cache."""
-    ids = _ids(model, work.batch, 1, model.config.vocabulary_size)
+    ids = _ids(model, work.batch, 1, model.config.vocab_size)
     match model:
         case GPT():
             cache = _filled(model.new_cache(batch=work.batch, capacity=work.length))

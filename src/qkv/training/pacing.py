@@ -51,17 +51,17 @@ class Pace:
         a_step = (progress.seconds - self._seen.seconds) / n_steps
         self._seen, self._looked = progress, now
         room = (self._seconds - (now - self._started)) / max(a_step, 1e-9)
-        left = steps_within(room, n_evaluations=(config.steps - progress.step) // config.evaluate_every + 1)
+        left = steps_within(room, n_evaluations=(config.steps - progress.step) // config.eval_every + 1)
         steps = max(progress.step + max(1, left), FEWEST_STEPS)
         return steps if abs(steps - config.steps) > SLACK * config.steps else config.steps
 
 
 def replanned(config: TrainingConfig, *, at: int, steps: int) -> TrainingConfig:
     """From step `at` on the run is to end at `steps`. Evaluations become rarer with more steps, never denser."""
-    every = max(config.evaluate_every, steps // 10)
+    every = max(config.eval_every, steps // 10)
     return config.replace(
         steps=steps,
-        replanned=(*config.replanned, (at, config.steps)),
-        evaluate_every=every,
+        replans=(*config.replans, (at, config.steps)),
+        eval_every=every,
         save_every=max(config.save_every, every),
     )

@@ -76,8 +76,8 @@ def _hold_out(files: Mapping[str, Iterable[Pair]], share: float, folder: Path, *
 def pair_tokenizers(recipe: Recipe, folder: Path, data_folder: Path, progress: Progress) -> dict[str, Tokenizer]:
     """Of each side: as a killed call left it, as the recipe names it, or trained on the pairs."""
     settings = pairs_of(recipe)
-    is_joint = settings.source_vocabulary_size is None
-    sizes = {"source": settings.source_vocabulary_size or 0, "target": recipe.tokenizer.vocabulary_size}
+    is_joint = settings.source_vocab_size is None
+    sizes = {"source": settings.source_vocab_size or 0, "target": recipe.tokenizer.vocab_size}
     made: dict[str, Tokenizer] = {}
     for side in SIDES:
         kept = folder / ("source" if is_joint else side)
@@ -90,10 +90,10 @@ def pair_tokenizers(recipe: Recipe, folder: Path, data_folder: Path, progress: P
         else:
             size = sizes["target" if is_joint else side]
             made[side] = _trained(recipe, folder, None if is_joint else side, size=size)
-    n_ids = made["target"].vocabulary_size
-    if recipe.tokenizer.path is not None and n_ids != recipe.tokenizer.vocabulary_size:
+    n_ids = made["target"].vocab_size
+    if recipe.tokenizer.path is not None and n_ids != recipe.tokenizer.vocab_size:
         raise ConfigError(
-            f"tokenizer.vocabulary_size={recipe.tokenizer.vocabulary_size}, but {recipe.tokenizer.path} has {n_ids}"
+            f"tokenizer.vocab_size={recipe.tokenizer.vocab_size}, but {recipe.tokenizer.path} has {n_ids}"
         )
     progress(1, 1)
     return made
@@ -105,6 +105,6 @@ def _trained(recipe: Recipe, folder: Path, side: str | None, *, size: int) -> To
     step = 1 + (folder / TEXTS_FILE).stat().st_size // (2 * TOKENIZER_CHARACTERS)
     texts = pair_texts(folder, side=side, repeat=pairs_of(recipe).repeat, step=step)
     return train_tokenizer(
-        settings.kind, texts, vocabulary_size=size, style=SpecialStyle.SEQ2SEQ, lowercase=settings.lowercase,
+        settings.kind, texts, vocab_size=size, style=SpecialStyle.SEQ2SEQ, lowercase=settings.lowercase,
         spaced=True,
     )  # fmt: skip

@@ -45,13 +45,13 @@ class Prepared:
     @property
     def config(self) -> ModelConfig:
         """The model's, now that the tokenizer's size is known."""
-        return self.recipe.model_config_for(self.corpus.tokenizer.vocabulary_size)
+        return self.recipe.model_config_for(self.corpus.tokenizer.vocab_size)
 
     @property
     def too_few(self) -> str:
         """What there is so little of that the run says little; empty where there is enough."""
         n_train, n_held_out = self.corpus.n_tokens
-        a_batch = self.recipe.training.batch_size * self.recipe.training.length
+        a_batch = self.recipe.training.batch_size * self.recipe.training.seq_len
         found = []
         if n_train < FEW_BATCHES * a_batch:
             few = f"{n_train:,} tokens are less than {FEW_BATCHES} batches of {a_batch:,}"
@@ -178,7 +178,7 @@ def build_trainer(
 
 def _texts(config: ModelConfig, corpus: Corpus) -> dict[str, str]:
     further = {}
-    if isinstance(corpus, PairsCorpus) and corpus.settings.source_vocabulary_size is not None:
+    if isinstance(corpus, PairsCorpus) and corpus.settings.source_vocab_size is not None:
         further[SOURCE_TOKENIZER] = corpus.train.tokenizers[0].backend.to_str()
     return further | {
         "config.json": json.dumps(config.model_dump(mode="json", exclude_none=True), indent=2),
@@ -189,7 +189,7 @@ def _texts(config: ModelConfig, corpus: Corpus) -> dict[str, str]:
 def _copy(start: Model, model: Model) -> None:
     for field in type(model.config).model_fields:
         mine, theirs = getattr(model.config, field), getattr(start.config, field)
-        if mine != theirs and field not in ("dropout", "initial_std"):
+        if mine != theirs and field not in ("dropout", "init_std"):
             raise ConfigError(f"the model to start from has {field}={theirs}, the recipe says {mine}")
     model.load_state_dict(start.state_dict())
 

@@ -21,7 +21,7 @@ def with_quick_products(model: nn.Module, objective: Objective, config: Training
     """The same objective by other products, from which torch's own differ by rounding alone; or the very same one."""
     parameters = list(model.parameters())
     # Activations are computed again in the backward pass, when this is over: by products that keep other tensors.
-    is_other = config.compiled or config.checkpoint_activations or is_mixed(config.precision, parameters[0].device)
+    is_other = config.compile or config.checkpoint_activations or is_mixed(config.precision, parameters[0].device)
     if is_other or not (isinstance(model, GPT) and _has_onednn() and all(map(_is_usual, parameters))):
         return objective
     large = [part for part in model.modules() if _is_product(part) and part.weight.numel() >= SMALL]

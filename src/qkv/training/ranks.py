@@ -76,7 +76,7 @@ class Ranks(ABC):
         """Each one's, in order."""
 
     @abstractmethod
-    def agree(self, stop: StopRequest) -> Signals | None:
+    def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
         """Which signal any of them has received."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Alone(Ranks):
     def texts(self, text: str) -> list[str]:
         return [text]
 
-    def agree(self, stop: StopRequest) -> Signals | None:
+    def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
         return stop.signal
 
     def wait(self) -> None:

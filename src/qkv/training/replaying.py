@@ -22,7 +22,7 @@ def is_replayed(objective: Objective, config: TrainingConfig, device: torch.devi
     A second part would add its gradients to the first one's, which a recording of one part has let go of.
     """
     is_one_part = config.micro_batch_size == config.batch_size
-    is_plain = is_one_part and config.compiled and not config.checkpoint_activations
+    is_plain = is_one_part and config.compile and not config.checkpoint_activations
     return device.type == "cuda" and is_plain and isinstance(objective, Halves)
 
 

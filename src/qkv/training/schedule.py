@@ -13,7 +13,7 @@ def learning_rate(config: TrainingConfig, step: int) -> float:
     highest = config.learning_rate if is_warm else config.learning_rate * (step + 1) / config.warmup_steps
     if not is_warm and progress == 0:
         return highest
-    lowest = config.final_learning_rate
+    lowest = config.min_lr_ratio
     match config.schedule:
         case ScheduleKind.CONSTANT:
             share = 1.0
@@ -22,7 +22,7 @@ def learning_rate(config: TrainingConfig, step: int) -> float:
         case ScheduleKind.LINEAR:
             share = lowest + (1 - lowest) * (1 - progress)
         case ScheduleKind.WSD:
-            left = (1 - progress) / config.decay_share
+            left = (1 - progress) / config.decay_fraction
             share = lowest + (1 - lowest) * min(1.0, left)
         case ScheduleKind.NOAM:
             share = min(1.0, math.sqrt(max(1, config.warmup_steps) / (step + 1)))
@@ -36,7 +36,7 @@ def _way(config: TrainingConfig, step: int) -> float:
     too, which may be longer than the time.
     """
     done, start = 0.0, config.warmup_steps
-    for at, steps in (*config.replanned, (step, config.steps)):
+    for at, steps in (*config.replans, (step, config.steps)):
         until = min(at, step)
         done += (1 - done) * max(0, until - start) / max(1, steps - start)
         start = until

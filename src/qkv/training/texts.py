@@ -58,15 +58,15 @@ def recipe_tokenizer(
     settings = recipe.tokenizer
     if settings.path is not None:
         tokenizer = load_tokenizer(data_folder / settings.path)
-        n_ids = tokenizer.vocabulary_size
-        if n_ids != settings.vocabulary_size:
-            raise ConfigError(f"tokenizer.vocabulary_size={settings.vocabulary_size}, but {settings.path} has {n_ids}")
+        n_ids = tokenizer.vocab_size
+        if n_ids != settings.vocab_size:
+            raise ConfigError(f"tokenizer.vocab_size={settings.vocab_size}, but {settings.path} has {n_ids}")
         return tokenizer
     texts = read_texts(files, max_characters=TOKENIZER_CHARACTERS, progress=progress)
     return train_tokenizer(
         settings.kind,
         texts,
-        vocabulary_size=settings.vocabulary_size,
+        vocab_size=settings.vocab_size,
         style=specials,
         lowercase=settings.lowercase,
     )

@@ -87,7 +87,7 @@ class _Together(Ranks):
         dist.all_gather(every, mine, group=self._words)
         return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in every]
 
-    def agree(self, stop: StopRequest) -> Signals | None:
+    def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
         number = torch.tensor(0 if stop.signal is None else stop.signal.value)
         dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._words)
         if number:
@@ -158,7 +158,7 @@ class Pieces(_Together):
     _shared: "FSDPModule | None" = None
 
     def fitted(self, training: TrainingConfig) -> TrainingConfig:
-        for setting, is_used in (("compiled", training.compiled), ("lora_rank", training.lora_rank is not None)):
+        for setting, is_used in (("compile", training.compile), ("lora_rank", training.lora_rank is not None)):
             if is_used:
                 raise ConfigError(f"--sharding fsdp cannot be used with {setting}; --sharding ddp can")
         return super().fitted(training)

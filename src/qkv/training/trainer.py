@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
 from qkv.errors import InputError, TrainingError
-from qkv.training.adding import added
+from qkv.training.adding import accumulate_gradients
 from qkv.training.averaging import Averaged
 from qkv.training.evaluation import EvaluationStopped, evaluate, judged, unless
 from qkv.training.family import TrainingData
@@ -66,7 +66,7 @@ class Trainer:
         self._saved_step: int | None = None
         self._replay: Replay[Made] | None = Replay() if is_replayed(self.objective, config, self._device) else None
         self.optimizers = build_optimizers(model, config, is_recorded=self._replay is not None)
-        self.averaged = None if config.averaging is None else Averaged(model, config.averaging)
+        self.averaged = None if config.ema_decay is None else Averaged(model, config.ema_decay)
         # torch's AdamW in pieces cannot be told on the device to leave a step out.
         self._reads_late = self._device.type == "cuda" and not any(is_cut(p) for p in self._parameters)
         self._is_bad = torch.zeros((), device=self._device)
@@ -81,13 +81,13 @@ class Trainer:
             while True:
                 self._evaluate_if_due(stop)
                 plan = None if pace is None else pace.plan(self.config, self.progress, self.ranks)
-                self._save_if_due(must=plan is not None or self.ranks.agree(stop) is not None or self._is_done)
+                self._save_if_due(must=plan is not None or self.ranks.any_rank_stopping(stop) is not None or self._is_done)
                 if pace is not None and plan is not None:
                     pace.keep(plan)
                     self.config = plan
                 # A signal may have come since that question: then this step ends the run only if it was saved.
                 is_saved = self._saved_step == self.progress.step
-                if is_saved and (self._is_done or self.ranks.agree(stop) is not None):
+                if is_saved and (self._is_done or self.ranks.any_rank_stopping(stop) is not None):
                     return stop
                 self._step(next(batches))
 
@@ -104,7 +104,7 @@ class Trainer:
             self.progress, self._saved_step = progress, progress.step
         if self.ranks.is_first:
             self.run.tidy(self.progress, say)
-            self.run.rotate(keep=self.config.keep, best=self.progress.best_step)
+            self.run.rotate(keep=self.config.keep_checkpoints, best=self.progress.best_step)
         self.ranks.wait()
 
     @property
@@ -190,7 +190,7 @@ class Trainer:
         return sent(replay((*given, n_targets), work), batch, step)
 
     def _added(self, outcomes: Iterable[tuple[Outcome, bool]], n_targets: int | Tensor) -> Made:
-        made = added(outcomes, n_targets, parameters=self._parameters, ranks=self.ranks)
+        made = accumulate_gradients(outcomes, n_targets, parameters=self._parameters, ranks=self.ranks)
         if self._reads_late:
             torch.maximum(self._is_bad, made.numbers[:2].isfinite().all().logical_not().float(), out=self._is_bad)
         return made
@@ -214,7 +214,7 @@ class Trainer:
         except InputError as error:
             raise self._stopping(f"{error}, in a batch of {self.run.path}") from None
 
-    def seconds_a_step(self, n: int = 9) -> float:
+    def seconds_a_step(self, n: int = 9, *, now: Callable[[], float] = time.perf_counter) -> float:
         """Measured on the first batches; the model is changed by it, so use one made for that.
 
         Each batch is taken twice and timed the second time: the first also compiles, allocates, and makes a GPU's
@@ -223,15 +223,15 @@ class Trainer:
         self.model.train()
         seconds = []
         for step in (*range(n), *range(n)):
-            started = time.perf_counter()
+            started = now()
             self._known(self._work(self._batch(step), step, learning_rate(self.config, step)))
-            seconds.append(time.perf_counter() - started)
+            seconds.append(now() - started)
         return self.ranks.of_first(lambda: statistics.median(seconds[n:]))
 
     def _update(self, made: Made) -> None:
         for optimizer in self.optimizers:
-            if self.config.clip is not None:
-                clip_gradients(optimizer, made.norm, self.config.clip, on_the_way=self._replay is not None)
+            if self.config.max_grad_norm is not None:
+                clip_gradients(optimizer, made.norm, self.config.max_grad_norm, on_the_way=self._replay is not None)
             if self._reads_late:
                 skip_where(self._is_bad, optimizer)
             optimizer.step()
@@ -239,7 +239,7 @@ class Trainer:
 
     def _evaluate_if_due(self, stop: StopRequest) -> None:
         progress = self.progress
-        is_due = progress.step > 0 and (progress.step % self.config.evaluate_every == 0 or self._is_done)
+        is_due = progress.step > 0 and (progress.step % self.config.eval_every == 0 or self._is_done)
         if self.data.validation is None or not is_due or progress.evaluated_step == progress.step:
             return
         self.settle()
@@ -250,7 +250,7 @@ class Trainer:
             with nullcontext() if self.averaged is None else self.averaged.in_place():
                 batches = self.data.validation()
                 if not may_end_run:
-                    batches = unless(lambda: self.ranks.agree(stop) is not None, batches)
+                    batches = unless(lambda: self.ranks.any_rank_stopping(stop) is not None, batches)
                 score = evaluate(self.model, self.objective, batches, ranks=self.ranks)
                 self.model.eval()
                 examined = self.examine()
@@ -275,7 +275,7 @@ class Trainer:
         self.ranks.save(self.run, progress, tensors=self._state().tensors(), texts=self.texts)
         self._saved_step = step
         if self.ranks.is_first:
-            self.run.rotate(keep=self.config.keep, best=progress.best_step)
+            self.run.rotate(keep=self.config.keep_checkpoints, best=progress.best_step)
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         if self.ranks.is_first:

@@ -89,11 +89,11 @@ class PairsCorpus:
         held_out = PairBatches(
             store=self.validation,
             times=self.validation.times({}),
-            length=training.length,
+            length=training.seq_len,
             batch_size=training.micro_batch_size,
             seed=0,
         )
-        n = min(held_out.n_batches, training.evaluate_batches or held_out.n_batches)
+        n = min(held_out.n_batches, training.eval_batches or held_out.n_batches)
         return TrainingData(batch=batches.batch, validation=lambda: (held_out.sweep(t) for t in range(n)))
 
     def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:
@@ -102,7 +102,7 @@ class PairsCorpus:
         store = self.validation
         if store is None or not self.settings.examined:
             return {}
-        fitting = np.flatnonzero(store.lengths[0] + 2 <= training.length)
+        fitting = np.flatnonzero(store.lengths[0] + 2 <= training.seq_len)
         # Evenly from the whole file, which may be in some order.
         numbers = fitting[
             np.linspace(0, len(fitting) - 1, min(len(fitting), self.settings.examined)).astype(int)
@@ -144,7 +144,7 @@ class PairsCorpus:
         return PairBatches(
             store=self.train,
             times=self.train.times(self.settings.repeat),
-            length=training.length,
+            length=training.seq_len,
             batch_size=training.batch_size,
             seed=training.seed,
             join=self.settings.join,
@@ -156,18 +156,18 @@ def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objectiv
 
     Labels are smoothed in training alone: what is validated is −log p itself.
     """
-    if isinstance(model, RNNSeq2Seq) and (config.compiled or config.loss_chunk is not None):
+    if isinstance(model, RNNSeq2Seq) and (config.compile or config.loss_chunk is not None):
         raise ConfigError("an rnn's recurrence is one call into a library: compiled and loss_chunk are for seq2seq")
     device, settings = next(model.parameters()).device, model.config
     is_of_pictures = isinstance(settings, Seq2SeqConfig) and settings.d_patch is not None
     autocast = autocasting(config.precision, device)
-    judged = _compiled(model) if config.compiled else _judged
+    judged = _compiled(model) if config.compile else _judged
 
     def score(there: PairBatch, smoothing: float) -> tuple[Tensor, ...]:
         if isinstance(model, RNNSeq2Seq):
-            logits = model(there.source, there.ids, source_is_token=there.source_is_token)
+            logits = model(there.source, there.ids, source_attention_mask=there.source_attention_mask)
             return judged(logits, there.targets, smoothing)
-        states = model.states(there.ids, model.encode(there.source, is_token=there.source_is_token))
+        states = model.states(there.ids, model.encode(there.source, attention_mask=there.source_attention_mask))
         if config.loss_chunk is None:
             return judged(model.unembedding(states), there.targets, smoothing)
         chunk = config.loss_chunk
@@ -176,9 +176,9 @@ def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objectiv
     def objective(batch: PairBatch) -> Outcome:
         # Here, where the ids are still on the CPU: a GPU would end the whole process.
         if not is_of_pictures:
-            check_ids(batch.source, settings.source_vocabulary_size)
-        check_ids(batch.ids, settings.vocabulary_size)
-        check_ids(batch.targets.clamp(min=0), settings.vocabulary_size)
+            check_ids(batch.source, settings.source_vocab_size)
+        check_ids(batch.ids, settings.vocab_size)
+        check_ids(batch.targets.clamp(min=0), settings.vocab_size)
         is_training = torch.is_grad_enabled()
         with autocast(), nullcontext() if is_training else uncompiled():
             loss, *rest = score(batch.to(device), config.label_smoothing if is_training else 0.0)

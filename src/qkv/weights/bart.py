@@ -15,7 +15,7 @@ SETTINGS = {
     "scale_embedding": "scale_embedding",
     "tie_word_embeddings": "tie_embeddings",
     "dropout": "dropout",
-    "init_std": "initial_std",
+    "init_std": "init_std",
 }
 # What conversions from older code carry along; nothing reads it. num_hidden_layers is a copy of encoder_layers.
 INERT = frozenset({"add_bias_logits", "extra_pos_embeddings", "save_step", "num_hidden_layers"})
@@ -26,7 +26,7 @@ BIAS = "final_logits_bias"
 def read(given: Settings) -> Seq2SeqConfig:
     given.expect({"normalize_embedding": True, "static_position_embeddings": False})
     return Seq2SeqConfig(
-        vocabulary_size=given.need("vocab_size"),
+        vocab_size=given.need("vocab_size"),
         positions=PositionKind.LEARNED,
         position_offset=2,
         embedding_norm=True,
@@ -37,7 +37,7 @@ def read(given: Settings) -> Seq2SeqConfig:
 def write(config: Seq2SeqConfig) -> dict[str, Any]:
     return {
         "architectures": ["BartForConditionalGeneration"],
-        "vocab_size": config.vocabulary_size,
+        "vocab_size": config.vocab_size,
         **shared_written(config),
     }
 

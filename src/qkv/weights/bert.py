@@ -8,17 +8,17 @@ from qkv.weights.names import NameTable, Rename, layers, linear
 from qkv.weights.settings import Settings, activation_word, written
 
 SETTINGS = {
-    "vocab_size": "vocabulary_size",
+    "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
     "hidden_size": "d_model",
     "intermediate_size": "d_ff",
     "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads",
     "type_vocab_size": "n_segments",
-    "layer_norm_eps": "norm_epsilon",
+    "layer_norm_eps": "norm_eps",
     "tie_word_embeddings": "tie_embeddings",
     "hidden_dropout_prob": "dropout",
-    "initializer_range": "initial_std",
+    "initializer_range": "init_std",
 }
 # What Google's conversions of the multilingual models carry along; nothing reads it.
 INERT = frozenset(

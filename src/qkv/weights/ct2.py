@@ -46,10 +46,10 @@ def save_ct2(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) ->
     _check(model.config)
     spec = _spec(model, loaded.decoding.never)
     source = loaded.source_tokenizer or tokenizer
-    spec.register_source_vocabulary(vocabulary(source, model.config.source_vocabulary_size))
-    spec.register_target_vocabulary(vocabulary(tokenizer, model.config.vocabulary_size))
+    spec.register_source_vocabulary(vocabulary(source, model.config.source_vocab_size))
+    spec.register_target_vocabulary(vocabulary(tokenizer, model.config.vocab_size))
     words: Any = spec.config
-    words.layer_norm_epsilon = model.config.norm_epsilon
+    words.layer_norm_epsilon = model.config.norm_eps
     _set_words(words, tokenizer, first=beginning(loaded).get("decoder_start_token_id"))
     spec.validate()
     spec.optimize(quantization="float16" if numbers is Numbers.F16 else None)
@@ -72,7 +72,7 @@ def _check(config: Seq2SeqConfig) -> None:
         "d_head": config.d_head * config.n_heads == config.d_model,
         "d_value": config.d_value == config.d_head,
         "output_projection": config.output_projection,
-        "window": config.window is None,
+        "sliding_window": config.sliding_window is None,
         "d_patch": config.d_patch is None,
         "positions": config.positions in POSITIONS,
         "final_norm": not config.final_norm or config.norm_position is NormPosition.PRE,
@@ -103,7 +103,7 @@ def _spec(model: Seq2Seq, never: frozenset[int]) -> "TransformerSpec":
     spec.decoder.projection.weight = array(model.unembedding.weight)
     bias = model.unembedding.bias
     if bias is not None or never:
-        values = np.zeros(config.vocabulary_size, np.float32) if bias is None else array(bias).copy()
+        values = np.zeros(config.vocab_size, np.float32) if bias is None else array(bias).copy()
         values[sorted(never)] = NEVER
         spec.decoder.projection.bias = values
     if config.scale_logits:
@@ -171,7 +171,7 @@ def array(tensor: Tensor) -> NDArray[np.float32]:
 
 def vocabulary(tokenizer: Tokenizer, n_rows: int) -> list[str]:
     """A token a row; rows that no token has get a name that no text spells."""
-    known = [tokenizer.token(i) for i in range(min(n_rows, tokenizer.vocabulary_size))]
+    known = [tokenizer.token(i) for i in range(min(n_rows, tokenizer.vocab_size))]
     return [token or f"<id {i}>" for i, token in enumerate([*known, *[""] * (n_rows - len(known))])]
 
 

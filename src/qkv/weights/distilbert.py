@@ -9,7 +9,7 @@ from qkv.weights.names import NameTable, Rename, layers, linear
 from qkv.weights.settings import Settings, activation_word, written
 
 SETTINGS = {
-    "vocab_size": "vocabulary_size",
+    "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
     "dim": "d_model",
     "hidden_dim": "d_ff",
@@ -17,7 +17,7 @@ SETTINGS = {
     "n_heads": "n_heads",
     "tie_word_embeddings": "tie_embeddings",
     "dropout": "dropout",
-    "initializer_range": "initial_std",
+    "initializer_range": "init_std",
 }
 # Sinusoids are only what its position table starts from; the table is in the file.
 INERT = frozenset({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"})

@@ -90,7 +90,7 @@ def name_table(config: ModelConfig) -> NameTable:
 def _model_type(config: ModelConfig) -> str:
     match config:
         case GPTConfig(positions=PositionKind.ROTARY):
-            return "llama" if config.window is None else "mistral"
+            return "llama" if config.sliding_window is None else "mistral"
         case GPTConfig():
             return "gpt2"
         case BERTConfig():

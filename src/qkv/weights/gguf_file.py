@@ -50,7 +50,7 @@ def write_gguf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F16) 
     known = ARCHITECTURES[name]
     settings = {f"{name}.{key}": value for key, value in known.write(config).items()}
     if loaded.tokenizer is not None:
-        own = write_tokenizer(loaded.tokenizer, n_rows=config.vocabulary_size)
+        own = write_tokenizer(loaded.tokenizer, n_rows=config.vocab_size)
         settings |= {TOKENIZER + key: value for key, value in own.items()}
     tensors = published(loaded.model, known.names(config))
     if known.in_pairs:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.choices import Activation, NormKind, PositionKind
-from qkv.config import GPTConfig, ModelConfig, RotaryScaling
+from qkv.config import GPTConfig, ModelConfig, RopeScaling
 from qkv.errors import ConfigError, WeightsError
 from qkv.weights.names import NameTable, Rename, layers, linear
 
@@ -42,11 +42,11 @@ def architecture_of(config: ModelConfig) -> str:
         tensors -= {"output.weight"}
     if not config.attention_bias:
         tensors = frozenset(tensor for tensor in tensors if "attn" not in tensor or not tensor.endswith(".bias"))
-    if not config.feedforward_bias:
+    if not config.feed_forward_bias:
         tensors = frozenset(tensor for tensor in tensors if "ffn" not in tensor or not tensor.endswith(".bias"))
-    back = known.read({"vocab_size": config.vocabulary_size, **known.write(config)}, tensors)
+    back = known.read({"vocab_size": config.vocab_size, **known.write(config)}, tensors)
     # What only training knows is no part of a GGUF.
-    same = config.replace(dropout=back.dropout, initial_std=back.initial_std)
+    same = config.replace(dropout=back.dropout, init_std=back.init_std)
     lost = [
         f"{field}={getattr(config, field)}"
         for field in type(config).model_fields
@@ -69,25 +69,25 @@ def _read_llama(given: Mapping[str, Any], tensors: frozenset[str]) -> GPTConfig:
         **sizes,
         n_kv_heads=given.get("attention.head_count_kv", sizes["n_heads"]),
         d_head=d_head,
-        norm_epsilon=_short(given["attention.layer_norm_rms_epsilon"]),
-        rotary_base=_short(given.get("rope.freq_base", 10000.0)),
-        rotary_scaling=_read_scaling(given),
+        norm_eps=_short(given["attention.layer_norm_rms_epsilon"]),
+        rope_theta=_short(given.get("rope.freq_base", 10000.0)),
+        rope_scaling=_read_scaling(given),
         activation=Activation.SILU,
         gated=True,
         norm=NormKind.RMS,
         positions=PositionKind.ROTARY,
         attention_bias="blk.0.attn_q.bias" in tensors,
-        feedforward_bias="blk.0.ffn_up.bias" in tensors,
+        feed_forward_bias="blk.0.ffn_up.bias" in tensors,
         tie_embeddings="output.weight" not in tensors,
     )
 
 
-def _read_scaling(given: Mapping[str, Any]) -> RotaryScaling | None:
+def _read_scaling(given: Mapping[str, Any]) -> RopeScaling | None:
     match given.get("rope.scaling.type", "none"):
         case "none":
             return None
         case "linear":
-            return RotaryScaling(factor=_short(given["rope.scaling.factor"]))
+            return RopeScaling(factor=_short(given["rope.scaling.factor"]))
         case other:
             raise ConfigError(f"rope.scaling.type={other!r} is not supported; linear is")
 
@@ -95,16 +95,16 @@ def _read_scaling(given: Mapping[str, Any]) -> RotaryScaling | None:
 def _write_llama(config: GPTConfig) -> dict[str, Any]:
     settings = {
         **{key: getattr(config, field) for key, field in SIZES.items()},
-        "vocab_size": config.vocabulary_size,
+        "vocab_size": config.vocab_size,
         "attention.head_count_kv": config.n_kv_heads,
         "attention.key_length": config.d_head,
         "attention.value_length": config.d_value,
-        "attention.layer_norm_rms_epsilon": config.norm_epsilon,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
         "rope.dimension_count": config.d_head,
-        "rope.freq_base": config.rotary_base,
+        "rope.freq_base": config.rope_theta,
     }
-    if config.rotary_scaling is not None:
-        settings |= {"rope.scaling.type": "linear", "rope.scaling.factor": config.rotary_scaling.factor}
+    if config.rope_scaling is not None:
+        settings |= {"rope.scaling.type": "linear", "rope.scaling.factor": config.rope_scaling.factor}
     return settings
 
 
@@ -126,14 +126,14 @@ def _llama_names(config: GPTConfig) -> NameTable:
 def _read_gpt2(given: Mapping[str, Any], tensors: frozenset[str]) -> GPTConfig:
     return GPTConfig(
         **_sizes(given),
-        norm_epsilon=_short(given["attention.layer_norm_epsilon"]),
+        norm_eps=_short(given["attention.layer_norm_epsilon"]),
         tie_embeddings="output.weight" not in tensors,
     )
 
 
 def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
     settings = {key: getattr(config, field) for key, field in SIZES.items()}
-    return {**settings, "vocab_size": config.vocabulary_size, "attention.layer_norm_epsilon": config.norm_epsilon}
+    return {**settings, "vocab_size": config.vocab_size, "attention.layer_norm_epsilon": config.norm_eps}
 
 
 def _gpt2_names(config: GPTConfig) -> NameTable:
@@ -167,7 +167,7 @@ def _around() -> list[Rename]:
 
 
 def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"vocabulary_size": given["vocab_size"], **{field: given[key] for key, field in SIZES.items()}}
+    return {"vocab_size": given["vocab_size"], **{field: given[key] for key, field in SIZES.items()}}
 
 
 def _short(number: float) -> float:

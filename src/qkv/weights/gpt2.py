@@ -7,17 +7,17 @@ from qkv.weights.names import NameTable, Rename, Turn, layers, linear
 from qkv.weights.settings import Settings, activation_word, written
 
 SETTINGS = {
-    "vocab_size": "vocabulary_size",
+    "vocab_size": "vocab_size",
     "n_positions": "context_length",
     "n_embd": "d_model",
     "n_head": "n_heads",
     "n_layer": "n_layers",
     "n_inner": "d_ff",
-    "layer_norm_epsilon": "norm_epsilon",
+    "layer_norm_epsilon": "norm_eps",
     "scale_attn_weights": "scale_scores",
     "tie_word_embeddings": "tie_embeddings",
     "resid_pdrop": "dropout",
-    "initializer_range": "initial_std",
+    "initializer_range": "init_std",
 }
 # A head for multiple choice, an old copy of n_positions, and an order of the same steps for half precision.
 INERT = frozenset(

@@ -3,13 +3,13 @@
 from typing import Any
 
 from qkv.choices import NormKind, PositionKind
-from qkv.config import GPTConfig, RotaryScaling
+from qkv.config import GPTConfig, RopeScaling
 from qkv.errors import ConfigError
 from qkv.weights.names import NameTable, Rename, layers, linear
 from qkv.weights.settings import Settings, activation_word, written
 
 SETTINGS = {
-    "vocab_size": "vocabulary_size",
+    "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
     "hidden_size": "d_model",
     "intermediate_size": "d_ff",
@@ -17,16 +17,16 @@ SETTINGS = {
     "num_attention_heads": "n_heads",
     "num_key_value_heads": "n_kv_heads",
     "head_dim": "d_head",
-    "rms_norm_eps": "norm_epsilon",
+    "rms_norm_eps": "norm_eps",
     "tie_word_embeddings": "tie_embeddings",
     "attention_bias": "attention_bias",
-    "mlp_bias": "feedforward_bias",
-    "initializer_range": "initial_std",
+    "mlp_bias": "feed_forward_bias",
+    "initializer_range": "init_std",
 }
 LINEAR = {"factor": "factor"}
 LLAMA3 = {
-    "low_freq_factor": "low_frequency_factor",
-    "high_freq_factor": "high_frequency_factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
     "original_max_position_embeddings": "original_context_length",
 }
 INERT = frozenset({"is_llama_config", "transformers.js_config"})
@@ -35,10 +35,10 @@ INERT = frozenset({"is_llama_config", "transformers.js_config"})
 def read(given: Settings) -> GPTConfig:
     given.expect({"rope_interleaved": False})
     shape = {
-        "norm_epsilon": 1e-6,
+        "norm_eps": 1e-6,
         "tie_embeddings": False,
         "attention_bias": False,
-        "feedforward_bias": False,
+        "feed_forward_bias": False,
         **given.renamed(SETTINGS),
     }
     return GPTConfig(
@@ -54,7 +54,7 @@ def read(given: Settings) -> GPTConfig:
 
 def read_mistral(given: Settings) -> GPTConfig:
     window = 4096 if given.lacks("sliding_window") else given.take("sliding_window")  # null: no window
-    return read(given) if window is None else read(given).replace(window=window)
+    return read(given) if window is None else read(given).replace(sliding_window=window)
 
 
 def _rotary(given: Settings) -> dict[str, Any]:
@@ -67,10 +67,10 @@ def _rotary(given: Settings) -> dict[str, Any]:
         raise ConfigError(f"rotary positions of kind {kind!r} with {rope or 'nothing else'} are not supported")
     given.theirs |= {ours: theirs for theirs, ours in known[kind].items()}
     scaling = {ours: rope[theirs] for theirs, ours in known[kind].items()}
-    return {"rotary_base": base, "rotary_scaling": RotaryScaling(**scaling) if scaling else None}
+    return {"rope_theta": base, "rope_scaling": RopeScaling(**scaling) if scaling else None}
 
 
-def _rope_scaling(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+def _rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
     if scaling.original_context_length is None:
@@ -83,14 +83,14 @@ def write(config: GPTConfig) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "hidden_act": activation_word(config.activation),
         "attention_dropout": config.dropout,
-        "rope_theta": config.rotary_base,
-        "rope_scaling": _rope_scaling(config.rotary_scaling),
+        "rope_theta": config.rope_theta,
+        "rope_scaling": _rope_scaling(config.rope_scaling),
         **written(config, SETTINGS),
     }
 
 
 def write_mistral(config: GPTConfig) -> dict[str, Any]:
-    return {**write(config), "architectures": ["MistralForCausalLM"], "sliding_window": config.window}
+    return {**write(config), "architectures": ["MistralForCausalLM"], "sliding_window": config.sliding_window}
 
 
 def names(config: GPTConfig) -> NameTable:

@@ -38,7 +38,7 @@ class Header:
     @property
     def config(self) -> GPTConfig:
         return GPTConfig(
-            vocabulary_size=abs(self.signed_vocabulary),
+            vocab_size=abs(self.signed_vocabulary),
             context_length=self.context_length,
             d_model=self.d_model,
             n_heads=self.n_heads,
@@ -50,7 +50,7 @@ class Header:
             norm=NormKind.RMS,
             positions=PositionKind.ROTARY,
             attention_bias=False,
-            feedforward_bias=False,
+            feed_forward_bias=False,
             tie_embeddings=self.signed_vocabulary > 0,
         )
 
@@ -62,23 +62,23 @@ def read_llama2c(file: Path) -> Loaded:
     config = header.config
     model = build(config)
     fill(model, _tensors(file, data, header), own_names(model))
-    size = config.vocabulary_size
+    size = config.vocab_size
     beside = [file.with_name(f"tok{size}.bin"), file.with_name("tokenizer.bin")]
     found = next((path for path in beside if path.is_file()), None)
-    return Loaded(model.eval(), None if found is None else read_tokenizer(found, vocabulary_size=size))
+    return Loaded(model.eval(), None if found is None else read_tokenizer(found, vocab_size=size))
 
 
-def read_tokenizer(file: Path, *, vocabulary_size: int) -> Tokenizer:
+def read_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
     """A count, then each piece: score, length, bytes. A text begins at `<s>`, and the next one's `<s>` ends it."""
     least = END + 1 + 256
-    if vocabulary_size < least:
+    if vocab_size < least:
         raise WeightsError(
-            f"{file}: a vocabulary of {vocabulary_size} has no room for {least} special pieces and bytes"
+            f"{file}: a vocabulary of {vocab_size} has no room for {least} special pieces and bytes"
         )
     data = file.read_bytes()
     place, tokens, scores = 4, [], []
     try:
-        for _ in range(vocabulary_size):
+        for _ in range(vocab_size):
             score, length = struct.unpack_from("<fi", data, place)
             place += 8 + length
             if length < 0 or place > len(data):
@@ -87,11 +87,11 @@ def read_tokenizer(file: Path, *, vocabulary_size: int) -> Tokenizer:
             tokens.append(data[place - length : place].decode())
     except (struct.error, UnicodeDecodeError):
         raise WeightsError(
-            f"{file}: not a llama2.c tokenizer of {vocabulary_size} pieces: piece {len(tokens)} cannot be read"
+            f"{file}: not a llama2.c tokenizer of {vocab_size} pieces: piece {len(tokens)} cannot be read"
         ) from None
     if place != len(data):
         raise WeightsError(
-            f"{file}: holds {len(data)} bytes, but the model's {vocabulary_size} pieces end after {place}"
+            f"{file}: holds {len(data)} bytes, but the model's {vocab_size} pieces end after {place}"
         )
     tokens = [token.replace(" ", BLANK) for token in tokens]
     # Older files spell the 256 bytes as characters, newer ones as <0x0A>.
@@ -133,13 +133,13 @@ def _tensors(file: Path, data: bytes, header: Header) -> dict[str, Tensor]:
         "feedforward.expand": (config.d_ff, d),
     }  # fmt: skip
     parts = {
-        "embedding.token.weight": (config.vocabulary_size, d),
+        "embedding.token.weight": (config.vocab_size, d),
         **{f"blocks.{i}.{part}.weight": shape for part, shape in shapes.items() for i in range(config.n_layers)},
         "final_norm.weight": (d,),
         "angles": (config.context_length, config.d_head),
     }
     if not config.tie_embeddings:
-        parts["unembedding.weight"] = (config.vocabulary_size, d)
+        parts["unembedding.weight"] = (config.vocab_size, d)
     n_needed = HEADER.size + 4 * sum(torch.Size(shape).numel() for shape in parts.values())
     if n_needed != len(data):
         raise WeightsError(f"{file}: holds {len(data)} bytes, but its header describes {n_needed}")

@@ -13,8 +13,8 @@ def read(given: Settings) -> Seq2SeqConfig:
     given.expect({"normalize_embedding": False, "static_position_embeddings": True})
     of_source = given.need("vocab_size")
     return Seq2SeqConfig(
-        vocabulary_size=given.take("decoder_vocab_size", of_source),
-        source_vocabulary_size=of_source,
+        vocab_size=given.take("decoder_vocab_size", of_source),
+        source_vocab_size=of_source,
         share_embeddings=given.take("share_encoder_decoder_embeddings", True),
         positions=PositionKind.SINUSOIDAL,
         sinusoid=SinusoidStyle.HALVES,
@@ -25,8 +25,8 @@ def read(given: Settings) -> Seq2SeqConfig:
 def write(config: Seq2SeqConfig) -> dict[str, Any]:
     return {
         "architectures": ["MarianMTModel"],
-        "vocab_size": config.source_vocabulary_size,
-        "decoder_vocab_size": config.vocabulary_size,
+        "vocab_size": config.source_vocab_size,
+        "decoder_vocab_size": config.vocab_size,
         "share_encoder_decoder_embeddings": config.share_embeddings,
         **shared_written(config),
     }

@@ -90,16 +90,16 @@ def _with(embedding: SentenceEmbedding, config: ModelConfig) -> ModelConfig:
 def check_vocabulary(loaded: Loaded, place: Path) -> None:
     """A tokenizer may have fewer ids than the model (rows left empty), never more."""
     config = loaded.model.config
-    rows = {"tokenizer": (loaded.tokenizer, config.vocabulary_size)}
+    rows = {"tokenizer": (loaded.tokenizer, config.vocab_size)}
     if isinstance(config, Seq2SeqConfig | RNNConfig):
         of_source = loaded.source_tokenizer or loaded.tokenizer
-        rows["source's tokenizer"] = (of_source, config.source_vocabulary_size)
+        rows["source's tokenizer"] = (of_source, config.source_vocab_size)
     for name, (tokenizer, n_rows) in rows.items():
-        if tokenizer is not None and tokenizer.vocabulary_size > n_rows:
-            raise WeightsError(f"{place}: the {name} has {tokenizer.vocabulary_size} ids, the model {n_rows}")
+        if tokenizer is not None and tokenizer.vocab_size > n_rows:
+            raise WeightsError(f"{place}: the {name} has {tokenizer.vocab_size} ids, the model {n_rows}")
     for number in (loaded.decoding.first, loaded.decoding.then, *loaded.decoding.never):
-        if number is not None and number >= config.vocabulary_size:
-            raise WeightsError(f"{place}: token id {number} of its settings; the model has {config.vocabulary_size}")
+        if number is not None and number >= config.vocab_size:
+            raise WeightsError(f"{place}: token id {number} of its settings; the model has {config.vocab_size}")
 
 
 def own_names(model: Model) -> NameTable:

@@ -86,7 +86,7 @@ def _one_tokenizer(loaded: Loaded) -> Tokenizer | None:
     if target is None or source is None:
         return target
     if source.backend.get_vocab() != target.backend.get_vocab():
-        sizes = f"{source.vocabulary_size} and {target.vocabulary_size}"
+        sizes = f"{source.vocab_size} and {target.vocab_size}"
         raise InputError(
             f"--to hf writes one tokenizer; source and target have vocabularies of their own ({sizes} ids)"
         )

@@ -8,7 +8,7 @@ from qkv.weights.names import NameTable, Rename, layers, linear
 from qkv.weights.settings import Settings, activation_of, activation_word, written
 
 SETTINGS = {
-    "vocab_size": "vocabulary_size",
+    "vocab_size": "vocab_size",
     "n_positions": "context_length",
     "d_model": "d_model",
     "d_kv": "d_head",
@@ -17,13 +17,13 @@ SETTINGS = {
     "num_layers": "n_encoder_layers",
     "relative_attention_num_buckets": "relative_buckets",
     "relative_attention_max_distance": "relative_max_distance",
-    "layer_norm_epsilon": "norm_epsilon",
+    "layer_norm_epsilon": "norm_eps",
     "dropout_rate": "dropout",
 }
 
 
 def read(given: Settings) -> Seq2SeqConfig:
-    shape = {"context_length": 512, "norm_epsilon": 1e-6, **given.renamed(SETTINGS)}
+    shape = {"context_length": 512, "norm_eps": 1e-6, **given.renamed(SETTINGS)}
     activation, gated = _feedforward(given)
     tied, scaled = _unembedding(given)
     return Seq2SeqConfig(
@@ -37,7 +37,7 @@ def read(given: Settings) -> Seq2SeqConfig:
         norm_position=NormPosition.PRE,
         final_norm=True,
         attention_bias=False,
-        feedforward_bias=False,
+        feed_forward_bias=False,
         scale_scores=False,
         scale_embedding=False,
         **shape,

@@ -73,7 +73,7 @@ class Case:
         if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
             raise InputError(f"this model reads pictures (d_patch={model.config.d_patch}); models of text are verified")
         if tokenizer is None:
-            most = min(model.config.vocabulary_size, model.config.source_vocabulary_size if is_pair else 1 << 30)
+            most = min(model.config.vocab_size, model.config.source_vocab_size if is_pair else 1 << 30)
             drawn = torch.randint(most, (5, 40), generator=torch.Generator().manual_seed(0))
             drawn[:, 0] = 0  # what every translation begins with
             return [(row[None, : 8 * number], row[None, -7:])[: 1 + is_pair] for number, row in enumerate(drawn, 1)]

@@ -20,16 +20,16 @@ class Example:
 
 
 def run(
-    model: Model, ids: Ids, source: SourceIds | None = None, *, is_token: IsToken | None = None,
-    source_is_token: SourceIsToken | None = None,
+    model: Model, ids: Ids, source: SourceIds | None = None, *, attention_mask: IsToken | None = None,
+    source_attention_mask: SourceIsToken | None = None,
 ) -> Tensor:  # fmt: skip
     """The logits; of a BERT, its states. An RNN's ids are padded on the right, where nothing tells them apart."""
     if isinstance(model, GPT | BERT):
-        return model(ids, is_token=is_token)
+        return model(ids, attention_mask=attention_mask)
     assert source is not None
     if isinstance(model, Seq2Seq):
-        return model(source, ids, source_is_token=source_is_token, is_token=is_token)
-    return model(source, ids, source_is_token=source_is_token)
+        return model(source, ids, source_attention_mask=source_attention_mask, attention_mask=attention_mask)
+    return model(source, ids, source_attention_mask=source_attention_mask)
 
 
 def in_pieces(
@@ -61,24 +61,24 @@ def packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
 
 def padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
     """All texts in one batch, with random ids for padding."""
-    source = source_is_token = None
+    source = source_attention_mask = None
     right_alone = isinstance(model, RNNSeq2Seq)
-    ids, is_token = _with_garbage([one.ids for one in examples], model.config.vocabulary_size, right_alone=right_alone)
+    ids, attention_mask = _with_garbage([one.ids for one in examples], model.config.vocab_size, right_alone=right_alone)
     if isinstance(model, Seq2Seq | RNNSeq2Seq):
         sources = [one.source for one in examples if one.source is not None]
-        source, source_is_token = _with_garbage(sources, model.config.source_vocabulary_size, right_alone=False)
-    logits = run(model, ids, source, is_token=is_token, source_is_token=source_is_token)
-    return [row[marks] for row, marks in zip(logits, is_token, strict=True)]
+        source, source_attention_mask = _with_garbage(sources, model.config.source_vocab_size, right_alone=False)
+    logits = run(model, ids, source, attention_mask=attention_mask, source_attention_mask=source_attention_mask)
+    return [row[marks] for row, marks in zip(logits, attention_mask, strict=True)]
 
 
-def _with_garbage(texts: Sequence[Tensor], vocabulary_size: int, *, right_alone: bool) -> tuple[Tensor, Tensor]:
+def _with_garbage(texts: Sequence[Tensor], vocab_size: int, *, right_alone: bool) -> tuple[Tensor, Tensor]:
     """In turn on the right, on both sides and on the left; the longest text has two columns of it too."""
     n_columns = 2 + max(text.shape[1] for text in texts)
-    ids = torch.randint(vocabulary_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(vocab_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))
     ids = ids.to(texts[0].device)
-    is_token = torch.zeros_like(ids, dtype=torch.bool)
+    attention_mask = torch.zeros_like(ids, dtype=torch.bool)
     for row, text in enumerate(texts):
         start = 0 if right_alone else (n_columns - text.shape[1]) * (row % 3) // 2
         own = slice(start, start + text.shape[1])
-        ids[row, own], is_token[row, own] = text[0], True
-    return ids, is_token
+        ids[row, own], attention_mask[row, own] = text[0], True
+    return ids, attention_mask

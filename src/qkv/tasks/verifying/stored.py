@@ -82,8 +82,8 @@ def ct2(case: Case) -> float:
     assert loaded.tokenizer is not None
     import ctranslate2
 
-    words = vocabulary(loaded.tokenizer, model.config.vocabulary_size)
-    of_source = vocabulary(loaded.source_tokenizer or loaded.tokenizer, model.config.source_vocabulary_size)
+    words = vocabulary(loaded.tokenizer, model.config.vocab_size)
+    of_source = vocabulary(loaded.source_tokenizer or loaded.tokenizer, model.config.source_vocab_size)
     sources = [[of_source[i] for i in one.source[0].tolist()] for one in case.examples if one.source is not None]
     targets = [[words[i] for i in one.ids[0, 1:].tolist()] for one in case.examples]
     reader: Any = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
@@ -119,7 +119,7 @@ def _go_on(prepared: Prepared, *, until: int) -> None:
     """With a rate that does not look ahead, for ends differ; unevaluated, for that changes nothing."""
     training = prepared.recipe.training
     training = training.replace(
-        steps=until, schedule=ScheduleKind.CONSTANT, warmup_steps=min(training.warmup_steps, until), compiled=False
+        steps=until, schedule=ScheduleKind.CONSTANT, warmup_steps=min(training.warmup_steps, until), compile=False
     )
     prepared = replace(prepared, recipe=prepared.recipe.replace(training=training))
     trainer = build_trainer(prepared, device=torch.device("cpu"), report=lambda _entry: None)
