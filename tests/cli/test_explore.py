@@ -28,12 +28,12 @@ def test_the_server_answers_until_it_is_stopped(tmp_path):
         address = re.fullmatch(r"qkv explorer at (http://127\.0\.0\.1:\d+/)\?token=(\S+)\n", server.stdout.readline())
         assert address, server.stderr.read()
         request = urllib.request.Request(f"{address[1]}api/models", headers={"X-QKV-Token": address[2]})
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             assert str(folder).encode() in answer.read()
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{address[1]}api/models", timeout=20)
+            urllib.request.urlopen(f"{address[1]}api/models", timeout=120)
         server.send_signal(signal.SIGINT)
-        assert server.wait(20) == 130
+        assert server.wait(120) == 130
         assert "Traceback" not in server.stderr.read()
     finally:
         server.kill()
@@ -45,7 +45,7 @@ def test_what_cannot_be_is_one_line(given, tmp_path):
     port = free_port(9200)
     with listen(port):
         arguments = ["--port", str(port)] if given == "port" else [str(tmp_path / "none"), "--port", str(port + 1)]
-        out, err = started(*arguments).communicate(timeout=60)
+        out, err = started(*arguments).communicate(timeout=240)
     assert out == ""
     expected = rf"port {port} cannot be used .* try --port \d+" if given == "port" else "there is no such folder"
     assert re.search(expected, err.strip().splitlines()[-1])

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import time
 
 import pytest
 import typer
@@ -66,6 +65,4 @@ def test_many_commands_were_found():
 def test_every_snippet_of_a_page_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text("The cat sat on the mat. " * 200)
-    before = time.perf_counter()
     exec(compile(code, "snippet", "exec"), {"__name__": "__main__"})
-    assert time.perf_counter() - before < 60

@@ -37,7 +37,7 @@ def main(reader: str, n: int) -> None:
         with contextlib.suppress(QKVError):
             read()
 
-    atheris.Setup([sys.argv[0], f"-runs={n}", "-seed=1", "-max_len=2048", "-rss_limit_mb=4096", "-timeout=5"], attempt)
+    atheris.Setup([sys.argv[0], f"-runs={n}", "-seed=1", "-max_len=2048", "-rss_limit_mb=4096", "-timeout=120"], attempt)
     atheris.Fuzz()
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SECONDS = 5
-"""Of computing: where others compute too, seconds of the clock say little."""
-MOST_WAITING = 60
+SECONDS = 120
+"""Of computing. A guard against a file that is never done with: a slow machine needs a few seconds."""
+MOST_WAITING = 600
 """Seconds of the clock, for what waits and does not compute."""
 MOST_MEMORY = 2**30
 """Beyond what the command has when it begins, which is torch itself."""

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import resource
 from pathlib import Path
 
 import nbformat
@@ -15,8 +14,6 @@ from qkv import lessons
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES = 300_000
-MOST_SECONDS = 180
-"""Of a kernel's own time on one core: the clock on the wall would count the neighbours' work too."""
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 
 
@@ -36,11 +33,6 @@ def run_cell(source: str, names: dict) -> None:
                 assert getattr(value, method)()
 
 
-def _seconds_of_kernels() -> float:
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
-
-
 @each
 def test_a_notebook_runs_in_its_short_form(path, monkeypatch, tmp_path):
     """Lessons have tests of their own; here it is enough that they are there."""
@@ -55,10 +47,7 @@ def test_a_notebook_runs_in_its_short_form(path, monkeypatch, tmp_path):
 @pytest.mark.long
 @each
 def test_a_notebook_runs_whole_in_a_kernel(path):
-    before = _seconds_of_kernels()
-    notebook = executed(path)
-    assert 1 < _seconds_of_kernels() - before < MOST_SECONDS
-    assert len(nbformat.writes(notebook)) < MOST_BYTES
+    assert len(nbformat.writes(executed(path))) < MOST_BYTES
 
 
 @each

@@ -5,14 +5,18 @@
 
 import argparse
 import asyncio
+import itertools
 import json
+import math
 import random
 import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -85,10 +89,11 @@ async def visit(client: httpx.AsyncClient, chance: random.Random, models: Models
             seen.statuses[answer.status_code] += 1
 
 
-async def keep_visiting(address: str, number: int, models: Models, until: float, seen: Seen) -> None:
-    chance = random.Random(number)
+async def keep_visiting(address: str, number: int, models: Models, goes_on: Callable[[int], bool], seen: Seen) -> None:
+    """Visit as long as `goes_on(number of visits so far)`."""
+    chance, visits = random.Random(number), itertools.count()
     async with httpx.AsyncClient(**reaching(address)) as client:
-        while time.monotonic() < until:
+        while goes_on(next(visits)):
             try:
                 await visit(client, chance, models, seen)
             except httpx.HTTPError as error:
@@ -96,12 +101,13 @@ async def keep_visiting(address: str, number: int, models: Models, until: float,
             await asyncio.sleep(chance.uniform(0.05, 0.5))
 
 
-def keep_asking_health(address: str, server: int, seconds: float) -> Seen:
+def keep_asking_health(address: str, server: int, is_over: threading.Event) -> Seen:
     """In a process of its own: beside the clients it would be their haste that is measured."""
     seen, begun = Seen(), time.monotonic()
     first = psutil.Process(server)
     with httpx.Client(**reaching(address)) as client:
-        while (now := time.monotonic() - begun) < seconds:
+        while not seen.health or not is_over.is_set():
+            now = time.monotonic() - begun
             asked = time.perf_counter()
             answer = client.get("/api/health")
             seen.health.append(time.perf_counter() - asked)
@@ -126,7 +132,8 @@ def reaching(address: str) -> dict[str, object]:
     return {"base_url": base, "headers": {"x-qkv-token": token}, "timeout": 180, "verify": False}
 
 
-def run(seconds: float, *, n_clients: int, models: Models) -> dict[str, object]:
+def run(*, n_clients: int, models: Models, seconds: float = math.inf, n_visits: float = math.inf) -> dict[str, object]:
+    """Let every client visit until its `seconds` or its `n_visits` are over."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -134,27 +141,37 @@ def run(seconds: float, *, n_clients: int, models: Models) -> dict[str, object]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             address = server.stdout.readline().split()[-1]
-            seen = _visited(address, server.pid, seconds, n_clients=n_clients, models=models)
+            begun = time.monotonic()
+            seen = _visited(address, server.pid, seconds, n_visits=n_visits, n_clients=n_clients, models=models)
+            took = time.monotonic() - begun
         finally:
             server.terminate()
-            said = server.communicate(timeout=30)[1]
-    return seen.report(seconds) | {
+            said = server.communicate(timeout=120)[1]
+    return seen.report(took) | {
         "exit": server.returncode,
         "said": [s for s in said.splitlines() if "error" in s.lower()],
     }
 
 
-def _visited(address: str, server: int, seconds: float, *, n_clients: int, models: Models) -> Seen:
+def _visited(address: str, server: int, seconds: float, *, n_visits: float, n_clients: int, models: Models) -> Seen:
     see_every_text(address, models)
-    seen = Seen()
+    seen, context = Seen(), get_context("spawn")
 
     async def all_at_once() -> None:
         until = time.monotonic() + seconds
-        await asyncio.gather(*(keep_visiting(address, n, models, until, seen) for n in range(n_clients)))
 
-    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
-        watched = apart.submit(keep_asking_health, address, server, seconds)
-        asyncio.run(all_at_once())
+        def goes_on(n: int) -> bool:
+            return n < n_visits and time.monotonic() < until
+
+        await asyncio.gather(*(keep_visiting(address, n, models, goes_on, seen) for n in range(n_clients)))
+
+    with context.Manager() as manager, ProcessPoolExecutor(1, context) as apart:
+        is_over = manager.Event()
+        watched = apart.submit(keep_asking_health, address, server, is_over)
+        try:
+            asyncio.run(all_at_once())
+        finally:
+            is_over.set()
         found = watched.result()
     return Seen(seen.statuses + found.statuses, seen.errors, found.health, found.memory)
 
@@ -164,4 +181,4 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=64)
     given = parser.parse_args()
-    print(json.dumps(run(given.seconds, n_clients=given.clients, models=Models()), indent=1))
+    print(json.dumps(run(seconds=given.seconds, n_clients=given.clients, models=Models()), indent=1))

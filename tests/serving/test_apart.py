@@ -121,7 +121,7 @@ def worked():
     thread.start()
     yield made, ours
     ours.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -147,11 +147,19 @@ def test_a_stream_that_was_given_up_is_not_kept(worked):
 
 def test_nobody_waits_longer_than_its_client(apart, monkeypatch):
     """What is given up here is said to the other side."""
-    said = []
+    said, answers = [], iter([False])
     monkeypatch.setattr(apart, "_give_up", said.append)
     event = threading.Event()
     event.set()
-    monkeypatch.setattr("qkv.serving.apart.POLL", 0.0001)
+    lines = [apart._lines.get() for _ in range(N_THREADS)]
+    # The first poll finds no answer, however soon it came.
+    line = SimpleNamespace(
+        send=lines[0].send, recv=lines[0].recv, poll=lambda seconds: next(answers, lines[0].poll(seconds))
+    )
+    apart._lines.put(line)
     with for_client(event):
         apart.ask("/api/cost", {"preset": "gpt2"})
+    apart._lines.get()
+    for line in lines:
+        apart._lines.put(line)
     assert said

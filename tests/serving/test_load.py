@@ -15,15 +15,14 @@ def models(tmp_path_factory):
 
 
 def test_many_clients_get_an_answer_each_and_health_always_does(models):
-    found = run(12, n_clients=20, models=models)
+    found = run(n_clients=20, n_visits=5, models=models)
     answers = found["answers"]
     assert set(answers) <= {200, 429, 503, "health 200"}
-    assert answers[200] > 20
-    assert answers["health 200"] > 5
+    assert sum(n for status, n in answers.items() if status != "health 200") >= 20 * 5
+    assert answers[200] > 0
+    assert answers["health 200"] == found["health_asked"] > 0
     assert found["errors"] == {}, "a connection was broken"
     assert found["said"] == []
-    # These models' caches are a few KB: only a great leak shows here, a small one in ten minutes of the shipped models.
-    assert found["memory_growth_percent"] < 25
 
 
 def test_a_report_takes_its_figures_from_after_the_warm_up():

@@ -40,7 +40,7 @@ def port():
     wait_until(lambda: server.started, "the server has started")
     yield number
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)
     listening.close()
 
 
@@ -48,7 +48,7 @@ def ask(port: int, *lines: str, body: bytes = b"", method: str = "GET /api/model
     """The status of the answer; empty where the connection was closed without one."""
     head = [f"{method} HTTP/1.1", f"host: {host if host is not None else f'127.0.0.1:{port}'}", f"x-qkv-token: {TOKEN}"]
     sent = "\r\n".join([*head, *lines, "", ""]).encode("latin-1") + body
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         try:
             connection.sendall(sent)
             answer = connection.recv(4096).decode("latin-1")
@@ -86,7 +86,8 @@ def test_a_foreign_origin_is_refused(port, origin):
     ],
 )
 def test_an_oversized_or_endless_request_is_ended(port, lines, body, statuses, monkeypatch):
-    monkeypatch.setattr(served, "BODY_SECONDS", 0.3)
+    # Only a body that never ends is waited for until the limit; any other may take as long as this machine needs.
+    monkeypatch.setattr(served, "BODY_SECONDS", 0.3 if statuses == ("408",) else 600.0)
     assert ask(port, *lines, method="POST /api/run", body=body) in statuses
     assert is_well(port)
 
@@ -106,7 +107,7 @@ def test_those_who_leave_at_once_keep_nobody_else_out(port):
     head = f"POST /api/generate HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nx-qkv-token: {TOKEN}\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     for _ in range(20):
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
             connection.sendall(head.encode() + body)
     assert is_well(port)
     assert ask(port) == "200"

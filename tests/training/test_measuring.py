@@ -11,7 +11,7 @@ from qkv.config import BERTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload
 from qkv.cost.prediction import predict
 from qkv.training import stopwatch
-from qkv.training.calibrating import Grid, calibrate
+from qkv.training.device_calibration import Grid, calibrate
 from qkv.training.launching import Launching
 from qkv.training.measuring import random_model, step_of
 from qkv.training.per_operation import compare_operations

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
 from qkv.errors import InputError, TrainingError
-from qkv.training.adding import accumulate_gradients
-from qkv.training.averaging import Averaged
+from qkv.training.gradient_accumulation import accumulate_gradients
+from qkv.training.ema import Averaged
 from qkv.training.evaluation import EvaluationStopped, evaluate, judged, unless
 from qkv.training.family import TrainingData
 from qkv.training.finite import bad_weight, first_bad
