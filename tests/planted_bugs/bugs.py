@@ -1,0 +1,678 @@
+"""Bugs that must make a test fail.
+
+Each function replaces a function of qkv with a wrong version that an engineer could have written and that silently
+gives wrong results. It returns the test that must fail.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from qkv.choices import HeadPattern
+from qkv.cost.memory import _kv_width
+from qkv.cost.operation import Operation
+from qkv.cost.update import Update, update_of
+from qkv.data.masking import Masking
+from qkv.data.order import rank_rows
+from qkv.data.pair_split import components
+from qkv.data.windows import Batch, _assemble
+from qkv.generation.beam import _Text
+from qkv.generation.decoder import GPTDecoder
+from qkv.generation.prepacked_weights import Packing, Product
+from qkv.generation.sampling import _keep_until, penalise_repetition
+from qkv.generation.stop_conditions import StopStrings
+from qkv.inspection.alignment import CrossAttention
+from qkv.inspection.hooks import cut_edge
+from qkv.inspection.contributions import _frozen
+from qkv.inspection.heads import _of_own_text
+from qkv.inspection.lens import _head
+from qkv.inspection.rollout import rollout_of
+from qkv.models import GPT
+from qkv.models.placing import _starts, place
+from qkv.nn.attention import Attention
+from qkv.nn.cache import KVCache
+from qkv.nn.embedding import InputEmbedding
+from qkv.nn.lookup import Lookup, weights_of
+from qkv.nn.mask import Mask
+from qkv.nn.norm import LayerNorm
+from qkv.nn.recurrent import RecurrentEncoder
+from qkv.nn.relation import Relation
+from qkv.text.fitting import encode_cut, encode_rows
+from qkv.text.streaming import StreamingDecoder
+from qkv.text.tokenizer import EncodedPair
+from qkv.text.words import _n_more
+from qkv.training.evaluation import Score, evaluate
+from qkv.training.gradient_accumulation import accumulate_gradients
+from qkv.training.lora import merged_weights
+from qkv.training.losses import _Chunked
+from qkv.training.optimizer import build_optimizers, restore_optimizers
+from qkv.training.schedule import learning_rate
+from qkv.weights.int8 import LARGEST, _rows_to_int8
+from qkv.weights.rotary_order import pairs_to_halves
+from qkv.weights.tensors import _Place
+from tests.planted_bugs.patching import replace_everywhere
+
+Test = Callable[..., None]
+BUGS: dict[str, Callable[[], Test]] = {}
+
+
+def planted_bug(install: Callable[[], Test]) -> Callable[[], Test]:
+    BUGS[install.__name__] = install
+    return install
+
+
+def change_result(original: Any, change: Callable[[Any], Any]) -> None:
+    """Replace a function with one that changes the result of the original."""
+
+    @wraps(original)
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        return change(original(*args, **kwargs))
+
+    replace_everywhere(original, wrong)
+
+
+# --- nn ---------------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def causal_mask_shows_the_next_token():
+    from tests.agreement.test_cached import test_gpt_in_pieces_equals_gpt_at_once as test
+
+    original = Mask.visible
+
+    def wrong(self: Mask, *sizes: Any) -> Any:
+        visible = original(self, *sizes)
+        return visible | visible.roll(1, -1) if self.causal else visible
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def sliding_window_is_one_too_wide():
+    from tests.agreement.test_causality import test_a_window_of_three_sees_itself_and_two_back as test
+
+    original = Mask.visible
+
+    def wrong(self: Mask, *sizes: Any) -> Any:
+        wider = self if self.window is None else dataclasses.replace(self, window=self.window + 1)
+        return original(wider, *sizes)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def padding_keys_are_attended_to():
+    from tests.agreement.test_batched import test_bert_padded_with_garbage_equals_unpadded as test
+
+    original = Mask.visible
+
+    def wrong(self: Mask, *sizes: Any) -> Any:
+        return original(dataclasses.replace(self, key_padding_mask=None), *sizes)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def scores_are_not_scaled():
+    from tests.agreement.test_grouped import test_grouped_with_all_heads_is_plain_attention_head_by_head as test
+
+    original = Attention.__init__
+
+    def wrong(self: Attention, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.scale = 1.0
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def kv_heads_are_repeated_in_the_wrong_order():
+    from tests.agreement.test_fused import test_gpt_by_the_fused_kernel_equals_the_plain_road as test
+
+    def wrong(self: Lookup, kv: torch.Tensor) -> torch.Tensor:
+        return kv.repeat(1, self.queries.shape[1] // kv.shape[1], 1, 1)
+
+    replace_everywhere(Lookup._for_all_heads, wrong)
+    return test
+
+
+@planted_bug
+def keys_and_values_are_swapped():
+    from tests.reference.test_torch_nn import test_self_attention_equals_torch_multihead_attention as test
+
+    change_result(Attention._keys_and_values, lambda keys_and_values: keys_and_values[::-1])
+    return test
+
+
+@planted_bug
+def rotary_pairs_are_interleaved():
+    from tests.nn.test_relation import test_rotary_turns_number_i_with_number_i_plus_half as test
+
+    def wrong(self: Relation, x: torch.Tensor) -> torch.Tensor:
+        if self.rotation is None:
+            return x
+        cos, sin = self.rotation
+        rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        return x * cos + rotated * sin
+
+    replace_everywhere(Relation.rotate, wrong)
+    return test
+
+
+@planted_bug
+def fully_masked_rows_are_nan():
+    from tests.agreement.test_fused import test_bert_by_the_fused_kernel_equals_the_plain_road as test
+
+    replace_everywhere(weights_of, lambda scores: scores.softmax(-1))
+    return test
+
+
+@planted_bug
+def cached_positions_start_at_zero():
+    from tests.agreement.test_cached import test_gpt_in_pieces_equals_gpt_at_once as test
+
+    original = KVCache._positions
+
+    def wrong(self: KVCache, *args: Any) -> torch.Tensor:
+        return original(self, *args) - self.n_filled
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def cached_values_are_not_reordered_with_their_keys():
+    from tests.agreement.test_cached import (
+        test_selected_rows_go_on_as_if_they_had_been_there_from_the_start as test,
+    )
+
+    original = KVCache.select
+
+    def wrong(self: KVCache, rows: torch.Tensor, **kwargs: Any) -> None:
+        values = self.values.clone()
+        original(self, rows, **kwargs)
+        self.values = values[:, torch.arange(len(rows)) % values.shape[1]]
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def packed_documents_share_positions():
+    from tests.agreement.test_packed import test_gpts_packed_documents_equal_separate_ones as test
+
+    change_result(_starts, torch.zeros_like)
+    return test
+
+
+@planted_bug
+def padding_takes_a_position():
+    from tests.agreement.test_batched import test_gpt_padded_with_garbage_equals_unpadded as test
+
+    change_result(place, lambda positions: torch.arange(positions.shape[1]).expand_as(positions))
+    return test
+
+
+@planted_bug
+def segments_are_ignored():
+    from tests.models.test_bert import test_segments_count_and_are_zero_unless_given as test
+
+    original = InputEmbedding._segments
+    replace_everywhere(original, lambda self, ids, _segments: original(self, ids, None))
+    return test
+
+
+@planted_bug
+def rnn_encoder_reads_padding():
+    from tests.agreement.test_batched import test_an_rnns_source_padded_with_garbage_equals_unpadded as test
+
+    original = RecurrentEncoder.forward
+    replace_everywhere(original, lambda self, x, _attention_mask=None: original(self, x, None))
+    return test
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def beams_are_not_reordered_in_the_cache():
+    from tests.generation.test_beam import test_scores_are_those_of_a_full_pass_and_fall as test
+
+    original = GPTDecoder.select
+
+    def wrong(self: GPTDecoder, rows: torch.Tensor, **kwargs: Any) -> None:
+        if len(rows) != self.cache.batch:
+            original(self, rows, **kwargs)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def beams_may_end_without_their_forced_terms():
+    from tests.generation.test_translate import test_forced_terms_always_stand_in_the_text as test
+
+    change_result(_Text._is_complete, lambda _: True)
+    return test
+
+
+@planted_bug
+def prepacked_weights_are_not_updated():
+    from tests.generation.test_translate import test_weights_that_changed_are_prepared_anew as test
+
+    original, products = Packing.product, {}
+
+    def wrong(self: Packing, *modules: Any, **kwargs: Any) -> Any:
+        key = (self, *modules, *kwargs.values())
+        if key not in products:
+            products[key] = original(self, *modules, **kwargs)
+        return products[key]
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def packed_linear_forgets_its_bias_when_it_adds():
+    from tests.agreement.test_lean import test_a_product_is_the_linear_maps_side_by_side_for_any_rows as test
+
+    original = Product.onto
+
+    def wrong(self: Product, stream: torch.Tensor, x: torch.Tensor) -> None:
+        original(self, stream, x)
+        if self._bias is not None:
+            stream.sub_(self._bias)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def top_p_drops_the_token_that_reaches_p():
+    from tests.generation.test_sampling import test_top_p_keeps_the_fewest_that_reach_p as test
+
+    def wrong(p: float, logits: torch.Tensor, ordered: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        is_dropped = ordered.cumsum(-1) >= p
+        is_dropped[:, 0] = False
+        everywhere = torch.ones_like(logits, dtype=torch.bool)
+        return logits.masked_fill(everywhere.scatter(-1, order, is_dropped), float("-inf"))
+
+    replace_everywhere(_keep_until, wrong)
+    return test
+
+
+@planted_bug
+def repetition_penalty_rewards_negative_logits():
+    from tests.generation.test_sampling import test_repetition_is_penalised_whichever_sign_a_logit_has as test
+
+    replace_everywhere(penalise_repetition, lambda logits, mask, penalty: torch.where(mask, logits / penalty, logits))
+    return test
+
+
+@planted_bug
+def stop_string_is_found_only_within_one_token():
+    from tests.generation.test_stop_conditions import test_pieces_joined_are_the_text_up_to_the_first_stop_string as test
+
+    change_result(StopStrings._n_begun, lambda _: 0)
+    return test
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def targets_are_the_inputs():
+    from tests.data.test_windows import test_a_target_follows_its_input as test
+
+    def repeat_inputs(batch: Batch) -> Batch:
+        return dataclasses.replace(batch, targets=torch.where(batch.targets < 0, batch.targets, batch.ids))
+
+    change_result(_assemble, repeat_inputs)
+    return test
+
+
+@planted_bug
+def every_rank_reads_the_same_rows():
+    from tests.data.test_windows import test_the_ranks_rows_are_the_batch_of_one as test
+
+    replace_everywhere(rank_rows, lambda n_rows, *, rank, world: (0, n_rows // world))  # noqa: ARG005
+    return test
+
+
+@planted_bug
+def special_tokens_are_masked():
+    from tests.data.test_masked_batches import test_specials_are_never_hidden_and_slots_stay_the_same as test
+
+    original = Masking.__init__
+
+    def wrong(self: Masking, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._is_special = np.zeros_like(self._is_special)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def pairs_that_share_a_sentence_are_separated():
+    from tests.data.test_pair_split import (
+        test_no_sentence_of_one_part_is_in_another_and_nothing_is_lost as test,
+    )
+
+    change_result(components, lambda numbers: np.arange(len(numbers)))
+    return test
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def micro_batches_have_equal_weight():
+    from tests.training.test_trainer import test_parts_of_a_batch_add_up_to_the_whole_with_unequal_counts as test
+
+    original = accumulate_gradients
+
+    def wrong(outcomes: Any, n_targets: Any, **kwargs: Any) -> Any:
+        outcomes = list(outcomes)
+        largest = max(float(outcome.loss.detach()) for outcome, _ in outcomes)
+        equal = [
+            (dataclasses.replace(outcome, loss=outcome.loss * (largest / float(outcome.loss.detach()))), counts)
+            for outcome, counts in outcomes
+        ]
+        return original(equal, n_targets, **kwargs)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def learning_rate_is_one_step_ahead():
+    from tests.training.test_schedule import (
+        test_every_schedule_warms_up_evenly_and_peaks_at_the_learning_rate as test,
+    )
+
+    original = learning_rate
+    replace_everywhere(original, lambda config, step: original(config, step + 1))
+    return test
+
+
+@planted_bug
+def norms_and_biases_decay():
+    from tests.training.test_optimizer import test_only_matrices_decay as test
+
+    def decay_all(optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+        groups = [group for one in optimizers for group in one.param_groups]
+        for group in groups:
+            group["weight_decay"] = max(other["weight_decay"] for other in groups)
+        return optimizers
+
+    change_result(build_optimizers, decay_all)
+    return test
+
+
+@planted_bug
+def optimizer_state_is_not_restored():
+    from tests.training.test_optimizer import test_restored_optimizers_go_on_bit_by_bit as test
+
+    replace_everywhere(restore_optimizers, lambda *_: None)
+    return test
+
+
+@planted_bug
+def chunked_loss_ignores_label_smoothing():
+    from tests.training.test_losses import test_the_chunked_loss_and_its_gradients_are_the_plain_ones as test
+
+    original = _Chunked.forward
+
+    def wrong(*args: Any) -> torch.Tensor:
+        *others, _smoothing = args
+        return original(*others, 0.0)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def evaluation_averages_averages():
+    from tests.training.test_evaluation import test_short_batches_weigh_no_more_than_their_targets as test
+
+    original = evaluate
+
+    def wrong(model: nn.Module, objective: Any, batches: Any, **kwargs: Any) -> Score:
+        scores = [original(model, objective, [batch], **kwargs) for batch in batches]
+        return Score(loss_sum=sum(score.loss for score in scores), n_targets=len(scores))
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def lora_is_not_merged():
+    from tests.training.test_lora import test_the_merged_weights_are_what_runs as test
+
+    original = merged_weights
+
+    def wrong(model: nn.Module) -> dict[str, torch.Tensor]:
+        unmerged = dict(model.named_parameters())
+        return {
+            name: unmerged.get(".parametrizations.".join(name.rsplit(".", 1)) + ".original", tensor)
+            for name, tensor in original(model).items()
+        }
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def rotary_rows_of_llama_files_are_not_permuted():
+    from tests.weights.test_llama2c import (
+        test_the_two_orders_undo_each_other_and_move_neighbours_to_halves as test,
+    )
+
+    replace_everywhere(pairs_to_halves, lambda weight, **_: weight)
+    return test
+
+
+@planted_bug
+def fused_query_key_value_are_split_in_reverse():
+    from tests.weights.test_tensors import test_pieces_of_a_joined_and_turned_tensor_go_to_their_places as test
+
+    original = _Place.fill
+
+    def wrong(self: _Place, tensor: torch.Tensor) -> None:
+        original(dataclasses.replace(self, parameters=self.parameters[::-1]), tensor)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def int8_rows_share_one_scale():
+    from tests.weights.test_int8 import test_a_row_of_zeros_stays_zeros_and_rows_do_not_touch_each_other as test
+
+    def wrong(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = matrix.abs().max() / LARGEST
+        return (matrix / scale).round().to(torch.int8), scale.expand(len(matrix)).clone()
+
+    replace_everywhere(_rows_to_int8, wrong)
+    return test
+
+
+# --- inspection -------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def masked_edge_is_reversed():
+    from tests.inspection.test_change import (
+        test_a_cut_is_minus_infinity_added_to_the_score_and_stays_fused as test,
+    )
+
+    original = cut_edge
+    replace_everywhere(original, lambda *args, query, key, **kwargs: original(*args, query=key, key=query, **kwargs))
+    return test
+
+
+@planted_bug
+def logit_lens_forgets_the_final_norm():
+    from tests.inspection.test_views import test_the_deepest_guesses_of_the_lens_are_the_models_own as test
+
+    original = _head
+
+    def wrong(model: Any, states: torch.Tensor) -> torch.Tensor:
+        return model.unembedding(states) if isinstance(model, GPT) else original(model, states)
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def rollout_ignores_the_residual_connection():
+    from tests.inspection.test_views import test_rollout_multiplies_half_attention_half_identity as test
+
+    def wrong(means: torch.Tensor) -> torch.Tensor:
+        layers = [means[0]]
+        for layer in means[1:]:
+            layers.append(layer @ layers[-1])
+        return torch.stack(layers)
+
+    replace_everywhere(rollout_of, wrong)
+    return test
+
+
+@planted_bug
+def contributions_keep_their_mean_through_layer_norm():
+    from tests.inspection.test_views import test_contributions_sum_to_the_logit_whatever_the_model as test
+
+    original = _frozen
+
+    def wrong(norm: nn.Module, parts: torch.Tensor) -> torch.Tensor:
+        centered = original(norm, parts)
+        if not isinstance(norm, LayerNorm):
+            return centered
+        scale = (parts.sum(0).var(correction=0) + norm.epsilon).rsqrt()
+        return centered + parts.mean(-1, keepdim=True) * scale * norm.weight
+
+    replace_everywhere(original, wrong)
+    return test
+
+
+@planted_bug
+def induction_heads_attend_to_the_same_token():
+    from tests.inspection.test_heads import (
+        test_a_planted_induction_head_and_its_previous_token_head_are_found as test,
+    )
+
+    change_result(_of_own_text, lambda patterns: patterns | {HeadPattern.INDUCTION: patterns[HeadPattern.DUPLICATE]})
+    return test
+
+
+@planted_bug
+def alignment_is_written_target_first():
+    from tests.tasks.test_translator import test_pharaoh_says_source_word_then_target_word as test
+
+    change_result(CrossAttention.words, lambda pairs: [(target, source) for source, target in pairs])
+    return test
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def cache_size_counts_query_heads():
+    from tests.cost.test_integers import (
+        test_fewer_kv_heads_make_a_smaller_cache_and_smaller_projections as test,
+    )
+
+    def wrong(config: Any) -> int:
+        return config.n_heads * (config.d_head + config.d_value)
+
+    replace_everywhere(_kv_width, wrong)
+    return test
+
+
+@planted_bug
+def a_multiply_add_counts_as_one_flop():
+    from tests.cost.test_integers import test_a_flop_is_half_a_multiply_add as test
+
+    original = Operation.flops
+    replace_everywhere(original, property(lambda self: original.fget(self) // 2))
+    return test
+
+
+@planted_bug
+def fsdp_does_not_shard_the_optimizer():
+    from tests.cost.test_memory import test_fsdp_holds_a_part_on_each_device_and_ddp_all as test
+
+    replace_everywhere(
+        update_of,
+        lambda _operations, n_parameters, _workload: Update(by_adamw=n_parameters),
+    )
+    return test
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+@planted_bug
+def streaming_decoder_splits_characters():
+    from tests.text.test_streaming import test_an_emoji_comes_at_once_and_not_before_its_last_byte as test
+
+    original = StreamingDecoder.add
+    replace_everywhere(original, lambda self, number: original(self, number) or self.finish())
+    return test
+
+
+@planted_bug
+def truncation_cuts_off_the_separator():
+    from tests.text.test_fitting import test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens as test
+
+    def wrong(tokenizer: Any, row: tuple[str, ...], max_length: int, **kwargs: Any) -> EncodedPair:
+        (encoded,) = encode_rows(tokenizer, [row], **kwargs)
+        return EncodedPair(encoded.ids[:max_length], encoded.segments[:max_length])
+
+    replace_everywhere(encode_cut, wrong)
+    return test
+
+
+@planted_bug
+def subwords_start_new_words():
+    from tests.text.test_words import test_ids_are_of_the_words_they_make as test
+
+    replace_everywhere(_n_more, lambda _last, text: len(text.split()))
+    return test
+
+
+# --- checks of the mechanism, not in BUGS -----------------------------------------------------------------------------
+
+
+def no_bug():
+    from tests.training.test_schedule import (
+        test_every_schedule_warms_up_evenly_and_peaks_at_the_learning_rate as test,
+    )
+
+    change_result(learning_rate, lambda rate: rate)
+    return test
+
+
+def bug_that_raises():
+    from tests.training.test_schedule import (
+        test_every_schedule_warms_up_evenly_and_peaks_at_the_learning_rate as test,
+    )
+
+    change_result(learning_rate, lambda rate: rate / 0)
+    return test
