@@ -40,6 +40,7 @@ test-long: .venv/.ready-dev
 	$(BIN)/pytest -q -n auto -m "long and not compiled" || test $$? -eq 5
 	QKV_EXAMPLES=500 $(BIN)/pytest -q -n auto tests/agreement tests/generation tests/reference
 	$(UNCHECKED) -m "compiled and long" || test $$? -eq 5
+	$(BIN)/python -m tests.mutation
 
 # The page is committed, so that nobody needs Node to use it.
 page: explorer/node_modules/.ready
