@@ -11,9 +11,12 @@ import torch
 
 from qkv.cli.training_run import _made_ready
 from qkv.text import save_tokenizer
-from qkv.training import RunFolder, open_run, prepare_run
+from qkv.training import RunFolder, Trainer, open_run, prepare_run, profiler
+from qkv.training.auto_recipe import steps_within
+from qkv.training.distributed import Alone
 from qkv.training.objectives import Outcome
-from qkv.training.ranks import Alone
+from qkv.training.profiler import Rates
+from qkv.training.time_budget import Pace
 from tests.data.stores import tokenizer
 from tests.disks import refusing
 from tests.training.runs import recipe, write_text
@@ -59,7 +62,10 @@ def test_a_recipe_is_followed_and_can_be_gone_on_with(command, recipe_file, tmp_
     assert "all 4 steps are done; for more raise training.steps in run/recipe.toml and resume" in again.err
 
 
-def test_a_profile_is_told_and_the_run_is_the_same_as_without(command, recipe_file, tmp_path):
+def test_a_profile_is_told_and_the_run_is_the_same_as_without(command, recipe_file, tmp_path, monkeypatch):
+    fast = Rates(products=1e18, memory=1e18)  # so that no step is faster than its bound
+    monkeypatch.setattr(profiler, "measure_rates", lambda _device, _dtype: fast)
+
     def trained(name, *flags):
         answer = command("train", recipe_file, "--data", tmp_path, "--out", name, "--device", "cpu", *flags)
         assert answer.status == 0
@@ -82,15 +88,18 @@ def test_own_text_needs_no_recipe(command, tmp_path):
     assert RunFolder(tmp_path / "runs" / "1").steps() == [1, 2]
     more = command("train", "gpt", "--text", "book.txt", "--steps", 1, "--from", "runs/1", "--device", "cpu")
     assert more.out.startswith("runs/2: 1 steps")
-    assert "start_from" in (tmp_path / "runs" / "2" / "recipe.toml").read_text()
+    assert "init_from" in (tmp_path / "runs" / "2" / "recipe.toml").read_text()
 
 
-def test_minutes_set_the_steps(command, tmp_path):
+def test_minutes_set_the_steps(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "seconds_a_step", lambda _trainer: 0.05)
+    monkeypatch.setattr(Pace, "plan", lambda *_: None)
     write_text(tmp_path / "book.txt")
     answer = command("train", "gpt", "--text", "book.txt", "--minutes", 0.05, "--out", "run", "--device", "cpu")
     assert answer.status == 0
     assert not (tmp_path / "run" / "preparing.json").exists()
-    assert "steps = 1000\n" not in (tmp_path / "run" / "recipe.toml").read_text()
+    # Three seconds of 0.05 s a step.
+    assert open_run(tmp_path / "run").recipe.training.steps == steps_within(60, n_evaluations=11) > 20
 
 
 def test_a_dry_run_makes_nothing(command, recipe_file, tmp_path):
@@ -264,7 +273,7 @@ def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypat
 
 
 def test_a_killed_preparation_goes_on(command, recipe_file, tmp_path, monkeypatch):
-    import qkv.training.prepare
+    import qkv.training.run_preparation
 
     monkeypatch.setattr(qkv.training.texts, "prepare_store", lambda *_given, **_named: os.kill(os.getpid(), 15))
     answer = command("train", recipe_file, "--out", "run", "--device", "cpu")

@@ -114,5 +114,5 @@ def start(target: Callable[..., None], *arguments: object) -> multiprocessing.Pr
 
 def run_to_end(target: Callable[..., None], *arguments: object) -> int | None:
     process = start(target, *arguments)
-    process.join(120)
+    process.join(240)
     return process.exitcode

@@ -62,25 +62,29 @@ def run_ranks(folder: Path, world: int, arguments) -> str:
     """To their end, which must be a good one; what the first said."""
     processes = start_ranks(folder, world, arguments)
     for process in processes:
-        process.join(120)
+        process.join(240)
     said = [(folder / f"err-{rank}").read_text() for rank in range(world)]
     assert [process.exitcode for process in processes] == [0] * world, said
     assert not any(said[1:])
     return said[0]
 
 
-def torchrun(folder: Path, world: int, arguments, *, restarts: int = 0) -> subprocess.Popen:
+def torchrun(
+    folder: Path, world: int, arguments, *, restarts: int = 0, pause_at: int | None = None
+) -> subprocess.Popen:
+    """`pause_at`: before this step every process waits for a signal, unless torchrun has started it again."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    command += ["--max-restarts", str(restarts), "-m", "qkv.cli", *arguments]
+    command += ["--max-restarts", str(restarts)]
+    command += ["-m", "qkv.cli"] if pause_at is None else [str(Path(__file__).with_name("paused.py")), str(pause_at)]
     with (folder / "said").open("w") as said:
         return subprocess.Popen(
-            command, cwd=folder, stdout=said, stderr=said, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            [*command, *arguments], cwd=folder, stdout=said, stderr=said, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
 
 
 def workers(agent: subprocess.Popen) -> list[int]:
     children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-    return [pid for pid in map(int, children) if b"qkv.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in map(int, children) if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
 
 
 def metrics(run: Path) -> list[dict]:
@@ -90,7 +94,7 @@ def metrics(run: Path) -> list[dict]:
 
 
 def wait_for_step(run: Path, step: int) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 240
     while not any(line["step"] >= step for line in metrics(run)):
         assert time.monotonic() < until, f"{run} did not come to step {step}"
         time.sleep(0.01)

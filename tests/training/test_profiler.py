@@ -1,0 +1,155 @@
+"""Where time goes: every kind is told by what was called, all of it adds up, and the bound is the cost's."""
+
+import ast
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.autograd.profiler_util import FunctionEvent, Interval
+
+import qkv
+from qkv.choices import WorkKind
+from qkv.config import GPTConfig
+from qkv.cost import Mode, Precision, estimate
+from qkv.training import profiler
+from qkv.training.profiler import Rates, _kind, measure_rates, own_times, profile_generation, profile_training
+from qkv.training.stopwatch import Stopwatch
+from tests.training.runs import make_ready, trainer_of
+
+CPU = torch.device("cpu")
+
+
+class RecordedProfile:
+    """Stands in for torch's profiler, with events of known durations.
+
+    A product takes 1 s; attention takes 2 s, 0.5 s of which in a product that it calls; the gradient of that product
+    takes 0.75 s.
+    """
+
+    def __init__(self, **_options) -> None:
+        product = FunctionEvent(1, "aten::mm", 0, start_us=0, end_us=1e6)
+        attention = FunctionEvent(2, "aten::scaled_dot_product_attention", 0, start_us=1e6, end_us=3e6)
+        inner = FunctionEvent(3, "aten::bmm", 0, start_us=1.5e6, end_us=2e6, sequence_nr=7)
+        attention.append_cpu_child(inner)
+        inner.set_cpu_parent(attention)
+        gradient = FunctionEvent(4, "BmmBackward0", 0, start_us=3e6, end_us=3.75e6, sequence_nr=7)
+        self._events = [product, attention, inner, gradient]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        pass
+
+    def events(self):
+        return self._events
+
+
+def test_the_kinds_add_up_to_the_time_without_the_profiler(monkeypatch):
+    readings = iter([0.0, 2.0, 10.0, 15.0])  # 2 s without the profiler, 5 s with it
+    monkeypatch.setattr(profiler, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+    monkeypatch.setattr(torch.profiler, "profile", RecordedProfile)
+    _, profile = profile_generation(lambda: None, CPU, expected=None)
+    spent = {kind: seconds for kind, seconds in profile.spent.items() if seconds > 0}
+    assert profile.seconds == 2.0
+    assert spent == pytest.approx(
+        {WorkKind.PRODUCTS: 0.4, WorkKind.ATTENTION: 0.4 * 2.75, WorkKind.BETWEEN: 2 - 0.4 * 3.75}
+    )
+    assert sum(spent.values()) == pytest.approx(2.0)
+
+
+def test_each_operation_has_its_kind():
+    x = torch.randn(64, 3, 32, 16)
+    weight = torch.randn(70, 70)
+
+    def work():
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        torch.nn.functional.rms_norm(x, (16,))
+        return weight @ weight
+
+    work()
+    result, profile = profile_generation(work, CPU, expected=None)
+    assert torch.equal(result, weight @ weight)
+    assert {WorkKind.PRODUCTS, WorkKind.ATTENTION, WorkKind.NORM} <= {
+        kind for kind, s in profile.spent.items() if s > 0
+    }
+    assert profile.bound is None
+
+
+def test_a_gradient_is_of_the_kind_of_what_it_is_the_gradient_of():
+    """The parts of attention with dropout are plain products and masks, forward and back."""
+    x = torch.randn(8, 4, 64, 16, requires_grad=True)
+
+    def work():
+        torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1).sum().backward()
+
+    work()
+    _, profile = profile_generation(work, CPU, expected=None)
+    assert profile.spent[WorkKind.ATTENTION] > 0
+    assert profile.spent.get(WorkKind.PRODUCTS, 0.0) == 0
+
+
+def test_a_training_step_has_data_loss_and_optimizer_and_leaves_a_trace(tmp_path):
+    trainer = trainer_of(make_ready(tmp_path / "run", steps=3, save_every=3, eval_every=3))
+    step = estimate(GPTConfig(vocab_size=97, context_length=16, d_model=12, n_heads=3, n_layers=2), mode="train")
+    profile = profile_training(trainer, step, trace=tmp_path / "trace.json")
+    for kind in (WorkKind.DATA, WorkKind.LOSS, WorkKind.OPTIMIZER, WorkKind.PRODUCTS, WorkKind.EMBEDDING):
+        assert profile.spent[kind] > 0
+    assert profile.bounds.keys() >= {WorkKind.OPTIMIZER, WorkKind.ATTENTION, WorkKind.PRODUCTS, WorkKind.NORM}
+    assert profile.bound == pytest.approx(sum(profile.bounds.values()))
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_the_bound_of_products_is_their_flops_at_the_measured_rate(monkeypatch):
+    # Memory so fast that every product is bound by its FLOPs.
+    monkeypatch.setattr(profiler, "measure_rates", lambda _device, _dtype: Rates(products=1e11, memory=1e15))
+    config = GPTConfig(vocab_size=8192, context_length=512, d_model=512, n_heads=8, n_layers=3)
+    made = estimate(config, mode=Mode.FORWARD, batch=4, length=512, backend="cpu")
+    _, profile = profile_generation(lambda: None, CPU, expected=made)
+    products = sum(one.flops for one in made.operations if one.product and not one.is_attention_core)
+    assert profile.rates == Rates(products=1e11, memory=1e15)
+    assert profile.bounds[WorkKind.PRODUCTS] == pytest.approx(products / 1e11)
+
+
+def test_rates_are_work_by_time(monkeypatch):
+    monkeypatch.setattr(Stopwatch, "kernel", lambda _watch, _work: 0.5)
+    assert measure_rates(CPU, Precision.FLOAT32) == Rates(products=2 * 1024**3 / 0.5, memory=4 * 2**25 / 0.5)
+
+
+KERNELS = {
+    "generation/triton_batch_kernels.py": [],
+    "generation/triton_row_kernels.py": [],
+    "nn/expanding.py": [],
+    "nn/gradient_kernels.py": ["tail", "gelu", "gelu_tile", "gelu_gradient_tile", "copy_part", "beside_tile"],
+    "nn/norm_kernel.py": [],
+    "nn/short_texts.py": [],
+    "training/loss_kernel.py": [],
+}
+"""Files with kernels of ours, and what of them is element-wise or no kernel by itself."""
+
+
+def test_these_are_all_files_with_kernels():
+    package = Path(qkv.__file__).parent
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if "@triton.jit" in path.read_text()}
+    assert found == {*KERNELS, "generation/triton_functions.py"}
+
+
+@pytest.mark.parametrize("file", KERNELS)
+def test_each_kernel_of_ours_has_a_kind(file):
+    tree = ast.parse((Path(qkv.__file__).parent / file).read_text())
+    names = [
+        one.name
+        for one in tree.body
+        if isinstance(one, ast.FunctionDef) and "triton.jit" in map(ast.unparse, one.decorator_list)
+    ]
+    launched = [name for name in names if not name.startswith("_") and name not in KERNELS[file]]
+    assert names
+    assert set(KERNELS[file]) <= set(names)
+    assert {name: _kind(name) for name in launched if _kind(name) is WorkKind.ELEMENTWISE} == {}
+
+
+def test_kernels_that_overlap_are_not_counted_twice():
+    ranges = [Interval(a, b) for a, b in ((0.0, 10.0), (4.0, 13.0), (5.0, 9.0), (20.0, 21.0), (12.0, 15.0))]
+    assert own_times(ranges) == [10.0, 3.0, 0.0, 1.0, 2.0]
