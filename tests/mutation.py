@@ -27,7 +27,11 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("nn", "generation", "data")
 NEEDS_GPU = re.compile(r"cuda|triton|kernel|compil|gradients|expanding|short_texts")
 """Files and conditions that only matter on a GPU or under torch.compile, where these tests do not run."""
-FURTHER_TESTS = {"nn": ["agreement", "reference/test_torch_nn.py"], "generation": ["agreement"], "data": []}
+FURTHER_TESTS = {
+    "nn": ["tests/agreement/test_fused.py", "tests/agreement/test_cached.py", "tests/reference/test_torch_nn.py"],
+    "generation": ["tests/agreement/test_lean.py"],
+    "data": [],
+}
 """Run after the tests of the module's own folder, which are listed first."""
 SAMPLE_SIZE = 90
 MIN_KILL_RATE = 0.6
@@ -149,25 +153,29 @@ def _is_none(node: ast.AST) -> bool:
 
 def sample_mutants(n: int, seed: int, words: list[str]) -> list[Mutant]:
     """The same number of mutants from each folder; `words`: only files whose path contains one of them."""
-    chosen: list[Mutant] = []
+    candidates: dict[str, list[Mutant]] = {}
     for folder in FOLDERS:
-        mutants = []
         for path in sorted((ROOT / "src" / "qkv" / folder).glob("*.py")):
             name = str(path.relative_to(ROOT))
             if not NEEDS_GPU.search(path.name) and (not words or any(word in name for word in words)):
                 tree = ast.parse(path.read_text(encoding="utf-8"))
-                mutants += [Mutant(path, index) for index in range(len(mutations(tree)))]
-        chosen += random.Random(f"{seed} {folder}").sample(mutants, min(len(mutants), -(-n // len(FOLDERS))))
-    return chosen[:n] if words else chosen
+                mutants = [Mutant(path, index) for index in range(len(mutations(tree)))]
+                candidates.setdefault(folder, []).extend(mutants)
+    n_each = -(-n // max(1, len(candidates)))
+    return [
+        mutant
+        for folder, mutants in candidates.items()
+        for mutant in random.Random(f"{seed} {folder}").sample(mutants, min(len(mutants), n_each))
+    ]
 
 
-def tests_of(path: Path) -> list[str]:
+def related_tests(path: Path) -> list[str]:
     """The mirrored test file first, because it is most likely to notice a mutation, then related tests."""
     folder = path.parent.name
     mirrored = ROOT / "tests" / folder / f"test_{path.name}"
     others = [file for file in sorted(mirrored.parent.glob("test_*.py")) if file != mirrored]
-    further = [ROOT / "tests" / name for name in FURTHER_TESTS[folder]]
-    return [str(file) for file in (mirrored, *others, *further) if file.exists()]
+    mirrored_first = [mirrored, *others] if mirrored.exists() else others
+    return [str(file) for file in (*mirrored_first, *(ROOT / name for name in FURTHER_TESTS[folder]))]
 
 
 def install_mutant(mutant: Mutant) -> None:
@@ -202,7 +210,7 @@ class EndSlowTests:
     def pytest_sessionstart(self) -> None:
         from hypothesis import Phase, settings
 
-        settings.register_profile("mutation", phases=[Phase.explicit, Phase.generate])
+        settings.register_profile("mutation", phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
         settings.load_profile("mutation")
 
     def pytest_sessionfinish(self) -> None:
@@ -269,8 +277,8 @@ def main(arguments: list[str]) -> int:
     mutants = sample_mutants(options.n, options.seed, options.words)
     # First the same tests without a mutation: they must pass, or a failure would prove nothing.
     folders = sorted({mutant.path.parent.name for mutant in mutants})
-    baselines = [tests_of(ROOT / "src" / "qkv" / folder / "__init__.py") for folder in folders]
-    tests = [*baselines, *(tests_of(mutant.path) for mutant in mutants)]
+    baselines = [related_tests(ROOT / "src" / "qkv" / folder / "__init__.py") for folder in folders]
+    tests = [*baselines, *(related_tests(mutant.path) for mutant in mutants)]
     runs: list[Mutant | None] = [*[None] * len(folders), *mutants]
     survivors: list[Mutant] = []
     for index, passed in run_all(runs, tests, options.workers):
@@ -288,10 +296,8 @@ def main(arguments: list[str]) -> int:
         print(f"survived {mutant.path.relative_to(ROOT)}:{mutation.line}: {mutation.description}    {line}")
     rate = 1 - len(survivors) / max(1, len(mutants))
     seconds = time.perf_counter() - started
-    print(
-        f"{len(mutants) - len(survivors)} of {len(mutants)} mutants killed ({rate:.0%}, at least {MIN_KILL_RATE:.0%})"
-    )
-    print(f"seed {options.seed}, {seconds:.0f} s")
+    print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants killed in {seconds:.0f} s, seed {options.seed}")
+    print(f"kill rate {rate:.0%}, at least {MIN_KILL_RATE:.0%} is required")
     return int(rate < MIN_KILL_RATE)
 
 

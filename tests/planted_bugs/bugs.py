@@ -22,7 +22,7 @@ from qkv.data.pair_split import components
 from qkv.data.windows import Batch, _assemble
 from qkv.generation.beam import _Text
 from qkv.generation.decoder import GPTDecoder
-from qkv.generation.prepacked_weights import Packing
+from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.generation.sampling import _keep_until
 from qkv.generation.stop_conditions import StopStrings
 from qkv.inspection.hooks import cut_edge
@@ -257,9 +257,9 @@ def beams_may_end_without_their_forced_terms():
 def prepacked_weights_are_not_updated():
     from tests.generation.test_translate import test_weights_that_changed_are_prepared_anew as test
 
-    original, products = Packing.product, {}
+    original, products = PrepackedWeights.product, {}
 
-    def wrong(self: Packing, *modules: Any, **kwargs: Any) -> Any:
+    def wrong(self: PrepackedWeights, *modules: Any, **kwargs: Any) -> Any:
         key = (self, *modules, *kwargs.values())
         if key not in products:
             products[key] = original(self, *modules, **kwargs)
@@ -343,19 +343,14 @@ def pairs_that_share_a_sentence_are_separated():
 
 
 @planted_bug
-def micro_batches_have_equal_weight():
+def each_micro_batch_counts_as_a_whole_batch():
     from tests.training.test_trainer import test_parts_of_a_batch_add_up_to_the_whole_with_unequal_counts as test
 
     original = accumulate_gradients
 
     def wrong(outcomes: Any, n_targets: Any, **kwargs: Any) -> Any:
         outcomes = list(outcomes)
-        largest = max(float(outcome.loss.detach()) for outcome, _ in outcomes)
-        equal = [
-            (dataclasses.replace(outcome, loss=outcome.loss * (largest / float(outcome.loss.detach()))), counts)
-            for outcome, counts in outcomes
-        ]
-        return original(equal, n_targets, **kwargs)
+        return original(outcomes, n_targets / len(outcomes), **kwargs)
 
     replace_everywhere(original, wrong)
     return test
@@ -451,7 +446,7 @@ def int8_rows_share_one_scale():
 
 @planted_bug
 def masked_edge_is_reversed():
-    from tests.inspection.test_change import (
+    from tests.inspection.test_hooks import (
         test_a_cut_is_minus_infinity_added_to_the_score_and_stays_fused as test,
     )
 

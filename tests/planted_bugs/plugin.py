@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-BROKEN = 3
-"""Exit status when a test failed for another reason than an assertion."""
+BROKEN = pytest.ExitCode.INTERNAL_ERROR
+"""Exit status when a test failed for another reason than an assertion; also that of an exception in a bug itself."""
+
+_is_broken = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,6 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A failing example does not have to be shrunk or explained: it is enough that it fails. Hypothesis reads the profile
+    # when a test is defined, so it is loaded before the test is imported.
+    settings.register_profile("planted bug", phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
+    settings.load_profile("planted bug")
     from tests.planted_bugs import bugs
 
     test = getattr(bugs, config.getoption("--planted-bug"))()
@@ -27,16 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.args = [f"{file}::{test.__name__}"]
 
 
-def pytest_sessionstart() -> None:
-    # A failing example does not have to be shrunk or explained: it is enough that it fails.
-    settings.register_profile("planted bug", phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
-    settings.load_profile("planted bug")
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]):
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
     is_assertion = call.excinfo is not None and call.excinfo.errisinstance((AssertionError, pytest.fail.Exception))
     if report.failed and (report.when != "call" or not is_assertion):
-        pytest.exit(f"{report.nodeid}: {report.longreprtext[-3000:]}", returncode=BROKEN)
+        item.session.stash[_is_broken] = True
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.stash.get(_is_broken, False):
+        session.exitstatus = BROKEN
