@@ -13,6 +13,7 @@ BENCHMARKS = {
     "train-124m": ("training_speed:train_124m", 3, "a training step of GPT-2 124M, beside its peers"),
     "train-gpu": ("gpu_training:train_gpu", 3, "a training step of GPT-2 124M on a GPU, beside nanoGPT"),
     "shakespeare-cpu": ("shakespeare:shakespeare_cpu", 1, "validation loss after as many CPU seconds as nanoGPT took"),
+    "batches": ("batches:batches", 5, "tokens per second of BERT's and translators' batches, made on one core"),
     "cost": ("cost:cost", 1, "predicted and measured times of models that the calibration did not see"),
     "embed": ("embedding:embed", 2, "sentence vectors of all-MiniLM-L6-v2, beside sentence-transformers"),
     "encode-gpu": ("gpu_encoding:encode_gpu", 3, "BERT-base on a GPU, equal and mixed lengths, beside transformers"),

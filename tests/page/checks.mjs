@@ -1,6 +1,6 @@
 // What a user does, done in a real browser: node checks.mjs ADDRESS FOLDER. Prints a JSON line for each check.
 import { readFileSync } from "node:fs";
-import { browser, check, context, equal, folder, hash, holds, noise, open, page, picture, still, text, type } from "./user.mjs";
+import { browser, check, context, equal, folder, hash, holds, idle, noise, open, page, picture, still, text, type, until } from "./user.mjs";
 
 const IT = "The animal didn't cross the street because it was too ";
 
@@ -58,8 +58,8 @@ await check("each step adds one token's bytes to the cache; without it all is re
   await page.waitForSelector("#kv");
   const [first, n] = [await bytes(), await tokens()];
   for (let i = 0; i < 3; i++) await page.click("#step");
-  await page.waitForTimeout(300);
-  equal(await tokens(), n + 3);
+  await until(async () => (await tokens()) === n + 3, "three clicks are not three tokens");
+  await still();
   equal(await bytes(), first + (3 * first) / n);
   await page.click("#cache");
   await page.keyboard.press("n");
@@ -175,7 +175,7 @@ await check("exports: PNG, SVG, CSV, NPZ, and a page that opens from disk", asyn
   await saved.waitForSelector(".right .token");
   for (const key of ["c", "d", "e", "f", "h", "j"]) {
     await saved.keyboard.press(key);
-    await saved.waitForTimeout(80);
+    await idle(saved);
     equal([key, await saved.locator("#view .error").allInnerTexts()], [key, []]);
   }
   await saved.keyboard.press("k");

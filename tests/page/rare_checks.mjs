@@ -1,6 +1,6 @@
 // What a user does less often: patches, maps by keyboard, themes, long texts, models that go, two tabs. Part of checks.mjs.
 import { rmSync } from "node:fs";
-import { address, check, context, equal, hash, holds, open, origin, page, picture, still, text, type } from "./user.mjs";
+import { address, check, context, equal, hash, holds, open, origin, page, picture, still, text, type, until } from "./user.mjs";
 
 const IT = "The animal didn't cross the street because it was too ";
 const { models } = await (await page.request.get(`${origin}/api/models`)).json();
@@ -12,10 +12,10 @@ await check("a patch from another text changes the prediction; one that cannot b
   await still();
   equal(await page.inputValue("#patch-text"), IT + "wide.");
   const before = await text("#prediction");
-  await page.selectOption("#patch-tap", "blocks.5.residual_post");
+  await page.selectOption("#patch-tap", "blocks.5.resid_post");
   await page.click("#patch");
   await still();
-  holds(/residual_post at “.*” \(\d+\) as in/.test(await text("#interventions")), "not in the list");
+  holds(/resid_post at “.*” \(\d+\) as in/.test(await text("#interventions")), "not in the list");
   holds((await text("#prediction")) !== before && /before and after/.test(await text("#prediction")), "no effect");
   equal(JSON.parse(hash().get("off"))[0].kind, "patch");
   await page.keyboard.press("Escape");
@@ -80,7 +80,8 @@ await check("while the theme is the system's, canvases are painted anew when tha
   const looks = [];
   for (const colorScheme of ["light", "dark", "light"]) {
     await page.emulateMedia({ colorScheme });
-    await page.waitForTimeout(80);
+    await until(async () => (await picture()) !== looks.at(-1), "not repainted");
+    await still();
     looks.push(await picture());
   }
   holds(looks[0] !== looks[1], "not repainted");

@@ -2,6 +2,7 @@
 import { launch } from "./browser.mjs";
 
 export const [address, folder] = process.argv.slice(2);
+const LIMIT = 120_000;
 export const origin = new URL(address).origin;
 export const browser = await launch();
 export const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, acceptDownloads: true });
@@ -28,19 +29,35 @@ export async function open(settings) {
   await still();
 }
 
-/** Until nothing has been asked for a while; at most five seconds. */
+/** Until the tasks that wait in the page have been run, in the order in which they are due. */
+export async function idle(tab = page, milliseconds = 20) {
+  const wait = (ms) => new Promise((done) => setTimeout(() => requestIdleCallback(done, { timeout: 1000 }), ms));
+  // A tab that goes to another address loses its tasks.
+  await tab.evaluate(wait, milliseconds).catch((error) => holds(/context was destroyed|navigat/i.test(error.message), error.message));
+}
+
+/** Until this holds; the limit only guards against a hang. */
+export async function until(holdsNow, why) {
+  const end = Date.now() + LIMIT;
+  while (!(await holdsNow())) {
+    holds(Date.now() < end, why);
+    await idle();
+  }
+}
+
+/** Until nothing has been asked for a while. */
 const waiting = new Set();
 page.on("request", (request) => waiting.add(request));
 page.on("requestfinished", (request) => waiting.delete(request));
 page.on("requestfailed", (request) => waiting.delete(request));
 export async function still() {
-  const end = Date.now() + 5000;
-  for (let quiet = 0; quiet < 4 && Date.now() < end; quiet = waiting.size ? 0 : quiet + 1) await page.waitForTimeout(20);
+  const end = Date.now() + LIMIT;
+  for (let quiet = 0; quiet < 4 && Date.now() < end; quiet = waiting.size ? 0 : quiet + 1) await idle();
 }
 
 export async function type(words) {
   await page.fill("#text", words);
-  await page.waitForTimeout(420);
+  await idle(page, 420); // longer than the page waits after the last key
   await still();
 }
 
@@ -67,4 +84,4 @@ export async function check(name, work) {
 }
 
 await page.goto(address);
-page.setDefaultTimeout(8000);
+context.setDefaultTimeout(LIMIT);
