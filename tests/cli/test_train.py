@@ -12,11 +12,11 @@ import torch
 from qkv.cli.training_run import _made_ready
 from qkv.text import save_tokenizer
 from qkv.training import RunFolder, Trainer, open_run, prepare_run, profiler
-from qkv.training.auto_recipe import steps_within
-from qkv.training.distributed import Alone
-from qkv.training.objectives import Outcome
+from qkv.training.recipe_selection import steps_in_budget
+from qkv.training.distributed import SingleProcess
+from qkv.training.objectives import LossOutput
 from qkv.training.profiler import Rates
-from qkv.training.time_budget import Pace
+from qkv.training.time_budget import TimeBudget
 from tests.data.stores import tokenizer
 from tests.disks import refusing
 from tests.training.runs import recipe, write_text
@@ -32,7 +32,7 @@ def command(command, monkeypatch, tmp_path):
 @pytest.fixture
 def recipe_file(tmp_path) -> Path:
     write_text(tmp_path / "text.txt")
-    (tmp_path / "a.toml").write_text(recipe(steps=4, eval_every=2, save_every=2).as_toml())
+    (tmp_path / "a.toml").write_text(recipe(steps=4, eval_every=2, save_every=2).to_toml())
     return tmp_path / "a.toml"
 
 
@@ -93,13 +93,13 @@ def test_own_text_needs_no_recipe(command, tmp_path):
 
 def test_minutes_set_the_steps(command, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "seconds_a_step", lambda _trainer: 0.05)
-    monkeypatch.setattr(Pace, "plan", lambda *_: None)
+    monkeypatch.setattr(TimeBudget, "plan", lambda *_: None)
     write_text(tmp_path / "book.txt")
     answer = command("train", "gpt", "--text", "book.txt", "--minutes", 0.05, "--out", "run", "--device", "cpu")
     assert answer.status == 0
     assert not (tmp_path / "run" / "preparing.json").exists()
     # Three seconds of 0.05 s a step.
-    assert open_run(tmp_path / "run").recipe.training.steps == steps_within(60, n_evaluations=11) > 20
+    assert open_run(tmp_path / "run").recipe.training.steps == steps_in_budget(60, n_evaluations=11) > 20
 
 
 def test_a_dry_run_makes_nothing(command, recipe_file, tmp_path):
@@ -262,7 +262,7 @@ def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypat
     nan = float("nan")
 
     def spoilt(*given):
-        return ((Outcome(one.loss * nan), counts) for one, counts in outcomes(*given))
+        return ((LossOutput(one.loss * nan), counts) for one, counts in outcomes(*given))
 
     monkeypatch.setattr(Trainer, "_outcomes", spoilt)
     refused(
@@ -275,7 +275,7 @@ def test_numbers_that_are_none_end_with_status_1(command, recipe_file, monkeypat
 def test_a_killed_preparation_goes_on(command, recipe_file, tmp_path, monkeypatch):
     import qkv.training.run_preparation
 
-    monkeypatch.setattr(qkv.training.texts, "prepare_store", lambda *_given, **_named: os.kill(os.getpid(), 15))
+    monkeypatch.setattr(qkv.training.text_preparation, "prepare_store", lambda *_given, **_named: os.kill(os.getpid(), 15))
     answer = command("train", recipe_file, "--out", "run", "--device", "cpu")
     assert answer.status == 143
     assert answer.err == "qkv: stopped by SIGTERM; go on: qkv train --resume run\n"
@@ -288,7 +288,7 @@ def test_a_killed_preparation_goes_on(command, recipe_file, tmp_path, monkeypatc
 
 
 def test_a_preparation_that_more_processes_take_up_has_the_parts_they_train_with_in_its_recipe(recipe_file, tmp_path):
-    class Four(Alone):
+    class Four(SingleProcess):
         world = 4
 
     told = recipe(steps=4)
