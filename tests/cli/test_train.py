@@ -99,7 +99,7 @@ def test_minutes_set_the_steps(command, tmp_path, monkeypatch):
     assert answer.status == 0
     assert not (tmp_path / "run" / "preparing.json").exists()
     # Three seconds of 0.05 s a step.
-    assert open_run(tmp_path / "run").recipe.training.steps == steps_in_budget(60, n_evaluations=11) > 20
+    assert open_run(tmp_path / "run").recipe.training.steps == steps_in_budget(60.0, n_evaluations=11) > 20
 
 
 def test_a_dry_run_makes_nothing(command, recipe_file, tmp_path):
