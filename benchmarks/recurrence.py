@@ -13,13 +13,13 @@ from benchmarks.results import Report
 from benchmarks.runner import Asked
 from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.config.files import load_config
-from qkv.cost import Mode, Precision, Workload, layers_compared, parameters
+from qkv.cost import Mode, Precision, Workload, compare_layer_costs, count_parameters
 from qkv.generation import translate
-from qkv.generation.packing import packing_of
+from qkv.generation.prepacked_weights import prepack_weights
 from qkv.inspection.figures import new_figure
 from qkv.models import RNNSeq2Seq, Seq2Seq
-from qkv.training.measuring import Step, gradients_of, random_model
-from qkv.training.stopwatch import Stopwatch, keep_freed_memory
+from qkv.training.benchmark_steps import Step, build_gradient_step, build_random_model
+from qkv.training.timer import Timer, retain_freed_memory
 from qkv.zoo import shipped
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def configs() -> dict[str, Config]:
 def sequential_steps(kind: str, config: Config, work: str, n: int) -> int:
     """Layers' steps that must wait for one another; training: backward waits as often as forward."""
     in_a_pass, in_a_step = (
-        next(one.sequential_steps for one in layers_compared(length, config.d_model) if one.name == LAYER[kind])
+        next(one.sequential_steps for one in compare_layer_costs(length, config.d_model) if one.name == LAYER[kind])
         for length in (n, 1)
     )
     encoder = config.n_encoder_layers * in_a_pass
@@ -93,35 +93,35 @@ def sequential_steps(kind: str, config: Config, work: str, n: int) -> int:
 
 def steps_of(config: Config, device: torch.device) -> Callable[[str, int], Step]:
     """What is timed, for a kind of work and a length; one model of random weights does it all."""
-    model = random_model(config, device, Precision.FLOAT32)
+    model = build_random_model(config, device, Precision.FLOAT32)
     assert isinstance(model, RNNSeq2Seq | Seq2Seq)
-    packing = packing_of(model)
+    packing = prepack_weights(model)
     batch = BATCH[device.type]
 
-    def step_of(work: str, n: int) -> Step:
+    def build_step(work: str, n: int) -> Step:
         model.train(work == TRAIN)
         if work == TRAIN:
-            return gradients_of(model, Workload(batch=batch, length=n, mode=Mode.TRAIN))
+            return build_gradient_step(model, Workload(batch=batch, seq_len=n, mode=Mode.TRAIN))
         ids = torch.randint(VOCABULARY, (batch if work == ENCODE else 1, n), device=device)
         if work == ENCODE:
             return torch.inference_mode()(lambda: model.encode(ids))
         sources = ids.tolist()
-        return lambda: translate(model, sources, first=0, max_new=[n], stop_ids=frozenset(), packing=packing)
+        return lambda: translate(model, sources, start_id=0, max_new=[n], stop_ids=frozenset(), prepacked=packing)
 
-    return step_of
+    return build_step
 
 
 def recurrence(asked: Asked) -> Report:
     """Both models in turn at each point, so that a busy minute hits both."""
     load, device = machine.others_load(), torch.device(asked.device)
     torch.set_num_threads(asked.threads or 1)
-    keep_freed_memory()
-    shapes, watch = configs(), Stopwatch(device)
+    retain_freed_memory()
+    shapes, timer = configs(), Timer(device)
     made = {kind: steps_of(config, device) for kind, config in shapes.items()}
     points = []
     for work in TITLES:
         for n in LENGTHS:
-            seconds = {kind: watch.whole(step(work, n), spend=SPEND) for kind, step in made.items()}
+            seconds = {kind: timer.measure_latency(step(work, n), seconds=SPEND) for kind, step in made.items()}
             steps = {kind: sequential_steps(kind, config, work, n) for kind, config in shapes.items()}
             points.append(Point(work=work, length=n, seconds=seconds, steps=steps))
             asked.say("  ".join(points[-1].cells))
@@ -139,7 +139,7 @@ def recurrence(asked: Asked) -> Report:
         notes=[
             _sizes(shapes),
             *_growth(points),
-            *([ONE_THREAD] if watch.now is time.process_time else []),
+            *([ONE_THREAD] if timer.now is time.process_time else []),
             f"Drawn: `docs/pictures/recurrence-{device.type}.png`.",
         ],
         versions={"torch": torch.__version__},
@@ -150,7 +150,7 @@ def recurrence(asked: Asked) -> Report:
 
 def _sizes(shapes: dict[str, Config]) -> str:
     told = [
-        f"{kind}: {parameters(config).total:,} parameters, {config.n_encoder_layers} + {config.n_decoder_layers} "
+        f"{kind}: {count_parameters(config).total:,} parameters, {config.n_encoder_layers} + {config.n_decoder_layers} "
         f"layers of width {config.d_model}"
         for kind, config in shapes.items()
     ]

@@ -8,23 +8,23 @@ import qkv
 from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_translation
 from qkv.config import BeamConfig
 from qkv.generation import translate
-from qkv.generation.packing import packing_of
+from qkv.generation.prepacked_weights import prepack_weights
 
 
 def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
     model = work.model()
-    packing = packing_of(model)
+    packing = prepack_weights(model)
 
     def run(sources: Tensor, no_repeat: int | None) -> list[list[int]]:
-        beam = BeamConfig(n_beams=work.n_beams, no_repeat_ngram=no_repeat)
+        beam = BeamConfig(n_beams=work.n_beams, no_repeat_ngram_size=no_repeat)
         found = translate(
             model,
             sources.tolist(),
-            first=PAD,
+            start_id=PAD,
             max_new=[work.length] * len(sources),
             stop_ids=frozenset({END}),
             beam=beam,
-            packing=packing,
+            prepacked=packing,
         )
         return [best[0].ids for best in found]
 

@@ -6,7 +6,7 @@ import qkv
 from benchmarks.engines.decode_work import Work, Write, serve_decoding
 from qkv.config import SamplingConfig
 from qkv.generation import generate
-from qkv.generation.packing import packing_of
+from qkv.generation.prepacked_weights import prepack_weights
 from qkv.weights.int8 import in_int8
 
 
@@ -14,10 +14,10 @@ def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
     model = work.model()
     if options.get("int8"):
         in_int8(model)
-    packing, greedy = packing_of(model), SamplingConfig(temperature=0)
+    packing, greedy = prepack_weights(model), SamplingConfig(temperature=0)
 
     def run(prompts: list[list[int]], n: int) -> list[list[int]]:
-        return [text.new for text in generate(model, prompts, max_new=n, sampling=greedy, packing=packing)]
+        return [text.new_ids for text in generate(model, prompts, max_new=n, sampling=greedy, prepacked=packing)]
 
     return run, {"qkv": qkv.__version__}
 

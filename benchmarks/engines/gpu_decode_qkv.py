@@ -9,7 +9,7 @@ from benchmarks.engines.decode_work import Write
 from benchmarks.engines.gpu_decode_work import Work, serve_gpu_decoding
 from qkv.config import SamplingConfig
 from qkv.generation import generate
-from qkv.generation.packing import packing_of
+from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
 
 GREEDY = SamplingConfig(temperature=0)
@@ -19,9 +19,9 @@ def build(_work: Work, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[
     def prepare(is_timed: bool) -> Write:  # noqa: FBT001
         if is_timed:
             model.to(torch.bfloat16)
-        packing = packing_of(model)
+        packing = prepack_weights(model)
         return lambda prompts, n: [
-            text.new for text in generate(model, prompts, max_new=n, sampling=GREEDY, packing=packing)
+            text.new_ids for text in generate(model, prompts, max_new=n, sampling=GREEDY, prepacked=packing)
         ]
 
     return prepare, {"qkv": qkv.__version__}

@@ -33,7 +33,7 @@ export interface Step {
 }
 interface End {
   kind: "end";
-  ended: "stop" | "length" | "context";
+  finish_reason: "stop" | "length" | "context";
   text: string;
   remarks: string[];
 }

@@ -57,7 +57,7 @@ def gpts(draw, **chosen):
 @st.composite
 def berts(draw, **chosen):
     shared = draw(settings(fusable=chosen.pop("fusable", False)))
-    heads = {"masked_word_head": True, "next_sentence_head": True, "n_classes": 5}
+    heads = {"masked_lm_head": True, "next_sentence_head": True, "n_classes": 5}
     return BERTConfig(**{**shared, "vocab_size": VOCABULARY, "n_layers": 2, **heads, **chosen})
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qkv.choices import PositionKind
 from qkv.config import GPTConfig
-from qkv.tasks.verifying.roads import in_pieces
+from qkv.tasks.verification.implementations import forward_in_chunks
 from tests.agreement.families import close, gpts, rnns, seeds, seq2seqs, shaken, some_ids, some_source
 
 LENGTH = 11
@@ -16,19 +16,19 @@ cuts = st.sets(st.integers(1, LENGTH - 1)).map(sorted)
 @given(gpts(), seeds, cuts)
 def test_gpt_in_pieces_equals_gpt_at_once(config, seed, cuts):
     model, ids = shaken(config, seed), some_ids(seed, 3, LENGTH)
-    close(in_pieces(model, ids, cuts), model(ids))
+    close(forward_in_chunks(model, ids, cuts), model(ids))
 
 
 @given(seq2seqs(), seeds, cuts)
 def test_seq2seq_in_pieces_equals_seq2seq_at_once(config, seed, cuts):
     model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH), some_source(seed, 3, 5)
-    close(in_pieces(model, ids, cuts, source=source), model(source, ids))
+    close(forward_in_chunks(model, ids, cuts, source=source), model(source, ids))
 
 
 @given(rnns(), seeds, cuts)
 def test_rnn_in_pieces_equals_rnn_at_once(config, seed, cuts):
     model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH), some_source(seed, 3, 5)
-    close(in_pieces(model, ids, cuts, source=source), model(source, ids))
+    close(forward_in_chunks(model, ids, cuts, source=source), model(source, ids))
 
 
 @st.composite

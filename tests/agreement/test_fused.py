@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import HeadLayout, Kernel, PositionKind
+from qkv.choices import HeadLayout, AttentionKernel, PositionKind
 from qkv.config import GPTConfig
-from qkv.nn import CAUSAL, Lookup, Mask, attend_fused, using
+from qkv.nn import CAUSAL, Lookup, Mask, attend_fused, use_attention_kernel
 from tests.agreement.families import berts, close, gpts, seeds, seq2seqs, shaken, some_ids, some_source
 from tests.agreement.operators import Operators
 
@@ -17,7 +17,7 @@ def both_roads(model, run):
     with torch.no_grad():
         with Operators() as fused_operators:
             fused = run(model)
-        with using(model, Kernel.PLAIN), Operators() as plain_operators:
+        with use_attention_kernel(model, AttentionKernel.PLAIN), Operators() as plain_operators:
             plain = run(model)
     return fused, plain, fused_operators, plain_operators
 
@@ -74,7 +74,7 @@ def test_values_of_another_width_agree_although_torch_has_no_fused_kernel_for_th
 
 def gradients(model, kernel):
     model.zero_grad()
-    with using(model, kernel):
+    with use_attention_kernel(model, kernel):
         model(some_ids(1, 3, 7)).square().sum().backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -83,7 +83,7 @@ def gradients(model, kernel):
 def test_gradients_agree(positions):
     model = shaken(GPTConfig(vocab_size=23, context_length=29, d_model=12, n_heads=3, n_layers=2,
                              positions=positions, relative_buckets=8, relative_max_distance=13))  # fmt: skip
-    plain, fused = gradients(model, Kernel.PLAIN), gradients(model, Kernel.FUSED)
+    plain, fused = gradients(model, AttentionKernel.PLAIN), gradients(model, AttentionKernel.FUSED)
     assert plain.keys() == fused.keys()
     for name in plain:
         close(fused[name], plain[name])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.choices import HeadLayout
-from qkv.nn import CAUSAL, Attention, Heads
+from qkv.nn import CAUSAL, Attention, HeadConfig
 from tests.agreement.families import close, gpts, seeds, shake, shaken, some_ids
 
 N_HEADS, N_KV_HEADS = 6, 2
@@ -35,7 +35,7 @@ def test_a_grouped_gpt_equals_one_with_its_key_and_value_weights_repeated(config
 def test_grouped_with_all_heads_is_plain_attention_head_by_head(layout):
     d_model, d_head = 11, 4
     d_value = 5 if layout is HeadLayout.SPLIT else d_model
-    heads = Heads(n_heads=N_HEADS, n_kv_heads=N_HEADS, d_head=d_head, d_value=d_value, layout=layout)
+    heads = HeadConfig(n_heads=N_HEADS, n_kv_heads=N_HEADS, d_head=d_head, d_value=d_value, layout=layout)
     attention = Attention(d_model, heads).double()
     shake(attention, 3)
     x = torch.randn(3, 7, d_model, dtype=torch.float64)
@@ -47,24 +47,24 @@ def test_grouped_with_all_heads_is_plain_attention_head_by_head(layout):
     future = torch.ones(7, 7, dtype=torch.bool).triu(1)
     results = []
     for head in range(N_HEADS):
-        scores = part(attention.query, head, d_head) @ part(attention.key, head, d_head).mT / d_head**0.5
-        results.append(scores.masked_fill(future, float("-inf")).softmax(-1) @ part(attention.value, head, d_value))
+        scores = part(attention.q_proj, head, d_head) @ part(attention.k_proj, head, d_head).mT / d_head**0.5
+        results.append(scores.masked_fill(future, float("-inf")).softmax(-1) @ part(attention.v_proj, head, d_value))
     joined = {
         HeadLayout.SPLIT: torch.cat(results, dim=-1),
         HeadLayout.POOLED: sum(results),
         HeadLayout.POOLED_MEAN: sum(results) / N_HEADS,
     }[layout]
-    close(attention(x, mask=CAUSAL), joined @ attention.output.weight.T + attention.output.bias)
+    close(attention(x, mask=CAUSAL), joined @ attention.out_proj.weight.T + attention.out_proj.bias)
 
 
 @given(st.sampled_from((1, 2, 3, 6)), seeds)
 def test_each_key_value_head_serves_neighbouring_query_heads(n_kv_heads, seed):
     """Silencing a key/value head's values silences its own group of query heads and no other."""
-    heads = Heads(n_heads=N_HEADS, n_kv_heads=n_kv_heads, d_head=4, d_value=4)
+    heads = HeadConfig(n_heads=N_HEADS, n_kv_heads=n_kv_heads, d_head=4, d_value=4)
     attention = Attention(11, heads, bias=False).double()
     shake(attention, seed)
     with torch.no_grad():
-        attention.value.weight.unflatten(0, (n_kv_heads, -1))[0] = 0.0
+        attention.v_proj.weight.unflatten(0, (n_kv_heads, -1))[0] = 0.0
     results = []
     attention.heads.watch(results.append)
     attention(torch.randn(3, 7, 11, dtype=torch.float64))

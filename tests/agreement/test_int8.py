@@ -10,8 +10,8 @@ from qkv.config import BERTConfig, GPTConfig, RNNConfig, SamplingConfig, Seq2Seq
 from qkv.data import read_documents
 from qkv.errors import InputError
 from qkv.generation import generate, translate
-from qkv.generation.lean import can_be_lean
-from qkv.generation.packing import packing_of
+from qkv.generation.cpu_decode_engine import supports_cpu_decode_engine
+from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import build
 from qkv.nn import Int8Linear
 from qkv.weights.int8 import in_int8
@@ -22,7 +22,7 @@ LAYERS = {"n_encoder_layers": 1, "n_decoder_layers": 2}
 CONFIGS = {
     "gpt": GPTConfig(**SIZES, n_layers=2),
     "untied gpt": GPTConfig(**SIZES, n_layers=2, tie_embeddings=False, unembedding_bias=True, gated=True),
-    "bert": BERTConfig(**SIZES, n_layers=2, masked_word_head=True),
+    "bert": BERTConfig(**SIZES, n_layers=2, masked_lm_head=True),
     "seq2seq": Seq2SeqConfig(**SIZES, **LAYERS),
 }
 
@@ -52,7 +52,7 @@ def test_the_lean_road_is_open_to_it_and_says_nearly_the_same():
     model = build(CONFIGS["untied gpt"], seed=1).eval()
     prompts, asked = [[3, 4, 5], [6]], {"max_new": 1, "sampling": SamplingConfig(temperature=0)}
     in_int8(model)
-    assert can_be_lean(model, packing_of(model))
+    assert supports_cpu_decode_engine(model, prepack_weights(model))
     lean = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
     stop = model.final.watch(lambda _: None)
     own = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
@@ -60,7 +60,7 @@ def test_the_lean_road_is_open_to_it_and_says_nearly_the_same():
     assert torch.allclose(torch.tensor(lean), torch.tensor(own), rtol=0.02)
     pair = build(CONFIGS["seq2seq"], seed=1).eval()
     in_int8(pair)
-    assert translate(pair, [[3, 4]], first=1, max_new=[5], stop_ids=frozenset({2}))
+    assert translate(pair, [[3, 4]], start_id=1, max_new=[5], stop_ids=frozenset({2}))
 
 
 def test_an_rnn_is_refused():
@@ -81,6 +81,6 @@ def test_the_shipped_stories_lose_less_than_half_a_percent(n):
         pytest.skip("stories/dev.txt is not at hand: set QKV_DATA to the folder that holds it")
     documents = list(islice(read_documents([text]), n))
     plain, whole = qkv.load("stories"), qkv.load("stories", int8=True)
-    assert isinstance(whole.model.blocks[0].attention.query, Int8Linear)
+    assert isinstance(whole.model.blocks[0].attention.q_proj, Int8Linear)
     assert repr(whole) == repr(plain)
     assert 0 < bits_per_byte(whole, documents) / bits_per_byte(plain, documents) - 1 < 0.005

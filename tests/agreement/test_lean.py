@@ -9,11 +9,11 @@ from torch.nn import functional as F
 import qkv
 from qkv.config import GPTConfig, SamplingConfig
 from qkv.generation import GPTDecoder, beam_generate, generate
-from qkv.generation.lean import can_be_lean, lean_step
-from qkv.generation.packing import FAR, SMALL, Product, packing_of
-from qkv.generation.room import LeanNorm, Room
+from qkv.generation.cpu_decode_engine import supports_cpu_decode_engine, create_cpu_decode_engine
+from qkv.generation.prepacked_weights import FAR, SMALL, PackedLinear, prepack_weights
+from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers
 from qkv.inspection import record
-from qkv.nn import Heads, RMSNorm
+from qkv.nn import HeadConfig, RMSNorm
 from tests.agreement.families import VOCABULARY, gpts, seeds, shaken
 
 GREEDY = SamplingConfig(temperature=0)
@@ -37,9 +37,9 @@ def small(seed=0, **shape):
 
 
 def roads(model, prompts):
-    lean = lean_step(model, packing_of(model), capacity=CAPACITY)
+    lean = create_cpu_decode_engine(model, prepack_weights(model), capacity=CAPACITY)
     assert lean is not None
-    both = [GPTDecoder(model, batch=len(prompts), capacity=CAPACITY, lean=road) for road in (lean, None)]
+    both = [GPTDecoder(model, batch=len(prompts), capacity=CAPACITY, cpu_engine=road) for road in (lean, None)]
     for road in both:
         road.prefill(prompts)
     return both
@@ -59,7 +59,7 @@ def follow(both, rows, seed):
         if step in (2, 4, 5):
             kept = torch.randint(0, rows, (1 + step // 2,), generator=chance)
             for road in both:
-                road.select(kept, texts=kept)
+                road.reorder(kept, sequences=kept)
             rows = len(kept)
 
 
@@ -76,7 +76,7 @@ def test_each_step_of_the_known_shapes_agrees(shape, prompts):
 @torch.inference_mode()
 def test_each_step_of_any_shape_that_can_be_lean_agrees(config, seed, prompts):
     model = shaken(config, seed).float()
-    assume(can_be_lean(model, packing_of(model)))
+    assume(supports_cpu_decode_engine(model, prepack_weights(model)))
     follow(roads(model, PROMPTS[prompts]), len(PROMPTS[prompts]), seed)
 
 
@@ -87,7 +87,7 @@ def test_the_shipped_stories_go_on_with_the_same_ids_by_both_roads():
     lean = generate(task.model, prompts, max_new=40, sampling=GREEDY)
     with record(task.model, "final"):  # who looks inside is on the model's own road
         own = generate(task.model, prompts, max_new=40, sampling=GREEDY)
-    assert [text.new for text in lean] == [text.new for text in own]
+    assert [text.new_ids for text in lean] == [text.new_ids for text in own]
     apart = [a - b for one, other in zip(lean, own, strict=True)
              for a, b in zip(one.log_probabilities, other.log_probabilities, strict=True)]  # fmt: skip
     assert max(map(abs, apart)) <= 1e-4
@@ -108,7 +108,7 @@ def test_beams_find_the_same_by_both_roads():
 )  # fmt: skip
 def test_other_shapes_take_the_models_own_road(unusual):
     model = small(**{"d_model": 12, **unusual})
-    assert lean_step(model, packing_of(model), capacity=CAPACITY) is None
+    assert create_cpu_decode_engine(model, prepack_weights(model), capacity=CAPACITY) is None
     assert generate(model, [[3]], max_new=5, sampling=GREEDY)[0].new
 
 
@@ -120,30 +120,30 @@ def test_a_product_is_the_linear_maps_side_by_side_for_any_rows(n_in, n_out, row
     biases = [torch.randn(n_out), torch.randn(3)] if has_bias else [None, None]
     x, stream = torch.randn(rows, n_in), torch.randn(rows, n_out + 3)
     expected = torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=1)
-    product, out, added = Product(weights, biases), torch.empty_like(expected), stream.clone()
+    product, out, added = PackedLinear(weights, biases), torch.empty_like(expected), stream.clone()
     product.into(x, out)
     product.onto(added, x)
     for got, wanted in ((product(x), expected), (out, expected), (added, stream + expected)):
         assert torch.allclose(got, wanted, rtol=0, atol=1e-5)
-    alone = Product(weights[:1], biases[:1])
+    alone = PackedLinear(weights[:1], biases[:1])
     assert torch.allclose(alone(x), F.linear(x, weights[0], biases[0]), rtol=0, atol=1e-5)
 
 
 def test_the_lean_norm_of_a_small_row_has_its_epsilon():
     norm = RMSNorm(7, epsilon=1e-3)
-    room = Room(torch.zeros(1, 7), Heads.split(7, 1), rows=3, epsilon=1e-3, is_rotary=False)
+    room = DecodeBuffers(torch.zeros(1, 7), HeadConfig.split(7, 1), rows=3, epsilon=1e-3, is_rotary=False)
     room.stream.copy_(torch.randn(3, 7) * torch.tensor([[1.0], [1e-2], [0.0]]))
-    assert torch.allclose(LeanNorm(norm)(room.stream, room), norm(room.stream[None])[0], rtol=0, atol=1e-6)
+    assert torch.allclose(BufferedNorm(norm)(room.stream, room), norm(room.stream[None])[0], rtol=0, atol=1e-6)
 
 
 def test_a_changed_weight_is_prepared_anew():
     model = small(**LLAMA)
-    packing = packing_of(model)
+    packing = prepack_weights(model)
 
     def said(**kept):
         return generate(model, [[3, 4]], max_new=9, sampling=GREEDY, **kept)[0].log_probabilities
 
-    before = said(packing=packing)
+    before = said(prepacked=packing)
     with torch.no_grad():
-        model.blocks[1].feedforward.expand.weight.neg_()
-    assert said(packing=packing) == said() != before
+        model.blocks[1].feed_forward.up_proj.weight.neg_()
+    assert said(prepacked=packing) == said() != before

@@ -7,8 +7,8 @@ from hypothesis import settings as trying
 
 from qkv.choices import Activation
 from qkv.config import BERTConfig
-from qkv.generation.lean_encoder import lean_encoder
-from qkv.generation.packing import Packing
+from qkv.generation.cpu_encoder import create_cpu_encoder
+from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.inspection import record
 from tests.agreement.families import VOCABULARY, berts, seeds, shaken
 
@@ -31,7 +31,7 @@ def check(model, seed):
     segments = torch.zeros_like(ids)
     if model.embedding.segment is not None:
         segments[:, 3:] = 1
-    lean = lean_encoder(model, Packing(model))
+    lean = create_cpu_encoder(model, PrepackedWeights(model))
     assert lean is not None
     for own in ({}, {"attention_mask": attention_mask}, {"segments": segments if model.embedding.segment is not None else None}):
         one, other = lean(ids, **own), model(ids, **own)
@@ -58,15 +58,15 @@ def test_states_of_a_wide_model_agree_whose_activation_is_part_of_the_product(ac
 @torch.no_grad()
 def test_other_shapes_take_the_models_own_road(change):
     model = shaken(WIDE.replace(**change), 3).float().eval()
-    assert lean_encoder(model, Packing(model)) is None
+    assert create_cpu_encoder(model, PrepackedWeights(model)) is None
 
 
 def test_who_wants_gradients_trains_or_looks_inside_gets_the_models_own_road():
     model = shaken(WIDE, 3).float().eval()
-    packing = Packing(model)
-    assert lean_encoder(model, packing) is None
+    packing = PrepackedWeights(model)
+    assert create_cpu_encoder(model, packing) is None
     with torch.no_grad():
-        assert lean_encoder(model, packing) is not None
-        with record(model, "blocks.1.residual_mid"):
-            assert lean_encoder(model, packing) is None
-        assert lean_encoder(model.train(), packing) is None
+        assert create_cpu_encoder(model, packing) is not None
+        with record(model, "blocks.1.resid_mid"):
+            assert create_cpu_encoder(model, packing) is None
+        assert create_cpu_encoder(model.train(), packing) is None

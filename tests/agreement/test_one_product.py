@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from qkv.nn import CAUSAL, Attention, Heads, KVCache, Rotary
+from qkv.nn import CAUSAL, Attention, HeadConfig, KVCache, Rotary
 
 BATCH, N, D_MODEL = 2, 7, 15
 
 
 @pytest.fixture(params=[True, False], ids=["bias", "no bias"])
 def attention(request):
-    heads = Heads(n_heads=6, n_kv_heads=3, d_head=4, d_value=5)
+    heads = HeadConfig(n_heads=6, n_kv_heads=3, d_head=4, d_value=5)
     return Attention(D_MODEL, heads, bias=request.param)
 
 
@@ -55,9 +55,9 @@ def test_it_is_not_taken_on_a_cpu_nor_where_another_layer_stands_for_one_or_is_h
     assert attention._pays_at_once(there)
     assert not attention._pays_at_once(there[:, :5])
     assert not attention._pays_at_once(torch.ones(2, 1024, D_MODEL))
-    hook = attention.value.register_forward_hook(lambda *_: None)
+    hook = attention.v_proj.register_forward_hook(lambda *_: None)
     assert not attention._pays_at_once(there)
     hook.remove()
     assert attention._pays_at_once(there)
-    attention.key = nn.Sequential(attention.key)
+    attention.k_proj = nn.Sequential(attention.k_proj)
     assert not attention._pays_at_once(there)

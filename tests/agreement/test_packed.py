@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.tasks.verifying.roads import packed
+from qkv.tasks.verification.implementations import forward_packed
 from tests.agreement.families import berts, close, gpts, seeds, shaken, some_ids
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -17,14 +17,14 @@ def numbered(lengths):
 @given(gpts(), seeds, LENGTHS)
 def test_gpts_packed_documents_equal_separate_ones(config, seed, lengths):
     model, texts = shaken(config, seed), some_ids(seed, 1, sum(lengths)).split(lengths, dim=1)
-    for row, text in zip(packed(model, texts), texts, strict=True):
+    for row, text in zip(forward_packed(model, texts), texts, strict=True):
         close(row, model(text)[0])
 
 
 @given(berts(), seeds, LENGTHS)
 def test_berts_packed_documents_equal_separate_ones(config, seed, lengths):
     model, texts = shaken(config, seed), some_ids(seed, 1, sum(lengths)).split(lengths, dim=1)
-    for row, text in zip(packed(model, texts), texts, strict=True):
+    for row, text in zip(forward_packed(model, texts), texts, strict=True):
         close(row, model(text)[0])
 
 

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from qkv.config import BeamConfig, SamplingConfig, Seq2SeqConfig
 from qkv.errors import ContextLengthError, WeightsError
 from qkv.generation import (
-    Ended,
+    FinishReason,
     GPTDecoder,
-    Limit,
+    LengthLimit,
     Seq2SeqDecoder,
     beam_generate,
     beam_search,
     generate,
 )
 from tests.agreement.families import shaken
-from tests.generation.small import CONTEXT, VOCABULARY, rescored, small_gpt
+from tests.generation.small_models import CONTEXT, VOCABULARY, rescored, small_gpt
 
 penalties = st.sampled_from((0.0, 0.6, 1.0, 1.4))
 
@@ -53,7 +53,7 @@ def test_one_beam_is_greedy(seed, prompts):
     greedy = generate(model, prompts, max_new=8, sampling=SamplingConfig(temperature=0), stop_ids=stops)
     beams = beam_generate(model, prompts, max_new=8, beam=BeamConfig(n_beams=1), stop_ids=stops)
     for text, (one,) in zip(greedy, beams, strict=True):
-        assert (one.ids, one.ended) == (text.new, text.ended)
+        assert (one.ids, one.finish_reason) == (text.new_ids, text.finish_reason)
         assert one.log_probabilities == pytest.approx(text.log_probabilities)
 
 
@@ -86,7 +86,7 @@ def test_scores_are_those_of_a_full_pass_and_fall(seed, length_penalty, n_beams)
             assert one.log_probabilities == pytest.approx(own)
             assert one.score == pytest.approx(sum(own) / len(own) ** length_penalty)
             assert 2 not in one.ids[:-1]
-            assert one.ended is (Ended.STOP if one.ids[-1] == 2 else Ended.LENGTH)
+            assert one.finish_reason is (FinishReason.STOP if one.ids[-1] == 2 else FinishReason.LENGTH)
         assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
 
 
@@ -117,14 +117,14 @@ def test_more_beams_find_a_likelier_text_than_greedy():
 class NoReorder(GPTDecoder):
     """The bug: beams change places and their cache does not."""
 
-    def select(self, rows, *, texts=None, n_equal=0):
+    def reorder(self, rows, *, sequences=None, common_prefix=0):
         if len(rows) > self.cache.batch:
-            super().select(rows, texts=texts, n_equal=n_equal)
+            super().reorder(rows, sequences=sequences, common_prefix=common_prefix)
 
 
 def test_a_cache_that_is_not_reordered_is_caught():
     model, prompt = small_gpt(), [1, 2, 3]
-    beam, limits = BeamConfig(n_beams=4, n_best=4), [Limit(7, Ended.LENGTH)]
+    beam, limits = BeamConfig(n_beams=4, n_best=4), [LengthLimit(7, FinishReason.LENGTH)]
 
     def error(kind):
         with torch.inference_mode():
@@ -147,7 +147,7 @@ class Said:
     def step(self, ids):  # noqa: ARG002
         return torch.tensor(next(self._tables)).log()
 
-    def select(self, rows, *, texts=None, n_equal=0):
+    def reorder(self, rows, *, sequences=None, common_prefix=0):
         pass
 
 
@@ -158,7 +158,7 @@ def test_an_end_that_is_not_among_the_likeliest_is_not_taken():
         [[0.1, 0.0, 0.0, 0.9], [0.5, 0.0, 0.0, 0.5]],
     )  # fmt: skip
     first, beam = torch.tensor([[0.6, 0.4, 0.0, 0.0]]).log(), BeamConfig(n_beams=2, n_best=2, length_penalty=0)
-    (found,) = beam_search(decoder, first, [Limit(9, Ended.LENGTH)], beam=beam, stop_ids=frozenset({3}))
+    (found,) = beam_search(decoder, first, [LengthLimit(9, FinishReason.LENGTH)], beam=beam, stop_ids=frozenset({3}))
     assert [one.ids for one in found] == [[0, 3], [0, 2, 3]]
 
 
@@ -177,7 +177,11 @@ def test_the_same_search_serves_an_encoder_decoder(seed, length_penalty):
     with torch.inference_mode():
         decoder = Seq2SeqDecoder(model, model.encode(source_ids, attention_mask=attention_mask), capacity=5)
         logits = decoder.step(torch.tensor([0, 0, 0]))
-    limits = [Limit(3, Ended.LENGTH), Limit(1, Ended.LENGTH), Limit(3, Ended.LENGTH)]
+    limits = [
+        LengthLimit(3, FinishReason.LENGTH),
+        LengthLimit(1, FinishReason.LENGTH),
+        LengthLimit(3, FinishReason.LENGTH),
+    ]
     beam = BeamConfig(n_beams=27, n_best=3, length_penalty=length_penalty)
     results = beam_search(decoder, logits, limits, beam=beam, stop_ids=frozenset({2}))
     for row, found in enumerate(results):
@@ -188,7 +192,7 @@ def test_the_same_search_serves_an_encoder_decoder(seed, length_penalty):
             return model(source.expand(len(new), -1), torch.cat((before, new), dim=1))[:, :-1]
 
         expected = brute_force(
-            logits_of, vocabulary=3, max_new=limits[row].n_new, stop=2, length_penalty=length_penalty
+            logits_of, vocabulary=3, max_new=limits[row].max_new_tokens, stop=2, length_penalty=length_penalty
         )
         assert [tuple(one.ids) for one in found] == [ids for ids, _ in expected[:3]]
         assert [one.score for one in found] == pytest.approx([score for _, score in expected[:3]])
@@ -198,8 +202,8 @@ def test_a_prompt_at_the_context_gets_one_token_and_beyond_is_refused():
     model, beam = small_gpt(), BeamConfig(n_beams=3)
     full = [i % VOCABULARY for i in range(CONTEXT)]
     (first,), (second,) = beam_generate(model, [full, [1]], max_new=4, beam=beam)
-    assert (len(first.ids), first.ended) == (1, Ended.CONTEXT)
-    assert (len(second.ids), second.ended) == (4, Ended.LENGTH)
+    assert (len(first.ids), first.finish_reason) == (1, FinishReason.CONTEXT)
+    assert (len(second.ids), second.finish_reason) == (4, FinishReason.LENGTH)
     with pytest.raises(ContextLengthError, match="prompt 0 has 30 tokens; the model's context_length is 29"):
         beam_generate(model, [[1] * 30], max_new=4, beam=beam)
 

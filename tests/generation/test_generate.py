@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from qkv.config import SamplingConfig
 from qkv.errors import ContextLengthError, InputError, WeightsError
-from qkv.generation import Ended, candidates, generate, generate_plainly, steps
+from qkv.generation import FinishReason, generate, generate_reference, generate_steps, top_candidates
 from tests.agreement.families import gpts, shaken
-from tests.generation.small import CONTEXT, VOCABULARY, rescored, small_gpt
+from tests.generation.small_models import CONTEXT, VOCABULARY, rescored, small_gpt
 
 ids = st.integers(0, VOCABULARY - 1)
 prompts = st.lists(ids, min_size=1, max_size=7)
@@ -31,9 +31,9 @@ def test_cached_equals_recomputing_everything(config, seed, prompt, sampling):
     model = shaken(config, seed)
     stops = frozenset({3})
     (fast,) = generate(model, [prompt], max_new=8, sampling=sampling, stop_ids=stops)
-    plain = generate_plainly(model, prompt, max_new=8, sampling=sampling, stop_ids=stops)
-    assert fast.new == plain.new
-    assert fast.ended == plain.ended
+    plain = generate_reference(model, prompt, max_new=8, sampling=sampling, stop_ids=stops)
+    assert fast.new_ids == plain.new_ids
+    assert fast.finish_reason == plain.finish_reason
     assert fast.log_probabilities == pytest.approx(plain.log_probabilities, abs=1e-7)
 
 
@@ -46,7 +46,7 @@ def test_a_ragged_batch_equals_its_rows_alone(config, seed, all_prompts, samplin
     for row, prompt in enumerate(all_prompts):
         own = sampling.replace(seed=sampling.seed + row)
         (alone,) = generate(model, [prompt], max_new=7, sampling=own, stop_ids=frozenset(stops))
-        assert (together[row].new, together[row].ended) == (alone.new, alone.ended)
+        assert (together[row].new_ids, together[row].finish_reason) == (alone.new_ids, alone.finish_reason)
         assert together[row].log_probabilities == pytest.approx(alone.log_probabilities, abs=1e-7)
 
 
@@ -55,7 +55,7 @@ def test_a_ragged_batch_equals_its_rows_alone(config, seed, all_prompts, samplin
 def test_log_probabilities_are_those_of_a_full_pass(prompt, sampling):
     model = small_gpt()
     (text,) = generate(model, [prompt], max_new=13, sampling=sampling)
-    assert text.log_probabilities == pytest.approx(rescored(model, prompt, text.new), abs=1e-9)
+    assert text.log_probabilities == pytest.approx(rescored(model, prompt, text.new_ids), abs=1e-9)
 
 
 def test_the_seed_decides_and_rows_have_their_own():
@@ -63,7 +63,7 @@ def test_the_seed_decides_and_rows_have_their_own():
 
     def said(seed):
         sampling = SamplingConfig(seed=seed)
-        return [text.new for text in generate(model, [[1, 2]] * 3, max_new=17, sampling=sampling)]
+        return [text.new_ids for text in generate(model, [[1, 2]] * 3, max_new=17, sampling=sampling)]
 
     assert said(5) == said(5)
     assert said(5)[1:] == said(6)[:2]
@@ -82,20 +82,20 @@ def test_a_stop_id_ends_a_row_and_is_its_last_token():
     model = small_gpt()
     greedy = SamplingConfig(temperature=0, repetition_penalty=3.0)
     (free,) = generate(model, [[5, 6]], max_new=9, sampling=greedy)
-    stop = free.new[4]
-    first = free.new.index(stop)
+    stop = free.new_ids[4]
+    first = free.new_ids.index(stop)
     (text,) = generate(model, [[5, 6]], max_new=9, sampling=greedy, stop_ids=frozenset({stop}))
-    assert text.new == free.new[: first + 1]
-    assert text.ended is Ended.STOP
-    assert free.ended is Ended.LENGTH
+    assert text.new_ids == free.new_ids[: first + 1]
+    assert text.finish_reason is FinishReason.STOP
+    assert free.finish_reason is FinishReason.LENGTH
 
 
 def test_a_reader_may_end_a_row():
     got = {0: 0, 1: 0}
-    for step in steps(small_gpt(), [[1, 2, 3], [4]], max_new=7):
+    for step in generate_steps(small_gpt(), [[1, 2, 3], [4]], max_new=7):
         got[step.row] += 1
         if step.row == 0 and got[0] == 2:
-            step.text.ended = Ended.STOP
+            step.sequence.finish_reason = FinishReason.STOP
     assert got == {0: 2, 1: 7}
 
 
@@ -105,14 +105,17 @@ def test_a_prompt_that_fills_the_context_gets_one_more_token():
     greedy = SamplingConfig(temperature=0)
     (text,) = generate(model, [prompt], max_new=5, sampling=greedy)
     with torch.no_grad():
-        assert text.new == [int(model(torch.tensor([prompt]))[0, -1].argmax())]
-    assert text.ended is Ended.CONTEXT
-    assert generate_plainly(model, prompt, max_new=5, sampling=greedy).new == text.new
+        assert text.new_ids == [int(model(torch.tensor([prompt]))[0, -1].argmax())]
+    assert text.finish_reason is FinishReason.CONTEXT
+    assert generate_reference(model, prompt, max_new=5, sampling=greedy).new == text.new_ids
 
 
 def test_a_text_ends_where_the_context_does():
     texts = generate(small_gpt(), [[1] * (CONTEXT - 3), [1] * 2], max_new=11)
-    assert [(len(text.new), text.ended) for text in texts] == [(4, Ended.CONTEXT), (11, Ended.LENGTH)]
+    assert [(len(text.new_ids), text.finish_reason) for text in texts] == [
+        (4, FinishReason.CONTEXT),
+        (11, FinishReason.LENGTH),
+    ]
 
 
 def test_bad_input_is_one_line_with_both_numbers():
@@ -139,7 +142,7 @@ def test_logits_that_are_no_numbers_are_refused():
 
 def test_no_gradients_are_kept_and_none_are_needed_afterwards():
     model = small_gpt()
-    step = next(steps(model, [[1]], max_new=2))
+    step = next(generate_steps(model, [[1]], max_new=2))
     assert not step.logits.requires_grad
     model(torch.tensor([[1, 2]])).sum().backward()
 
@@ -148,8 +151,8 @@ def test_no_gradients_are_kept_and_none_are_needed_afterwards():
 @given(prompts, samplings)
 def test_candidates_hold_the_best_before_and_after_and_the_chosen_one(prompt, sampling):
     model = small_gpt()
-    for step in steps(model, [prompt], max_new=3, sampling=sampling):
-        shown = candidates(step, sampling, n=4)
+    for step in generate_steps(model, [prompt], max_new=3, sampling=sampling):
+        shown = top_candidates(step, sampling, n=4)
         before = step.logits.softmax(-1)[0]
         assert set(before.topk(4).indices.tolist()) <= {one.id for one in shown}
         assert [one.id for one in shown if one.is_chosen] == [step.id]
@@ -166,8 +169,8 @@ def test_candidates_know_what_was_said_before_this_step_alone():
     """At the step that first says an id, that id is not yet repeated."""
     model = small_gpt()
     sampling = SamplingConfig(repetition_penalty=5.0)
-    step = next(steps(model, [[1, 2]], max_new=1, sampling=sampling))
-    shown = {one.id: one for one in candidates(step, sampling, n=VOCABULARY)}
+    step = next(generate_steps(model, [[1, 2]], max_new=1, sampling=sampling))
+    shown = {one.id: one for one in top_candidates(step, sampling, n=VOCABULARY)}
     raw = step.logits[0].clone()
     for said in (1, 2):
         raw[said] = raw[said] / 5 if raw[said] > 0 else raw[said] * 5

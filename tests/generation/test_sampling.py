@@ -11,17 +11,17 @@ from qkv.config import SamplingConfig
 from qkv.generation.sampling import (
     BLOCK,
     MANY,
-    adjusted,
-    choose,
-    draw,
-    heat,
+    apply_repetition_penalty,
+    apply_temperature,
+    argmax_by_blocks,
+    choose_next_ids,
+    gather_log_probabilities,
     keep_min_p,
     keep_top_k,
     keep_top_p,
     keep_typical,
-    likeliest,
-    log_probabilities,
-    penalise_repetition,
+    process_logits,
+    sample_inverse_cdf,
 )
 
 logit = st.floats(-9, 9).map(lambda x: round(x, 3))
@@ -131,7 +131,7 @@ def test_what_is_out_stays_out_through_every_other_filter():
 @given(rows, st.floats(0.1, 5), st.data())
 def test_repetition_is_penalised_whichever_sign_a_logit_has(row, penalty, data):
     said = data.draw(st.lists(st.booleans(), min_size=len(row), max_size=len(row)))
-    got = penalise_repetition(tensor(row), torch.tensor([said]), penalty)[0].tolist()
+    got = apply_repetition_penalty(tensor(row), torch.tensor([said]), penalty)[0].tolist()
     expected = [(x / penalty if x > 0 else x * penalty) if is_said else x for x, is_said in zip(row, said, strict=True)]
     assert got == pytest.approx(expected)
 
@@ -140,26 +140,26 @@ def test_repetition_is_penalised_whichever_sign_a_logit_has(row, penalty, data):
 def test_temperature_is_a_power_of_the_probabilities(row, temperature):
     powers = [p ** (1 / temperature) for p in softmax(row)]
     expected = [p / sum(powers) for p in powers]
-    assert heat(tensor(row), temperature).softmax(-1)[0].tolist() == pytest.approx(expected, abs=1e-12)
+    assert apply_temperature(tensor(row), temperature).softmax(-1)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-40, 1e-7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_temperature_near_zero_leaves_the_likeliest_and_no_nan(temperature, dtype):
     logits = torch.tensor([[3.0, 900.0, -900.0, 890.0]], dtype=dtype)
-    assert adjusted(logits, SamplingConfig(temperature=temperature)).softmax(-1).tolist() == [[0, 1, 0, 0]]
+    assert process_logits(logits, SamplingConfig(temperature=temperature)).softmax(-1).tolist() == [[0, 1, 0, 0]]
 
 
 def test_a_huge_temperature_makes_all_alike():
     logits = torch.tensor([[3.0, 900.0, -900.0, 7.0]])
-    assert adjusted(logits, SamplingConfig(temperature=1e300)).softmax(-1).tolist() == [[0.25] * 4]
+    assert process_logits(logits, SamplingConfig(temperature=1e300)).softmax(-1).tolist() == [[0.25] * 4]
 
 
 def test_the_settings_apply_in_their_order():
     """Repetition before temperature before top-k before top-p."""
     row, said = [2.0, 1.9, 1.0, -3.0], [True, False, False, False]
     config = SamplingConfig(repetition_penalty=4.0, temperature=0.5, top_k=2, top_p=0.9)
-    got = adjusted(tensor(row), config, torch.tensor([said])).softmax(-1)[0].tolist()
+    got = process_logits(tensor(row), config, torch.tensor([said])).softmax(-1)[0].tolist()
     # 2.0 / 4 = 0.5, so 1.9 and 1.0 are the two likeliest; over 0.5 they are 3.8 and 2.0: 0.858 and 0.142.
     assert got == pytest.approx([0, *softmax([3.8, 2.0]), 0])
 
@@ -181,9 +181,9 @@ def test_a_million_draws_have_the_frequencies_of_the_softmax(config):
     n = 1_000_000
     logits = torch.tensor([[0.3, -1.2, 2.0, 0.0, 1.1, -0.4, 0.9]])
     said = torch.tensor([[True, False, True, False, False, False, False]])
-    probabilities = adjusted(logits, config, said).softmax(-1)[0].double()
+    probabilities = process_logits(logits, config, said).softmax(-1)[0].double()
     chance = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    ids = choose(logits.expand(n, -1), config, said=said.expand(n, -1), chance=chance)
+    ids = choose_next_ids(logits.expand(n, -1), config, seen_mask=said.expand(n, -1), uniform=chance)
     counts = ids.bincount(minlength=7).tolist()
     open_ids = [i for i, p in enumerate(probabilities.tolist()) if p > 0]
     assert sum(counts[i] for i in open_ids) == n, "nothing that was filtered out is ever drawn"
@@ -205,7 +205,7 @@ def test_a_draw_is_where_the_probabilities_added_up_pass_the_chance(row, chance)
         is_close |= abs(total - chance) < 1e-9
         if expected is None and total > chance:
             expected = i
-    got = int(draw(tensor(row), torch.tensor([chance], dtype=torch.float64)))
+    got = int(sample_inverse_cdf(tensor(row), torch.tensor([chance], dtype=torch.float64)))
     assert is_close or got == expected
 
 
@@ -213,32 +213,32 @@ def test_the_ends_of_chance_never_reach_what_is_out():
     out = float("-inf")
     logits = torch.tensor([[out, 0.0, out, 1.0, out]])
     for chance, expected in ((0.0, 1), (1 - 2**-53, 3)):
-        assert draw(logits, torch.tensor([chance], dtype=torch.float64)).tolist() == [expected]
+        assert sample_inverse_cdf(logits, torch.tensor([chance], dtype=torch.float64)).tolist() == [expected]
 
 
 def test_rows_draw_each_with_their_own_chance():
     logits = torch.zeros(3, 4)
-    assert draw(logits, torch.tensor([0.1, 0.6, 0.9])).tolist() == [0, 2, 3]
+    assert sample_inverse_cdf(logits, torch.tensor([0.1, 0.6, 0.9])).tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.999])
 def test_temperature_0_takes_the_first_of_the_likeliest_whatever_the_chance(chance):
     logits, config = torch.tensor([[0.0, 2.0, 2.0, 1.0]]), SamplingConfig(temperature=0)
-    assert choose(logits, config, said=None, chance=torch.tensor([chance])).tolist() == [1]
-    assert adjusted(logits, config).softmax(-1).tolist() == [[0, 1, 0, 0]]
+    assert choose_next_ids(logits, config, seen_mask=None, uniform=torch.tensor([chance])).tolist() == [1]
+    assert process_logits(logits, config).softmax(-1).tolist() == [[0, 1, 0, 0]]
 
 
 def test_greedy_heeds_the_repetition_penalty():
     logits, said = torch.tensor([[2.0, 1.5]]), torch.tensor([[True, False]])
     config = SamplingConfig(temperature=0, repetition_penalty=2.0)
-    assert choose(logits, config, said=said, chance=torch.zeros(1)).tolist() == [1]
+    assert choose_next_ids(logits, config, seen_mask=said, uniform=torch.zeros(1)).tolist() == [1]
 
 
 def test_log_probabilities_are_those_of_the_softmax():
     logits = torch.randn(3, 11, generator=torch.Generator().manual_seed(2)) * 5
     ids = torch.tensor([10, 0, 4])
     expected = logits.log_softmax(-1)[torch.arange(3), ids]
-    torch.testing.assert_close(log_probabilities(logits, ids), expected)
+    torch.testing.assert_close(gather_log_probabilities(logits, ids), expected)
 
 
 @given(n_words=st.integers(MANY * BLOCK - 1, (MANY + 1) * BLOCK + 1), seed=st.integers(0, 99))
@@ -246,4 +246,4 @@ def test_the_likeliest_of_many_is_the_first_of_the_greatest(n_words, seed):
     # Few different numbers, so that the greatest stands in many places, and in a row of its own at the very end.
     logits = torch.randint(-3, 3, (3, n_words), generator=torch.Generator().manual_seed(seed)).float()
     logits[1, -1], logits[2, seed] = 7.0, float("nan")
-    assert torch.equal(likeliest(logits), logits.argmax(-1))
+    assert torch.equal(argmax_by_blocks(logits), logits.argmax(-1))

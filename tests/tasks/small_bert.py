@@ -7,7 +7,7 @@ from qkv.choices import TokenizerKind
 from qkv.config import BERTConfig
 from qkv.tasks import TextEncoder
 from tests.agreement.families import shaken
-from tests.tasks.small import saved
+from tests.tasks.small_gpt import saved
 from tests.text.samples import trained
 
 CONTEXT = 43
@@ -17,7 +17,7 @@ NAMES = ("bad", "good", "neither")
 @cache
 def small_bert(**settings) -> TextEncoder:
     tokenizer = trained(TokenizerKind.WORDPIECE)
-    heads = {"masked_word_head": True, "next_sentence_head": True, "class_names": NAMES}
+    heads = {"masked_lm_head": True, "next_sentence_head": True, "class_names": NAMES}
     config = BERTConfig(
         vocab_size=tokenizer.vocab_size, context_length=CONTEXT, d_model=12, n_heads=3, n_layers=2,
         **(heads | settings),

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from qkv.choices import Role, SpecialStyle, TokenizerKind
+from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
 from qkv.config import RNNConfig, Seq2SeqConfig
-from qkv.generation.decoder import padded
+from qkv.generation.decoder import pad_sequences
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
 from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
@@ -53,18 +53,18 @@ def trained_to_turn(**shape: Any) -> Translator:
 
 
 def of_the_words() -> Tokenizer:
-    return train_tokenizer(TokenizerKind.BPE, [" ".join(WORDS)] * 9, vocab_size=283, style=SpecialStyle.SEQ2SEQ)
+    return train_tokenizer(TokenizerKind.BPE, [" ".join(WORDS)] * 9, vocab_size=283, style=SpecialTokenStyle.SEQ2SEQ)
 
 
 def _taught(model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, learning_rate: float) -> Translator:
-    begin, end = tokenizer.id_of(Role.BEGIN), tokenizer.id_of(Role.END)
+    begin, end = tokenizer.id_of(SpecialToken.BOS), tokenizer.id_of(SpecialToken.EOS)
 
     def loss(generator: torch.Generator) -> torch.Tensor:
         chance = random.Random(int(torch.randint(0, 1 << 30, (1,), generator=generator)))
         texts = [draw(chance, chance.randint(1, 6)) for _ in range(32)]
-        source, attention_mask = padded(tokenizer.encode_batch(texts), CPU, tokenizer.vocab_size)
-        targets = [tokenizer.encode(backwards(text), add_specials=False) for text in texts]
-        prefix, _ = padded([[begin, *ids] for ids in targets], CPU, tokenizer.vocab_size)
+        source, attention_mask = pad_sequences(tokenizer.encode_batch(texts), CPU, tokenizer.vocab_size)
+        targets = [tokenizer.encode(backwards(text), add_special_tokens=False) for text in texts]
+        prefix, _ = pad_sequences([[begin, *ids] for ids in targets], CPU, tokenizer.vocab_size)
         wanted = torch.full_like(prefix, -100)
         for row, ids in enumerate(targets):
             wanted[row, : len(ids) + 1] = torch.tensor([*ids, end])

@@ -8,19 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import settings as tried
 
-from qkv.choices import Verdict
+from qkv.choices import CheckStatus
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.errors import InputError
 from qkv.generation import generate, translate
-from qkv.inspection.alignment import cross_weights
+from qkv.inspection.alignment import compute_cross_attention
 from qkv.tasks import LanguageModel, TextEncoder, load
-from qkv.tasks.devices import find_dtype, torch_device
-from qkv.tasks.verifying import verify
-from qkv.tasks.verifying.roads import in_pieces, run
+from qkv.tasks.devices import resolve_dtype, resolve_device
+from qkv.tasks.verification import verify
+from qkv.tasks.verification.implementations import forward_in_chunks, forward
 from qkv.tasks.word_vectors import word_vectors
 from tests.agreement.families import close, gpts, seq2seqs, shaken, some_ids, some_source
 from tests.pretend_gpu import GPU, OnGPU, pretended_gpu
-from tests.tasks.small import saved, small_task
+from tests.tasks.small_gpt import saved, small_task
 from tests.tasks.small_bert import saved_bert
 
 SAMPLING = SamplingConfig(temperature=1.3, top_k=50, top_p=0.95, typical_p=0.9, repetition_penalty=1.2, seed=3)
@@ -36,7 +36,7 @@ def folders(tmp_path_factory):
 def of_gpt(task: LanguageModel):
     prompts = ["The cat", "El", "One day there was a"]
     texts = task.continue_all(prompts, max_new=7, sampling=SAMPLING, stop=["zz"])
-    found = task.search(prompts, max_new=5, beam=BeamConfig(n_beams=3, n_best=2, no_repeat_ngram=2))
+    found = task.search(prompts, max_new=5, beam=BeamConfig(n_beams=3, n_best=2, no_repeat_ngram_size=2))
     return {
         "continued": [text.ids for text in texts],
         "found": [[one.ids for one in some] for some in found],
@@ -79,9 +79,9 @@ def flat(value):
 def test_a_gpt_of_any_shape_follows_its_device(config):
     model, ids = shaken(config), some_ids(1, 2, 11)
     with torch.no_grad():
-        expected = in_pieces(model, ids, [5, 6])
+        expected = forward_in_chunks(model, ids, [5, 6])
         with pretended_gpu():
-            close(in_pieces(model.to(GPU), ids.to(GPU), [5, 6]).cpu(), expected)
+            close(forward_in_chunks(model.to(GPU), ids.to(GPU), [5, 6]).cpu(), expected)
 
 
 @tried(max_examples=4)
@@ -91,10 +91,10 @@ def test_a_translator_of_any_shape_follows_its_device(config):
 
     def written():
         found = translate(
-            model, sources, first=1, max_new=[4, 6], stop_ids=frozenset({2}), beam=BeamConfig(n_beams=3),
-            forced=[[], [[5, 6]]],
+            model, sources, start_id=1, max_new=[4, 6], stop_ids=frozenset({2}), beam=BeamConfig(n_beams=3),
+            constraints=[[], [[5, 6]]],
         )  # fmt: skip
-        looks = cross_weights(model, sources[1], found[1][0].ids, first=1)
+        looks = compute_cross_attention(model, sources[1], found[1][0].ids, first=1)
         return [some[0].ids for some in found], looks.cpu()
 
     ids, looks = written()
@@ -117,7 +117,7 @@ def test_a_tensor_left_on_the_cpu_is_noticed():
     """Else the tests above could not fail."""
     model = shaken(small_task().model.config)
     with pretended_gpu(), torch.no_grad(), pytest.raises(AssertionError, match="its tensors are on both devices"):
-        run(model.to(GPU), some_ids(1, 2, 11))
+        forward(model.to(GPU), some_ids(1, 2, 11))
 
 
 def test_verify_takes_the_fast_roads_on_the_device_and_compares_it_with_the_cpu(folders):
@@ -126,8 +126,8 @@ def test_verify_takes_the_fast_roads_on_the_device_and_compares_it_with_the_cpu(
             one.check: one
             for one in verify(folders["gpt"], texts=["The cat sat.", "El niño"], quick=True, device="cuda")
         }
-    assert results["device"].verdict is Verdict.PASSED
-    assert not [one for one in results.values() if one.verdict is Verdict.FAILED]
+    assert results["device"].verdict is CheckStatus.PASSED
+    assert not [one for one in results.values() if one.verdict is CheckStatus.FAILED]
 
 
 def test_bfloat16_reaches_the_weights_and_the_answers_stay_near(folders):
@@ -156,11 +156,11 @@ def test_what_cannot_be_is_refused_before_anything_is_read(options, message):
 
 
 def test_auto_is_the_gpu_where_there_is_one(monkeypatch):
-    assert torch_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert torch_device("auto") == torch_device("cuda") == torch.device("cuda")
-    assert torch_device("cpu") == torch.device("cpu")
-    assert find_dtype("bfloat16", torch.device("cuda")) is torch.bfloat16
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda")
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_dtype("bfloat16", torch.device("cuda")) is torch.bfloat16
 
 
 def test_int8_is_a_cpus_where_the_device_is_left_open(monkeypatch, folders):

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.choices import Role, SpecialStyle, TokenizerKind
+from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
 from qkv.config import BeamConfig, GPTConfig, SamplingConfig
 from qkv.errors import ConfigError, ContextLengthError, InputError
-from qkv.generation import Ended
+from qkv.generation import FinishReason
 from qkv.models import GPT
 from qkv.tasks import LanguageModel
-from qkv.tasks.language_model import ROWS_AT_ONCE
-from qkv.tasks.scoring import loss_sums, windows
+from qkv.tasks.language_model import PROMPTS_PER_BATCH
+from qkv.tasks.log_likelihood import document_losses, split_into_windows
 from qkv.text import Tokenizer
-from tests.tasks.small import CONTEXT, small_model, small_task
+from tests.tasks.small_gpt import CONTEXT, small_model, small_task
 from tests.text.samples import TEXTS, trained
 
 PROMPTS = ["The cat", "El niño comió", "Zwölf 😀", "👩‍👩‍👧", "", "It's  two"]
@@ -28,7 +28,7 @@ class Scripted(LanguageModel):
 
     def __init__(self, task: LanguageModel, says: str) -> None:
         ids = task.encode("The cat")
-        script = [*task.tokenizer.encode(says), task.tokenizer.id_of(Role.END)]
+        script = [*task.tokenizer.encode(says), task.tokenizer.id_of(SpecialToken.EOS)]
         config = GPTConfig(
             vocab_size=task.model.config.vocab_size, context_length=len(ids) + len(script) + 5,
             d_model=2, n_heads=1, n_layers=1,
@@ -55,7 +55,7 @@ def test_streamed_is_whole_and_is_what_its_ids_say(prompt, sampling, stop):
     said = task.tokenizer.decode(whole.ids)
     cuts = [said.find(string) for string in stop if string in said]
     assert whole.text == (said[: min(cuts)] if cuts else said)
-    assert (whole.ended is Ended.STOP) == (bool(cuts) or whole.ids[-1] in task.stop_ids)
+    assert (whole.finish_reason is FinishReason.STOP) == (bool(cuts) or whole.ids[-1] in task.stop_ids)
 
 
 @pytest.mark.parametrize("text", [" comió más: ¿qué? 😀👩‍👩‍👧 ñandú …", " sat.\nThen\n\nslept", " 日本 𝔘𝔫𝔦"])
@@ -84,21 +84,21 @@ def test_a_stop_string_split_over_tokens_ends_the_text_before_it(says, stop, sho
     base = small_task()
     (got,) = Scripted(base, says).continue_all(["The cat"], stop=stop)
     assert got.text == shown
-    assert got.ended is Ended.STOP
+    assert got.finish_reason is FinishReason.STOP
     assert "".join(Scripted(base, says).stream("The cat", stop=stop)) == shown
 
 
 def test_the_end_token_ends_the_text_and_is_not_shown():
     (got,) = Scripted(small_task(), " sat").continue_all(["The cat"])
     assert got.text == " sat"
-    assert got.ids[-1] == small_task().tokenizer.id_of(Role.END)
-    assert got.ended is Ended.STOP
+    assert got.ids[-1] == small_task().tokenizer.id_of(SpecialToken.EOS)
+    assert got.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("kind", list(TokenizerKind))
 def test_prompt_and_continuation_join_to_what_all_ids_say(kind):
     """A SentencePiece or WordPiece decoder drops the first blank; after a prompt it must not be dropped."""
-    task = LanguageModel(small_model(trained(kind, SpecialStyle.GPT)), trained(kind, SpecialStyle.GPT))
+    task = LanguageModel(small_model(trained(kind, SpecialTokenStyle.GPT)), trained(kind, SpecialTokenStyle.GPT))
     for seed in range(5):
         sampling = SamplingConfig(temperature=2.0, seed=seed)
         (got,) = task.continue_all(["The cat sat"], max_new=7, sampling=sampling)
@@ -108,9 +108,9 @@ def test_prompt_and_continuation_join_to_what_all_ids_say(kind):
 
 def test_all_prompts_together_are_each_prompt_alone():
     task, sampling = small_task(), SamplingConfig(seed=7)
-    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(ROWS_AT_ONCE + 3)]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(PROMPTS_PER_BATCH + 3)]
     together = task.continue_all(prompts, max_new=5, sampling=sampling)
-    for row in (0, 1, 5, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, ROWS_AT_ONCE + 2):
+    for row in (0, 1, 5, PROMPTS_PER_BATCH - 1, PROMPTS_PER_BATCH, PROMPTS_PER_BATCH + 2):
         (alone,) = task.continue_all([prompts[row]], max_new=5, sampling=sampling.replace(seed=7 + row))
         assert (together[row].text, together[row].ids) == (alone.text, alone.ids)
 
@@ -128,7 +128,7 @@ def test_generate_takes_the_settings_by_name():
 
 def test_an_empty_prompt_is_the_beginning_of_a_text():
     task = small_task()
-    assert task.encode("") == [task.tokenizer.id_of(Role.BEGIN)]
+    assert task.encode("") == [task.tokenizer.id_of(SpecialToken.BOS)]
     assert task.generate("", max_new=3, temperature=0)
     without = LanguageModel(task.model, Tokenizer(task.tokenizer.backend, {}))
     with pytest.raises(InputError, match="the prompt is empty: 0 tokens, and this tokenizer has none for the beg"):
@@ -141,7 +141,7 @@ def test_a_prompt_at_the_context_and_beyond():
     prompt = task.tokenizer.decode(ids[:CONTEXT])
     assert len(task.encode(prompt)) == CONTEXT
     (got,) = task.continue_all([prompt])
-    assert (len(got.ids), got.ended) == (1, Ended.CONTEXT)
+    assert (len(got.ids), got.finish_reason) == (1, FinishReason.CONTEXT)
     with pytest.raises(ContextLengthError, match=rf"prompt 0 has \d+ tokens; the model's context_length is {CONTEXT}"):
         task.generate(prompt + " and more")
 
@@ -173,7 +173,7 @@ def test_a_search_gives_the_best_first_with_their_scores():
 @torch.no_grad()
 def scored_plainly(task, text):
     """One document at a time, one target at a time, in float64; windows as the documentation says."""
-    begin, end = task.tokenizer.id_of(Role.BEGIN), task.tokenizer.id_of(Role.END)
+    begin, end = task.tokenizer.id_of(SpecialToken.BOS), task.tokenizer.id_of(SpecialToken.EOS)
     ids, n = [begin, *task.tokenizer.encode(text), end], task.model.config.context_length
     total, half = 0.0, n // 2
     for at in range(1, len(ids)):
@@ -203,14 +203,14 @@ def test_the_size_of_a_batch_changes_no_sum(tokens_at_once):
     model = small_model(trained(TokenizerKind.BPE))
     generator = torch.Generator().manual_seed(1)
     documents = [torch.randint(0, 300, (n,), generator=generator).tolist() for n in (2, 90, 5, 41, 42, 43, 3, 2)]
-    expected = [next(loss_sums(model, [ids])) for ids in documents]
-    assert list(loss_sums(model, documents, tokens_at_once=tokens_at_once)) == pytest.approx(expected, rel=1e-6)
+    expected = [next(document_losses(model, [ids])) for ids in documents]
+    assert list(document_losses(model, documents, tokens_at_once=tokens_at_once)) == pytest.approx(expected, rel=1e-6)
 
 
 @given(st.integers(2, 60), st.integers(1, 17))
 def test_windows_score_every_token_once_with_half_a_context_before_it(n, context):
     scored = []
-    for window in windows(0, list(range(n)), context):
+    for window in split_into_windows(0, list(range(n)), context):
         assert len(window.ids) <= context + 1
         new = window.ids[1 + window.n_scored :]
         assert new
@@ -229,10 +229,10 @@ def test_bits_a_byte_are_log2_over_the_stripped_bytes():
 
 def test_a_template_puts_nothing_into_a_scored_document():
     """Of a tokenizer that adds <bos> itself, the beginning stands once."""
-    tokenizer = trained(TokenizerKind.BPE, SpecialStyle.SEQ2SEQ)
-    assert len(tokenizer.encode("The cat")) == len(tokenizer.encode("The cat", add_specials=False)) + 2
+    tokenizer = trained(TokenizerKind.BPE, SpecialTokenStyle.SEQ2SEQ)
+    assert len(tokenizer.encode("The cat")) == len(tokenizer.encode("The cat", add_special_tokens=False)) + 2
     score = LanguageModel(small_model(tokenizer), tokenizer).score("The cat")
-    assert score.n_targets == len(tokenizer.encode("The cat", add_specials=False)) + 1
+    assert score.n_targets == len(tokenizer.encode("The cat", add_special_tokens=False)) + 1
 
 
 def test_a_model_that_sees_the_future_is_not_scored():

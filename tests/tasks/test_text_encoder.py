@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import Pooling, Role
+from qkv.choices import Pooling, SpecialToken
 from qkv.config import SentenceEmbedding
 from qkv.errors import ContextLengthError, InputError
-from qkv.tasks.batches import of_like_length
+from qkv.tasks.batches import batch_by_length
 from tests.tasks.small_bert import CONTEXT, NAMES, small_bert
 
 TEXTS = [
@@ -23,12 +23,12 @@ LONG = "the cat " * 40
 @pytest.fixture
 def few_at_once(monkeypatch):
     """So that even these few texts are several batches, some of them padded."""
-    monkeypatch.setattr("qkv.tasks.states.TOKENS_AT_ONCE", {"cpu": 31})
+    monkeypatch.setattr("qkv.tasks.batch_encoder.ENCODER_BATCH_TOKENS", {"cpu": 31})
 
 
 @given(st.lists(st.integers(1, 19), max_size=23), st.integers(1, 50))
 def test_batches_hold_each_place_once_from_short_to_long_within_the_tokens(lengths, at_once):
-    batches = list(of_like_length(lengths, at_once))
+    batches = list(batch_by_length(lengths, at_once))
     assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
     order = [lengths[place] for batch in batches for place in batch]
     assert order == sorted(lengths)
@@ -38,7 +38,7 @@ def test_batches_hold_each_place_once_from_short_to_long_within_the_tokens(lengt
 @pytest.mark.parametrize("pooling", Pooling)
 def test_vectors_of_many_texts_are_those_of_each_alone(few_at_once, pooling):
     task = small_bert()
-    together = task.embed(TEXTS, pooling=pooling, normalise=False)
+    together = task.embed(TEXTS, pooling=pooling, normalize=False)
     for text, vector in zip(TEXTS, together, strict=True):
         states = task.model(torch.tensor([task.tokenizer.encode(text)]))[0]
         alone = states[0] if pooling is Pooling.CLS else states.mean(0)
@@ -67,7 +67,7 @@ def test_classes_of_texts_and_pairs_are_those_of_each_alone(few_at_once):
 def test_vectors_have_length_1_unless_the_model_was_trained_otherwise():
     torch.testing.assert_close(small_bert().embed(TEXTS).norm(dim=-1), torch.ones(len(TEXTS)).double())
     task = small_bert(sentence_embedding=SentenceEmbedding(pooling=Pooling.CLS, max_tokens=7))
-    assert torch.equal(task.embed(["the cat"]), small_bert().embed(["the cat"], pooling=Pooling.CLS, normalise=False))
+    assert torch.equal(task.embed(["the cat"]), small_bert().embed(["the cat"], pooling=Pooling.CLS, normalize=False))
     with pytest.raises(ContextLengthError, match="text 2 has 8 tokens, the model takes 7: --truncate"):
         task.embed(["x", "the cat the cat the cat"])
 
@@ -75,8 +75,8 @@ def test_vectors_have_length_1_unless_the_model_was_trained_otherwise():
 def test_a_mask_gets_the_softmax_of_its_own_logits():
     task = small_bert()
     text = "The [MASK] sat on the [MASK]"
-    ids = task.tokenizer.encode(text, parse_specials=True)
-    places = [place for place, number in enumerate(ids) if number == task.tokenizer.id_of(Role.MASK)]
+    ids = task.tokenizer.encode(text, parse_special_tokens=True)
+    places = [place for place, number in enumerate(ids) if number == task.tokenizer.id_of(SpecialToken.MASK)]
     expected = task.model.masked_word_logits(task.model(torch.tensor([ids])))[0].float().softmax(-1)
     (filled,) = task.fill([text], n=4)
     is_word = torch.tensor([not task.tokenizer.token(i).startswith("##") for i in range(expected.shape[-1])])
@@ -122,7 +122,7 @@ def test_one_class_is_the_likeliest_by_name():
 
 
 def test_several_labels_are_those_of_at_least_one_half():
-    several, one = small_bert(problem="several-labels"), small_bert()
+    several, one = small_bert(problem_type="multi-label"), small_bert()
     for answer, logits in zip(several.classify(TEXTS), one.classify(TEXTS), strict=True):
         assert answer.labels == tuple(name for name in NAMES if answer.probabilities[name] >= 0.5)
         odds = [p / (1 - p) for p in answer.probabilities.values()]
@@ -197,7 +197,7 @@ def test_a_mask_that_is_missing_or_cut_off_is_named():
 
 
 def test_a_head_that_is_missing_is_one_line():
-    task = small_bert(masked_word_head=False, next_sentence_head=False, class_names=None)
+    task = small_bert(masked_lm_head=False, next_sentence_head=False, class_names=None)
     for ask, line in [
         (lambda: task.fill(["[MASK]"]), "this model has no masked-word head, so it cannot fill masks"),
         (lambda: task.classify(["x"]), "this model has no classification head, so it cannot classify"),

@@ -44,7 +44,7 @@ def test_a_text_is_enough_and_the_time_it_may_take(tmp_path):
     run = qkv.train(tmp_path / "book.txt", tmp_path / "run", minutes=0.02, device="cpu")
     recipe = open_run(run).recipe
     assert (recipe.family, recipe.data.train) == ("gpt", (str(tmp_path / "book.txt"),))
-    assert RunFolder(run).steps()[-1] == recipe.training.steps
+    assert RunFolder(run).checkpoint_steps()[-1] == recipe.training.steps
     told = []
     assert qkv.train(tmp_path / "book.txt", run, minutes=0.02, device="cpu", report=told.append) == run
     assert told == []
@@ -82,7 +82,7 @@ def test_nobody_else_can_train_there_while_the_steps_are_fitted(tmp_path, monkey
         fitted.append(prepared.run.path)
         return prepared
 
-    monkeypatch.setattr(training, "fit_to_time", fit)
+    monkeypatch.setattr(training, "fit_run_to_time", fit)
     write_text(tmp_path / "text.txt")
     qkv.train(recipe(steps=3), tmp_path / "run", minutes=0.01, data=tmp_path, device="cpu")
     assert fitted == [tmp_path / "run"]

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qkv.choices import Averaging, Kernel, Role
+from qkv.choices import AlignmentAveraging, AttentionKernel, SpecialToken
 from qkv.config import BeamConfig, RNNConfig
 from qkv.errors import ContextLengthError, InputError
-from qkv.generation import Ended, Hypothesis
+from qkv.generation import FinishReason, Hypothesis
 from qkv.inspection.alignment import CrossAttention
 from qkv.models import RNNSeq2Seq
-from qkv.nn import using
+from qkv.nn import use_attention_kernel
 from qkv.tasks import Translator, load
-from qkv.tasks.wording import contains, parts
-from qkv.text.words import spans_of, word_of_bytes, words_of_ids
+from qkv.tasks.text_utils import contains_term, split_to_fit
+from qkv.text.word_indices import spans_of, word_of_bytes, words_of_ids
 from qkv.weights.decoding import Decoding
 from tests.tasks.small_translator import CONTEXT, WORDS, backwards, draw, saved, small_translator
 
@@ -60,9 +60,9 @@ def test_capitals_that_the_vocabulary_does_not_know_are_read_as_small_letters():
 
 def test_a_text_that_never_ends_is_shown_up_to_its_loop(monkeypatch):
     task = small_translator()
-    looping = task.tokenizer.encode("dos" + " uno" * 30, add_specials=False)
-    endless = Hypothesis(ids=looping, log_probabilities=[0.0] * len(looping), score=0.0, ended=Ended.LENGTH)
-    ended = replace(endless, ended=Ended.STOP)
+    looping = task.tokenizer.encode("dos" + " uno" * 30, add_special_tokens=False)
+    endless = Hypothesis(ids=looping, log_probabilities=[0.0] * len(looping), score=0.0, finish_reason=FinishReason.LENGTH)
+    ended = replace(endless, finish_reason=FinishReason.STOP)
     monkeypatch.setattr("qkv.tasks.translator.translate_ids", lambda *_, **__: [[endless], [ended]])
     first, second = task.translations(["uno", "uno"])
     assert (first.text, second.text) == ("dos uno", "dos" + " uno" * 30)
@@ -108,8 +108,8 @@ def test_a_model_that_says_what_is_too_long_gets_no_more_sentences_together():
 
 
 def test_a_sentence_too_long_itself_is_cut_between_words():
-    assert parts("a b c d e. f", lambda part: len(part) <= 5) == ["a b c", "d e.", "f"]
-    assert parts("abcdefgh i", lambda part: len(part) <= 5) == ["abcdefgh", "i"]
+    assert split_to_fit("a b c d e. f", lambda part: len(part) <= 5) == ["a b c", "d e.", "f"]
+    assert split_to_fit("abcdefgh i", lambda part: len(part) <= 5) == ["abcdefgh", "i"]
 
 
 def test_n_best_are_different_and_fall():
@@ -134,9 +134,9 @@ def test_a_glossarys_terms_stand_in_the_translation():
 
 
 def test_a_term_is_found_as_whole_words():
-    assert contains("El Gato negro", "gato")
-    assert contains("¿Gato?", "gato")
-    assert not contains("gatos", "gato")
+    assert contains_term("El Gato negro", "gato")
+    assert contains_term("¿Gato?", "gato")
+    assert not contains_term("gatos", "gato")
 
 
 def test_attention_is_every_layers_and_heads_and_exact():
@@ -147,9 +147,9 @@ def test_attention_is_every_layers_and_heads_and_exact():
     assert looked.weights.shape == (2, 4, n_target, n_source)
     torch.testing.assert_close(looked.weights.sum(-1), torch.ones(2, 4, n_target))
     seen = []
-    with torch.inference_mode(), using(task.model, Kernel.PLAIN):
-        ends = [block.cross.weights.watch(seen.append) for block in task.model.decoder.blocks]
-        begin = task.tokenizer.id_of(Role.BEGIN)
+    with torch.inference_mode(), use_attention_kernel(task.model, AttentionKernel.PLAIN):
+        ends = [block.cross_attention.weights.watch(seen.append) for block in task.model.decoder.blocks]
+        begin = task.tokenizer.id_of(SpecialToken.BOS)
         task.model(torch.tensor([one.source_ids]), torch.tensor([[begin, *one.found[0].ids[:-1]]]))
         for end in ends:
             end()
@@ -177,7 +177,7 @@ def test_pharaoh_says_source_word_then_target_word():
     )  # fmt: skip
     assert looked.best_layer == 1
     assert looked.pharaoh() == "0-1 1-0"
-    torch.testing.assert_close(looked.soft(Averaging.ALL), (blurred + sharp)[0] / 2)
+    torch.testing.assert_close(looked.soft(AlignmentAveraging.ALL), (blurred + sharp)[0] / 2)
     torch.testing.assert_close(looked.heat_map().matrix, sharp[0])  # what is drawn is what aligns
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from qkv.errors import ContextLengthError, InputError
-from qkv.tasks.word_vectors import place_of, word_ids, word_vectors
-from tests.tasks.small import CONTEXT, small_task
+from qkv.tasks.word_vectors import locate_tokens, word_ids, word_vectors
+from tests.tasks.small_gpt import CONTEXT, small_task
 from tests.tasks.small_bert import small_bert
 
 TASKS = [small_task, small_bert]
@@ -40,7 +40,7 @@ def test_a_marked_word_is_its_state_in_the_sentence(make):
 def test_the_place_of_a_word_spells_the_word(make):
     tokenizer = make().tokenizer
     sentence = "the cat sat by the dog and slept"
-    ids, places = place_of(tokenizer, sentence, 8, 11)
+    ids, places = locate_tokens(tokenizer, sentence, 8, 11)
     assert tokenizer.decode([ids[place] for place in places]).strip() == "sat"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.choices import FloatKind
+from qkv.choices import DType
 from qkv.cli.model import Model
 from qkv.cli.places import Device, Dtype, Int8, Place
 from qkv.cli.profile import Profiled, Trace, check_trace
@@ -110,7 +110,7 @@ def generate(
     length_penalty: Annotated[float, typer.Option(help="With --beam: score is Σ log p ÷ length^this.")] = 1.0,
     int8: Int8 = False,
     device: Device = "auto",
-    dtype: Dtype = FloatKind.FLOAT32,
+    dtype: Dtype = DType.FLOAT32,
     stream: Annotated[bool, typer.Option("--stream", help="Print each piece as it comes.")] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Below each text, its tokens and log p.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="At each step the candidates, as they are revised.")] = False,
@@ -153,14 +153,14 @@ def generate(
 def _tell_step(run: Path) -> None:
     """Of a run the best checkpoint is loaded: where that is not the last, its user may have meant the other."""
     from qkv.cli.progress import say
-    from qkv.training.run import RunFolder, read_progress
+    from qkv.training.run_folder import RunFolder, load_progress
 
     folder = RunFolder(run)
     if not (steps := folder.steps()):
         return
     last, best = steps[-1], None
     with suppress(WeightsError):  # a broken one is passed over when the model is loaded
-        best = read_progress(folder.folder(last), last).best_step
+        best = load_progress(folder.folder(last), last).best_step
     if best in steps[:-1]:
         say(f"{run}: step {best:,} of {last:,}, the best on the held-out text; the last: {folder.folder(last)}")
 
@@ -174,7 +174,7 @@ def _check_beginning(model: str) -> None:
     from qkv.data import TokenStore
 
     store, recipe = Path(model) / "data" / "train", Path(model) / "recipe.toml"
-    has_begun_elsewhere = recipe.is_file() and load_recipe(recipe).start_from is not None
+    has_begun_elsewhere = recipe.is_file() and load_recipe(recipe).init_from is not None
     if not has_begun_elsewhere and store.is_dir() and TokenStore.open(store).n_documents == 1:
         raise InputError(f"{model}: was trained on 1 document and has seen none begin; give it the first words")
 
@@ -203,7 +203,7 @@ def _profiled(
     task: "LanguageModel", prompts: list[str], continue_all: "Callable[[], list[Continuation]]", trace: Path | None
 ) -> "list[Continuation]":
     from qkv.cli.profile import show_profile
-    from qkv.training.profiling import profile_generation
+    from qkv.training.profiler import profile_generation
 
     # Once before: weights are laid out, kernels chosen; and then it is known how much there is to write.
     expected = _expected(task, prompts, continue_all())
@@ -218,10 +218,10 @@ def _profiled(
 def _expected(task: "LanguageModel", prompts: list[str], texts: "list[Continuation]") -> "Estimate | None":
     """None: of several batches, or in int8, no cost is known."""
     from qkv.cost import Mode, estimate
-    from qkv.tasks.language_model import ROWS_AT_ONCE
+    from qkv.tasks.language_model import PROMPTS_PER_BATCH
 
     weight = task.model.embedding.token.weight
-    if len(texts) > ROWS_AT_ONCE or _is_int8(task):
+    if len(texts) > PROMPTS_PER_BATCH or _is_int8(task):
         return None
     return estimate(
         task.model.config, batch=len(texts), length=_mean(len(task.encode(prompt)) for prompt in prompts),
@@ -242,13 +242,13 @@ def _mean(numbers: "Iterable[int]") -> int:
 
 def _print(task: "LanguageModel", prompt: str, text: "Continuation", asked: Asked) -> None:
     from qkv.cli.progress import say
-    from qkv.generation import Ended
+    from qkv.generation import FinishReason
 
     if asked.as_json:
         print(json.dumps({"prompt": prompt, **_as_dict(task, text)}, ensure_ascii=False))
         return
     print(prompt + text.text)
-    if text.ended is Ended.CONTEXT:
+    if text.finish_reason is FinishReason.CONTEXT:
         say(f"ended there: the model's context of {task.model.config.context_length} tokens is full")
     if asked.logprobs:
         _print_log_probabilities(task, text)
@@ -267,7 +267,7 @@ def _as_dict(task: "LanguageModel", text: "Continuation") -> dict[str, Any]:
     score = {} if text.score is None else {"score": text.score}
     return {
         "text": text.text, "ids": text.ids, "tokens": [text_of(task.tokenizer, number) for number in text.ids],
-        "log_probabilities": text.log_probabilities, "ended": text.ended, **score,
+        "log_probabilities": text.log_probabilities, "finish_reason": text.finish_reason, **score,
     }  # fmt: skip
 
 

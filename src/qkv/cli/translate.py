@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.choices import FloatKind
+from qkv.choices import DType
 from qkv.cli.model import Model
 from qkv.cli.places import Device, Dtype, Int8, Place
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.tasks import Translation, Translator, Written
+    from qkv.tasks import Translation, Translator, TranslationHypothesis
 
 HEADS_IN_A_ROW = 4
 LONGEST_TITLE = 60
@@ -47,9 +47,9 @@ class Shown:
 
     def check(self, texts: list[str] | None) -> None:
         if self.plot is not None:
-            from qkv.inspection.figures import check_picture
+            from qkv.inspection.figures import check_figure_path
 
-            check_picture(self.plot)
+            check_figure_path(self.plot)
         if self.plot is not None and len(texts or []) != 1:
             raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
         if self.layer is not None and self.plot is None:
@@ -77,7 +77,7 @@ def translate(
     alignment: Annotated[bool, typer.Option("--alignment", help="Add 0-0 1-2: source word-target word.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the attention: .png, .svg or .pdf.")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="With --plot: each head of this layer, from 0.")] = None,
-    int8: Int8 = False, device: Device = "auto", dtype: Dtype = FloatKind.FLOAT32,
+    int8: Int8 = False, device: Device = "auto", dtype: Dtype = DType.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text: tokens, scores, n-best.")] = False,
 ) -> None:  # fmt: skip
     """Translate each text; one without a letter or a digit stays as it is.
@@ -93,8 +93,8 @@ def translate(
     from qkv.config import BeamConfig
 
     search = BeamConfig(
-        n_beams=max(beam, n_best), n_best=n_best, length_penalty=length_penalty, min_new=min_new,
-        no_repeat_ngram=no_repeat,
+        n_beams=max(beam, n_best), n_best=n_best, length_penalty=length_penalty, min_new_tokens=min_new,
+        no_repeat_ngram_size=no_repeat,
     )  # fmt: skip
     shown = Shown(n_best=n_best, alignment=alignment, plot=plot, layer=layer, split=split, as_json=as_json)
     shown.check(texts)
@@ -162,10 +162,10 @@ def _remark_blank(arguments: list[str]) -> None:
 def _remark(line: int, done: "list[Translation]") -> None:
     """What a reader of the results alone would not see."""
     from qkv.cli.progress import say
-    from qkv.generation import Ended
+    from qkv.generation import FinishReason
 
     for one in done:
-        if one.found[0].ended is not Ended.STOP:
+        if one.found[0].finish_reason is not FinishReason.STOP:
             say(f"cut off after {len(one.found[0].ids)} tokens, at its limit: {one.source[:60]!r}")
         if one.source_ids and not one.text:
             say(f"line {line}: the model wrote nothing for {one.source[:60]!r}")
@@ -204,13 +204,13 @@ def _as_dict(text: str, one: "Translation") -> dict[str, Any]:
 def _written(written: "Written") -> dict[str, Any]:
     return {
         "text": written.text, "score": written.score, "tokens": written.tokens,
-        "log_probabilities": written.log_probabilities, "ended": written.ended,
+        "log_probabilities": written.log_probabilities, "finish_reason": written.finish_reason,
     }  # fmt: skip
 
 
 def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
-    from qkv.inspection import heat_maps
-    from qkv.inspection.figures import save_picture
+    from qkv.inspection import plot_heatmaps
+    from qkv.inspection.figures import save_figure
 
     looked = one.attention
     if looked is None:
@@ -221,7 +221,7 @@ def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
         mean = (
             "" if n_layers == n_heads == 1 else f"layer {looked.best_layer}, which points best: mean of {n_heads} heads"
         )
-        figure = heat_maps(looked.heat_map(title=mean), title=said)
+        figure = plot_heatmaps(looked.heat_map(title=mean), title=said)
     else:
-        figure = heat_maps(*looked.head_maps(layer), title=said, in_a_row=HEADS_IN_A_ROW)
-    save_picture(figure, path)
+        figure = plot_heatmaps(*looked.head_maps(layer), title=said, in_a_row=HEADS_IN_A_ROW)
+    save_figure(figure, path)

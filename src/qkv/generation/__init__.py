@@ -1,39 +1,39 @@
 """Logits to ids: sampling, prefill and decode with the cache, beam search, stopping."""
 
 from qkv.generation.beam import Hypothesis, beam_generate, beam_search
-from qkv.generation.candidates import Candidate, candidates
-from qkv.generation.decoder import Decoder, GPTDecoder, RNNDecoder, Seq2SeqDecoder, read_sources
-from qkv.generation.generate import Step, decode, generate, steps
-from qkv.generation.plain import generate_plainly, translate_plainly
-from qkv.generation.sampling import adjusted, choose, draw
-from qkv.generation.stopping import StopStrings
-from qkv.generation.text import Ended, Limit, Text, begin
+from qkv.generation.candidates import Candidate, top_candidates
+from qkv.generation.decoder import Decoder, GPTDecoder, RNNDecoder, Seq2SeqDecoder, encode_sources
+from qkv.generation.generate import GenerationStep, decode_steps, generate, generate_steps
+from qkv.generation.reference import generate_reference, translate_reference
+from qkv.generation.sampling import choose_next_ids, process_logits, sample_inverse_cdf
+from qkv.generation.sequence import FinishReason, GeneratedSequence, LengthLimit, new_sequences
+from qkv.generation.stop_conditions import StopStrings
 from qkv.generation.translate import translate
 
 __all__ = [
     "Candidate",
     "Decoder",
-    "Ended",
+    "FinishReason",
     "GPTDecoder",
+    "GeneratedSequence",
+    "GenerationStep",
     "Hypothesis",
-    "Limit",
+    "LengthLimit",
     "RNNDecoder",
     "Seq2SeqDecoder",
-    "Step",
     "StopStrings",
-    "Text",
-    "adjusted",
     "beam_generate",
     "beam_search",
-    "begin",
-    "candidates",
-    "choose",
-    "decode",
-    "draw",
+    "choose_next_ids",
+    "decode_steps",
+    "encode_sources",
     "generate",
-    "generate_plainly",
-    "read_sources",
-    "steps",
+    "generate_reference",
+    "generate_steps",
+    "new_sequences",
+    "process_logits",
+    "sample_inverse_cdf",
+    "top_candidates",
     "translate",
-    "translate_plainly",
+    "translate_reference",
 ]

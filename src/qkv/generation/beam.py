@@ -9,12 +9,12 @@ from torch import Tensor
 
 from qkv.config import BeamConfig
 from qkv.errors import InputError, WeightsError
+from qkv.generation.constraints import TermConstraints, allocate_beams
+from qkv.generation.cpu_decode_engine import create_cpu_decode_engine
 from qkv.generation.decoder import Decoder, GPTDecoder
-from qkv.generation.forcing import Terms, spread
-from qkv.generation.lean import lean_step
-from qkv.generation.packing import Packing, packing_of
+from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
 from qkv.generation.sampling import NextLogits
-from qkv.generation.text import Ended, Limit, begin
+from qkv.generation.sequence import FinishReason, LengthLimit, new_sequences
 from qkv.models import GPT
 
 NO_STOPS: frozenset[int] = frozenset()
@@ -32,19 +32,19 @@ class Hypothesis:
     log_probabilities: list[float]
     score: float
     """Σ log p ÷ (number of new ids)^length_penalty."""
-    ended: Ended
+    finish_reason: FinishReason
 
 
 def beam_generate(
     model: GPT, prompts: Sequence[Sequence[int]], *, max_new: int, beam: BeamConfig,
-    stop_ids: frozenset[int] = NO_STOPS, packing: Packing | None = None,
+    stop_ids: frozenset[int] = NO_STOPS, packing: PrepackedWeights | None = None,
 ) -> list[list[Hypothesis]]:  # fmt: skip
     """The best `beam.n_best` texts after each prompt, best first; prompts have any lengths."""
-    texts = begin(prompts, max_new=max_new, context_length=model.config.context_length)
-    capacity = max(len(text.prompt) + text.limit.n_new - 1 for text in texts)
+    texts = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
+    capacity = max(len(text.prompt) + text.limit.max_new_tokens - 1 for text in texts)
     with torch.inference_mode():
-        lean = lean_step(model, packing or packing_of(model), capacity=capacity)
-        decoder = GPTDecoder(model, batch=len(texts), capacity=capacity, lean=lean)
+        lean = create_cpu_decode_engine(model, packing or prepack_weights(model), capacity=capacity)
+        decoder = GPTDecoder(model, batch=len(texts), capacity=capacity, cpu_engine=lean)
         logits = decoder.prefill(prompts)
     return beam_search(decoder, logits, [text.limit for text in texts], beam=beam, stop_ids=stop_ids)
 
@@ -53,7 +53,7 @@ def beam_generate(
 def beam_search(
     decoder: Decoder,
     logits: NextLogits,
-    limits: Sequence[Limit],
+    limits: Sequence[LengthLimit],
     *,
     beam: BeamConfig,
     stop_ids: frozenset[int] = NO_STOPS,
@@ -67,7 +67,7 @@ def beam_search(
     as it stands, than the worst of them. `forced`: for each text the terms, as ids, that it must hold; `never`: ids
     that none may hold.
     """
-    terms = [Terms(own) for own in forced] or [Terms([]) for _ in limits]
+    terms = [TermConstraints(own) for own in forced] or [TermConstraints([]) for _ in limits]
     texts = [_Text(limit, beam, stop_ids, own) for limit, own in zip(limits, terms, strict=True)]
     running, all_texts = texts, texts
     forbidden = torch.tensor(sorted(never), dtype=torch.long, device=logits.device)
@@ -83,8 +83,8 @@ def beam_search(
         kept = None if len(going) == len(running) else torch.tensor(going, device=logits.device)
         running = [running[place] for place in going]
         if kept is not None or rows != list(range(len(rows))):
-            n_equal = min(text.n_equal for text in running)
-            decoder.select(torch.tensor(rows, device=logits.device), texts=kept, n_equal=n_equal)
+            common_prefix = min(text.common_prefix for text in running)
+            decoder.reorder(torch.tensor(rows, device=logits.device), sequences=kept, common_prefix=common_prefix)
         latest = [guess.ids[-1] for text in running for guess in text.guesses]
         logits = decoder.step(torch.tensor(latest, device=logits.device))
 
@@ -171,22 +171,22 @@ def _n_equal(texts: list[list[int]]) -> int:
 class _Text:
     """One text as it is searched: its running guesses, best first, and the finished ones, at most `n_beams`."""
 
-    def __init__(self, limit: Limit, beam: BeamConfig, stop_ids: frozenset[int], terms: Terms) -> None:
-        if terms.n_ids > limit.n_new:
-            raise InputError(f"the forced terms are {terms.n_ids} tokens, the text may have {limit.n_new}")
+    def __init__(self, limit: LengthLimit, beam: BeamConfig, stop_ids: frozenset[int], terms: TermConstraints) -> None:
+        if terms.n_ids > limit.max_new_tokens:
+            raise InputError(f"the forced terms are {terms.n_ids} tokens, the text may have {limit.max_new_tokens}")
         self.terms = terms
         self.guesses = [_Guess([], [], 0.0)]
         self._limit, self._beam, self._stop_ids = limit, beam, stop_ids
         self._finished: list[Hypothesis] = []
-        self.n_equal = 0
+        self.common_prefix = 0
         """Ids that all guesses had in common before the latest step."""
 
     def forbidden(self, ids: list[int]) -> set[int]:
         """What a guess may not go on with: an end that comes too early, or the last of an n-gram it holds already."""
         found: set[int] = set()
-        if len(ids) < self._beam.min_new:
+        if len(ids) < self._beam.min_new_tokens:
             found |= self._stop_ids
-        n = self._beam.no_repeat_ngram
+        n = self._beam.no_repeat_ngram_size
         if n is not None and len(ids) >= n:
             tail = ids[len(ids) - n + 1 :]
             found |= {ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == tail}
@@ -201,7 +201,7 @@ class _Text:
     def advance(self, continued: list[_Continuation]) -> None:
         """Ends are finished where they are among the best; the best of the others are the new guesses."""
         n_beams, is_forced = self._beam.n_beams, self.terms.n_ids > 0
-        self.n_equal = _n_equal([guess.ids for guess in self.guesses])
+        self.common_prefix = _n_equal([guess.ids for guess in self.guesses])
         going: list[_Guess] = []
         for rank, one in enumerate(continued):
             before = self.guesses[one.of]
@@ -211,13 +211,13 @@ class _Text:
                 if len(going) == n_beams and not is_forced:
                     break  # ends that come later are not among the best
             elif (rank < n_beams or is_forced) and self._is_complete(guess):
-                self._finish(guess, Ended.STOP)
+                self._finish(guess, FinishReason.STOP)
         if is_forced:
             going = self._on_the_way(going)
         self.guesses = going[:n_beams]
         if self.guesses and len(self.guesses[0].ids) >= self._limit.n_new:
             for guess in filter(self._is_complete, self.guesses):
-                self._finish(guess, self._limit.ended)
+                self._finish(guess, self._limit.finish_reason)
             self.guesses = []
         if self.guesses:
             first = self.guesses[0]
@@ -236,8 +236,8 @@ class _Text:
         if not self._finished:
             raise InputError(
                 f"text {number}: nothing of at most {self._limit.n_new} tokens keeps to all that is asked "
-                f"(forced terms of {self.terms.n_ids} tokens, min_new={self._beam.min_new}, "
-                f"no_repeat_ngram={self._beam.no_repeat_ngram})"
+                f"(forced terms of {self.terms.n_ids} tokens, min_new_tokens={self._beam.min_new_tokens}, "
+                f"no_repeat_ngram_size={self._beam.no_repeat_ngram_size})"
             )
         return self._finished[: self._beam.n_best]
 
@@ -246,14 +246,16 @@ class _Text:
         reached = [(self.terms.n_reached(guess.ids), guess) for guess in guesses]
         n_left = self._limit.n_new - len(guesses[0].ids) if guesses else 0
         able = [(n, guess) for n, guess in reached if self.terms.n_ids - n <= n_left]
-        return sorted(spread(able, self._beam.n_beams), key=lambda guess: -guess.total)
+        return sorted(allocate_beams(able, self._beam.n_beams), key=lambda guess: -guess.total)
 
     def _is_complete(self, guess: _Guess) -> bool:
         return self.terms.n_ids == 0 or self.terms.n_reached(guess.ids) == self.terms.n_ids
 
-    def _finish(self, guess: _Guess, ended: Ended) -> None:
+    def _finish(self, guess: _Guess, finish_reason: FinishReason) -> None:
         score = self._score(sum(guess.log_p), len(guess.ids))
-        self._finished.append(Hypothesis(ids=guess.ids, log_probabilities=guess.log_p, score=score, ended=ended))
+        self._finished.append(
+            Hypothesis(ids=guess.ids, log_probabilities=guess.log_p, score=score, finish_reason=ended)
+        )
         self._finished.sort(key=lambda one: -one.score)
         del self._finished[self._beam.n_beams :]
 

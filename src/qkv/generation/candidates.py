@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from qkv.config import SamplingConfig
-from qkv.generation.generate import Step
-from qkv.generation.sampling import adjusted
+from qkv.generation.generate import GenerationStep
+from qkv.generation.sampling import process_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +22,12 @@ class Candidate:
 
 
 @torch.inference_mode()
-def candidates(step: Step, sampling: SamplingConfig, *, n: int = 5) -> list[Candidate]:
+def top_candidates(step: GenerationStep, sampling: SamplingConfig, *, n: int = 5) -> list[Candidate]:
     """The n likeliest before and after the settings, and the chosen one; the model's likeliest first."""
     said = torch.zeros_like(step.logits, dtype=torch.bool)
-    said[0, [*step.text.prompt, *step.text.new[:-1]]] = True
+    said[0, [*step.sequence.prompt, *step.sequence.new_ids[:-1]]] = True
     before = step.logits.float().softmax(-1)[0]
-    after = adjusted(step.logits, sampling, said).softmax(-1)[0]
+    after = process_logits(step.logits, sampling, said).softmax(-1)[0]
     n = min(n, len(before))
     best_after = [i for i in after.topk(n).indices.tolist() if after[i] > 0]
     shown = {*before.topk(n).indices.tolist(), *best_after, step.id}

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from qkv.generation.gpu_step import GPUStep
-from qkv.generation.lean import LeanStep
+from qkv.generation.cpu_decode_engine import CPUDecodeEngine
+from qkv.generation.cuda_decode_step import CUDADecodeStep
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.models.rnn import RNNSource
@@ -28,11 +28,11 @@ class Decoder(Protocol):
         """One more token a row; the logits of the token after it."""
         ...
 
-    def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:
+    def reorder(self, rows: Rows, *, sequences: Texts | None = None, common_prefix: int = 0) -> None:
         """Go on with these rows, in this order, repeats allowed.
 
-        All texts have equally many rows, side by side. `texts` says which of them are left; None: all. A model
-        that keeps something for each text (a source) and not for each row needs to know. `n_equal`: so many of the
+        All texts have equally many rows, side by side. `sequences` says which of them are left; None: all. A model
+        that keeps something for each text (a source) and not for each row needs to know. `common_prefix`: so many of the
         new tokens are the same in all rows of a text, so that nothing of them needs to move.
         """
         ...
@@ -42,7 +42,13 @@ class GPTDecoder:
     """A GPT with its cache; every row is a text of its own length."""
 
     def __init__(
-        self, model: GPT, *, batch: int, capacity: int, lean: LeanStep | None = None, gpu: GPUStep | None = None
+        self,
+        model: GPT,
+        *,
+        batch: int,
+        capacity: int,
+        lean: CPUDecodeEngine | None = None,
+        gpu: CUDADecodeStep | None = None,
     ) -> None:
         """`lean`, `gpu`: other roads for the same steps; the latter has a cache of its own."""
         self._model = model
@@ -56,7 +62,7 @@ class GPTDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> NextLogits:
         """All prompts in one pass; the logits after each prompt's last token."""
-        ids, attention_mask = padded(prompts, self.device, self._model.config.vocab_size)
+        ids, attention_mask = pad_sequences(prompts, self.device, self._model.config.vocab_size)
         states = self._model.states(ids, attention_mask=attention_mask, cache=self.cache)
         n = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._n_shortest = min(len(prompt) for prompt in prompts)
@@ -71,20 +77,20 @@ class GPTDecoder:
             return self._gpu.logits_after(ids, positions[:, 0].expand(len(ids)))
         return self._model(ids[:, None], cache=self.cache)[:, 0]
 
-    def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:
+    def reorder(self, rows: Rows, *, sequences: Texts | None = None, common_prefix: int = 0) -> None:
         if len(rows) != self.cache.batch:
             self._gpu = None  # its tensors are for all rows
-        self.cache.select(rows, n_equal=0 if texts is not None else self._n_shortest + n_equal)
+        self.cache.select(rows, common_prefix=0 if sequences is not None else self._n_shortest + common_prefix)
 
 
 class Seq2SeqDecoder:
     """The writing half of an encoder–decoder; the rows of one text share its source, which is never copied."""
 
-    def __init__(self, model: Seq2Seq, source: Source, *, capacity: int, lean: LeanStep | None = None) -> None:
+    def __init__(self, model: Seq2Seq, source: Source, *, capacity: int, lean: CPUDecodeEngine | None = None) -> None:
         """`lean`: another road for the same steps."""
         self._model = model
         self._lean = lean
-        self._source = source.written_out()
+        self._source = source.materialize_mask()
         self.cache = model.new_cache(batch=source.states.shape[0], capacity=capacity)
 
     def step(self, ids: Rows) -> NextLogits:
@@ -92,11 +98,11 @@ class Seq2SeqDecoder:
             return self._lean(ids, self.cache, self._source)
         return self._model.decode(ids[:, None], self._source, cache=self.cache)[:, 0]
 
-    def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:
+    def reorder(self, rows: Rows, *, sequences: Texts | None = None, common_prefix: int = 0) -> None:
         # Before the new tokens stands the one that begins every text.
-        self.cache.select(rows, sources=texts, n_equal=0 if texts is not None else 1 + n_equal)
-        if texts is not None:
-            self._source = self._source.select(texts).written_out()
+        self.cache.select(rows, sources=sequences, common_prefix=0 if sequences is not None else 1 + common_prefix)
+        if sequences is not None:
+            self._source = self._source.select(sequences).materialize_mask()
 
 
 class RNNDecoder:
@@ -104,7 +110,7 @@ class RNNDecoder:
 
     def __init__(self, model: RNNSeq2Seq, start: RNNSource) -> None:
         self._model = model
-        self._source = start.source.written_out()
+        self._source = start.source.materialize_mask()
         self._state = start.state
         self._kept = SourceCache()
 
@@ -112,29 +118,31 @@ class RNNDecoder:
         logits, self._state = self._model.decode(ids[:, None], self._source, self._state, cache=self._kept)
         return logits[:, 0]
 
-    def select(self, rows: Rows, *, texts: Texts | None = None, n_equal: int = 0) -> None:  # noqa: ARG002
+    def reorder(self, rows: Rows, *, sequences: Texts | None = None, common_prefix: int = 0) -> None:  # noqa: ARG002
         self._state = tuple(part.index_select(1, rows) for part in self._state)
-        if texts is not None:
-            self._source = self._source.select(texts).written_out()
-            self._kept.select(texts)
+        if sequences is not None:
+            self._source = self._source.select(sequences).materialize_mask()
+            self._kept.select(sequences)
 
 
-def read_sources(
-    model: Seq2Seq | RNNSeq2Seq, sources: Sequence[Sequence[int]], *, capacity: int, lean: LeanStep | None = None
+def encode_sources(
+    model: Seq2Seq | RNNSeq2Seq, sources: Sequence[Sequence[int]], *, capacity: int, lean: CPUDecodeEngine | None = None
 ) -> Decoder:
     """The encoder's pass over sources of any lengths; a decoder that stands before their first token.
 
     `capacity`: how many tokens a text may hold, the one that begins it included.
     """
-    ids, attention_mask = padded(sources, next(model.parameters()).device, model.config.source_vocab_size)
+    ids, attention_mask = pad_sequences(sources, next(model.parameters()).device, model.config.source_vocab_size)
     match model:
         case Seq2Seq():
-            return Seq2SeqDecoder(model, model.encode(ids, attention_mask=attention_mask), capacity=capacity, lean=lean)
+            return Seq2SeqDecoder(
+                model, model.encode(ids, attention_mask=attention_mask), capacity=capacity, cpu_engine=lean
+            )
         case RNNSeq2Seq():
             return RNNDecoder(model, model.encode(ids, attention_mask=attention_mask))
 
 
-def padded(
+def pad_sequences(
     texts: Sequence[Sequence[int]], device: torch.device, vocab_size: int
 ) -> tuple[Int[Tensor, "text position"], Bool[Tensor, "text position"] | None]:
     """One table, filled up with 0 on the right, and where tokens stand; None where they all have one length."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from qkv.config import SamplingConfig
 
 NextLogits = Float[Tensor, "batch vocabulary"]
-Said = Bool[Tensor, "batch vocabulary"]
+SeenMask = Bool[Tensor, "batch vocabulary"]
 """True at the ids that a row holds already."""
 OUT = float("-inf")
 COLDEST = 1e-30
@@ -19,12 +19,12 @@ BLOCK, MANY = 256, 64
 """Numbers that are looked at at once where the greatest is sought, and blocks of them from which on that pays."""
 
 
-def penalise_repetition(logits: NextLogits, said: Said, penalty: float) -> NextLogits:
+def apply_repetition_penalty(logits: NextLogits, said: SeenMask, penalty: float) -> NextLogits:
     """The rule of arXiv:1909.05858: what was said loses, whichever sign its logit has."""
     return torch.where(said, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def heat(logits: NextLogits, temperature: float) -> NextLogits:
+def apply_temperature(logits: NextLogits, temperature: float) -> NextLogits:
     """Logits over temperature; at 0 the likeliest alone is left, the first of them where several are."""
     if temperature == 0:
         best = logits.argmax(-1, keepdim=True)
@@ -79,15 +79,15 @@ def _keep_until(p: float, logits: Tensor, ordered: Tensor, order: Tensor) -> Ten
     return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, is_beyond), OUT)
 
 
-def adjusted(logits: NextLogits, config: SamplingConfig, said: Said | None = None) -> NextLogits:
+def process_logits(logits: NextLogits, config: SamplingConfig, said: SeenMask | None = None) -> NextLogits:
     """The logits after every setting; their softmax is what a token is drawn from.
 
     `said` is needed where repetition is penalised.
     """
     logits = _wide(logits)
     if config.repetition_penalty != 1.0 and said is not None:
-        logits = penalise_repetition(logits, said, config.repetition_penalty)
-    logits = heat(logits, config.temperature)
+        logits = apply_repetition_penalty(logits, said, config.repetition_penalty)
+    logits = apply_temperature(logits, config.temperature)
     if config.top_k is not None:
         logits = keep_top_k(logits, config.top_k)
     if config.top_p is not None:
@@ -99,26 +99,26 @@ def adjusted(logits: NextLogits, config: SamplingConfig, said: Said | None = Non
     return logits
 
 
-def draw(logits: NextLogits, chance: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+def sample_inverse_cdf(logits: NextLogits, chance: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """The id at which the probabilities, added up from id 0, pass `chance`: a number from 0 up to 1, one a row."""
     reached = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
     wanted = chance.double()[:, None] * reached[:, -1:]
     return torch.searchsorted(reached, wanted, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
-def choose(
-    logits: NextLogits, config: SamplingConfig, *, said: Said | None, chance: Float[Tensor, " batch"] | None
+def choose_next_ids(
+    logits: NextLogits, config: SamplingConfig, *, said: SeenMask | None, chance: Float[Tensor, " batch"] | None
 ) -> Int[Tensor, " batch"]:
     """The next id of each row: `draw` from `adjusted`; the likeliest, without any drawing, at temperature 0."""
     if config.temperature > 0:
         assert chance is not None, "a draw needs chance"
-        return draw(adjusted(logits, config, said), chance)
+        return sample_inverse_cdf(process_logits(logits, config, said), chance)
     if config.repetition_penalty != 1.0 and said is not None:
-        logits = penalise_repetition(_wide(logits), said, config.repetition_penalty)
-    return likeliest(logits)
+        logits = apply_repetition_penalty(_wide(logits), said, config.repetition_penalty)
+    return argmax_by_blocks(logits)
 
 
-def likeliest(logits: NextLogits) -> Int[Tensor, " batch"]:
+def argmax_by_blocks(logits: NextLogits) -> Int[Tensor, " batch"]:
     """`argmax`, the first of equals; torch's own looks at one number after another on a CPU, `amax` at many at once."""
     n_blocks = logits.shape[-1] // BLOCK
     if logits.is_cuda or n_blocks < MANY:
@@ -132,7 +132,7 @@ def likeliest(logits: NextLogits) -> Int[Tensor, " batch"]:
     return (first + logits.gather(-1, first + torch.arange(BLOCK)).argmax(-1, keepdim=True)).squeeze(-1)
 
 
-def log_probabilities(logits: NextLogits, ids: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+def gather_log_probabilities(logits: NextLogits, ids: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
     """Of each row's id under the model itself, before any setting."""
     return _wide(logits).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
 

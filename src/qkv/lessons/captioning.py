@@ -11,16 +11,16 @@ from torch import Tensor
 from qkv.choices import NormPosition
 from qkv.config import Seq2SeqConfig, TrainingConfig
 from qkv.data.pair_batches import PairBatch
-from qkv.generation import Ended, Limit, Seq2SeqDecoder, beam_search
+from qkv.generation import FinishReason, LengthLimit, Seq2SeqDecoder, beam_search
 from qkv.generation.translate import GREEDY
 from qkv.inspection import record
 from qkv.lessons.scenes import BEGIN, END, N_ACROSS, PATCH, UNSEEN, WORDS, Scenes, draw_scenes
 from qkv.models import Seq2Seq
 from qkv.nn import Mask, Source
 from qkv.tensors import Ids, Patches
-from qkv.training import RunFolder, Stopped, Trainer, TrainingData
+from qkv.training import RunFolder, SignalInterrupt, Trainer, TrainingData
 from qkv.training.trainer import Report
-from qkv.training.translation import next_target
+from qkv.training.translation import translation_objective
 
 CONFIG = Seq2SeqConfig(
     vocab_size=len(WORDS), share_embeddings=False, d_patch=3 * PATCH**2, context_length=N_ACROSS**2, d_model=64,
@@ -53,11 +53,11 @@ def learn(*, seed: int, n_steps: int, report: Report = lambda _entry: None) -> S
     with TemporaryDirectory() as folder:
         run = RunFolder.create(Path(folder))
         trainer = Trainer(
-            model, training, objective=next_target(model, training), data=data, run=run, texts={}, report=report
+            model, training, objective=translation_objective(model, training), data=data, run=run, texts={}, report=report
         )
         stop = trainer.train()
     if stop.signal is not None:
-        raise Stopped(stop.signal)
+        raise SignalInterrupt(stop.signal)
     return model.eval()
 
 
@@ -67,7 +67,7 @@ def captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
     n = len(patches)
     decoder = Seq2SeqDecoder(model, model.encode(patches), capacity=MOST_WORDS)
     logits = decoder.step(torch.full((n,), WORDS.index(BEGIN)))
-    limits = [Limit(MOST_WORDS, Ended.LENGTH)] * n
+    limits = [LengthLimit(MOST_WORDS, FinishReason.LENGTH)] * n
     found = beam_search(decoder, logits, limits, beam=GREEDY, stop_ids=frozenset({WORDS.index(END)}))
     return [best.ids for best, *_ in found]
 
@@ -75,9 +75,9 @@ def captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
 @torch.inference_mode()
 def looks(model: Seq2Seq, patches: Patches, ids: Ids) -> Float[Tensor, "scene word patch"]:
     """Row t is the look that chose word t, the mean of the heads."""
-    with record(model, "decoder.blocks.0.cross.weights") as trace:
+    with record(model, "decoder.blocks.0.cross_attention.weights") as trace:
         model(patches, _before(ids))
-    return trace["decoder.blocks.0.cross.weights"].mean(1)
+    return trace["decoder.blocks.0.cross_attention.weights"].mean(1)
 
 
 @torch.inference_mode()

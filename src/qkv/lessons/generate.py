@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qkv.config import SamplingConfig
-from qkv.generation import adjusted, generate, steps
+from qkv.generation import process_logits, generate, generate_steps
 from qkv.inspection import new_figure
 from qkv.lessons.drawing import BLUE, ORANGE, Draw, Figure, label
 from qkv.lessons.printing import difference, say, section, table
@@ -49,8 +49,8 @@ def lesson(seed: int) -> Draw:
 
 def _write(task: LanguageModel) -> tuple[list[int], Tensor]:
     """The text's ids, and the probabilities that each new one was chosen from."""
-    greedy = steps(task.model, [task.encode(PROMPT)], max_new=N_NEW, sampling=SamplingConfig(temperature=0))
-    rows = [(step.text, step.logits.softmax(-1)) for step in greedy]
+    greedy = generate_steps(task.model, [task.encode(PROMPT)], max_new=N_NEW, sampling=SamplingConfig(temperature=0))
+    rows = [(step.sequence, step.logits.softmax(-1)) for step in greedy]
     return rows[-1][0].ids, torch.cat([row for _, row in rows])
 
 
@@ -80,7 +80,7 @@ def _settings(task: LanguageModel, chances: Tensor) -> None:
     at = int((chances * chances.log()).nansum(-1).argmin())  # of greatest entropy: the most open choice
     row = chances[at]
     section(f"How settings revise the probabilities of one step ({at + 1}) before a token is drawn")
-    revised = {name: adjusted(row.log()[None], config).softmax(-1)[0] for name, config in SETTINGS.items()}
+    revised = {name: process_logits(row.log()[None], config).softmax(-1)[0] for name, config in SETTINGS.items()}
     table(
         ["token", *SETTINGS],
         [(_word(task, i), *(float(one[i]) for one in revised.values())) for i in row.topk(N_SHOWN).indices.tolist()],
@@ -98,7 +98,7 @@ def _until_the_end(task: LanguageModel, seed: int) -> None:
     prompts = [task.encode(PROMPT)] * 3 + [task.encode("The end. They lived happily ever")]
     for text in generate(task.model, prompts, max_new=60, sampling=sampling, stop_ids=task.stop_ids):
         said = " ".join(task.tokenizer.decode(text.ids).split())
-        say(f"{said} [{text.ended.value if text.ended else ''}, {len(text.new)} new tokens]")
+        say(f"{said} [{text.finish_reason.value if text.finish_reason else ''}, {len(text.new_ids)} new tokens]")
 
 
 def _draw(task: LanguageModel, ids: list[int], chances: Tensor) -> Figure:

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.choices import Averaging
+from qkv.choices import AlignmentAveraging
 from qkv.config import BeamConfig
 from qkv.errors import InputError
-from qkv.generation import Decoder, Ended, Limit, beam_search, read_sources
-from qkv.generation.translate import first_logits
+from qkv.generation import Decoder, FinishReason, LengthLimit, beam_search, encode_sources
+from qkv.generation.translate import initial_logits
 from qkv.inspection.alignment import CrossAttention
-from qkv.inspection.reading import label, read
+from qkv.inspection.model_input import mark_whitespace, prepare_input
 from qkv.models import RNNSeq2Seq
 from qkv.serving.asking import AskTranslate
 from qkv.serving.runs import named, side, source_of
@@ -31,10 +31,10 @@ class _Told:
         self.steps: list[list[tuple[int, int, float]]] = []
         """Of each step, best first: id, its parent among the guesses before, Σ log p."""
 
-    def select(self, rows: Tensor, *, texts: Tensor | None = None, n_equal: int = 0) -> None:  # noqa: ARG002
-        """`n_equal` only spares work."""
+    def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:  # noqa: ARG002
+        """`common_prefix` only spares work."""
         self._parents = rows.tolist()
-        self._inner.select(rows, texts=texts)
+        self._inner.reorder(rows, sequences=sequences)
 
     def step(self, ids: Tensor) -> Tensor:
         numbers = ids.tolist()
@@ -65,11 +65,11 @@ def translate(one: Open, task: Task, asked: AskTranslate) -> dict[str, Any]:
         found = task.translations([asked.text], beam=beam, max_new=asked.max_new, attention=looks)[0]
         milliseconds = 1000 * (perf_counter() - begun)
         steps = _steps(task, found.source_ids, beam, asked.max_new)
-    source = read(task, given, found.found[0].ids).source
+    source = prepare_input(task, given, found.found[0].ids).source
     assert source is not None
     written = [
-        {"text": one.text, "ids": one.ids, "labels": [label(token) for token in one.tokens],
-         "log_probabilities": one.log_probabilities, "score": one.score, "ended": one.ended}
+        {"text": one.text, "ids": one.ids, "labels": [mark_whitespace(token) for token in one.tokens],
+         "log_probabilities": one.log_probabilities, "score": one.score, "finish_reason": one.finish_reason}
         for one in found.found
     ]  # fmt: skip
     return {
@@ -91,16 +91,16 @@ def _steps(
     room = task.model.config.context_length
     n_new = min(max_new or 2 * len(source) + 10, room)
     with torch.inference_mode():
-        decoder = _Told(read_sources(task.model, [source], capacity=n_new))
+        decoder = _Told(encode_sources(task.model, [source], capacity=n_new))
         begun = torch.tensor([task.first], device=next(task.model.parameters()).device)
-        logits, never = first_logits(decoder, begun, then=task.decoding.then), task.decoding.never
-        beam_search(decoder, logits, [Limit(n_new, Ended.LENGTH)], beam=beam, stop_ids=task.stop_ids, never=never)
+        logits, never = initial_logits(decoder, begun, forced_bos_id=task.decoding.forced_bos_id), task.decoding.suppressed_ids
+        beam_search(decoder, logits, [LengthLimit(n_new, FinishReason.LENGTH)], beam=beam, stop_ids=task.stop_ids, suppressed_ids=never)
     return decoder.steps
 
 
 def _alignment(found: CrossAttention) -> dict[str, Any]:
     return {
-        "weights": found.soft(Averaging.ALL), "best": found.soft(), "best_layer": found.best_layer,
+        "weights": found.soft(AlignmentAveraging.ALL), "best": found.soft(), "best_layer": found.best_layer,
         "words": [list(pair) for pair in found.words()], "pharaoh": found.pharaoh(),
         "source_words": found.source_words, "target_words": found.target_words,
     }  # fmt: skip

@@ -11,23 +11,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.config import SamplingConfig
-from qkv.cost import Backend, Mode, Precision, Workload
-from qkv.cost.calibration import Calibration, fitting_calibration
+from qkv.cost import DeviceType, Mode, Precision, Workload
+from qkv.cost.calibration import Calibration, find_calibration
 from qkv.cost.devices import find_device
-from qkv.cost.estimate import estimate_of
-from qkv.cost.prediction import predict
-from qkv.cost.time import bound
+from qkv.cost.estimate import estimate_workload
+from qkv.cost.prediction import predict_time
+from qkv.cost.roofline import roofline_bound
 from qkv.errors import InputError, TapError
-from qkv.generation import GPTDecoder, Step, Text, begin, candidates, decode
-from qkv.inspection import Intervention, intervening, matching, read_ids
-from qkv.inspection.places import inside
+from qkv.generation import GPTDecoder, GenerationStep, GeneratedSequence, new_sequences, top_candidates, decode_steps
+from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_input_ids
+from qkv.inspection.validation import check_index
 from qkv.nn import Lookup
 from qkv.serving.asking import AskGenerate, PatchAsked
 from qkv.serving.runs import named, side, wanted
 from qkv.serving.shelf import Open
 from qkv.tasks import LanguageModel, Task
 from qkv.text import StreamingDecoder
-from qkv.training.calibrating import device_name
+from qkv.training.device_calibration import device_name
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Watched:
         with self._pass(1):
             return self.decoder.step(ids)
 
-    def select(self, rows: Tensor, *, texts: Tensor | None = None, n_equal: int = 0) -> None:
+    def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:
         """There is one row, which goes on or ends."""
 
     def _whole(self) -> Tensor:
@@ -85,11 +85,11 @@ class _Watched:
     def _pass(self, n: int) -> Iterator[None]:
         looks: list[Lookup] = []
         with self.open.lock, torch.inference_mode(), ExitStack() as stack:
-            for tap in matching(self.task.model, "blocks.*.attention.lookup").values():
+            for tap in match_taps(self.task.model, "blocks.*.attention.lookup").values():
                 stack.callback(tap.watch(looks.append))
             begun = perf_counter()
             try:
-                with intervening(self.task.model, self.interventions):
+                with apply_interventions(self.task.model, self.interventions):
                     yield
             except TapError as error:
                 # The tokens that an edge lies between may come in another pass, or not at all.
@@ -120,16 +120,16 @@ def generate(one: Open, task: Task, asked: AskGenerate) -> Iterator[dict[str, An
     prompt = list(asked.ids) if asked.ids is not None else task.encode(asked.text or "")
     n_known = task.model.config.vocab_size
     for number in prompt:
-        inside("id", number, n_known, of="ids of the vocabulary")
+        check_index("id", number, n_known, of="ids of the vocabulary")
     with one.lock:
         changes = wanted(task, asked.interventions)
-        reading = read_ids(task, prompt)
+        reading = prepare_input_ids(task, prompt)
     config, sampling = task.model.config, asked.sampling
-    (text,) = begin([prompt], max_new=asked.max_new, context_length=config.context_length)
+    (text,) = new_sequences([prompt], max_new=asked.max_new, context_length=config.context_length)
     decoder = None
     if asked.cache:
-        decoder = GPTDecoder(task.model, batch=1, capacity=len(prompt) + text.limit.n_new - 1)
-    known = fitting_calibration(Mode.DECODE, Precision.FLOAT32, device=device_name(torch.device("cpu")))
+        decoder = GPTDecoder(task.model, batch=1, capacity=len(prompt) + text.limit.max_new_tokens - 1)
+    known = find_calibration(Mode.DECODE, Precision.FLOAT32, device=device_name(torch.device("cpu")))
     watched = _Watched(task, one, changes, decoder, known)
     a_token = config.n_layers * config.n_kv_heads * (config.d_head + config.d_value)
     size = task.model.embedding.token.weight.element_size()
@@ -142,35 +142,35 @@ def generate(one: Open, task: Task, asked: AskGenerate) -> Iterator[dict[str, An
     logits = watched.prefill(prompt)
     said = StreamingDecoder(task.tokenizer, before=prompt)
     whole = ""
-    for step in decode(watched, logits, [text], sampling=sampling, stop_ids=task.stop_ids):
+    for step in decode_steps(watched, logits, [text], sampling=sampling, stop_ids=task.stop_ids):
         piece = said.add(step.id) if step.id < task.tokenizer.vocab_size else ""
-        if text.ended is not None:
+        if text.finish_reason is not None:
             piece += said.finish()
         whole += piece
         yield _told(task, watched, step, sampling, n=asked.candidates) | {"piece": piece}
     yield _end(text, whole, watched, begun)
 
 
-def _end(text: Text, whole: str, watched: _Watched, begun: float) -> dict[str, Any]:
-    n_passes = len(text.new)
+def _end(text: GeneratedSequence, whole: str, watched: _Watched, begun: float) -> dict[str, Any]:
+    n_passes = len(text.new_ids)
     never = {line for line in watched.unreached if watched.unreached.count(line) == n_passes}
     return {
-        "kind": "end", "ended": text.ended, "text": whole, "ids": text.new,
+        "kind": "end", "finish_reason": text.finish_reason, "text": whole, "ids": text.new_ids,
         "milliseconds": 1000 * (perf_counter() - begun), "remarks": sorted(never),
     }  # fmt: skip
 
 
 def _told(
-    task: LanguageModel, watched: _Watched, step: Step, sampling: SamplingConfig, *, n: int
+    task: LanguageModel, watched: _Watched, step: GenerationStep, sampling: SamplingConfig, *, n: int
 ) -> dict[str, Any]:  # fmt: skip
     assert watched.last is not None
-    done, index = watched.last, len(step.text.new) - 1
-    position = len(step.text.prompt) + index - 1
+    done, index = watched.last, len(step.sequence.new_ids) - 1
+    position = len(step.sequence.prompt) + index - 1
     n_cached, n_bytes = watched.cache_size
     shown = [
         {"id": one.id, "label": named(task.tokenizer, one.id), "probability": one.probability, "revised": one.revised,
          "is_chosen": one.is_chosen}
-        for one in candidates(step, sampling, n=n)
+        for one in top_candidates(step, sampling, n=n)
     ]  # fmt: skip
     mode = Mode.DECODE if done.n_computed == 1 and watched.decoder is not None else Mode.PREFILL
     return {
@@ -184,12 +184,12 @@ def _told(
 
 def _cost(watched: _Watched, mode: Mode, length: int) -> dict[str, Any]:
     """Of the pass that chose: the prompt's or a whole text's gives the logits of its last token alone."""
-    work = Workload(mode=mode, batch=1, length=length, predictions=1, backend=Backend.CPU)
+    work = Workload(mode=mode, batch=1, seq_len=length, logits_to_keep=1, device_type=DeviceType.CPU)
     config = watched.task.model.config
-    made = estimate_of(config, work)
+    made = estimate_workload(config, work)
     calibration = watched.calibration
     return {
         "flops": made.flops.forward, "bytes": made.traffic.fused,
-        "predicted_ms": None if calibration is None else 1000 * predict(config, work, calibration).seconds,
-        "bound_ms": 1000 * bound(made, find_device("cpu")).seconds,
+        "predicted_ms": None if calibration is None else 1000 * predict_time(config, work, calibration).seconds,
+        "bound_ms": 1000 * roofline_bound(made, find_device("cpu")).seconds,
     }  # fmt: skip

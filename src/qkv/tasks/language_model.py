@@ -4,20 +4,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.errors import InputError
-from qkv.generation import Ended, Hypothesis, Step, StopStrings, Text, beam_generate, steps
-from qkv.generation.packing import packing_of
+from qkv.generation import FinishReason, Hypothesis, GenerationStep, StopStrings, GeneratedSequence, beam_generate, generate_steps
+from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
-from qkv.tasks.describing import described
-from qkv.tasks.scoring import loss_sums
+from qkv.tasks.description import describe_task
+from qkv.tasks.log_likelihood import document_losses
 from qkv.text import StreamingDecoder, Tokenizer
-from qkv.training.evaluation import Score
+from qkv.training.evaluation import EvaluationResult
 
-ROWS_AT_ONCE = 32
+PROMPTS_PER_BATCH = 32
 """Prompts that are generated from together; more of them only need more memory."""
-PLAIN = SamplingConfig()
+DEFAULT_SAMPLING = SamplingConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +28,18 @@ class Continuation:
     ids: list[int]
     """All new ones, those of an end token or a stop string too, which the text leaves out."""
     log_probabilities: list[float]
-    ended: Ended
+    finish_reason: FinishReason
     score: float | None = None
     """Of a text that a beam search found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamedToken:
     """One new token of one prompt, and the text that has become certain with it: none, or several characters."""
 
     row: int
     text: str
-    step: Step
+    step: GenerationStep
 
 
 class LanguageModel:
@@ -51,10 +51,10 @@ class LanguageModel:
         self.name = name
         self.remarks = remarks
         """What the user should be told."""
-        self._packing = packing_of(model)
+        self._packing = prepack_weights(model)
 
     def __repr__(self) -> str:
-        return described("LanguageModel", self.model, self.name) + ")"
+        return describe_task("LanguageModel", self.model, self.name) + ")"
 
     def generate(
         self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), **sampling: Any  # noqa: ANN401
@@ -63,22 +63,22 @@ class LanguageModel:
         return self.continue_all([prompt], max_new=max_new, stop=stop, sampling=SamplingConfig(**sampling))[0].text
 
     def continue_all(
-        self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = PLAIN
+        self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = DEFAULT_SAMPLING
     ) -> list[Continuation]:
         """In batches; each text is what it would have been alone, with seed + its number among the prompts."""
         done: list[Continuation] = []
-        for start in range(0, len(prompts), ROWS_AT_ONCE):
+        for start in range(0, len(prompts), PROMPTS_PER_BATCH):
             own = sampling.replace(seed=sampling.seed + start)
-            some = prompts[start : start + ROWS_AT_ONCE]
-            shown, texts = [""] * len(some), dict[int, Text]()
+            some = prompts[start : start + PROMPTS_PER_BATCH]
+            shown, texts = [""] * len(some), dict[int, GeneratedSequence]()
             for piece in self.pieces(some, max_new=max_new, stop=stop, sampling=own, with_logits=False):
                 shown[piece.row] += piece.text
-                texts[piece.row] = piece.step.text
-            done += [_continuation(texts[row], shown[row]) for row in range(len(some))]
+                texts[piece.row] = piece.step.sequence
+            done += [_to_continuation(texts[row], shown[row]) for row in range(len(some))]
         return done
 
     def stream(
-        self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = PLAIN
+        self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = DEFAULT_SAMPLING
     ) -> Iterator[str]:
         """The same text, piece by piece as it comes; no character is split."""
         for piece in self.pieces([prompt], max_new=max_new, stop=stop, sampling=sampling, with_logits=False):
@@ -87,8 +87,8 @@ class LanguageModel:
 
     def pieces(
         self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (),
-        sampling: SamplingConfig = PLAIN, with_logits: bool = True,
-    ) -> Iterator[Piece]:  # fmt: skip
+        sampling: SamplingConfig = DEFAULT_SAMPLING, with_logits: bool = True,
+    ) -> Iterator[StreamedToken]:  # fmt: skip
         """Every new token of every prompt as it comes, the prompts side by side in one batch.
 
         `with_logits`: without them a GPU writes several tokens before the first is read.
@@ -96,26 +96,26 @@ class LanguageModel:
         ids = [self.encode(prompt) for prompt in prompts]
         decoders = [StreamingDecoder(self.tokenizer, before=own) for own in ids]
         stops = [StopStrings(stop) for _ in prompts]
-        for step in steps(
-            self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids, packing=self._packing,
+        for step in generate_steps(
+            self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids, prepacked=self._packing,
             with_logits=with_logits,
         ):  # fmt: skip
             decoder, stopping = decoders[step.row], stops[step.row]
             shown = stopping.feed(self._said(decoder, step.id))
-            if step.text.ended is not None and not stopping.is_stopped:
+            if step.sequence.finish_reason is not None and not stopping.is_stopped:
                 shown += stopping.feed(decoder.finish())
                 shown += stopping.flush()
             if stopping.is_stopped:
-                step.text.ended = Ended.STOP
-            yield Piece(step.row, shown, step)
+                step.sequence.finish_reason = FinishReason.STOP
+            yield StreamedToken(step.row, shown, step)
 
     def search(self, prompts: Sequence[str], *, max_new: int = 200, beam: BeamConfig) -> list[list[Continuation]]:
         """The `beam.n_best` best continuations of each prompt, best first."""
         found: list[list[Continuation]] = []
-        for start in range(0, len(prompts), ROWS_AT_ONCE):
-            ids = [self.encode(prompt) for prompt in prompts[start : start + ROWS_AT_ONCE]]
+        for start in range(0, len(prompts), PROMPTS_PER_BATCH):
+            ids = [self.encode(prompt) for prompt in prompts[start : start + PROMPTS_PER_BATCH]]
             results = beam_generate(
-                self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids, packing=self._packing
+                self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids, prepacked=self._packing
             )
             for own, hypotheses in zip(ids, results, strict=True):
                 found.append([self._found(own, one) for one in hypotheses])
@@ -123,7 +123,7 @@ class LanguageModel:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        end = self.tokenizer.find(Role.END)
+        end = self.tokenizer.find(SpecialToken.EOS)
         return frozenset() if end is None else frozenset({end})
 
     def encode(self, prompt: str) -> list[int]:
@@ -131,35 +131,35 @@ class LanguageModel:
         ids = self.tokenizer.encode(prompt)
         if ids:
             return ids
-        begin = self.tokenizer.find(Role.BEGIN)
+        begin = self.tokenizer.find(SpecialToken.BOS)
         if begin is None:
             raise InputError("the prompt is empty: 0 tokens, and this tokenizer has none for the beginning of a text")
         return [begin]
 
-    def score(self, document: str) -> Score:
+    def score(self, document: str) -> EvaluationResult:
         """−Σ log p of the document's tokens and its end token, from a fresh context; see `score_all`."""
         return next(self.score_all([document]))
 
-    def score_all(self, documents: Iterable[str]) -> Iterator[Score]:
+    def score_all(self, documents: Iterable[str]) -> Iterator[EvaluationResult]:
         """The score of each document, in order, computed in batches of like length.
 
         White space at its ends is not part of a document. It begins with the tokenizer's token for that and is
         scored with its end token; its bytes are those of its UTF-8 text. One longer than the context is read in
         overlapping windows: `scoring.windows`.
         """
-        begin, end = self.tokenizer.id_of(Role.BEGIN), self.tokenizer.id_of(Role.END)
+        begin, end = self.tokenizer.id_of(SpecialToken.BOS), self.tokenizer.id_of(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []
 
         def encoded() -> Iterator[list[int]]:
             for document in documents:
                 text = document.strip()
-                ids = [begin, *self.tokenizer.encode(text, add_specials=False), end]
+                ids = [begin, *self.tokenizer.encode(text, add_special_tokens=False), end]
                 sizes.append((len(ids) - 1, len(text.encode())))
                 yield ids
 
-        for number, loss_sum in enumerate(loss_sums(self.model, encoded())):
+        for number, loss_sum in enumerate(document_losses(self.model, encoded())):
             n_targets, n_bytes = sizes[number]
-            yield Score(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
+            yield EvaluationResult(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
 
     def _said(self, decoder: StreamingDecoder, number: int) -> str:
         """A model may have more ids than its tokenizer, to fill a matrix up; those say nothing."""
@@ -169,10 +169,10 @@ class LanguageModel:
         decoder = StreamingDecoder(self.tokenizer, before=prompt)
         text = "".join([*(self._said(decoder, number) for number in one.ids), decoder.finish()])
         return Continuation(
-            text=text, ids=one.ids, log_probabilities=one.log_probabilities, ended=one.ended, score=one.score
+            text=text, ids=one.ids, log_probabilities=one.log_probabilities, finish_reason=one.finish_reason, score=one.score
         )
 
 
-def _continuation(text: Text, shown: str) -> Continuation:
-    assert text.ended is not None
-    return Continuation(text=shown, ids=text.new, log_probabilities=text.log_probabilities, ended=text.ended)
+def _to_continuation(text: GeneratedSequence, shown: str) -> Continuation:
+    assert text.finish_reason is not None
+    return Continuation(text=shown, ids=text.new_ids, log_probabilities=text.log_probabilities, finish_reason=text.finish_reason)

@@ -5,34 +5,34 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import overload
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
-from qkv.generation import Ended, Hypothesis
+from qkv.generation import FinishReason, Hypothesis
 from qkv.generation import translate as translate_ids
-from qkv.generation.packing import packing_of
-from qkv.generation.stopping import before_loop
-from qkv.inspection.alignment import CrossAttention, cross_weights
-from qkv.inspection.brief import Brief
+from qkv.generation.prepacked_weights import prepack_weights
+from qkv.generation.stop_conditions import truncate_repetition
+from qkv.inspection.alignment import CrossAttention, compute_cross_attention
+from qkv.inspection.short_repr import ShortRepr
 from qkv.models import RNNSeq2Seq, Seq2Seq
-from qkv.tasks.batches import of_like_length
-from qkv.tasks.describing import described
-from qkv.tasks.wording import contains, has_words, in_small_letters, parts
+from qkv.tasks.batches import batch_by_length
+from qkv.tasks.description import describe_task
+from qkv.tasks.text_utils import contains_term, has_words, to_sentence_case, split_to_fit
 from qkv.text import Tokenizer
-from qkv.text.showing import text_of
-from qkv.text.words import spans_of, word_of_bytes, words_of_ids
+from qkv.text.token_display import text_of
+from qkv.text.word_indices import spans_of, word_of_bytes, words_of_ids
 from qkv.weights.decoding import Decoding
 
-TOKENS_AT_ONCE = 1024
+SOURCE_TOKENS_PER_BATCH = 1024
 """Of the sources of a batch, padding counted; each has as many rows as there are beams."""
-USUAL = BeamConfig(n_beams=5)
-NO_TERMS: Mapping[str, str] = {}
-UNKNOWN_CAPITALS = 1.5
+DEFAULT_BEAM = BeamConfig(n_beams=5)
+EMPTY_GLOSSARY: Mapping[str, str] = {}
+ALL_CAPS_TOKEN_RATIO = 1.5
 """So many times the tokens of its small letters has a text in capitals, where the vocabulary knows few such words."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Written(Brief):
+class TranslationHypothesis(ShortRepr):
     """One text that the search found."""
 
     text: str
@@ -41,7 +41,7 @@ class Written(Brief):
     tokens: list[str]
     log_probabilities: list[float]
     score: float
-    ended: Ended
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -56,7 +56,7 @@ class Translation:
     source: str
     source_ids: list[int]
     source_tokens: list[str]
-    found: list[Written]
+    found: list[TranslationHypothesis]
     """Best first; as many as were asked for."""
     attention: CrossAttention | None = None
     """Of the best one."""
@@ -92,10 +92,10 @@ class Translator:
         # Of several tasks none is guessed.
         self.prefix = next(iter(decoding.prefixes.values())) if len(decoding.prefixes) == 1 else ""
         """What is put before every source (T5's `translate English to German: `); `with_prefix` gives another."""
-        self._packing = packing_of(model)
+        self._packing = prepack_weights(model)
 
     def __repr__(self) -> str:
-        return described("Translator", self.model, self.name) + ")"
+        return describe_task("Translator", self.model, self.name) + ")"
 
     def with_prefix(self, prefix: str) -> "Translator":
         """The same translator for another task: a name of `decoding.prefixes`, or words of one's own."""
@@ -124,7 +124,7 @@ class Translator:
 
         `split`: what is too long is cut (`cut`) and joined again; None: if the model says what is too long for it.
         """
-        given = _texts(texts)
+        given = _as_text_list(texts)
         is_cut = self.knows_too_long if split is None else split
         pieces = [self.cut(text) if is_cut else [text] for text in given]
         flat = [piece for some in pieces for piece in some]
@@ -144,11 +144,11 @@ class Translator:
         """
         room = self.model.config.context_length
         most = min(room, self.decoding.max_joined or room)
-        return parts(text, lambda part: self._n_ids(part) <= room, together=lambda part: self._n_ids(part) <= most)
+        return split_to_fit(text, lambda part: self._n_ids(part) <= room, together=lambda part: self._n_ids(part) <= most)
 
     def translations(
-        self, texts: Sequence[str], *, beam: BeamConfig = USUAL, max_new: int | None = None,
-        glossary: Mapping[str, str] = NO_TERMS, attention: bool = False,
+        self, texts: Sequence[str], *, beam: BeamConfig = DEFAULT_BEAM, max_new: int | None = None,
+        glossary: Mapping[str, str] = EMPTY_GLOSSARY, attention: bool = False,
     ) -> list[Translation]:  # fmt: skip
         """In the order of the texts, computed in batches of like length.
 
@@ -160,13 +160,13 @@ class Translator:
         sources = [self._encoded(number, text) for number, text in enumerate(read)]
         found: dict[int, list[Hypothesis]] = {}
         there = [number for number, ids in enumerate(sources) if ids]
-        for batch in of_like_length([len(sources[number]) for number in there], TOKENS_AT_ONCE):
+        for batch in batch_by_length([len(sources[number]) for number in there], SOURCE_TOKENS_PER_BATCH):
             numbers = [there[place] for place in batch]
             results = translate_ids(
-                self.model, [sources[number] for number in numbers], first=self.first, stop_ids=self.stop_ids,
+                self.model, [sources[number] for number in numbers], start_id=self.first, stop_ids=self.stop_ids,
                 beam=beam,
                 max_new=[2 * len(sources[number]) + 10 if max_new is None else max_new for number in numbers],
-                forced=[self._terms(read[number], glossary) for number in numbers], packing=self._packing,
+                constraints=[self._terms(read[number], glossary) for number in numbers], prepacked=self._packing,
                 decoding=self.decoding,
             )  # fmt: skip
             found.update(zip(numbers, results, strict=True))
@@ -178,14 +178,14 @@ class Translator:
     @property
     def first(self) -> int:
         """What every text begins with: what its settings say, the token for it, or padding where there is none."""
-        if self.decoding.first is not None:
-            return self.decoding.first
-        begin = self.tokenizer.find(Role.BEGIN)
-        return self.tokenizer.id_of(Role.PAD) if begin is None else begin
+        if self.decoding.decoder_start_id is not None:
+            return self.decoding.decoder_start_id
+        begin = self.tokenizer.find(SpecialToken.BOS)
+        return self.tokenizer.id_of(SpecialToken.PAD) if begin is None else begin
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        return frozenset({self.tokenizer.id_of(Role.END)})
+        return frozenset({self.tokenizer.id_of(SpecialToken.EOS)})
 
     def given(self, text: str) -> str:
         """What the model reads: nothing where there is no word, small letters where it knows no capitals."""
@@ -193,8 +193,8 @@ class Translator:
 
     def _read(self, text: str) -> str:
         text = text.strip() if has_words(text) else ""
-        small = in_small_letters(text)
-        knows = not text.isupper() or self._n_ids(text) < UNKNOWN_CAPITALS * self._n_ids(small)
+        small = to_sentence_case(text)
+        knows = not text.isupper() or self._n_ids(text) < ALL_CAPS_TOKEN_RATIO * self._n_ids(small)
         return text if knows else small
 
     def _n_ids(self, text: str) -> int:
@@ -223,12 +223,12 @@ class Translator:
         for term, target in glossary.items():
             if not (term.strip() and target.strip()):
                 raise InputError(f"the glossary's {term!r}: {target!r} has a blank side, where 1 word must be at least")
-        return [self._inside(target) for term, target in glossary.items() if contains(text, term)]
+        return [self._inside(target) for term, target in glossary.items() if contains_term(text, term)]
 
     def _inside(self, term: str) -> list[int]:
         """Its ids where it stands inside a text: there a blank before it is part of its first token."""
-        before = self.tokenizer.encode("a", add_specials=False)
-        both = self.tokenizer.encode(f"a {term.strip()}", add_specials=False)
+        before = self.tokenizer.encode("a", add_special_tokens=False)
+        both = self.tokenizer.encode(f"a {term.strip()}", add_special_tokens=False)
         return both[len(before) :] if both[: len(before)] == before else both
 
     def _translation(
@@ -240,26 +240,26 @@ class Translator:
             written = [replace(one, text=one.text.upper()) for one in written]
         if not ids:
             same = " ".join(text.split())
-            written = [Written(text=same, ids=[], tokens=[], log_probabilities=[], score=0.0, ended=Ended.STOP)]
+            written = [TranslationHypothesis(text=same, ids=[], tokens=[], log_probabilities=[], score=0.0, finish_reason=FinishReason.STOP)]
         tokens = [text_of(self.source_tokenizer, number) for number in ids]
         looked = self._attention(read, ids, written[0]) if attention and ids else None
         return Translation(source=text, source_ids=ids, source_tokens=tokens, found=written, attention=looked)
 
-    def _written(self, one: Hypothesis, *, may_loop: bool) -> Written:
-        ids = one.ids if may_loop or one.ended is Ended.STOP else before_loop(one.ids)
+    def _written(self, one: Hypothesis, *, may_loop: bool) -> TranslationHypothesis:
+        ids = one.ids if may_loop or one.finish_reason is FinishReason.STOP else truncate_repetition(one.ids)
         known = [number for number in ids if number < self.tokenizer.vocab_size]
-        return Written(
+        return TranslationHypothesis(
             text=" ".join(self.tokenizer.decode(known).split()),
             ids=one.ids,
             tokens=[text_of(self.tokenizer, number) for number in one.ids],
             log_probabilities=one.log_probabilities,
             score=one.score,
-            ended=one.ended,
+            finish_reason=one.finish_reason,
         )
 
-    def _attention(self, text: str, ids: list[int], written: Written) -> CrossAttention:
+    def _attention(self, text: str, ids: list[int], written: TranslationHypothesis) -> CrossAttention:
         return CrossAttention(
-            weights=cross_weights(self.model, ids, written.ids, first=self.first),
+            weights=compute_cross_attention(self.model, ids, written.ids, first=self.first),
             source=[text_of(self.source_tokenizer, number) for number in ids],
             target=written.tokens,
             source_words=self._source_words(text, ids),
@@ -274,7 +274,7 @@ class Translator:
         return [None if word is None or word < n else word - n for word in words]
 
 
-def _texts(given: object) -> list[str]:
+def _as_text_list(given: object) -> list[str]:
     texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise InputError(f"translate takes a text or a list of texts; {repr(wrong[0])[:60]} is none")

@@ -10,9 +10,9 @@ from qkv.config import BERTConfig
 from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.models import BERT
 from qkv.nn import Packed
-from qkv.tasks import packed
-from qkv.tasks.packed import PackedReader, can_pack, rows_of
-from qkv.tasks.states import Reader
+from qkv.tasks import packed_encoder
+from qkv.tasks.packed_encoder import PackedEncoder, can_pack, pack_by_length
+from qkv.tasks.batch_encoder import BatchEncoder
 
 N_WORDS, LONGEST = 31, 13
 
@@ -31,7 +31,7 @@ def texts(lengths, n_values=N_WORDS):
 @settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=7), has_pairs=st.booleans(), rounds=st.booleans())
 def test_states_are_those_of_each_text_alone(model, lengths, has_pairs, rounds):
-    reader = PackedReader(model)
+    reader = PackedEncoder(model)
     reader.compiled = rounds  # the sizes that a compiled graph is made for, without the graph
     rows, segments = texts(lengths), texts(lengths, 2)
     states = reader.states(rows, segments if has_pairs else None)
@@ -44,7 +44,7 @@ def test_states_are_those_of_each_text_alone(model, lengths, has_pairs, rounds):
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 3]])
 def test_what_the_next_run_writes_over_was_copied(model, lengths, monkeypatch):
-    reader, given = PackedReader(model), torch.randn(128, 14)
+    reader, given = PackedEncoder(model), torch.randn(128, 14)
     monkeypatch.setattr(reader, "_run", lambda *_: given)
     states = reader.states(texts(lengths))
     before = states.clone()
@@ -55,7 +55,7 @@ def test_what_the_next_run_writes_over_was_copied(model, lengths, monkeypatch):
 
 def test_what_is_sent_begins_at_multiples_of_16_bytes_in_one_piece(model):
     given = [np.arange(7, dtype=np.int32), np.arange(3), np.arange(0), np.arange(11)]
-    sent = PackedReader(model)._sent(*given)
+    sent = PackedEncoder(model)._sent(*given)
     assert [part.tolist() for part in sent] == [part.tolist() for part in given]
     assert [part.dtype for part in sent] == [torch.int32, torch.int64, torch.int64, torch.int64]
     starts = [part.storage_offset() * part.element_size() for part in sent]
@@ -67,7 +67,7 @@ def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):
     monkeypatch.setattr(packed, "TOKENS", 20)
     monkeypatch.setattr(packed, "TEXTS", 3)
     lengths = [7, 1, 25, 3, 2, 1, 13, 5]
-    rows = list(rows_of(lengths))
+    rows = list(pack_by_length(lengths))
     assert sorted(place for row in rows for place in row) == list(range(8))
     assert all(len(row) <= 3 and (len(row) == 1 or sum(lengths[i] for i in row) <= 20) for row in rows)
 
@@ -75,10 +75,10 @@ def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):
 def test_the_batches_of_a_gpu_are_those_of_a_cpu(model, monkeypatch):
     rows = texts([5, 13, 2, 7, 7, 11])
     plain = {place: batch.states[i, : len(rows[place])]
-             for batch in Reader(model).batches(rows, None) for i, place in enumerate(batch.places)}  # fmt: skip
-    monkeypatch.setattr("qkv.tasks.states.can_pack", lambda _: True)
+             for batch in BatchEncoder(model).batches(rows, None) for i, place in enumerate(batch.places)}  # fmt: skip
+    monkeypatch.setattr("qkv.tasks.batch_encoder.can_pack", lambda _: True)
     monkeypatch.setattr(packed, "TOKENS", 20)
-    for batch in Reader(model).batches(rows, None):
+    for batch in BatchEncoder(model).batches(rows, None):
         for i, place in enumerate(batch.places):
             n = len(rows[place])
             assert batch.ids[i, :n].tolist() == rows[place]
@@ -108,7 +108,7 @@ def test_a_gpu_packs_where_torch_has_the_kernel_alone(model, other):
 def test_a_cpu_packs_nothing_and_compiles_nothing(model):
     assert not can_pack(model)
     with pytest.raises(InputError, match="compiling is for a GPU and 16-bit numbers"):
-        Reader(model).compile()
+        BatchEncoder(model).compile()
 
 
 def test_packed_texts_are_one_row_and_none_longer_than_the_context(model):

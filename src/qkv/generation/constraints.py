@@ -6,7 +6,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Terms:
+class TermConstraints:
     """Sequences of ids, each to stand in the text in one piece; in which order is free."""
 
     def __init__(self, terms: Iterable[Sequence[int]]) -> None:
@@ -27,7 +27,7 @@ class Terms:
         return [term for term in self._terms if not _holds(ids, term)]
 
 
-def spread(ranked: Iterable[tuple[int, T]], n: int) -> list[T]:
+def allocate_beams(ranked: Iterable[tuple[int, T]], n: int) -> list[T]:
     """The best n of (ids reached, item), taken in turn from each number reached, the greatest first.
 
     Those that have come further are less likely, as they had to take what they did not choose: by likelihood alone

@@ -54,7 +54,7 @@ class Matrix:
         return self.norm.weight, bias, self.norm.epsilon, kind
 
 
-class Laid:
+class KernelWeights:
     """A model's weights as the kernels read them."""
 
     def __init__(self, model: GPT) -> None:
@@ -68,7 +68,7 @@ class Laid:
 
 
 @dataclass(frozen=True)
-class Given:
+class StepTensors:
     """What a step reads and writes besides weights: a recording holds these very tensors."""
 
     ids: Tensor
@@ -92,9 +92,9 @@ class Given:
 class _Forward:
     """What steps of one and of several rows have in common: looking back."""
 
-    def __init__(self, laid: Laid, given: Given) -> None:
+    def __init__(self, laid: KernelWeights, given: StepTensors) -> None:
         self.laid, self.given = laid, given
-        shape, rows = laid.attention.shape, len(given.ids)
+        shape, rows = laid.attention.head_config, len(given.ids)
         self.shape, self.d_model = shape, laid.tokens.shape[1]
         new = laid.tokens.new_empty
         self.projected = new(rows, (shape.n_heads + shape.n_kv_heads) * shape.d_head + shape.n_kv_heads * shape.d_value)
@@ -103,7 +103,7 @@ class _Forward:
         n_parts = rows * shape.n_heads * self.n_splits * (power_of_two(shape.d_value) + 2)
         self.parts = new(n_parts, dtype=torch.float32)
         cos, sin = (None, None) if given.rotation is None else given.rotation
-        self.tables = given.positions, cos, sin
+        self.position_tables = given.positions, cos, sin
         self.looking: dict[str, Any] = {
             "HEADS": shape.n_heads, "KV_HEADS": shape.n_kv_heads, "D": shape.d_head, "D_VALUE": shape.d_value,
             "BLOCK_D": power_of_two(shape.d_head), "BLOCK_VALUE": power_of_two(shape.d_value),
@@ -113,7 +113,7 @@ class _Forward:
     def look_back(self, layer: int, heads: Tensor | None) -> None:
         """Into `heads`, or into `parts` where several programs share a head."""
         _kernels().look_back[(len(self.projected), self.shape.n_heads, self.n_splits)](
-            self.projected, self.given.keys[layer], self.given.values[layer], *self.tables, heads, self.parts,
+            self.projected, self.given.keys[layer], self.given.values[layer], *self.position_tables, heads, self.parts,
             self.given.capacity, self.laid.attention.scale, **self.looking,
         )  # fmt: skip
 
@@ -123,7 +123,7 @@ class OneRow(_Forward):
     begins by reading weights.
     """
 
-    def __init__(self, laid: Laid, given: Given) -> None:
+    def __init__(self, laid: KernelWeights, given: StepTensors) -> None:
         super().__init__(laid, given)
         self._stream = torch.zeros(self.d_model, dtype=torch.long, device=laid.tokens.device)
         self._spoiled = self._stream.new_zeros(1)
@@ -163,7 +163,7 @@ class OneRow(_Forward):
         block_out = max(power_of_two(output.n_out * self.shape.n_heads // HEADS_PROGRAMS + 1) // 2, 1)
         n_bytes = block_out * self.shape.d_value * output.weight.element_size()
         _row_kernels().give_heads[(self.shape.n_heads, -(-output.n_out // block_out))](
-            self.projected, self.given.keys[layer], self.given.values[layer], *self.tables, self.parts, output.weight,
+            self.projected, self.given.keys[layer], self.given.values[layer], *self.position_tables, self.parts, output.weight,
             output.bias, self._stream, self._spoiled, self.given.capacity, self.laid.attention.scale, output.n_out,
             HAS_BIAS=output.bias is not None, BLOCK_OUT=block_out, num_warps=8 if n_bytes > 2 * READ else 4,
             **self.looking,
@@ -173,7 +173,7 @@ class OneRow(_Forward):
 class ManyRows(_Forward):
     """A step of several rows, five to eight kernels a layer."""
 
-    def __init__(self, laid: Laid, given: Given) -> None:
+    def __init__(self, laid: KernelWeights, given: StepTensors) -> None:
         super().__init__(laid, given)
         rows, new = len(given.ids), laid.tokens.new_empty
         self._stream = new(rows, self.d_model, dtype=torch.float32)
@@ -223,21 +223,21 @@ class ManyRows(_Forward):
 
 def _layer(block: Block) -> tuple[Matrix, Matrix, Matrix, Matrix]:
     """Queries, keys and values; the output; the feed-forward's two (a gate stands before what it gates)."""
-    attention, feedforward = block.attention, block.feedforward
-    assert isinstance(attention.output, nn.Linear)
-    own = _side_by_side(attention.query, attention.key, attention.value)
-    gate = feedforward.gate
-    wide = _side_by_side(feedforward.expand) if gate is None else _side_by_side(gate, feedforward.expand)
+    attention, feed_forward = block.attention, block.feed_forward
+    assert isinstance(attention.out_proj, nn.Linear)
+    own = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+    gate = feed_forward.gate_proj
+    wide = _side_by_side(feed_forward.up_proj) if gate is None else _side_by_side(gate, feed_forward.up_proj)
     return (
         Matrix(*own, norm=block.attention_norm),
-        Matrix(attention.output.weight, attention.output.bias, adds=True),
+        Matrix(attention.out_proj.weight, attention.out_proj.bias, adds=True),
         Matrix(
             *wide,
-            norm=block.feedforward_norm,
-            activation=ACTIVATIONS[feedforward.activation],
+            norm=block.feed_forward_norm,
+            activation=ACTIVATIONS[feed_forward.activation],
             is_gated=gate is not None,
         ),
-        Matrix(feedforward.contract.weight, feedforward.contract.bias, adds=True),
+        Matrix(feed_forward.down_proj.weight, feed_forward.down_proj.bias, adds=True),
     )
 
 
@@ -249,7 +249,7 @@ def _side_by_side(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
     return torch.cat(weights), torch.cat(biases) if biases else None
 
 
-def tables(model: GPT, capacity: int) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
+def position_tables(model: GPT, capacity: int) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
     """What is added at each position, and the angles there."""
     tokens = model.embedding.token.weight
     positions = torch.arange(capacity, device=tokens.device)[None]
@@ -270,11 +270,11 @@ def _splits(n_blocks: int, n_heads: int) -> int:
 
 def _kernels() -> Any:  # noqa: ANN401 - what Triton makes of a function has no type
     """Imported here, for Triton comes with torch for GPUs alone."""
-    return import_module("qkv.generation.gpu_kernels")
+    return import_module("qkv.generation.triton_batch_kernels")
 
 
 def _row_kernels() -> Any:  # noqa: ANN401 - as above
-    return import_module("qkv.generation.gpu_row_kernels")
+    return import_module("qkv.generation.triton_row_kernels")
 
 
 def power_of_two(n: int) -> int:

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.choices import Kernel
+from qkv.choices import AttentionKernel
 from qkv.config import BeamConfig, Seq2SeqConfig
 from qkv.errors import InputError
 from qkv.generation import translate
-from qkv.generation.decoder import Seq2SeqDecoder, read_sources
-from qkv.generation.lean import LeanStep, can_be_lean
-from qkv.generation.packing import packing_of
+from qkv.generation.cpu_decode_engine import CPUDecodeEngine, supports_cpu_decode_engine
+from qkv.generation.decoder import Seq2SeqDecoder, encode_sources
+from qkv.generation.prepacked_weights import prepack_weights
 from qkv.inspection import record
 from qkv.nn import using
 from tests.agreement.families import shaken
@@ -53,10 +53,10 @@ def small(seed=0, **shape):
 @torch.inference_mode()
 def test_each_step_agrees_with_the_models_own_road_through_padding_and_selection(name, seed):
     model = small(seed, **SHAPES[name])
-    packing = packing_of(model)
-    assert can_be_lean(model, packing)
-    lean = LeanStep(model, packing, capacity=7)
-    roads = [read_sources(model, SOURCES, capacity=7, lean=road) for road in (lean, None)]
+    packing = prepack_weights(model)
+    assert supports_cpu_decode_engine(model, packing)
+    lean = CPUDecodeEngine(model, packing, capacity=7)
+    roads = [encode_sources(model, SOURCES, capacity=7, cpu_engine=road) for road in (lean, None)]
     chance = torch.Generator().manual_seed(seed)
     n_rows, texts = 3, 3
     for step in range(7):
@@ -70,7 +70,7 @@ def test_each_step_agrees_with_the_models_own_road_through_padding_and_selection
         rows = [place * n_each + int(torch.randint(0, n_each, (1,), generator=chance))
                 for place in places for _ in range(width)]  # fmt: skip
         for road in roads:
-            road.select(torch.tensor(rows), texts=left)
+            road.reorder(torch.tensor(rows), sequences=left)
         texts = len(places)
         n_rows = texts * width
 
@@ -78,43 +78,43 @@ def test_each_step_agrees_with_the_models_own_road_through_padding_and_selection
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_other_shapes_take_the_models_own_road(name):
     model = small(**UNUSUAL[name])
-    assert not can_be_lean(model, packing_of(model))
+    assert not supports_cpu_decode_engine(model, prepack_weights(model))
 
 
 def test_other_numbers_other_kernels_and_training_take_the_models_own_road():
     model = small()
-    packing = packing_of(model)
-    assert can_be_lean(model, packing)
-    with using(model, Kernel.PLAIN):
-        assert not can_be_lean(model, packing)
+    packing = prepack_weights(model)
+    assert supports_cpu_decode_engine(model, packing)
+    with using(model, AttentionKernel.PLAIN):
+        assert not supports_cpu_decode_engine(model, packing)
     model.train()
-    assert not can_be_lean(model, packing)
+    assert not supports_cpu_decode_engine(model, packing)
     model.eval().double()
-    assert not can_be_lean(model, packing)
+    assert not supports_cpu_decode_engine(model, packing)
 
 
 def test_who_looks_inside_a_search_sees_it_and_who_changes_it_is_heard():
     model = small()
     asked = {"first": 1, "max_new": [5], "stop_ids": frozenset(), "beam": BeamConfig(n_beams=2)}
-    packing = packing_of(model)
-    with record(model, "decoder.blocks.1.residual_mid") as trace:
-        ((seen, *_),) = translate(model, [SOURCES[0]], **asked, packing=packing)
+    packing = prepack_weights(model)
+    with record(model, "decoder.blocks.1.resid_mid") as trace:
+        ((seen, *_),) = translate(model, [SOURCES[0]], **asked, prepacked=packing)
     assert len(trace.names) == 1
-    ((unseen, *_),) = translate(model, [SOURCES[0]], **asked, packing=packing)
+    ((unseen, *_),) = translate(model, [SOURCES[0]], **asked, prepacked=packing)
     assert seen.ids == unseen.ids
     stop = model.unembedding.logits.change(lambda logits: -logits)
-    ((turned, *_),) = translate(model, [SOURCES[0]], **asked, packing=packing)
+    ((turned, *_),) = translate(model, [SOURCES[0]], **asked, prepacked=packing)
     stop()
     assert turned.ids != unseen.ids
-    model.decoder.blocks[0].feedforward.contract.register_forward_hook(lambda *_: None)
-    assert not can_be_lean(model, packing)
+    model.decoder.blocks[0].feed_forward.down_proj.register_forward_hook(lambda *_: None)
+    assert not supports_cpu_decode_engine(model, packing)
 
 
 class AllEqual(Seq2SeqDecoder):
     """The bug: one token too many is held to be the same in all beams, and is not moved with them."""
 
-    def select(self, rows, *, texts=None, n_equal=0):
-        super().select(rows, texts=texts, n_equal=n_equal + 1)
+    def reorder(self, rows, *, sequences=None, common_prefix=0):
+        super().reorder(rows, sequences=sequences, common_prefix=common_prefix + 1)
 
 
 @pytest.mark.parametrize(("kind", "is_right"), [(Seq2SeqDecoder, True), (AllEqual, False)])
@@ -136,5 +136,5 @@ def test_what_beams_have_in_common_stays_and_the_rest_moves(monkeypatch, kind, i
 
 
 def test_a_beginning_outside_the_vocabulary_is_refused():
-    with pytest.raises(InputError, match="first=31 is outside the vocabulary of 31"):
-        translate(small(), [[3]], first=31, max_new=[5], stop_ids=frozenset())
+    with pytest.raises(InputError, match="start_id=31 is outside the vocabulary of 31"):
+        translate(small(), [[3]], start_id=31, max_new=[5], stop_ids=frozenset())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qkv.errors import InputError
 from qkv.generation import StopStrings
-from qkv.generation.stopping import ROUNDS, before_loop
+from qkv.generation.stop_conditions import MIN_REPEATS, truncate_repetition
 
 letters = st.text(alphabet="aábñ😀", max_size=20)
 strings = st.lists(st.text(alphabet="aábñ😀", min_size=1, max_size=4), max_size=3)
@@ -70,17 +70,17 @@ def test_an_empty_stop_string_is_refused():
 @given(
     head=st.lists(st.integers(0, 5), max_size=5),
     loop=st.lists(st.integers(0, 5), min_size=1, max_size=4),
-    rounds=st.integers(ROUNDS, 9),
+    rounds=st.integers(MIN_REPEATS, 9),
     begun=st.integers(0, 3),
 )
 def test_a_loop_is_left_after_one_round(head, loop, rounds, begun):
     ids = head + loop * rounds + loop[: min(begun, len(loop) - 1)]
-    kept = before_loop(ids)
+    kept = truncate_repetition(ids)
     assert ids[: len(kept)] == kept
     assert len(kept) <= len(head) + len(loop)
-    assert before_loop(kept) == kept
+    assert truncate_repetition(kept) == kept
 
 
 def test_what_is_said_three_times_or_does_not_last_is_no_loop():
     for ids in ([], [3], [7, 3, 3, 3], [1, 2] * 3, [5, 5, 5, 5, 5, 2], list(range(11))):
-        assert before_loop(ids) == ids
+        assert truncate_repetition(ids) == ids

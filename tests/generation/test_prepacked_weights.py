@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.generation.packing import BLOCK, FAR, SMALL, TINY, Int8Product, Packing, Product
+from qkv.generation.prepacked_weights import BLOCK, FAR, SMALL, TINY, PackedInt8Linear, PackedLinear, PrepackedWeights
 from qkv.nn import Int8Linear, activate
 
 SHAPES = {
@@ -28,7 +28,7 @@ def test_a_prepared_product_gives_what_linear_gives(name, rows, has_bias):
     chance = torch.Generator().manual_seed(rows)
     weights = [torch.randn(shape, generator=chance) for shape in SHAPES[name]]
     biases = [torch.randn(len(weight), generator=chance) if has_bias else None for weight in weights]
-    product, x = Product(weights, biases), torch.randn(rows, weights[0].shape[1], generator=chance)
+    product, x = PackedLinear(weights, biases), torch.randn(rows, weights[0].shape[1], generator=chance)
     right = torch.cat([F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)], dim=1)
     out, stream = torch.empty_like(right), torch.randn(right.shape, generator=chance)
     expected = stream + right
@@ -54,7 +54,7 @@ def test_the_shapes_above_stand_on_both_sides_of_each_limit(limit, below, above)
 def test_a_product_in_int8_is_written_and_added_as_it_is_given(rows, has_bias):
     whole = torch.randint(-127, 128, (13, 7), dtype=torch.int8)
     linear = Int8Linear(whole, torch.rand(13) / 100, torch.randn(13) if has_bias else None)
-    product, x, stream = Int8Product([linear], [1.0]), torch.randn(rows, 7), torch.randn(rows, 13)
+    product, x, stream = PackedInt8Linear([linear], [1.0]), torch.randn(rows, 7), torch.randn(rows, 13)
     right, out = linear(x), torch.empty(rows, 13)
     expected = stream + right
     product.into(x, out)
@@ -64,7 +64,7 @@ def test_a_product_in_int8_is_written_and_added_as_it_is_given(rows, has_bias):
 
 def test_the_first_result_can_be_scaled_and_a_changed_weight_is_seen():
     first, second, x = nn.Linear(7, 5), nn.Linear(7, 3), torch.randn(2, 7)
-    packing = Packing(first, second)
+    packing = PrepackedWeights(first, second)
     with torch.no_grad():
         for _ in range(2):
             expected = torch.cat((first(x) * 0.5, second(x)), dim=1)

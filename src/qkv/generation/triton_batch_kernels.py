@@ -10,7 +10,7 @@ import triton
 from triton import language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from qkv.generation.gpu_kernel_parts import activated, embedded, looked, merged, normed, of_norm
+from qkv.generation.triton_functions import activated, embedded, looked, merged, normed, of_norm
 
 
 @triton.jit

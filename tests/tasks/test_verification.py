@@ -7,21 +7,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qkv.choices import Verdict
+from qkv.choices import CheckStatus
 from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import InputError
 from qkv.generation import decoder, generate
-from qkv.models import GPT, bert, placing
+from qkv.models import GPT, bert, inputs
 from qkv.nn import KVCache
-from qkv.tasks import Translator, load_weights
-from qkv.tasks.verifying import CHECKS, verify
-from qkv.tasks.verifying.case import Case, NotCheckedError
-from qkv.training import state
+from qkv.tasks import Translator, load_pretrained
+from qkv.tasks.verification import CHECKS, verify
+from qkv.tasks.verification.case import VerificationCase, NotCheckedError
+from qkv.training import training_state
 from qkv.weights import ct2, gguf_file, models, save
 from qkv.weights.models import Loaded
 from qkv.weights.save import save_hf, save_own
 from tests.agreement.families import shaken
-from tests.tasks.small import saved, small_task
+from tests.tasks.small_gpt import saved, small_task
 from tests.tasks.small_bert import saved_bert
 from tests.tasks.small_translator import CONTEXT, of_the_words
 from tests.tasks.small_translator import saved as saved_translator
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 
 
 def red(name, *, quick=True):
-    return {one.check for one in verify(name, texts=SHORT, quick=quick) if one.verdict is Verdict.FAILED}
+    return {one.check for one in verify(name, texts=SHORT, quick=quick) if one.verdict is CheckStatus.FAILED}
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -57,9 +57,9 @@ def test_a_sound_model_passes_and_what_is_not_checked_has_a_reason(folder, name)
     results = list(verify(folder / name, quick=True))
     assert [result.check for result in results] == list(CHECKS)
     for result in results:
-        assert result.verdict is not Verdict.FAILED, result
-        assert (result.difference is None) == (result.verdict is Verdict.NOT_CHECKED) == (result.reason is not None)
-    n_checked = sum(result.verdict is Verdict.PASSED for result in results)
+        assert result.verdict is not CheckStatus.FAILED, result
+        assert (result.difference is None) == (result.verdict is CheckStatus.NOT_CHECKED) == (result.reason is not None)
+    n_checked = sum(result.verdict is CheckStatus.PASSED for result in results)
     assert n_checked == {"gpt": 12, "llama": 12, "bert": 8, "seq2seq": 9, "rnn": 8}[name]
 
 
@@ -68,7 +68,7 @@ def without(part: str) -> Callable:
     return lambda *given, **rules: mask_of(*given, **(rules | {part: None}))
 
 
-mask_of, positions, own_forward, select = placing.mask_of, KVCache._positions, GPT.forward, decoder.GPTDecoder.select
+mask_of, positions, own_forward, select = inputs.mask_of, KVCache._positions, GPT.forward, decoder.GPTDecoder.reorder
 
 
 def at_the_start(self, n_new, attention_mask):
@@ -82,10 +82,10 @@ def rows_swapped(self, ids, **options):
     return logits.flip(0) if ids.shape[0] == 2 and not options.get("cache") else logits
 
 
-def unmoved(self, rows, *, texts=None, n_equal=0):
+def unmoved(self, rows, *, sequences=None, common_prefix=0):
     """Beams keep the cache of whoever stood in their place."""
-    if texts is not None:
-        select(self, rows, texts=texts, n_equal=n_equal)
+    if sequences is not None:
+        select(self, rows, sequences=sequences, common_prefix=common_prefix)
 
 
 def second_best(logits, *_others, **_more):
@@ -100,16 +100,16 @@ published_from_config, from_int8 = save.published_from_config, models.from_int8
 
 
 def too_large(stored):
-    return from_int8({name: one * 1.01 if name.endswith(".scale") else one for name, one in stored.items()})
+    return from_int8({name: one * 1.01 if name.endswith(".scale") else one for name, one in storage_checks.items()})
 
 
 BUGS = {
     "cached": ("gpt", KVCache, "_positions", at_the_start),
     "batched": ("gpt", GPT, "forward", rows_swapped),
-    "padded": ("gpt", placing, "mask_of", without("attention_mask")),
-    "packed": ("gpt", placing, "mask_of", without("documents")),
+    "padded": ("gpt", inputs, "mask_of", without("attention_mask")),
+    "packed": ("gpt", inputs, "mask_of", without("documents")),
     "greedy": ("gpt", generate, "choose", second_best),
-    "beam": ("gpt", decoder.GPTDecoder, "select", unmoved),
+    "beam": ("gpt", decoder.GPTDecoder, "reorder", unmoved),
     "int8 weights": ("gpt", models, "from_int8", too_large),
     "hf": ("llama", save, "published_from_config", published_otherwise),
     "gguf": ("llama", gguf_file, "halves_to_pairs", lambda tensor, **_n: tensor),
@@ -154,7 +154,7 @@ def test_a_wrong_kernel_is_seen_on_every_road(folder, monkeypatch):
 
 
 def no_compiler(monkeypatch):
-    monkeypatch.setattr("qkv.tasks.verifying.computed.shutil", SimpleNamespace(which=lambda _name: None))
+    monkeypatch.setattr("qkv.tasks.verification.computation_checks.shutil", SimpleNamespace(which=lambda _name: None))
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def difference(folder, tmp_path):
 
     def measured(name, check, place="new"):
         (tmp_path / place).mkdir()
-        case = Case(loaded=load_weights(folder / name), texts=SHORT, folder=tmp_path / place)
+        case = VerificationCase(loaded=load_pretrained(folder / name), texts=SHORT, folder=tmp_path / place)
         with torch.no_grad():
             return CHECKS[check].difference(case)
 
@@ -213,9 +213,9 @@ def test_a_run_is_gone_on_with_and_left_as_it_was(run, monkeypatch):
     no_compiler(monkeypatch)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     *_, result = verify(run, texts=SHORT)
-    assert (result.check, result.verdict, result.difference) == ("resumed", Verdict.PASSED, 0.0)
+    assert (result.check, result.verdict, result.difference) == ("resumed", CheckStatus.PASSED, 0.0)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    monkeypatch.setattr(state, "restore_optimizers", lambda *_given: None)
+    monkeypatch.setattr(state, "load_optimizer_state", lambda *_given: None)
     assert red(run, quick=False) == {"resumed"}
 
 
@@ -244,14 +244,14 @@ def test_a_road_that_breaks_is_a_failed_check_and_the_others_are_still_made(fold
     monkeypatch.setattr(KVCache, "reserve", broken)
     results = {result.check: result for result in verify(folder / "gpt", quick=True)}
     assert results["cached"].reason == "RuntimeError: a shape does not fit"
-    assert {one.check for one in results.values() if one.verdict is Verdict.FAILED} == {"cached", "greedy", "beam"}
+    assert {one.check for one in results.values() if one.verdict is CheckStatus.FAILED} == {"cached", "greedy", "beam"}
 
 
 def test_what_is_no_number_is_within_no_limit(folder, monkeypatch):
     nowhere = lambda model, ids, _cuts, source: model(ids) * float("nan")  # noqa: E731, ARG005
-    monkeypatch.setattr("qkv.tasks.verifying.roads.in_pieces", nowhere)
+    monkeypatch.setattr("qkv.tasks.verification.implementations.forward_in_chunks", nowhere)
     result = {result.check: result for result in verify(folder / "gpt", quick=True)}["cached"]
-    assert (result.verdict, result.difference, result.reason) == (Verdict.FAILED, None, "the difference is nan")
+    assert (result.verdict, result.difference, result.reason) == (CheckStatus.FAILED, None, "the difference is nan")
 
 
 @pytest.mark.parametrize("config", [
@@ -269,7 +269,7 @@ def test_a_model_of_pictures_is_saved_and_loaded_and_neither_verified_nor_a_tran
                            n_heads=3, n_encoder_layers=1, n_decoder_layers=1)  # fmt: skip
     model = shaken(config).float()
     save_own(Loaded(model, None), tmp_path / "model")
-    back = load_weights(tmp_path / "model").model
+    back = load_pretrained(tmp_path / "model").model
     patches, ids = torch.rand(2, 5, 7), torch.zeros(2, 3, dtype=torch.long)
     assert torch.equal(back(patches, ids), model.eval()(patches, ids))
     with pytest.raises(InputError, match=r"reads pictures \(d_patch=7\); models of text are verified"):

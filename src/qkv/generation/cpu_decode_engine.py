@@ -2,7 +2,7 @@
 
 `GPT.forward` and `Seq2Seq.decode` say what is computed, and this agrees with them to rounding. On a CPU the step of a
 small model is so short that calls between its parts (taps, look-ups, masks, views) count for most of it: here a layer
-is a dozen calls of torch. `can_be_lean` is the rule for who goes this way; all others go the model's own road.
+is a dozen calls of torch. `supports_cpu_decode_engine` is the rule for who goes this way; all others go the model's own road.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.choices import HeadLayout, Kernel, NormPosition
-from qkv.generation.packing import Packing
-from qkv.generation.room import LeanNorm, Room, Rotation
+from qkv.choices import HeadLayout, AttentionKernel, NormPosition
+from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers, Rotation
+from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import GPT, Seq2Seq
 from qkv.nn import (
     AtEnds,
@@ -38,7 +38,7 @@ from qkv.nn import (
 class _Here:
     """What one step tells all its layers."""
 
-    room: Room
+    room: DecodeBuffers
     keys: Sequence[Tensor]
     """Of each layer, all that may be seen: (batch · kv_head, d_head, key)."""
     values: Sequence[Tensor]
@@ -52,23 +52,23 @@ class _Here:
     """Added to the scores: (batch · kv_head or 1, heads that share keys or 1, key)."""
 
 
-class LeanStep:
-    """A step by prepared weights, for one call of `generate` or `translate`; made by `lean_step`."""
+class CPUDecodeEngine:
+    """A step by prepared weights, for one call of `generate` or `translate`; made by `create_cpu_decode_engine`."""
 
-    def __init__(self, model: GPT | Seq2Seq, packing: Packing, *, capacity: int) -> None:
+    def __init__(self, model: GPT | Seq2Seq, packing: PrepackedWeights, *, capacity: int) -> None:
         side = model.decoder if isinstance(model, Seq2Seq) else model
         embedding = side.embedding
         blocks = [block for block in side.blocks if isinstance(block, Block)]
         self._tokens, self._scale = embedding.token.weight.detach(), embedding.scale
-        self._embedding_norm = None if embedding.norm is None else LeanNorm(embedding.norm)
-        self._final_norm = None if isinstance(side.final_norm, nn.Identity) else LeanNorm(side.final_norm)
+        self._embedding_norm = None if embedding.norm is None else BufferedNorm(embedding.norm)
+        self._final_norm = None if isinstance(side.final_norm, nn.Identity) else BufferedNorm(side.final_norm)
         self._blocks = [_LeanBlock(block, packing) for block in blocks]
         self._unembed, self._logit_scale = packing.product(model.unembedding), model.unembedding.scale
         self._window, self._relation, self._capacity = model.config.sliding_window, side.relation, capacity
-        self._shape = blocks[0].attention.shape
+        self._shape = blocks[0].attention.head_config
         norm = blocks[0].attention_norm
         self._epsilon = norm.epsilon if isinstance(norm, RMSNorm) else None
-        self._room: Room | None = None
+        self._room: DecodeBuffers | None = None
         self._places = self._angles = self._bias = None
         places = torch.arange(capacity)[None]
         if embedding.position is not None:
@@ -93,14 +93,14 @@ class LeanStep:
             x = self._final_norm(x, room)
         return self._unembed(x if self._logit_scale == 1.0 else x * self._logit_scale)
 
-    def _room_for(self, rows: int) -> Room:
+    def _room_for(self, rows: int) -> DecodeBuffers:
         if self._room is None or self._room.rows != rows:
-            self._room = Room(
+            self._room = DecodeBuffers(
                 self._tokens, self._shape, rows=rows, epsilon=self._epsilon, is_rotary=self._angles is not None
             )
         return self._room
 
-    def _embed(self, ids: Tensor, positions: Tensor | int, room: Room) -> Tensor:
+    def _embed(self, ids: Tensor, positions: Tensor | int, room: DecodeBuffers) -> Tensor:
         x = room.stream
         torch.index_select(self._tokens, 0, ids, out=x) if x.is_contiguous() else x.copy_(self._tokens[ids])
         if self._scale != 1.0:
@@ -111,7 +111,7 @@ class LeanStep:
             x.copy_(self._embedding_norm(x, room))
         return x
 
-    def _even(self, cache: KVCache, room: Room) -> _Here:
+    def _even(self, cache: KVCache, room: DecodeBuffers) -> _Here:
         """All rows are equally long: what may be seen stands side by side in the cache, and no mask is needed."""
         n = cache.n_filled
         first = 0 if self._window is None else max(0, n - self._window)
@@ -128,7 +128,7 @@ class LeanStep:
             mask=None if self._bias is None else self._folded(self._bias[..., self._capacity - n + first :], room.rows),
         )
 
-    def _ragged(self, cache: KVCache, positions: Tensor, room: Room) -> _Here:
+    def _ragged(self, cache: KVCache, positions: Tensor, room: DecodeBuffers) -> _Here:
         n = cache.n_filled
         visible = Mask(causal=True, window=self._window, query_positions=positions).visible(1, n, positions.device)
         bias, rotation = torch.zeros((), dtype=self._tokens.dtype), None
@@ -157,25 +157,28 @@ class LeanStep:
 
 
 class _LeanBlock:
-    def __init__(self, block: Block, packing: Packing) -> None:
-        attention, cross, feedforward = block.attention, block.cross, block.feedforward
+    def __init__(self, block: Block, packing: PrepackedWeights) -> None:
+        attention, cross, feed_forward = block.attention, block.cross_attention, block.feed_forward
         self._is_pre = block.norm_position is NormPosition.PRE
-        self._attention_norm, self._feedforward_norm = LeanNorm(block.attention_norm), LeanNorm(block.feedforward_norm)
-        self._own = packing.product(attention.query, attention.key, attention.value, first=attention.scale)
-        self._output = packing.product(linear(attention.output))
-        if cross is not None:
-            self._cross_norm = LeanNorm(block.cross_norm)
-            self._query, self._key, self._value = (
-                packing.product(part) for part in (cross.query, cross.key, cross.value)
-            )
-            self._cross_output = packing.product(linear(cross.output))
-        gate = feedforward.gate
-        self._expand = (
-            packing.product(feedforward.expand) if gate is None else packing.product(gate, feedforward.expand)
+        self._attention_norm, self._feed_forward_norm = (
+            BufferedNorm(block.attention_norm),
+            BufferedNorm(block.feed_forward_norm),
         )
-        self._contract = packing.product(feedforward.contract)
-        self._is_gated, self._activation = gate is not None, feedforward.activation
-        self._shape, self._scale = attention.shape, attention.scale
+        self._own = packing.product(attention.q_proj, attention.k_proj, attention.v_proj, first=attention.scale)
+        self._output = packing.product(linear(attention.out_proj))
+        if cross is not None:
+            self._cross_attention_norm = BufferedNorm(block.cross_attention_norm)
+            self._query, self._key, self._value = (
+                packing.product(part) for part in (cross.q_proj, cross.k_proj, cross.v_proj)
+            )
+            self._cross_output = packing.product(linear(cross.out_proj))
+        gate = feed_forward.gate_proj
+        self._expand = (
+            packing.product(feed_forward.up_proj) if gate is None else packing.product(gate, feed_forward.up_proj)
+        )
+        self._contract = packing.product(feed_forward.down_proj)
+        self._is_gated, self._activation = gate is not None, feed_forward.activation
+        self._shape, self._scale = attention.head_config, attention.scale
 
     def look_back(self, x: Tensor, here: _Here, number: int) -> Tensor:
         room = here.room
@@ -197,10 +200,10 @@ class _LeanBlock:
         return x if self._is_pre else self._attention_norm(x, room)
 
     def look_at_source(
-        self, x: Tensor, room: Room, cache: SourceCache, *, states: Tensor, visible: Tensor | None
+        self, x: Tensor, room: DecodeBuffers, cache: SourceCache, *, states: Tensor, visible: Tensor | None
     ) -> Tensor:
         rows, shape = x.shape[0], self._shape
-        queries = self._query(self._cross_norm(x, room) if self._is_pre else x)
+        queries = self._query(self._cross_attention_norm(x, room) if self._is_pre else x)
         keys, values = cache.fetch(lambda: (self._of_source(self._key, states), self._of_source(self._value, states)))
         # The rows of a text are queries of its one source.
         n_texts = len(keys)
@@ -211,48 +214,52 @@ class _LeanBlock:
             queries, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=is_grouped
         )
         self._cross_output.onto(x, heads.transpose(1, 2).reshape(rows, -1))
-        return x if self._is_pre else self._cross_norm(x, room)
+        return x if self._is_pre else self._cross_attention_norm(x, room)
 
-    def think(self, x: Tensor, room: Room) -> Tensor:
-        given = self._feedforward_norm(x, room) if self._is_pre else x
+    def think(self, x: Tensor, room: DecodeBuffers) -> Tensor:
+        given = self._feed_forward_norm(x, room) if self._is_pre else x
         if not self._is_gated:
             hidden = self._expand.activated(given, self._activation)
         else:
             gate, hidden = self._expand(given).chunk(2, -1)
             hidden = activate(gate, self._activation).mul_(hidden)
         self._contract.onto(x, hidden)
-        return x if self._is_pre else self._feedforward_norm(x, room)
+        return x if self._is_pre else self._feed_forward_norm(x, room)
 
     def _of_source(self, product: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
         projected = product(states.flatten(0, 1)).unflatten(0, states.shape[:2])
         return projected.unflatten(-1, (self._shape.n_kv_heads, -1)).transpose(1, 2)
 
 
-def lean_step(model: GPT | Seq2Seq, packing: Packing, *, capacity: int) -> LeanStep | None:
+def create_cpu_decode_engine(
+    model: GPT | Seq2Seq, packing: PrepackedWeights, *, capacity: int
+) -> CPUDecodeEngine | None:
     """None where the model goes its own road."""
-    return LeanStep(model, packing, capacity=capacity) if can_be_lean(model, packing) else None
+    return CPUDecodeEngine(model, packing, capacity=capacity) if supports_cpu_decode_engine(model, packing) else None
 
 
-def can_be_lean(model: GPT | Seq2Seq, packing: Packing) -> bool:
+def supports_cpu_decode_engine(model: GPT | Seq2Seq, packing: PrepackedWeights) -> bool:
     """Float32 on a CPU, not in training, heads split, with an output projection, positions not concatenated, and no
     one looks inside (a tap, a hook, the plain kernel).
     """
     side = model.decoder if isinstance(model, Seq2Seq) else model
     is_concatenated = isinstance(side.embedding.position, ConcatenatedPositions)
-    return not model.training and not is_concatenated and are_plain([side, model.unembedding], packing)
+    return not model.training and not is_concatenated and has_supported_modules([side, model.unembedding], packing)
 
 
-def are_plain(parts: Sequence[nn.Module], packing: Packing) -> bool:
-    """What `can_be_lean` asks of weights, attentions and taps."""
+def has_supported_modules(parts: Sequence[nn.Module], packing: PrepackedWeights) -> bool:
+    """What `supports_cpu_decode_engine` asks of weights, attentions and taps."""
     looked_at = [module for part in parts for module in part.modules()]
     attentions = [part for part in looked_at if isinstance(part, Attention)]
-    feedforwards = [part for part in looked_at if isinstance(part, FeedForward)]
-    linears = [one for part in attentions for one in (part.query, part.key, part.value, part.output)]
-    linears += [one for part in feedforwards for one in (part.expand, part.contract, part.gate or part.expand)]
+    feed_forwards = [part for part in looked_at if isinstance(part, FeedForward)]
+    linears = [one for part in attentions for one in (part.q_proj, part.k_proj, part.v_proj, part.out_proj)]
+    linears += [one for part in feed_forwards for one in (part.up_proj, part.down_proj, part.gate_proj or part.up_proj)]
     return (
         packing.is_possible
         and not any(is_looked_at(part) for part in looked_at)
-        and all(part.shape.layout is HeadLayout.SPLIT and part.kernel is Kernel.FUSED for part in attentions)
+        and all(
+            part.head_config.layout is HeadLayout.SPLIT and part.kernel is AttentionKernel.FUSED for part in attentions
+        )
         and all(type(one) in (nn.Linear, Int8Linear) for one in linears)
     )
 
@@ -262,6 +269,6 @@ def _half(angles: Tensor) -> Tensor:
 
 
 def linear(part: nn.Module) -> nn.Linear | Int8Linear:
-    """Of a part that `are_plain` has found to be one."""
+    """Of a part that `has_supported_modules` has found to be one."""
     assert isinstance(part, nn.Linear | Int8Linear)
     return part

@@ -7,8 +7,8 @@ import torch
 
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig, SamplingConfig
-from qkv.generation import generate, gpu, gpu_forward, gpu_step
-from qkv.generation.packing import packing_of
+from qkv.generation import cuda_decode, cuda_decode_forward, cuda_decode_step, generate
+from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
 from tests.by_triton import has_triton
 
@@ -33,18 +33,18 @@ LLAMA = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(gpu_forward, "KEYS", 128)
-    monkeypatch.setattr(gpu_forward, "PROGRAMS", 4)
-    monkeypatch.setattr(gpu_forward, "LARGE", 2**14)
-    monkeypatch.setattr(gpu_forward, "HEADS_PROGRAMS", 16)
-    monkeypatch.setattr(gpu_step, "VOCABULARY_BLOCK", 64)
+    monkeypatch.setattr(cuda_decode_forward, "KEYS", 128)
+    monkeypatch.setattr(cuda_decode_forward, "PROGRAMS", 4)
+    monkeypatch.setattr(cuda_decode_forward, "LARGE", 2**14)
+    monkeypatch.setattr(cuda_decode_forward, "HEADS_PROGRAMS", 16)
+    monkeypatch.setattr(cuda_decode_step, "VOCABULARY_BLOCK", 64)
 
 
 @pytest.fixture
 def by_kernels(monkeypatch):
     """Everyone goes by the kernels who could on a GPU."""
-    monkeypatch.setattr(module, "can_use_kernels", gpu.has_kernels)
-    monkeypatch.setattr(module, "lean_step", lambda *_, **__: None)
+    monkeypatch.setattr(module, "can_use_triton_kernels", cuda_decode.is_supported_by_kernels)
+    monkeypatch.setattr(module, "create_cpu_decode_engine", lambda *_, **__: None)
 
 
 @pytest.mark.long
@@ -54,11 +54,11 @@ def by_kernels(monkeypatch):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("changed", [{}, LLAMA, {"activation": Activation.GELU, "final_norm": False}], ids=str)
 def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits, monkeypatch):
-    monkeypatch.setattr(gpu_forward, "_splits", lambda *_: n_splits)
+    monkeypatch.setattr(cuda_decode_forward, "_splits", lambda *_: n_splits)
     model = small(**changed)
     prompts = torch.randint(157, (rows, 37), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
-        step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=rows, capacity=64)
+        step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=rows, capacity=64)
         cache = model.new_cache(batch=rows)
         model(prompts, cache=step.cache)
         ids = model(prompts, cache=cache)[:, -1].argmax(-1)
@@ -72,10 +72,10 @@ def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits
 @pytest.mark.compiled
 @has_triton
 def test_a_model_smaller_than_a_programs_share_of_heads_is_written_too(monkeypatch):
-    monkeypatch.setattr(gpu_forward, "HEADS_PROGRAMS", 128)
+    monkeypatch.setattr(cuda_decode_forward, "HEADS_PROGRAMS", 128)
     model, ids = small(d_model=22, n_heads=1, n_layers=1), torch.tensor([[5]])
     with torch.inference_mode():
-        step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=1, capacity=64)
+        step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=1, capacity=64)
         torch.testing.assert_close(
             step.logits_after(ids[0], torch.tensor([0])), model(ids)[:, -1], rtol=1e-4, atol=1e-4
         )
@@ -84,15 +84,15 @@ def test_a_model_smaller_than_a_programs_share_of_heads_is_written_too(monkeypat
 @pytest.mark.long
 @pytest.mark.compiled
 @has_triton
-@pytest.mark.parametrize("place", ["embedding.token", "blocks.0.attention.output", "blocks.1.feedforward.contract"])
+@pytest.mark.parametrize("place", ["embedding.token", "blocks.0.attention.out_proj", "blocks.1.feed_forward.down_proj"])
 @pytest.mark.parametrize("factor", [3e7, 1e12, float("nan")])
 def test_a_row_whose_sums_no_whole_number_can_hold_is_no_number(place, factor):
     model = small()
-    step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=1, capacity=64)
+    step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=1, capacity=64)
     with torch.inference_mode():
         assert step.logits_after(torch.tensor([5]), torch.tensor([0])).isfinite().all()
         model.get_submodule(place).weight.mul_(factor)
-        step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=1, capacity=64)
+        step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=1, capacity=64)
         assert step.logits_after(torch.tensor([5]), torch.tensor([0])).isnan().all()
 
 
@@ -104,41 +104,46 @@ def test_a_row_whose_sums_no_whole_number_can_hold_is_no_number(place, factor):
 )
 def test_texts_written_ahead_are_those_written_one_by_one(sampling, by_kernels, monkeypatch):
     model, prompts = small(**LLAMA), [[3, 5, 7], [11]]
-    monkeypatch.setattr(gpu_step, "AT_ONCE", 3)
-    monkeypatch.setattr(gpu, "AT_ONCE", 3)
-    packing = packing_of(model)
-    first = generate(model, prompts, max_new=5, sampling=sampling, packing=packing)
-    again = generate(model, prompts, max_new=5, sampling=sampling, packing=packing)
+    monkeypatch.setattr(cuda_decode_step, "TOKENS_PER_SYNC", 3)
+    monkeypatch.setattr(cuda_decode, "TOKENS_PER_SYNC", 3)
+    packing = prepack_weights(model)
+    first = generate(model, prompts, max_new=5, sampling=sampling, prepacked=packing)
+    again = generate(model, prompts, max_new=5, sampling=sampling, prepacked=packing)
     monkeypatch.undo()
     wanted = generate(model, prompts, max_new=5, sampling=sampling)
-    assert [text.new for text in first] == [text.new for text in again] == [text.new for text in wanted]
+    assert [text.new_ids for text in first] == [text.new_ids for text in again] == [text.new_ids for text in wanted]
     for text, other in zip(first, wanted, strict=True):
         assert text.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-5)
 
 
 def test_kernels_are_for_models_that_they_know():
-    assert gpu.has_kernels(small())
-    assert gpu.has_kernels(small(**LLAMA))
-    assert not gpu.has_kernels(small().train())
-    for changed in ({"sliding_window": 5}, {"norm_position": "post"}, {"positions": "alibi"}, {"head_layout": "pooled"}):
-        assert not gpu.has_kernels(small(**changed)), changed
+    assert cuda_decode.is_supported_by_kernels(small())
+    assert cuda_decode.is_supported_by_kernels(small(**LLAMA))
+    assert not cuda_decode.is_supported_by_kernels(small().train())
+    for changed in (
+        {"sliding_window": 5},
+        {"norm_position": "post"},
+        {"positions": "alibi"},
+        {"head_layout": "pooled"},
+    ):
+        assert not cuda_decode.is_supported_by_kernels(small(**changed)), changed
     for linear in ("gate", "contract"):
         replaced = small(**LLAMA)
-        setattr(replaced.blocks[1].feedforward, linear, torch.nn.Identity())
-        assert not gpu.has_kernels(replaced), linear
+        setattr(replaced.blocks[1].feed_forward, linear, torch.nn.Identity())
+        assert not cuda_decode.is_supported_by_kernels(replaced), linear
     watched = small()
     watched.blocks[0].attention.heads.watch(lambda _: None)
-    assert not gpu.has_kernels(watched)
+    assert not cuda_decode.is_supported_by_kernels(watched)
     hooked = small()
     hooked.final_norm.register_forward_hook(lambda *_: None)
-    assert not gpu.has_kernels(hooked)
+    assert not cuda_decode.is_supported_by_kernels(hooked)
 
 
 def test_a_step_is_kept_until_a_weight_changes():
     model = small()
-    steps = gpu.GPUSteps(model)
+    steps = cuda_decode.CUDADecodeStepPool(model)
 
-    def taken(batch: int, capacity: int) -> gpu_step.GPUStep:
+    def taken(batch: int, capacity: int) -> cuda_decode_step.CUDADecodeStep:
         with steps.taken(batch=batch, capacity=capacity) as step:
             return step
 
@@ -154,7 +159,7 @@ def test_a_step_is_kept_until_a_weight_changes():
 
 def test_one_recording_does_for_every_seed(monkeypatch):
     model, recorded = small(), set()
-    step = gpu_step.GPUStep(model, gpu_forward.Laid(model), batch=1, capacity=64)
+    step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=1, capacity=64)
     monkeypatch.setattr(step, "_replay", lambda key, _: recorded.add(key))
     for temperature, seed in ((0.5, 3), (0.5, 5), (0.7, 5)):
         step.write(2, SamplingConfig(temperature=temperature, seed=seed))

@@ -1,6 +1,6 @@
 """One more token a row of a GPT on a GPU: few kernels, recorded once as a CUDA graph and replayed, choosing included.
 
-A small model's step on a GPU is all launches: its own road makes hundreds of them. `gpu.has_kernels` is the rule for
+A small model's step on a GPU is all launches: its own road makes hundreds of them. `gpu.is_supported_by_kernels` is the rule for
 who goes this way.
 """
 
@@ -11,19 +11,26 @@ import torch
 from torch import Tensor
 
 from qkv.config import SamplingConfig
-from qkv.generation.gpu_forward import Given, Laid, ManyRows, OneRow, power_of_two, tables
-from qkv.generation.sampling import choose, log_probabilities
+from qkv.generation.cuda_decode_forward import (
+    KernelWeights,
+    ManyRows,
+    OneRow,
+    StepTensors,
+    position_tables,
+    power_of_two,
+)
+from qkv.generation.sampling import choose_next_ids, gather_log_probabilities
 from qkv.models import GPT
 
-AT_ONCE = 32
+TOKENS_PER_SYNC = 32
 """Tokens a row that are written before the first of them is read: what comes after an end is thrown away."""
 VOCABULARY_BLOCK = 4096
 
 
-class GPUStep:
+class CUDADecodeStep:
     """The tensors of a step for so many rows, its cache among them, and what was recorded of it."""
 
-    def __init__(self, model: GPT, laid: Laid, *, batch: int, capacity: int) -> None:
+    def __init__(self, model: GPT, laid: KernelWeights, *, batch: int, capacity: int) -> None:
         self.cache = model.new_cache(batch=batch, capacity=capacity)
         self.is_taken = False
         """By one who is writing with it."""
@@ -34,8 +41,8 @@ class GPUStep:
         self.ids = torch.zeros(rows, dtype=torch.long, device=tokens.device)
         self.positions, self._steps = torch.zeros_like(self.ids), torch.zeros_like(self.ids)
         self.logits = tokens.new_empty(rows, tokens.shape[0], dtype=torch.float32)
-        places, rotation = tables(model, capacity)
-        given = Given(
+        places, rotation = position_tables(model, capacity)
+        given = StepTensors(
             ids=self.ids, positions=self.positions, keys=self.cache.keys, values=self.cache.values, logits=self.logits,
             places=places, rotation=rotation, overlap=self._overlap,
         )  # fmt: skip
@@ -44,8 +51,8 @@ class GPUStep:
         n_blocks = -(-self.logits.shape[1] // VOCABULARY_BLOCK)
         self._tops = self.logits.new_empty(rows, n_blocks)
         self._weights, self._at = torch.empty_like(self._tops), self._tops.to(torch.int32)
-        self.told_ids = torch.zeros(AT_ONCE, rows, dtype=torch.long, device=tokens.device)
-        self.told_log_p = self.logits.new_zeros(AT_ONCE, rows)
+        self.told_ids = torch.zeros(TOKENS_PER_SYNC, rows, dtype=torch.long, device=tokens.device)
+        self.told_log_p = self.logits.new_zeros(TOKENS_PER_SYNC, rows)
         self.chances = self.told_log_p.double()
         """For each step and row: where in the distribution its token is drawn."""
         self._graphs: dict[SamplingConfig | None, torch.cuda.CUDAGraph] = {}
@@ -63,7 +70,7 @@ class GPUStep:
 
     def write(self, n: int, sampling: SamplingConfig) -> tuple[list[list[int]], list[list[float]]]:
         """n more tokens a row, with their log-probabilities; nothing waits for the GPU before the last of them."""
-        assert n <= AT_ONCE
+        assert n <= TOKENS_PER_SYNC
         self._steps.zero_()
         # What is recorded reads its chances, not the seed they were drawn with: one recording does for every seed.
         key = sampling.replace(seed=0)
@@ -100,7 +107,7 @@ class GPUStep:
         (rows, n), n_blocks = self.logits.shape, self._tops.shape[1]
         last = self.cache.capacity - 1
         if sampling.temperature == 0:
-            kernels = import_module("qkv.generation.gpu_kernels")
+            kernels = import_module("qkv.generation.triton_batch_kernels")
             kernels.best_of_blocks[(rows, n_blocks)](
                 self.logits, self._tops, self._at, self._weights, n, BLOCK=VOCABULARY_BLOCK, **self._overlap
             )
@@ -110,9 +117,9 @@ class GPUStep:
             )  # fmt: skip
             return
         step = self._steps[:1]
-        chosen = choose(self.logits, sampling, said=None, chance=self.chances.index_select(0, step)[0])
+        chosen = choose_next_ids(self.logits, sampling, seen_mask=None, uniform=self.chances.index_select(0, step)[0])
         self.told_ids.index_copy_(0, step, chosen[None])
-        self.told_log_p.index_copy_(0, step, log_probabilities(self.logits, chosen)[None])
+        self.told_log_p.index_copy_(0, step, gather_log_probabilities(self.logits, chosen)[None])
         self.ids.copy_(chosen)
         self.positions.add_(1).clamp_(max=last)
         self._steps.add_(1)

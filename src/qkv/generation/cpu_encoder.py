@@ -9,18 +9,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.choices import NormPosition
-from qkv.generation.lean import are_plain, linear
-from qkv.generation.packing import Packing
+from qkv.generation.cpu_decode_engine import has_supported_modules, linear
+from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import BERT
-from qkv.models.placing import check_length, place
+from qkv.models.inputs import check_length, place
 from qkv.nn import Block
 from qkv.tensors import Ids, IsToken, Residual
 
 
-class LeanEncoder:
-    """For a few batches in a row: a later change of a weight is not seen. Made by `lean_encoder`."""
+class CPUEncoder:
+    """For a few batches in a row: a later change of a weight is not seen. Made by `create_cpu_encoder`."""
 
-    def __init__(self, model: BERT, packing: Packing) -> None:
+    def __init__(self, model: BERT, packing: PrepackedWeights) -> None:
         self._model = model
         self._blocks = [_LeanBlock(block, packing) for block in model.blocks if isinstance(block, Block)]
 
@@ -35,22 +35,22 @@ class LeanEncoder:
 
 
 class _LeanBlock:
-    def __init__(self, block: Block, packing: Packing) -> None:
-        attention, feedforward = block.attention, block.feedforward
+    def __init__(self, block: Block, packing: PrepackedWeights) -> None:
+        attention, feed_forward = block.attention, block.feed_forward
         self._is_pre = block.norm_position is NormPosition.PRE
-        self._attention_norm, self._feedforward_norm = block.attention_norm, block.feedforward_norm
-        self._own = packing.product(attention.query, attention.key, attention.value)
-        self._output = packing.product(linear(attention.output))
-        self._expand, self._contract = packing.product(feedforward.expand), packing.product(feedforward.contract)
-        self._activation, self._shape, self._scale = feedforward.activation, attention.shape, attention.scale
+        self._attention_norm, self._feed_forward_norm = block.attention_norm, block.feed_forward_norm
+        self._own = packing.product(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._output = packing.product(linear(attention.out_proj))
+        self._expand, self._contract = packing.product(feed_forward.up_proj), packing.product(feed_forward.down_proj)
+        self._activation, self._shape, self._scale = feed_forward.activation, attention.head_config, attention.scale
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
         given = self._attention_norm(x) if self._is_pre else x
         x = self._output(self._heads(given, mask)).view_as(x).add_(x)
         x = x if self._is_pre else self._attention_norm(x)
-        given = self._feedforward_norm(x) if self._is_pre else x
+        given = self._feed_forward_norm(x) if self._is_pre else x
         x = self._contract(self._expand.activated(given.flatten(0, 1), self._activation)).view_as(x).add_(x)
-        return x if self._is_pre else self._feedforward_norm(x)
+        return x if self._is_pre else self._feed_forward_norm(x)
 
     def _heads(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(text · position, width)."""
@@ -66,10 +66,16 @@ class _LeanBlock:
         return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
-def lean_encoder(model: BERT, packing: Packing) -> LeanEncoder | None:
-    """None where the model goes its own road, as `can_be_lean` has it; and where gradients are wanted, where a window
+def create_cpu_encoder(model: BERT, packing: PrepackedWeights) -> CPUEncoder | None:
+    """None where the model goes its own road, as `supports_cpu_decode_engine` has it; and where gradients are wanted, where a window
     or a relation makes scores, and where a gate stands in the feed-forward.
     """
     config, parts = model.config, [model.embedding, model.blocks, model.final_norm, model.final]
-    is_usual = model.relation is None and config.sliding_window is None and not config.gated and not torch.is_grad_enabled()
-    return LeanEncoder(model, packing) if is_usual and not model.training and are_plain(parts, packing) else None
+    is_usual = (
+        model.relation is None and config.sliding_window is None and not config.gated and not torch.is_grad_enabled()
+    )
+    return (
+        CPUEncoder(model, packing)
+        if is_usual and not model.training and has_supported_modules(parts, packing)
+        else None
+    )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.generation.gpu import GPUSteps, state_of
+from qkv.generation.cuda_decode import CUDADecodeStepPool, tensor_version
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Int8Linear, Unembedding, activate
 from qkv.nn.huge_pages import contiguous
@@ -32,7 +32,7 @@ FUSED = {Activation.RELU: ("relu", ""), Activation.GELU: ("gelu", "none"), Activ
 """Activations that oneDNN has, by its names."""
 
 
-class Product:
+class PackedLinear:
     """x times the weights of some modules, their results side by side; from torch's own only rounding differs."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
@@ -111,8 +111,8 @@ class Product:
         return self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
 
 
-class Int8Product:
-    """As `Product`, in whole numbers."""
+class PackedInt8Linear:
+    """As `PackedLinear`, in whole numbers."""
 
     def __init__(self, parts: Sequence[Int8Linear], scales: Sequence[float]) -> None:
         is_as_it_is = len(parts) == 1 and scales[0] == 1.0
@@ -146,13 +146,13 @@ class Int8Product:
 @dataclass(frozen=True)
 class _Prepared:
     state: list[tuple[int, int]]
-    multiply: Product | Int8Product
+    multiply: PackedLinear | PackedInt8Linear
     kept: list[Tensor]
     """The weights, so that no others can come to lie where these did and pass for them."""
 
 
 @contextmanager
-def multiplying(
+def override_forward(
     modules: Sequence[nn.Linear | Unembedding], forward_of: Callable[[nn.Linear | Unembedding], Callable[..., Tensor]]
 ) -> Iterator[None]:
     """Inside, each module multiplies in the way that `forward_of` gives for it."""
@@ -166,7 +166,7 @@ def multiplying(
             module.__dict__.pop("forward", None)
 
 
-class Packing:
+class PrepackedWeights:
     """Prepared copies of a model's weights; made at the first use, and anew where one has changed.
 
     A change through `.data` in place is one that torch does not count: it goes unseen.
@@ -176,7 +176,7 @@ class Packing:
         modules = [module for part in parts for module in part.modules()]
         self._modules = [one for one in modules if type(one) is nn.Linear or isinstance(one, Unembedding)]
         self._made: dict[tuple[nn.Module | float, ...], _Prepared] = {}
-        self.gpu_steps: GPUSteps | None = None
+        self.gpu_steps: CUDADecodeStepPool | None = None
         """Of a GPT, for where it is on a GPU."""
 
     @property
@@ -190,10 +190,14 @@ class Packing:
 
         Only for float32 on a CPU; elsewhere nothing changes.
         """
-        with multiplying([one for one in self._modules if _can_pack(one.weight) and not _in_int8(one)], self._forward):
+        with override_forward(
+            [one for one in self._modules if _can_pack(one.weight) and not _in_int8(one)], self._forward
+        ):
             yield
 
-    def product(self, *modules: nn.Linear | Unembedding | Int8Linear, first: float = 1.0) -> Product | Int8Product:
+    def product(
+        self, *modules: nn.Linear | Unembedding | Int8Linear, first: float = 1.0
+    ) -> PackedLinear | PackedInt8Linear:
         """x times the weights of these modules, one after another: their results side by side.
 
         `first`: what the first one's result is multiplied by.
@@ -202,10 +206,10 @@ class Packing:
         in_int8 = [part for one in modules if (part := _in_int8(one)) is not None]
         floats = [one for one in modules if not in_int8 and not isinstance(one, Int8Linear)]
         tensors = _tensors(floats)
-        state = [state_of(tensor) for tensor in tensors]
+        state = [tensor_version(tensor) for tensor in tensors]
         if made is None or made.state != state:
             scales = [first, *[1.0] * (len(modules) - 1)]
-            multiply = Int8Product(in_int8, scales) if in_int8 else _product(floats, scales)
+            multiply = PackedInt8Linear(in_int8, scales) if in_int8 else _product(floats, scales)
             made = _Prepared(state, multiply, kept=[tensor.detach() for tensor in tensors])
             self._made[(*modules, first)] = made
         return made.multiply
@@ -221,15 +225,15 @@ class Packing:
         return lambda x: module.logits(multiply(x * module.scale if module.scale != 1.0 else x))
 
 
-def _product(modules: Sequence[nn.Linear | Unembedding], scales: Sequence[float]) -> Product:
+def _product(modules: Sequence[nn.Linear | Unembedding], scales: Sequence[float]) -> PackedLinear:
     both = list(zip(modules, scales, strict=True))
-    return Product(
-        [_scaled(one.weight, scale) for one, scale in both],
-        [None if one.bias is None else _scaled(one.bias, scale) for one, scale in both],
+    return PackedLinear(
+        [_scale_to_unit(one.weight, scale) for one, scale in both],
+        [None if one.bias is None else _scale_to_unit(one.bias, scale) for one, scale in both],
     )
 
 
-def _scaled(tensor: Tensor, scale: float) -> Tensor:
+def _scale_to_unit(tensor: Tensor, scale: float) -> Tensor:
     return tensor if scale == 1.0 else tensor.detach() * scale
 
 
@@ -237,12 +241,12 @@ def _tensors(modules: Sequence[nn.Linear | Unembedding]) -> list[Tensor]:
     return [tensor for one in modules for tensor in (one.weight, one.bias) if tensor is not None]
 
 
-def packing_of(model: GPT | Seq2Seq | RNNSeq2Seq) -> Packing:
+def prepack_weights(model: GPT | Seq2Seq | RNNSeq2Seq) -> PrepackedWeights:
     """Of the half that writes."""
     if not isinstance(model, GPT):
-        return Packing(model.decoder, model.unembedding)
-    packing = Packing(model)
-    packing.gpu_steps = GPUSteps(model)
+        return PrepackedWeights(model.decoder, model.unembedding)
+    packing = PrepackedWeights(model)
+    packing.gpu_steps = CUDADecodeStepPool(model)
     return packing
 
 

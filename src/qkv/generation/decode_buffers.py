@@ -10,13 +10,13 @@ Rotation = tuple[Tensor, Tensor]
 """cos of all angles of the new tokens, sin of one half of them."""
 
 
-class Room:
+class DecodeBuffers:
     """Where a step's residual stream, queries, keys and values stand."""
 
     def __init__(self, like: Tensor, shape: Heads, *, rows: int, epsilon: float | None, is_rotary: bool) -> None:
         """`like`: the token table; `epsilon`: of every RMSNorm, None where there is none."""
         d_model = like.shape[1]
-        # One more column turns the length of a row into its root mean square with epsilon (see LeanNorm).
+        # One more column turns the length of a row into its root mean square with epsilon (see BufferedNorm).
         n_more = 0 if epsilon is None else 1
         self.wide = like.new_full((rows, d_model + n_more), (d_model * (epsilon or 0)) ** 0.5)
         self.stream = self.wide[:, :d_model]
@@ -57,7 +57,7 @@ class Room:
         after_second.addcmul_(first, sin)
 
 
-class LeanNorm:
+class BufferedNorm:
     """A norm in as few calls as it takes: torch's own RMSNorm makes eight of them on a CPU."""
 
     def __init__(self, norm: LayerNorm | RMSNorm) -> None:
@@ -65,13 +65,13 @@ class LeanNorm:
         self._epsilon = norm.epsilon
         self._is_rms = isinstance(norm, RMSNorm)
         self._bias = norm.bias.detach() if isinstance(norm, LayerNorm) and norm.bias is not None else None
-        self._scaled = self._weight * self._weight.shape[0] ** 0.5
+        self._scale_to_unit = self._weight * self._weight.shape[0] ** 0.5
 
-    def __call__(self, x: Tensor, room: Room) -> Tensor:
+    def __call__(self, x: Tensor, room: DecodeBuffers) -> Tensor:
         """What it gives for the room's own stream is good until the next call."""
         if not self._is_rms:
             return torch.layer_norm(x, self._shape, self._weight, self._bias, self._epsilon)
         if x is not room.stream:
             return F.rms_norm(x, self._shape, self._weight, self._epsilon)
         torch.linalg.vector_norm(room.wide, 2, -1, True, out=room.length)
-        return torch.div(x, room.length, out=room.normed).mul_(self._scaled)
+        return torch.div(x, room.length, out=room.normed).mul_(self._scale_to_unit)

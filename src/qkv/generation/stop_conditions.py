@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 from qkv.errors import InputError
 
-ROUNDS = 4
+MIN_REPEATS = 4
 """So often in a row to the end: a loop, of which a language has fewer by itself."""
 
 
-def before_loop(ids: Sequence[int]) -> list[int]:
+def truncate_repetition(ids: Sequence[int]) -> list[int]:
     """Up to the end of the first round of what they repeat to their end; all, where they do not."""
     n = len(ids)
-    for period in range(1, n // ROUNDS + 1):
+    for period in range(1, n // MIN_REPEATS + 1):
         start = n - period
         while start > 0 and ids[start - 1] == ids[start - 1 + period]:
             start -= 1
-        if n - start >= ROUNDS * period:
+        if n - start >= MIN_REPEATS * period:
             return list(ids[: start + period])
     return list(ids)
 

@@ -1,0 +1,124 @@
+"""What is verified: a model, texts as it reads them, and what the plain road says of these."""
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qkv.choices import AttentionKernel
+from qkv.errors import InputError
+from qkv.models import BERT, Model, RNNSeq2Seq, Seq2Seq
+from qkv.nn import using
+from qkv.tasks.translator import Translator
+from qkv.tasks.verification.implementations import Example, forward
+from qkv.weights.models import Loaded
+
+MAX_EXAMPLE_TOKENS = 64
+"""Of a text: enough for every road, and a large model is done in a minute."""
+
+
+class NotCheckedError(Exception):
+    """Why a check cannot be made of this model, or not here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationCase:
+    """The plain road (explicit softmax, no cache, one text) is the specification."""
+
+    loaded: Loaded
+    texts: Sequence[str]
+    folder: Path
+    """An empty one, for what is written on the way."""
+    forward: Path | None = None
+    """Where the model comes from a run."""
+    by_cpu: list[list[Tensor]] | None = None
+    """What a CPU's plain road says, where another device is verified."""
+
+    @property
+    def model(self) -> Model:
+        return self.loaded.model
+
+    def on(self, device: torch.device) -> "Case":
+        """The same model and texts there."""
+        loaded = replace(self.loaded, model=deepcopy(self.model).to(device))
+        return VerificationCase(loaded=loaded, texts=self.texts, folder=self.folder, run=self.run, by_cpu=self.plain)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def examples(self) -> list[Example]:
+        """Cut at half the context, so that each has room for more, or for another; all the same, lengths differ."""
+        room = min(MAX_EXAMPLE_TOKENS, self.model.config.context_length // 2)
+        cuts = (room - number % (1 + room // 3) for number in count())
+        read = [
+            Example(*(part[:, :n].to(self.device) for part in parts))
+            for n, parts in zip(cuts, self._read(), strict=False)
+        ]
+        usable = [one for one in read if one.ids.shape[1] > 1 and (one.source is None or one.source.shape[1])]
+        if len(usable) < 2:
+            raise InputError(f"{len(usable)} of {len(self.texts)} texts have 2 tokens or more; 2 texts are needed")
+        return usable
+
+    def _read(self) -> Iterable[tuple[Tensor, ...]]:
+        """A model without a tokenizer gets random ids."""
+        model, tokenizer = self.model, self.loaded.tokenizer
+        is_pair = isinstance(model, Seq2Seq | RNNSeq2Seq)
+        if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
+            raise InputError(f"this model reads pictures (d_patch={model.config.d_patch}); models of text are verified")
+        if tokenizer is None:
+            most = min(model.config.vocab_size, model.config.source_vocab_size if is_pair else 1 << 30)
+            drawn = torch.randint(most, (5, 40), generator=torch.Generator().manual_seed(0))
+            drawn[:, 0] = 0  # what every translation begins with
+            return [(row[None, : 8 * number], row[None, -7:])[: 1 + is_pair] for number, row in enumerate(drawn, 1)]
+        if not is_pair:
+            return [(torch.tensor([tokenizer.encode(text)]),) for text in self.texts if text]
+        task = Translator(model, tokenizer, source=self.loaded.source_tokenizer, decoding=self.loaded.decoding)
+        given = [task.source_tokenizer.encode(task.given(text)) for text in self.texts]
+        targets = [[task.first, *tokenizer.encode(text, add_special_tokens=False)] for text in self.texts]
+        return [(torch.tensor([target]), torch.tensor([own])) for target, own in zip(targets, given, strict=True)]
+
+    @cached_property
+    def plain(self) -> list[list[Tensor]]:
+        return self.answers(self.model)
+
+    def answers(self, model: Model) -> list[list[Tensor]]:
+        """By the plain road, of every text."""
+        with using(model, AttentionKernel.PLAIN):
+            return [_model_outputs(model, forward(model, one.ids, one.source)) for one in self.examples]
+
+    def difference(self, rows: Iterable[Tensor]) -> float:
+        """Of each text's logits or states by another road."""
+        return max_relative_difference([_model_outputs(self.model, row[None]) for row in rows], self.plain)
+
+
+def _model_outputs(model: Model, states: Tensor) -> list[Tensor]:
+    """What a user sees of logits or states: of a BERT what its heads say, the chief one first."""
+    if not isinstance(model, BERT):
+        return [states]
+    heads = {
+        model.class_logits: model.classifier, model.masked_word_logits: model.masked_word,
+        model.next_sentence_logits: model.next_sentence,
+    }  # fmt: skip
+    return [*(answer(states) for answer, head in heads.items() if head is not None), states]
+
+
+def max_relative_difference(found: Iterable[Iterable[Tensor]], plain: Iterable[Iterable[Tensor]]) -> float:
+    """The largest difference, as a share of the largest number in its place (or of 1, where all are small).
+
+    NaN on a side gives NaN, which is within no limit.
+    """
+    shares = [torch.zeros(())]
+    for one, other in zip(found, plain, strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            if mine.shape != theirs.shape:
+                return float("inf")
+            expected = theirs.cpu()
+            shares.append((mine.cpu() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+    return float(torch.stack(shares).max())

@@ -1,0 +1,84 @@
+"""Which roads through a model must lead to the same numbers? `qkv verify` and tests/agreement take these."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
+from qkv.nn import SourceCache
+from qkv.tensors import Ids, IsToken, Logits, SourceIds, SourceIsToken
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text as a model reads it: one row of ids, and the source's where it has one."""
+
+    ids: Ids
+    source: SourceIds | None = None
+
+
+def forward(
+    model: Model, ids: Ids, source: SourceIds | None = None, *, attention_mask: IsToken | None = None,
+    source_attention_mask: SourceIsToken | None = None,
+) -> Tensor:  # fmt: skip
+    """The logits; of a BERT, its states. An RNN's ids are padded on the right, where nothing tells them apart."""
+    if isinstance(model, GPT | BERT):
+        return model(ids, attention_mask=attention_mask)
+    assert source is not None
+    if isinstance(model, Seq2Seq):
+        return model(source, ids, source_attention_mask=source_attention_mask, attention_mask=attention_mask)
+    return model(source, ids, source_attention_mask=source_attention_mask)
+
+
+def forward_in_chunks(
+    model: GPT | Seq2Seq | RNNSeq2Seq, ids: Ids, cuts: Iterable[int], *, source: SourceIds | None = None
+) -> Logits:
+    """With a cache, or an RNN's state, from piece to piece."""
+    pieces = torch.tensor_split(ids, list(cuts), dim=1)
+    if isinstance(model, GPT):
+        cache = model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
+        return torch.cat([model(piece, cache=cache) for piece in pieces], dim=1)
+    assert source is not None
+    if isinstance(model, Seq2Seq):
+        states, cache = model.encode(source), model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
+        return torch.cat([model.decode(piece, states, cache=cache) for piece in pieces], dim=1)
+    start, kept, steps = model.encode(source), SourceCache(), []
+    state = start.state
+    for piece in pieces:
+        logits, state = model.decode(piece, start.source, state, cache=kept)
+        steps.append(logits)
+    return torch.cat(steps, dim=1)
+
+
+def forward_packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
+    """All texts in one row, numbered so that none sees another."""
+    lengths = [text.shape[1] for text in texts]
+    documents = torch.cat([torch.full((n,), number, device=texts[0].device) for number, n in enumerate(lengths)])[None]
+    return list(model(torch.cat(list(texts), dim=1), documents=documents)[0].split(lengths))
+
+
+def forward_padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
+    """All texts in one batch, with random ids for padding."""
+    source = source_attention_mask = None
+    right_alone = isinstance(model, RNNSeq2Seq)
+    ids, attention_mask = _pad_with_random_ids([one.ids for one in examples], model.config.vocab_size, right_alone=right_alone)
+    if isinstance(model, Seq2Seq | RNNSeq2Seq):
+        sources = [one.source for one in examples if one.source is not None]
+        source, source_attention_mask = _pad_with_random_ids(sources, model.config.source_vocab_size, right_alone=False)
+    logits = forward(model, ids, source, attention_mask=attention_mask, source_attention_mask=source_attention_mask)
+    return [row[marks] for row, marks in zip(logits, attention_mask, strict=True)]
+
+
+def _pad_with_random_ids(texts: Sequence[Tensor], vocab_size: int, *, right_alone: bool) -> tuple[Tensor, Tensor]:
+    """In turn on the right, on both sides and on the left; the longest text has two columns of it too."""
+    n_columns = 2 + max(text.shape[1] for text in texts)
+    ids = torch.randint(vocab_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))
+    ids = ids.to(texts[0].device)
+    attention_mask = torch.zeros_like(ids, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        start = 0 if right_alone else (n_columns - text.shape[1]) * (row % 3) // 2
+        own = slice(start, start + text.shape[1])
+        ids[row, own], attention_mask[row, own] = text[0], True
+    return ids, attention_mask

@@ -1,0 +1,148 @@
+"""Is a model the same after it was written and read again, by us and by others?"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from qkv.choices import ScheduleKind
+from qkv.errors import ConfigError, InputError, MissingExtraError, WeightsError
+from qkv.models import Seq2Seq
+from qkv.tasks.loader import load_pretrained
+from qkv.tasks.verification.case import VerificationCase, NotCheckedError, max_relative_difference
+from qkv.training.family import TrainingData
+from qkv.training.run_preparation import RECIPE, PreparedRun, build_trainer, open_run
+from qkv.training.run_folder import RunFolder, load_checkpoint
+from qkv.weights.ct2 import save_ct2, vocabulary
+from qkv.weights.gguf_file import write_gguf
+from qkv.weights.int8 import LARGEST
+from qkv.weights.models import Loaded, own_names
+from qkv.weights.save import Numbers, save_hf, save_int8, save_own
+from qkv.weights.tensors import published
+
+
+class SaveFormat(NamedTuple):
+    """A format: the name of what is written, and who writes it."""
+
+    name: str
+    write: Callable[[Loaded, Path], object]
+
+
+OWN, INT8, HF, CT2 = SaveFormat("own", save_own), SaveFormat("int8", save_int8), SaveFormat("hf", save_hf), SaveFormat("ct2", save_ct2)
+GGUF = SaveFormat("model.gguf", partial(write_gguf, numbers=Numbers.F32))
+
+
+def compare_round_trip(case: VerificationCase, *, by: SaveFormat) -> float:
+    """Every answer and every weight: no text has all words."""
+    back = _reload(case, by).model
+    mine, theirs = (list(published(model, own_names(model)).values()) for model in (back, case.model))
+    return max_relative_difference([*case.answers(back), mine], [*case.plain, theirs])
+
+
+def compare_int8_weights(case: VerificationCase) -> float:
+    """In steps of a row's scale."""
+    back = _reload(case, INT8)
+    before, after = (published(model, own_names(model)) for model in (case.model, back.model))
+    rows = [(weight.flatten(1), after[name].flatten(1)) for name, weight in before.items() if weight.dim() > 1]
+    steps = [(mine - other).abs().amax(1) / (mine.abs().amax(1) / LARGEST + 1e-30) for mine, other in rows]
+    return float(torch.cat(steps).max())
+
+
+def compare_int8_outputs(case: VerificationCase) -> float:
+    """The root mean square of what changed, as a share of the answers'; what all logits share counts not."""
+    both = (case.answers(_reload(case, INT8).model), case.plain)
+    mine, theirs = (torch.cat([(one - one.mean(-1, keepdim=True)).flatten() for one, *_ in said]) for said in both)
+    return float((mine - theirs).norm() / theirs.norm().clamp(min=1e-30))
+
+
+def transformers(case: VerificationCase) -> float:
+    try:
+        import transformers as library
+    except ImportError:
+        raise NotCheckedError("transformers is not installed: pip install transformers") from None
+    folder = _save_once(case, HF)
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    model = getattr(library, kind).from_pretrained(folder, dtype=torch.float32).eval()
+    # By place: input_ids, attention_mask, decoder_input_ids.
+    given = [(one.ids,) if one.source is None else (one.source, None, one.ids) for one in case.examples]
+    return max_relative_difference(([model(*own)[0]] for own in given), (answers[:1] for answers in case.plain))
+
+
+def compare_ctranslate2(case: VerificationCase) -> float:
+    """Its log p of the texts' tokens."""
+    folder, model, loaded = _save_once(case, CT2), case.model, case.loaded
+    assert isinstance(model, Seq2Seq)
+    assert loaded.tokenizer is not None
+    import ctranslate2
+
+    words = vocabulary(loaded.tokenizer, model.config.vocab_size)
+    of_source = vocabulary(loaded.source_tokenizer or loaded.tokenizer, model.config.source_vocab_size)
+    sources = [[of_source[i] for i in one.source[0].tolist()] for one in case.examples if one.source is not None]
+    targets = [[words[i] for i in one.ids[0, 1:].tolist()] for one in case.examples]
+    reader: Any = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
+    found = [[torch.tensor(one.log_probs[:-1])] for one in reader.score_batch(sources, targets)]  # the last: its end
+    plain = []
+    for one, (answer,) in zip(case.examples, case.plain, strict=True):
+        logits = answer[0, :-1].clone()
+        logits[:, sorted(loaded.decoding.suppressed_ids)] = float("-inf")
+        plain.append([logits.log_softmax(-1).gather(1, one.ids[0, 1:, None])[:, 0]])
+    return max_relative_difference(found, plain)
+
+
+def compare_resumed_training(case: VerificationCase) -> float:
+    """All that the last checkpoints hold: weights, and what the optimizer remembers."""
+    if case.run is None:
+        raise NotCheckedError("the model is no run's: there is nothing to go on with")
+    if not (case.run / RECIPE).is_file():
+        raise NotCheckedError(f"the run has no {RECIPE}, as one of fine-tuning: its texts lie elsewhere")
+    prepared = open_run(case.run)
+    progress, folder = prepared.run.latest_valid_checkpoint(lambda _said: None)
+    ends = {"once": [2], "twice": [1, 2]}
+    for name, steps in ends.items():
+        run = RunFolder(case.folder / name)
+        shutil.copytree(folder, run.checkpoint_folder(progress.step))
+        for n in steps:
+            _train_until(replace(prepared, run=run), until=progress.step + n)
+    once, twice = (load_checkpoint(RunFolder(case.folder / name).checkpoint_folder(progress.step + 2)) for name in ends)
+    return max_relative_difference((part.values() for part in twice), (part.values() for part in once))
+
+
+@torch.enable_grad()
+def _train_until(prepared: PreparedRun, *, until: int) -> None:
+    """With a rate that does not look ahead, for ends differ; unevaluated, for that changes nothing."""
+    training = prepared.recipe.training
+    training = training.replace(
+        steps=until, schedule=ScheduleKind.CONSTANT, warmup_steps=min(training.warmup_steps, until), compile=False
+    )
+    prepared = replace(prepared, recipe=prepared.recipe.replace(training=training))
+    trainer = build_trainer(prepared, device=torch.device("cpu"), report=lambda _entry: None)
+    trainer.data = TrainingData(batch=trainer.data.batch)
+    trainer.resume(lambda _said: None)
+    if trainer.train().signal is not None:
+        raise KeyboardInterrupt
+
+
+def _save_once(case: VerificationCase, save: SaveFormat) -> Path:
+    """Once for all checks that need it; a format that cannot hold the model says so."""
+    target = case.folder / save.name
+    try:
+        if not target.exists():
+            save.write(case.loaded, target)
+    except (ConfigError, InputError, MissingExtraError, WeightsError) as error:
+        raise NotCheckedError(str(error)) from None
+    return target
+
+
+def _reload(case: VerificationCase, save: SaveFormat) -> Loaded:
+    back = load_pretrained(_save_once(case, save))
+    mine, theirs = (one.source_tokenizer or one.tokenizer for one in (case.loaded, back))
+    if mine is not None and (theirs is None or theirs.encode_batch(case.texts) != mine.encode_batch(case.texts)):
+        raise WeightsError("the tokenizer that came back reads the texts otherwise")
+    return back
