@@ -246,24 +246,36 @@ def run_all(mutants: list[Mutant | None], tests: list[list[str]], n_workers: int
     import tokenizers  # noqa: F401
 
     waiting, running = list(range(len(mutants))), dict[int, int]()
-    with tempfile.TemporaryDirectory() as folder:
-        while waiting or running:
-            while waiting and len(running) < n_workers:
-                index = waiting.pop(0)
-                pid = os.fork()
-                if pid == 0:
-                    status = 2
-                    try:
-                        status = run_tests(mutants[index], tests[index], Path(folder) / f"{index}.txt")
-                    finally:
-                        os._exit(status)
-                running[pid] = index
-            pid, status = os.wait()
-            if pid in running:
-                index = running.pop(pid)
-                if mutants[index] is None and status != 0:
-                    print((Path(folder) / f"{index}.txt").read_text()[-3000:])
-                yield index, status == 0
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            while waiting or running:
+                while waiting and len(running) < n_workers:
+                    index = waiting.pop(0)
+                    pid = os.fork()
+                    if pid == 0:
+                        status = 2
+                        try:
+                            status = run_tests(mutants[index], tests[index], Path(folder) / f"{index}.txt")
+                        finally:
+                            os._exit(status)
+                    running[pid] = index
+                pid, status = os.wait()
+                if pid in running:
+                    index = running.pop(pid)
+                    if mutants[index] is None and status != 0:
+                        print((Path(folder) / f"{index}.txt").read_text()[-3000:])
+                    yield index, status == 0
+    finally:
+        for pid in running:  # only if the caller stopped early
+            os.kill(pid, signal.SIGKILL)
+
+
+def describe(mutant: Mutant) -> str:
+    """File, line, mutation and the original source line."""
+    text = mutant.path.read_text(encoding="utf-8")
+    mutation = mutations(ast.parse(text))[mutant.index]
+    line = text.splitlines()[mutation.line - 1].strip()
+    return f"{mutant.path.relative_to(ROOT)}:{mutation.line}: {mutation.description}: {line}"
 
 
 def main(arguments: list[str]) -> int:
@@ -289,11 +301,7 @@ def main(arguments: list[str]) -> int:
                 return 2
         elif passed:
             survivors.append(mutant)
-    for mutant in sorted(survivors):
-        text = mutant.path.read_text(encoding="utf-8")
-        mutation = mutations(ast.parse(text))[mutant.index]
-        line = text.splitlines()[mutation.line - 1].strip()
-        print(f"survived {mutant.path.relative_to(ROOT)}:{mutation.line}: {mutation.description}    {line}")
+            print(f"survived {describe(mutant)}", flush=True)
     rate = 1 - len(survivors) / max(1, len(mutants))
     seconds = time.perf_counter() - started
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants killed in {seconds:.0f} s, seed {options.seed}")

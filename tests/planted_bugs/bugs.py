@@ -15,7 +15,7 @@ from torch import nn
 
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
-from qkv.cost.update import Update, update_of
+from qkv.cost.optimizer_update import OptimizerUpdate, optimizer_update
 from qkv.data.masking import Masking
 from qkv.data.order import rank_rows
 from qkv.data.pair_split import components
@@ -25,26 +25,26 @@ from qkv.generation.decoder import GPTDecoder
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.generation.sampling import _keep_until
 from qkv.generation.stop_conditions import StopStrings
-from qkv.inspection.hooks import cut_edge
-from qkv.inspection.logit_lens import _head
-from qkv.inspection.logit_attribution import _frozen
-from qkv.inspection.rollout import rollout_of
+from qkv.inspection.hooks import mask_attention
+from qkv.inspection.logit_attribution import _apply_frozen_norm
+from qkv.inspection.logit_lens import _apply_unembedding
+from qkv.inspection.rollout import rollout_from_means
 from qkv.models import GPT
-from qkv.models.placing import _starts, place
+from qkv.models.inputs import _starts, place
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache
-from qkv.nn.lookup import Lookup, weights_of
+from qkv.nn.dot_product_attention import AttentionInputs, masked_softmax
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm
 from qkv.nn.recurrent import RecurrentEncoder
-from qkv.nn.relation import Relation
-from qkv.text.fitting import encode_cut, encode_rows
-from qkv.text.streaming import StreamingDecoder
-from qkv.text.tokenizer import EncodedPair
-from qkv.text.words import _n_more
-from qkv.training.evaluation import Score, evaluate
+from qkv.nn.relative_positions import PositionInfo
+from qkv.text.encoding import encode_texts, encode_truncated
+from qkv.text.streaming_decoder import StreamingDecoder
+from qkv.text.tokenizer import Encoding
+from qkv.text.word_indices import _n_more
+from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.gradient_accumulation import accumulate_gradients
-from qkv.training.optimizer import build_optimizers, restore_optimizers
+from qkv.training.optimizer import build_optimizers, load_optimizer_state
 from qkv.training.schedule import learning_rate
 from qkv.weights.int8 import LARGEST, _rows_to_int8
 from qkv.weights.rotary_order import pairs_to_halves
@@ -132,10 +132,10 @@ def scores_are_not_scaled():
 def kv_heads_are_repeated_in_the_wrong_order():
     from tests.agreement.test_fused import test_gpt_by_the_fused_kernel_equals_the_plain_road as test
 
-    def wrong(self: Lookup, kv: torch.Tensor) -> torch.Tensor:
+    def wrong(self: AttentionInputs, kv: torch.Tensor) -> torch.Tensor:
         return kv.repeat(1, self.queries.shape[1] // kv.shape[1], 1, 1)
 
-    replace_everywhere(Lookup._for_all_heads, wrong)
+    replace_everywhere(AttentionInputs._repeat_kv_heads, wrong)
     return test
 
 
@@ -143,22 +143,22 @@ def kv_heads_are_repeated_in_the_wrong_order():
 def keys_and_values_are_swapped():
     from tests.reference.test_torch_nn import test_self_attention_equals_torch_multihead_attention as test
 
-    change_result(Attention._keys_and_values, lambda keys_and_values: keys_and_values[::-1])
+    change_result(Attention._project_keys_values, lambda keys_and_values: keys_and_values[::-1])
     return test
 
 
 @planted_bug
 def rotary_pairs_are_interleaved():
-    from tests.nn.test_relation import test_rotary_turns_number_i_with_number_i_plus_half as test
+    from tests.nn.test_relative_positions import test_rotary_turns_number_i_with_number_i_plus_half as test
 
-    def wrong(self: Relation, x: torch.Tensor) -> torch.Tensor:
+    def wrong(self: PositionInfo, x: torch.Tensor) -> torch.Tensor:
         if self.rotation is None:
             return x
         cos, sin = self.rotation
         rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         return x * cos + rotated * sin
 
-    replace_everywhere(Relation.rotate, wrong)
+    replace_everywhere(PositionInfo.rotate, wrong)
     return test
 
 
@@ -166,7 +166,7 @@ def rotary_pairs_are_interleaved():
 def fully_masked_rows_are_nan():
     from tests.agreement.test_fused import test_bert_by_the_fused_kernel_equals_the_plain_road as test
 
-    replace_everywhere(weights_of, lambda scores: scores.softmax(-1))
+    replace_everywhere(masked_softmax, lambda scores: scores.softmax(-1))
     return test
 
 
@@ -235,7 +235,7 @@ def rnn_encoder_reads_padding():
 def beams_are_not_reordered_in_the_cache():
     from tests.generation.test_beam import test_scores_are_those_of_a_full_pass_and_fall as test
 
-    original = GPTDecoder.select
+    original = GPTDecoder.reorder
 
     def wrong(self: GPTDecoder, rows: torch.Tensor, **kwargs: Any) -> None:
         if len(rows) != self.cache.batch:
@@ -385,7 +385,7 @@ def norms_and_biases_decay():
 def optimizer_state_is_not_restored():
     from tests.training.test_optimizer import test_restored_optimizers_go_on_bit_by_bit as test
 
-    replace_everywhere(restore_optimizers, lambda *_: None)
+    replace_everywhere(load_optimizer_state, lambda *_: None)
     return test
 
 
@@ -395,9 +395,9 @@ def evaluation_averages_averages():
 
     original = evaluate
 
-    def wrong(model: nn.Module, objective: Any, batches: Any, **kwargs: Any) -> Score:
+    def wrong(model: nn.Module, objective: Any, batches: Any, **kwargs: Any) -> EvaluationResult:
         scores = [original(model, objective, [batch], **kwargs) for batch in batches]
-        return Score(loss_sum=sum(score.loss for score in scores), n_targets=len(scores))
+        return EvaluationResult(loss_sum=sum(score.loss for score in scores), n_targets=len(scores))
 
     replace_everywhere(original, wrong)
     return test
@@ -450,7 +450,7 @@ def masked_edge_is_reversed():
         test_a_cut_is_minus_infinity_added_to_the_score_and_stays_fused as test,
     )
 
-    original = cut_edge
+    original = mask_attention
     replace_everywhere(original, lambda *args, query, key, **kwargs: original(*args, query=key, key=query, **kwargs))
     return test
 
@@ -459,7 +459,7 @@ def masked_edge_is_reversed():
 def logit_lens_forgets_the_final_norm():
     from tests.inspection.test_views import test_the_deepest_guesses_of_the_lens_are_the_models_own as test
 
-    original = _head
+    original = _apply_unembedding
 
     def wrong(model: Any, states: torch.Tensor) -> torch.Tensor:
         return model.unembedding(states) if isinstance(model, GPT) else original(model, states)
@@ -478,7 +478,7 @@ def rollout_ignores_the_residual_connection():
             layers.append(layer @ layers[-1])
         return torch.stack(layers)
 
-    replace_everywhere(rollout_of, wrong)
+    replace_everywhere(rollout_from_means, wrong)
     return test
 
 
@@ -486,7 +486,7 @@ def rollout_ignores_the_residual_connection():
 def contributions_keep_their_mean_through_layer_norm():
     from tests.inspection.test_views import test_contributions_sum_to_the_logit_whatever_the_model as test
 
-    original = _frozen
+    original = _apply_frozen_norm
 
     def wrong(norm: nn.Module, parts: torch.Tensor) -> torch.Tensor:
         centered = original(norm, parts)
@@ -504,7 +504,7 @@ def contributions_keep_their_mean_through_layer_norm():
 
 @planted_bug
 def cache_size_counts_query_heads():
-    from tests.cost.test_integers import (
+    from tests.cost.test_published_numbers import (
         test_fewer_kv_heads_make_a_smaller_cache_and_smaller_projections as test,
     )
 
@@ -517,7 +517,7 @@ def cache_size_counts_query_heads():
 
 @planted_bug
 def a_multiply_add_counts_as_one_flop():
-    from tests.cost.test_integers import test_a_flop_is_half_a_multiply_add as test
+    from tests.cost.test_published_numbers import test_a_flop_is_half_a_multiply_add as test
 
     original = Operation.flops
     replace_everywhere(original, property(lambda self: original.fget(self) // 2))
@@ -529,8 +529,8 @@ def fsdp_does_not_shard_the_optimizer():
     from tests.cost.test_memory import test_fsdp_holds_a_part_on_each_device_and_ddp_all as test
 
     replace_everywhere(
-        update_of,
-        lambda _operations, n_parameters, _workload: Update(by_adamw=n_parameters),
+        optimizer_update,
+        lambda _operations, n_parameters, _workload: OptimizerUpdate(by_adamw=n_parameters),
     )
     return test
 
@@ -540,7 +540,7 @@ def fsdp_does_not_shard_the_optimizer():
 
 @planted_bug
 def streaming_decoder_splits_characters():
-    from tests.text.test_streaming import test_an_emoji_comes_at_once_and_not_before_its_last_byte as test
+    from tests.text.test_streaming_decoder import test_an_emoji_comes_at_once_and_not_before_its_last_byte as test
 
     original = StreamingDecoder.add
     replace_everywhere(original, lambda self, number: original(self, number) or self.finish())
@@ -549,19 +549,19 @@ def streaming_decoder_splits_characters():
 
 @planted_bug
 def truncation_cuts_off_the_separator():
-    from tests.text.test_fitting import test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens as test
+    from tests.text.test_encoding import test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens as test
 
-    def wrong(tokenizer: Any, row: tuple[str, ...], max_length: int, **kwargs: Any) -> EncodedPair:
-        (encoded,) = encode_rows(tokenizer, [row], **kwargs)
-        return EncodedPair(encoded.ids[:max_length], encoded.segments[:max_length])
+    def wrong(tokenizer: Any, row: tuple[str, ...], max_length: int, **kwargs: Any) -> Encoding:
+        (encoded,) = encode_texts(tokenizer, [row], **kwargs)
+        return Encoding(encoded.ids[:max_length], encoded.segments[:max_length])
 
-    replace_everywhere(encode_cut, wrong)
+    replace_everywhere(encode_truncated, wrong)
     return test
 
 
 @planted_bug
 def subwords_start_new_words():
-    from tests.text.test_words import test_ids_are_of_the_words_they_make as test
+    from tests.text.test_word_indices import test_ids_are_of_the_words_they_make as test
 
     replace_everywhere(_n_more, lambda _last, text: len(text.split()))
     return test

@@ -22,8 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A failing example does not have to be shrunk or explained: it is enough that it fails. Hypothesis reads the profile
-    # when a test is defined, so it is loaded before the test is imported.
+    # It is enough that an example fails: it does not have to be shrunk or explained. Hypothesis reads the profile when
+    # a test is defined, so it is loaded before the test is imported.
     settings.register_profile("planted bug", phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
     settings.load_profile("planted bug")
     from tests.planted_bugs import bugs
