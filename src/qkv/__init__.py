@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from qkv.config import BERTConfig, FinetuningSettings, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, preset
     from qkv.cost import estimate
-    from qkv.inspection import change, record
+    from qkv.inspection import intervene, record
     from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq, build
     from qkv.serving.notebook import explore
     from qkv.tasks import load
-    from qkv.tasks.finetuning import finetune
+    from qkv.tasks.finetune import finetune
     from qkv.tasks.training import train
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ __all__ = [
     "Seq2SeqConfig",
     "__version__",
     "build",
-    "change",
+    "intervene",
     "estimate",
     "explore",
     "finetune",
@@ -56,10 +56,10 @@ _HOME = {
     "Seq2Seq": "qkv.models",
     "Seq2SeqConfig": "qkv.config",
     "build": "qkv.models",
-    "change": "qkv.inspection",
+    "intervene": "qkv.inspection",
     "estimate": "qkv.cost",
     "explore": "qkv.serving.notebook",
-    "finetune": "qkv.tasks.finetuning",
+    "finetune": "qkv.tasks.finetune",
     "load": "qkv.tasks",
     "load_config": "qkv.config",
     "preset": "qkv.config",

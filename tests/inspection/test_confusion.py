@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from qkv.inspection.confusion import confusion_map
+from qkv.inspection.confusion import plot_confusion_matrix
 
 
 def test_cells_hold_counts_and_colours_shares_of_the_true_class():
-    axis, *_ = confusion_map(np.array([[30, 10], [0, 0]]), ["no", "yes"], title="t").axes
+    axis, *_ = plot_confusion_matrix(np.array([[30, 10], [0, 0]]), ["no", "yes"], title="t").axes
     assert [text.get_text() for text in axis.texts] == ["30\n75%", "10\n25%", "0\n0%", "0\n0%"]
     assert axis.images[0].get_array().tolist() == [[0.75, 0.25], [0.0, 0.0]]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["no", "yes"]
@@ -16,7 +16,7 @@ def test_cells_hold_counts_and_colours_shares_of_the_true_class():
 
 @pytest.mark.parametrize("n", [3, 77])
 def test_many_classes_are_drawn_without_counts(n, tmp_path):
-    figure = confusion_map(np.eye(n, dtype=int) * 7, [f"class_{i}" for i in range(n)])
+    figure = plot_confusion_matrix(np.eye(n, dtype=int) * 7, [f"class_{i}" for i in range(n)])
     assert bool(figure.axes[0].texts) == (n == 3)
     figure.savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000

@@ -9,8 +9,8 @@ import torch
 from matplotlib.image import imread
 
 from qkv.errors import MissingExtraError, ShapeError
-from qkv.inspection import HeatMap, figure, heat_maps, new_figure
-from qkv.inspection.reference import ReferenceView
+from qkv.inspection import Heatmap, plot_view, plot_heatmaps, new_figure
+from qkv.inspection.coreference import CoreferenceView
 
 MATRIX = torch.tensor([[0.9, 0.1, 0.0], [0.25, 0.5, 0.25]])
 
@@ -18,12 +18,12 @@ MATRIX = torch.tensor([[0.9, 0.1, 0.0], [0.25, 0.5, 0.25]])
 def one(matrix=MATRIX, **settings):
     rows = [f"q{i}" for i in range(matrix.shape[0])]
     columns = [f"k{i}" for i in range(matrix.shape[1])]
-    return HeatMap(matrix=matrix, rows=rows, columns=columns, **settings)
+    return Heatmap(matrix=matrix, rows=rows, columns=columns, **settings)
 
 
-def pixels(figure):
+def pixels(plot_view):
     file = io.BytesIO()
-    figure.savefig(file, format="png")
+    plot_view.savefig(file, format="png")
     file.seek(0)
     return imread(file)
 
@@ -31,29 +31,29 @@ def pixels(figure):
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_a_heat_map_is_saved_in_every_format(ending, magic, tmp_path):
     path = tmp_path / f"map.{ending}"
-    heat_maps(one(title="head 0")).savefig(path)
+    plot_heatmaps(one(title="head 0")).savefig(path)
     assert path.read_bytes().startswith(magic)
     assert path.stat().st_size > 2000
 
 
 def test_a_heat_map_is_not_blank_and_shows_its_numbers():
-    picture = pixels(heat_maps(one()))
+    picture = pixels(plot_heatmaps(one()))
     assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 50
-    assert not np.array_equal(picture, pixels(heat_maps(one(MATRIX.flip(0)))))
+    assert not np.array_equal(picture, pixels(plot_heatmaps(one(MATRIX.flip(0)))))
 
 
 def test_rows_and_columns_are_labelled():
-    figure = heat_maps(one(title="head 3", row_axis="target", column_axis="source"), title="All")
-    axis = figure.axes[0]
+    plot_view = plot_heatmaps(one(title="head 3", row_axis="target", column_axis="source"), title="All")
+    axis = plot_view.axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["q0", "q1"]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["k0", "k1", "k2"]
     assert (axis.get_ylabel(), axis.get_xlabel(), axis.get_title()) == ("target", "source", "head 3")
-    assert figure.get_suptitle() == "All"
+    assert plot_view.get_suptitle() == "All"
     assert {text.get_text() for text in axis.texts} == {"0.90", "0.10", "0.00", "0.25", "0.50"}
 
 
 def test_the_picture_holds_the_matrix_row_by_row():
-    image = heat_maps(one()).axes[0].images[0]
+    image = plot_heatmaps(one()).axes[0].images[0]
     np.testing.assert_allclose(image.get_array(), MATRIX.numpy())
 
 
@@ -68,8 +68,8 @@ def test_the_picture_holds_the_matrix_row_by_row():
     ],
 )
 def test_colours_span_the_values(matrix, is_signed, limits):
-    figure = heat_maps(one(torch.tensor(matrix), is_signed=is_signed))
-    assert figure.axes[0].images[0].get_clim() == limits
+    plot_view = plot_heatmaps(one(torch.tensor(matrix), is_signed=is_signed))
+    assert plot_view.axes[0].images[0].get_clim() == limits
 
 
 @pytest.mark.parametrize("is_signed", [False, True])
@@ -86,32 +86,32 @@ def test_colours_span_the_values(matrix, is_signed, limits):
     ids=["masked", "all masked", "zeros", "nan", "bfloat16", "with a graph"],
 )
 def test_hard_matrices_are_drawn_too(matrix, is_signed):
-    assert pixels(heat_maps(one(matrix, is_signed=is_signed))).std() > 0
+    assert pixels(plot_heatmaps(one(matrix, is_signed=is_signed))).std() > 0
 
 
 def test_what_the_mask_forbids_says_so():
-    figure = heat_maps(one(torch.tensor([[0.0, float("-inf")]])))
-    assert [text.get_text() for text in figure.axes[0].texts] == ["0.00", "−∞"]
+    plot_view = plot_heatmaps(one(torch.tensor([[0.0, float("-inf")]])))
+    assert [text.get_text() for text in plot_view.axes[0].texts] == ["0.00", "−∞"]
 
 
 def test_maps_stand_side_by_side():
-    figure = heat_maps(one(), one(torch.randn(5, 7)))
-    assert [axis.images[0].get_array().shape for axis in figure.axes[:2]] == [(2, 3), (5, 7)]
+    plot_view = plot_heatmaps(one(), one(torch.randn(5, 7)))
+    assert [axis.images[0].get_array().shape for axis in plot_view.axes[:2]] == [(2, 3), (5, 7)]
 
 
 def test_numbers_can_be_left_out_and_are_where_there_are_too_many():
-    assert not heat_maps(one(show_numbers=False)).axes[0].texts
-    assert not heat_maps(one(torch.rand(15, 15))).axes[0].texts
+    assert not plot_heatmaps(one(show_numbers=False)).axes[0].texts
+    assert not plot_heatmaps(one(torch.rand(15, 15))).axes[0].texts
 
 
 def test_labels_must_fit_the_matrix():
     with pytest.raises(ShapeError, match=r"the matrix is \(2, 3\), there are 3 row labels and 3 column labels"):
-        HeatMap(matrix=MATRIX, rows="abc", columns="abc")
+        Heatmap(matrix=MATRIX, rows="abc", columns="abc")
 
 
 def test_no_map_is_refused():
     with pytest.raises(ShapeError, match="0 heat maps were given, there must be at least 1"):
-        heat_maps()
+        plot_heatmaps()
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
@@ -125,9 +125,9 @@ def test_a_notebook_shows_a_figure_by_itself():
 
 
 def test_the_knock_outs_axis_says_which_sign_means_that_a_look_was_needed():
-    view = ReferenceView(
+    view = CoreferenceView(
         text="a cat it", pronoun="it", candidates=["a", "cat"], places=[[2], [0], [1]], attention=[0.2, 0.3],
         rollout=[0.2, 0.3], value_weighted=[0.2, 0.3], knock_out=[-0.1, 0.2], remarks=[],
     )  # fmt: skip
-    labels = [axis.get_xlabel() for axis in figure(view, title="a cat it").axes]
+    labels = [axis.get_xlabel() for axis in plot_view(view, title="a cat it").axes]
     assert labels == ["share of 'it'"] * 3 + ["change of log p (nats)\nbelow 0: the look was needed"]

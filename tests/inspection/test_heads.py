@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import HeadPattern, Stack
+from qkv.choices import HeadPattern, AttentionKind
 from qkv.config import GPTConfig
-from qkv.inspection import PATTERNS, Tokens, figure, heads, see
-from qkv.inspection.heads import name, score, targets
-from qkv.inspection.reading import Reading
+from qkv.inspection import PATTERNS, TokenizedText, plot_view, classify_heads, run_with_cache
+from qkv.inspection.heads import best_pattern, score_pattern, pattern_targets
+from qkv.inspection.model_input import ModelInput
 from qkv.models import GPT
-from tests.inspection.looking import FAMILIES, reading, task
+from tests.inspection.examples import FAMILIES, reading, task
 
 WORDS = ["[CLS]", " a", " b", ",", " a", " b", " c", "[SEP]"]
 N = len(WORDS)
@@ -22,12 +22,12 @@ N = len(WORDS)
 def tokens(words=WORDS, ids=None):
     special = [word.startswith("[") for word in words]
     ids = [sorted(set(words)).index(word) for word in words] if ids is None else ids
-    return Tokens(text="", ids=ids, tokens=list(words), words=[None] * len(words), spans=[None] * len(words),
+    return TokenizedText(text="", ids=ids, tokens=list(words), words=[None] * len(words), spans=[None] * len(words),
                   is_special=special)  # fmt: skip
 
 
 def scored(weights, visible, pattern):
-    return float(score(weights[None, None], visible, pattern, targets(tokens(), visible, is_cross=False))[0, 0])
+    return float(score_pattern(weights[None, None], visible, pattern, pattern_targets(tokens(), visible, is_cross=False))[0, 0])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -35,19 +35,19 @@ def scored(weights, visible, pattern):
 def test_a_head_that_does_just_that_scores_one_and_is_named_so(pattern, causal):
     visible = torch.ones(N, N, dtype=torch.bool)
     visible = visible.tril() if causal else visible
-    places = targets(tokens(), visible, is_cross=False)
+    places = pattern_targets(tokens(), visible, is_cross=False)
     looks = visible if pattern is HeadPattern.BAG else places[pattern]
     # A query that has no such place looks at itself.
     looks = torch.where(looks.any(-1, keepdim=True), looks, torch.eye(N, dtype=torch.bool)).double()
     weights = looks / looks.sum(-1, keepdim=True)
     scores = torch.tensor([scored(weights, visible, one) for one in PATTERNS])
     assert scores[PATTERNS.index(pattern)] == pytest.approx(1.0)
-    assert name(scores, [N] * 6) is pattern
+    assert best_pattern(scores, [N] * 6) is pattern
 
 
 def test_the_places_that_are_meant():
     visible = torch.ones(N, N, dtype=torch.bool).tril()
-    found = targets(tokens(), visible, is_cross=False)
+    found = pattern_targets(tokens(), visible, is_cross=False)
     meant = {pattern: [tuple(look) for look in looks.nonzero().tolist()] for pattern, looks in found.items()}
     assert meant[HeadPattern.PREVIOUS] == [(i, i - 1) for i in range(1, N)]
     assert meant[HeadPattern.FIRST] == [(i, 0) for i in range(1, N)]
@@ -70,31 +70,31 @@ def test_two_looks_are_no_pattern_and_an_even_head_is_a_bag_of_words():
     scores = torch.zeros(6)
     scores[PATTERNS.index(HeadPattern.DELIMITER)] = 0.9
     scores[PATTERNS.index(HeadPattern.BAG)] = 0.97
-    assert name(scores, [9] * 6) is HeadPattern.DELIMITER
-    assert name(scores, [2] * 6) is HeadPattern.BAG
-    assert name(scores * 0.4, [9] * 6) is None
+    assert best_pattern(scores, [9] * 6) is HeadPattern.DELIMITER
+    assert best_pattern(scores, [2] * 6) is HeadPattern.BAG
+    assert best_pattern(scores * 0.4, [9] * 6) is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_heads_of_a_stack_are_summarised(family):
-    seen = see(task(family).model, reading(family))
+    seen = run_with_cache(task(family).model, reading(family))
     for stack in seen.stacks:
-        view = heads(seen, stack)
+        view = classify_heads(seen, stack)
         assert view.scores.shape == (*view.weights.shape[:2], len(PATTERNS))
         assert view.error < 1e-12
-        if stack is Stack.CROSS:
+        if stack is AttentionKind.CROSS:
             assert view.n_queries[PATTERNS.index(HeadPattern.PREVIOUS)] == 0
 
 
 def test_the_picture_names_the_tokens_that_can_be_read():
-    view = heads(see(task("bert").model, reading("bert")))
-    *_, left = figure(view).axes[: -view.weights.shape[1] + 1]
+    view = classify_heads(run_with_cache(task("bert").model, reading("bert")))
+    *_, left = plot_view(view).axes[: -view.weights.shape[1] + 1]
     assert [label.get_text() for label in left.get_yticklabels()] == view.queries
     assert [label.get_text() for label in left.get_xticklabels()] == view.keys
     many = replace(
         view, weights=view.weights.new_ones(*view.weights.shape[:2], 99, 99), queries=["a"] * 99, keys=["b"] * 99
     )
-    assert not figure(many).axes[0].get_yticklabels()
+    assert not plot_view(many).axes[0].get_yticklabels()
 
 
 def induction_model(n_ids: int, context: int) -> GPT:
@@ -131,7 +131,7 @@ def induction_model(n_ids: int, context: int) -> GPT:
 def test_a_planted_induction_head_and_its_previous_token_head_are_found():
     ids = torch.randperm(11, generator=torch.Generator().manual_seed(3)).tolist() * 2
     own = tokens([f" w{number}" for number in ids], ids=ids)
-    view = heads(see(induction_model(11, 23), Reading(own=own, chosen=ids[1:])))
+    view = classify_heads(run_with_cache(induction_model(11, 23), ModelInput(sequence=own, chosen=ids[1:])))
     assert view.labels == [[HeadPattern.PREVIOUS], [HeadPattern.INDUCTION]]
     # The first token has none before it, so in layer 1 it is the key of its own kind.
     assert float(view.scores[0, 0, PATTERNS.index(HeadPattern.PREVIOUS)]) > 0.99
@@ -139,7 +139,7 @@ def test_a_planted_induction_head_and_its_previous_token_head_are_found():
 
 
 def test_a_narrow_picture_folds_what_stands_above_it():
-    drawn = figure(heads(see(task("rnn").model, reading("rnn"))), title="The quick brown fox jumps over the lazy dog.")
+    drawn = plot_view(classify_heads(run_with_cache(task("rnn").model, reading("rnn"))), title="The quick brown fox jumps over the lazy dog.")
     drawn.draw_without_rendering()
     above = drawn.texts[0].get_window_extent()
     assert above.x0 >= 0

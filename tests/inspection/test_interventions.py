@@ -6,69 +6,69 @@ from importlib import import_module
 import pytest
 import torch
 
-from qkv.choices import Role, Stack
+from qkv.choices import SpecialToken, AttentionKind
 from qkv.errors import InputError, TapError
 from qkv.inspection import (
-    EdgeCut,
-    HeadOff,
-    Patch,
-    ReferenceView,
+    EdgeMask,
+    HeadAblation,
+    ActivationPatch,
+    CoreferenceView,
     attention_map,
-    contributions,
-    cut_edge,
-    effect,
-    embeddings,
-    figure,
-    head_off,
-    heads,
-    idle_cuts,
-    lens,
-    neuron,
-    read,
-    reference,
-    see,
-    stream,
-    timeline,
+    logit_attribution,
+    mask_attention,
+    measure_effect,
+    embedding_trajectories,
+    plot_view,
+    ablate_head,
+    classify_heads,
+    find_ineffective_masks,
+    logit_lens,
+    compute_neuron_view,
+    prepare_input,
+    coreference,
+    run_with_cache,
+    residual_stream_norms,
+    checkpoint_timeline,
 )
 from tests.agreement.families import close
-from tests.inspection.looking import FAMILIES, TEXT, reading, task
-from tests.tasks.small import small_task
+from tests.inspection.examples import FAMILIES, TEXT, reading, task
+from tests.tasks.small_gpt import small_task
 from tests.tasks.small_bert import small_bert
 
 
 def log_p(family, **_):
     model, text = task(family).model, reading(family)
-    return see(model, text).logits.float().log_softmax(-1)
+    return run_with_cache(model, text).logits.float().log_softmax(-1)
 
 
 def test_an_effect_holds_what_the_model_says_before_and_after():
     one, model = task("gpt"), task("gpt").model
     before = log_p("gpt")
-    with head_off(model, "blocks.0.attention", 1), cut_edge(model, "blocks.*.attention", query=5, key=2):
+    with ablate_head(model, "blocks.0.attention", 1), mask_attention(model, "blocks.*.attention", query=5, key=2):
         after = log_p("gpt")
-    cuts = [HeadOff(stack=Stack.SELF, layer=0, head=1), EdgeCut(stack=Stack.SELF, query=5, key=2)]
-    found = effect(model, one.tokenizer, reading("gpt"), cuts, position=5, n=3)
-    of, at = reading("gpt").own.labels[5], reading("gpt").own.labels[2]
+    cuts = [HeadAblation(stack=AttentionKind.SELF, layer=0, head=1), EdgeMask(stack=AttentionKind.SELF, query=5, key=2)]
+    found = measure_effect(model, one.tokenizer, reading("gpt"), cuts, position=5, n=3)
+    of, at = reading("gpt").sequence.labels[5], reading("gpt").sequence.labels[2]
     assert found.changes == ["self, layer 0: head 1 off", f"self: 5 {of} may not look at 2 {at}"]
-    assert found.changes[1] in " ".join(figure(found, title=TEXT).get_suptitle().split())
+    assert found.changes[1] in " ".join(plot_view(found, title=TEXT).get_suptitle().split())
     torch.testing.assert_close(found.before, before[5, found.ids])
     torch.testing.assert_close(found.after, after[5, found.ids])
     torch.testing.assert_close(found.divergence, (before.exp() * (before - after)).sum(-1), atol=1e-6, rtol=1e-4)
-    chosen = reading("gpt").chosen
-    torch.testing.assert_close(found.wanted_after[4], after[4, chosen[4]])
-    assert bool(found.wanted_after[-1].isnan())
+    chosen = reading("gpt").next_ids
+    torch.testing.assert_close(found.target_after[4], after[4, chosen[4]])
+    assert bool(found.target_after[-1].isnan())
     assert set(before[5].topk(3).indices.tolist()) <= set(found.ids)
     torch.testing.assert_close(log_p("gpt"), before)
 
 
 @pytest.mark.parametrize(("family", "stack"), [("gpt", "self"), ("bert", "self"), ("seq2seq", "cross")])
 def test_a_change_in_one_layer_is_seen_in_every_family(family, stack):
-    cut = EdgeCut(stack=Stack(stack), query=1, key=0, layer=1, head=2)
-    found = effect(task(family).model, task(family).tokenizer, reading(family), [cut])
+    cut = EdgeMask(stack=AttentionKind(stack), query=1, key=0, layer=1, head=2)
+    found = measure_effect(task(family).model, task(family).tokenizer, reading(family), [cut])
     assert float(found.divergence.max()) > 0
-    seen = see(task(family).model, reading(family))
-    assert f"layer 1, head 2: 1 {seen.queries(Stack(stack))[1]} may not" in found.changes[0]
-    assert found.changes[0].endswith(f" look at 0 {seen.keys(Stack(stack))[0]}")
+    seen = run_with_cache(task(family).model, reading(family))
+    assert f"layer 1, head 2: 1 {seen.query_labels(AttentionKind(stack))[1]} may not" in found.changes[0]
+    assert found.changes[0].endswith(f" look at 0 {seen.key_labels(AttentionKind(stack))[0]}")
     if family == "gpt":
         assert float(found.divergence[0]) == pytest.approx(0, abs=1e-6)
 
@@ -77,37 +77,37 @@ def test_a_change_in_one_layer_is_seen_in_every_family(family, stack):
     ("family", "stack"), [("gpt", "self"), ("bert", "self"), ("seq2seq", "decoder"), ("rnn", "cross")]
 )
 def test_a_cut_is_idle_exactly_where_nothing_is_looked_at(family, stack):
-    cuts = [EdgeCut(stack=Stack(stack), query=query, key=key) for query, key in ((2, 1), (1, 1), (1, 2))]
+    cuts = [EdgeMask(stack=AttentionKind(stack), query=query, key=key) for query, key in ((2, 1), (1, 1), (1, 2))]
     into_the_future = cuts[2:] if family in ("gpt", "seq2seq") else []
-    assert idle_cuts(task(family).model, reading(family), cuts) == into_the_future
-    assert idle_cuts(task(family).model, reading(family), []) == []
+    assert find_ineffective_masks(task(family).model, reading(family), cuts) == into_the_future
+    assert find_ineffective_masks(task(family).model, reading(family), []) == []
     for place in ({"query": -1, "key": 0}, {"query": 0, "key": 97}):
         with pytest.raises(InputError, match=r"is outside the .* tokens that"):
-            idle_cuts(task(family).model, reading(family), [EdgeCut(stack=Stack(stack), **place)])
+            find_ineffective_masks(task(family).model, reading(family), [EdgeMask(stack=AttentionKind(stack), **place)])
 
 
 def test_a_patch_puts_in_what_another_text_had():
     one, model = task("gpt"), task("gpt").model
-    other = read(one, TEXT.replace("mat", "cat"))
+    other = prepare_input(one, TEXT.replace("mat", "cat"))
     own = reading("gpt")
-    assert len(other.own.ids) == len(own.own.ids)
-    whole = effect(model, one.tokenizer, own, [Patch(tap="blocks.0.residual_pre", other=other)])
-    expected = see(model, other).logits.float().log_softmax(-1)
+    assert len(other.sequence.ids) == len(own.sequence.ids)
+    whole = measure_effect(model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other)])
+    expected = run_with_cache(model, other).logits.float().log_softmax(-1)
     torch.testing.assert_close(whole.after, expected[-1, whole.ids])
-    differ = [n for n, (a, b) in enumerate(zip(own.own.ids, other.own.ids, strict=True)) if a != b]
-    part = effect(model, one.tokenizer, own, [Patch(tap="blocks.0.residual_pre", other=other, positions=tuple(differ))])
+    differ = [n for n, (a, b) in enumerate(zip(own.sequence.ids, other.sequence.ids, strict=True)) if a != b]
+    part = measure_effect(model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=tuple(differ))])
     torch.testing.assert_close(part.after, expected[-1, part.ids])
-    with pytest.raises(TapError, match=r"position 99 of 'blocks.0.residual_pre' is outside"):
-        effect(model, one.tokenizer, own, [Patch(tap="blocks.0.residual_pre", other=other, positions=(99,))])
+    with pytest.raises(TapError, match=r"position 99 of 'blocks.0.resid_pre' is outside"):
+        measure_effect(model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=(99,))])
     with pytest.raises(TapError, match="give its whole name"):
-        effect(model, one.tokenizer, own, [Patch(tap="*.residual_pre", other=other)])
+        measure_effect(model, one.tokenizer, own, [ActivationPatch(tap="*.resid_pre", other=other)])
 
 
 def test_knock_out_is_the_change_of_what_follows_with_all_looks_cut():
     one, text = task("gpt"), "The cat sat on the mat, and it slept by the dog."
-    found = reference(one, text, pronoun="it", candidates=["cat", "mat"])
-    own = read(one, text)
-    ids, query = torch.tensor([own.own.ids]), own.own.places("it")
+    found = coreference(one, text, pronoun="it", candidates=["cat", "mat"])
+    own = prepare_input(one, text)
+    ids, query = torch.tensor([own.sequence.ids]), own.sequence.find_word("it")
 
     def following():
         scores = one.model(ids)[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
@@ -117,18 +117,18 @@ def test_knock_out_is_the_change_of_what_follows_with_all_looks_cut():
     for word, change_of in zip(found.candidates, found.knock_out, strict=True):
         with ExitStack() as cuts:
             for place in query:
-                for key in own.own.places(word):
-                    cuts.enter_context(cut_edge(one.model, "blocks.*.attention", query=place, key=key))
+                for key in own.sequence.find_word(word):
+                    cuts.enter_context(mask_attention(one.model, "blocks.*.attention", query=place, key=key))
             assert following() - before == pytest.approx(change_of, abs=1e-4)
     assert "only the knock-out can tell" in found.remarks[-1]
 
 
 def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn(monkeypatch):
-    monkeypatch.setattr(import_module("qkv.inspection.reference"), "MOST_TEXTS", 3)
+    monkeypatch.setattr(import_module("qkv.inspection.coreference"), "MAX_MASKED_BATCH", 3)
     one, text = task("bert"), "The cat sat on the mat, and it slept."
-    found = reference(one, text, pronoun="it", candidates=["cat", "mat"])
-    own = read(one, text).own
-    mask, query = one.tokenizer.id_of(Role.MASK), own.places("it")
+    found = coreference(one, text, pronoun="it", candidates=["cat", "mat"])
+    own = prepare_input(one, text).sequence
+    mask, query = one.tokenizer.special_id(SpecialToken.MASK), own.find_word("it")
 
     def following():
         total = 0.0
@@ -143,16 +143,16 @@ def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn(monkeypatch):
     before = following()
     with ExitStack() as cuts:
         for place in query:
-            cuts.enter_context(cut_edge(one.model, "blocks.*.attention", query=place, key=own.places("mat")[0]))
+            cuts.enter_context(mask_attention(one.model, "blocks.*.attention", query=place, key=own.find_word("mat")[0]))
         assert following() - before == pytest.approx(found.knock_out[1], abs=1e-4)
 
 
 def test_shares_are_of_the_row_without_its_sink():
     one, text = task("bert"), "The cat sat on the mat, and it slept."
-    found = reference(one, text, pronoun="it", candidates=["cat", "mat"])
-    seen = see(one.model, read(one, text))
-    query, *keys = found.places
-    row = seen.table(Stack.SELF).mean((0, 1))[query].mean(0)
+    found = coreference(one, text, pronoun="it", candidates=["cat", "mat"])
+    seen = run_with_cache(one.model, prepare_input(one, text))
+    query, *keys = found.positions
+    row = seen.all_weights(AttentionKind.SELF).mean((0, 1))[query].mean(0)
     row[[0, -1]] = 0
     assert found.attention == pytest.approx([float(row[own].sum() / row.sum()) for own in keys])
     assert all(0 < share < 1 for share in found.rollout + found.value_weighted)
@@ -160,7 +160,7 @@ def test_shares_are_of_the_row_without_its_sink():
 
 def test_what_each_column_says_and_whether_they_agree():
     def view(knock_out, rollout=(0.2, 0.1)):
-        return ReferenceView(
+        return CoreferenceView(
             text="", pronoun="it", candidates=["cat", "mat"], places=[], attention=[0.3, 0.2], rollout=list(rollout),
             value_weighted=[0.5, 0.1], knock_out=knock_out, remarks=[],
         )  # fmt: skip
@@ -182,46 +182,46 @@ def test_a_question_that_cannot_be_asked_is_refused():
         ("The cat slept and it sat.", ["cat", "it"], "'it' stands where the pronoun 'it' does"),
     ]:
         with pytest.raises(InputError, match=line):
-            reference(task("gpt"), text, pronoun="it", candidates=candidates)
+            coreference(task("gpt"), text, pronoun="it", candidates=candidates)
     with pytest.raises(InputError, match="not of a translator"):
-        reference(task("rnn"), TEXT, pronoun="it", candidates=["cat", "mat"])
-    headless = small_bert(masked_word_head=False)
-    found = reference(headless, "The cat sat on the mat, and it slept.", pronoun="it", candidates=["cat", "mat"])
+        coreference(task("rnn"), TEXT, pronoun="it", candidates=["cat", "mat"])
+    headless = small_bert(masked_lm_head=False)
+    found = coreference(headless, "The cat sat on the mat, and it slept.", pronoun="it", candidates=["cat", "mat"])
     assert found.knock_out is None
     assert found.remarks == ["This BERT has no masked-word head, so there is no knock-out column."]
     with pytest.raises(InputError, match="no masked-word head, so there is no word that its layers could guess"):
-        lens(see(headless.model, read(headless, TEXT)), headless.tokenizer)
+        logit_lens(run_with_cache(headless.model, prepare_input(headless, TEXT)), headless.tokenizer)
 
 
 def test_a_time_line_reads_the_text_with_every_checkpoint():
     runs = [(3, small_task(seed=0)), (7, small_task(seed=1))]
-    found = timeline(runs, TEXT)
+    found = checkpoint_timeline(runs, TEXT)
     assert found.steps == [3, 7]
     for place, (_, one) in enumerate(runs):
-        seen = see(one.model, read(one, TEXT))
-        close(found.scores[place], heads(seen).scores)
+        seen = run_with_cache(one.model, prepare_input(one, TEXT))
+        close(found.scores[place], classify_heads(seen).scores)
         torch.testing.assert_close(
-            found.wanted_probabilities[place, :, :-1], lens(seen, one.tokenizer).wanted_probabilities[:, :-1]
+            found.target_probabilities[place, :, :-1], logit_lens(seen, one.tokenizer).target_probabilities[:, :-1]
         )
-        expected = -seen.logits.float().log_softmax(-1)[torch.arange(len(seen.logits) - 1), seen.reading.chosen].mean()
+        expected = -seen.logits.float().log_softmax(-1)[torch.arange(len(seen.logits) - 1), seen.model_input.next_ids].mean()
         assert found.losses[place] == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(InputError, match="0 checkpoints"):
-        timeline([], TEXT)
+        checkpoint_timeline([], TEXT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_view_is_drawn_with_its_title(family, tmp_path):
     one, text = task(family), reading(family)
-    seen = see(one.model, text)
-    views = [attention_map(seen), heads(seen), lens(seen, one.tokenizer), embeddings(seen, one.tokenizer)]
+    seen = run_with_cache(one.model, text)
+    views = [attention_map(seen), classify_heads(seen), logit_lens(seen, one.tokenizer), embedding_trajectories(seen, one.tokenizer)]
     if family != "rnn":
-        views += [stream(seen), neuron(seen), contributions(seen, one.tokenizer, position=0, token_id=1)]
-        views += [effect(one.model, one.tokenizer, text, [HeadOff(stack=seen.stacks[0], layer=0, head=0)])]
+        views += [residual_stream_norms(seen), compute_neuron_view(seen), logit_attribution(seen, one.tokenizer, position=0, token_id=1)]
+        views += [measure_effect(one.model, one.tokenizer, text, [HeadAblation(stack=seen.stacks[0], layer=0, head=0)])]
     if family == "gpt":
-        views += [timeline([(1, one), (2, one)], TEXT)]
-        views += [reference(one, "The cat sat on the mat and it slept.", pronoun="it", candidates=["cat", "mat"])]
+        views += [checkpoint_timeline([(1, one), (2, one)], TEXT)]
+        views += [coreference(one, "The cat sat on the mat and it slept.", pronoun="it", candidates=["cat", "mat"])]
     for number, view in enumerate(views):
-        drawn = figure(view, title="what was read")
+        drawn = plot_view(view, title="what was read")
         said = [drawn.get_suptitle(), *(axis.get_title() for axis in drawn.axes)]
         assert any("what was read" in line for line in said), type(view)
         if number < 2:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import qkv
-from qkv.choices import Kernel, PositionKind, ScoreKind
+from qkv.choices import AttentionKernel, PositionKind, ScoreKind
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import InputError, TapError
-from qkv.inspection import SeenAttention, change, cut_edge, record
-from qkv.nn import using
+from qkv.inspection import AttentionRecord, intervene, mask_attention, record
+from qkv.nn import use_attention_kernel
 from tests.agreement.families import close, shaken, some_ids, some_source
 from tests.agreement.operators import Operators
 
@@ -28,7 +28,7 @@ def weights_of_the_plain_road(model, name, run):
     """What really passes the tap when the weights are computed on the way."""
     seen = []
     stop = dict(model.named_modules())[name].watch(seen.append)
-    with using(model, Kernel.PLAIN):
+    with use_attention_kernel(model, AttentionKernel.PLAIN):
         run()
     stop()
     return seen
@@ -36,11 +36,11 @@ def weights_of_the_plain_road(model, name, run):
 
 def test_a_tap_is_recorded_by_name():
     model, ids = gpt(), some_ids(1, 3, 7)
-    with record(model, "final", "blocks.0.residual_pre") as trace:
+    with record(model, "final", "blocks.0.resid_pre") as trace:
         model(ids)
     close(trace["final"], model.states(ids))
-    assert trace["blocks.0.residual_pre"].shape == (3, 7, 10)
-    assert trace.names == ["blocks.0.residual_pre", "final"]
+    assert trace["blocks.0.resid_pre"].shape == (3, 7, 10)
+    assert trace.names == ["blocks.0.resid_pre", "final"]
 
 
 def test_the_residual_stream_is_the_sum_of_what_was_written():
@@ -48,9 +48,9 @@ def test_the_residual_stream_is_the_sum_of_what_was_written():
     with record(model, "blocks.*") as trace:
         model(some_ids(1, 3, 7))
     block = "blocks.1"
-    close(trace[f"{block}.residual_mid"], trace[f"{block}.residual_pre"] + trace[f"{block}.attention_write"])
-    close(trace[f"{block}.residual_post"], trace[f"{block}.residual_mid"] + trace[f"{block}.feedforward_write"])
-    assert torch.equal(trace["blocks.0.residual_post"], trace["blocks.1.residual_pre"])
+    close(trace[f"{block}.resid_mid"], trace[f"{block}.resid_pre"] + trace[f"{block}.attention_out"])
+    close(trace[f"{block}.resid_post"], trace[f"{block}.resid_mid"] + trace[f"{block}.feed_forward_out"])
+    assert torch.equal(trace["blocks.0.resid_post"], trace["blocks.1.resid_pre"])
 
 
 def test_recording_ends_with_the_with():
@@ -134,7 +134,7 @@ def test_the_error_is_real():
     seen = trace.attention("blocks.0.attention")
     other = seen.heads.clone()
     other[1, 2, 3, 1] += 0.25
-    assert SeenAttention(seen.lookup, other).error == pytest.approx(0.25)
+    assert AttentionRecord(seen.lookup, other).error == pytest.approx(0.25)
 
 
 def test_each_step_of_a_cached_generation_is_a_pass():
@@ -177,7 +177,7 @@ def test_nothing_recorded_holds_on_to_the_graph(positions):
 
 def test_changed_weights_are_recorded_as_changed():
     model = gpt()
-    with change(model, {"blocks.0.attention.weights": 0.25}), record(model, "*.weights") as trace:
+    with intervene(model, {"blocks.0.attention.weights": 0.25}), record(model, "*.weights") as trace:
         model(some_ids(1, 3, 7))
     assert (trace["blocks.0.attention.weights"] == 0.25).all()
     assert (trace.attention("blocks.0.attention").weights(rows=[2]) == 0.25).all()
@@ -187,7 +187,7 @@ def test_changed_weights_are_recorded_as_changed():
 
 def test_changed_scores_are_recorded_with_the_weights_they_give():
     model = gpt()
-    with record(model, "*.weights") as trace, change(model, {"blocks.0.attention.scores": 1.0}):
+    with record(model, "*.weights") as trace, intervene(model, {"blocks.0.attention.scores": 1.0}):
         model(some_ids(1, 3, 7))
     assert (trace["blocks.0.attention.scores"] == 1.0).all()
     close(trace["blocks.0.attention.weights"], torch.full((3, 5, 7, 7), 1 / 7, dtype=torch.float64))
@@ -195,7 +195,7 @@ def test_changed_scores_are_recorded_with_the_weights_they_give():
 
 def test_a_cut_edge_is_recorded_as_cut():
     model = gpt()
-    with cut_edge(model, "blocks.0.attention", query=4, key=1), record(model, "*.weights") as trace:
+    with mask_attention(model, "blocks.0.attention", query=4, key=1), record(model, "*.weights") as trace:
         model(some_ids(1, 3, 7))
     assert (trace["blocks.0.attention.weights"][:, :, 4, 1] == 0).all()
     assert trace.attention("blocks.0.attention").error < 1e-12
@@ -204,16 +204,16 @@ def test_a_cut_edge_is_recorded_as_cut():
 def test_beams_that_share_a_source_are_recorded_one_a_row():
     model, ids = seq2seq(), some_ids(1, 6, 7)
     source = model.encode(some_source(1, 2, 5))
-    with record(model, "decoder.blocks.1.cross.*") as trace:
+    with record(model, "decoder.blocks.1.cross_attention.*") as trace:
         model.decode(ids, source)
     alone = type(source)(states=source.states.repeat_interleave(3, dim=0))
-    with record(model, "decoder.blocks.1.cross.*") as one_by_one:
+    with record(model, "decoder.blocks.1.cross_attention.*") as one_by_one:
         model.decode(ids, alone)
     for last in ("queries", "weights", "scores", "heads"):
-        name = f"decoder.blocks.1.cross.{last}"
+        name = f"decoder.blocks.1.cross_attention.{last}"
         assert trace[name].shape[0] == 6
         close(trace[name], one_by_one[name])
-    seen = trace.attention("decoder.blocks.1.cross")
+    seen = trace.attention("decoder.blocks.1.cross_attention")
     close(seen.weights(rows=[6, 0]), seen.weights()[:, :, [6, 0]])
     assert seen.error < 1e-12
 

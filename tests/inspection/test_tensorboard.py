@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from qkv.errors import MissingExtraError
-from qkv.inspection.tensorboard import need_tensorboard, write_events
+from qkv.inspection.tensorboard import import_tensorboard, write_tensorboard_events
 
 
 class Writer:
@@ -37,7 +37,7 @@ def test_every_number_of_a_step_is_a_scalar_and_old_files_go(tmp_path, monkeypat
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "old").touch()
-    write_events(tmp_path / "metrics.jsonl", tmp_path / "events")
+    write_tensorboard_events(tmp_path / "metrics.jsonl", tmp_path / "events")
     assert Writer.given == [("loss", 2.5, 1), ("tokens", 7, 1), ("validation_loss", 3.0, 1)]
     assert not (tmp_path / "events" / "old").exists()
 
@@ -45,4 +45,4 @@ def test_every_number_of_a_step_is_a_scalar_and_old_files_go(tmp_path, monkeypat
 def test_without_tensorboard_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtraError, match="need the package tensorboard; install it with: pip install tensorb"):
-        need_tensorboard()
+        import_tensorboard()

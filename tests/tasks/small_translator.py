@@ -57,7 +57,7 @@ def of_the_words() -> Tokenizer:
 
 
 def _taught(model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, learning_rate: float) -> Translator:
-    begin, end = tokenizer.id_of(SpecialToken.BOS), tokenizer.id_of(SpecialToken.EOS)
+    begin, end = tokenizer.special_id(SpecialToken.BOS), tokenizer.special_id(SpecialToken.EOS)
 
     def loss(generator: torch.Generator) -> torch.Tensor:
         chance = random.Random(int(torch.randint(0, 1 << 30, (1,), generator=generator)))

@@ -35,12 +35,12 @@ def folders(tmp_path_factory):
 
 def of_gpt(task: LanguageModel):
     prompts = ["The cat", "El", "One day there was a"]
-    texts = task.continue_all(prompts, max_new=7, sampling=SAMPLING, stop=["zz"])
-    found = task.search(prompts, max_new=5, beam=BeamConfig(n_beams=3, n_best=2, no_repeat_ngram_size=2))
+    texts = task.generate_batch(prompts, max_new=7, sampling=SAMPLING, stop=["zz"])
+    found = task.beam_search(prompts, max_new=5, beam=BeamConfig(n_beams=3, n_best=2, no_repeat_ngram_size=2))
     return {
         "continued": [text.ids for text in texts],
         "found": [[one.ids for one in some] for some in found],
-        "scores": [score.loss_sum for score in task.score_all(["The cat sat.", "El niño comió doce manzanas."])],
+        "scores": [score.loss_sum for score in task.score_documents(["The cat sat.", "El niño comió doce manzanas."])],
         "words": word_vectors(task, ["cat", "the [niño] ate"]).cosine.flatten().tolist(),
     }
 
@@ -49,11 +49,11 @@ def of_bert(task: TextEncoder):
     texts = ["The cat", "El niño comió doce manzanas."]
     masked = ["The [MASK] sat.", "A [MASK] of [MASK] and more"]
     return {
-        "filled": [guess.probability for one in task.fill(masked) for mask in one.masks for guess in mask],
+        "filled": [guess.probability for one in task.fill_mask(masked) for mask in one.masks for guess in mask],
         "vectors": [vector for pooling in ("mean", "cls") for vector in task.embed(texts, pooling=pooling).tolist()],
-        "similar": [one.cosine for one in task.similar(texts[:1], texts)[0]],
+        "similar": [one.cosine for one in task.find_similar(texts[:1], texts)[0]],
         "classes": [list(answer.probabilities.values()) for answer in task.classify(PAIRS)],
-        "follows": task.next_sentence(PAIRS),
+        "follows": task.next_sentence_probability(PAIRS),
     }
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from qkv.choices import ProblemType
-from qkv.data.labelled import Columns
+from qkv.data.labeled_texts import Columns
 from qkv.errors import ContextLengthError, InputError
 from qkv.tasks.evaluation import evaluate_classifier
 from tests.tasks.small_bert import NAMES, small_bert

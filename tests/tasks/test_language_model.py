@@ -28,7 +28,7 @@ class Scripted(LanguageModel):
 
     def __init__(self, task: LanguageModel, says: str) -> None:
         ids = task.encode("The cat")
-        script = [*task.tokenizer.encode(says), task.tokenizer.id_of(SpecialToken.EOS)]
+        script = [*task.tokenizer.encode(says), task.tokenizer.special_id(SpecialToken.EOS)]
         config = GPTConfig(
             vocab_size=task.model.config.vocab_size, context_length=len(ids) + len(script) + 5,
             d_model=2, n_heads=1, n_layers=1,
@@ -50,7 +50,7 @@ class Scripted(LanguageModel):
 @given(st.sampled_from(PROMPTS), samplings, st.sampled_from([(), ("a",), ("e", " d"), ("ñ", "😀")]))
 def test_streamed_is_whole_and_is_what_its_ids_say(prompt, sampling, stop):
     task = small_task()
-    (whole,) = task.continue_all([prompt], max_new=17, stop=stop, sampling=sampling)
+    (whole,) = task.generate_batch([prompt], max_new=17, stop=stop, sampling=sampling)
     assert "".join(task.stream(prompt, max_new=17, stop=stop, sampling=sampling)) == whole.text
     said = task.tokenizer.decode(whole.ids)
     cuts = [said.find(string) for string in stop if string in said]
@@ -82,16 +82,16 @@ def test_emoji_and_spanish_come_in_whole_characters(text):
 )
 def test_a_stop_string_split_over_tokens_ends_the_text_before_it(says, stop, shown):
     base = small_task()
-    (got,) = Scripted(base, says).continue_all(["The cat"], stop=stop)
+    (got,) = Scripted(base, says).generate_batch(["The cat"], stop=stop)
     assert got.text == shown
     assert got.finish_reason is FinishReason.STOP
     assert "".join(Scripted(base, says).stream("The cat", stop=stop)) == shown
 
 
 def test_the_end_token_ends_the_text_and_is_not_shown():
-    (got,) = Scripted(small_task(), " sat").continue_all(["The cat"])
+    (got,) = Scripted(small_task(), " sat").generate_batch(["The cat"])
     assert got.text == " sat"
-    assert got.ids[-1] == small_task().tokenizer.id_of(SpecialToken.EOS)
+    assert got.ids[-1] == small_task().tokenizer.special_id(SpecialToken.EOS)
     assert got.finish_reason is FinishReason.STOP
 
 
@@ -101,7 +101,7 @@ def test_prompt_and_continuation_join_to_what_all_ids_say(kind):
     task = LanguageModel(small_model(trained(kind, SpecialTokenStyle.GPT)), trained(kind, SpecialTokenStyle.GPT))
     for seed in range(5):
         sampling = SamplingConfig(temperature=2.0, seed=seed)
-        (got,) = task.continue_all(["The cat sat"], max_new=7, sampling=sampling)
+        (got,) = task.generate_batch(["The cat sat"], max_new=7, sampling=sampling)
         prompt = task.encode("The cat sat")
         assert task.tokenizer.decode(prompt) + got.text == task.tokenizer.decode([*prompt, *got.ids])
 
@@ -109,9 +109,9 @@ def test_prompt_and_continuation_join_to_what_all_ids_say(kind):
 def test_all_prompts_together_are_each_prompt_alone():
     task, sampling = small_task(), SamplingConfig(seed=7)
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(PROMPTS_PER_BATCH + 3)]
-    together = task.continue_all(prompts, max_new=5, sampling=sampling)
+    together = task.generate_batch(prompts, max_new=5, sampling=sampling)
     for row in (0, 1, 5, PROMPTS_PER_BATCH - 1, PROMPTS_PER_BATCH, PROMPTS_PER_BATCH + 2):
-        (alone,) = task.continue_all([prompts[row]], max_new=5, sampling=sampling.replace(seed=7 + row))
+        (alone,) = task.generate_batch([prompts[row]], max_new=5, sampling=sampling.replace(seed=7 + row))
         assert (together[row].text, together[row].ids) == (alone.text, alone.ids)
 
 
@@ -128,7 +128,7 @@ def test_generate_takes_the_settings_by_name():
 
 def test_an_empty_prompt_is_the_beginning_of_a_text():
     task = small_task()
-    assert task.encode("") == [task.tokenizer.id_of(SpecialToken.BOS)]
+    assert task.encode("") == [task.tokenizer.special_id(SpecialToken.BOS)]
     assert task.generate("", max_new=3, temperature=0)
     without = LanguageModel(task.model, Tokenizer(task.tokenizer.backend, {}))
     with pytest.raises(InputError, match="the prompt is empty: 0 tokens, and this tokenizer has none for the beg"):
@@ -140,7 +140,7 @@ def test_a_prompt_at_the_context_and_beyond():
     ids = task.tokenizer.encode(" ".join(TEXTS))
     prompt = task.tokenizer.decode(ids[:CONTEXT])
     assert len(task.encode(prompt)) == CONTEXT
-    (got,) = task.continue_all([prompt])
+    (got,) = task.generate_batch([prompt])
     assert (len(got.ids), got.finish_reason) == (1, FinishReason.CONTEXT)
     with pytest.raises(ContextLengthError, match=rf"prompt 0 has \d+ tokens; the model's context_length is {CONTEXT}"):
         task.generate(prompt + " and more")
@@ -160,20 +160,20 @@ def test_an_id_that_the_tokenizer_does_not_have_says_nothing():
 
 def test_a_search_gives_the_best_first_with_their_scores():
     task = small_task()
-    (found,) = task.search(["The cat"], max_new=6, beam=BeamConfig(n_beams=4, n_best=3))
+    (found,) = task.beam_search(["The cat"], max_new=6, beam=BeamConfig(n_beams=4, n_best=3))
     scores = [one.score for one in found]
     assert scores == sorted(scores, reverse=True)
     for one in found:
         assert one.score == pytest.approx(sum(one.log_probabilities) / len(one.ids))
         assert one.text == task.tokenizer.decode(one.ids)
-    ((one,),) = task.search(["The cat"], max_new=6, beam=BeamConfig(n_beams=1))
+    ((one,),) = task.beam_search(["The cat"], max_new=6, beam=BeamConfig(n_beams=1))
     assert one.text == task.generate("The cat", max_new=6, temperature=0)
 
 
 @torch.no_grad()
 def scored_plainly(task, text):
     """One document at a time, one target at a time, in float64; windows as the documentation says."""
-    begin, end = task.tokenizer.id_of(SpecialToken.BOS), task.tokenizer.id_of(SpecialToken.EOS)
+    begin, end = task.tokenizer.special_id(SpecialToken.BOS), task.tokenizer.special_id(SpecialToken.EOS)
     ids, n = [begin, *task.tokenizer.encode(text), end], task.model.config.context_length
     total, half = 0.0, n // 2
     for at in range(1, len(ids)):
@@ -188,7 +188,7 @@ DOCUMENTS = ["The cat sat.", "  El niño comió 😀\n", "x", TEXTS[0], "\n".joi
 @pytest.mark.parametrize("context", [7, 20, CONTEXT])
 def test_batches_of_like_length_score_as_one_by_one(context):
     task = small_task(context=context)
-    scores = list(task.score_all(DOCUMENTS))
+    scores = list(task.score_documents(DOCUMENTS))
     assert len(scores) == len(DOCUMENTS)
     for document, score in zip(DOCUMENTS, scores, strict=True):
         text = document.strip()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.models import BERT
-from qkv.nn import Packed
+from qkv.nn import Varlen
 from qkv.tasks import packed_encoder
 from qkv.tasks.packed_encoder import PackedEncoder, can_pack, pack_by_length
 from qkv.tasks.batch_encoder import BatchEncoder
@@ -64,8 +64,8 @@ def test_what_is_sent_begins_at_multiples_of_16_bytes_in_one_piece(model):
 
 
 def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):
-    monkeypatch.setattr(packed, "TOKENS", 20)
-    monkeypatch.setattr(packed, "TEXTS", 3)
+    monkeypatch.setattr(packed_encoder, "TOKENS", 20)
+    monkeypatch.setattr(packed_encoder, "TEXTS", 3)
     lengths = [7, 1, 25, 3, 2, 1, 13, 5]
     rows = list(pack_by_length(lengths))
     assert sorted(place for row in rows for place in row) == list(range(8))
@@ -75,11 +75,11 @@ def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):
 def test_the_batches_of_a_gpu_are_those_of_a_cpu(model, monkeypatch):
     rows = texts([5, 13, 2, 7, 7, 11])
     plain = {place: batch.states[i, : len(rows[place])]
-             for batch in BatchEncoder(model).batches(rows, None) for i, place in enumerate(batch.places)}  # fmt: skip
+             for batch in BatchEncoder(model).batches(rows, None) for i, place in enumerate(batch.indices)}  # fmt: skip
     monkeypatch.setattr("qkv.tasks.batch_encoder.can_pack", lambda _: True)
-    monkeypatch.setattr(packed, "TOKENS", 20)
+    monkeypatch.setattr(packed_encoder, "TOKENS", 20)
     for batch in BatchEncoder(model).batches(rows, None):
-        for i, place in enumerate(batch.places):
+        for i, place in enumerate(batch.indices):
             n = len(rows[place])
             assert batch.ids[i, :n].tolist() == rows[place]
             assert batch.attention_mask[i].sum() == n
@@ -114,9 +114,9 @@ def test_a_cpu_packs_nothing_and_compiles_nothing(model):
 def test_packed_texts_are_one_row_and_none_longer_than_the_context(model):
     starts = torch.tensor([0, 3, 7], dtype=torch.int32)
     with pytest.raises(ConfigError, match="packed texts are one row without padding; there are 2 rows"):
-        model(torch.ones(2, 7, dtype=torch.long), documents=Packed(starts=starts, longest=4))
+        model(torch.ones(2, 7, dtype=torch.long), documents=Varlen(cu_seqlens=starts, max_seqlen=4))
     row = torch.ones(1, 7, dtype=torch.long)
     with pytest.raises(ConfigError, match="packed texts are one row without padding; attention_mask was given"):
-        model(row, attention_mask=row.bool(), documents=Packed(starts=starts, longest=4))
+        model(row, attention_mask=row.bool(), documents=Varlen(cu_seqlens=starts, max_seqlen=4))
     with pytest.raises(ContextLengthError, match="14 tokens, but the model's context_length is 13"):
-        model(torch.ones(1, 7, dtype=torch.long), documents=Packed(starts=starts, longest=14))
+        model(torch.ones(1, 7, dtype=torch.long), documents=Varlen(cu_seqlens=starts, max_seqlen=14))

@@ -47,11 +47,11 @@ def test_vectors_of_many_texts_are_those_of_each_alone(few_at_once, pooling):
 
 def test_guesses_of_many_texts_are_those_of_each_alone(few_at_once):
     task = small_bert()
-    for text, filled in zip(MASKED, task.fill(MASKED, n=3), strict=True):
-        (alone,) = task.fill([text], n=3)
+    for text, filled in zip(MASKED, task.fill_mask(MASKED, n=3), strict=True):
+        (alone,) = task.fill_mask([text], n=3)
         assert filled.text == alone.text
-        assert len(filled.masks) == text.count("[MASK]")
-        for guesses, expected in zip(filled.masks, alone.masks, strict=True):
+        assert len(filled.predictions) == text.count("[MASK]")
+        for guesses, expected in zip(filled.predictions, alone.predictions, strict=True):
             assert [guess.id for guess in guesses] == [guess.id for guess in expected]
             assert [g.probability for g in guesses] == pytest.approx([g.probability for g in expected], abs=1e-9)
 
@@ -76,11 +76,11 @@ def test_a_mask_gets_the_softmax_of_its_own_logits():
     task = small_bert()
     text = "The [MASK] sat on the [MASK]"
     ids = task.tokenizer.encode(text, parse_special_tokens=True)
-    places = [place for place, number in enumerate(ids) if number == task.tokenizer.id_of(SpecialToken.MASK)]
+    places = [place for place, number in enumerate(ids) if number == task.tokenizer.special_id(SpecialToken.MASK)]
     expected = task.model.masked_word_logits(task.model(torch.tensor([ids])))[0].float().softmax(-1)
-    (filled,) = task.fill([text], n=4)
-    is_word = torch.tensor([not task.tokenizer.token(i).startswith("##") for i in range(expected.shape[-1])])
-    for place, guesses in zip(places, filled.masks, strict=True):
+    (filled,) = task.fill_mask([text], n=4)
+    is_word = torch.tensor([not task.tokenizer.id_to_token(i).startswith("##") for i in range(expected.shape[-1])])
+    for place, guesses in zip(places, filled.predictions, strict=True):
         best = (expected[place] * is_word).topk(4)
         assert [guess.id for guess in guesses] == best.indices.tolist()
         assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist())
@@ -95,10 +95,10 @@ def test_the_filled_text_has_the_likeliest_token_in_place(says, asked, text):
     number = task.tokenizer.backend.token_to_id(says)
     tap = task.model.masked_word.unembedding.logits
     undo = tap.change(lambda logits: torch.zeros_like(logits).index_fill(-1, torch.tensor([number]), 9.0))
-    (filled,) = task.fill([asked], n=1)
+    (filled,) = task.fill_mask([asked], n=1)
     undo()
     assert filled.text == text
-    assert filled.masks[0][0].token == says
+    assert filled.predictions[0][0].token == says
 
 
 def test_a_part_of_a_word_is_offered_only_close_behind_one():
@@ -106,9 +106,9 @@ def test_a_part_of_a_word_is_offered_only_close_behind_one():
     tap = task.model.masked_word.unembedding.logits
     part = task.tokenizer.backend.token_to_id("##s")
     undo = tap.change(lambda logits: logits.index_fill(-1, torch.tensor([part]), 99.0))
-    filled = task.fill(["a [MASK] the[MASK]", "[MASK] sat"], n=3)
+    filled = task.fill_mask(["a [MASK] the[MASK]", "[MASK] sat"], n=3)
     undo()
-    offered = [any(guess.token == "##s" for guess in mask) for one in filled for mask in one.masks]
+    offered = [any(guess.token == "##s" for guess in mask) for one in filled for mask in one.predictions]
     assert offered == [False, True, False]
 
 
@@ -152,12 +152,12 @@ def test_the_segments_of_a_pair_are_read(few_at_once):
     pair = task.tokenizer.encode_pair("the cat", "sat")
     ids, segments = torch.tensor([pair.ids]), torch.tensor([pair.segments])
     expected = task.model.next_sentence_logits(task.model(ids, segments=segments)).softmax(-1)[0, 0]
-    assert task.next_sentence([("the cat", "sat")]) == pytest.approx([float(expected.detach())], abs=1e-6)
-    alone = [task.next_sentence([pair])[0] for pair in PAIRS]
-    assert task.next_sentence(PAIRS) == pytest.approx(alone, abs=1e-6)
+    assert task.next_sentence_probability([("the cat", "sat")]) == pytest.approx([float(expected.detach())], abs=1e-6)
+    alone = [task.next_sentence_probability([pair])[0] for pair in PAIRS]
+    assert task.next_sentence_probability(PAIRS) == pytest.approx(alone, abs=1e-6)
     assert max(alone) - min(alone) > 1e-3
     with pytest.raises(InputError, match="text 2 is one text; what follows is asked of a pair"):
-        task.next_sentence([PAIRS[0], "x"])
+        task.next_sentence_probability([PAIRS[0], "x"])
     assert segments.any()
     without = small_bert(n_segments=0)
     assert len(without.classify(PAIRS)) == len(PAIRS)
@@ -165,15 +165,15 @@ def test_the_segments_of_a_pair_are_read(few_at_once):
 
 def test_the_nearest_texts_come_first():
     task = small_bert()
-    ((first, second, _),) = task.similar(["the dog"], TEXTS, n=3)
+    ((first, second, _),) = task.find_similar(["the dog"], TEXTS, n=3)
     vectors = task.embed(["the dog", *TEXTS])
     cosines = torch.cosine_similarity(vectors[:1], vectors[1:])
-    assert (first.place, first.cosine) == (TEXTS.index("the dog"), pytest.approx(1))
+    assert (first.index, first.cosine) == (TEXTS.index("the dog"), pytest.approx(1))
     assert second.cosine == pytest.approx(float(cosines.sort(descending=True).values[1]))
-    ((only,),) = task.similar(["the dog"], ["x"], n=7)
-    assert only.place == 0
+    ((only,),) = task.find_similar(["the dog"], ["x"], n=7)
+    assert only.index == 0
     with pytest.raises(InputError, match="0 texts to compare with"):
-        task.similar(["the dog"], [])
+        task.find_similar(["the dog"], [])
 
 
 @pytest.mark.parametrize("row", [LONG, (LONG, "x"), ("x", LONG)])
@@ -183,26 +183,26 @@ def test_a_text_longer_than_the_context_is_cut_only_when_asked_and_it_is_said(ro
         task.classify(["x", row])
     assert len(task.classify(["x", row], truncate=True)) == 2
     short, cut = task.encode(["x", row], truncate=True)
-    assert (short.n_cut, len(cut.ids)) == (0, CONTEXT)
-    assert cut.n_cut > 0
+    assert (short.n_truncated, len(cut.ids)) == (0, CONTEXT)
+    assert cut.n_truncated > 0
     assert task.classify([short, cut]) == task.classify(["x", row], truncate=True)
 
 
 def test_a_mask_that_is_missing_or_cut_off_is_named():
     task = small_bert()
     with pytest.raises(InputError, match=r"text 2: has no \[MASK\]: nothing to fill"):
-        task.fill(["a [MASK]", "a cat"])
+        task.fill_mask(["a [MASK]", "a cat"])
     with pytest.raises(InputError, match=rf"text 1: has no \[MASK\] among its first {CONTEXT} tokens"):
-        task.fill([LONG + "[MASK]"], truncate=True)
+        task.fill_mask([LONG + "[MASK]"], truncate=True)
 
 
 def test_a_head_that_is_missing_is_one_line():
     task = small_bert(masked_lm_head=False, next_sentence_head=False, class_names=None)
     for ask, line in [
-        (lambda: task.fill(["[MASK]"]), "this model has no masked-word head, so it cannot fill masks"),
+        (lambda: task.fill_mask(["[MASK]"]), "this model has no masked-word head, so it cannot fill masks"),
         (lambda: task.classify(["x"]), "this model has no classification head, so it cannot classify"),
         (
-            lambda: task.next_sentence([("x", "y")]),
+            lambda: task.next_sentence_probability([("x", "y")]),
             "this model has no next-sentence head, so it cannot tell what follows",
         ),
     ]:
@@ -215,10 +215,10 @@ def test_a_head_that_is_missing_is_one_line():
 def test_one_string_has_one_answer():
     task = small_bert()
     assert task.classify("the cat") == task.classify(["the cat"])[0]
-    assert task.fill("the [MASK]") == task.fill(["the [MASK]"])[0]
+    assert task.fill_mask("the [MASK]") == task.fill_mask(["the [MASK]"])[0]
     assert torch.equal(task.embed("the cat"), task.embed(["the cat"])[0])
-    assert task.similar("the cat", TEXTS) == task.similar(["the cat"], TEXTS)[0]
-    assert task.similar("the cat", "the dog") == task.similar(["the cat"], ["the dog"])[0]
+    assert task.find_similar("the cat", TEXTS) == task.find_similar(["the cat"], TEXTS)[0]
+    assert task.find_similar("the cat", "the dog") == task.find_similar(["the cat"], ["the dog"])[0]
 
 
 def test_an_unknown_pooling_is_refused_with_those_there_are():
@@ -229,4 +229,4 @@ def test_an_unknown_pooling_is_refused_with_those_there_are():
 def test_no_texts_have_no_answers():
     task = small_bert()
     assert task.embed([]).shape == (0, 12)
-    assert (task.fill([]), task.classify([])) == ([], [])
+    assert (task.fill_mask([]), task.classify([])) == ([], [])

@@ -15,7 +15,7 @@ from qkv.models import RNNSeq2Seq
 from qkv.nn import use_attention_kernel
 from qkv.tasks import Translator, load
 from qkv.tasks.text_utils import contains_term, split_to_fit
-from qkv.text.word_indices import spans_of, word_of_bytes, words_of_ids
+from qkv.text.word_indices import token_byte_spans, word_indices_of_spans, word_indices_of_ids
 from qkv.weights.decoding import Decoding
 from tests.tasks.small_translator import CONTEXT, WORDS, backwards, draw, saved, small_translator
 
@@ -34,7 +34,7 @@ def test_blank_text_stays_blank():
     task = small_translator()
     assert task.translate(["", "uno", " \t "]) == ["", "uno", ""]
     assert task.translate("") == ""
-    assert task.translations([" "], attention=True)[0].found[0].ids == []
+    assert task.translate_batch([" "], attention=True)[0].hypotheses[0].ids == []
 
 
 @pytest.mark.parametrize("given", [5, None, ["uno", 5]])
@@ -46,16 +46,16 @@ def test_what_is_no_text_is_refused_clearly(given):
 
 @pytest.mark.parametrize("text", ["-", "?!…", "😀🎉", "\u200b", " — "])
 def test_a_text_without_a_letter_or_a_digit_stays_as_it_is(text):
-    (one,) = small_translator().translations([text], attention=True)
-    assert (one.text, one.found[0].ids, one.attention) == (text.strip(), [], None)
+    (one,) = small_translator().translate_batch([text], attention=True)
+    assert (one.text, one.hypotheses[0].ids, one.attention) == (text.strip(), [], None)
 
 
 def test_capitals_that_the_vocabulary_does_not_know_are_read_as_small_letters():
     task = small_translator()
-    small, capitals = task.translations(["«Tres cuatro cinco", "«TRES CUATRO CINCO"], attention=True)
+    small, capitals = task.translate_batch(["«Tres cuatro cinco", "«TRES CUATRO CINCO"], attention=True)
     assert capitals.text == small.text.upper() != small.text
     assert capitals.attention.source == small.attention.source
-    assert task.translations(["U"])[0].source_tokens[1:-1] == ["U"]
+    assert task.translate_batch(["U"])[0].source_tokens[1:-1] == ["U"]
 
 
 def test_a_text_that_never_ends_is_shown_up_to_its_loop(monkeypatch):
@@ -64,15 +64,15 @@ def test_a_text_that_never_ends_is_shown_up_to_its_loop(monkeypatch):
     endless = Hypothesis(ids=looping, log_probabilities=[0.0] * len(looping), score=0.0, finish_reason=FinishReason.LENGTH)
     ended = replace(endless, finish_reason=FinishReason.STOP)
     monkeypatch.setattr("qkv.tasks.translator.translate_ids", lambda *_, **__: [[endless], [ended]])
-    first, second = task.translations(["uno", "uno"])
+    first, second = task.translate_batch(["uno", "uno"])
     assert (first.text, second.text) == ("dos uno", "dos" + " uno" * 30)
-    assert first.found[0].ids == looping
+    assert first.hypotheses[0].ids == looping
 
 
 @pytest.mark.parametrize("text", ["-", "UNO DOS TRES", "uno " * 11, "日本", "uno", "??"])
 def test_odd_text_ends(text):
-    (one,) = small_translator().translations([text])
-    assert len(one.found[0].ids) <= 2 * len(one.source_ids) + 10
+    (one,) = small_translator().translate_batch([text])
+    assert len(one.hypotheses[0].ids) <= 2 * len(one.source_ids) + 10
 
 
 def test_a_text_too_long_is_refused_with_both_numbers_or_split_at_sentences():
@@ -87,8 +87,8 @@ def test_a_text_too_long_is_refused_with_both_numbers_or_split_at_sentences():
     ):
         task.translate("uno" * 40, split=True)
     with pytest.raises(InputError, match="0 new tokens were asked for"):
-        task.translations(["uno"], max_new=0)
-    cut = task.cut(long)
+        task.translate_batch(["uno"], max_new=0)
+    cut = task.split_text(long)
     assert " ".join(cut) == long
     assert all(part.endswith(".") for part in cut)
     assert task.translate(long, split=True) == " ".join(task.translate(cut))
@@ -100,11 +100,11 @@ def test_a_model_that_says_what_is_too_long_gets_no_more_sentences_together():
     most = 2 * len(plain.tokenizer.encode(sentence))
     task = Translator(plain.model, plain.tokenizer, decoding=Decoding(max_joined=most))
     five = " ".join([sentence] * 5)
-    assert task.cut(five) == [f"{sentence} {sentence}"] * 2 + [sentence]
-    assert task.translate(five) == task.translate(five, split=True) == " ".join(plain.translate(task.cut(five)))
+    assert task.split_text(five) == [f"{sentence} {sentence}"] * 2 + [sentence]
+    assert task.translate(five) == task.translate(five, split=True) == " ".join(plain.translate(task.split_text(five)))
     assert task.translate(five, split=False) == plain.translate(five)
     long = "uno dos tres cuatro cinco seis siete ocho"  # more than that, and a sentence
-    assert task.cut(long) == [long]
+    assert task.split_text(long) == [long]
 
 
 def test_a_sentence_too_long_itself_is_cut_between_words():
@@ -113,24 +113,24 @@ def test_a_sentence_too_long_itself_is_cut_between_words():
 
 
 def test_n_best_are_different_and_fall():
-    (one,) = small_translator().translations(["uno dos"], beam=BeamConfig(n_beams=4, n_best=3))
-    scores = [written.score for written in one.found]
+    (one,) = small_translator().translate_batch(["uno dos"], beam=BeamConfig(n_beams=4, n_best=3))
+    scores = [written.score for written in one.hypotheses]
     assert scores == sorted(scores, reverse=True)
-    assert len({tuple(written.ids) for written in one.found}) == 3
-    assert (one.text, one.score) == (one.found[0].text, scores[0])
+    assert len({tuple(written.ids) for written in one.hypotheses}) == 3
+    assert (one.text, one.score) == (one.hypotheses[0].text, scores[0])
 
 
 def test_a_glossarys_terms_stand_in_the_translation():
     task = small_translator()
     free, forced = (
-        task.translations(["uno dos tres", "cinco"], glossary=glossary) for glossary in ({}, {"Dos": "nueve diez"})
+        task.translate_batch(["uno dos tres", "cinco"], glossary=glossary) for glossary in ({}, {"Dos": "nueve diez"})
     )
     assert "nueve diez" in forced[0].text
     assert "nueve diez" not in free[0].text
     assert forced[1].text == free[1].text == "cinco"
     for blank in ({"dos": " "}, {"": "uno"}):
         with pytest.raises(InputError, match="has a blank side"):
-            task.translations(["dos"], glossary=blank)
+            task.translate_batch(["dos"], glossary=blank)
 
 
 def test_a_term_is_found_as_whole_words():
@@ -141,16 +141,16 @@ def test_a_term_is_found_as_whole_words():
 
 def test_attention_is_every_layers_and_heads_and_exact():
     task = small_translator()
-    (one,) = task.translations(["uno dos tres cuatro"], attention=True)
+    (one,) = task.translate_batch(["uno dos tres cuatro"], attention=True)
     looked = one.attention
-    n_target, n_source = len(one.found[0].ids), len(one.source_ids)
+    n_target, n_source = len(one.hypotheses[0].ids), len(one.source_ids)
     assert looked.weights.shape == (2, 4, n_target, n_source)
     torch.testing.assert_close(looked.weights.sum(-1), torch.ones(2, 4, n_target))
     seen = []
     with torch.inference_mode(), use_attention_kernel(task.model, AttentionKernel.PLAIN):
         ends = [block.cross_attention.weights.watch(seen.append) for block in task.model.decoder.blocks]
-        begin = task.tokenizer.id_of(SpecialToken.BOS)
-        task.model(torch.tensor([one.source_ids]), torch.tensor([[begin, *one.found[0].ids[:-1]]]))
+        begin = task.tokenizer.special_id(SpecialToken.BOS)
+        task.model(torch.tensor([one.source_ids]), torch.tensor([[begin, *one.hypotheses[0].ids[:-1]]]))
         for end in ends:
             end()
     torch.testing.assert_close(looked.weights, torch.cat(seen))
@@ -161,8 +161,8 @@ def test_words_are_mostly_aligned_as_they_were_reversed():
     texts = [text for text in TEXTS if len(text.split()) == 4]
     right = [
         source == 3 - target
-        for one in small_translator().translations(texts, attention=True)
-        for source, target in one.attention.words()
+        for one in small_translator().translate_batch(texts, attention=True)
+        for source, target in one.attention.word_pairs()
     ]
     assert sum(right) / len(right) > 0.6
 
@@ -176,32 +176,32 @@ def test_pharaoh_says_source_word_then_target_word():
         source_words=[0, 0, 1, None], target_words=[0, 1, None],
     )  # fmt: skip
     assert looked.best_layer == 1
-    assert looked.pharaoh() == "0-1 1-0"
-    torch.testing.assert_close(looked.soft(AlignmentAveraging.ALL), (blurred + sharp)[0] / 2)
-    torch.testing.assert_close(looked.heat_map().matrix, sharp[0])  # what is drawn is what aligns
+    assert looked.to_pharaoh() == "0-1 1-0"
+    torch.testing.assert_close(looked.average(AlignmentAveraging.ALL), (blurred + sharp)[0] / 2)
+    torch.testing.assert_close(looked.to_heatmap().matrix, sharp[0])  # what is drawn is what aligns
 
 
 def test_tokens_are_told_by_word():
     task = small_translator()
     text = "cuatro  dos"
     ids = task.tokenizer.encode(text)
-    words = word_of_bytes(text, spans_of(task.tokenizer, text, ids))
+    words = word_indices_of_spans(text, token_byte_spans(task.tokenizer, text, ids))
     assert (words[0], words[-1]) == (None, None)
     assert sorted(set(words[1:-1])) == [0, 1]
     spelt = "".join(task.tokenizer.decode([number]) for number, word in zip(ids, words, strict=True) if word == 0)
     assert spelt.strip() == "cuatro"
-    assert words_of_ids(task.tokenizer, task.tokenizer.encode("uno dos"))[0] is None
-    assert words_of_ids(task.tokenizer, task.tokenizer.encode("uno dos"))[-2] == 1
+    assert word_indices_of_ids(task.tokenizer, task.tokenizer.encode("uno dos"))[0] is None
+    assert word_indices_of_ids(task.tokenizer, task.tokenizer.encode("uno dos"))[-2] == 1
 
 
 def test_a_row_of_the_heat_map_is_a_target_token_that_looks():
-    (one,) = small_translator().translations(["uno dos tres"], attention=True)
-    drawn = one.attention.heat_map()
-    assert tuple(drawn.matrix.shape) == (len(one.found[0].ids), len(one.source_ids))
+    (one,) = small_translator().translate_batch(["uno dos tres"], attention=True)
+    drawn = one.attention.to_heatmap()
+    assert tuple(drawn.matrix.shape) == (len(one.hypotheses[0].ids), len(one.source_ids))
     assert (drawn.row_axis.split(",")[0], drawn.column_axis.split(",")[0]) == ("target", "source")
-    torch.testing.assert_close(drawn.matrix.sum(1), torch.ones(len(one.found[0].ids)))
+    torch.testing.assert_close(drawn.matrix.sum(1), torch.ones(len(one.hypotheses[0].ids)))
     with pytest.raises(InputError, match="layer 2 is outside the 2 layers"):
-        one.attention.head_maps(2)
+        one.attention.head_heatmaps(2)
 
 
 @pytest.mark.parametrize("attention", ["general", "none"])
@@ -214,9 +214,9 @@ def test_an_rnn_translates_by_the_same_road(attention):
     assert task.translate(TEXTS[:5]) == [task.translate(text) for text in TEXTS[:5]]
     if attention == "none":
         with pytest.raises(InputError, match="has no attention"):
-            task.translations(["uno"], attention=True)
+            task.translate_batch(["uno"], attention=True)
     else:
-        (one,) = task.translations(["uno dos"], attention=True)
+        (one,) = task.translate_batch(["uno dos"], attention=True)
         assert one.attention.weights.shape[:2] == (1, 1)
 
 

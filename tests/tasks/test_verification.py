@@ -100,7 +100,7 @@ published_from_config, from_int8 = save.published_from_config, models.from_int8
 
 
 def too_large(stored):
-    return from_int8({name: one * 1.01 if name.endswith(".scale") else one for name, one in storage_checks.items()})
+    return from_int8({name: one * 1.01 if name.endswith(".scale") else one for name, one in stored.items()})
 
 
 BUGS = {
@@ -215,7 +215,7 @@ def test_a_run_is_gone_on_with_and_left_as_it_was(run, monkeypatch):
     *_, result = verify(run, texts=SHORT)
     assert (result.check, result.verdict, result.difference) == ("resumed", CheckStatus.PASSED, 0.0)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    monkeypatch.setattr(state, "load_optimizer_state", lambda *_given: None)
+    monkeypatch.setattr(training_state, "load_optimizer_state", lambda *_given: None)
     assert red(run, quick=False) == {"resumed"}
 
 

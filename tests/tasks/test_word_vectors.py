@@ -27,7 +27,7 @@ def test_a_marked_word_is_its_state_in_the_sentence(make):
     task = make()
     ids = torch.tensor([task.tokenizer.encode("El niño comió una manzana")])
     states = (task.model.states(ids) if make is small_task else task.model(ids))[0]
-    pieces = task.tokenizer.pieces("El niño comió una manzana")
+    pieces = task.tokenizer.token_spans("El niño comió una manzana")
     before = 0 if make is small_task else 1
     # Bytes 3 to 8 are the word; a byte-level piece may begin with the blank before it.
     own = [before + n for n, piece in enumerate(pieces) if piece.start < 8 and piece.end > 3]
@@ -54,16 +54,16 @@ def test_cosine_and_euclid_are_their_formulas():
     found = word_vectors(small_bert(), ["cat", "dog", "the [cat] sat", "cat"])
     a, b = found.vectors[0], found.vectors[2]
     assert found.cosine[0, 2].item() == pytest.approx((a @ b / (a.norm() * b.norm())).item(), abs=1e-6)
-    assert found.euclid[0, 2].item() == pytest.approx((a - b).norm().item(), abs=1e-5)
+    assert found.euclidean[0, 2].item() == pytest.approx((a - b).norm().item(), abs=1e-5)
     assert found.cosine[0, 3].item() == pytest.approx(1)
-    assert found.euclid[0, 3].item() == 0
+    assert found.euclidean[0, 3].item() == 0
 
 
 def test_one_word_in_two_sentences_has_two_vectors_and_one_row():
     contextual = word_vectors(small_bert(), ["the [cat] sat", "the [cat] and the dog"])
-    assert contextual.euclid[0, 1] > 0.1
+    assert contextual.euclidean[0, 1] > 0.1
     static = word_vectors(small_bert(), ["cat", "cat"])
-    assert static.euclid[0, 1] == 0
+    assert static.euclidean[0, 1] == 0
 
 
 def test_what_is_no_word_is_refused():

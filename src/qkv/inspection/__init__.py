@@ -1,88 +1,88 @@
 """Looking inside: record what passes a model's named places, change it, show it as data, draw it.
 
-`seen = see(task.model, read(task, "text"))`, then a view of it: `heads(seen)`, `attention_map(seen)`, `lens(seen,
+`seen = see(task.model, read(task, "text"))`, then a view of it: `classify_heads(seen)`, `attention_map(seen)`, `logit_lens(seen,
 task.tokenizer)` … Views are dataclasses of tensors and labels; `plain` makes JSON of them, `figure` a picture.
 """
 
-from qkv.inspection.change import change, cut_edge, head_off
-from qkv.inspection.contributions import Contributions, contributions
-from qkv.inspection.embeddings import EmbeddingView, embeddings, neighbours, position_likeness
-from qkv.inspection.figures import HeatMap, heat_maps, new_figure
-from qkv.inspection.heads import PATTERNS, HeadsView, heads
-from qkv.inspection.interventions import EdgeCut, Effect, HeadOff, Intervention, Patch, effect, idle_cuts, intervening
-from qkv.inspection.lens import LensView, lens
-from qkv.inspection.maps import MapView, attention_map, merge_words, sink_of, value_weighted, without_sink
-from qkv.inspection.names import matching, taps
-from qkv.inspection.neuron import NeuronView, neuron
-from qkv.inspection.over_picture import PictureLooks, over_pictures
-from qkv.inspection.pictures import View, figure
-from qkv.inspection.plain import plain
-from qkv.inspection.reading import Readable, Reading, Tokens, read, read_ids
-from qkv.inspection.record import SeenAttention, Trace, record
-from qkv.inspection.reference import ReferenceView, reference
-from qkv.inspection.rollout import Rollout, rollout
-from qkv.inspection.seeing import Seen, see
-from qkv.inspection.stream import StreamView, head_writes, stream
-from qkv.inspection.timeline import TimelineView, timeline
+from qkv.inspection.hooks import intervene, mask_attention, ablate_head
+from qkv.inspection.logit_attribution import LogitAttribution, logit_attribution
+from qkv.inspection.embeddings import EmbeddingView, embedding_trajectories, nearest_tokens, position_similarity
+from qkv.inspection.figures import Heatmap, plot_heatmaps, new_figure
+from qkv.inspection.heads import PATTERNS, HeadsView, classify_heads
+from qkv.inspection.interventions import EdgeMask, InterventionEffect, HeadAblation, Intervention, ActivationPatch, measure_effect, find_ineffective_masks, apply_interventions
+from qkv.inspection.logit_lens import LogitLensView, logit_lens
+from qkv.inspection.attention_map import AttentionMapView, attention_map, merge_subwords, sink_mask, value_weighted_attention, remove_sink
+from qkv.inspection.taps import match_taps, named_taps
+from qkv.inspection.neuron_view import NeuronView, compute_neuron_view
+from qkv.inspection.image_attention import ImageAttention, plot_image_attention
+from qkv.inspection.plot import View, plot_view
+from qkv.inspection.jsonable import to_jsonable
+from qkv.inspection.model_input import ModelWithTokenizer, ModelInput, TokenizedText, prepare_input, prepare_input_ids
+from qkv.inspection.record import AttentionRecord, ActivationRecord, record
+from qkv.inspection.coreference import CoreferenceView, coreference
+from qkv.inspection.rollout import AttentionRollout, attention_rollout
+from qkv.inspection.activation_cache import ActivationCache, run_with_cache
+from qkv.inspection.residual_stream import ResidualStreamView, head_outputs, residual_stream_norms
+from qkv.inspection.timeline import TimelineView, checkpoint_timeline
 
 __all__ = [
     "PATTERNS",
-    "Contributions",
-    "EdgeCut",
-    "Effect",
+    "LogitAttribution",
+    "EdgeMask",
+    "InterventionEffect",
     "EmbeddingView",
-    "HeadOff",
+    "HeadAblation",
     "HeadsView",
-    "HeatMap",
+    "Heatmap",
     "Intervention",
-    "LensView",
-    "MapView",
+    "LogitLensView",
+    "AttentionMapView",
     "NeuronView",
-    "Patch",
-    "PictureLooks",
-    "Readable",
-    "Reading",
-    "ReferenceView",
-    "Rollout",
-    "Seen",
-    "SeenAttention",
-    "StreamView",
+    "ActivationPatch",
+    "ImageAttention",
+    "ModelWithTokenizer",
+    "ModelInput",
+    "CoreferenceView",
+    "AttentionRollout",
+    "ActivationCache",
+    "AttentionRecord",
+    "ResidualStreamView",
     "TimelineView",
-    "Tokens",
-    "Trace",
+    "TokenizedText",
+    "ActivationRecord",
     "View",
     "attention_map",
-    "change",
-    "contributions",
-    "cut_edge",
-    "effect",
-    "embeddings",
-    "figure",
-    "head_off",
-    "head_writes",
-    "heads",
-    "heat_maps",
-    "idle_cuts",
-    "intervening",
-    "lens",
-    "matching",
-    "merge_words",
-    "neighbours",
-    "neuron",
+    "intervene",
+    "logit_attribution",
+    "mask_attention",
+    "measure_effect",
+    "embedding_trajectories",
+    "plot_view",
+    "ablate_head",
+    "head_outputs",
+    "classify_heads",
+    "plot_heatmaps",
+    "find_ineffective_masks",
+    "apply_interventions",
+    "logit_lens",
+    "match_taps",
+    "merge_subwords",
+    "nearest_tokens",
+    "compute_neuron_view",
     "new_figure",
-    "over_pictures",
-    "plain",
-    "position_likeness",
-    "read",
-    "read_ids",
+    "plot_image_attention",
+    "to_jsonable",
+    "position_similarity",
+    "prepare_input",
+    "prepare_input_ids",
     "record",
-    "reference",
-    "rollout",
-    "see",
-    "sink_of",
-    "stream",
-    "taps",
-    "timeline",
-    "value_weighted",
-    "without_sink",
+    "coreference",
+    "attention_rollout",
+    "run_with_cache",
+    "sink_mask",
+    "residual_stream_norms",
+    "named_taps",
+    "checkpoint_timeline",
+    "value_weighted_attention",
+    "remove_sink",
 ]

@@ -7,19 +7,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import Averaging
+from qkv.choices import AlignmentAveraging
 from qkv.errors import InputError, ShapeError
-from qkv.inspection.brief import Brief
-from qkv.inspection.figures import HeatMap
-from qkv.inspection.places import inside
+from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.figures import Heatmap
+from qkv.inspection.validation import check_index
 from qkv.inspection.record import record
 from qkv.models import RNNSeq2Seq, Seq2Seq
 
-Soft = Float[Tensor, "target source"]
+TokenAlignment = Float[Tensor, "target source"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CrossAttention(Brief):
+class CrossAttention(ShortRepr):
     """Every layer's and head's weights for one text: row t is the look that chose target token t."""
 
     weights: Float[Tensor, "layer head target source"]
@@ -34,13 +34,13 @@ class CrossAttention(Brief):
         if tuple(self.weights.shape[2:]) != named:
             raise ShapeError(f"the weights are {tuple(self.weights.shape)}, there are {named} tokens")
 
-    def soft(self, how: Averaging = Averaging.BEST_LAYER) -> Soft:
+    def average(self, how: AlignmentAveraging = AlignmentAveraging.BEST_LAYER) -> TokenAlignment:
         """One weight for each pair of tokens: the mean of the heads of the layer that points best, or of all layers.
 
         Of 100 words that the shipped Transformer wrote, aligned by hand, the best layer's pointed right for 91, the
         mean of all for 88; its layers by themselves for 41, 90 and 84.
         """
-        return self.weights.mean((0, 1)) if how is Averaging.ALL else self.weights[self.best_layer].mean(0)
+        return self.weights.mean((0, 1)) if how is AlignmentAveraging.ALL else self.weights[self.best_layer].mean(0)
 
     @property
     def best_layer(self) -> int:
@@ -48,7 +48,7 @@ class CrossAttention(Brief):
         of_words = self.weights.mean(1)[:, :, [word is not None for word in self.source_words]]
         return int(of_words.amax(-1).mean(-1).argmax()) if of_words.shape[-1] else 0
 
-    def words(self, how: Averaging = Averaging.BEST_LAYER) -> list[tuple[int, int]]:
+    def word_pairs(self, how: AlignmentAveraging = AlignmentAveraging.BEST_LAYER) -> list[tuple[int, int]]:
         """(source word, target word) for each target word: where most of its tokens' weight stands."""
         n_source, n_target = (
             max((word for word in words if word is not None), default=-1) + 1
@@ -57,44 +57,44 @@ class CrossAttention(Brief):
         if n_source == 0:
             return []
         together = torch.zeros(n_target, n_source)
-        for row, of_target in zip(self.soft(how).tolist(), self.target_words, strict=True):
+        for row, of_target in zip(self.average(how).tolist(), self.target_words, strict=True):
             for weight, of_source in zip(row, self.source_words, strict=True):
                 if of_target is not None and of_source is not None:
                     together[of_target, of_source] += weight
         return sorted((int(row.argmax()), target) for target, row in enumerate(together))
 
-    def pharaoh(self, how: Averaging = Averaging.BEST_LAYER) -> str:
+    def to_pharaoh(self, how: AlignmentAveraging = AlignmentAveraging.BEST_LAYER) -> str:
         """`0-0 1-2`: source word - target word, both counted from 0."""
-        return " ".join(f"{source}-{target}" for source, target in self.words(how))
+        return " ".join(f"{source}-{target}" for source, target in self.word_pairs(how))
 
-    def heat_map(self, weights: Soft | None = None, *, title: str = "") -> HeatMap:
+    def to_heatmap(self, weights: TokenAlignment | None = None, *, title: str = "") -> Heatmap:
         """A row is who looks, as in every attention map here; lecture C draws its transpose."""
-        return HeatMap(
-            matrix=self.soft() if weights is None else weights,
-            rows=_labels(self.target),
-            columns=_labels(self.source),
+        return Heatmap(
+            matrix=self.average() if weights is None else weights,
+            rows=_mark_spaces(self.target),
+            columns=_mark_spaces(self.source),
             title=title,
             row_axis="target, as it was written ↓\n(each row sums to 1)",
             column_axis="source, which is looked at",
         )
 
-    def head_maps(self, layer: int) -> list[HeatMap]:
+    def head_heatmaps(self, layer: int) -> list[Heatmap]:
         """One map for each head of a layer."""
-        weights = self.weights[inside("layer", layer, len(self.weights), of="layers")]
-        return [self.heat_map(one, title=f"layer {layer}, head {head}") for head, one in enumerate(weights)]
+        weights = self.weights[check_index("layer", layer, len(self.weights), of="layers")]
+        return [self.to_heatmap(one, title=f"layer {layer}, head {head}") for head, one in enumerate(weights)]
 
 
-def _labels(tokens: list[str]) -> list[str]:
+def _mark_spaces(tokens: list[str]) -> list[str]:
     """A blank that a token begins with is seen."""
     return [token.replace(" ", "▁") for token in tokens]
 
 
 @torch.inference_mode()
-def cross_weights(
+def compute_cross_attention(
     model: Seq2Seq | RNNSeq2Seq, source: Sequence[int], ids: Sequence[int], *, first: int
 ) -> Float[Tensor, "layer head target source"]:
     """The weights by which each of these ids was chosen, by reading the whole text once more."""
-    taps = "decoder.blocks.*.cross.weights" if isinstance(model, Seq2Seq) else "decoder.attention.weights"
+    taps = "decoder.blocks.*.cross_attention.weights" if isinstance(model, Seq2Seq) else "decoder.attention.weights"
     if isinstance(model, RNNSeq2Seq) and model.decoder.attention is None:
         raise InputError("this RNN has no attention (attention='none'): there is nothing to draw or to align by")
     device = next(model.parameters()).device

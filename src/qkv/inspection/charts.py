@@ -3,29 +3,29 @@
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING
 
-from qkv.inspection.contributions import Contributions
+from qkv.inspection.logit_attribution import LogitAttribution
 from qkv.inspection.embeddings import EmbeddingView
 from qkv.inspection.figures import new_figure
-from qkv.inspection.interventions import Effect
-from qkv.inspection.neuron import NeuronView
-from qkv.inspection.reference import ReferenceView
-from qkv.inspection.word_map import LOOKS, write_beside
+from qkv.inspection.interventions import InterventionEffect
+from qkv.inspection.neuron_view import NeuronView
+from qkv.inspection.coreference import CoreferenceView
+from qkv.inspection.word_map import COLORS_AND_MARKERS, label_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
-MOST_BARS = 24
-MOST_PATHS = 24
-MOST_KEYS = 40
-LONGEST_CHANGE = 270
+MAX_BARS = 24
+MAX_PATHS = 24
+MAX_KEYS = 40
+MAX_CHANGE_CHARS = 270
 """Characters: three lines."""
 
 
-def draw_neuron(view: NeuronView, title: str) -> "Figure":
+def plot_neuron_view(view: NeuronView, title: str) -> "Figure":
     """q on top, q·k dimension by dimension below it, and to the right what becomes of each row."""
-    shown = _shown_keys(view)
+    shown = _top_keys(view)
     n, width = len(shown), view.products.shape[1]
     drawn = new_figure(width=4.5 + 0.11 * width + 3.2, height=2.4 + 0.24 * n)
     axes = drawn.subplots(2, 3, height_ratios=[1, max(2.0, 0.6 * n)], width_ratios=[4 + 0.11 * width, 1.6, 1.6])
@@ -57,12 +57,12 @@ def draw_neuron(view: NeuronView, title: str) -> "Figure":
     return drawn
 
 
-def _shown_keys(view: NeuronView) -> list[int]:
+def _top_keys(view: NeuronView) -> list[int]:
     """All keys, or as many of the greatest weight as a picture can hold, in their order."""
-    return sorted(view.weights.topk(min(MOST_KEYS, len(view.keys))).indices.tolist())
+    return sorted(view.weights.topk(min(MAX_KEYS, len(view.keys))).indices.tolist())
 
 
-def draw_reference(view: ReferenceView, title: str) -> "Figure":
+def plot_coreference(view: CoreferenceView, title: str) -> "Figure":
     drawn = new_figure(width=9.0, height=2.2 + 0.5 * len(view.candidates))
     columns = view.columns
     axes = drawn.subplots(1, len(columns), sharey=True, squeeze=False)[0]
@@ -84,27 +84,27 @@ def draw_reference(view: ReferenceView, title: str) -> "Figure":
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(view.candidates)), view.candidates)
     axes[0].invert_yaxis()
-    drawn.suptitle(f"{title}\nWhat does {view.pronoun!r} refer to?\n{_capital(view.verdict)}", fontsize="medium")
+    drawn.suptitle(f"{title}\nWhat does {view.pronoun!r} refer to?\n{_capitalize(view.verdict)}", fontsize="medium")
     drawn.supxlabel("An attention weight is not by itself an explanation.", fontsize=7, color="0.4")
     return drawn
 
 
-def draw_paths(view: EmbeddingView, title: str) -> "Figure":
+def plot_embedding_paths(view: EmbeddingView, title: str) -> "Figure":
     """Each token from its embedding (hollow) to its last state (filled, named)."""
     drawn = new_figure(width=8.5, height=6.5)
     axis = drawn.subplots()
     n = len(view.tokens)
-    points, tokens = view.points[:, -MOST_PATHS:], view.tokens[-MOST_PATHS:]
-    colours = [LOOKS[place % len(LOOKS)][0] for place in range(len(tokens))]
+    points, tokens = view.points[:, -MAX_PATHS:], view.tokens[-MAX_PATHS:]
+    colours = [COLORS_AND_MARKERS[place % len(COLORS_AND_MARKERS)][0] for place in range(len(tokens))]
     for place, colour in enumerate(colours):
         path = points[:, place].numpy()
         axis.plot(path[:, 0], path[:, 1], color=colour, linewidth=0.7, alpha=0.55, zorder=1)
         axis.scatter(*path[0], s=16, facecolors="white", edgecolors=colour, zorder=2)
         axis.scatter(*path[-1], s=22, color=colour, zorder=3)
     axis.margins(0.1)
-    write_beside(axis, points[-1], tokens, colours)
-    axis.set_xlabel(f"first direction: {view.spread[0]:.0%} of the spread")
-    axis.set_ylabel(f"second direction: {view.spread[1]:.0%}")
+    label_points(axis, points[-1], tokens, colours)
+    axis.set_xlabel(f"first direction: {view.explained_variance[0]:.0%} of the spread")
+    axis.set_ylabel(f"second direction: {view.explained_variance[1]:.0%}")
     axis.spines[["top", "right"]].set_visible(False)
     way = "hollow: embedding; line: through the layers; filled: last" if len(view.depths) > 1 else view.depths[0]
     way = f"the last {len(tokens)} of {n} tokens; {way}" if len(tokens) < n else way
@@ -112,9 +112,9 @@ def draw_paths(view: EmbeddingView, title: str) -> "Figure":
     return drawn
 
 
-def draw_contributions(view: Contributions, title: str) -> "Figure":
+def plot_logit_attribution(view: LogitAttribution, title: str) -> "Figure":
     """The largest parts, and all others as one."""
-    order = view.values.abs().argsort(descending=True)[:MOST_BARS].tolist()
+    order = view.values.abs().argsort(descending=True)[:MAX_BARS].tolist()
     names, values = [view.names[i] for i in order], [float(view.values[i]) for i in order]
     if len(order) < len(view.names):
         names.append(f"{len(view.names) - len(order)} others")
@@ -126,12 +126,12 @@ def draw_contributions(view: Contributions, title: str) -> "Figure":
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.12)
-    _plain_axis(axis, f"added to the logit of {view.said}; all together: {view.logit:.2f}")
+    _style_axis(axis, f"added to the logit of {view.label}; all together: {view.logit:.2f}")
     axis.set_title(title, fontsize="medium")
     return drawn
 
 
-def draw_effect(view: Effect, title: str) -> "Figure":
+def plot_effect(view: InterventionEffect, title: str) -> "Figure":
     drawn = new_figure(width=9.0, height=max(3.0, 1.4 + 0.3 * len(view.ids)))
     guesses, moved = drawn.subplots(1, 2)
     rows = range(len(view.ids))
@@ -140,23 +140,23 @@ def draw_effect(view: Effect, title: str) -> "Figure":
     guesses.set_yticks(rows, view.tokens, fontsize=8)
     guesses.invert_yaxis()
     guesses.legend(frameon=False, fontsize="small")
-    _plain_axis(guesses, f"p after {view.positions[view.position]!r}")
+    _style_axis(guesses, f"p after {view.positions[view.position]!r}")
     moved.bar(range(len(view.positions)), view.divergence.tolist(), color=BLUE)
     step = -(-len(view.positions) // 30)
     ticks = range(0, len(view.positions), step)
     moved.set_xticks(ticks, [view.positions[i] for i in ticks], rotation=60, ha="right", fontsize=8)
     moved.set_ylabel("KL(before ‖ after), nats", fontsize=8)
     moved.spines[["top", "right"]].set_visible(False)
-    changed = fill(shorten("; ".join(view.changes), LONGEST_CHANGE, placeholder=" …"), 90)
+    changed = fill(shorten("; ".join(view.changes), MAX_CHANGE_CHARS, placeholder=" …"), 90)
     drawn.suptitle(f"{title}\n{changed}" if title else changed, fontsize="medium")
     return drawn
 
 
-def _plain_axis(axis: "Axes", name: str) -> None:
+def _style_axis(axis: "Axes", name: str) -> None:
     axis.set_xlabel(name, fontsize=8)
     axis.axvline(0, color="0.5", linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _capital(text: str) -> str:
+def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qkv.config import BERTConfig, RNNConfig
-from qkv.cost import Estimate, Precision, Workload, cache_bytes, operations
-from qkv.cost.devices import Device
+from qkv.cost import Estimate, Precision, Workload, cache_bytes, list_operations
+from qkv.cost.devices import DeviceSpec
 from qkv.cost.operation import LOSS
-from qkv.cost.time import Bound, bound
-from qkv.cost.words import crossing, layers_compared
+from qkv.cost.roofline import RooflineBound, roofline_bound
+from qkv.cost.explanation import attention_crossover, compare_layer_costs
 from qkv.inspection.figures import new_figure
 
 if TYPE_CHECKING:
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GREY = "#08519c", "#d95f02", "#1b7837", "0.4"
-COLOURS = ("#d95f02", "#08519c", "#1b7837", "#7b3294", "#a6761d", "#e7298a")
+POINT_COLORS = ("#d95f02", "#08519c", "#1b7837", "#7b3294", "#a6761d", "#e7298a")
 """Of the dots that take longest; the others are grey."""
-KINDS = {
-    "query": "Q K V O", "key": "Q K V O", "value": "Q K V O", "output": "Q K V O", "expand": "feed-forward",
-    "gate": "feed-forward", "contract": "feed-forward", "norm": "norms", "add": "adds",
+OPERATION_GROUPS = {
+    "q_proj": "Q K V O", "k_proj": "Q K V O", "v_proj": "Q K V O", "out_proj": "Q K V O", "up_proj": "feed-forward",
+    "gate_proj": "feed-forward", "down_proj": "feed-forward", "norm": "norms", "add": "adds",
 }  # fmt: skip
 """Operations that stand as one dot."""
 
 
-def cost_figure(estimate: Estimate, device: Device) -> "Figure":
+def plot_cost(estimate: Estimate, device: DeviceSpec) -> "Figure":
     """Four panels about one model and one workload."""
     figure = new_figure(width=12.0, height=9.0)
     roofline, against_length, cache, recurrent = figure.subplots(2, 2).flatten()
-    _roofline(roofline, bound(estimate, device))
-    _against_length(against_length, estimate)
-    _cache(cache, estimate)
-    _recurrent(recurrent, estimate)
+    _plot_roofline(roofline, roofline_bound(estimate, device))
+    _plot_flops_by_length(against_length, estimate)
+    _plot_cache_size(cache, estimate)
+    _plot_rnn_comparison(recurrent, estimate)
     figure.suptitle(f"{estimate.parameters.total:,} parameters · {estimate.title}")
     return figure
 
 
-def _roofline(axes: "Axes", roof: Bound) -> None:
+def _plot_roofline(axes: "Axes", roof: RooflineBound) -> None:
     peak, bandwidth = roof.device.peak(roof.work.dtype), roof.device.bandwidth
-    dots = _dots(roof)
+    dots = _roofline_points(roof)
     ridge = peak / bandwidth
     low = min(0.1, *(one.intensity for one in dots)) / 2
     high = max(20 * ridge, *(2 * one.intensity for one in dots))
@@ -52,53 +52,53 @@ def _roofline(axes: "Axes", roof: Bound) -> None:
     total = sum(one.seconds for one in dots)
     for number, one in enumerate(dots):
         rate = min(peak, one.intensity * bandwidth)
-        is_named = number < len(COLOURS)
+        is_named = number < len(POINT_COLORS)
         axes.scatter(
             [one.intensity], [rate], s=20 + 500 * one.seconds / total, alpha=0.8, zorder=3,
-            color=COLOURS[number] if is_named else "0.6", edgecolor="white", linewidth=0.7,
+            color=POINT_COLORS[number] if is_named else "0.6", edgecolor="white", linewidth=0.7,
             label=f"{one.name}, {one.seconds / total:.0%} of the time" if is_named else None,
         )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth / 2, peak * 4))
     # All handles of one size: a dot's own would swell the legend.
     for handle in axes.legend(frameon=False, loc="lower right", fontsize=8).legend_handles:
         handle.set_sizes([30])  # type: ignore[union-attr]
-    _label(axes, f"Roofline of the {roof.device.title}", "FLOPs a byte moved", "FLOP/s that the roof allows")
+    _label_axes(axes, f"Roofline of the {roof.device.title}", "FLOPs a byte moved", "FLOP/s that the roof allows")
 
 
 @dataclass(frozen=True)
-class _Dot:
+class _RooflinePoint:
     name: str
     intensity: float
     seconds: float
 
 
-def _dots(roof: Bound) -> list[_Dot]:
+def _roofline_points(roof: RooflineBound) -> list[_RooflinePoint]:
     """Each kind of operation, longest first; element-wise work counts, or it would have no place on a log scale."""
     kinds: dict[str, list[float]] = {}
     for one in roof.launches:
-        name = "loss" if one.part == LOSS else KINDS.get(one.name, one.name)
+        name = "loss" if one.part == LOSS else OPERATION_GROUPS.get(one.name, one.name)
         sums = kinds.setdefault(name, [0.0, 0.0, 0.0])
         for i, value in enumerate((one.flops + one.elementwise_flops, one.n_bytes, roof.of(one))):
             sums[i] += value
-    dots = [_Dot(name, flops / moved, seconds) for name, (flops, moved, seconds) in kinds.items() if flops and moved]
+    dots = [_RooflinePoint(name, flops / moved, seconds) for name, (flops, moved, seconds) in kinds.items() if flops and moved]
     return sorted(dots, key=lambda dot: -dot.seconds)
 
 
-def _against_length(axes: "Axes", estimate: Estimate) -> None:
+def _plot_flops_by_length(axes: "Axes", estimate: Estimate) -> None:
     config = estimate.config
     if isinstance(config, RNNConfig):
         lengths = [2**i for i in range(3, 13)]
         longest = config.replace(context_length=max(lengths))
-        costs = [sum(one.flops for one in operations(longest, Workload(batch=1, length=n))) for n in lengths]
+        costs = [sum(one.flops for one in list_operations(longest, Workload(batch=1, seq_len=n))) for n in lengths]
         axes.plot(lengths, costs, color=BLUE, marker="o", markersize=3)
     else:
-        found = crossing(config)
+        found = attention_crossover(config)
         end = 16 * max(found.executed, 16)
         lengths = [max(1, int(end * 2 ** (-i / 2))) for i in range(24, -1, -1)]
         longest = config.replace(context_length=end)
         core, rest = [], []
         for n in lengths:
-            made = operations(longest, Workload(batch=1, length=n))
+            made = list_operations(longest, Workload(batch=1, seq_len=n))
             block = [one for one in made if one.is_block and not one.part.startswith("decoder.")]
             core.append(sum(one.flops for one in block if one.is_attention_core))
             rest.append(sum(one.flops for one in block) - core[-1])
@@ -112,10 +112,10 @@ def _against_length(axes: "Axes", estimate: Estimate) -> None:
         axes.legend(frameon=False, loc="upper left")
     axes.set(xscale="log", yscale="log")
     what = {"rnn": "the whole of it", "seq2seq": "the encoder's blocks"}
-    _label(axes, f"A pass against its length: {what.get(config.family, 'the blocks')}", "tokens n", "FLOPs, one text")
+    _label_axes(axes, f"A pass against its length: {what.get(config.family, 'the blocks')}", "tokens n", "FLOPs, one text")
 
 
-def _cache(axes: "Axes", estimate: Estimate) -> None:
+def _plot_cache_size(axes: "Axes", estimate: Estimate) -> None:
     config, work = estimate.config, estimate.work
     if isinstance(config, BERTConfig):
         axes.set_axis_off()
@@ -123,7 +123,7 @@ def _cache(axes: "Axes", estimate: Estimate) -> None:
         return
     lengths = [2**i for i in range(6, 18)]
     dtype = Precision.FLOAT32 if work.dtype is Precision.FLOAT32 else Precision.BFLOAT16
-    weights = estimate.parameters.total * dtype.narrow
+    weights = estimate.parameters.total * dtype.matmul_itemsize
     for batch, colour in ((1, BLUE), (8, ORANGE), (64, GREEN)):
         sizes = [cache_bytes(config, batch=batch, length=n, dtype=dtype) / 2**30 for n in lengths]
         axes.plot(lengths, sizes, color=colour, marker="o", markersize=3, label=f"batch {batch}")
@@ -133,14 +133,14 @@ def _cache(axes: "Axes", estimate: Estimate) -> None:
     )
     axes.set(xscale="log", yscale="log")
     axes.legend(frameon=False, loc="lower right")
-    _label(axes, f"Cache against the context, {dtype.value}", "tokens kept", "GiB")
+    _label_axes(axes, f"Cache against the context, {dtype.value}", "tokens kept", "GiB")
 
 
-def _recurrent(axes: "Axes", estimate: Estimate) -> None:
+def _plot_rnn_comparison(axes: "Axes", estimate: Estimate) -> None:
     """Per layer, as lecture E has it: n²d in one step against nd² in n steps."""
     d = estimate.config.d_model
     lengths = [2**i for i in range(3, 17)]
-    compared = [layers_compared(n, d) for n in lengths]
+    compared = [compare_layer_costs(n, d) for n in lengths]
     names = [one.name for one in compared[0]]
     colours = (ORANGE, "#b35806", "#9ecae1", BLUE, "#023858")
     for i, name in enumerate(names):
@@ -148,10 +148,10 @@ def _recurrent(axes: "Axes", estimate: Estimate) -> None:
         axes.plot(lengths, [row[i].flops for row in compared], color=colours[i % 5], label=f"{name} ({steps})")
     axes.set(xscale="log", yscale="log")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    _label(axes, f"RNN against self-attention, one layer of width {d:,}", "tokens n", "FLOPs, one text")
+    _label_axes(axes, f"RNN against self-attention, one layer of width {d:,}", "tokens n", "FLOPs, one text")
 
 
-def _label(axes: "Axes", title: str, x: str, y: str) -> None:
+def _label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
     axes.set_title(title, fontsize="medium")
     axes.set_xlabel(x)
     axes.set_ylabel(y)

@@ -7,77 +7,77 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import Stack
+from qkv.choices import AttentionKind
 from qkv.errors import InputError
-from qkv.inspection.brief import Brief
-from qkv.inspection.lens import depth_names, stream_names
-from qkv.inspection.places import inside
-from qkv.inspection.reading import label
-from qkv.inspection.seeing import Seen
-from qkv.inspection.word_map import flatten
+from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.logit_lens import depth_names, residual_tap_names
+from qkv.inspection.validation import check_index
+from qkv.inspection.model_input import mark_whitespace
+from qkv.inspection.activation_cache import ActivationCache
+from qkv.inspection.word_map import project_to_2d
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import LearnedPositions, SinusoidalPositions
 from qkv.text import Tokenizer
-from qkv.text.showing import text_of
+from qkv.text.token_display import token_text
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class EmbeddingView(Brief):
+class EmbeddingView(ShortRepr):
     """View H: one map for all depths, so that a token's path can be followed."""
 
     tokens: list[str]
     depths: list[str]
     points: Float[Tensor, "depth token 2"]
     """Vectors of length 1 (the stream grows from layer to layer), along the two directions of greatest spread."""
-    spread: list[float]
+    explained_variance: list[float]
     """The share of the spread that each direction holds."""
-    likeness: Float[Tensor, "depth token"]
+    similarity: Float[Tensor, "depth token"]
     """Cosine with the token's own vector at the first depth."""
-    neighbours: list[list[tuple[str, float]]]
+    neighbors: list[list[tuple[str, float]]]
     """Of each token, those nearest in the token table, by cosine."""
 
 
-def embeddings(seen: Seen, tokenizer: Tokenizer, *, n: int = 5) -> EmbeddingView:
+def embedding_trajectories(seen: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> EmbeddingView:
     """Of an encoder–decoder the target's tokens."""
-    model, own = seen.model, seen.reading.own
+    model, own = seen.model, seen.model_input.sequence
     if isinstance(model, RNNSeq2Seq):
         names, depths = ["decoder.states"], ["decoder's states"]
     else:
-        names = stream_names(model, Stack.DECODER if isinstance(model, Seq2Seq) else Stack.SELF)
+        names = residual_tap_names(model, AttentionKind.DECODER if isinstance(model, Seq2Seq) else AttentionKind.SELF)
         depths = depth_names(len(names))
-    vectors = torch.stack([F.normalize(seen.stream(name).float(), dim=-1) for name in names]).cpu()
-    points, spread = flatten(vectors.flatten(0, 1))
+    vectors = torch.stack([F.normalize(seen.get_activation(name).float(), dim=-1) for name in names]).cpu()
+    points, spread = project_to_2d(vectors.flatten(0, 1))
     return EmbeddingView(
-        tokens=own.labels, depths=depths, points=points.view(len(names), len(own.ids), 2), spread=spread,
-        likeness=(vectors * vectors[0]).sum(-1),
-        neighbours=_nearest(model, tokenizer, own.ids, n=n),
+        tokens=own.labels, depths=depths, points=points.view(len(names), len(own.ids), 2), explained_variance=spread,
+        similarity=(vectors * vectors[0]).sum(-1),
+        neighbors=_nearest_tokens_of_ids(model, tokenizer, own.ids, n=n),
     )  # fmt: skip
 
 
 @torch.no_grad()
-def neighbours(model: Model, tokenizer: Tokenizer, number: int, *, n: int = 5) -> list[tuple[str, float]]:
+def nearest_tokens(model: Model, tokenizer: Tokenizer, number: int, *, n: int = 5) -> list[tuple[str, float]]:
     """The tokens whose vectors in the token table have the greatest cosine with this one's, best first."""
-    return _nearest(model, tokenizer, [number], n=n)[0]
+    return _nearest_tokens_of_ids(model, tokenizer, [number], n=n)[0]
 
 
 @torch.no_grad()
-def _nearest(model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int) -> list[list[tuple[str, float]]]:
+def _nearest_tokens_of_ids(model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int) -> list[list[tuple[str, float]]]:
     """Of each id; the table is brought to length 1 once for all of them."""
-    rows = F.normalize(_table(model)[: tokenizer.vocab_size].float(), dim=-1)
+    rows = F.normalize(_token_embeddings(model)[: tokenizer.vocab_size].float(), dim=-1)
     found: dict[int, list[tuple[str, float]]] = {}
     for number in numbers:
-        if inside("id", number, len(rows), of="ids of the vocabulary") in found:
+        if check_index("id", number, len(rows), of="ids of the vocabulary") in found:
             continue
         likeness = rows @ rows[number]
         likeness[number] = -2.0
         best = likeness.topk(min(n, len(rows) - 1))
         both = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found[number] = [(label(text_of(tokenizer, i)), p) for i, p in both]
+        found[number] = [(mark_whitespace(token_text(tokenizer, i)), p) for i, p in both]
     return [found[number] for number in numbers]
 
 
 @torch.no_grad()
-def position_likeness(model: Model, n: int) -> Float[Tensor, "position position"]:
+def position_similarity(model: Model, n: int) -> Float[Tensor, "position position"]:
     """Cosine between the vectors of positions, where a model has such."""
     embedding = (
         None if isinstance(model, RNNSeq2Seq) else (model.decoder if isinstance(model, Seq2Seq) else model).embedding
@@ -92,7 +92,7 @@ def position_likeness(model: Model, n: int) -> Float[Tensor, "position position"
     return rows @ rows.T
 
 
-def _table(model: Model) -> Float[Tensor, "token d_model"]:
+def _token_embeddings(model: Model) -> Float[Tensor, "token d_model"]:
     match model:
         case Seq2Seq():
             return model.decoder.embedding.token.weight

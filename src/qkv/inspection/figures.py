@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PICTURE_TYPES = (".png", ".svg", ".pdf")
-IN_NOTEBOOK = 84
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+NOTEBOOK_DPI = 84
 """Dots an inch: a notebook is kept with its pictures, so they are small."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeatMap:
+class Heatmap:
     """A matrix with labelled axes: rows are queries, columns are keys, unless the labels say otherwise."""
 
     matrix: Float[Tensor, "row column"]
@@ -46,32 +46,32 @@ class HeatMap:
             )
 
 
-def heat_maps(*maps: HeatMap, title: str = "", in_a_row: int | None = None) -> "Figure":
+def plot_heatmaps(*maps: Heatmap, title: str = "", in_a_row: int | None = None) -> "Figure":
     """Heat maps side by side; `in_a_row`: so many, then a new row (for maps of one size)."""
     if not maps:
         raise ShapeError("0 heat maps were given, there must be at least 1")
     first = maps[: in_a_row or len(maps)]
     n_rows = -(-len(maps) // len(first))
-    figure = new_figure(width=sum(_width(one) for one in first), height=n_rows * max(_height(one) for one in maps))
-    axes = figure.subplots(n_rows, len(first), squeeze=False, width_ratios=[_width(one) for one in first]).flatten()
+    figure = new_figure(width=sum(_heatmap_width(one) for one in first), height=n_rows * max(_heatmap_height(one) for one in maps))
+    axes = figure.subplots(n_rows, len(first), squeeze=False, width_ratios=[_heatmap_width(one) for one in first]).flatten()
     for axis, one in zip(axes, maps, strict=False):
-        _draw(axis, one)
+        _draw_heatmap(axis, one)
     for axis in axes[len(maps) :]:
         axis.set_axis_off()
     if title:
-        said = folded(title, figure.get_figwidth())
-        figure.set_figheight(figure.get_figheight() + LINE * said.count("\n"))
+        said = wrap_title(title, figure.get_figwidth())
+        figure.set_figheight(figure.get_figheight() + TITLE_LINE_INCHES * said.count("\n"))
         figure.suptitle(said, fontsize="medium")
     return figure
 
 
-LINE, _LETTER = 0.18, 0.085
+TITLE_LINE_INCHES, _TITLE_LETTER_INCHES = 0.18, 0.085
 """Inches that a line of a title needs, and a letter of it."""
 
 
-def folded(title: str, width: float) -> str:
+def wrap_title(title: str, width: float) -> str:
     """In lines that a picture so many inches wide holds: matplotlib cuts what is longer at both sides."""
-    return "\n".join(fill(line, max(1, int(width / _LETTER))) for line in title.splitlines())
+    return "\n".join(fill(line, max(1, int(width / _TITLE_LETTER_INCHES))) for line in title.splitlines())
 
 
 def new_figure(*, width: float, height: float) -> "Figure":
@@ -80,58 +80,58 @@ def new_figure(*, width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("figures need matplotlib: pip install 'qkv[plot]'") from None
-    return _shown_in_notebooks(Figure)(figsize=(width, height), layout="constrained", dpi=150)
+    return _with_notebook_repr(Figure)(figsize=(width, height), layout="constrained", dpi=150)
 
 
 @cache
-def _shown_in_notebooks(of: "type[Figure]") -> "type[Figure]":
+def _with_notebook_repr(of: "type[Figure]") -> "type[Figure]":
     """Without pyplot nobody tells a notebook how to show a figure."""
 
     class Picture(of):
         def _repr_png_(self) -> bytes:
             made = BytesIO()
-            self.savefig(made, format="png", dpi=IN_NOTEBOOK)
+            self.savefig(made, format="png", dpi=NOTEBOOK_DPI)
             return made.getvalue()
 
     return Picture
 
 
-def check_picture(path: Path) -> None:
+def check_figure_path(path: Path) -> None:
     """A picture that cannot be drawn is refused before anything is computed, not after."""
-    if path.suffix.lower() not in PICTURE_TYPES:
-        raise InputError(f"{path}: the name must end in one of {' '.join(PICTURE_TYPES)}")
+    if path.suffix.lower() not in FIGURE_SUFFIXES:
+        raise InputError(f"{path}: the name must end in one of {' '.join(FIGURE_SUFFIXES)}")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}")
     new_figure(width=1.0, height=1.0)
 
 
-def save_picture(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     try:
         figure.savefig(path)
     except OSError as error:
         raise DiskError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-_LONGEST = 14.0
+_MAX_INCHES = 14.0
 """Inches, for a map of many tokens: from there on cells get smaller, and not every one has its label."""
-_LABEL = 0.2
+_LABEL_INCHES = 0.2
 """Inches that a label needs."""
 
 
-def _width(one: HeatMap) -> float:
-    return 1.6 + max(2.0, min(0.46 * len(one.columns), _LONGEST))
+def _heatmap_width(one: Heatmap) -> float:
+    return 1.6 + max(2.0, min(0.46 * len(one.columns), _MAX_INCHES))
 
 
-def _height(one: HeatMap) -> float:
-    return 1.4 + max(1.6, min(0.36 * len(one.rows), _LONGEST))
+def _heatmap_height(one: Heatmap) -> float:
+    return 1.4 + max(1.6, min(0.36 * len(one.rows), _MAX_INCHES))
 
 
-def _ticks(n: int, inches: float) -> range:
+def _visible_ticks(n: int, inches: float) -> range:
     """Which of n labels are shown: as many as there is room for."""
-    return range(0, n, max(1, ceil(n * _LABEL / inches)))
+    return range(0, n, max(1, ceil(n * _LABEL_INCHES / inches)))
 
 
-def _draw(axis: "Axes", one: HeatMap) -> None:
+def _draw_heatmap(axis: "Axes", one: Heatmap) -> None:
     matrix = one.matrix.detach().float().cpu()
     shown = matrix.masked_fill(~matrix.isfinite(), float("nan"))
     finite = matrix[matrix.isfinite()]
@@ -145,7 +145,7 @@ def _draw(axis: "Axes", one: HeatMap) -> None:
         shown.numpy(), cmap="RdBu_r" if one.is_signed else "viridis", vmin=low, vmax=high, aspect="auto"
     )
     axis.set_facecolor("0.85")
-    across, down = _ticks(len(one.columns), _width(one) - 1.6), _ticks(len(one.rows), _height(one) - 1.4)
+    across, down = _visible_ticks(len(one.columns), _heatmap_width(one) - 1.6), _visible_ticks(len(one.rows), _heatmap_height(one) - 1.4)
     axis.set_xticks(across, [one.columns[i] for i in across], rotation=60, ha="right", rotation_mode="anchor")
     axis.set_yticks(down, [one.rows[i] for i in down])
     axis.set_xlabel(one.column_axis)
@@ -153,10 +153,10 @@ def _draw(axis: "Axes", one: HeatMap) -> None:
     axis.set_title(one.title, fontsize="medium")
     axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02)
     if one.show_numbers and matrix.numel() <= 200:
-        _number_cells(axis, one, matrix, (low, high))
+        _annotate_cells(axis, one, matrix, (low, high))
 
 
-def _number_cells(axis: "Axes", one: HeatMap, matrix: Tensor, limits: tuple[float, float]) -> None:
+def _annotate_cells(axis: "Axes", one: Heatmap, matrix: Tensor, limits: tuple[float, float]) -> None:
     low, high = limits
     for i, row in enumerate(matrix.tolist()):
         for j, value in enumerate(row):

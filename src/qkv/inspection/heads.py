@@ -7,33 +7,33 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.choices import HeadPattern, Stack
-from qkv.inspection.brief import Brief
-from qkv.inspection.reading import Tokens
-from qkv.inspection.seeing import AttentionTable, Seen
+from qkv.choices import HeadPattern, AttentionKind
+from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.model_input import TokenizedText
+from qkv.inspection.activation_cache import LayerHeadWeights, ActivationCache
 
 PATTERNS = tuple(HeadPattern)
-LEAST = 0.4
+MIN_SCORE = 0.4
 """A pattern names a head from here on; an even head gives one place among three less."""
-LEAST_QUERIES = 3
+MIN_QUERIES = 3
 """One or two looks are no pattern."""
-LEAST_EVEN = 0.95
+MIN_UNIFORMITY = 0.95
 """An even spread is measured by entropy, which is high for almost any head."""
 
-Looks = Bool[Tensor, "query key"]
+QueryKeyMask = Bool[Tensor, "query key"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class HeadsView(Brief):
+class HeadsView(ShortRepr):
     """View A: every head of a stack, with what it looks at."""
 
-    stack: Stack
-    weights: AttentionTable
+    stack: AttentionKind
+    weights: LayerHeadWeights
     scores: Float[Tensor, "layer head pattern"]
     """In the order of `PATTERNS`."""
     n_queries: list[int]
     """How many queries each pattern's score is a mean over; 0: this text cannot show it, the score is 0."""
-    even: list[float]
+    uniform_scores: list[float]
     """What a head that looks at everything alike would score, in the same order."""
     labels: list[list[HeadPattern | None]]
     """Of each layer and head the pattern that names it, if one does."""
@@ -47,27 +47,27 @@ class HeadsView(Brief):
     """max|A·V − output| of the pass."""
 
 
-def heads(seen: Seen, stack: Stack | None = None) -> HeadsView:
+def classify_heads(seen: ActivationCache, stack: AttentionKind | None = None) -> HeadsView:
     """`stack`: the model's first unless said."""
     stack = stack or seen.stacks[0]
-    weights, visible = seen.table(stack), seen.visible(stack)
-    places = targets(seen.side(stack, is_key=True), visible, is_cross=stack is Stack.CROSS)
-    scores = torch.stack([score(weights, visible, pattern, places) for pattern in PATTERNS], dim=-1)
-    n_queries = [int(_asked(visible, pattern, places).sum()) for pattern in PATTERNS]
+    weights, visible = seen.all_weights(stack), seen.visible_mask(stack)
+    places = pattern_targets(seen.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS)
+    scores = torch.stack([score_pattern(weights, visible, pattern, places) for pattern in PATTERNS], dim=-1)
+    n_queries = [int(_queries_with_targets(visible, pattern, places).sum()) for pattern in PATTERNS]
     alike = (visible / visible.sum(-1, keepdim=True).clamp(min=1)).to(weights)[None, None]
     n, m = visible.shape
     away = (torch.arange(n)[:, None] - torch.arange(m)).abs().to(weights)
     return HeadsView(
         stack=stack, weights=weights, scores=scores, n_queries=n_queries,
-        even=[float(score(alike, visible, pattern, places)[0, 0]) for pattern in PATTERNS],
-        labels=[[name(row, n_queries) for row in layer] for layer in scores],
-        entropy=_entropy(weights).mean(-1),
-        distance=(weights * away).sum(-1).mean(-1) * (stack is not Stack.CROSS),
-        queries=seen.queries(stack), keys=seen.keys(stack), error=seen.error,
+        uniform_scores=[float(score_pattern(alike, visible, pattern, places)[0, 0]) for pattern in PATTERNS],
+        labels=[[best_pattern(row, n_queries) for row in layer] for layer in scores],
+        entropy=_attention_entropy(weights).mean(-1),
+        distance=(weights * away).sum(-1).mean(-1) * (stack is not AttentionKind.CROSS),
+        queries=seen.query_labels(stack), keys=seen.key_labels(stack), error=seen.error,
     )  # fmt: skip
 
 
-def targets(keys: Tokens, visible: Looks, *, is_cross: bool) -> dict[HeadPattern, Looks]:
+def pattern_targets(keys: TokenizedText, visible: QueryKeyMask, *, is_cross: bool) -> dict[HeadPattern, QueryKeyMask]:
     """The looks that each pattern but bag-of-words means; of cross-attention, those of a source alone.
 
     previous-token: i → i−1. first-token: i → 0, i > 0 in self-attention. delimiter: i → another token that is
@@ -84,11 +84,11 @@ def targets(keys: Tokens, visible: Looks, *, is_cross: bool) -> dict[HeadPattern
     own = torch.zeros(n, m, dtype=torch.bool) if is_cross else torch.eye(n, dtype=torch.bool)
     found = {HeadPattern.FIRST: first, HeadPattern.DELIMITER: delimiter & ~own}
     if not is_cross:
-        found |= _of_own_text(torch.tensor(keys.ids))
+        found |= _self_attention_targets(torch.tensor(keys.ids))
     return {pattern: looks.to(visible.device) & visible for pattern, looks in found.items()}
 
 
-def _of_own_text(ids: Int[Tensor, " position"]) -> dict[HeadPattern, Looks]:
+def _self_attention_targets(ids: Int[Tensor, " position"]) -> dict[HeadPattern, QueryKeyMask]:
     n = len(ids)
     itself = torch.eye(n, dtype=torch.bool)
     previous = torch.zeros(n, n, dtype=torch.bool)
@@ -106,39 +106,39 @@ def is_delimiter(token: str, *, special: bool) -> bool:
     return special or (bool(text) and all(unicodedata.category(letter).startswith("P") for letter in text))
 
 
-def score(
-    weights: AttentionTable, visible: Looks, pattern: HeadPattern, places: dict[HeadPattern, Looks]
+def score_pattern(
+    weights: LayerHeadWeights, visible: QueryKeyMask, pattern: HeadPattern, places: dict[HeadPattern, QueryKeyMask]
 ) -> Float[Tensor, "layer head"]:
     """From 0 to 1.
 
     bag-of-words: the row's entropy over its greatest, log(keys it may see), mean over queries that see at least 2.
     All others: the weight that goes where the pattern says, mean over the queries that have such a place.
     """
-    asked = _asked(visible, pattern, places)
+    asked = _queries_with_targets(visible, pattern, places)
     if not bool(asked.any()):
         return weights.new_zeros(weights.shape[:2])
     if pattern is HeadPattern.BAG:
-        return (_entropy(weights)[..., asked] / visible.sum(-1)[asked].to(weights).log()).mean(-1).clamp(0, 1)
+        return (_attention_entropy(weights)[..., asked] / visible.sum(-1)[asked].to(weights).log()).mean(-1).clamp(0, 1)
     return (weights * places[pattern]).sum(-1)[..., asked].mean(-1).clamp(0, 1)
 
 
-def name(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> HeadPattern | None:
+def best_pattern(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> HeadPattern | None:
     """The pattern with the greatest score that is at least 0.4; bag-of-words where no other is, from 0.95 on."""
     even = PATTERNS.index(HeadPattern.BAG)
-    enough = torch.tensor([n >= LEAST_QUERIES for n in n_queries], device=scores.device)
+    enough = torch.tensor([n >= MIN_QUERIES for n in n_queries], device=scores.device)
     pointed = scores.where(enough, -1.0)
     pointed[even] = -1.0
     best = int(pointed.argmax())
-    if pointed[best] >= LEAST:
+    if pointed[best] >= MIN_SCORE:
         return PATTERNS[best]
-    return HeadPattern.BAG if scores[even] >= LEAST_EVEN else None
+    return HeadPattern.BAG if scores[even] >= MIN_UNIFORMITY else None
 
 
-def _asked(visible: Looks, pattern: HeadPattern, places: dict[HeadPattern, Looks]) -> Bool[Tensor, " query"]:
+def _queries_with_targets(visible: QueryKeyMask, pattern: HeadPattern, places: dict[HeadPattern, QueryKeyMask]) -> Bool[Tensor, " query"]:
     if pattern is HeadPattern.BAG:
         return visible.sum(-1) > 1
     return places[pattern].any(-1) if pattern in places else torch.zeros_like(visible[:, 0])
 
 
-def _entropy(weights: AttentionTable) -> Float[Tensor, "layer head query"]:
+def _attention_entropy(weights: LayerHeadWeights) -> Float[Tensor, "layer head query"]:
     return torch.special.entr(weights).sum(-1)

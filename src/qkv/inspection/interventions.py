@@ -9,33 +9,33 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import Stack
+from qkv.choices import AttentionKind
 from qkv.errors import InputError, TapError
-from qkv.inspection.brief import Brief
-from qkv.inspection.change import change, cut_edge, head_off
-from qkv.inspection.places import inside
-from qkv.inspection.reading import Reading, label
+from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.hooks import intervene, mask_attention, ablate_head
+from qkv.inspection.validation import check_index
+from qkv.inspection.model_input import ModelInput, mark_whitespace
 from qkv.inspection.record import record
-from qkv.inspection.seeing import attention_name, blocks_of, run, see
+from qkv.inspection.activation_cache import attention_name, get_blocks, forward_logits, run_with_cache
 from qkv.models import Model, RNNSeq2Seq
 from qkv.text import Tokenizer
-from qkv.text.showing import text_of
+from qkv.text.token_display import token_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadOff:
+class HeadAblation:
     """The head writes nothing."""
 
-    stack: Stack
+    stack: AttentionKind
     layer: int
     head: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeCut:
+class EdgeMask:
     """The token at `query` may not look at `key`."""
 
-    stack: Stack
+    stack: AttentionKind
     query: int
     key: int
     layer: int | None = None
@@ -45,26 +45,26 @@ class EdgeCut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patch:
+class ActivationPatch:
     """A tap passes on what it had when another text was read."""
 
     tap: str
-    other: Reading
+    other: ModelInput
     positions: tuple[int, ...] | None = None
     """At these alone; None: at all, for which both texts must be equally long."""
 
 
-Intervention = HeadOff | EdgeCut | Patch
+Intervention = HeadAblation | EdgeMask | ActivationPatch
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Effect(Brief):
+class InterventionEffect(ShortRepr):
     """What the model says with and without the interventions."""
 
     positions: list[str]
     position: int
     """Where the guesses below are made."""
-    chosen: list[str] | None
+    generated: list[str] | None
     """Of a translation, the tokens chosen at the positions."""
     changes: list[str]
     """What was done, in words."""
@@ -76,76 +76,76 @@ class Effect(Brief):
     after: Float[Tensor, " guess"]
     divergence: Float[Tensor, " position"]
     """KL(before ‖ after) in nats, at every position."""
-    wanted_before: Float[Tensor, " position"]
+    target_before: Float[Tensor, " position"]
     """log p of what really came next, or stands there; NaN where that is open."""
-    wanted_after: Float[Tensor, " position"]
+    target_after: Float[Tensor, " position"]
 
 
 @contextmanager
-def intervening(model: Model, interventions: Sequence[Intervention]) -> Iterator[None]:
+def apply_interventions(model: Model, interventions: Sequence[Intervention]) -> Iterator[None]:
     """All of them at once, while the `with` lasts."""
     with ExitStack() as stack:
         for one in interventions:
             match one:
-                case HeadOff():
-                    inside("layer", one.layer, len(blocks_of(model, one.stack)), of="layers")
-                    stack.enter_context(head_off(model, attention_name(model, one.stack, one.layer), one.head))
-                case EdgeCut() if isinstance(model, RNNSeq2Seq):
+                case HeadAblation():
+                    check_index("layer", one.layer, len(get_blocks(model, one.stack)), of="layers")
+                    stack.enter_context(ablate_head(model, attention_name(model, one.stack, one.layer), one.head))
+                case EdgeMask() if isinstance(model, RNNSeq2Seq):
                     raise InputError("the looks of an RNN can be seen, not cut; a Transformer's can be cut")
-                case EdgeCut():
+                case EdgeMask():
                     name = attention_name(model, one.stack, "*" if one.layer is None else one.layer)
-                    stack.enter_context(cut_edge(model, name, query=one.query, key=one.key, head=one.head))
-                case Patch():
-                    stack.enter_context(_patched(model, one))
+                    stack.enter_context(mask_attention(model, name, query=one.query, key=one.key, head=one.head))
+                case ActivationPatch():
+                    stack.enter_context(_apply_patch(model, one))
         yield
 
 
-def idle_cuts(model: Model, reading: Reading, interventions: Sequence[Intervention]) -> list[EdgeCut]:
+def find_ineffective_masks(model: Model, reading: ModelInput, interventions: Sequence[Intervention]) -> list[EdgeMask]:
     """Cuts that change nothing: what is cut is never looked at, for it comes later or lies outside the window."""
-    cuts = [one for one in interventions if isinstance(one, EdgeCut)]
+    cuts = [one for one in interventions if isinstance(one, EdgeMask)]
     if not cuts:
         return []
-    seen = see(model, reading)
+    seen = run_with_cache(model, reading)
 
-    def is_idle(one: EdgeCut) -> bool:
-        visible = seen.visible(one.stack)
-        query = inside("query", one.query, visible.shape[0], of="tokens that look")
-        key = inside("key", one.key, visible.shape[1], of="tokens that are looked at")
+    def is_idle(one: EdgeMask) -> bool:
+        visible = seen.visible_mask(one.stack)
+        query = check_index("query", one.query, visible.shape[0], of="tokens that look")
+        key = check_index("key", one.key, visible.shape[1], of="tokens that are looked at")
         return not visible[query, key]
 
     return [one for one in cuts if is_idle(one)]
 
 
 @torch.no_grad()
-def effect(
-    model: Model, tokenizer: Tokenizer, reading: Reading, interventions: Sequence[Intervention], *,
+def measure_effect(
+    model: Model, tokenizer: Tokenizer, reading: ModelInput, interventions: Sequence[Intervention], *,
     position: int = -1, n: int = 5,
-) -> Effect:  # fmt: skip
+) -> InterventionEffect:  # fmt: skip
     """`position`: where the guesses are shown, the last one unless said; `n`: so many of before and of after."""
-    before = log_probabilities(model, reading)
-    position = inside("position", position, len(before), of="tokens", from_end=True)
-    with intervening(model, interventions):
-        after = log_probabilities(model, reading)
+    before = compute_log_probs(model, reading)
+    position = check_index("position", position, len(before), of="tokens", from_end=True)
+    with apply_interventions(model, interventions):
+        after = compute_log_probs(model, reading)
     known = tokenizer.vocab_size
     best = {i for log_p in (before, after) for i in log_p[position, :known].topk(min(n, known)).indices.tolist()}
     ids = sorted(best, key=lambda number: -float(before[position, number]))
-    return Effect(
-        positions=reading.own.labels, position=position, ids=ids,
-        chosen=None if reading.written is None else reading.written.labels,
-        changes=[said(one, reading) for one in interventions],
-        tokens=[label(text_of(tokenizer, number)) for number in ids],
+    return InterventionEffect(
+        positions=reading.sequence.labels, position=position, ids=ids,
+        generated=None if reading.generated is None else reading.generated.labels,
+        changes=[describe_intervention(one, reading) for one in interventions],
+        tokens=[mark_whitespace(token_text(tokenizer, number)) for number in ids],
         before=before[position, ids], after=after[position, ids],
         divergence=F.kl_div(after, before, reduction="none", log_target=True).sum(-1),
-        wanted_before=of_wanted(before, reading), wanted_after=of_wanted(after, reading),
+        target_before=target_log_probs(before, reading), target_after=target_log_probs(after, reading),
     )  # fmt: skip
 
 
 @torch.no_grad()
-def log_probabilities(model: Model, reading: Reading) -> Float[Tensor, "position vocabulary"]:
+def compute_log_probs(model: Model, reading: ModelInput) -> Float[Tensor, "position vocabulary"]:
     was_training = model.training
     model.eval()
     try:
-        logits = run(model, reading)
+        logits = forward_logits(model, reading)
     finally:
         model.train(was_training)
     if logits is None:
@@ -153,33 +153,33 @@ def log_probabilities(model: Model, reading: Reading) -> Float[Tensor, "position
     return logits.float().log_softmax(-1)
 
 
-def of_wanted(log_p: Float[Tensor, "position vocabulary"], reading: Reading) -> Float[Tensor, " position"]:
+def target_log_probs(log_p: Float[Tensor, "position vocabulary"], reading: ModelInput) -> Float[Tensor, " position"]:
     """Of what really came next (of a BERT: stands there); NaN where that is open."""
-    wanted = reading.own.ids if reading.chosen is None else reading.chosen
+    wanted = reading.sequence.ids if reading.next_ids is None else reading.next_ids
     found = log_p.new_full((len(log_p),), float("nan"))
     found[: len(wanted)] = log_p[torch.arange(len(wanted)), wanted]
     return found
 
 
-def said(one: Intervention, reading: Reading) -> str:
+def describe_intervention(one: Intervention, reading: ModelInput) -> str:
     """What is done, in words."""
     match one:
-        case HeadOff():
+        case HeadAblation():
             return f"{one.stack}, layer {one.layer}: head {one.head} off"
-        case EdgeCut():
-            queries, keys = (reading.side(one.stack, is_key=is_key) for is_key in (False, True))
+        case EdgeMask():
+            queries, keys = (reading.select_tokens(one.stack, is_key=is_key) for is_key in (False, True))
             layer = "" if one.layer is None else f", layer {one.layer}"
             head = "" if one.head is None else f", head {one.head}"
             query, key = f"{one.query} {queries.labels[one.query]}", f"{one.key} {keys.labels[one.key]}"
             return f"{one.stack}{layer}{head}: {query} may not look at {key}"
-        case Patch():
+        case ActivationPatch():
             return f"{one.tap} as of another text"
 
 
 @contextmanager
-def _patched(model: Model, patch: Patch) -> Iterator[None]:
+def _apply_patch(model: Model, patch: ActivationPatch) -> Iterator[None]:
     with torch.no_grad(), record(model, patch.tap) as trace:
-        run(model, patch.other)
+        forward_logits(model, patch.other)
     there = {name: trace[name] for name in trace.names if name == patch.tap}
     if not there:
         raise TapError(f"'{patch.tap}' is not one tap that can be patched: give its whole name")
@@ -196,5 +196,5 @@ def _patched(model: Model, patch: Patch) -> Iterator[None]:
         passing[..., list(patch.positions), :] = given[..., list(patch.positions), :]
         return passing
 
-    with change(model, {patch.tap: put}):
+    with intervene(model, {patch.tap: put}):
         yield

@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from qkv.errors import TapError
-from qkv.inspection.names import matching
-from qkv.inspection.places import inside
-from qkv.nn import Attention, Lookup, Tap
+from qkv.inspection.taps import match_taps
+from qkv.inspection.validation import check_index
+from qkv.nn import Attention, AttentionInputs, Tap
 from qkv.tensors import HeadResults, Scores, Weights
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class SeenAttention:
+class AttentionRecord:
     """One attention as it happened: what was compared, and what the kernel made of it.
 
     Keeps queries and keys (2nd numbers), not the weights (hn²); weights are computed when asked for.
     """
 
-    lookup: Lookup
+    lookup: AttentionInputs
     heads: HeadResults
     """The kernel's own result, against which `error` measures."""
     changed_scores: Scores | None = None
@@ -33,32 +33,32 @@ class SeenAttention:
 
     def weights(self, rows: Sequence[int] | None = None) -> Weights:
         """The attention weights in at least float32, of all queries or of some."""
-        return self._rows(rows, self.changed_weights, Lookup.weights)
+        return self._rows(rows, self.changed_weights, AttentionInputs.weights)
 
     def scores(self, rows: Sequence[int] | None = None) -> Scores:
         """What the weights are the softmax of: −∞ where the mask forbids a look."""
-        return self._rows(rows, self.changed_scores, Lookup.scores)
+        return self._rows(rows, self.changed_scores, AttentionInputs.scores)
 
     @property
     def error(self) -> float:
         """max|A·V − output|: how far the weights shown are from what the kernel did."""
-        lookup = _precise(self.lookup)
+        lookup = _upcast_inputs(self.lookup)
         weights = lookup.weights() if self.changed_weights is None else self.changed_weights
-        return (lookup.of_each_text(lookup.mix(weights)) - self.heads).abs().max().item()
+        return (lookup.unfold_beams(lookup.weighted_values(weights)) - self.heads).abs().max().item()
 
-    def _rows(self, rows: Sequence[int] | None, changed: Tensor | None, compute: Callable[[Lookup], Tensor]) -> Tensor:
-        lookup = _precise(self.lookup)
+    def _rows(self, rows: Sequence[int] | None, changed: Tensor | None, compute: Callable[[AttentionInputs], Tensor]) -> Tensor:
+        lookup = _upcast_inputs(self.lookup)
         if rows is None:
-            return lookup.of_each_text(compute(lookup) if changed is None else changed)
-        n = lookup.queries.shape[-2] // lookup.n_shared
-        rows = [inside("row", row, n, of="queries") for row in rows]
+            return lookup.unfold_beams(compute(lookup) if changed is None else changed)
+        n = lookup.queries.shape[-2] // lookup.beams_per_source
+        rows = [check_index("row", row, n, of="queries") for row in rows]
         wanted = torch.tensor(rows, dtype=torch.long, device=lookup.queries.device)
         if changed is not None:
-            return lookup.of_each_text(changed)[:, :, wanted]
-        return lookup.of_each_text(compute(lookup.rows(wanted)))
+            return lookup.unfold_beams(changed)[:, :, wanted]
+        return lookup.unfold_beams(compute(lookup.select_queries(wanted)))
 
 
-def _precise(lookup: Lookup) -> Lookup:
+def _upcast_inputs(lookup: AttentionInputs) -> AttentionInputs:
     if lookup.queries.dtype in (torch.float32, torch.float64):
         return lookup
     return replace(
@@ -67,12 +67,12 @@ def _precise(lookup: Lookup) -> Lookup:
     )  # fmt: skip
 
 
-class Trace:
-    """What was recorded, by tap name: `trace["blocks.0.residual_mid"]`, the last pass unless told otherwise."""
+class ActivationRecord:
+    """What was recorded, by tap name: `trace["blocks.0.resid_mid"]`, the last pass unless told otherwise."""
 
     def __init__(self) -> None:
         self._passes: dict[str, list[Tensor]] = {}
-        self._attention: dict[str, list[SeenAttention]] = {}
+        self._attention: dict[str, list[AttentionRecord]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.at(name)
@@ -85,7 +85,7 @@ class Trace:
             return seen.weights() if last == "weights" else seen.scores()
         return self._pick(self._passes, name, index)
 
-    def attention(self, name: str, index: int = -1) -> SeenAttention:
+    def attention(self, name: str, index: int = -1) -> AttentionRecord:
         """The attention of that name (`blocks.0.attention`), recorded by asking for its weights."""
         return self._pick(self._attention, name, index)
 
@@ -119,19 +119,19 @@ class Trace:
         return keep
 
     def _keep_attention(self, name: str, attention: Attention) -> list[Callable[[], None]]:
-        now: dict[str, Lookup] = {}
+        now: dict[str, AttentionInputs] = {}
         changed: dict[str, Tensor] = {}
 
-        def start(lookup: Lookup) -> None:
+        def start(lookup: AttentionInputs) -> None:
             changed.clear()
-            now["lookup"] = _detached(lookup)
+            now["lookup"] = _detach_inputs(lookup)
 
         def keep_changed(what: str, passing: Tensor) -> None:
             if attention.scores.is_changed or attention.weights.is_changed:
                 changed[what] = passing.detach()
 
         def finish(heads: Tensor) -> None:
-            seen = SeenAttention(now.pop("lookup"), heads.detach(), changed.get("scores"), changed.get("weights"))
+            seen = AttentionRecord(now.pop("lookup"), heads.detach(), changed.get("scores"), changed.get("weights"))
             self._attention.setdefault(name, []).append(seen)
 
         return [
@@ -142,7 +142,7 @@ class Trace:
         ]
 
 
-def _detached(lookup: Lookup) -> Lookup:
+def _detach_inputs(lookup: AttentionInputs) -> AttentionInputs:
     # As above: copied out of the cache.
     keys, values = (part.detach().clone() for part in (lookup.keys, lookup.values))
     bias = None if lookup.bias is None else lookup.bias.detach()
@@ -150,17 +150,17 @@ def _detached(lookup: Lookup) -> Lookup:
 
 
 @contextmanager
-def record(model: nn.Module, *patterns: str) -> Iterator[Trace]:
+def record(model: nn.Module, *patterns: str) -> Iterator[ActivationRecord]:
     """Record the taps meant by the patterns while the `with` lasts; all of them if there is none.
 
     `with record(model, "blocks.*.attention.weights") as trace: model(ids)`. Asking for scores or weights keeps
     the fused kernel on: queries and keys are recorded, and scores and weights recomputed from them.
     """
-    trace = Trace()
+    trace = ActivationRecord()
     parts = dict(model.named_modules())
     attentions: dict[str, Attention] = {}
     with ExitStack() as stack:
-        for name, tap in _wanted(model, patterns).items():
+        for name, tap in _select_taps(model, patterns).items():
             part, _, last = name.rpartition(".")
             owner = parts[part]
             if isinstance(owner, Attention) and last in ("lookup", "scores", "weights"):
@@ -173,6 +173,6 @@ def record(model: nn.Module, *patterns: str) -> Iterator[Trace]:
         yield trace
 
 
-def _wanted(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, Tap]:
-    found = [matching(model, pattern) for pattern in patterns or ("*",)]
+def _select_taps(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, Tap]:
+    found = [match_taps(model, pattern) for pattern in patterns or ("*",)]
     return {name: tap for one in found for name, tap in one.items()}

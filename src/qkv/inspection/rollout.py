@@ -6,23 +6,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import Stack
+from qkv.choices import AttentionKind
 from qkv.errors import InputError
-from qkv.inspection.brief import Brief
-from qkv.inspection.seeing import Seen
+from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.activation_cache import ActivationCache
 from qkv.models import RNNSeq2Seq
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Rollout(Brief):
+class AttentionRollout(ShortRepr):
     """After each layer, the share of every input token in every token. `own` and `source` of a row sum to 1."""
 
-    own: Float[Tensor, "layer query key"]
+    sequence: Float[Tensor, "layer query key"]
     source: Float[Tensor, "layer query source"] | None
     """Of a decoder: the share of the source's tokens."""
 
 
-def rollout_of(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
+def rollout_from_means(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
     """Â = ½ mean of heads + ½ identity (the residual connection), multiplied upwards (arXiv:2005.00928)."""
     share = torch.eye(means.shape[-1], dtype=means.dtype, device=means.device)
     found = []
@@ -32,7 +32,7 @@ def rollout_of(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer 
     return torch.stack(found)
 
 
-def rollout(seen: Seen, stack: Stack | None = None) -> Rollout:
+def attention_rollout(seen: ActivationCache, stack: AttentionKind | None = None) -> AttentionRollout:
     """Of a GPT, BERT or encoder; of a decoder, cross-attention takes in the source's shares in the same way:
 
     half of what stands there, half of what is looked at.
@@ -40,10 +40,10 @@ def rollout(seen: Seen, stack: Stack | None = None) -> Rollout:
     if isinstance(seen.model, RNNSeq2Seq):
         raise InputError("rollout goes through a Transformer's layers; an RNN has one attention alone")
     stack = stack or seen.stacks[0]
-    if stack in (Stack.SELF, Stack.ENCODER):
-        return Rollout(own=rollout_of(seen.means(stack)), source=None)
-    of_encoder = rollout_of(seen.means(Stack.ENCODER))[-1]
-    own_looks, cross_looks = seen.means(Stack.DECODER), seen.means(Stack.CROSS)
+    if stack in (AttentionKind.SELF, AttentionKind.ENCODER):
+        return AttentionRollout(sequence=rollout_from_means(seen.mean_weights(stack)), source=None)
+    of_encoder = rollout_from_means(seen.mean_weights(AttentionKind.ENCODER))[-1]
+    own_looks, cross_looks = seen.mean_weights(AttentionKind.DECODER), seen.mean_weights(AttentionKind.CROSS)
     n = own_looks.shape[-1]
     own = torch.eye(n, dtype=own_looks.dtype, device=own_looks.device)
     source = own_looks.new_zeros(n, of_encoder.shape[-1])
@@ -53,4 +53,4 @@ def rollout(seen: Seen, stack: Stack | None = None) -> Rollout:
         own, source = own / 2, (source + cross @ of_encoder) / 2
         owns.append(own)
         sources.append(source)
-    return Rollout(own=torch.stack(owns), source=torch.stack(sources))
+    return AttentionRollout(sequence=torch.stack(owns), source=torch.stack(sources))

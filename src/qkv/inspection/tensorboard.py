@@ -9,7 +9,7 @@ from typing import Any
 from qkv.errors import MissingExtraError
 
 
-def need_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
+def import_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
     try:
         return import_module("torch.utils.tensorboard")
     except ImportError:
@@ -18,9 +18,9 @@ def need_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
         ) from None
 
 
-def write_events(metrics: Path, folder: Path) -> None:
+def write_tensorboard_events(metrics: Path, folder: Path) -> None:
     """Every number of metrics.jsonl as a scalar of its step. What the folder held is replaced."""
-    library = need_tensorboard()
+    library = import_tensorboard()
     shutil.rmtree(folder, ignore_errors=True)
     with library.SummaryWriter(folder) as writer:
         for line in metrics.read_text(encoding="utf-8").splitlines():

@@ -7,57 +7,57 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import HeadPattern, Stack
+from qkv.choices import HeadPattern, AttentionKind
 from qkv.errors import InputError
-from qkv.inspection.brief import Brief
-from qkv.inspection.heads import heads
-from qkv.inspection.lens import lens
-from qkv.inspection.reading import Readable, read
-from qkv.inspection.seeing import see
+from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.heads import classify_heads
+from qkv.inspection.logit_lens import logit_lens
+from qkv.inspection.model_input import ModelWithTokenizer, prepare_input
+from qkv.inspection.activation_cache import run_with_cache
 from qkv.models import BERT
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TimelineView(Brief):
+class TimelineView(ShortRepr):
     """One text, read by every checkpoint of a run."""
 
     steps: list[int]
-    stack: Stack
+    stack: AttentionKind
     scores: Float[Tensor, "step layer head pattern"]
     """As `HeadsView.scores`."""
     labels: list[list[list[HeadPattern | None]]]
     positions: list[str]
     depths: list[str]
-    wanted: list[str | None]
-    wanted_probabilities: Float[Tensor, "step depth position"] | None
+    targets: list[str | None]
+    target_probabilities: Float[Tensor, "step depth position"] | None
     """As `LensView`: of what really came; None: of a BERT without a masked-word head."""
 
     @property
     def losses(self) -> list[float] | None:
         """−log p of what really came, mean over the text, at each step."""
-        if self.wanted_probabilities is None:
+        if self.target_probabilities is None:
             return None
-        last = self.wanted_probabilities[:, -1]
+        last = self.target_probabilities[:, -1]
         return (-last[:, ~last[0].isnan()].log().mean(-1)).tolist()
 
 
-def timeline(
-    checkpoints: Iterable[tuple[int, Readable]], text: str, second: str | None = None, *, stack: Stack | None = None
+def checkpoint_timeline(
+    checkpoints: Iterable[tuple[int, ModelWithTokenizer]], text: str, second: str | None = None, *, stack: AttentionKind | None = None
 ) -> TimelineView:
     """`checkpoints`: (step, model with its tokenizer), in order; only one of them is held at a time."""
     steps, views, lenses = [], [], []
     for step, task in checkpoints:
-        seen = see(task.model, read(task, text, second))
+        seen = run_with_cache(task.model, prepare_input(task, text, second))
         steps.append(step)
-        views.append(heads(seen, stack))
+        views.append(classify_heads(seen, stack))
         has_guesses = not (isinstance(task.model, BERT) and task.model.masked_word is None)
-        lenses.append(lens(seen, task.tokenizer, n=1) if has_guesses else None)
+        lenses.append(logit_lens(seen, task.tokenizer, n=1) if has_guesses else None)
     if not steps:
         raise InputError("the run has 0 checkpoints; at least 1 is needed")
     guesses = [one for one in lenses if one is not None]
     return TimelineView(
         steps=steps, stack=views[0].stack, scores=torch.stack([view.scores for view in views]),
         labels=[view.labels for view in views], positions=views[0].queries,
-        depths=guesses[0].depths if guesses else [], wanted=guesses[0].wanted if guesses else [],
-        wanted_probabilities=torch.stack([one.wanted_probabilities for one in guesses]) if guesses else None,
+        depths=guesses[0].depths if guesses else [], targets=guesses[0].targets if guesses else [],
+        target_probabilities=torch.stack([one.target_probabilities for one in guesses]) if guesses else None,
     )  # fmt: skip

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, with a shape each: told apart in print and by the colour-blind.
-LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
+COLORS_AND_MARKERS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 
 
-def flatten(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2"], list[float]]:
+def project_to_2d(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2"], list[float]]:
     """The two directions in which the vectors spread most (PCA), and the share of the spread that each holds.
 
     A direction's sign is free; it is chosen so that the vector farthest out along it lies on the positive side.
@@ -38,24 +38,24 @@ def flatten(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2
     return points, [*spread[:n].tolist(), *[0.0] * (2 - n)]
 
 
-def word_map(
+def plot_word_map(
     vectors: Float[Tensor, "word width"], words: Sequence[str], *, groups: Sequence[str] = (), title: str = ""
 ) -> "Figure":
     """`groups`: one name a word, if given; words of one group look alike."""
     if len(words) != len(vectors) or (groups and len(groups) != len(vectors)):
         raise ShapeError(f"there are {len(vectors)} vectors, {len(words)} words and {len(groups)} groups")
-    points, spread = flatten(vectors)
+    points, spread = project_to_2d(vectors)
     figure = new_figure(width=8.0, height=6.0)
     axis = figure.subplots()
     names = list(dict.fromkeys(groups)) or [""]
     own = list(groups) or [""] * len(words)
     for number, name in enumerate(names):
-        colour, shape = LOOKS[number % len(LOOKS)]
+        colour, shape = COLORS_AND_MARKERS[number % len(COLORS_AND_MARKERS)]
         chosen = [place for place, group in enumerate(own) if group == name]
         axis.scatter(points[chosen, 0], points[chosen, 1], s=22, color=colour, marker=shape, label=name or None)
     axis.margins(0.12)
-    colours = [LOOKS[names.index(group) % len(LOOKS)][0] for group in own]
-    write_beside(axis, points, words, colours)
+    colours = [COLORS_AND_MARKERS[names.index(group) % len(COLORS_AND_MARKERS)][0] for group in own]
+    label_points(axis, points, words, colours)
     axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
     axis.axvline(0, color="0.85", linewidth=0.8, zorder=0)
     axis.set_xlabel(f"first direction: {spread[0]:.0%} of the spread")
@@ -67,15 +67,15 @@ def word_map(
     return figure
 
 
-_PLACES = ((6, 3), (6, -9), (-6, 3), (-6, -9), (0, 8), (0, -14), (6, 12), (-6, 12), (6, -18), (-6, -18))
+_LABEL_OFFSETS = ((6, 3), (6, -9), (-6, 3), (-6, -9), (0, 8), (0, -14), (6, 12), (-6, 12), (6, -18), (-6, -18))
 """Where a word may stand beside its point, in typographical points; negative: to the left."""
-_SIZE, _LINE = 9, 10.0
+_FONT_SIZE, _LINE_HEIGHT = 9, 10.0
 """Of a letter, and the height of its line, about."""
 
 Box = tuple[float, float, float, float]
 
 
-def write_beside(axis: "Axes", points: Tensor, words: Sequence[str], colours: Sequence[str]) -> None:
+def label_points(axis: "Axes", points: Tensor, words: Sequence[str], colours: Sequence[str]) -> None:
     """Each word where it covers least of what stands there already."""
     page = axis.get_figure(root=True)
     assert page is not None
@@ -85,24 +85,24 @@ def write_beside(axis: "Axes", points: Tensor, words: Sequence[str], colours: Se
     taken: list[Box] = [(x - 3, y - 3, x + 3, y + 3) for x, y in shown]
     for (x, y), at, word, colour in zip(shown, points.tolist(), words, colours, strict=True):
         dx, dy, box = min(
-            ((dx, dy, _box(x + dx, y + dy, word, side=dx)) for dx, dy in _PLACES),
-            key=lambda choice: sum(_overlap(choice[2], other) for other in taken),
+            ((dx, dy, _label_box(x + dx, y + dy, word, side=dx)) for dx, dy in _LABEL_OFFSETS),
+            key=lambda choice: sum(_overlap_area(choice[2], other) for other in taken),
         )
         taken.append(box)
         side = "center" if dx == 0 else "left" if dx > 0 else "right"
-        axis.annotate(word, (at[0], at[1]), xytext=(dx, dy), textcoords="offset points", ha=side, fontsize=_SIZE,
+        axis.annotate(word, (at[0], at[1]), xytext=(dx, dy), textcoords="offset points", ha=side, fontsize=_FONT_SIZE,
                       color=colour)  # fmt: skip
 
 
-def _box(x: float, y: float, word: str, *, side: int) -> Box:
+def _label_box(x: float, y: float, word: str, *, side: int) -> Box:
     from matplotlib.textpath import TextPath
 
-    width = 2 + (TextPath((0, 0), word, size=_SIZE).get_extents().width if word.strip() else 0)
+    width = 2 + (TextPath((0, 0), word, size=_FONT_SIZE).get_extents().width if word.strip() else 0)
     left = x - width / 2 if side == 0 else x if side > 0 else x - width
-    return left, y, left + width, y + _LINE
+    return left, y, left + width, y + _LINE_HEIGHT
 
 
-def _overlap(one: Box, other: Box) -> float:
+def _overlap_area(one: Box, other: Box) -> float:
     wide = min(one[2], other[2]) - max(one[0], other[0])
     high = min(one[3], other[3]) - max(one[1], other[1])
     return max(0.0, wide) * max(0.0, high)

@@ -1,26 +1,26 @@
 """Text in, answer out: a model with its tokenizer."""
 
 from qkv.tasks.language_model import Continuation, LanguageModel
-from qkv.tasks.loading import Task, find_folder, load, load_as, load_weights
-from qkv.tasks.nearness import Similar
-from qkv.tasks.text_encoder import Answer, Encoded, Filled, Guess, TextEncoder
-from qkv.tasks.translator import Translation, Translator, Written
+from qkv.tasks.loader import Task, resolve_model_folder, load, load_as, load_pretrained
+from qkv.tasks.similarity import SimilarText
+from qkv.tasks.text_encoder import Classification, EncodedText, FilledText, MaskPrediction, TextEncoder
+from qkv.tasks.translator import Translation, Translator, TranslationHypothesis
 
 __all__ = [
-    "Answer",
+    "Classification",
     "Continuation",
-    "Encoded",
-    "Filled",
-    "Guess",
+    "EncodedText",
+    "FilledText",
+    "MaskPrediction",
     "LanguageModel",
-    "Similar",
+    "SimilarText",
     "Task",
     "TextEncoder",
     "Translation",
     "Translator",
-    "Written",
-    "find_folder",
+    "TranslationHypothesis",
+    "resolve_model_folder",
     "load",
     "load_as",
-    "load_weights",
+    "load_pretrained",
 ]

@@ -7,7 +7,7 @@ batches of like length are faster (`python -m benchmarks embed` measures both).
 from collections.abc import Iterator, Sequence
 
 
-def of_like_length(lengths: Sequence[int], tokens_at_once: int) -> Iterator[list[int]]:
+def batch_by_length(lengths: Sequence[int], tokens_at_once: int) -> Iterator[list[int]]:
     """Each place of `lengths` once, from short to long, in batches of at most so many tokens, padding counted.
 
     A sequence that is longer than that is a batch of its own.

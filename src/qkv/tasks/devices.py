@@ -2,15 +2,15 @@
 
 import torch
 
-from qkv.choices import FloatKind
+from qkv.choices import DType
 from qkv.errors import InputError
 
-NAMES = ("cpu", "cuda", "auto")
+DEVICE_NAMES = ("cpu", "cuda", "auto")
 
 
-def torch_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """`auto`: a GPU where there is one. A GPU that is asked for and not there is an error, never a CPU in its place."""
-    if name not in NAMES:
+    if name not in DEVICE_NAMES:
         raise InputError(f"--device {name}: it is cpu, cuda or auto")
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
@@ -20,17 +20,17 @@ def torch_device(name: str) -> torch.device:
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
-def place_of_int8(name: str) -> torch.device:
+def resolve_int8_device(name: str) -> torch.device:
     """int8 arithmetic is a CPU's (FBGEMM), so `auto` is the CPU there."""
     if name == "cuda":
         raise InputError("--int8 (int8=True) computes on a CPU alone, and --device cuda was asked for: choose one")
-    return torch_device("cpu" if name == "auto" else name)
+    return resolve_device("cpu" if name == "auto" else name)
 
 
-def find_dtype(name: FloatKind | str, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: DType | str, device: torch.device) -> torch.dtype:
     """16-bit numbers on a GPU alone: a CPU without AMX multiplies them up to 60 times as slowly as 32-bit ones."""
-    if name not in list(FloatKind):
-        raise InputError(f"--dtype {name}: it is {' or '.join(FloatKind)}")
-    if name == FloatKind.BFLOAT16 and device.type == "cpu":
+    if name not in list(DType):
+        raise InputError(f"--dtype {name}: it is {' or '.join(DType)}")
+    if name == DType.BFLOAT16 and device.type == "cpu":
         raise InputError("--dtype bfloat16 is for a GPU: on this CPU it would be slower than float32, and less exact")
-    return torch.bfloat16 if name == FloatKind.BFLOAT16 else torch.float32
+    return torch.bfloat16 if name == DType.BFLOAT16 else torch.float32

@@ -60,9 +60,9 @@ class LanguageModel:
         self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), **sampling: Any  # noqa: ANN401
     ) -> str:  # fmt: skip
         """The text that follows the prompt; keywords are those of `SamplingConfig` (temperature, top_k, seed …)."""
-        return self.continue_all([prompt], max_new=max_new, stop=stop, sampling=SamplingConfig(**sampling))[0].text
+        return self.generate_batch([prompt], max_new=max_new, stop=stop, sampling=SamplingConfig(**sampling))[0].text
 
-    def continue_all(
+    def generate_batch(
         self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = DEFAULT_SAMPLING
     ) -> list[Continuation]:
         """In batches; each text is what it would have been alone, with seed + its number among the prompts."""
@@ -71,7 +71,7 @@ class LanguageModel:
             own = sampling.replace(seed=sampling.seed + start)
             some = prompts[start : start + PROMPTS_PER_BATCH]
             shown, texts = [""] * len(some), dict[int, GeneratedSequence]()
-            for piece in self.pieces(some, max_new=max_new, stop=stop, sampling=own, with_logits=False):
+            for piece in self.stream_batch(some, max_new=max_new, stop=stop, sampling=own, with_logits=False):
                 shown[piece.row] += piece.text
                 texts[piece.row] = piece.step.sequence
             done += [_to_continuation(texts[row], shown[row]) for row in range(len(some))]
@@ -81,11 +81,11 @@ class LanguageModel:
         self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = DEFAULT_SAMPLING
     ) -> Iterator[str]:
         """The same text, piece by piece as it comes; no character is split."""
-        for piece in self.pieces([prompt], max_new=max_new, stop=stop, sampling=sampling, with_logits=False):
+        for piece in self.stream_batch([prompt], max_new=max_new, stop=stop, sampling=sampling, with_logits=False):
             if piece.text:
                 yield piece.text
 
-    def pieces(
+    def stream_batch(
         self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (),
         sampling: SamplingConfig = DEFAULT_SAMPLING, with_logits: bool = True,
     ) -> Iterator[StreamedToken]:  # fmt: skip
@@ -109,7 +109,7 @@ class LanguageModel:
                 step.sequence.finish_reason = FinishReason.STOP
             yield StreamedToken(step.row, shown, step)
 
-    def search(self, prompts: Sequence[str], *, max_new: int = 200, beam: BeamConfig) -> list[list[Continuation]]:
+    def beam_search(self, prompts: Sequence[str], *, max_new: int = 200, beam: BeamConfig) -> list[list[Continuation]]:
         """The `beam.n_best` best continuations of each prompt, best first."""
         found: list[list[Continuation]] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
@@ -123,7 +123,7 @@ class LanguageModel:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        end = self.tokenizer.find(SpecialToken.EOS)
+        end = self.tokenizer.find_special_id(SpecialToken.EOS)
         return frozenset() if end is None else frozenset({end})
 
     def encode(self, prompt: str) -> list[int]:
@@ -131,23 +131,23 @@ class LanguageModel:
         ids = self.tokenizer.encode(prompt)
         if ids:
             return ids
-        begin = self.tokenizer.find(SpecialToken.BOS)
+        begin = self.tokenizer.find_special_id(SpecialToken.BOS)
         if begin is None:
             raise InputError("the prompt is empty: 0 tokens, and this tokenizer has none for the beginning of a text")
         return [begin]
 
     def score(self, document: str) -> EvaluationResult:
-        """−Σ log p of the document's tokens and its end token, from a fresh context; see `score_all`."""
-        return next(self.score_all([document]))
+        """−Σ log p of the document's tokens and its end token, from a fresh context; see `score_documents`."""
+        return next(self.score_documents([document]))
 
-    def score_all(self, documents: Iterable[str]) -> Iterator[EvaluationResult]:
+    def score_documents(self, documents: Iterable[str]) -> Iterator[EvaluationResult]:
         """The score of each document, in order, computed in batches of like length.
 
         White space at its ends is not part of a document. It begins with the tokenizer's token for that and is
         scored with its end token; its bytes are those of its UTF-8 text. One longer than the context is read in
         overlapping windows: `scoring.windows`.
         """
-        begin, end = self.tokenizer.id_of(SpecialToken.BOS), self.tokenizer.id_of(SpecialToken.EOS)
+        begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []
 
         def encoded() -> Iterator[list[int]]:

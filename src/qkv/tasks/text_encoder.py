@@ -10,37 +10,37 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import Pooling, ProblemKind, Role
+from qkv.choices import Pooling, ProblemType, SpecialToken
 from qkv.config import SentenceEmbedding
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT
-from qkv.tasks.describing import described
-from qkv.tasks.nearness import Similar, nearest
-from qkv.tasks.states import Batch, Reader
-from qkv.text import Tokenizer, encode_cut, encode_rows
+from qkv.tasks.description import describe_task
+from qkv.tasks.similarity import SimilarText, find_nearest
+from qkv.tasks.batch_encoder import EncodedBatch, BatchEncoder
+from qkv.text import Tokenizer, encode_truncated, encode_texts
 
-Text = str | tuple[str, str]
+TextOrPair = str | tuple[str, str]
 """One text, or a pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoded:
+class EncodedText:
     """A text or pair as the model reads it."""
 
-    row: tuple[str, ...]
+    texts: tuple[str, ...]
     number: int
     """What messages call it."""
     ids: list[int]
     segments: list[int]
-    n_cut: int = 0
+    n_truncated: int = 0
     """Tokens that were left out at its end, because that was asked."""
 
 
-Texts = Sequence[Text | Encoded]
+TextInputs = Sequence[TextOrPair | EncodedText]
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class MaskPrediction:
     """One token that may stand in a mask's place."""
 
     id: int
@@ -50,22 +50,22 @@ class Guess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filled:
+class FilledText:
     text: str
     """With the likeliest token in each mask's place, each chosen for itself."""
-    masks: list[list[Guess]]
+    predictions: list[list[MaskPrediction]]
     """Of each mask from left to right, the likeliest tokens, best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Classification:
     """What a classification head says of a text."""
 
     labels: tuple[str, ...]
     """The likeliest class; where a text may have several labels, all of at least one half; of a number, none."""
     probabilities: dict[str, float]
     """Of every class, in the order of the config; of a number, none."""
-    number: float | None = None
+    value: float | None = None
 
 
 class TextEncoder:
@@ -78,44 +78,44 @@ class TextEncoder:
 
     def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
         self.model = model.eval()
-        self._reader = Reader(self.model)
+        self._reader = BatchEncoder(self.model)
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks
         """What its weights leave to be told, such as a promised head that they lack."""
 
     def __repr__(self) -> str:
-        return f"{described('TextEncoder', self.model, self.name)}: {', '.join(self.abilities)})"
+        return f"{describe_task('TextEncoder', self.model, self.name)}: {', '.join(self.capabilities)})"
 
     @property
-    def abilities(self) -> list[str]:
+    def capabilities(self) -> list[str]:
         heads = {
             "fill": self.model.masked_word, "classify": self.model.classifier, "next_sentence": self.model.next_sentence
         }  # fmt: skip
         return ["embed", *(task for task, head in heads.items() if head is not None)]
 
     def encode(
-        self, texts: Texts, *, truncate: bool = False, max_tokens: int | None = None, parse_specials: bool = False,
+        self, texts: TextInputs, *, truncate: bool = False, max_tokens: int | None = None, parse_special_tokens: bool = False,
         first: int = 1,
-    ) -> list[Encoded]:  # fmt: skip
+    ) -> list[EncodedText]:  # fmt: skip
         """As the model reads them; what is encoded already stays as it is.
 
         `max_tokens`: less than the whole context. `first`: the number that messages give to the first text.
         """
         texts = [texts] if isinstance(texts, str) else texts
         limit = min(self.model.config.context_length, max_tokens or self.model.config.context_length)
-        rows = [(text,) if isinstance(text, str) else text for text in texts if not isinstance(text, Encoded)]
-        whole = zip(rows, encode_rows(self.tokenizer, rows, parse_specials=parse_specials), strict=True)
+        rows = [(text,) if isinstance(text, str) else text for text in texts if not isinstance(text, EncodedText)]
+        whole = zip(rows, encode_texts(self.tokenizer, rows, parse_special_tokens=parse_special_tokens), strict=True)
         read = []
         for number, text in enumerate(texts, start=first):
-            if isinstance(text, Encoded):
+            if isinstance(text, EncodedText):
                 one = text
             else:
                 row, ids = next(whole)
-                one = Encoded(row=row, number=number, ids=ids.ids, segments=ids.segments)
+                one = EncodedText(texts=row, number=number, ids=ids.ids, segments=ids.segments)
                 if truncate and len(one.ids) > limit:
-                    cut = encode_cut(self.tokenizer, row, limit, parse_specials=parse_specials)
-                    one = replace(one, ids=cut.ids, segments=cut.segments, n_cut=len(one.ids) - limit)
+                    cut = encode_truncated(self.tokenizer, row, limit, parse_special_tokens=parse_special_tokens)
+                    one = replace(one, ids=cut.ids, segments=cut.segments, n_truncated=len(one.ids) - limit)
             if len(one.ids) > limit:
                 raise ContextLengthError(
                     f"text {one.number} has {len(one.ids):,} tokens, the model takes {limit:,}: --truncate "
@@ -126,114 +126,114 @@ class TextEncoder:
 
     @torch.no_grad()
     def embed(
-        self, texts: Texts, *, pooling: Pooling | str | None = None, normalise: bool | None = None,
+        self, texts: TextInputs, *, pooling: Pooling | str | None = None, normalize: bool | None = None,
         truncate: bool = False,
     ) -> Float[Tensor, "*text d_model"]:  # fmt: skip
         """One vector a text. Not said: as the model was trained for, else the mean of its states, of length 1."""
         if isinstance(texts, str):
-            return self.embed([texts], pooling=pooling, normalise=normalise, truncate=truncate)[0]
+            return self.embed([texts], pooling=pooling, normalize=normalize, truncate=truncate)[0]
         settings = self.embedding
-        pooling = settings.pooling if pooling is None else _pooling(pooling)
+        pooling = settings.pooling if pooling is None else _parse_pooling(pooling)
         read = self.encode(texts, max_tokens=settings.max_tokens, truncate=truncate)
         vectors = self.model.embedding.token.weight.new_empty(len(read), self.model.config.d_model)
         for batch in self._batches(read):
             match pooling:
                 case Pooling.CLS:
-                    vectors[batch.places] = batch.states[:, 0]
+                    vectors[batch.indices] = batch.states[:, 0]
                 case Pooling.MEAN:
                     sums = (batch.states * batch.attention_mask[..., None]).sum(1)
-                    vectors[batch.places] = sums / batch.attention_mask.sum(1, keepdim=True)
-        return F.normalize(vectors, dim=-1) if (settings.normalise if normalise is None else normalise) else vectors
+                    vectors[batch.indices] = sums / batch.attention_mask.sum(1, keepdim=True)
+        return F.normalize(vectors, dim=-1) if (settings.normalize if normalize is None else normalize) else vectors
 
     @property
     def embedding(self) -> SentenceEmbedding:
         """How `embed` works unless told otherwise."""
-        return self.model.config.sentence_embedding or SentenceEmbedding(normalise=True)
+        return self.model.config.sentence_embedding or SentenceEmbedding(normalize=True)
 
     @overload
-    def similar(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
-        self, queries: str, among: Texts, *, n: int = 5
-    ) -> list[Similar]: ...
+    def find_similar(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
+        self, queries: str, among: TextInputs, *, n: int = 5
+    ) -> list[SimilarText]: ...
     @overload
-    def similar(self, queries: Texts, among: Texts, *, n: int = 5) -> list[list[Similar]]: ...
-    def similar(self, queries: Texts, among: Texts, *, n: int = 5) -> list[Similar] | list[list[Similar]]:
+    def find_similar(self, queries: TextInputs, among: TextInputs, *, n: int = 5) -> list[list[SimilarText]]: ...
+    def find_similar(self, queries: TextInputs, among: TextInputs, *, n: int = 5) -> list[SimilarText] | list[list[SimilarText]]:
         """For each query the `n` texts whose vectors have the greatest cosine with its own, best first."""
         if isinstance(queries, str):
-            return self.similar([queries], among, n=n)[0]
+            return self.find_similar([queries], among, n=n)[0]
         if not among:
             raise InputError("there are 0 texts to compare with; at least 1 is needed")
         others = [among] if isinstance(among, str) else among
-        return nearest(self.embed(queries, normalise=True), self.embed(others, normalise=True), n=n)
+        return find_nearest(self.embed(queries, normalize=True), self.embed(others, normalize=True), n=n)
 
     @overload
-    def fill(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
+    def fill_mask(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
         self, texts: str, *, n: int = 5, truncate: bool = False
-    ) -> Filled: ...
+    ) -> FilledText: ...
     @overload
-    def fill(self, texts: Texts, *, n: int = 5, truncate: bool = False) -> list[Filled]: ...
+    def fill_mask(self, texts: TextInputs, *, n: int = 5, truncate: bool = False) -> list[FilledText]: ...
     @torch.no_grad()
-    def fill(self, texts: Texts, *, n: int = 5, truncate: bool = False) -> Filled | list[Filled]:
+    def fill_mask(self, texts: TextInputs, *, n: int = 5, truncate: bool = False) -> FilledText | list[FilledText]:
         """The `n` likeliest tokens for every mask of every text; a mask is spelt as in the tokenizer ([MASK]).
 
         What goes on with a word (##s) is offered only where the mask stands close behind one: it is no word.
         """
         if isinstance(texts, str):
-            return self.fill([texts], n=n, truncate=truncate)[0]
+            return self.fill_mask([texts], n=n, truncate=truncate)[0]
         self._needs("masked_word", "masked-word head", "fill masks")
-        mask = self.tokenizer.id_of(Role.MASK)
-        read = self.encode(texts, parse_specials=True, truncate=truncate)
+        mask = self.tokenizer.special_id(SpecialToken.MASK)
+        read = self.encode(texts, parse_special_tokens=True, truncate=truncate)
         for one in read:
             if not self.has_mask(one):
-                where = f" among its first {len(one.ids)} tokens" if one.n_cut else ""
-                raise InputError(f"text {one.number}: has no {self.tokenizer.token(mask)}{where}: nothing to fill")
-        filled: list[list[list[Guess]]] = [[] for _ in read]
+                where = f" among its first {len(one.ids)} tokens" if one.n_truncated else ""
+                raise InputError(f"text {one.number}: has no {self.tokenizer.id_to_token(mask)}{where}: nothing to fill")
+        filled: list[list[list[MaskPrediction]]] = [[] for _ in read]
         for batch in self._batches(read):
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_word_logits(batch.states[rows, columns][None])[0].float()
             # A model may have more rows than its tokenizer has ids; those are no guesses.
             guessed = logits.softmax(-1)[:, : self.tokenizer.vocab_size]
-            is_word = torch.tensor([not close for place in batch.places for close in self._is_close(read[place])])
+            is_word = torch.tensor([not close for place in batch.indices for close in self._is_close(read[place])])
             guessed[is_word.to(guessed.device)[:, None] & self._goes_on.to(guessed.device)] = 0.0
             best = guessed.topk(min(n, self.tokenizer.vocab_size))
             for row, ids, probabilities in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
                 guesses = zip(ids, probabilities, strict=True)
-                filled[batch.places[row]].append([Guess(i, self._text(i), p) for i, p in guesses])
-        return [Filled(text=self._with(one, masks), masks=masks) for one, masks in zip(read, filled, strict=True)]
+                filled[batch.indices[row]].append([MaskPrediction(i, self._text(i), p) for i, p in guesses])
+        return [FilledText(text=self._with(one, masks), predictions=masks) for one, masks in zip(read, filled, strict=True)]
 
     @cached_property
     def _goes_on(self) -> Bool[Tensor, " id"]:
         """Which ids go on with a word."""
-        names = (self.tokenizer.token(number) for number in range(self.tokenizer.vocab_size))
+        names = (self.tokenizer.id_to_token(number) for number in range(self.tokenizer.vocab_size))
         return torch.tensor([name.startswith("##") for name in names])
 
-    def _is_close(self, one: Encoded) -> list[bool]:
+    def _is_close(self, one: EncodedText) -> list[bool]:
         """Of each mask that was read: whether it stands close behind a word."""
-        before = "\t".join(one.row).split(self.tokenizer.specials[Role.MASK])[:-1]
-        n_masks = one.ids.count(self.tokenizer.id_of(Role.MASK))
+        before = "\t".join(one.texts).split(self.tokenizer.special_tokens[SpecialToken.MASK])[:-1]
+        n_masks = one.ids.count(self.tokenizer.special_id(SpecialToken.MASK))
         close = [part[-1:].isalnum() for part in before][:n_masks]
         return close + [False] * (n_masks - len(close))
 
-    def has_mask(self, text: Encoded) -> bool:
+    def has_mask(self, text: EncodedText) -> bool:
         """Whether there is something to fill."""
-        return self.tokenizer.id_of(Role.MASK) in text.ids
+        return self.tokenizer.special_id(SpecialToken.MASK) in text.ids
 
     @overload
     def classify(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
         self, texts: str, *, truncate: bool = False
-    ) -> Answer: ...
+    ) -> Classification: ...
     @overload
-    def classify(self, texts: Texts, *, truncate: bool = False) -> list[Answer]: ...
+    def classify(self, texts: TextInputs, *, truncate: bool = False) -> list[Classification]: ...
     @torch.no_grad()
-    def classify(self, texts: Texts, *, truncate: bool = False) -> Answer | list[Answer]:
+    def classify(self, texts: TextInputs, *, truncate: bool = False) -> Classification | list[Classification]:
         """Of each text or pair the class, the labels or the number, as the model was trained for."""
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
         self._needs("classifier", "classification head", "classify")
         read = self.encode(texts, truncate=truncate)
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Classification] = {}
         for batch in self._batches(read):
             logits = self.model.class_logits(batch.states).float()
-            answers |= {place: self._answer(row) for place, row in zip(batch.places, logits, strict=True)}
+            answers |= {place: self._answer(row) for place, row in zip(batch.indices, logits, strict=True)}
         return [answers[place] for place in range(len(read))]
 
     @property
@@ -243,50 +243,50 @@ class TextEncoder:
         return config.class_names or tuple(str(number) for number in range(config.n_classes or 0))
 
     @torch.no_grad()
-    def next_sentence(self, pairs: Texts, *, truncate: bool = False) -> list[float]:
+    def next_sentence_probability(self, pairs: TextInputs, *, truncate: bool = False) -> list[float]:
         """Of each pair, the probability that the second text is what follows the first."""
         self._needs("next_sentence", "next-sentence head", "tell what follows")
         read = self.encode(pairs, truncate=truncate)
         for one in read:
-            if len(one.row) != 2:
+            if len(one.texts) != 2:
                 raise InputError(f"text {one.number} is one text; what follows is asked of a pair")
         follows: dict[int, float] = {}
         for batch in self._batches(read):
             probabilities = self.model.next_sentence_logits(batch.states).float().softmax(-1)[:, 0]
-            follows |= dict(zip(batch.places, probabilities.tolist(), strict=True))
+            follows |= dict(zip(batch.indices, probabilities.tolist(), strict=True))
         return [follows[place] for place in range(len(read))]
 
-    def _answer(self, logits: Float[Tensor, " class"]) -> Answer:
-        problem = self.model.config.problem
-        if problem is ProblemKind.NUMBER:
-            return Answer(labels=(), probabilities={}, number=float(logits[0]))
-        values = logits.softmax(-1) if problem is ProblemKind.ONE_CLASS else logits.sigmoid()
+    def _answer(self, logits: Float[Tensor, " class"]) -> Classification:
+        problem = self.model.config.problem_type
+        if problem is ProblemType.REGRESSION:
+            return Classification(labels=(), probabilities={}, value=float(logits[0]))
+        values = logits.softmax(-1) if problem is ProblemType.SINGLE_LABEL else logits.sigmoid()
         probabilities = dict(zip(self.class_names, values.tolist(), strict=True))
-        if problem is ProblemKind.ONE_CLASS:
-            return Answer(labels=(self.class_names[int(values.argmax())],), probabilities=probabilities)
-        return Answer(labels=tuple(name for name, p in probabilities.items() if p >= 0.5), probabilities=probabilities)
+        if problem is ProblemType.SINGLE_LABEL:
+            return Classification(labels=(self.class_names[int(values.argmax())],), probabilities=probabilities)
+        return Classification(labels=tuple(name for name, p in probabilities.items() if p >= 0.5), probabilities=probabilities)
 
     def compile(self) -> None:
         """Spend many seconds at each new size of batch, to read all texts after it faster: on a GPU, in bfloat16."""
         self._reader.compile()
 
-    def _batches(self, read: Sequence[Encoded]) -> Iterator[Batch]:
+    def _batches(self, read: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
         """The last states of all, in batches of like length."""
-        has_pairs = self.model.config.parts_pairs and any(len(one.row) == 2 for one in read)
+        has_pairs = self.model.config.uses_segment_ids and any(len(one.texts) == 2 for one in read)
         segments = [one.segments for one in read] if has_pairs else None
         return self._reader.batches([one.ids for one in read], segments)
 
     def _needs(self, part: str, head: str, verb: str) -> None:
         if getattr(self.model, part) is None:
-            can = ", ".join(self.abilities)
+            can = ", ".join(self.capabilities)
             raise InputError(f"{self.name or 'this model'} has no {head}, so it cannot {verb}; it can {can}")
 
     def _text(self, number: int) -> str:
-        text = self.tokenizer.decode([number], skip_specials=False).strip()
-        return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.tokenizer.token(number)
+        text = self.tokenizer.decode([number], skip_special_tokens=False).strip()
+        return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.tokenizer.id_to_token(number)
 
-    def _with(self, one: Encoded, masks: list[list[Guess]]) -> str:
-        text, spelt = "\t".join(one.row), self.tokenizer.specials[Role.MASK]
+    def _with(self, one: EncodedText, masks: list[list[MaskPrediction]]) -> str:
+        text, spelt = "\t".join(one.texts), self.tokenizer.special_tokens[SpecialToken.MASK]
         for guesses in masks:
             before, _, after = text.partition(spelt)
             token = guesses[0].token
@@ -294,7 +294,7 @@ class TextEncoder:
         return text
 
 
-def _pooling(word: str) -> Pooling:
+def _parse_pooling(word: str) -> Pooling:
     if word not in list(Pooling):
         raise InputError(f"pooling={word!r} is not known; it is one of {', '.join(Pooling)}")
     return Pooling(word)

@@ -3,21 +3,21 @@
 from pathlib import Path
 
 from qkv.config import Recipe, load_recipe
-from qkv.data.sources import Progress
+from qkv.data.text_sources import Progress
 from qkv.errors import InputError, RunError
 from qkv.models import Model
-from qkv.tasks.devices import torch_device
-from qkv.tasks.loading import load_weights
+from qkv.tasks.devices import resolve_device
+from qkv.tasks.loader import load_pretrained
 from qkv.training import (
-    USUAL_MINUTES,
-    Pace,
-    Prepared,
+    DEFAULT_MINUTES,
+    TimeBudget,
+    PreparedRun,
     build_trainer,
-    choose_recipe,
-    finish_preparing,
-    fit_to_time,
+    choose_gpt_recipe,
+    finish_preparation,
+    fit_run_to_time,
     open_run,
-    own_recipe,
+    auto_recipe,
     prepare_run,
     with_steps,
     write_recipe,
@@ -38,43 +38,43 @@ def train(
     """
     if minutes is not None and minutes <= 0:
         raise InputError(f"minutes={minutes} must be more than 0")
-    where = torch_device(device)
+    where = resolve_device(device)
     is_text = not isinstance(what, Recipe) and Path(what).suffix != ".toml"
     if is_text:
-        minutes = USUAL_MINUTES if minutes is None else minutes
-        recipe = own_recipe([str(what)], choose_recipe, seconds=60 * minutes, device=where)
+        minutes = DEFAULT_MINUTES if minutes is None else minutes
+        recipe = auto_recipe([str(what)], choose_gpt_recipe, seconds=60 * minutes, device=where)
     else:
         recipe = what if isinstance(what, Recipe) else load_recipe(what)
     seconds = None if minutes is None else 60 * minutes
     is_new, pace = not (Path(out) / "recipe.toml").is_file(), None
     if is_new:
-        prepared = prepare_run(recipe, Path(out), Path(data), progress=_unseen, seconds=seconds)
+        prepared = prepare_run(recipe, Path(out), Path(data), progress=_no_progress, seconds=seconds)
     else:
-        prepared = _opened(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
+        prepared = _reopen_run(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
     with prepared.run.locked():
         if is_new and seconds is not None:
-            prepared = fit_to_time(prepared, device=where, seconds=seconds)
-            pace = Pace(seconds, keep=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan)))
+            prepared = fit_run_to_time(prepared, device=where, seconds=seconds)
+            pace = TimeBudget(seconds, keep=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan)))
         if is_new:
-            finish_preparing(prepared)
-        trainer = build_trainer(prepared, device=where, report=report, start=_first_weights(prepared))
+            finish_preparation(prepared)
+        trainer = build_trainer(prepared, device=where, report=report, start=_load_initial_model(prepared))
         trainer.resume(lambda _said: None)
         trainer.train(pace)
     return prepared.run.path
 
 
-def _unseen(_label: str) -> Progress:
+def _no_progress(_label: str) -> Progress:
     return lambda _done, _all: None
 
 
-def _opened(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> Prepared:
+def _reopen_run(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> PreparedRun:
     """`is_text`: its settings are what suited the time and the machine then; `is_timed`: its steps are what fitted."""
     prepared = open_run(out)
     found = prepared.recipe
     if is_text:
         is_same = (found.family, found.data) == (recipe.family, recipe.data)
     elif is_timed:
-        is_same = _with_plain_steps(found, found.training.steps) == _with_plain_steps(recipe, found.training.steps)
+        is_same = _with_fixed_steps(found, found.training.steps) == _with_fixed_steps(recipe, found.training.steps)
     else:
         is_same = found == recipe
     if not is_same:
@@ -82,11 +82,11 @@ def _opened(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> Prep
     return prepared
 
 
-def _with_plain_steps(recipe: Recipe, steps: int) -> Recipe:
+def _with_fixed_steps(recipe: Recipe, steps: int) -> Recipe:
     made = with_steps(recipe, steps)
     return made.replace(training=made.training.replace(replans=()))
 
 
-def _first_weights(prepared: Prepared) -> Model | None:
-    start = prepared.recipe.start_from
-    return None if start is None or prepared.run.steps() else load_weights(start).model
+def _load_initial_model(prepared: PreparedRun) -> Model | None:
+    start = prepared.recipe.init_from
+    return None if start is None or prepared.run.checkpoint_steps() else load_pretrained(start).model

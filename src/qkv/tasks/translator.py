@@ -19,8 +19,8 @@ from qkv.tasks.batches import batch_by_length
 from qkv.tasks.description import describe_task
 from qkv.tasks.text_utils import contains_term, has_words, to_sentence_case, split_to_fit
 from qkv.text import Tokenizer
-from qkv.text.token_display import text_of
-from qkv.text.word_indices import spans_of, word_of_bytes, words_of_ids
+from qkv.text.token_display import token_text
+from qkv.text.word_indices import token_byte_spans, word_indices_of_spans, word_indices_of_ids
 from qkv.weights.decoding import Decoding
 
 SOURCE_TOKENS_PER_BATCH = 1024
@@ -48,30 +48,30 @@ class TranslationHypothesis(ShortRepr):
 class Translation:
     """What became of one source; one without a letter or a digit stays as it is, and has no ids.
 
-    Where the decoder looked, with `attention=True`: `one.attention.words()` pairs source and target words,
-    `one.attention.soft()` is the (target, source) table, and `heat_maps(one.attention.heat_map())` of
+    Where the decoder looked, with `attention=True`: `one.attention.word_pairs()` pairs source and target words,
+    `one.attention.average()` is the (target, source) table, and `heat_maps(one.attention.to_heatmap())` of
     `qkv.inspection` draws it.
     """
 
     source: str
     source_ids: list[int]
     source_tokens: list[str]
-    found: list[TranslationHypothesis]
+    hypotheses: list[TranslationHypothesis]
     """Best first; as many as were asked for."""
     attention: CrossAttention | None = None
     """Of the best one."""
 
     def __repr__(self) -> str:
         looked = "" if self.attention is None else f", {self.attention!r}"
-        return f"Translation({self.source!r} → {self.text!r}, score {self.score:.3g}, {len(self.found)} found{looked})"
+        return f"Translation({self.source!r} → {self.text!r}, score {self.score:.3g}, {len(self.hypotheses)} found{looked})"
 
     @property
     def text(self) -> str:
-        return self.found[0].text
+        return self.hypotheses[0].text
 
     @property
     def score(self) -> float:
-        return self.found[0].score
+        return self.hypotheses[0].score
 
 
 class Translator:
@@ -125,19 +125,19 @@ class Translator:
         `split`: what is too long is cut (`cut`) and joined again; None: if the model says what is too long for it.
         """
         given = _as_text_list(texts)
-        is_cut = self.knows_too_long if split is None else split
-        pieces = [self.cut(text) if is_cut else [text] for text in given]
+        is_cut = self.splits_by_default if split is None else split
+        pieces = [self.split_text(text) if is_cut else [text] for text in given]
         flat = [piece for some in pieces for piece in some]
-        done = iter(self.translations(flat, beam=BeamConfig(n_beams=beam)))
+        done = iter(self.translate_batch(flat, beam=BeamConfig(n_beams=beam)))
         joined = [" ".join(next(done).text for _ in some) for some in pieces]
         return joined[0] if isinstance(texts, str) else joined
 
     @property
-    def knows_too_long(self) -> bool:
+    def splits_by_default(self) -> bool:
         """A model of single sentences leaves out most of a long text, or says one thing again and again."""
         return self.decoding.max_joined is not None
 
-    def cut(self, text: str) -> list[str]:
+    def split_text(self, text: str) -> list[str]:
         """At ends of sentences, as many together as the model is good at; between words where one is too long itself.
 
         What the model is good at: `decoding.max_joined` tokens, or its context.
@@ -146,7 +146,7 @@ class Translator:
         most = min(room, self.decoding.max_joined or room)
         return split_to_fit(text, lambda part: self._n_ids(part) <= room, together=lambda part: self._n_ids(part) <= most)
 
-    def translations(
+    def translate_batch(
         self, texts: Sequence[str], *, beam: BeamConfig = DEFAULT_BEAM, max_new: int | None = None,
         glossary: Mapping[str, str] = EMPTY_GLOSSARY, attention: bool = False,
     ) -> list[Translation]:  # fmt: skip
@@ -163,7 +163,7 @@ class Translator:
         for batch in batch_by_length([len(sources[number]) for number in there], SOURCE_TOKENS_PER_BATCH):
             numbers = [there[place] for place in batch]
             results = translate_ids(
-                self.model, [sources[number] for number in numbers], start_id=self.first, stop_ids=self.stop_ids,
+                self.model, [sources[number] for number in numbers], start_id=self.decoder_start_id, stop_ids=self.stop_ids,
                 beam=beam,
                 max_new=[2 * len(sources[number]) + 10 if max_new is None else max_new for number in numbers],
                 constraints=[self._terms(read[number], glossary) for number in numbers], prepacked=self._packing,
@@ -176,18 +176,18 @@ class Translator:
         ]
 
     @property
-    def first(self) -> int:
+    def decoder_start_id(self) -> int:
         """What every text begins with: what its settings say, the token for it, or padding where there is none."""
         if self.decoding.decoder_start_id is not None:
             return self.decoding.decoder_start_id
-        begin = self.tokenizer.find(SpecialToken.BOS)
-        return self.tokenizer.id_of(SpecialToken.PAD) if begin is None else begin
+        begin = self.tokenizer.find_special_id(SpecialToken.BOS)
+        return self.tokenizer.special_id(SpecialToken.PAD) if begin is None else begin
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        return frozenset({self.tokenizer.id_of(SpecialToken.EOS)})
+        return frozenset({self.tokenizer.special_id(SpecialToken.EOS)})
 
-    def given(self, text: str) -> str:
+    def prepare_source(self, text: str) -> str:
         """What the model reads: nothing where there is no word, small letters where it knows no capitals."""
         return self._prefixed(read) if (read := self._read(text)) else ""
 
@@ -205,7 +205,7 @@ class Translator:
             return []
         ids = self.source_tokenizer.encode(self._prefixed(text))
         if len(ids) > (room := self.model.config.context_length):
-            can_be_cut = len(self.cut(text)) > 1
+            can_be_cut = len(self.split_text(text)) > 1
             hint = (
                 "--split (split=True) cuts it at ends of sentences"
                 if can_be_cut
@@ -241,9 +241,9 @@ class Translator:
         if not ids:
             same = " ".join(text.split())
             written = [TranslationHypothesis(text=same, ids=[], tokens=[], log_probabilities=[], score=0.0, finish_reason=FinishReason.STOP)]
-        tokens = [text_of(self.source_tokenizer, number) for number in ids]
+        tokens = [token_text(self.source_tokenizer, number) for number in ids]
         looked = self._attention(read, ids, written[0]) if attention and ids else None
-        return Translation(source=text, source_ids=ids, source_tokens=tokens, found=written, attention=looked)
+        return Translation(source=text, source_ids=ids, source_tokens=tokens, hypotheses=written, attention=looked)
 
     def _written(self, one: Hypothesis, *, may_loop: bool) -> TranslationHypothesis:
         ids = one.ids if may_loop or one.finish_reason is FinishReason.STOP else truncate_repetition(one.ids)
@@ -251,7 +251,7 @@ class Translator:
         return TranslationHypothesis(
             text=" ".join(self.tokenizer.decode(known).split()),
             ids=one.ids,
-            tokens=[text_of(self.tokenizer, number) for number in one.ids],
+            tokens=[token_text(self.tokenizer, number) for number in one.ids],
             log_probabilities=one.log_probabilities,
             score=one.score,
             finish_reason=one.finish_reason,
@@ -259,18 +259,18 @@ class Translator:
 
     def _attention(self, text: str, ids: list[int], written: TranslationHypothesis) -> CrossAttention:
         return CrossAttention(
-            weights=compute_cross_attention(self.model, ids, written.ids, first=self.first),
-            source=[text_of(self.source_tokenizer, number) for number in ids],
+            weights=compute_cross_attention(self.model, ids, written.ids, start_id=self.decoder_start_id),
+            source=[token_text(self.source_tokenizer, number) for number in ids],
             target=written.tokens,
             source_words=self._source_words(text, ids),
-            target_words=words_of_ids(self.tokenizer, written.ids),
+            target_words=word_indices_of_ids(self.tokenizer, written.ids),
         )
 
     def _source_words(self, text: str, ids: list[int]) -> list[int | None]:
         """The prefix's words are none of the text's."""
         n = len(self.prefix.split())
         given = self._prefixed(text)
-        words = word_of_bytes(given, spans_of(self.source_tokenizer, given, ids))
+        words = word_indices_of_spans(given, token_byte_spans(self.source_tokenizer, given, ids))
         return [None if word is None or word < n else word - n for word in words]
 
 

@@ -14,7 +14,7 @@ from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.text import Tokenizer
 
-_MARK = re.compile(r"\[([^\[\]]+)\]")
+_MARKED_WORD = re.compile(r"\[([^\[\]]+)\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class WordVectors:
         return unit @ unit.T
 
     @property
-    def euclid(self) -> Float[Tensor, "word word"]:
+    def euclidean(self) -> Float[Tensor, "word word"]:
         # The plain difference: the quick way by products would give a word a distance to itself.
         return torch.cdist(self.vectors, self.vectors, compute_mode="donot_use_mm_for_euclid_dist")
 
@@ -42,43 +42,43 @@ def word_vectors(task: LanguageModel | TextEncoder, items: Sequence[str]) -> Wor
     """
     words, vectors = [], []
     for item in items:
-        marks = list(_MARK.finditer(item))
+        marks = list(_MARKED_WORD.finditer(item))
         if len(marks) > 1:
             raise InputError(f"{item!r} marks {len(marks)} words with [ ]; one at a time")
         word = marks[0][1] if marks else item
         if not word.strip():
             raise InputError(f"{item!r} holds no word")
         words.append(word.strip())
-        vectors.append(_in_sentence(task, item, marks[0]) if marks else _from_table(task, word))
+        vectors.append(_contextual_vector(task, item, marks[0]) if marks else _static_vector(task, word))
     if not vectors:
         raise InputError("there are 0 words; at least 1 is needed")
-    is_contextual = [_MARK.search(item) is not None for item in items]
+    is_contextual = [_MARKED_WORD.search(item) is not None for item in items]
     return WordVectors(words=words, is_contextual=is_contextual, vectors=torch.stack(vectors).float().cpu())
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
     """As the word stands inside a text, with a blank before it, where that takes no more tokens."""
-    bare, after_blank = (tokenizer.encode(form, add_specials=False) for form in (word, f" {word}"))
+    bare, after_blank = (tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}"))
     return after_blank if len(after_blank) <= len(bare) else bare
 
 
-def place_of(tokenizer: Tokenizer, sentence: str, start: int, end: int) -> tuple[list[int], list[int]]:
+def locate_tokens(tokenizer: Tokenizer, sentence: str, start: int, end: int) -> tuple[list[int], list[int]]:
     """The sentence's ids, and at which of them the characters from `start` to `end` stand."""
     ids = tokenizer.encode(sentence)
-    pieces = tokenizer.pieces(sentence)
+    pieces = tokenizer.token_spans(sentence)
     own = [piece.id for piece in pieces]
     before = next(n for n in range(len(ids) - len(own) + 1) if ids[n : n + len(own)] == own)
     first, last = (len(sentence[:n].encode()) for n in (start, end))
     return ids, [before + n for n, piece in enumerate(pieces) if piece.start < last and piece.end > first]
 
 
-def _from_table(task: LanguageModel | TextEncoder, word: str) -> Tensor:
+def _static_vector(task: LanguageModel | TextEncoder, word: str) -> Tensor:
     return task.model.embedding.token.weight[word_ids(task.tokenizer, word)].mean(0)
 
 
-def _in_sentence(task: LanguageModel | TextEncoder, item: str, mark: re.Match[str]) -> Tensor:
+def _contextual_vector(task: LanguageModel | TextEncoder, item: str, mark: re.Match[str]) -> Tensor:
     sentence = item[: mark.start()] + mark[1] + item[mark.end() :]
-    ids, places = place_of(task.tokenizer, sentence, mark.start(), mark.start() + len(mark[1]))
+    ids, places = locate_tokens(task.tokenizer, sentence, mark.start(), mark.start() + len(mark[1]))
     limit = task.model.config.context_length
     if len(ids) > limit:
         raise ContextLengthError(f"the sentence of {mark[1]!r} has {len(ids):,} tokens, the model takes {limit:,}")

@@ -40,8 +40,8 @@ class Check:
     """`difference` gives how far apart the two sides of `compared` are."""
 
     difference: Callable[[VerificationCase], float]
-    limit: float
-    compared: str
+    tolerance: float
+    comparison: str
     is_quick: bool = True
 
 
@@ -74,10 +74,10 @@ class CheckResult:
     """What one check of one model ended in."""
 
     check: str
-    compared: str
+    comparison: str
     difference: float | None
     """None: there is none, and `reason` says why."""
-    limit: float
+    tolerance: float
     verdict: CheckStatus
     reason: str | None
     seconds: float
@@ -109,7 +109,7 @@ def _run_check(name: str, check: Check, case: VerificationCase, *, leave_out: bo
         if leave_out:
             raise NotCheckedError("it takes long, and --quick was asked for")
         difference = check.difference(case)
-        verdict = CheckStatus.PASSED if difference <= check.limit else CheckStatus.FAILED
+        verdict = CheckStatus.PASSED if difference <= check.tolerance else CheckStatus.FAILED
         if not isfinite(difference):
             difference, reason = None, f"the difference is {difference}"
     except NotCheckedError as error:
@@ -117,6 +117,6 @@ def _run_check(name: str, check: Check, case: VerificationCase, *, leave_out: bo
     except Exception as error:  # noqa: BLE001 - whatever breaks on a road, that road is broken; the others are tried
         verdict, reason = CheckStatus.FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return CheckResult(
-        check=name, compared=check.compared, difference=difference, limit=check.limit, verdict=verdict, reason=reason,
+        check=name, comparison=check.comparison, difference=difference, tolerance=check.tolerance, verdict=verdict, reason=reason,
         seconds=round(time.perf_counter() - started, 3),
     )  # fmt: skip

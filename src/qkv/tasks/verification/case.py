@@ -34,7 +34,7 @@ class VerificationCase:
     texts: Sequence[str]
     folder: Path
     """An empty one, for what is written on the way."""
-    forward: Path | None = None
+    run: Path | None = None
     """Where the model comes from a run."""
     by_cpu: list[list[Tensor]] | None = None
     """What a CPU's plain road says, where another device is verified."""
@@ -43,7 +43,7 @@ class VerificationCase:
     def model(self) -> Model:
         return self.loaded.model
 
-    def on(self, device: torch.device) -> "Case":
+    def on(self, device: torch.device) -> "VerificationCase":
         """The same model and texts there."""
         loaded = replace(self.loaded, model=deepcopy(self.model).to(device))
         return VerificationCase(loaded=loaded, texts=self.texts, folder=self.folder, run=self.run, by_cpu=self.plain)
@@ -80,8 +80,8 @@ class VerificationCase:
         if not is_pair:
             return [(torch.tensor([tokenizer.encode(text)]),) for text in self.texts if text]
         task = Translator(model, tokenizer, source=self.loaded.source_tokenizer, decoding=self.loaded.decoding)
-        given = [task.source_tokenizer.encode(task.given(text)) for text in self.texts]
-        targets = [[task.first, *tokenizer.encode(text, add_special_tokens=False)] for text in self.texts]
+        given = [task.source_tokenizer.encode(task.prepare_source(text)) for text in self.texts]
+        targets = [[task.decoder_start_id, *tokenizer.encode(text, add_special_tokens=False)] for text in self.texts]
         return [(torch.tensor([target]), torch.tensor([own])) for target, own in zip(targets, given, strict=True)]
 
     @cached_property

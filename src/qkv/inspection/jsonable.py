@@ -1,0 +1,27 @@
+"""Any view as plain numbers, lists and words: what JSON can hold."""
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from math import isfinite
+from typing import Any
+
+from torch import Tensor
+
+
+def to_jsonable(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any view, and each kind its own answer
+    """Tensors become nested lists; what is no finite number (−∞ of a mask, NaN of an open place) becomes None."""
+    match value:
+        case Tensor():
+            return to_jsonable(value.tolist())
+        case Enum():
+            return value.value
+        case float():
+            return value if isfinite(value) else None
+        case dict():
+            return {str(key): to_jsonable(one) for key, one in value.items()}
+        case list() | tuple():
+            return [to_jsonable(one) for one in value]
+        case _ if is_dataclass(value):
+            return {field.name: to_jsonable(getattr(value, field.name)) for field in fields(value)}
+        case _:
+            return value

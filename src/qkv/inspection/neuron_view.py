@@ -1,0 +1,82 @@
+"""How does one query come to its weights? Number by number: q, k, their product, scale, mask, softmax."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from qkv.choices import NormPosition, Stack
+from qkv.errors import InputError
+from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.validation import check_index
+from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks, upcast
+from qkv.models import RNNSeq2Seq
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class NeuronView(ShortRepr):
+    """View D: one query of one head."""
+
+    stack: Stack
+    layer: int
+    head: int
+    query: int
+    query_label: str
+    keys: list[str]
+    q: Float[Tensor, " d_head"]
+    """As it meets the keys: after rotary positions."""
+    q_unrotated: Float[Tensor, " d_head"]
+    """Before them; the same where the model has none."""
+    k: Float[Tensor, "key d_head"]
+    k_unrotated: Float[Tensor, "key d_head"]
+    products: Float[Tensor, "key d_head"]
+    """q·k dimension by dimension."""
+    dots: Float[Tensor, " key"]
+    scaled: Float[Tensor, " key"]
+    """times 1/√d, plus a bias of positions where the model has one."""
+    scores: Float[Tensor, " key"]
+    """With the mask: −∞ where the look is forbidden."""
+    weights: Float[Tensor, " key"]
+
+
+@torch.no_grad()
+def compute_neuron_view(seen: ActivationCache, stack: Stack | None = None, *, layer: int = 0, head: int = 0, query: int = -1) -> NeuronView:
+    """`query`: its position; −1: the last."""
+    if isinstance(seen.model, RNNSeq2Seq):
+        raise InputError("an RNN's look has no heads with queries and keys of their own")
+    stack = stack or seen.stacks[0]
+    n, attention = len(seen.query_labels(stack)), get_attention(seen.model, stack, layer)
+    head = check_index("head", head, attention.head_config.n_heads, of="heads")
+    query = check_index("query", query, n, of="positions", from_end=True)
+    looks = seen.attention_records(stack, layer)
+    queries = torch.cat([one.lookup.queries[0, head] for one in looks])
+    kv_head = head // (attention.head_config.n_heads // attention.head_config.n_kv_heads)
+    q, k = upcast(queries[query]), upcast(looks[-1].lookup.keys[0, kv_head])
+    q_unrotated, k_unrotated = _unrotated_query_and_keys(seen, stack, layer, (head, kv_head))
+    scores = seen.scores(stack, layer)[head, query]
+    dots = k @ q
+    # What a bias of positions adds is known where the look is allowed.
+    scaled = torch.where(scores.isfinite(), scores, dots * attention.scale)
+    return NeuronView(
+        stack=stack, layer=layer, head=head, query=query, query_label=seen.query_labels(stack)[query],
+        keys=seen.key_labels(stack), q=q, q_unrotated=q_unrotated[query], k=k, k_unrotated=k_unrotated, products=k * q, dots=dots,
+        scaled=scaled, scores=scores, weights=seen.weights(stack, layer)[head, query],
+    )  # fmt: skip
+
+
+def _unrotated_query_and_keys(seen: ActivationCache, stack: Stack, layer: int, heads: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Queries and keys of one head as the projections give them."""
+    block, attention = get_blocks(seen.model, stack)[layer], get_attention(seen.model, stack, layer)
+    owner = seen.attention_tap(stack, layer).rpartition(".")[0]
+    if stack is Stack.CROSS:
+        # The source is read without rotary positions: what meets is what was projected.
+        last = seen.attention_records(stack, layer)
+        return torch.cat([one.lookup.queries[0, heads[0]] for one in last]), last[-1].lookup.keys[0, heads[1]]
+    x = seen.get_activation(f"{owner}.resid_pre")
+    if block.norm_position is NormPosition.PRE:
+        x = block.attention_norm(x[None])[0]
+    d = attention.head_config.d_head
+    q, k = attention.q_proj(x), attention.k_proj(x)
+    q, k = upcast(q), upcast(k)
+    return q[:, heads[0] * d : (heads[0] + 1) * d], k[:, heads[1] * d : (heads[1] + 1) * d]

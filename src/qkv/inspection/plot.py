@@ -1,0 +1,190 @@
+"""Every view as a picture: `plot_view(view).savefig("x.pdf")`."""
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from textwrap import fill, shorten
+from typing import TYPE_CHECKING
+
+from qkv.inspection.charts import plot_logit_attribution, plot_effect, plot_neuron_view, plot_embedding_paths, plot_coreference
+from qkv.inspection.logit_attribution import LogitAttribution
+from qkv.inspection.embeddings import EmbeddingView
+from qkv.inspection.figures import TITLE_LINE_INCHES, Heatmap, wrap_title, plot_heatmaps, new_figure
+from qkv.inspection.heads import PATTERNS, HeadsView
+from qkv.inspection.interventions import InterventionEffect
+from qkv.inspection.logit_lens import LogitLensView
+from qkv.inspection.attention_map import AttentionMapView
+from qkv.inspection.neuron_view import NeuronView
+from qkv.inspection.coreference import CoreferenceView
+from qkv.inspection.residual_stream import ResidualStreamView
+from qkv.inspection.timeline import TimelineView
+from qkv.inspection.word_map import COLORS_AND_MARKERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+View = (
+    HeadsView | AttentionMapView | NeuronView | ResidualStreamView | LogitLensView | CoreferenceView | EmbeddingView | TimelineView
+    | LogitAttribution | InterventionEffect
+)  # fmt: skip
+
+MAX_COLUMNS = 20
+"""Columns of words that a picture can hold."""
+MAX_TITLE_CHARS = 170
+"""Characters; a longer text is shown as its beginning."""
+
+
+def plot_view(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "Figure":
+    """`title`: above what the view says of itself, such as the text; `changes`: what was changed, a line for each."""
+    title = _join_lines(*(fill(shorten(line, MAX_TITLE_CHARS, placeholder=" …"), 90) for line in (title, *changes)))
+    match view:
+        case HeadsView():
+            drawn = _plot_heads(view, title)
+        case AttentionMapView():
+            drawn = _plot_attention_map(view, title)
+        case ResidualStreamView():
+            drawn = _plot_residual_norms(view, title)
+        case LogitLensView():
+            drawn = _plot_logit_lens(view, title)
+        case TimelineView():
+            drawn = _plot_timeline(view, title)
+        case NeuronView():
+            drawn = plot_neuron_view(view, title)
+        case CoreferenceView():
+            drawn = plot_coreference(view, title or fill(view.text, 90))
+        case EmbeddingView():
+            drawn = plot_embedding_paths(view, title)
+        case LogitAttribution():
+            drawn = plot_logit_attribution(view, title)
+        case InterventionEffect():
+            drawn = plot_effect(view, title)
+    return drawn
+
+
+def _plot_heads(view: HeadsView, title: str) -> "Figure":
+    """A row for each layer, a column for each head; the pattern that names a head stands above it.
+
+    Tokens are named at the left and below, as far as they can be read.
+    """
+    n_layers, n_heads, n, m = view.weights.shape
+    across = max(1.25, min(2.4, 0.085 * m, 16 / n_heads))
+    high = across * min(2.0, max(0.5, n / m))
+    drawn = new_figure(width=1.3 + across * n_heads, height=1.4 + (0.25 + high) * n_layers)
+    axes = drawn.subplots(n_layers, n_heads, squeeze=False)
+    for layer, row in enumerate(axes):
+        for head, axis in enumerate(row):
+            # The square root lets small weights be seen; the picture is an overview.
+            axis.imshow(view.weights[layer, head].sqrt().cpu().numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+            axis.set(xticks=[], yticks=[])
+            pattern = view.labels[layer][head]
+            best = (
+                "" if pattern is None else f"{pattern} {float(view.scores[layer, head, PATTERNS.index(pattern)]):.2f}"
+            )
+            axis.set_title(best, fontsize=6.5, pad=2)
+            if head == 0:
+                axis.set_ylabel(f"layer {layer}", fontsize=8)
+                _set_token_ticks(axis.set_yticks, view.queries, room=high / n)
+            if layer == n_layers - 1:
+                axis.set_xlabel(f"head {head}", fontsize=8)
+                _set_token_ticks(axis.set_xticks, view.keys, room=across / m, rotation=90)
+    said = wrap_title(_join_lines(title, f"{view.stack}: rows look at columns; colour is √weight"), drawn.get_figwidth())
+    drawn.set_figheight(drawn.get_figheight() + TITLE_LINE_INCHES * max(0, said.count("\n") - 1))
+    drawn.suptitle(said, fontsize="medium")
+    return drawn
+
+
+def _set_token_ticks(ticks: Callable[..., object], names: list[str], *, room: float, rotation: int = 0) -> None:
+    """`room`: inches for each; below 4 points nobody reads them."""
+    size = min(6.5, 0.85 * 72 * room)
+    if size >= 4:
+        ticks(range(len(names)), names, fontsize=size, rotation=rotation)
+
+
+def _plot_attention_map(view: AttentionMapView, title: str) -> "Figure":
+    return plot_heatmaps(
+        Heatmap(
+            matrix=view.weights, rows=view.queries, columns=view.keys, title=view.title,
+            row_axis="looks" + (" (each row sums to 1)" if view.is_share else ""), column_axis="is looked at",
+        ),
+        title=title,
+    )  # fmt: skip
+
+
+def _plot_residual_norms(view: ResidualStreamView, title: str) -> "Figure":
+    layers = [f"layer {layer}" for layer in range(view.sublayer_norms.shape[1])]
+    maps = [Heatmap(matrix=view.residual_norms.flip(0), rows=view.depths[::-1], columns=view.positions, title="the stream",
+                    row_axis="", column_axis="")]  # fmt: skip
+    maps += [
+        Heatmap(matrix=rows.flip(0), rows=layers[::-1], columns=view.positions, title=f"what {part} writes",
+                row_axis="", column_axis="")
+        for part, rows in zip(view.sublayers, view.sublayer_norms, strict=True)
+    ]  # fmt: skip
+    heads = [f"head {head}" for head in range(view.head_norms.shape[1])]
+    maps.append(Heatmap(
+        matrix=view.head_norms.mean(-1).flip(0), rows=layers[::-1], columns=heads,
+        title="what each head of self-attention writes\n(mean of all tokens)", row_axis="", column_axis="",
+    ))  # fmt: skip
+    in_a_row = 1 if len(view.positions) > 24 else 2
+    return plot_heatmaps(*maps, title=_join_lines(title, f"{view.stack}: lengths of vectors"), in_a_row=in_a_row)
+
+
+def _plot_logit_lens(view: LogitLensView, title: str) -> "Figure":
+    """The deepest layer on top; colour is the probability of the guess, the last line what really came."""
+    n = len(view.positions)
+    shown = range(max(0, n - MAX_COLUMNS), n)
+    n_depths = len(view.depths)
+    drawn = new_figure(width=1.8 + 0.8 * len(shown), height=1.9 + 0.36 * n_depths)
+    axis = drawn.subplots()
+    best = view.probabilities[:, shown, 0].flip(0).float().cpu()
+    image = axis.imshow(best.numpy(), cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    for row in range(n_depths):
+        for column, position in enumerate(shown):
+            token = view.tokens[n_depths - 1 - row][position][0]
+            ink = "black" if float(best[row, column]) > 0.55 else "white"
+            axis.text(column, row, _truncate_token(token), ha="center", va="center", fontsize=7, color=ink)
+    axis.set_yticks(range(n_depths), view.depths[::-1], fontsize=8)
+    axis.set_xticks(range(len(shown)), [_truncate_token(view.positions[i]) for i in shown], fontsize=8)
+    axis.set_xlabel("read here")
+    came = axis.secondary_xaxis("top")
+    came.set_xticks(range(len(shown)), [_truncate_token(view.targets[i] or "?") for i in shown], fontsize=8)
+    came.set_xlabel("what really came next" if view.predicts_next else "what really stands there")
+    drawn.colorbar(image, ax=axis, fraction=0.03, pad=0.01, label="p of the guess")
+    cut = f"the last {len(shown)} of {n} tokens" if len(shown) < n else ""
+    drawn.suptitle(_join_lines(title, cut), fontsize="medium")
+    return drawn
+
+
+def _plot_timeline(view: TimelineView, title: str) -> "Figure":
+    """Above, for each pattern the head that shows it most; below, what came next, depth by depth."""
+    n_parts = 1 if view.target_probabilities is None else 2
+    drawn = new_figure(width=8.0, height=3.6 * n_parts)
+    axes = drawn.subplots(n_parts, 1, squeeze=False)[:, 0]
+    best = view.scores.flatten(1, 2).amax(1).T.tolist()
+    for pattern, values, (colour, marker) in zip(PATTERNS, best, COLORS_AND_MARKERS, strict=True):
+        axes[0].plot(view.steps, values, color=colour, marker=marker, markersize=4, label=pattern)
+    axes[0].set(xlabel="step", ylabel="score of the best head", ylim=(-0.02, 1.02))
+    axes[0].legend(frameon=False, fontsize="small", ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes[0].spines[["top", "right"]].set_visible(False)
+    if view.target_probabilities is not None:
+        _plot_target_probability_by_step(axes[1], view)
+    drawn.suptitle(title, fontsize="medium")
+    return drawn
+
+
+def _plot_target_probability_by_step(axis: "Axes", view: TimelineView) -> None:
+    assert view.target_probabilities is not None
+    by_depth = view.target_probabilities.nanmean(-1).T.flip(0)
+    image = axis.imshow(by_depth.cpu().numpy(), cmap="viridis", vmin=0, aspect="auto")
+    ticks = range(0, len(view.steps), ceil(len(view.steps) / 12))
+    axis.set_xticks(ticks, [f"{view.steps[i]:,}" for i in ticks])
+    axis.set_yticks(range(len(view.depths)), view.depths[::-1], fontsize=8)
+    axis.set(xlabel="step")
+    axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, label="mean p of what came next")
+
+
+def _truncate_token(token: str) -> str:
+    return token if len(token) <= 9 else f"{token[:8]}…"
+
+
+def _join_lines(*lines: str) -> str:
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,28 @@
+"""How is a value that holds thousands of numbers shown in a line?"""
+
+from dataclasses import fields, is_dataclass
+
+from torch import Tensor
+
+MAX_CHARS = 60
+"""Characters of one field."""
+
+
+class ShortRepr:
+    """For dataclasses (with `repr=False`): of a tensor its shape is shown, of a long list its length."""
+
+    def __repr__(self) -> str:
+        assert is_dataclass(self)
+        shown = ", ".join(f"{field.name}={_short_repr(getattr(self, field.name))}" for field in fields(self))
+        return f"{type(self).__name__}({shown})"
+
+
+def _short_repr(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"<{'×'.join(str(size) for size in value.shape)}>"
+    if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple | Tensor):
+        return f"[{len(value)} × {_short_repr(value[0])}]"
+    text = repr(value).partition("\n")[0]
+    if len(text) <= MAX_CHARS or isinstance(value, ShortRepr):
+        return text
+    return f"[{value[0]!r}, … {len(value)} in all]" if isinstance(value, list | tuple) else f"{text[:MAX_CHARS]}…"

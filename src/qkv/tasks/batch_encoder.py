@@ -1,0 +1,64 @@
+"""In which batches does a BERT read its texts, and what are their states?"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from qkv.errors import InputError
+from qkv.generation.decoder import pad_sequences
+from qkv.generation.cpu_encoder import create_cpu_encoder
+from qkv.generation.prepacked_weights import PrepackedWeights
+from qkv.models import BERT
+from qkv.tasks.batches import batch_by_length
+from qkv.tasks.packed_encoder import PackedEncoder, TokenRows, can_pack, pack_by_length
+from qkv.tensors import Ids, IsToken, Residual
+
+ENCODER_BATCH_TOKENS = {"cpu": 512}
+"""Of a batch on that device: on a CPU the fewest are the fastest, for what a layer writes stays in its cache."""
+DEFAULT_ENCODER_BATCH_TOKENS = 1 << 16
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """Some of the texts, each in a row of its own, filled up on the right."""
+
+    indices: list[int]
+    """Which they are."""
+    ids: Ids
+    attention_mask: IsToken
+    states: Residual
+
+
+class BatchEncoder:
+    """Padded to a like length, on a CPU by the lean road; on a GPU in 16-bit numbers packed without padding."""
+
+    def __init__(self, model: BERT) -> None:
+        self.model = model
+        self._packing = PrepackedWeights(model)
+        self._compiled: PackedEncoder | None = None
+
+    def compile(self) -> None:
+        """From now on by compiled graphs: the first texts of each size wait for theirs, then all are faster."""
+        if not can_pack(self.model):
+            raise InputError("compiling is for a GPU and 16-bit numbers: device='cuda', dtype='bfloat16'")
+        self._compiled = PackedEncoder(self.model, compiled=True)
+
+    def batches(self, ids: TokenRows, segments: TokenRows | None) -> Iterator[EncodedBatch]:
+        """Every text once; texts of like length are together. `segments`: None where all are 0."""
+        device, config = self.model.embedding.token.weight.device, self.model.config
+        lengths = [len(row) for row in ids]
+        packed = (self._compiled or PackedEncoder(self.model)) if can_pack(self.model) else None
+        read = create_cpu_encoder(self.model, self._packing) or self.model
+        at_once = ENCODER_BATCH_TOKENS.get(device.type, DEFAULT_ENCODER_BATCH_TOKENS)
+        for places in batch_by_length(lengths, at_once) if packed is None else pack_by_length(lengths):
+            own = [ids[place] for place in places]
+            parts = None if segments is None else [segments[place] for place in places]
+            table, attention_mask = pad_sequences(own, device, config.vocab_size)
+            if packed is not None:
+                states = packed.states(own, parts)
+            else:
+                of_parts = None if parts is None else pad_sequences(parts, device, config.n_segments)[0]
+                states = read(table, segments=of_parts, attention_mask=attention_mask)
+            attention_mask = torch.ones_like(table, dtype=torch.bool) if attention_mask is None else attention_mask
+            yield EncodedBatch(places, table, attention_mask, states)

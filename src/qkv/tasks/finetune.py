@@ -1,0 +1,223 @@
+"""Fine-tuning by name: models and labelled texts in, models for the task and a table of scores out."""
+
+import json
+import re
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qkv.config import FinetuningConfig, FinetuningSettings, load_finetuning
+from qkv.data.file_io import read_object, write_whole, writing
+from qkv.data.labeled_texts import Labelled, labelled_rows
+from qkv.errors import ConfigError, InputError, MissingExtraError, RunError, WeightsError
+from qkv.inspection.confusion import plot_confusion_matrix
+from qkv.inspection.loss_curve import plot_loss_curve
+from qkv.tasks.devices import resolve_device
+from qkv.tasks.loader import load_as
+from qkv.tasks.text_encoder import TextEncoder
+from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune
+from qkv.training.finetune_data import LabeledTask, build_task, load_labeled_rows, load_task
+from qkv.training.run_folder import RunFolder, LogFunction
+from qkv.training.trainer import MetricsCallback
+from qkv.weights.folder import digest
+
+CONFIG_FILE = "finetune.toml"
+DIGEST_FILE = "data.json"
+MIN_EVALUATION_ROWS = 30
+"""With fewer rows one row more or less is over 3 points of accuracy."""
+ReportFactory = Callable[[str, int], MetricsCallback]
+"""`reports(model, seed)` gives what is told of each step of that run."""
+RowSource = str | Path | Sequence[Sequence[Any]]
+"""A file, or rows (text, label) or (text, text, label)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRuns:
+    """One model's runs on a task, one a seed."""
+
+    name: str
+    results: list[FinetuneResult]
+    folders: list[Path]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The chief one first."""
+        return list(self.results[0].scores)
+
+    def mean(self, measure: str) -> float:
+        return statistics.fmean(result.scores[measure] for result in self.results)
+
+    def spread(self, measure: str) -> float:
+        """The standard deviation over the seeds; 0 for one."""
+        values = [result.scores[measure] for result in self.results]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    @property
+    def best(self) -> Path:
+        """The folder of the seed with the best chief score."""
+        scores = [result.scores[self.metrics[0]] for result in self.results]
+        return self.folders[scores.index(max(scores))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneResult:
+    """What `finetune` gives."""
+
+    task: TextEncoder
+    """The model of the best seed, ready: `task.classify([text])`."""
+    scores: dict[str, float]
+    """On the evaluation rows, the mean over the seeds."""
+    runs: ModelRuns
+    """Without `out`, their folders are gone."""
+
+
+def finetune(
+    model: str | Path | TextEncoder, train: RowSource, evaluation: RowSource | None = None,
+    *, settings: FinetuningSettings = FinetuningSettings(), out: str | Path | None = None,  # noqa: B008 - frozen
+    device: str = "auto",
+) -> FinetuneResult:  # fmt: skip
+    """A classifier out of a pre-trained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
+
+    `out`: a folder for the run; without one nothing is left on the disk.
+    """
+    start = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
+    named = {"train": _row_source_name(train, "train"), "evaluation": None if evaluation is None else _row_source_name(evaluation, "eval")}
+    config = FinetuningConfig(models=(start.name or "model",), **named, **dict(settings))
+    held_out = None if evaluation is None else _load_labelled(evaluation, "eval", config)
+    task = build_task(config, _load_labelled(train, "train", config), held_out)
+    target = resolve_device(device)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = RunFolder.create(Path(out or temporary)).path
+        name = config.models[0]
+        runs = _run_all_seeds(start, task, config, name=name, folder=folder, device=target, reports=_no_reports, say=_discard)
+        tuned = load_as(TextEncoder, runs.best)
+    scores = {name: runs.mean(name) for name in runs.metrics}
+    return FinetuneResult(task=TextEncoder(tuned.model, tuned.tokenizer, name=name), scores=scores, runs=runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRun:
+    """A folder with all that the runs need, and what was read for them."""
+
+    run: RunFolder
+    settings: FinetuningConfig
+    task: LabeledTask
+
+
+def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path()) -> FinetuneRun:
+    """A new folder, for files that lie in `data`."""
+    files = {"train": settings.train, "evaluation": settings.evaluation}
+    files = {kind: str(data / name) for kind, name in files.items() if name is not None}
+    settings = settings.replace(**files)
+    task = load_task(settings)
+    run = RunFolder.create(out)
+    places = {kind: str(Path(name).resolve()) for kind, name in files.items()}
+    write_whole(out / CONFIG_FILE, settings.replace(**places).to_toml().encode())
+    digests = {place: digest(Path(place)) for place in places.values()}
+    write_whole(out / DIGEST_FILE, json.dumps(digests, indent=1).encode())
+    return FinetuneRun(run=run, settings=settings, task=task)
+
+
+def resume_finetuning(out: Path) -> FinetuneRun:
+    """What was begun, if its data are what they were."""
+    if not (out / CONFIG_FILE).is_file():
+        raise RunError(f"{out}: holds no {CONFIG_FILE}, so it is no fine-tuning to go on with")
+    settings = load_finetuning(out / CONFIG_FILE)
+    for place, expected in read_object(out / DIGEST_FILE).items():
+        if not Path(place).is_file() or digest(Path(place)) != expected:
+            raise RunError(f"{place}: is gone or was changed since {out} was begun")
+    return FinetuneRun(run=RunFolder(out), settings=settings, task=load_task(settings))
+
+
+def run_finetuning(begun: FinetuneRun, *, device: torch.device, reports: ReportFactory, say: LogFunction) -> Iterator[ModelRuns]:
+    """Each model in turn, each with every seed; what is finished already is only told of.
+
+    Bad input that is seen before the first checkpoint leaves no folder.
+    """
+    run, settings = begun.run, begun.settings
+    with run.locked():
+        try:
+            for name, own in _folders_by_model(run.path, settings.models).items():
+                start = load_as(TextEncoder, name)
+                yield _run_all_seeds(
+                    start, begun.task, settings, name=name, folder=own, device=device, reports=reports, say=say
+                )
+        except (ConfigError, InputError, WeightsError):
+            if not any(run.path.rglob("checkpoints")):
+                run.discard()
+            raise
+
+
+def _folders_by_model(out: Path, models: Sequence[str]) -> dict[str, Path]:
+    """One a model: two in one folder would take each other's results for their own."""
+    if len(models) == 1:
+        return {models[0]: out}
+    found: dict[str, Path] = {}
+    for name in models:
+        own = out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
+        if own in found.values():
+            other = next(known for known, folder in found.items() if folder == own)
+            raise InputError(f"{other} and {name} would both have the folder {own}; fine-tune them apart")
+        found[name] = own
+    return found
+
+
+def _run_all_seeds(
+    start: TextEncoder, task: LabeledTask, settings: FinetuningConfig, *, name: str, folder: Path,
+    device: torch.device, reports: ReportFactory, say: LogFunction,
+) -> ModelRuns:  # fmt: skip
+    def of_model(line: str) -> None:
+        say(f"{name}: {line}")
+
+    material = FinetuneInputs.gather(start.model, start.tokenizer, task, settings, say=of_model)
+    judged = task.evaluation
+    if len(judged.texts) < MIN_EVALUATION_ROWS and name == settings.models[0]:  # the same for all of them: said once
+        say(f"{judged.name}: {len(judged.texts)} rows to judge by are few, below {MIN_EVALUATION_ROWS}: the scores will say little")
+    seeds = range(settings.seed, settings.seed + settings.n_seeds)
+    folders = [folder if settings.n_seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
+    results = []
+    for seed, own in zip(seeds, folders, strict=True):
+        with writing(own, 0):
+            own.mkdir(parents=True, exist_ok=True)
+        # What is new in the model is the same for every seed: said once.
+        remark = of_model if seed == settings.seed else _discard
+        result = fine_tune(material, seed=seed, folder=own, device=device, report=reports(name, seed), say=remark)
+        results.append(result)
+        _save_plots(own, result, say)
+    return ModelRuns(name=name, results=results, folders=folders)
+
+
+def _save_plots(folder: Path, result: FinetuneResult, say: LogFunction) -> None:
+    try:
+        with writing(folder, 0):
+            unit = "nats a text" if result.class_names else "share of the variance"
+            plot_loss_curve(folder / "metrics.jsonl", unit=unit).savefig(folder / "loss.png")
+            if result.confusion is not None and result.class_names is not None:
+                measure, score = next(iter(result.scores.items()))
+                title = f"{measure} {score:.3f} on {result.n_evaluation:,} texts"
+                figure = plot_confusion_matrix(np.array(result.confusion), result.class_names, title=title)
+                figure.savefig(folder / "confusion.png")
+    except MissingExtraError as error:
+        say(str(error))
+
+
+def _load_labelled(rows: RowSource, name: str, settings: FinetuningConfig) -> Labelled:
+    return load_labeled_rows(settings, rows) if isinstance(rows, str | Path) else labelled_rows(name, rows)
+
+
+def _row_source_name(rows: RowSource, name: str) -> str:
+    return str(rows) if isinstance(rows, str | Path) else name
+
+
+def _no_reports(_name: str, _seed: int) -> MetricsCallback:
+    return _discard
+
+
+def _discard(_said: object) -> None:
+    """Nothing is told."""
