@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("nn", "generation", "data")
-NEEDS_GPU = re.compile(r"cuda|triton|kernel|compil|gradients|expanding|short_texts")
+NEEDS_GPU = re.compile(r"cuda|gpu|triton|kernel|compil|gradients|expanding|short_texts")
 """Files and conditions that only matter on a GPU or under torch.compile, where these tests do not run."""
 FURTHER_TESTS = {
     "nn": ["tests/agreement/test_fused.py", "tests/agreement/test_cached.py", "tests/reference/test_torch_nn.py"],
@@ -35,6 +35,7 @@ FURTHER_TESTS = {
 """Run after the tests of the module's own folder, which are listed first."""
 SAMPLE_SIZE = 90
 MIN_KILL_RATE = 0.6
+"""Measured: 71 % of a sample of 24. Most survivors do not change what the code computes, such as another random key."""
 TEST_TIMEOUT = 120
 """Seconds after which a single test is ended and its mutation counts as noticed."""
 
@@ -119,8 +120,9 @@ def _mutations_at(node: ast.AST) -> Iterator[Mutation]:
             yield Mutation(node.lineno, f"{value} → {not value}", lambda: setattr(node, "value", not value))
         case ast.Constant(value=int() | float() as value):
             yield Mutation(node.lineno, f"{value} → {value + 1}", lambda: setattr(node, "value", value + 1))
-        case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert() as op, operand=operand):
-            # An operator that is applied twice has no effect.
+        case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert() as op, operand=operand) if not _is_constant(operand):
+            # An operator that is applied twice has no effect. The sign of a constant stays, because axis 1 is axis -1 of
+            # a matrix. The constant itself is mutated anyway.
             twice = ast.UnaryOp(type(op)(), operand)
             description = f"{type(op).__name__} removed"
             yield Mutation(node.lineno, description, lambda: setattr(node, "operand", twice))
@@ -145,6 +147,10 @@ def _drop(keywords: list[ast.keyword], keyword: ast.keyword) -> Callable[[], Non
 
 def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_constant(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant)
 
 
 def _is_none(node: ast.AST) -> bool:
@@ -244,6 +250,7 @@ def run_all(mutants: list[Mutant | None], tests: list[list[str]], n_workers: int
     import pydantic  # noqa: F401
     import pytest  # noqa: F401
     import tokenizers  # noqa: F401
+    import torch._dynamo  # noqa: F401
 
     waiting, running = list(range(len(mutants))), dict[int, int]()
     try:

@@ -25,6 +25,7 @@ def mutants_of(body: str) -> set[str]:
         ("a = b + 3", {"a = b - 3", "a = b + 4"}),
         ("a //= b", {"a *= b"}),
         ("a = -b", {"a = --b"}),
+        ("a = b[-1]", {"a = b[-2]"}),
         ("a = True", {"a = False"}),
         ("a and b", {"a or b"}),
         ("b(a, key=a, **b)", {"b(a, **b)"}),

@@ -17,13 +17,13 @@ from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
 from qkv.cost.optimizer_update import OptimizerUpdate, optimizer_update
 from qkv.data.masking import Masking
-from qkv.data.order import rank_rows
+from qkv.data.keyed_random import rank_rows
 from qkv.data.pair_split import components
-from qkv.data.windows import Batch, _assemble
-from qkv.generation.beam import _Text
+from qkv.data.token_batches import Batch, _assemble
+from qkv.generation.beam import _BeamSearch
 from qkv.generation.decoder import GPTDecoder
 from qkv.generation.prepacked_weights import PrepackedWeights
-from qkv.generation.sampling import _keep_until
+from qkv.generation.sampling import _keep_until_cumulative
 from qkv.generation.stop_conditions import StopStrings
 from qkv.inspection.hooks import mask_attention
 from qkv.inspection.logit_attribution import _apply_frozen_norm
@@ -77,7 +77,7 @@ def change_result(original: Any, change: Callable[[Any], Any]) -> None:
 def causal_mask_shows_the_next_token():
     from tests.agreement.test_cached import test_gpt_in_pieces_equals_gpt_at_once as test
 
-    original = Mask.visible
+    original = Mask.to_dense
 
     def wrong(self: Mask, *sizes: Any) -> Any:
         visible = original(self, *sizes)
@@ -91,10 +91,10 @@ def causal_mask_shows_the_next_token():
 def sliding_window_is_one_too_wide():
     from tests.agreement.test_causality import test_a_window_of_three_sees_itself_and_two_back as test
 
-    original = Mask.visible
+    original = Mask.to_dense
 
     def wrong(self: Mask, *sizes: Any) -> Any:
-        wider = self if self.window is None else dataclasses.replace(self, window=self.window + 1)
+        wider = self if self.sliding_window is None else dataclasses.replace(self, window=self.sliding_window + 1)
         return original(wider, *sizes)
 
     replace_everywhere(original, wrong)
@@ -105,7 +105,7 @@ def sliding_window_is_one_too_wide():
 def padding_keys_are_attended_to():
     from tests.agreement.test_batched import test_bert_padded_with_garbage_equals_unpadded as test
 
-    original = Mask.visible
+    original = Mask.to_dense
 
     def wrong(self: Mask, *sizes: Any) -> Any:
         return original(dataclasses.replace(self, key_padding_mask=None), *sizes)
@@ -249,7 +249,7 @@ def beams_are_not_reordered_in_the_cache():
 def beams_may_end_without_their_forced_terms():
     from tests.generation.test_translate import test_forced_terms_always_stand_in_the_text as test
 
-    change_result(_Text._is_complete, lambda _: True)
+    change_result(_BeamSearch._is_complete, lambda _: True)
     return test
 
 
@@ -279,7 +279,7 @@ def top_p_drops_the_token_that_reaches_p():
         everywhere = torch.ones_like(logits, dtype=torch.bool)
         return logits.masked_fill(everywhere.scatter(-1, order, is_dropped), float("-inf"))
 
-    replace_everywhere(_keep_until, wrong)
+    replace_everywhere(_keep_until_cumulative, wrong)
     return test
 
 
@@ -289,7 +289,7 @@ def stop_string_is_found_only_within_one_token():
         test_pieces_joined_are_the_text_up_to_the_first_stop_string as test,
     )
 
-    change_result(StopStrings._n_begun, lambda _: 0)
+    change_result(StopStrings._partial_match_length, lambda _: 0)
     return test
 
 
@@ -298,7 +298,7 @@ def stop_string_is_found_only_within_one_token():
 
 @planted_bug
 def targets_are_the_inputs():
-    from tests.data.test_windows import test_a_target_follows_its_input as test
+    from tests.data.test_token_batches import test_a_target_follows_its_input as test
 
     def repeat_inputs(batch: Batch) -> Batch:
         return dataclasses.replace(batch, targets=torch.where(batch.targets < 0, batch.targets, batch.ids))
@@ -309,7 +309,7 @@ def targets_are_the_inputs():
 
 @planted_bug
 def every_rank_reads_the_same_rows():
-    from tests.data.test_windows import test_the_ranks_rows_are_the_batch_of_one as test
+    from tests.data.test_token_batches import test_the_ranks_rows_are_the_batch_of_one as test
 
     replace_everywhere(rank_rows, lambda n_rows, *, rank, world: (0, n_rows // world))  # noqa: ARG005
     return test
