@@ -121,8 +121,8 @@ def _mutations_at(node: ast.AST) -> Iterator[Mutation]:
         case ast.Constant(value=int() | float() as value):
             yield Mutation(node.lineno, f"{value} → {value + 1}", lambda: setattr(node, "value", value + 1))
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert() as op, operand=operand) if not _is_constant(operand):
-            # An operator that is applied twice has no effect. The sign of a constant stays, because axis 1 is axis -1 of
-            # a matrix. The constant itself is mutated anyway.
+            # An operator that is applied twice has no effect. The sign of a constant stays, because axis 1 of a matrix
+            # is also axis -1. The constant itself is mutated anyway.
             twice = ast.UnaryOp(type(op)(), operand)
             description = f"{type(op).__name__} removed"
             yield Mutation(node.lineno, description, lambda: setattr(node, "operand", twice))

@@ -16,10 +16,10 @@ from torch import nn
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
 from qkv.cost.optimizer_update import OptimizerUpdate, optimizer_update
-from qkv.data.masking import Masking
+from qkv.data.masking import TokenMasker
 from qkv.data.keyed_random import rank_rows
 from qkv.data.pair_split import components
-from qkv.data.token_batches import Batch, _assemble
+from qkv.data.token_batches import TokenBatch, _assemble_token_batch
 from qkv.generation.beam import _BeamSearch
 from qkv.generation.decoder import GPTDecoder
 from qkv.generation.prepacked_weights import PrepackedWeights
@@ -94,7 +94,7 @@ def sliding_window_is_one_too_wide():
     original = Mask.to_dense
 
     def wrong(self: Mask, *sizes: Any) -> Any:
-        wider = self if self.sliding_window is None else dataclasses.replace(self, window=self.sliding_window + 1)
+        wider = self if self.sliding_window is None else dataclasses.replace(self, sliding_window=self.sliding_window + 1)
         return original(wider, *sizes)
 
     replace_everywhere(original, wrong)
@@ -300,10 +300,10 @@ def stop_string_is_found_only_within_one_token():
 def targets_are_the_inputs():
     from tests.data.test_token_batches import test_a_target_follows_its_input as test
 
-    def repeat_inputs(batch: Batch) -> Batch:
+    def repeat_inputs(batch: TokenBatch) -> TokenBatch:
         return dataclasses.replace(batch, targets=torch.where(batch.targets < 0, batch.targets, batch.ids))
 
-    change_result(_assemble, repeat_inputs)
+    change_result(_assemble_token_batch, repeat_inputs)
     return test
 
 
@@ -319,9 +319,9 @@ def every_rank_reads_the_same_rows():
 def special_tokens_are_masked():
     from tests.data.test_masked_batches import test_specials_are_never_hidden_and_slots_stay_the_same as test
 
-    original = Masking.__init__
+    original = TokenMasker.__init__
 
-    def wrong(self: Masking, *args: Any, **kwargs: Any) -> None:
+    def wrong(self: TokenMasker, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         self._is_special = np.zeros_like(self._is_special)
 
