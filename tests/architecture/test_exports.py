@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 import qkv
-from tests.architecture.places import SOURCE
+from tests.architecture.paths import SOURCE
 
 
 def type_checkers_view() -> dict[str, str]:

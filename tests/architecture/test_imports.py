@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from tests.architecture.places import ROOT, SOURCE
+from tests.architecture.paths import ROOT, SOURCE
 
 FOLDERS = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

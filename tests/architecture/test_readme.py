@@ -11,7 +11,7 @@ import pytest
 
 from qkv.cli import app
 from qkv.cli.help import EXITS
-from tests.architecture.places import ROOT, SOURCE
+from tests.architecture.paths import ROOT, SOURCE
 from tests.training.classifiers import reviews, write_tsv
 
 README = (ROOT / "README.md").read_text()

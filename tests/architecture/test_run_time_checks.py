@@ -8,7 +8,7 @@ from jaxtyping import TypeCheckError
 
 from qkv.config import preset
 from qkv.nn.norm import LayerNorm
-from tests.architecture.places import MODULES, relative
+from tests.architecture.paths import MODULES, relative
 
 
 def test_a_wrong_rank_is_caught():

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.architecture.places import MODULES, relative
+from tests.architecture.paths import MODULES, relative
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
 FORBIDDEN_CALLS = {

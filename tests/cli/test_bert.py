@@ -26,7 +26,7 @@ def test_own_text_becomes_a_bert_that_others_can_load(command, tmp_path):
     assert 'try it: qkv fill run "A day in the [MASK]."' in answer.err
     recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     assert recipe["tokenizer"]["lowercase"] is True
-    assert recipe["examples"]["next_sentence"] is True
+    assert recipe["masking"]["next_sentence"] is True
     assert command("convert", "run", "hf", "--to", "hf").status == 0
     assert (tmp_path / "hf" / "model.safetensors").is_file()
     shown = command("data", "show", "run", "--rows", 2, "--length", 23)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qkv.tasks import load_weights
+from qkv.tasks import load_pretrained
 from qkv.weights.save import save_hf
 from tests.tasks.small_translator import saved, small_translator
 from tests.weights.encoders import random_bert
@@ -20,20 +20,20 @@ def test_a_model_comes_back_as_it_was(command, model, to, options, tmp_path):
     answer = command("convert", model, tmp_path / "out", "--to", to, *options)
     assert (answer.status, answer.err) == (0, "")
     assert answer.out.startswith(f"{tmp_path / 'out'}: ")
-    assert_same_weights(load_weights(model), load_weights(tmp_path / "out"))
+    assert_same_weights(load_pretrained(model), load_pretrained(tmp_path / "out"))
 
 
 def test_a_classifier_takes_its_class_names_along_and_a_missing_head_is_said(command, tmp_path):
     names = ("bad", "so-so", "good")
-    save_hf(random_bert(class_names=names, masked_word_head=True), tmp_path / "model")
+    save_hf(random_bert(class_names=names, masked_lm_head=True), tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(config.read_text().replace("BertForSequenceClassification", "BertForNextSentencePrediction"))
     answer = command("convert", tmp_path / "model", tmp_path / "out", "--to", "hf")
     assert answer.status == 0
     assert answer.err.startswith(f"qkv: {tmp_path / 'model'}: the weights hold no next-sentence head (cls.seq_rel")
     assert answer.err.count("\n") == answer.out.count("\n") == 1
-    assert load_weights(tmp_path / "out").model.config.class_names == names
-    assert load_weights(tmp_path / "out").remarks == ()
+    assert load_pretrained(tmp_path / "out").model.config.class_names == names
+    assert load_pretrained(tmp_path / "out").remarks == ()
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_classifier_takes_its_class_names_along_and_a_missing_head_is_said(com
 )
 def test_a_smaller_model_comes_back_near(command, model, to, options, tmp_path):
     assert command("convert", model, tmp_path / "out", "--to", to, *options).status == 0
-    before, after = load_weights(model).model, load_weights(tmp_path / "out").model
+    before, after = load_pretrained(model).model, load_pretrained(tmp_path / "out").model
     for name, parameter in before.named_parameters():
         assert (after.get_parameter(name) - parameter).abs().max() <= parameter.abs().max() / 127
 

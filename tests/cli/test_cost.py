@@ -14,8 +14,8 @@ from qkv.cli.cost_plan import KNOWN, count
 from qkv.cost.calibration import load_calibration, save_calibration
 from qkv.cost.devices import DEVICES
 from qkv.errors import ConfigError, InputError, QKVError
-from qkv.training.calibrating import device_name
-from tests.cost.calibrations import made_up
+from qkv.training.device_calibration import device_name
+from tests.cost.synthetic_calibration import made_up
 
 WITHOUT_TORCH = """
 import sys
@@ -243,7 +243,7 @@ def test_measuring_prints_predicted_measured_and_the_error(tmp_path):
     save_calibration(made_up(device=device_name(torch.device("cpu"))), tmp_path / "c.json")
     shown = run("gpt-nano", "--length", "16", "--measure", "--calibration", str(tmp_path / "c.json"))
     assert "predicted ÷ measured" in shown
-    assert "blocks.feedforward.expand" in shown
+    assert "blocks.feed_forward.up_proj" in shown
     assert "blocks.attention.attention" in shown
     assert "mean error of the operations" in shown
 

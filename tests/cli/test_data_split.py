@@ -2,9 +2,9 @@
 
 import json
 
-from qkv.data.pair_split import fold
+from qkv.data.pair_split import normalize_sentence
 from tests.cli.test_train import command, refused  # noqa: F401 - a fixture
-from tests.data.pairs import reversed_pairs, write_tsv
+from tests.data.pair_corpus import reversed_pairs, write_tsv
 
 
 def test_pairs_are_split_without_a_leak_and_a_random_split_says_its_own(command, tmp_path):  # noqa: F811
@@ -15,7 +15,7 @@ def test_pairs_are_split_without_a_leak_and_a_random_split_says_its_own(command,
     assert "29 pairs  0.0% share a sentence with training" in answer.out
     read = {name: (tmp_path / "parts" / f"{name}.tsv").read_text().splitlines() for name in ("train", "dev", "test")}
     assert [len(lines) for lines in read.values()] == [858, 13, 29]
-    train, dev, test = ({fold(text) for line in lines for text in line.split("\t")} for lines in read.values())
+    train, dev, test = ({normalize_sentence(text) for line in lines for text in line.split("\t")} for lines in read.values())
     assert not (train | dev) & test
     assert not train & dev
     leaky = command("data", "split", "pairs.tsv", "--dev", 13, "--test", 29, "--random", "--json", "--out", "leaky")

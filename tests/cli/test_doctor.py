@@ -8,8 +8,8 @@ import tomllib
 import torch
 
 from qkv.cli.doctor import EXTRAS
-from qkv.training import auto_recipe
-from tests.architecture.places import ROOT
+from qkv.training import recipe_selection
+from tests.architecture.paths import ROOT
 
 
 def test_each_finding_is_a_line_and_a_missing_package_comes_with_the_command(command, monkeypatch):
@@ -31,7 +31,7 @@ def test_each_finding_is_a_line_and_a_missing_package_comes_with_the_command(com
 
 
 def test_json_has_the_rate_of_matrix_products(command, monkeypatch):
-    monkeypatch.setattr(auto_recipe, "matmul_rate", lambda _device: 1234e9)
+    monkeypatch.setattr(recipe_selection, "measure_matmul_flops", lambda _device: 1234e9)
     said = json.loads(command("doctor", "--json").out)
     assert said["matrix products"]["found"] == "1,234 GFLOP/s"
     assert said["qkv"]["found"]

@@ -9,7 +9,7 @@ import pytest
 from qkv.tasks import load
 from qkv.weights.models import Loaded
 from qkv.weights.save import Numbers, save_hf
-from tests.tasks.small import saved, small_task
+from tests.tasks.small_gpt import saved, small_task
 
 DOCUMENTS = ["The cat sat on the mat.", "El niño comió 😀", "x", "and the dog slept\n" * 9]
 

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from qkv.serving.server import free_port, listen
-from tests.tasks.small import saved, small_task
+from tests.tasks.small_gpt import saved, small_task
 
 
 def started(*arguments):

@@ -32,7 +32,7 @@ QUICK = ("--epochs", 1, "--batch-size", 16, "--learning-rate", 0.01, "--device",
 
 
 def test_several_models_and_seeds_give_one_table(command, folder):
-    data = ("--data", "train.tsv", "--eval", "dev.tsv", "--out", "compared", "--seeds", 2)
+    data = ("--data", "train.tsv", "--eval", "dev.tsv", "--out", "comparison", "--seeds", 2)
     answer = command("finetune", "small", "wide", *data, *QUICK)
     assert answer.status == 0, answer.err
     head, *rows = answer.out.splitlines()
@@ -42,7 +42,7 @@ def test_several_models_and_seeds_give_one_table(command, folder):
     assert "qkv: wide: new, with random weights: classifier.weight, classifier.bias\n" in answer.err
     assert "qkv: wide, seed 1: step 7 of 7: " in answer.err
     assert "rows to judge by" not in answer.err
-    assert (folder / "compared" / "wide" / "seed-1" / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "comparison" / "wide" / "seed-1" / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_few_rows_to_judge_by_are_remarked_on_once(command):

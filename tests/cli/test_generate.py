@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 import torch
 
-from qkv.choices import WorkKind
-from qkv.cli.profile import show_profile
+from qkv.choices import ProfileCategory
+from qkv.cli.profile_report import show_profile
 from qkv.data import prepare_store
 from qkv.tasks import load
-from qkv.training.profiling import Profile, Rates
-from qkv.training.run import Progress, RunFolder
+from qkv.training.profiler import DeviceRates, Profile
+from qkv.training.run_folder import RunFolder, TrainingProgress
 from qkv.weights.folder import read_tensors
-from tests.tasks.small import saved, small_task
+from tests.tasks.small_gpt import saved, small_task
 from tests.training.runs import recipe
 
 
@@ -89,7 +89,7 @@ def test_json_holds_text_ids_tokens_and_log_probabilities(command, folder, task)
     for result in results:
         assert len(result["ids"]) == len(result["tokens"]) == len(result["log_probabilities"])
         assert task.tokenizer.decode(result["ids"]) == result["text"]
-        assert result["ended"] in ("stop", "length")
+        assert result["finish_reason"] in ("stop", "length")
 
 
 def test_logprobs_are_one_line_a_token(command, folder):
@@ -177,7 +177,7 @@ def test_a_model_that_has_seen_no_document_begin_wants_the_first_words(command, 
     expected = f"qkv: error: {run}: was trained on 1 document and has seen none begin; give it the first words\n"
     assert (answer.status, answer.err) == ((2, expected) if n_documents == 1 else (0, ""))
     assert command(run, "the", "-n", 3).status == 0
-    (run / "recipe.toml").write_text(recipe(steps=3).replace(start_from="another").as_toml())
+    (run / "recipe.toml").write_text(recipe(steps=3).replace(init_from="another").to_toml())
     assert command(run, "", "-n", 3).status == 0
 
 
@@ -203,16 +203,16 @@ def test_where_no_bound_is_known_it_is_said_why(command, folder):
 
 
 def test_nothing_reaches_more_than_its_bound(capsys):
-    spent = {WorkKind.PRODUCTS: 4.0, WorkKind.ATTENTION: 1.0}
-    rates = Rates(products=1e9, memory=1e9)
+    spent = {ProfileCategory.PRODUCTS: 4.0, ProfileCategory.ATTENTION: 1.0}
+    rates = DeviceRates(matmul_flops=1e9, bandwidth=1e9)
     show_profile(
-        Profile(seconds=5.0, spent=spent, bounds={WorkKind.PRODUCTS: 2.0, WorkKind.ATTENTION: 1.28}, rates=rates), "x"
+        Profile(seconds=5.0, seconds_by_kind=spent, bounds={ProfileCategory.PRODUCTS: 2.0, ProfileCategory.ATTENTION: 1.28}, rates=rates), "x"
     )
     err = capsys.readouterr().err
     assert "128 %" not in err
     assert "50 %" in err
     assert "—: faster than the bound" in err
-    show_profile(Profile(seconds=5.0, spent=spent, bounds={WorkKind.PRODUCTS: 9.0}, rates=rates), "x")
+    show_profile(Profile(seconds=5.0, seconds_by_kind=spent, bounds={ProfileCategory.PRODUCTS: 9.0}, rates=rates), "x")
     err = capsys.readouterr().err
     assert "of the bound reached" not in err
     assert "as measured here (beaten)" in err
@@ -222,7 +222,7 @@ def test_nothing_reaches_more_than_its_bound(capsys):
 def test_the_step_of_a_run_is_told_where_it_is_not_the_last(command, folder, tmp_path, best):
     run = tmp_path / "run"
     for step in (7, 95):
-        save_step(RunFolder(run), folder, Progress(step=step, best_step=best and min(best, step)))
+        save_step(RunFolder(run), folder, TrainingProgress(step=step, best_step=best and min(best, step)))
     last = run / "checkpoints" / "step-00000095"
     said = f"qkv: {run}: step 7 of 95, the best on the held-out text; the last: {last}\n"
     assert command(run, "the", "-n", 3).err == (said if best == 7 else "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qkv.config import GPTConfig
-from qkv.cost import parameters
+from qkv.cost import count_parameters
 from qkv.errors import InputError
 from qkv.zoo import read_card, shipped
 
@@ -73,7 +73,7 @@ def test_models_of_ones_own_are_listed_after_the_shipped(own):
     )
     assert run_found["scores"] == {"validation loss, the best, at step 10": 2.3457}
     assert found["tuned"]["scores"] == {"f1 macro on 1,013 texts, the best, at step 10": 0.8123}
-    assert run_found["parameters"] == parameters(GPTConfig(**SIZES)).total
+    assert run_found["parameters"] == count_parameters(GPTConfig(**SIZES)).total
     assert found["folder"]["task"] == "embed"
     assert found["odd"]["summary"].startswith("cannot be read: ")
 

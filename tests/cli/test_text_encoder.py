@@ -10,8 +10,8 @@ import torch
 from qkv.config import SentenceEmbedding
 from qkv.tasks import TextEncoder, load_as
 from qkv.weights.save import save_hf
-from tests.tasks.small import saved, small_task
 from tests.tasks.small_bert import CONTEXT, NAMES, saved_bert
+from tests.tasks.small_gpt import saved, small_task
 from tests.weights.encoders import random_bert
 
 LINES = ["The cat sat on the mat", "", "the dog", "El niño comió una manzana", "x", "Zwölf 😀", "and the dog sat"]
@@ -37,26 +37,26 @@ def task(folder):
 def test_fill_prints_the_filled_text_and_the_guesses_of_each_mask(command, folder, task):
     masked = ["The [MASK] sat on the [MASK]", "a [MASK]"]
     answer = command("fill", folder, *masked, "-n", 3)
-    expected = task.fill(masked, n=3)
+    expected = task.fill_mask(masked, n=3)
     lines = answer.out.splitlines()
     assert answer.status == 0
     for line, filled in zip(lines, expected, strict=True):
         text, *masks = line.split("\t")
         assert text == filled.text
         assert [mask.split("  ") for mask in masks] == [
-            [f"{guess.token} {guess.probability:.4f}" for guess in guesses] for guesses in filled.masks
+            [f"{guess.token} {guess.probability:.4f}" for guess in guesses] for guesses in filled.predictions
         ]
 
 
 def test_fill_as_json_has_ids_and_probabilities(command, folder, task):
     said = json.loads(command("fill", folder, "--json", stdin=b"a [MASK]\n").out)
-    (expected,) = task.fill(["a [MASK]"])
+    (expected,) = task.fill_mask(["a [MASK]"])
     assert (said["text"], said["filled"]) == ("a [MASK]", expected.text)
-    assert [guess["id"] for guess in said["masks"][0]] == [guess.id for guess in expected.masks[0]]
+    assert [guess["id"] for guess in said["masks"][0]] == [guess.id for guess in expected.predictions[0]]
 
 
 def test_classify_keeps_lines_and_order(command, folder, task, monkeypatch):
-    monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 3)
+    monkeypatch.setattr("qkv.cli.text_inputs.LINES_AT_ONCE", 3)
     lines = [*LINES, "the cat\tsat", "\tx"]
     answer = command("classify", folder, stdin="\n".join(lines).encode())
     texts = [tuple(line.split("\t")) if "\t" in line else line for line in lines]
@@ -69,7 +69,7 @@ def test_classify_keeps_lines_and_order(command, folder, task, monkeypatch):
 
 
 def test_classify_several_labels_and_a_number(command, tmp_path):
-    several = saved_bert(tmp_path / "several", problem="several-labels")
+    several = saved_bert(tmp_path / "several", problem_type="multi-label")
     texts = [*filter(None, LINES)]
     lines = command("classify", several, *texts).out.splitlines()
     for line, text, answer in zip(lines, texts, load_as(TextEncoder, several).classify(texts), strict=True):
@@ -82,7 +82,7 @@ def test_classify_several_labels_and_a_number(command, tmp_path):
 
 
 def test_what_follows_is_asked_of_pairs(command, folder, task):
-    expected = task.next_sentence([("the cat", "sat")])[0]
+    expected = task.next_sentence_probability([("the cat", "sat")])[0]
     assert command("classify", folder, "the cat\tsat", "--next-sentence").out == f"{expected:.4f}\tthe cat\tsat\n"
     said = json.loads(command("classify", folder, "the cat\tsat", "--next-sentence", "--json").out)
     assert said == {"text": ["the cat", "sat"], "follows": pytest.approx(expected)}
@@ -90,10 +90,10 @@ def test_what_follows_is_asked_of_pairs(command, folder, task):
 
 @pytest.mark.parametrize(
     ("options", "settings"),
-    [([], {}), (["--pooling", "cls"], {"pooling": "cls"}), (["--no-normalise"], {"normalise": False})],
+    [([], {}), (["--pooling", "cls"], {"pooling": "cls"}), (["--no-normalize"], {"normalize": False})],
 )
 def test_embed_saves_a_row_a_line(command, folder, task, tmp_path, monkeypatch, options, settings):
-    monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("qkv.cli.text_inputs.LINES_AT_ONCE", 2)
     answer = command("embed", folder, "--out", tmp_path / "x.npy", *options, stdin="\n".join(LINES).encode())
     saved_table = np.load(tmp_path / "x.npy")
     said = f"qkv: {len(LINES)} vectors of width 12 in {tmp_path / 'x.npy'}; 1 of blank lines are NaN\n"
@@ -128,7 +128,7 @@ def test_similar_gives_cosine_line_and_text(command, folder, task, tmp_path):
 
 def test_similar_says_of_a_model_that_only_guesses_words_that_it_does_no_more(command, folder, tmp_path):
     (tmp_path / "among.txt").write_text("the dog\nx\n")
-    trained = saved_bert(tmp_path / "trained", sentence_embedding=SentenceEmbedding(normalise=True))
+    trained = saved_bert(tmp_path / "trained", sentence_embedding=SentenceEmbedding(normalize=True))
     for model, is_said in ((folder, True), (trained, False)):
         answer = command("similar", model, "x", "--among", tmp_path / "among.txt")
         assert answer.status == 0, answer.err
@@ -136,11 +136,11 @@ def test_similar_says_of_a_model_that_only_guesses_words_that_it_does_no_more(co
 
 
 def test_lines_that_ask_nothing_stay_in_their_place_and_are_told_of(command, folder, task, monkeypatch):
-    monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("qkv.cli.text_inputs.LINES_AT_ONCE", 2)
     answer = command("fill", folder, "-n", 1, stdin=b"a [MASK]\na cat\n\n \nthe [MASK]\n")
     lines = answer.out.splitlines()
     assert [line.split("\t")[0] for line in lines] == [
-        task.fill(["a [MASK]"])[0].text, "a cat", "", " ", task.fill(["the [MASK]"])[0].text
+        task.fill_mask(["a [MASK]"])[0].text, "a cat", "", " ", task.fill_mask(["the [MASK]"])[0].text
     ]  # fmt: skip
     assert answer.err == "qkv: 1 of 5 texts have no [MASK] and stay as they are; the first: text 2\n"
     said = json.loads(command("fill", folder, "a cat", "--json").out)
@@ -164,7 +164,7 @@ def test_a_blank_query_finds_nothing(command, folder, tmp_path):
 
 
 def test_what_is_too_long_is_cut_when_asked_and_that_is_said(command, folder, monkeypatch):
-    monkeypatch.setattr("qkv.cli.texts.LINES_AT_ONCE", 1)
+    monkeypatch.setattr("qkv.cli.text_inputs.LINES_AT_ONCE", 1)
     answer = command("classify", folder, "x", LONG, LONG)
     assert (answer.status, len(answer.out.splitlines())) == (2, 1)
     assert answer.err == f"qkv: error: text 2 has 82 tokens, the model takes {CONTEXT}: {CUT}\n"
@@ -181,7 +181,7 @@ def test_a_line_of_a_megabyte_is_cut_or_refused_in_one_line(command, folder):
 
 
 def test_mistakes_are_one_line_and_status_2(command, folder, tmp_path):
-    bare = saved_bert(tmp_path / "bare", masked_word_head=False, next_sentence_head=False, class_names=None)
+    bare = saved_bert(tmp_path / "bare", masked_lm_head=False, next_sentence_head=False, class_names=None)
     gpt = saved(small_task(), tmp_path / "gpt")
     (tmp_path / "blank.txt").write_text("\n\n")
     (tmp_path / "empty.txt").write_text("")
@@ -218,7 +218,7 @@ def test_help_has_an_example(command, verb):
 
 
 def test_a_head_that_the_config_promises_and_the_weights_lack_is_said(command, tmp_path):
-    save_hf(random_bert(masked_word_head=True), tmp_path / "model")
+    save_hf(random_bert(masked_lm_head=True), tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(config.read_text().replace("BertForMaskedLM", "BertForPreTraining"))
     answer = command("fill", tmp_path / "model", "the [MASK]")

@@ -12,10 +12,10 @@ import torch
 from qkv.cli.training_run import _made_ready
 from qkv.text import save_tokenizer
 from qkv.training import RunFolder, Trainer, open_run, prepare_run, profiler
-from qkv.training.recipe_selection import steps_in_budget
 from qkv.training.distributed import SingleProcess
 from qkv.training.objectives import LossOutput
-from qkv.training.profiler import Rates
+from qkv.training.profiler import DeviceRates
+from qkv.training.recipe_selection import steps_in_budget
 from qkv.training.time_budget import TimeBudget
 from tests.data.stores import tokenizer
 from tests.disks import refusing
@@ -63,8 +63,8 @@ def test_a_recipe_is_followed_and_can_be_gone_on_with(command, recipe_file, tmp_
 
 
 def test_a_profile_is_told_and_the_run_is_the_same_as_without(command, recipe_file, tmp_path, monkeypatch):
-    fast = Rates(products=1e18, memory=1e18)  # so that no step is faster than its bound
-    monkeypatch.setattr(profiler, "measure_rates", lambda _device, _dtype: fast)
+    fast = DeviceRates(matmul_flops=1e18, bandwidth=1e18)  # so that no step is faster than its bound
+    monkeypatch.setattr(profiler, "measure_device_rates", lambda _device, _dtype: fast)
 
     def trained(name, *flags):
         answer = command("train", recipe_file, "--data", tmp_path, "--out", name, "--device", "cpu", *flags)
@@ -85,14 +85,14 @@ def test_own_text_needs_no_recipe(command, tmp_path):
     answer = command("train", "gpt", "--text", "book.txt", "--steps", 2, "--device", "cpu")
     assert answer.status == 0
     assert answer.out.startswith("runs/1: 2 steps")
-    assert RunFolder(tmp_path / "runs" / "1").steps() == [1, 2]
+    assert RunFolder(tmp_path / "runs" / "1").checkpoint_steps() == [1, 2]
     more = command("train", "gpt", "--text", "book.txt", "--steps", 1, "--from", "runs/1", "--device", "cpu")
     assert more.out.startswith("runs/2: 1 steps")
     assert "init_from" in (tmp_path / "runs" / "2" / "recipe.toml").read_text()
 
 
 def test_minutes_set_the_steps(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "seconds_a_step", lambda _trainer: 0.05)
+    monkeypatch.setattr(Trainer, "measure_seconds_per_step", lambda _trainer: 0.05)
     monkeypatch.setattr(TimeBudget, "plan", lambda *_: None)
     write_text(tmp_path / "book.txt")
     answer = command("train", "gpt", "--text", "book.txt", "--minutes", 0.05, "--out", "run", "--device", "cpu")

@@ -4,12 +4,12 @@ import pytest
 
 from qkv.cli.training_progress import TrainingProgress
 from qkv.config import preset
-from qkv.cost import preflight
+from qkv.cost import estimate_run
 
 
 @pytest.mark.parametrize("settings", [{}, {"predictions": 19}, {"accumulation": 3, "checkpointing": True}])
 def test_the_share_of_the_peak_counts_the_plans_own_flops(capsys, settings):
-    plan = preflight(preset("bert-tiny"), batch=7, length=128, steps=11, matmul_rate=1e12, **settings)
+    plan = estimate_run(preset("bert-tiny"), batch=7, length=128, steps=11, matmul_rate=1e12, **settings)
     a_step = plan.flops / plan.steps / 1e12
     with TrainingProgress(plan) as progress:
         for step in (1, 2, 3):
@@ -20,7 +20,7 @@ def test_the_share_of_the_peak_counts_the_plans_own_flops(capsys, settings):
 
 
 def test_a_last_step_that_moves_is_said(capsys):
-    plan = preflight(preset("bert-tiny"), batch=7, length=128, steps=11, matmul_rate=1e12)
+    plan = estimate_run(preset("bert-tiny"), batch=7, length=128, steps=11, matmul_rate=1e12)
     with TrainingProgress(plan) as progress:
         progress.replan(1013)
         progress.replan(17)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.tasks import Translator
 from tests.tasks.small_translator import backwards, saved, small_translator
 
@@ -43,8 +43,8 @@ def test_an_empty_argument_is_remarked_an_empty_line_of_a_file_is_not(command, f
 
 def test_where_the_model_writes_nothing_it_is_said_for_which_line(command, tmp_path):
     task = small_translator()
-    model, end = deepcopy(task.model), task.tokenizer.id_of(Role.END)
-    last = model.decoder.blocks[-1].feedforward_norm
+    model, end = deepcopy(task.model), task.tokenizer.special_id(SpecialToken.EOS)
+    last = model.decoder.blocks[-1].feed_forward_norm
     with torch.no_grad():  # whatever it reads, it ends at once
         last.weight.zero_()
         last.bias.copy_(99 * model.unembedding.weight[end])
@@ -56,8 +56,8 @@ def test_where_the_model_writes_nothing_it_is_said_for_which_line(command, tmp_p
 
 def test_alignment_follows_a_tab(command, folder):
     text, _, links = command("translate", folder, "uno dos tres", "--alignment").out.rstrip("\n").partition("\t")
-    (one,) = small_translator().translations(["uno dos tres"], attention=True)
-    assert (text, links) == ("tres dos uno", one.attention.pharaoh())
+    (one,) = small_translator().translate_batch(["uno dos tres"], attention=True)
+    assert (text, links) == ("tres dos uno", one.attention.to_pharaoh())
     assert len(links.split()) == 3
 
 

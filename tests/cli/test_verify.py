@@ -6,7 +6,7 @@ import pytest
 
 from qkv.weights import models
 from qkv.weights.save import save_hf
-from tests.tasks.test_verifying import too_large
+from tests.tasks.test_verification import too_large
 from tests.weights.loaded_models import random_model
 
 
@@ -36,7 +36,7 @@ def test_a_failed_check_is_status_1_and_told_in_json(command, model, monkeypatch
     assert (found["model"], found["passed"]) == (str(model), False)
     failed = [check for check in found["checks"] if check["verdict"] == "failed"]
     assert [check["check"] for check in failed] == ["int8 weights"]
-    assert failed[0]["difference"] > failed[0]["limit"] == 0.501
+    assert failed[0]["difference"] > failed[0]["tolerance"] == 0.501
 
 
 def test_one_text_is_too_few(command, model, tmp_path):

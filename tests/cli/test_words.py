@@ -7,7 +7,7 @@ import pytest
 
 from qkv.tasks import LanguageModel, load_as
 from qkv.tasks.word_vectors import word_vectors
-from tests.tasks.small import saved, small_task
+from tests.tasks.small_gpt import saved, small_task
 
 ITEMS = ["cat", "dog", "the [cat] sat", "mat"]
 
@@ -29,7 +29,7 @@ def test_each_word_has_its_nearest_other_by_cosine(command, folder):
         others = {other: found.cosine[place, other].item() for other in range(4) if other != place}
         best = max(others, key=others.__getitem__)
         assert (item, near, cosine) == (ITEMS[place], ITEMS[best], f"{others[best]:.4f}")
-        assert distance == f"{found.euclid[place, best].item():.4f}"
+        assert distance == f"{found.euclidean[place, best].item():.4f}"
     said = [json.loads(line) for line in command(folder, *ITEMS, "--json").out.splitlines()]
     assert [one["contextual"] for one in said] == [False, False, True, False]
     assert said[1]["cosine"] == pytest.approx(found.cosine[1].tolist(), abs=1e-6)

@@ -11,6 +11,7 @@ from qkv.cli.convert import convert
 from qkv.cli.cost import cost
 from qkv.cli.data import data
 from qkv.cli.demo import demo
+from qkv.cli.distributed import exit_code
 from qkv.cli.doctor import doctor
 from qkv.cli.embed import embed
 from qkv.cli.evaluate import evaluate
@@ -19,11 +20,10 @@ from qkv.cli.fill import fill
 from qkv.cli.finetune import finetune
 from qkv.cli.generate import generate
 from qkv.cli.help import Command, Overview
+from qkv.cli.inspect import look
 from qkv.cli.lesson import lesson
-from qkv.cli.look import look
 from qkv.cli.models import models
 from qkv.cli.similar import similar
-from qkv.cli.together import exit_code
 from qkv.cli.tokenizer import tokenizer
 from qkv.cli.train import train
 from qkv.cli.translate import translate

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import FloatKind
-from qkv.cli.model import Model
-from qkv.cli.places import Device, Dtype, Place
+from qkv.choices import DType
+from qkv.cli.device_options import Device, Dtype, Place
+from qkv.cli.model_argument import Model
 
 if TYPE_CHECKING:
-    from qkv.tasks import Answer
+    from qkv.tasks import Classification
 
 
 def classify(
@@ -24,7 +24,7 @@ def classify(
         bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
     ] = False,
     device: Device = "auto",
-    dtype: Dtype = FloatKind.FLOAT32,
+    dtype: Dtype = DType.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with every probability.")] = False,
 ) -> None:
     """Print of each text its class, the probability and the text, with tabs between.
@@ -40,31 +40,31 @@ def classify(
       cut -f1 reviews.tsv | qkv classify sentiment > classes.tsv
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
-    from qkv.cli.texts import answered, encoded, given_texts, in_a_line, pairs_where_tabs
+    from qkv.cli.text_inputs import answered, encoded, given_texts, in_a_line, pairs_where_tabs
     from qkv.tasks import TextEncoder
 
     task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
     read = encoded(task, pairs_where_tabs(given_texts(texts)), truncate=truncate)
-    for one, answer in answered(read, task.next_sentence if next_sentence else task.classify):
+    for one, answer in answered(read, task.next_sentence_probability if next_sentence else task.classify):
         if as_json:
-            text = one.row[0] if len(one.row) == 1 else one.row
+            text = one.texts[0] if len(one.texts) == 1 else one.texts
             print(json.dumps({"text": text, **_as_dict(answer)}, ensure_ascii=False))
         else:
-            print("" if answer is None else "\t".join((*_columns(answer), *map(in_a_line, one.row))))
+            print("" if answer is None else "\t".join((*_columns(answer), *map(in_a_line, one.texts))))
 
 
-def _as_dict(answer: "Answer | float | None") -> dict[str, object]:
+def _as_dict(answer: "Classification | float | None") -> dict[str, object]:
     if answer is None:
         return {}
     if isinstance(answer, float | int):
         return {"follows": answer}
-    if answer.number is not None:
-        return {"number": answer.number}
+    if answer.value is not None:
+        return {"number": answer.value}
     return {"labels": answer.labels, "probabilities": answer.probabilities}
 
 
-def _columns(answer: "Answer | float") -> list[str]:
-    number = answer if isinstance(answer, float | int) else answer.number
+def _columns(answer: "Classification | float") -> list[str]:
+    number = answer if isinstance(answer, float | int) else answer.value
     if number is not None:
         return [f"{number:.4f}"]
     assert not isinstance(answer, float | int)

@@ -54,12 +54,12 @@ def convert(
         raise InputError(f"--to int8 has one kind of numbers; leave out --numbers {numbers}")
     if to in (Format.HF, Format.CT2) and numbers is Numbers.Q8_0:
         raise InputError(f"--to {to} stores f32 or f16, not q8_0")
-    from qkv.tasks import load_weights
+    from qkv.tasks import load_pretrained
     from qkv.weights import save
     from qkv.weights.ct2 import save_ct2
     from qkv.weights.gguf_file import write_gguf
 
-    loaded = load_weights(model)
+    loaded = load_pretrained(model)
     for remark in loaded.remarks:
         say(f"{model}: {remark}")
     match to:

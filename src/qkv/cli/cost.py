@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from qkv.choices import Kernel
-from qkv.cli.columns import WIDTH
-from qkv.cli.cost_here import place_to_measure
+from qkv.choices import AttentionKernel
+from qkv.cli.cost_measurement import place_to_measure
 from qkv.cli.cost_plan import KNOWN, AsJSON, Length, calibrate, count, plan
 from qkv.cli.help import Command
+from qkv.cli.text_tables import WIDTH
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
     from qkv.config import ModelConfig
     from qkv.cost import Estimate, Workload
     from qkv.cost.calibration import Calibration
-    from qkv.cost.devices import Device
+    from qkv.cost.devices import DeviceSpec
 
 SHOW = "of"
 ROOF = "h200"
@@ -53,7 +53,7 @@ Source = Annotated[str | None, typer.Option(metavar="M", help="Tokens of the sou
 New = Annotated[str | None, typer.Option(metavar="K", help="Tokens to write, in --mode generate.")]
 What = Annotated[str, typer.Option("--mode", help="forward, train, prefill, decode or generate.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or mixed; by the device unless said.")]
-Road = Annotated[Kernel, typer.Option(help="Attention by torch's fused kernel, or plain.")]
+Road = Annotated[AttentionKernel, typer.Option(help="Attention by torch's fused kernel, or plain.")]
 Bounding = Annotated[str | None, typer.Option(help=f"For the least time: {KNOWN}.")]
 Calibrated = Annotated[Path | None, typer.Option(help="A file of `qkv cost calibrate`; the newest unless said.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Run it here, and compare with the prediction.")]
@@ -65,7 +65,7 @@ Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Roofline, lengt
 @cost.command(SHOW, cls=_Unnamed, hidden=True)
 def of(
     model: Model, *, batch: Batch = "1", length: Length = None, source: Source = None, new: New = None,
-    mode: What = "forward", dtype: Dtype = None, kernel: Road = Kernel.FUSED, device: Bounding = None,
+    mode: What = "forward", dtype: Dtype = None, kernel: Road = AttentionKernel.FUSED, device: Bounding = None,
     calibration: Calibrated = None, measure: Measure = False, as_lecture: AsLecture = False, as_json: AsJSON = False,
     as_latex: AsLatex = False, plot: Plot = None,
 ) -> None:  # fmt: skip
@@ -83,22 +83,22 @@ def of(
       qkv cost plan --params 124M --tokens 2.5B --device h200 --price 3.5
       qkv cost calibrate
     """
-    from qkv.cli.cost_model import config_of
+    from qkv.cli.config_lookup import config_of
     from qkv.cost.devices import find_device
-    from qkv.cost.estimate import estimate_of
+    from qkv.cost.estimate import estimate_workload
 
     form = _form({"lecture": as_lecture, "json": as_json, "latex": as_latex})
     if plot is not None:
-        from qkv.inspection.figures import check_picture
+        from qkv.inspection.figures import check_figure_path
 
-        check_picture(plot)
+        check_figure_path(plot)
     config = config_of(model)
     target = None if device is None else find_device(device)
     settings = {"mode": mode, "dtype": dtype, "kernel": kernel}
     sizes = {"batch": batch, "length": length, "source_length": source, "new": new}
     sizes = {name: count(size, name.removesuffix("_length")) for name, size in sizes.items() if size is not None}
     work = _work(config, settings, sizes, device=target)
-    estimate = estimate_of(config, work)
+    estimate = estimate_workload(config, work)
     here = place_to_measure(estimate, target) if measure else None
     known = _calibration(calibration, work, device=here or (None if target is None else target.name))
     times = _times(estimate, target, known)
@@ -116,15 +116,15 @@ def _form(asked: dict[str, bool]) -> str:
     return names[0] if names else "table"
 
 
-def _draw(estimate: "Estimate", device: "Device | None", plot: Path) -> None:
+def _draw(estimate: "Estimate", device: "DeviceSpec | None", plot: Path) -> None:
     from qkv.cli.progress import say
     from qkv.cost.devices import find_device
-    from qkv.inspection.cost_figures import cost_figure
-    from qkv.inspection.figures import save_picture
+    from qkv.inspection.cost_figures import plot_cost
+    from qkv.inspection.figures import save_figure
 
     if device is None:
         say(f"--plot: the roofline is that of {ROOF}, as no --device is given")
-    save_picture(cost_figure(estimate, device or find_device(ROOF)), plot)
+    save_figure(plot_cost(estimate, device or find_device(ROOF)), plot)
 
 
 cost.command(cls=Command)(plan)
@@ -132,7 +132,7 @@ cost.command(cls=Command)(calibrate)
 
 
 def _work(
-    config: "ModelConfig", settings: dict[str, Any], sizes: dict[str, Any], *, device: "Device | None"
+    config: "ModelConfig", settings: dict[str, Any], sizes: dict[str, Any], *, device: "DeviceSpec | None"
 ) -> "Workload":
     from qkv.cost import Mode, Precision, Workload
 
@@ -145,16 +145,16 @@ def _work(
     if device is not None:
         settings = {**settings, "backend": device.backend}
     if settings["dtype"] is None:
-        settings["dtype"] = Precision.FLOAT32 if device is None else device.usual_dtype(Mode(settings["mode"]))
+        settings["dtype"] = Precision.FLOAT32 if device is None else device.default_dtype(Mode(settings["mode"]))
     return Workload(**settings, **sizes)
 
 
 def _calibration(path: Path | None, work: "Workload", *, device: str | None) -> "Calibration | None":
     """The file that was named, which must fit; else the newest that does."""
-    from qkv.cost.calibration import fitting_calibration, load_calibration
+    from qkv.cost.calibration import find_calibration, load_calibration
 
     if path is None:
-        return fitting_calibration(work.mode, work.dtype, device=device)
+        return find_calibration(work.mode, work.dtype, device=device)
     found = load_calibration(path)
     found.check(work.mode, work.dtype)
     if device is not None and not found.is_of(device):
@@ -162,39 +162,39 @@ def _calibration(path: Path | None, work: "Workload", *, device: str | None) -> 
     return found
 
 
-def _times(estimate: "Estimate", device: "Device | None", calibration: "Calibration | None") -> dict[str, Any]:
-    from qkv.cost.prediction import predict
-    from qkv.cost.time import bound
+def _times(estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None") -> dict[str, Any]:
+    from qkv.cost.prediction import predict_time
+    from qkv.cost.roofline import roofline_bound
 
     times: dict[str, Any] = {}
     if device is not None:
         fits = estimate.memory.peak <= device.usable
-        times["bound"] = {**bound(estimate, device).as_dict(), "fits": fits, "source": device.source}
+        times["bound"] = {**roofline_bound(estimate, device).as_dict(), "fits": fits, "source": device.source}
     if calibration is not None:
-        prediction = predict(estimate.config, estimate.work, calibration)
+        prediction = predict_time(estimate.config, estimate.work, calibration)
         times["calibrated"] = {"device": calibration.device, **prediction.as_dict(), "bound_by": prediction.bound_by}
     return times
 
 
 def _measured(estimate: "Estimate", calibration: "Calibration | None", device: str) -> dict[str, Any]:
-    from qkv.cli.places import chosen_device
+    from qkv.cli.device_options import chosen_device
     from qkv.cost import Mode
-    from qkv.cost.prediction import predict
-    from qkv.training.measuring import random_model, step_of
-    from qkv.training.per_operation import compare_operations
-    from qkv.training.stopwatch import Stopwatch, keep_freed_memory
+    from qkv.cost.prediction import predict_time
+    from qkv.training.benchmark_steps import build_random_model, build_step
+    from qkv.training.operation_comparison import compare_operations
+    from qkv.training.timer import Timer, retain_freed_memory
 
     if estimate.work.mode is Mode.GENERATE:
         raise InputError("--measure times one step; --mode prefill and --mode decode are a generation's")
     if calibration is None:
         raise InputError(_how_to_calibrate(estimate.work, device))
-    keep_freed_memory()  # as the calibration did
-    watch = Stopwatch(chosen_device(calibration.kind))
-    model = random_model(estimate.config, watch.device, estimate.work.dtype)
-    step = step_of(model, estimate.work)
-    seconds = watch.whole(step, spend=0.5)
-    prediction = predict(estimate.config, estimate.work, calibration)
-    parts = [] if estimate.work.mode is Mode.TRAIN else compare_operations(model, step, prediction, watch)
+    retain_freed_memory()  # as the calibration did
+    timer = Timer(chosen_device(calibration.kind))
+    model = build_random_model(estimate.config, timer.device, estimate.work.dtype)
+    step = build_step(model, estimate.work)
+    seconds = timer.measure_latency(step, seconds=0.5)
+    prediction = predict_time(estimate.config, estimate.work, calibration)
+    parts = [] if estimate.work.mode is Mode.TRAIN else compare_operations(model, step, prediction, timer)
     has_faster = estimate.work.mode is Mode.DECODE and estimate.config.family != "rnn"
     errors = [abs(one.predicted / one.measured - 1) for one in parts]
     return {
@@ -209,7 +209,7 @@ def _how_to_calibrate(work: "Workload", device: str) -> str:
     from qkv.cost import Mode, Precision
 
     is_training = work.mode is Mode.TRAIN
-    serves = {one.in_training if is_training else one: one for one in (Precision.FLOAT32, Precision.BFLOAT16)}
+    serves = {one.training_precision if is_training else one: one for one in (Precision.FLOAT32, Precision.BFLOAT16)}
     what = f"{work.mode.value} at {work.dtype.value}"
     if work.dtype not in serves:
         known = " or ".join(f"--dtype {one.value}" for one in serves)
@@ -220,11 +220,11 @@ def _how_to_calibrate(work: "Workload", device: str) -> str:
     return f"--measure: {lacking}; make it, in about a minute: {command}"
 
 
-def _print(estimate: "Estimate", device: "Device | None", times: dict[str, Any], *, form: str) -> None:
-    from qkv.cli import cost_text
+def _print(estimate: "Estimate", device: "DeviceSpec | None", times: dict[str, Any], *, form: str) -> None:
+    from qkv.cli import cost_report
     from qkv.cost.estimate import CONVENTIONS
-    from qkv.cost.lecture import lecture_tables, slips
-    from qkv.cost.words import words
+    from qkv.cost.explanation import explain_costs
+    from qkv.cost.lecture_tables import lecture_errata, lecture_tables
 
     made = lecture_tables(estimate)
     if form == "latex":
@@ -232,13 +232,13 @@ def _print(estimate: "Estimate", device: "Device | None", times: dict[str, Any],
         return
     if form == "json":
         rows = [{"pass": one.title, **row.as_dict()} for one in made for row in (*one.rows, one.total)]
-        print(json.dumps({**estimate.as_dict(), "lecture": rows, "slips": slips(estimate.config), "time": times}))
+        print(json.dumps({**estimate.as_dict(), "lecture": rows, "slips": lecture_errata(estimate.config), "time": times}))
         return
     by_lecture = form == "lecture"
     peak = 0.0 if device is None else device.peak(estimate.work.dtype)
     rows = cost_text.lecture_text(made) if by_lecture else cost_text.table_text(made, device, peak)
-    slipped = [f"Slip: {one}" for one in slips(estimate.config)] if by_lecture else []
-    said = [*words(estimate.config, estimate.work), *slipped]
+    slipped = [f"Slip: {one}" for one in lecture_errata(estimate.config)] if by_lecture else []
+    said = [*explain_costs(estimate.config, estimate.work), *slipped]
     said += [*([] if by_lecture else [f"Grows as: {cost_text.LETTERS}."]), CONVENTIONS]
     totals = [*cost_text.totals(estimate, lecture=by_lecture), *cost_text.room_text(estimate, device)]
     totals += cost_text.time_text(times)

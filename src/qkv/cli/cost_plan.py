@@ -40,9 +40,9 @@ def plan(
       qkv cost plan --params 7B --tokens 140B --device h100 --gpus 64 --sharding fsdp
       qkv cost plan --model bert-base --tokens 3.3B --device l4
     """
-    from qkv.cli.cost_model import config_of
-    from qkv.cli.cost_text import plan_text
-    from qkv.cost import plan as make
+    from qkv.cli.config_lookup import config_of
+    from qkv.cli.cost_report import plan_text
+    from qkv.cost import training_plan as make
     from qkv.cost.devices import find_device
     from qkv.cost.workload import Sharding
 
@@ -58,7 +58,7 @@ def plan(
     target, n_tokens, n_devices = find_device(device), count(tokens, "tokens"), count(gpus, "gpus")
     n = None if length is None else count(length, "length")
     config = (
-        config_of(model) if model is not None else make.gpt_of(count(params or "", "params"), context_length=n or 1024)
+        config_of(model) if model is not None else make.gpt_config_for_size(count(params or "", "params"), context_length=n or 1024)
     )
     answer = make.plan(
         config, tokens=n_tokens, device=target, length=n, n_devices=n_devices, sharding=Sharding(sharding),
@@ -79,20 +79,20 @@ def calibrate(
       qkv cost calibrate
       qkv cost calibrate --device cpu --out cpu.json
     """
-    from qkv.cli.places import chosen_device
+    from qkv.cli.device_options import chosen_device
     from qkv.cli.progress import say
-    from qkv.cost.calibration import default_path, save_calibration
+    from qkv.cost.calibration import calibration_path, save_calibration
     from qkv.cost.workload import Precision
-    from qkv.training.calibrating import calibrate as measure
-    from qkv.training.stopwatch import keep_freed_memory
+    from qkv.training.device_calibration import calibrate as measure
+    from qkv.training.timer import retain_freed_memory
 
     target = chosen_device(device)
     named = dtype or ("float32" if target.type == "cpu" else "bfloat16")
     if named not in ("float32", "bfloat16"):
         raise InputError(f"--dtype {named}: a device is calibrated at float32 or bfloat16")
-    keep_freed_memory()
+    retain_freed_memory()
     found = measure(target, Precision(named), say)
-    path = out or default_path(found.device, found.dtype)
+    path = out or calibration_path(found.device, found.dtype)
     save_calibration(found, path)
     result = {"file": str(path), "device": found.device, "dtype": named, "seconds": round(found.took, 1)}
     print(json.dumps(result) if as_json else f"{path}: {found.device}, {named}, in {found.took:.0f} s")

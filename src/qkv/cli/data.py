@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from qkv.data import TokenStore
     from qkv.data.sentence_store import SentenceStore
-    from qkv.data.windows import Batch
+    from qkv.data.token_batches import TokenBatch
     from qkv.text import Tokenizer
 
 data = typer.Typer(
@@ -69,7 +69,7 @@ def prepare(
     from qkv.cli.progress import say
     from qkv.data import is_unfinished, prepare_store
     from qkv.data.sentence_store import prepare_sentences
-    from qkv.data.sources import find_sources
+    from qkv.data.text_sources import find_sources
 
     find_sources(files)
     if is_unfinished(out):
@@ -127,21 +127,21 @@ def show(
       qkv data show store --packed --length 64 --json
       qkv data show bert-run --rows 4
     """
-    from qkv.cli.data_masked import show_masked
+    from qkv.cli.masked_examples import show_masked
     from qkv.config import MaskingConfig, load_recipe
     from qkv.data import TokenStore
     from qkv.data.sentence_store import SENTENCES_FILE
-    from qkv.data.windows import Batches
+    from qkv.data.token_batches import TokenBatches
 
     examples = None
     if (store / "recipe.toml").is_file():
-        examples, store = load_recipe(store / "recipe.toml").examples, store / "data" / "train"
+        examples, store = load_recipe(store / "recipe.toml").masking, store / "data" / "train"
     opened = TokenStore.open(store, verify=verify)
     if (store / SENTENCES_FILE).exists():
         config = examples or MaskingConfig()
         show_masked(store, config, batch=batch, rows=rows, length=length, seed=seed, as_json=as_json)
         return
-    batches = Batches(source=opened, context_length=length, batch_size=rows, seed=seed, across_documents=not packed)
+    batches = TokenBatches(source=opened, context_length=length, batch_size=rows, seed=seed, cross_documents=not packed)
     asked = batches.batch(batch)
     if as_json:
         _print_json(asked)
@@ -170,23 +170,23 @@ def _tokenizer(
 
 
 def _print_rows(batch: "Batch", tokenizer: "Tokenizer") -> None:
-    from qkv.data.windows import NOTHING
+    from qkv.tensors import IGNORE_INDEX
 
     def spelt(number: int) -> str:
-        text = tokenizer.decode([number], skip_specials=False)
-        return json.dumps(tokenizer.token(number) if "\ufffd" in text else text, ensure_ascii=False)
+        text = tokenizer.decode([number], skip_special_tokens=False)
+        return json.dumps(tokenizer.id_to_token(number) if "\ufffd" in text else text, ensure_ascii=False)
 
     for row, (ids, targets) in enumerate(zip(batch.ids.tolist(), batch.targets.tolist(), strict=True)):
-        documents = None if batch.documents is None else batch.documents[row].tolist()
+        documents = None if batch.document_ids is None else batch.document_ids[row].tolist()
         print(f"row {row}: {int(batch.counts[row])} targets")
         for place, (given, wanted) in enumerate(zip(ids, targets, strict=True)):
-            aim = "nothing" if wanted == NOTHING else f"{wanted:>6} {spelt(wanted)}"
+            aim = "nothing" if wanted == IGNORE_INDEX else f"{wanted:>6} {spelt(wanted)}"
             document = "" if documents is None else f"document {documents[place]:<6} "
             print(f"{place:>5}  {document}{given:>6} {spelt(given):<14} → {aim}")
 
 
 def _print_json(batch: "Batch") -> None:
-    documents = None if batch.documents is None else batch.documents.tolist()
+    documents = None if batch.document_ids is None else batch.document_ids.tolist()
     for row, (ids, targets) in enumerate(zip(batch.ids.tolist(), batch.targets.tolist(), strict=True)):
         line = {"ids": ids, "targets": targets, "documents": None if documents is None else documents[row]}
         print(json.dumps({**line, "n_targets": int(batch.counts[row])}))

@@ -29,9 +29,9 @@ def split(
     """
     from qkv.cli.progress import say
     from qkv.cli.tokenizer import refuse_used
-    from qkv.data.disk import write_whole, writing
-    from qkv.data.pair_split import leak, split_pairs
-    from qkv.data.pairs import PairFile
+    from qkv.data.file_io import convert_disk_errors, write_atomically
+    from qkv.data.pair_files import PairFile
+    from qkv.data.pair_split import leakage, split_pairs
 
     refuse_used(out)
     read = [pair for file in files for pair in PairFile(source=file).read()]
@@ -39,12 +39,12 @@ def split(
     if len(pairs) < len(read):
         say(f"{len(read) - len(pairs):,} pairs with an empty side are left out")
     parts = split_pairs(pairs, n_dev=dev, n_test=test, seed=seed, by_component=not random)
-    with writing(out, 0):
+    with convert_disk_errors(out, 0):
         out.mkdir(parents=True, exist_ok=True)
     found = {}
     for name, numbers in (("train", parts.train), ("dev", parts.dev), ("test", parts.test)):
-        write_whole(out / f"{name}.tsv", "".join("\t".join(pairs[i]) + "\n" for i in numbers).encode())
-        shared = None if name == "train" else leak(pairs, numbers, parts.train)
+        write_atomically(out / f"{name}.tsv", "".join("\t".join(pairs[i]) + "\n" for i in numbers).encode())
+        shared = None if name == "train" else leakage(pairs, numbers, parts.train)
         found[name] = {"pairs": len(numbers)} | ({} if shared is None else {"shared_with_train": shared})
     if as_json:
         print(json.dumps({"folder": str(out), **found}))

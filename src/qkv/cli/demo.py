@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.columns import WIDTH
+from qkv.cli.text_tables import WIDTH
 
 SHOWN = (
     (

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.columns import table
+from qkv.cli.text_tables import table
 
 EXTRAS = {
     "plot": (("matplotlib",), "pictures: --plot, qkv look, loss curves"),
@@ -51,14 +51,14 @@ def _machine() -> list[Finding]:
     import torch
 
     from qkv import __version__
-    from qkv.data.prepare import n_cores
+    from qkv.data.token_store_writer import available_cores
 
     compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
     compiles = "training.compile=true works" if compiler else "training.compile=true needs one on a CPU"
     return [
         ("qkv", __version__, ""),
         ("Python", platform.python_version(), sys.executable),
-        ("torch", str(torch.__version__), f"uses {torch.get_num_threads()} of {n_cores()} cores (OMP_NUM_THREADS)"),
+        ("torch", str(torch.__version__), f"uses {torch.get_num_threads()} of {available_cores()} cores (OMP_NUM_THREADS)"),
         ("its threads", _waiting(), "turns they wait awake; fewer suit a busy machine"),
         ("processor", torch.backends.cpu.get_cpu_capability(), platform.machine()),
         ("memory", _memory(), ""),
@@ -88,14 +88,14 @@ def _gpu() -> Finding:
 
 
 def _speed() -> list[Finding]:
-    from qkv.cli.places import chosen_device
-    from qkv.cost.calibration import known_calibrations
-    from qkv.training.choosing import matmul_rate
+    from qkv.cli.device_options import chosen_device
+    from qkv.cost.calibration import list_calibrations
+    from qkv.training.recipe_selection import measure_matmul_flops
 
     device = chosen_device("auto")
-    rate = matmul_rate(device)
+    rate = measure_matmul_flops(device)
     n_tokens = USUAL_SHARE * rate / A_STEP
-    calibrated = ", ".join(path.stem for path in known_calibrations())
+    calibrated = ", ".join(path.stem for path in list_calibrations())
     return [
         (
             "matrix products",

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import FloatKind, Pooling
-from qkv.cli.model import Model
-from qkv.cli.places import Device, Dtype, Place
+from qkv.choices import DType, Pooling
+from qkv.cli.device_options import Device, Dtype, Place
+from qkv.cli.model_argument import Model
 from qkv.errors import DiskError, InputError
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ def embed(
     pooling: Annotated[
         Pooling | None, typer.Option(help="mean: of all states; cls: the first. Else as trained, or mean.")
     ] = None,
-    normalise: Annotated[
-        bool | None, typer.Option("--normalise/--no-normalise", help="To length 1; else as trained, or yes.")
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", help="To length 1; else as trained, or yes.")
     ] = None,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
     ] = False,
     device: Device = "auto",
-    dtype: Dtype = FloatKind.FLOAT32,
+    dtype: Dtype = DType.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a text.")] = False,
 ) -> None:
     """Turn each text into a vector: a line of numbers each, or with --out a .npy table of float32, in order.
@@ -43,7 +43,7 @@ def embed(
       qkv embed bert "A cat sleeps." "A dog runs."
       qkv embed bert --out vectors.npy --truncate < sentences.txt
     """
-    from qkv.cli.texts import answered, encoded, given_texts
+    from qkv.cli.text_inputs import answered, encoded, given_texts
     from qkv.tasks import TextEncoder
 
     if out is not None:
@@ -51,7 +51,7 @@ def embed(
     task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
     read = encoded(task, given_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens)
     found = answered(
-        read, lambda some: list(task.embed(some, pooling=pooling, normalise=normalise).float().cpu().numpy())
+        read, lambda some: list(task.embed(some, pooling=pooling, normalize=normalize).float().cpu().numpy())
     )
     if out is not None:
         _save([vector for _, vector in found], out, width=task.model.config.d_model)
@@ -59,7 +59,7 @@ def embed(
     for one, vector in found:
         if as_json:
             numbers = None if vector is None else vector.tolist()
-            print(json.dumps({"text": one.row[0], "vector": numbers}, ensure_ascii=False))
+            print(json.dumps({"text": one.texts[0], "vector": numbers}, ensure_ascii=False))
         else:
             print("" if vector is None else " ".join(f"{number:.6g}" for number in vector))
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.columns import table
-from qkv.cli.model import Model
-from qkv.cli.places import Device, Place
+from qkv.cli.device_options import Device, Place
+from qkv.cli.model_argument import Model
+from qkv.cli.text_tables import table
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,19 +104,19 @@ def _evaluated(model: str, text: list[Path], *, limit: int | None, place: Place)
         case TextEncoder():
             if limit is not None:
                 raise InputError("--limit is for a GPT; of a file, FILE[:100] names the first 100 documents")
-            if "fill" not in task.abilities:
-                raise InputError(f"{model}: guesses no hidden words; it can {', '.join(task.abilities)}")
+            if "fill" not in task.capabilities:
+                raise InputError(f"{model}: guesses no hidden words; it can {', '.join(task.capabilities)}")
             return _games(task, text)
         case _:
             raise InputError(f"{model}: translates; judge it by --pairs")
 
 
 def _classified(model: str, labelled: Path, *, truncate: bool, place: Place) -> dict[str, Any]:
-    from qkv.data.labelled import Columns
+    from qkv.data.labeled_texts import ColumnNames
     from qkv.tasks import TextEncoder
-    from qkv.tasks.judging import judged
+    from qkv.tasks.evaluation import evaluate_classifier
 
-    return judged(place.load_as(TextEncoder, model), labelled, columns=Columns(), truncate=truncate)
+    return evaluate_classifier(place.load_as(TextEncoder, model), labelled, columns=ColumnNames(), truncate=truncate)
 
 
 def _show(result: Mapping[str, Any], *, as_json: bool) -> None:
@@ -141,13 +141,13 @@ def _show(result: Mapping[str, Any], *, as_json: bool) -> None:
 def _guessed(task: "LanguageModel", text: list[Path], *, limit: int | None) -> dict[str, float | int | None]:
     from qkv.cli.progress import counted
     from qkv.data import read_documents
-    from qkv.training.evaluation import Score
+    from qkv.training.evaluation import EvaluationResult
 
     documents = islice(read_documents(text), limit)
-    scores = list(counted(task.score_all(documents), "documents"))
+    scores = list(counted(task.score_documents(documents), "documents"))
     if not scores:
         raise InputError("the texts hold 0 documents; at least 1 is needed")
-    whole = Score(
+    whole = EvaluationResult(
         loss_sum=sum(score.loss_sum for score in scores),
         n_targets=sum(score.n_targets for score in scores),
         n_bytes=sum(score.n_bytes or 0 for score in scores),
@@ -160,8 +160,8 @@ def _guessed(task: "LanguageModel", text: list[Path], *, limit: int | None) -> d
 
 def _games(task: "TextEncoder", text: list[Path]) -> dict[str, float | int | None]:
     from qkv.cli.progress import bars
-    from qkv.training.bert import held_out_score
+    from qkv.training.bert import evaluate_masked_lm
 
     with bars() as progress:
-        score = held_out_score(task.model, task.tokenizer, text, progress=progress)
+        score = evaluate_masked_lm(task.model, task.tokenizer, text, progress=progress)
     return {"hidden_words": score.n_targets, **score.measures}

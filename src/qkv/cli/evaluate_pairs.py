@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.places import Place
+from qkv.cli.device_options import Place
 from qkv.cli.progress import bar, say
 from qkv.errors import InputError
 
@@ -15,8 +15,8 @@ def evaluate_pairs(
     model: str, *, pairs: Path, against: str | None, beam: int, limit: int | None, place: Place,
     as_json: bool,
 ) -> None:  # fmt: skip
-    from qkv.data.pairs import PairFile
-    from qkv.text.closeness import as_dict, by_length, closeness, compared
+    from qkv.data.pair_files import PairFile
+    from qkv.text.translation_metrics import bleu_by_source_length, compare_systems, score_translations, scores_to_dict
 
     read = list(islice(PairFile(source=pairs).read(), limit))
     both = [pair for pair in read if all(pair)]
@@ -27,16 +27,16 @@ def evaluate_pairs(
     sources, references = [source for source, _ in both], [target for _, target in both]
     if against is None:
         systems = {model: _translated(model, sources, beam, place)}
-        found = {model: closeness(systems[model], references)}
+        found = {model: score_translations(systems[model], references)}
     else:
         names = (model, against) if model != against else (model, f"{against} (again)")
         other = replace(place, int8=False)  # so that a model can be compared with itself in float32
         systems = {
             names[0]: _translated(model, sources, beam, place), names[1]: _translated(against, sources, beam, other)
         }  # fmt: skip
-        found = compared(systems, references)
+        found = compare_systems(systems, references)
     result = {
-        name: {**as_dict(found[name]), "by_length": by_length(sources, written, references)}
+        name: {**scores_to_dict(found[name]), "by_length": bleu_by_source_length(sources, written, references)}
         for name, written in systems.items()
     }
     if as_json:
@@ -46,7 +46,7 @@ def evaluate_pairs(
 
 
 def _translated(model: str, sources: list[str], beam: int, place: Place) -> list[str]:
-    from qkv.cli.texts import LINES_AT_ONCE
+    from qkv.cli.text_inputs import LINES_AT_ONCE
     from qkv.tasks import Translator
 
     task = place.load_as(Translator, model)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.model import shipped_names
+from qkv.cli.model_argument import shipped_names
 from qkv.errors import MissingExtraError
 
 Models = Annotated[

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from qkv.choices import FloatKind, Role
-from qkv.cli.model import Model
-from qkv.cli.places import Device, Dtype, Place
+from qkv.choices import DType, SpecialToken
+from qkv.cli.device_options import Device, Dtype, Place
+from qkv.cli.model_argument import Model
 
 
 def fill(
@@ -20,7 +20,7 @@ def fill(
         bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
     ] = False,
     device: Device = "auto",
-    dtype: Dtype = FloatKind.FLOAT32,
+    dtype: Dtype = DType.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
 ) -> None:
     """Fill the masks of each text: the filled text, then for each mask its likeliest words with probabilities.
@@ -35,26 +35,26 @@ def fill(
       qkv fill bert --json < sentences.txt
     """
     from qkv.cli.progress import say
-    from qkv.cli.texts import answered, encoded, given_texts, in_a_line, is_blank
+    from qkv.cli.text_inputs import answered, encoded, given_texts, in_a_line, is_blank
     from qkv.tasks import TextEncoder
 
     task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
-    read = encoded(task, given_texts(texts), truncate=truncate, parse_specials=True)
+    read = encoded(task, given_texts(texts), truncate=truncate, parse_special_tokens=True)
     n_texts, unmasked = 0, []
-    for one, filled in answered(read, lambda some: task.fill(some, n=n), asks=task.has_mask):
+    for one, filled in answered(read, lambda some: task.fill_mask(some, n=n), asks=task.has_mask):
         n_texts += 1
-        if filled is None and not is_blank(one.row):
+        if filled is None and not is_blank(one.texts):
             unmasked.append(one.number)
-        text = one.row[0] if filled is None else filled.text
-        masks = [] if filled is None else filled.masks
+        text = one.texts[0] if filled is None else filled.text
+        masks = [] if filled is None else filled.predictions
         if as_json:
-            said = {"text": one.row[0], "filled": text, "masks": [[asdict(guess) for guess in mask] for mask in masks]}
+            said = {"text": one.texts[0], "filled": text, "masks": [[asdict(guess) for guess in mask] for mask in masks]}
             print(json.dumps(said, ensure_ascii=False))
             continue
         guesses = ["  ".join(f"{guess.token} {guess.probability:.4f}" for guess in mask) for mask in masks]
         print("\t".join([in_a_line(text), *guesses]))
     if unmasked:
-        mask = task.tokenizer.specials[Role.MASK]
+        mask = task.tokenizer.special_tokens[SpecialToken.MASK]
         say(
             f"{len(unmasked):,} of {n_texts:,} texts have no {mask} and stay as they are; the first: text {unmasked[0]}"
         )

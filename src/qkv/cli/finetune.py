@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.columns import table
-from qkv.cli.given import Context, refuse_others
-from qkv.cli.model import shipped_names
-from qkv.cli.places import chosen_device, next_run_folder
+from qkv.cli.device_options import chosen_device, next_run_folder
+from qkv.cli.model_argument import shipped_names
+from qkv.cli.option_checks import Context, refuse_others
 from qkv.cli.progress import bars, say
+from qkv.cli.text_tables import table
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import torch
 
     from qkv.config import FinetuningConfig
-    from qkv.tasks.finetuning import Begun, ModelRuns
-    from qkv.training.finetune import Result
-    from qkv.training.trainer import Report
+    from qkv.tasks.finetune import FinetuneRun, ModelRuns
+    from qkv.training.finetune import FinetuneResult
+    from qkv.training.trainer import MetricsCallback
 
 
 class Target(StrEnum):
@@ -90,10 +90,10 @@ def finetune(
       qkv finetune bert --data sick.tsv --target score --rows 1000
       qkv finetune recipes/sentiment.toml --data texts --out sentiment
     """
-    from qkv.cli.together import refuse_several
+    from qkv.cli.distributed import refuse_several
     from qkv.config import load_finetuning
-    from qkv.tasks.finetuning import resume_finetuning, start_finetuning
-    from qkv.training import Stopped, stop_at_once
+    from qkv.tasks.finetune import resume_finetuning, start_finetuning
+    from qkv.training import SignalInterrupt, raise_on_stop_signals
 
     where = chosen_device(device)
     refuse_several("finetune", where)
@@ -108,22 +108,22 @@ def finetune(
             settings = load_finetuning(Path(models[0]), tuple(models[1:]))
         else:
             given = {
-                "text": tuple(text or ()), "label": label, "problem": _PROBLEMS[target], "n_labels": rows,
+                "text_columns": tuple(text or ()), "label_column": label, "problem_type": _PROBLEMS[target], "n_train_rows": rows,
                 "truncate": truncate, "from_scratch": from_scratch, "freeze": _layers(freeze), "lora_rank": lora,
-                "layer_decay": layer_decay, "seeds": seeds, "seed": seed, "epochs": epochs, "batch_size": batch_size,
+                "layer_decay": layer_decay, "n_seeds": seeds, "seed": seed, "epochs": epochs, "batch_size": batch_size,
                 "learning_rate": learning_rate, "patience": patience, "compile": compiled,
             }  # fmt: skip
             settings, data = _from_options(models, data, evaluation, given), None
         begun = start_finetuning(settings, out or next_run_folder(), data or Path())
     try:
-        with stop_at_once():
+        with raise_on_stop_signals():
             _show(_runs(begun, where), as_json=as_json)
-    except Stopped as stop:
+    except SignalInterrupt as stop:
         say(f"stopped by {stop.signal.name}; go on: qkv finetune --resume {begun.run.path}")
         sys.exit(128 + stop.signal)
 
 
-_PROBLEMS = {Target.CLASS: "one-class", Target.SEVERAL: "several-labels", Target.SCORE: "number"}
+_PROBLEMS = {Target.CLASS: "single-label", Target.SEVERAL: "multi-label", Target.SCORE: "regression"}
 
 
 def _from_options(
@@ -147,19 +147,19 @@ def _layers(text: str) -> int | str:
     return int(text)
 
 
-def _runs(begun: "Begun", device: "torch.device") -> "Iterator[ModelRuns]":
-    from qkv.tasks.finetuning import run_finetuning
+def _runs(begun: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
+    from qkv.tasks.finetune import run_finetuning
 
     with bars() as next_bar:
 
-        def report(name: str, seed: int) -> "Report":
+        def report(name: str, seed: int) -> "MetricsCallback":
             run = f"{name}, seed {seed}"
             return _reporting(run, next_bar(run))
 
         yield from run_finetuning(begun, device=device, reports=report, say=say)
 
 
-def _reporting(run: str, move: "Callable[[int, int], None]") -> "Report":
+def _reporting(run: str, move: "Callable[[int, int], None]") -> "MetricsCallback":
     def report(entry: "Mapping[str, Any]") -> None:
         if "validation_loss" not in entry:
             move(entry["step"], entry["of"])
@@ -181,14 +181,14 @@ def _show(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
         if as_json:
             print(json.dumps(_record(one)), flush=True)
     if not as_json:
-        measures = done[0].measures
+        measures = done[0].metrics
         names = done[0].results[0].class_names or []
         head = ["model", "parameters", *(_column(measure, names) for measure in measures), "seconds"]
         print("\n".join(table(head, [_row(one) for one in done])))
 
 
-def _told(first: "Result") -> str:
-    made, planned = first.epochs_made, first.epochs
+def _told(first: "FinetuneResult") -> str:
+    made, planned = first.epochs_completed, first.epochs
     epochs = f"{planned} epoch{'' if planned == 1 else 's'}"
     if first.steps < (first.planned_steps or 0):
         epochs = (
@@ -205,7 +205,7 @@ def _column(measure: str, class_names: "Sequence[str]") -> str:
 
 def _row(one: "ModelRuns") -> list[str]:
     scores = []
-    for measure in one.measures:
+    for measure in one.metrics:
         spread = f" ± {one.spread(measure):.4f}" if len(one.results) > 1 else ""
         scores.append(f"{one.mean(measure):.4f}{spread}")
     seconds = sum(result.seconds for result in one.results) / len(one.results)
@@ -213,5 +213,5 @@ def _row(one: "ModelRuns") -> list[str]:
 
 
 def _record(one: "ModelRuns") -> dict[str, Any]:
-    means = {measure: {"mean": one.mean(measure), "spread": one.spread(measure)} for measure in one.measures}
+    means = {measure: {"mean": one.mean(measure), "spread": one.spread(measure)} for measure in one.metrics}
     return {"model": one.name, "scores": means, "best": str(one.best), "runs": [asdict(run) for run in one.results]}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import DType
-from qkv.cli.model import Model
-from qkv.cli.places import Device, Dtype, Int8, Place
-from qkv.cli.profile import Profiled, Trace, check_trace
+from qkv.cli.device_options import Device, Dtype, Int8, Place
+from qkv.cli.model_argument import Model
+from qkv.cli.profile_report import Profiled, Trace, check_trace
 from qkv.errors import InputError, WeightsError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def generate(
         profile=profile, trace=trace, as_json=as_json,
     )  # fmt: skip
     asked.check()
-    from qkv.cli.texts import given_texts
+    from qkv.cli.text_inputs import given_texts
     from qkv.tasks import LanguageModel
 
     wanted = list(given_texts(prompts))
@@ -191,24 +191,24 @@ def _run(task: "LanguageModel", prompts: list[str], asked: Asked) -> None:
             task, prompts, max_new=asked.max_new, stop=asked.stop, sampling=asked.sampling, as_json=asked.as_json
         )
     else:
-        continue_all = partial(
-            task.continue_all, prompts, max_new=asked.max_new, stop=asked.stop, sampling=asked.sampling
+        generate_batch = partial(
+            task.generate_batch, prompts, max_new=asked.max_new, stop=asked.stop, sampling=asked.sampling
         )
-        texts = _profiled(task, prompts, continue_all, asked.trace) if asked.is_profiled else continue_all()
+        texts = _profiled(task, prompts, generate_batch, asked.trace) if asked.is_profiled else generate_batch()
         for prompt, text in zip(prompts, texts, strict=True):
             _print(task, prompt, text, asked)
 
 
 def _profiled(
-    task: "LanguageModel", prompts: list[str], continue_all: "Callable[[], list[Continuation]]", trace: Path | None
+    task: "LanguageModel", prompts: list[str], generate_batch: "Callable[[], list[Continuation]]", trace: Path | None
 ) -> "list[Continuation]":
-    from qkv.cli.profile import show_profile
+    from qkv.cli.profile_report import show_profile
     from qkv.training.profiler import profile_generation
 
     # Once before: weights are laid out, kernels chosen; and then it is known how much there is to write.
-    expected = _expected(task, prompts, continue_all())
+    expected = _expected(task, prompts, generate_batch())
     device = task.model.embedding.token.weight.device
-    texts, profile = profile_generation(continue_all, device, expected=expected, trace=trace)
+    texts, profile = profile_generation(generate_batch, device, expected=expected, trace=trace)
     n_new = sum(len(text.ids) for text in texts)
     why = "what int8 costs is not predicted" if _is_int8(task) else "there is more than one batch"
     show_profile(profile, f"{n_new:,} new token{'s' * (n_new != 1)}, prompts {len(texts):,}", no_bound=why)
@@ -255,18 +255,18 @@ def _print(task: "LanguageModel", prompt: str, text: "Continuation", asked: Aske
 
 
 def _print_log_probabilities(task: "LanguageModel", text: "Continuation") -> None:
-    from qkv.cli.tokens import spelt
+    from qkv.cli.tokens import quoted_token_text
 
     for number, log_p in zip(text.ids, text.log_probabilities, strict=True):
-        print(f"  {log_p:9.4f}  {spelt(task.tokenizer, number)}")
+        print(f"  {log_p:9.4f}  {quoted_token_text(task.tokenizer, number)}")
 
 
 def _as_dict(task: "LanguageModel", text: "Continuation") -> dict[str, Any]:
-    from qkv.cli.tokens import text_of
+    from qkv.cli.tokens import token_text
 
     score = {} if text.score is None else {"score": text.score}
     return {
-        "text": text.text, "ids": text.ids, "tokens": [text_of(task.tokenizer, number) for number in text.ids],
+        "text": text.text, "ids": text.ids, "tokens": [token_text(task.tokenizer, number) for number in text.ids],
         "log_probabilities": text.log_probabilities, "finish_reason": text.finish_reason, **score,
     }  # fmt: skip
 
@@ -281,7 +281,7 @@ def _stream(task: "LanguageModel", prompts: list[str], asked: Asked) -> None:
 
 
 def _search(task: "LanguageModel", prompts: list[str], asked: Asked, *, beam: "BeamConfig") -> None:
-    for prompt, found in zip(prompts, task.search(prompts, max_new=asked.max_new, beam=beam), strict=True):
+    for prompt, found in zip(prompts, task.beam_search(prompts, max_new=asked.max_new, beam=beam), strict=True):
         if asked.as_json:
             texts = [_as_dict(task, text) for text in found]
             print(json.dumps({"prompt": prompt, "found": texts}, ensure_ascii=False))

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli.tokens import spelt, text_of
+from qkv.cli.tokens import quoted_token_text, token_text
 
 if TYPE_CHECKING:
     from qkv.config import SamplingConfig
@@ -38,22 +38,22 @@ def show_steps(
 def _steps(
     task: "LanguageModel", prompt: str, *, max_new: int, stop: list[str], sampling: "SamplingConfig"
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    from qkv.generation import candidates
+    from qkv.generation import top_candidates
 
-    for piece in task.pieces([prompt], max_new=max_new, stop=stop, sampling=sampling):
+    for piece in task.stream_batch([prompt], max_new=max_new, stop=stop, sampling=sampling):
         step = piece.step
         shown = [
             {
-                "id": one.id, "token": text_of(task.tokenizer, one.id), "probability": one.probability,
+                "id": one.id, "token": token_text(task.tokenizer, one.id), "probability": one.probability,
                 "revised": one.revised, "chosen": one.is_chosen,
             }
-            for one in candidates(step, sampling, n=N_CANDIDATES)
+            for one in top_candidates(step, sampling, n=N_CANDIDATES)
         ]  # fmt: skip
         yield {"id": step.id, "log_probability": step.log_probability, "candidates": shown}, piece.text
 
 
 def _print_step(task: "LanguageModel", number: int, text: str, candidates: list[dict[str, Any]]) -> None:
-    tokens = [spelt(task.tokenizer, one["id"]) for one in candidates]
+    tokens = [quoted_token_text(task.tokenizer, one["id"]) for one in candidates]
     width = max(8, *map(_width, tokens))
     print(f"step {number}, after {json.dumps('…' + text[-40:] if len(text) > 40 else text, ensure_ascii=False)}")
     print(f"     {'token':{width}}     model   revised")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.columns import table
+from qkv.cli.text_tables import table
 from qkv.errors import InputError
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.columns import WIDTH, table
+from qkv.cli.text_tables import WIDTH, table
 from qkv.errors import InputError, QKVError
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ def _local(folders: list[Path]) -> "Iterator[Found]":
 
 
 def _described(place: Path, newest: Path, n_bytes: int) -> Found:
-    from qkv.cli.cost_model import config_of
-    from qkv.cost import parameters
+    from qkv.cli.config_lookup import config_of
+    from qkv.cost import count_parameters
 
     task, n_parameters, scores = "–", 0, {}
     try:
         config = config_of(str(newest))
-        task, n_parameters = _command(config), parameters(config).total
+        task, n_parameters = _command(config), count_parameters(config).total
         summary, scores = ("a model's folder", {}) if newest == place else _progress(newest / "progress.json")
         scores = _judged(place / "result.json") or scores
     except (QKVError, ValueError, KeyError, TypeError) as error:
@@ -102,7 +102,7 @@ def _command(config: "ModelConfig") -> str:
     from qkv.config import BERTConfig, GPTConfig
 
     if isinstance(config, BERTConfig):
-        return "classify" if config.n_classes else "fill" if config.masked_word_head else "embed"
+        return "classify" if config.n_classes else "fill" if config.masked_lm_head else "embed"
     return "generate" if isinstance(config, GPTConfig) else "translate"
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.model import Model
-from qkv.cli.places import Device, Place
+from qkv.cli.device_options import Device, Place
+from qkv.cli.model_argument import Model
 from qkv.errors import InputError
 
 
@@ -37,7 +37,7 @@ def similar(
     import torch
 
     from qkv.cli.progress import say
-    from qkv.cli.texts import answered, encoded, given_texts, in_a_line
+    from qkv.cli.text_inputs import answered, encoded, given_texts, in_a_line
     from qkv.tasks import TextEncoder
     from qkv.tasks.text_encoder import nearest
 
@@ -47,22 +47,22 @@ def similar(
         say(f"{model}: was not trained to compare texts: what is near is like in words rather than in meaning")
     limit = task.embedding.max_tokens
     texts = (text for _, text in lines)
-    parts = [task.embed(read, normalise=True) for read in encoded(task, texts, truncate=truncate, max_tokens=limit)]
+    parts = [task.embed(read, normalize=True) for read in encoded(task, texts, truncate=truncate, max_tokens=limit)]
     vectors = torch.cat(parts)
     read = encoded(task, given_texts(queries), truncate=truncate, max_tokens=limit)
-    for query, found in answered(read, lambda some: nearest(task.embed(some, normalise=True), vectors, n=n)):
-        rows = [(each.cosine, *lines[each.place]) for each in found or ()]
+    for query, found in answered(read, lambda some: nearest(task.embed(some, normalize=True), vectors, n=n)):
+        rows = [(each.cosine, *lines[each.index]) for each in found or ()]
         if as_json:
             keys = ("cosine", "line", "text")
-            said = {"query": query.row[0], "found": [dict(zip(keys, row, strict=True)) for row in rows]}
+            said = {"query": query.texts[0], "found": [dict(zip(keys, row, strict=True)) for row in rows]}
             print(json.dumps(said, ensure_ascii=False))
         else:
-            asked = in_a_line(query.row[0])
+            asked = in_a_line(query.texts[0])
             print("\n".join(f"{asked}\t{cosine:.4f}\t{number}\t{text}" for cosine, number, text in rows))
 
 
 def _lines(file: Path) -> list[tuple[int, str]]:
-    from qkv.cli.texts import read_lines_of
+    from qkv.cli.text_inputs import read_lines_of
 
     if file.is_dir():
         raise InputError(f"--among {file}: is a folder, not a file")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import SpecialStyle, TokenizerKind
+from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.cli.help import Command
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.text import Piece, Tokenizer
+    from qkv.text import Tokenizer, TokenSpan
 
 TRAINING_CHARACTERS = 100_000_000  # more text makes a tokenizer slower, not better
 
@@ -35,7 +35,7 @@ def train(
     kind: Annotated[TokenizerKind, typer.Option(help="What its pieces are.")] = TokenizerKind.BPE,
     size: Annotated[int, typer.Option(min=1, help="At most so many ids, special ones included.")] = 8192,
     specials: Annotated[
-        SpecialStyle | None, typer.Option(help="Special tokens; by default the kind's usual ones.")
+        SpecialTokenStyle | None, typer.Option(help="Special tokens; by default the kind's usual ones.")
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Make no difference between A and a.")] = False,
     field: Annotated[str, typer.Option(help="Key of a .jsonl line; name or number of a column.")] = "text",
@@ -57,11 +57,11 @@ def train(
         say(f"the text gives {trained.vocab_size} ids, fewer than the {size} asked")
     save_tokenizer(trained, out)
     result = {"folder": str(out), "kind": kind.value, "vocab_size": trained.vocab_size}
-    result["specials"] = {role.value: token for role, token in trained.specials.items()}
+    result["specials"] = {role.value: token for role, token in trained.special_tokens.items()}
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
-        print(f"{out}: {kind} of {trained.vocab_size:,} ids, {' '.join(dict.fromkeys(trained.specials.values()))}")
+        print(f"{out}: {kind} of {trained.vocab_size:,} ids, {' '.join(dict.fromkeys(trained.special_tokens.values()))}")
 
 
 @tokenizer.command(cls=Command)
@@ -71,7 +71,7 @@ def show(
     ],
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT…", help="None: one a line from stdin.")] = None,
     *,
-    parse_specials: Annotated[
+    parse_special_tokens: Annotated[
         bool, typer.Option("--parse-specials", help="Read <|endoftext|> and the like as tokens, not as text.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each text.")] = False,
@@ -85,13 +85,13 @@ def show(
       qkv tokenizer show bert "The cat sat."
       qkv tokenizer show vocab.txt --json < lines.txt
     """
-    from qkv.cli.texts import given_texts
+    from qkv.cli.text_inputs import given_texts
     from qkv.text import load_tokenizer
     from qkv.zoo import shipped
 
     loaded = load_tokenizer(model if model.exists() else shipped().get(str(model), model))
     for text in given_texts(texts):
-        pieces = loaded.pieces(text, parse_specials=parse_specials)
+        pieces = loaded.token_spans(text, parse_special_tokens=parse_special_tokens)
         if as_json:
             print(json.dumps({"text": text, "pieces": [vars(piece) for piece in pieces]}, ensure_ascii=False))
         else:
@@ -103,7 +103,7 @@ def train_on(
     *,
     kind: TokenizerKind,
     size: int,
-    style: SpecialStyle | None = None,
+    style: SpecialTokenStyle | None = None,
     lowercase: bool = False,
     field: str = "text",
 ) -> "Tokenizer":

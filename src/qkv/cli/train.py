@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.given import Context, refuse_others
-from qkv.cli.places import chosen_device, next_run_folder
-from qkv.cli.profile import Profiled, Trace
+from qkv.cli.device_options import chosen_device, next_run_folder
+from qkv.cli.option_checks import Context, refuse_others
+from qkv.cli.profile_report import Profiled, Trace
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,16 +89,16 @@ def train(
       qkv train recipe.toml --out run --profile
       torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      (docs/many-machines.md)
     """
-    from qkv.cli.together import together
+    from qkv.cli.distributed import together
     from qkv.cli.training_run import Beside, dry_run_of, resume_run, start_run
-    from qkv.training import USUAL_MINUTES, own_recipe, with_steps
+    from qkv.training import DEFAULT_MINUTES, auto_recipe, with_steps
 
     asked = Beside(tensorboard=tensorboard, profile=profile, trace=trace)
     asked.check()
-    with together(chosen_device(device), sharding) as (ranks, where):
+    with together(chosen_device(device), sharding) as (distributed, where):
         if resume is not None:
             _refuse_beside_resume(context, resume)
-            resume_run(resume, where, ranks=ranks, asked=asked)
+            resume_run(resume, where, distributed=distributed, asked=asked)
             return
         if go_on and out is None:
             raise InputError("--go-on needs --out, the run's folder")
@@ -107,7 +107,7 @@ def train(
             minutes = _time(minutes, steps)
             files = [*(text or []), *(pairs or []), *(more or [])]
             choose = _chooser(what, files, is_rnn=rnn, target=target, next_sentence=next_sentence)
-            recipe = own_recipe(files, choose, seconds=60 * (minutes or USUAL_MINUTES), device=where)
+            recipe = auto_recipe(files, choose, seconds=60 * (minutes or DEFAULT_MINUTES), device=where)
             recipe = recipe if steps is None else with_steps(recipe, steps)
             recipe = recipe if start is None else _shaped_like(recipe, start)
             data = Path()
@@ -115,13 +115,13 @@ def train(
             recipe = _from_file(context, what, more or [], start=start)
         if seed is not None:
             recipe = recipe.replace(training=recipe.training.replace(seed=seed))
-        folder = Path(ranks.texts(str(out or next_run_folder()))[0])
+        folder = Path(distributed.all_gather_str(str(out or next_run_folder()))[0])
         if dry_run:
-            dry_run_of(recipe, where, ranks=ranks, is_timed=minutes is not None)
-        elif go_on and ranks.of_first((folder / "recipe.toml").is_file):
-            resume_run(folder, where, ranks=ranks, asked=asked)
+            dry_run_of(recipe, where, distributed=distributed, is_timed=minutes is not None)
+        elif go_on and distributed.broadcast_from_rank0((folder / "recipe.toml").is_file):
+            resume_run(folder, where, distributed=distributed, asked=asked)
         else:
-            start_run(recipe, folder, data, device=where, ranks=ranks, minutes=minutes, asked=asked)
+            start_run(recipe, folder, data, device=where, distributed=distributed, minutes=minutes, asked=asked)
 
 
 def _refuse_beside_resume(context: Context, run: Path) -> None:
@@ -148,16 +148,16 @@ def _from_file(context: Context, what: str | None, overrides: list[str], *, star
     recipe = load_recipe(what, tuple(overrides))
     reason = "means nothing with a recipe; its settings are changed so: training.steps=200"
     refuse_others(context, (*_ALWAYS, "data"), reason)
-    start = start or (None if recipe.start_from is None else Path(recipe.start_from))
-    return recipe if start is None else recipe.replace(start_from=str(start.resolve()))
+    start = start or (None if recipe.init_from is None else Path(recipe.init_from))
+    return recipe if start is None else recipe.replace(init_from=str(start.resolve()))
 
 
 def _time(minutes: float | None, steps: int | None) -> float | None:
-    from qkv.training import USUAL_MINUTES
+    from qkv.training import DEFAULT_MINUTES
 
     if minutes is not None and steps is not None:
         raise InputError("--minutes and --steps were both given; choose one")
-    return USUAL_MINUTES if minutes is None and steps is None else minutes
+    return DEFAULT_MINUTES if minutes is None and steps is None else minutes
 
 
 def _chooser(
@@ -165,7 +165,7 @@ def _chooser(
 ) -> "Callable[..., Recipe]":
     from functools import partial
 
-    from qkv.training import choose_bert, choose_recipe, choose_translation
+    from qkv.training import choose_bert_recipe, choose_gpt_recipe, choose_translation_recipe
 
     if not files and what == "translate":
         raise InputError("no pairs were given: qkv train translate --pairs FILE.tsv")
@@ -173,18 +173,18 @@ def _chooser(
         raise InputError(f"no text was given: qkv train {what} --text FILE")
     match what:
         case "gpt":
-            return choose_recipe
+            return choose_gpt_recipe
         case "bert":
-            return partial(choose_bert, next_sentence=next_sentence)
+            return partial(choose_bert_recipe, next_sentence=next_sentence)
         case _:
-            return partial(choose_translation, is_rnn=is_rnn, target_ending=target)
+            return partial(choose_translation_recipe, is_rnn=is_rnn, target_suffix=target)
 
 
 def _shaped_like(recipe: "Recipe", start: Path) -> "Recipe":
     """To begin with a model means to have its shape and its tokenizer."""
-    from qkv.tasks import find_folder, load_weights
+    from qkv.tasks import load_pretrained, resolve_model_folder
 
-    loaded, folder = load_weights(start), find_folder(start)
+    loaded, folder = load_pretrained(start), resolve_model_folder(start)
     config = loaded.model.config.model_dump(mode="json", exclude={"family", "vocab_size"}, exclude_none=True)
     config["dropout"] = recipe.model["dropout"]
     size = loaded.model.config.vocab_size
@@ -193,5 +193,5 @@ def _shaped_like(recipe: "Recipe", start: Path) -> "Recipe":
         model=config,
         tokenizer={"path": str((folder / "tokenizer.json").resolve()), "vocab_size": size},
         training=recipe.training.replace(seq_len=length, learning_rate=recipe.training.learning_rate / 4),
-        start_from=str(start.resolve()),
+        init_from=str(start.resolve()),
     )

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from qkv.cli.progress import say
-from qkv.cost.preflight import Preflight
+from qkv.cost.run_estimate import RunEstimate
 from qkv.errors import QKVError
 from qkv.training import Trainer
 from qkv.training.signals import StopRequest
@@ -18,7 +18,7 @@ from qkv.training.signals import StopRequest
 class TrainingProgress:
     """On a terminal one line that changes; in a pipe a line an evaluation. The plan must know the device's rate."""
 
-    def __init__(self, plan: Preflight) -> None:
+    def __init__(self, plan: RunEstimate) -> None:
         assert plan.matmul_rate is not None
         self._steps = plan.steps
         self._at_best = plan.flops / plan.steps / plan.matmul_rate
@@ -95,16 +95,16 @@ def say_where(trainer: Trainer) -> None:
 
 def draw_curves(trainer: Trainer, *, tensorboard: bool) -> None:
     """A disk that refuses them, or a missing package, is said and ends nothing."""
-    from qkv.data.disk import writing
-    from qkv.inspection.curves import loss_curve
-    from qkv.inspection.tensorboard import write_events
+    from qkv.data.file_io import convert_disk_errors
+    from qkv.inspection.loss_curve import plot_loss_curve
+    from qkv.inspection.tensorboard import write_tensorboard_events
 
     path = trainer.run.path
     try:
-        with writing(path / "loss.png", 0):
-            loss_curve(trainer.run.metrics).savefig(path / "loss.png")
+        with convert_disk_errors(path / "loss.png", 0):
+            plot_loss_curve(trainer.run.metrics).savefig(path / "loss.png")
             if tensorboard:
-                write_events(trainer.run.metrics, path / "tensorboard")
+                write_tensorboard_events(trainer.run.metrics, path / "tensorboard")
     except QKVError as error:
         say(str(error))
 

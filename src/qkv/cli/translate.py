@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import DType
-from qkv.cli.model import Model
-from qkv.cli.places import Device, Dtype, Int8, Place
+from qkv.cli.device_options import Device, Dtype, Int8, Place
+from qkv.cli.model_argument import Model
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.tasks import Translation, Translator, TranslationHypothesis
+    from qkv.tasks import Translation, TranslationHypothesis, Translator
 
 HEADS_IN_A_ROW = 4
 LONGEST_TITLE = 60
@@ -89,7 +89,7 @@ def translate(
       qkv translate es-en "No lo sé." --n-best 5 --json
       qkv translate es-en --alignment < sentences.txt
     """
-    from qkv.cli.texts import given_texts
+    from qkv.cli.text_inputs import given_texts
     from qkv.config import BeamConfig
 
     search = BeamConfig(
@@ -101,7 +101,7 @@ def translate(
     terms = {} if glossary is None else read_glossary(glossary)
     task = _loaded(model, Place(int8=int8, device=device, dtype=dtype), prefix)
     translations = partial(
-        task.translations, beam=search, max_new=max_new, glossary=terms, attention=shown.needs_attention
+        task.translate_batch, beam=search, max_new=max_new, glossary=terms, attention=shown.needs_attention
     )
     _remark_blank(texts or [])
     _translate(task, given_texts(texts), translations, shown)
@@ -124,15 +124,15 @@ def _translate(
 ) -> None:
     """Some thousand at a time, each cut at its sentences where that is asked for."""
     from qkv.cli.progress import say
-    from qkv.cli.texts import LINES_AT_ONCE
+    from qkv.cli.text_inputs import LINES_AT_ONCE
 
-    is_cut = task.knows_too_long and shown.is_plain if shown.split is None else shown.split
+    is_cut = task.splits_by_default and shown.is_plain if shown.split is None else shown.split
     numbers = count(1)
     while some := list(islice(texts, LINES_AT_ONCE)):
-        pieces = [task.cut(text) if is_cut else [text] for text in some]
+        pieces = [task.split_text(text) if is_cut else [text] for text in some]
         done = iter(translations([piece for own in pieces for piece in own]))
         for text, own in zip(some, pieces, strict=True):
-            if shown.split is None and task.knows_too_long and len(own) < (n := len(task.cut(text))):
+            if shown.split is None and task.splits_by_default and len(own) < (n := len(task.split_text(text))):
                 say(f"translated as one, which goes worse than in {n} parts (as plain output is): {text[:60]!r}")
             one = [next(done) for _ in own]
             _remark(next(numbers), one)
@@ -140,7 +140,7 @@ def _translate(
 
 
 def read_glossary(path: Path) -> dict[str, str]:
-    from qkv.data.pairs import PairFile
+    from qkv.data.pair_files import PairFile
 
     pairs = [pair for pair in PairFile(source=path).read() if any(pair)]
     for number, (term, target) in enumerate(pairs, 1):
@@ -152,7 +152,7 @@ def read_glossary(path: Path) -> dict[str, str]:
 def _remark_blank(arguments: list[str]) -> None:
     """Of arguments alone: blank lines between a file's paragraphs are as they should be."""
     from qkv.cli.progress import say
-    from qkv.cli.texts import is_blank
+    from qkv.cli.text_inputs import is_blank
 
     for number, text in enumerate(arguments, 1):
         if is_blank(text):
@@ -165,15 +165,15 @@ def _remark(line: int, done: "list[Translation]") -> None:
     from qkv.generation import FinishReason
 
     for one in done:
-        if one.found[0].finish_reason is not FinishReason.STOP:
-            say(f"cut off after {len(one.found[0].ids)} tokens, at its limit: {one.source[:60]!r}")
+        if one.hypotheses[0].finish_reason is not FinishReason.STOP:
+            say(f"cut off after {len(one.hypotheses[0].ids)} tokens, at its limit: {one.source[:60]!r}")
         if one.source_ids and not one.text:
             say(f"line {line}: the model wrote nothing for {one.source[:60]!r}")
 
 
 def _show(text: str, done: "list[Translation]", shown: Shown) -> None:
     from qkv.cli.progress import say
-    from qkv.cli.texts import is_blank
+    from qkv.cli.text_inputs import is_blank
 
     first = done[0]
     if shown.as_json:
@@ -181,10 +181,10 @@ def _show(text: str, done: "list[Translation]", shown: Shown) -> None:
     elif is_blank(text):
         print()
     elif shown.n_best > 1:
-        for written in first.found:
+        for written in first.hypotheses:
             print(f"{written.score:.4f}\t{written.text}")
     else:
-        aligned = "" if first.attention is None or not shown.alignment else f"\t{first.attention.pharaoh()}"
+        aligned = "" if first.attention is None or not shown.alignment else f"\t{first.attention.to_pharaoh()}"
         print(" ".join(one.text for one in done) + aligned)
     if shown.plot is not None:
         _draw(first, shown.plot, layer=shown.layer)
@@ -192,16 +192,16 @@ def _show(text: str, done: "list[Translation]", shown: Shown) -> None:
 
 
 def _as_dict(text: str, one: "Translation") -> dict[str, Any]:
-    found = {"source": text, "source_tokens": one.source_tokens, **_written(one.found[0])}
-    if len(one.found) > 1:
-        found["found"] = [_written(written) for written in one.found]
+    found = {"source": text, "source_tokens": one.source_tokens, **_written(one.hypotheses[0])}
+    if len(one.hypotheses) > 1:
+        found["found"] = [_written(written) for written in one.hypotheses]
     if one.attention is not None:
-        found["alignment"] = one.attention.pharaoh()
-        found["attention"] = [[round(weight, 6) for weight in row] for row in one.attention.soft().tolist()]
+        found["alignment"] = one.attention.to_pharaoh()
+        found["attention"] = [[round(weight, 6) for weight in row] for row in one.attention.average().tolist()]
     return found
 
 
-def _written(written: "Written") -> dict[str, Any]:
+def _written(written: "TranslationHypothesis") -> dict[str, Any]:
     return {
         "text": written.text, "score": written.score, "tokens": written.tokens,
         "log_probabilities": written.log_probabilities, "finish_reason": written.finish_reason,
@@ -221,7 +221,7 @@ def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
         mean = (
             "" if n_layers == n_heads == 1 else f"layer {looked.best_layer}, which points best: mean of {n_heads} heads"
         )
-        figure = plot_heatmaps(looked.heat_map(title=mean), title=said)
+        figure = plot_heatmaps(looked.to_heatmap(title=mean), title=said)
     else:
-        figure = plot_heatmaps(*looked.head_maps(layer), title=said, in_a_row=HEADS_IN_A_ROW)
+        figure = plot_heatmaps(*looked.head_heatmaps(layer), title=said, in_a_row=HEADS_IN_A_ROW)
     save_figure(figure, path)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.columns import table
-from qkv.cli.model import Model
-from qkv.cli.places import Device
+from qkv.cli.device_options import Device
+from qkv.cli.model_argument import Model
 from qkv.cli.progress import bars
+from qkv.cli.text_tables import table
 
 if TYPE_CHECKING:
-    from qkv.tasks.verifying import Result
+    from qkv.tasks.verification import CheckResult
 
 
 def verify(
@@ -37,15 +37,15 @@ def verify(
     """
     from dataclasses import asdict
 
-    from qkv.choices import Verdict
-    from qkv.cli.texts import read_lines_of
-    from qkv.tasks.verifying import TEXTS
-    from qkv.tasks.verifying import verify as results_of
+    from qkv.choices import CheckStatus
+    from qkv.cli.text_inputs import read_lines_of
+    from qkv.tasks.verification import DEFAULT_TEXTS
+    from qkv.tasks.verification import verify as results_of
 
-    texts = TEXTS if text is None else [line for line in read_lines_of(text) if line.strip()]
+    texts = DEFAULT_TEXTS if text is None else [line for line in read_lines_of(text) if line.strip()]
     with bars() as progress:
         results = list(results_of(model, texts=texts, quick=quick, device=device, progress=progress))
-    passed = all(result.verdict is not Verdict.FAILED for result in results)
+    passed = all(result.verdict is not CheckStatus.FAILED for result in results)
     if as_json:
         print(json.dumps({"model": model, "passed": passed, "checks": [asdict(result) for result in results]}))
     else:
@@ -57,6 +57,6 @@ def verify(
         raise typer.Exit(1)
 
 
-def _row(one: "Result") -> tuple[str, ...]:
+def _row(one: "CheckResult") -> tuple[str, ...]:
     difference = "–" if one.difference is None else f"{one.difference:.1e}" if one.difference else "0"
-    return one.check, one.compared, difference, f"{one.limit:g}", f"{one.seconds:.1f}"
+    return one.check, one.comparison, difference, f"{one.tolerance:g}", f"{one.seconds:.1f}"

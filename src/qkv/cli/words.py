@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.model import Model
-from qkv.cli.places import Device, Place
+from qkv.cli.device_options import Device, Place
+from qkv.cli.model_argument import Model
 from qkv.errors import InputError
 
 
@@ -31,13 +31,13 @@ def words(
       qkv words stories king queen dog cat run walk --plot words.png
       qkv words stories "He sat by the [light]." "The box was very [light]." light
     """
-    from qkv.cli.texts import given_texts, in_a_line, is_blank
-    from qkv.inspection.figures import check_picture, save_picture
+    from qkv.cli.text_inputs import given_texts, in_a_line, is_blank
+    from qkv.inspection.figures import check_figure_path, save_figure
     from qkv.tasks import LanguageModel, TextEncoder
     from qkv.tasks.word_vectors import word_vectors
 
     if plot is not None:
-        check_picture(plot)
+        check_figure_path(plot)
     wanted = [item for item in given_texts(items) if not is_blank(item)]
     if len(wanted) < 2:
         raise InputError(f"words given: {len(wanted)}; at least 2 can be compared")
@@ -45,7 +45,7 @@ def words(
     if not isinstance(task, LanguageModel | TextEncoder):
         raise InputError(f"{model}: words are compared in a GPT or a BERT, not in {task!r}")
     found = word_vectors(task, wanted)
-    cosines, distances = found.cosine.tolist(), found.euclid.tolist()
+    cosines, distances = found.cosine.tolist(), found.euclidean.tolist()
     for place, item in enumerate(wanted):
         if as_json:
             said = {"word": found.words[place], "given": item, "contextual": found.is_contextual[place]}
@@ -55,8 +55,8 @@ def words(
             both = f"{in_a_line(item)}\t{in_a_line(wanted[near])}"
             print(f"{both}\t{cosines[place][near]:.4f}\t{distances[place][near]:.4f}")
     if plot is not None:
-        from qkv.inspection.word_map import word_map
+        from qkv.inspection.word_map import plot_word_map
 
         kinds = ["in its sentence" if is_contextual else "token table" for is_contextual in found.is_contextual]
-        figure = word_map(found.vectors, wanted, groups=kinds if len(set(kinds)) > 1 else (), title=f"Words of {model}")
-        save_picture(figure, plot)
+        figure = plot_word_map(found.vectors, wanted, groups=kinds if len(set(kinds)) > 1 else (), title=f"Words of {model}")
+        save_figure(figure, plot)

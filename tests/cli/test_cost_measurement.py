@@ -4,13 +4,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from qkv.cli import app, cost_here
+from qkv.cli import app, cost_measurement
 from qkv.cost.calibration import save_calibration
-from qkv.cost.devices import find_device, is_called
+from qkv.cost.devices import find_device, matches_device
 from qkv.errors import InputError
-from qkv.training.calibrating import device_name
+from qkv.training.device_calibration import device_name
 from tests.cli.test_cost import run
-from tests.cost.calibrations import made_up
+from tests.cost.synthetic_calibration import made_up
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def calibrated(tmp_path, monkeypatch):
 
 def test_what_this_devices_memory_cannot_hold_is_refused_before_it_is_made(calibrated, monkeypatch):
     monkeypatch.setattr(cost_here, "memory_of", lambda _device: 24 * 2**30)
-    monkeypatch.setattr("qkv.training.measuring.random_model", lambda *_: pytest.fail("the model was made"))
+    monkeypatch.setattr("qkv.training.benchmark_steps.random_model", lambda *_: pytest.fail("the model was made"))
     message = r"--measure: it takes 34\.\d GiB, and cpu, \d+ threads? has 24.0 GiB, 22.1 GiB of it usable$"
     with pytest.raises(InputError, match=message):
         run("llama-3-8b", *calibrated)
@@ -33,7 +33,7 @@ def test_the_memory_of_this_machine_is_told_in_bytes():
 
 
 def test_another_device_cannot_be_measured_here():
-    other = "l4" if torch.cuda.is_available() and is_called("h200", torch.cuda.get_device_name()) else "h200"
+    other = "l4" if torch.cuda.is_available() and matches_device("h200", torch.cuda.get_device_name()) else "h200"
     with pytest.raises(InputError, match=rf"--measure: {other} cannot be measured here, where the device is \w+"):
         run("gpt2", "--measure", "--device", other)
 
@@ -49,7 +49,7 @@ def test_another_device_cannot_be_measured_here():
     ],
 )
 def test_a_short_name_is_found_in_a_devices_own(name, full_name, is_it):
-    assert is_called(find_device(name).name, full_name) is is_it
+    assert matches_device(find_device(name).name, full_name) is is_it
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import Stack, ViewKind
-from qkv.cli.model import Model
+from qkv.choices import AttentionKind, ViewKind
+from qkv.cli.model_argument import Model
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.inspection import Intervention, Reading, Seen, Tokens, View
+    from qkv.inspection import ActivationCache, Intervention, ModelInput, TokenizedText, View
     from qkv.tasks import Task
 
 
@@ -28,7 +28,7 @@ class Asked:
     model: str
     view: ViewKind
     target: str | None
-    stack: Stack | None
+    stack: AttentionKind | None
     layer: int | None
     head: int | None
     query: str | None
@@ -48,7 +48,7 @@ def look(
     view: Annotated[ViewKind, typer.Option(help="What to show.")] = ViewKind.HEADS,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
     target: Annotated[str | None, typer.Option(help="The translation (else the model's), or BERT's text B.")] = None,
-    stack: Annotated[Stack | None, typer.Option(help="Which attentions, where a model has several.")] = None,
+    stack: Annotated[AttentionKind | None, typer.Option(help="Which attentions, where a model has several.")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="map, neuron: from 0; map: else the mean.")] = None,
     head: Annotated[int | None, typer.Option(min=0, help="As --layer.")] = None,
     query: Annotated[str | None, typer.Option(help="neuron, logit, effect: a word, or its place.")] = None,
@@ -85,7 +85,7 @@ def look(
         off=off or [], cut=cut or [],
     )  # fmt: skip
     _check(asked, plot, texts)
-    from qkv.cli.texts import given_texts, is_blank
+    from qkv.cli.text_inputs import given_texts, is_blank
 
     task = None if view is ViewKind.TIMELINE else _load(model)
     for number, text in enumerate(given_texts(texts)):
@@ -104,13 +104,13 @@ def look(
 
 
 def _print_json(shown: "View", asked: dict[str, str | list[str]]) -> None:
-    from qkv.inspection import plain
+    from qkv.inspection import to_jsonable
 
-    print(json.dumps({**asked, **plain(shown)}, ensure_ascii=False))
+    print(json.dumps({**asked, **to_jsonable(shown)}, ensure_ascii=False))
 
 
 def _print(shown: "View", changes: list[str], *, is_first: bool) -> None:
-    from qkv.cli.look_tables import print_view
+    from qkv.cli.inspect_tables import print_view
 
     if not is_first:
         print()
@@ -120,9 +120,9 @@ def _print(shown: "View", changes: list[str], *, is_first: bool) -> None:
 def _check(asked: Asked, plot: Path | None, texts: list[str] | None) -> None:
     changed = asked.off + asked.cut
     if plot is not None:
-        from qkv.inspection.figures import check_picture
+        from qkv.inspection.figures import check_figure_path
 
-        check_picture(plot)
+        check_figure_path(plot)
         if len(texts or []) != 1:
             raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
     if changed and asked.view in (ViewKind.TIMELINE, ViewKind.IT):
@@ -144,124 +144,131 @@ def _load(model: str) -> "Task":
     return task
 
 
-def _read(task: "Task", asked: Asked, text: str) -> "Reading":
-    from qkv.inspection import read
+def _read(task: "Task", asked: Asked, text: str) -> "ModelInput":
+    from qkv.inspection import prepare_input
     from qkv.tasks import Translator
 
     if not isinstance(task, Translator):
-        return read(task, text, asked.target)
-    if not (given := task.given(text)):
+        return prepare_input(task, text, asked.target)
+    if not (given := task.prepare_source(text)):
         raise InputError(f"{text!r} has 0 words, there must be at least 1")
-    return read(task, given, asked.target or task.translations([text])[0].found[0].ids)
+    return prepare_input(task, given, asked.target or task.translate_batch([text])[0].hypotheses[0].ids)
 
 
 def _view(task: "Task", asked: Asked, text: str) -> "tuple[View, list[str]]":
     """With what was changed, in words, where the view does not hold it."""
     from qkv.cli.progress import say
-    from qkv.inspection import effect, idle_cuts, intervening, reference, see
-    from qkv.inspection.interventions import said
+    from qkv.inspection import apply_interventions, coreference, find_ineffective_masks, measure_effect, run_with_cache
+    from qkv.inspection.interventions import describe_intervention
 
     if asked.view is ViewKind.IT:
-        return reference(task, text, pronoun=asked.it, candidates=asked.candidates), []
+        return coreference(task, text, pronoun=asked.it, candidates=asked.candidates), []
     reading = _read(task, asked, text)
     changes = list(_changes(task, asked, reading))
-    for one in idle_cuts(task.model, reading, changes):
+    for one in find_ineffective_masks(task.model, reading, changes):
         why = "comes after it" if one.key > one.query else "lies outside its window"
         say(f"--cut {one.query}:{one.key} changes nothing: token {one.query} never looks at {one.key}, which {why}")
     if asked.view is ViewKind.EFFECT:
-        place = _place(reading.guessing, asked.query)
-        return effect(task.model, task.tokenizer, reading, changes, position=place, n=asked.n), []
-    with intervening(task.model, changes):
-        seen = see(task.model, reading)
-    return _seen(task, asked, seen), [said(one, reading) for one in changes]
+        place = _place(reading.prediction_tokens, asked.query)
+        return measure_effect(task.model, task.tokenizer, reading, changes, position=place, n=asked.n), []
+    with apply_interventions(task.model, changes):
+        seen = run_with_cache(task.model, reading)
+    return _seen(task, asked, seen), [describe_intervention(one, reading) for one in changes]
 
 
-def _seen(task: "Task", asked: Asked, seen: "Seen") -> "View":
-    from qkv.inspection import contributions, embeddings, heads, lens, neuron, stream
+def _seen(task: "Task", asked: Asked, seen: "ActivationCache") -> "View":
+    from qkv.inspection import (
+        classify_heads,
+        compute_neuron_view,
+        embedding_trajectories,
+        logit_attribution,
+        logit_lens,
+        residual_stream_norms,
+    )
 
-    stack = asked.stack or (Stack.CROSS if Stack.CROSS in seen.stacks and asked.view is ViewKind.MAP else None)
+    stack = asked.stack or (AttentionKind.CROSS if AttentionKind.CROSS in seen.stacks and asked.view is ViewKind.MAP else None)
     is_guess = asked.view is ViewKind.LOGIT or not seen.stacks
-    query = _place(seen.reading.guessing if is_guess else seen.side(stack or seen.stacks[0]), asked.query)
+    query = _place(seen.model_input.prediction_tokens if is_guess else seen.select_tokens(stack or seen.stacks[0]), asked.query)
     match asked.view:
         case ViewKind.HEADS:
-            found = heads(seen, stack)
+            found = classify_heads(seen, stack)
         case ViewKind.MAP:
             found = _map(seen, asked, stack)
         case ViewKind.NEURON:
-            found = neuron(seen, stack, layer=asked.layer or 0, head=asked.head or 0, query=query)
+            found = compute_neuron_view(seen, stack, layer=asked.layer or 0, head=asked.head or 0, query=query)
         case ViewKind.RESIDUAL:
-            found = stream(seen, stack)
+            found = residual_stream_norms(seen, stack)
         case ViewKind.LENS:
-            found = lens(seen, task.tokenizer, n=asked.n)
+            found = logit_lens(seen, task.tokenizer, n=asked.n)
         case ViewKind.EMBEDDINGS:
-            found = embeddings(seen, task.tokenizer, n=asked.n)
+            found = embedding_trajectories(seen, task.tokenizer, n=asked.n)
         case _:
             best = 0 if seen.logits is None else int(seen.logits[query, : task.tokenizer.vocab_size].argmax())
-            found = contributions(seen, task.tokenizer, position=query, token_id=best)
+            found = logit_attribution(seen, task.tokenizer, position=query, token_id=best)
     return found
 
 
-def _map(seen: "Seen", asked: Asked, stack: Stack | None) -> "View":
+def _map(seen: "ActivationCache", asked: Asked, stack: AttentionKind | None) -> "View":
     from qkv.inspection import attention_map
-    from qkv.inspection.maps import refined
+    from qkv.inspection.attention_map import refine_map
 
     stack = stack or seen.stacks[0]
     found = attention_map(seen, stack, layer=asked.layer, head=asked.head)
-    sides = seen.side(stack), seen.side(stack, is_key=True)
-    return refined(found, *sides, words=asked.words, sink=not asked.no_sink)
+    sides = seen.select_tokens(stack), seen.select_tokens(stack, is_key=True)
+    return refine_map(found, *sides, words=asked.words, sink=not asked.no_sink)
 
 
-def _changes(task: "Task", asked: Asked, reading: "Reading") -> "Iterator[Intervention]":
-    from qkv.inspection import EdgeCut, HeadOff
+def _changes(task: "Task", asked: Asked, reading: "ModelInput") -> "Iterator[Intervention]":
+    from qkv.inspection import EdgeMask, HeadAblation
     from qkv.models import RNNSeq2Seq
     from qkv.tasks import Translator
 
-    own = Stack.DECODER if isinstance(task, Translator) else Stack.SELF
-    stack = asked.stack or (Stack.CROSS if isinstance(task.model, RNNSeq2Seq) else own)
-    queries, keys = (reading.side(stack, is_key=is_key) for is_key in (False, True))
+    own = AttentionKind.DECODER if isinstance(task, Translator) else AttentionKind.SELF
+    stack = asked.stack or (AttentionKind.CROSS if isinstance(task.model, RNNSeq2Seq) else own)
+    queries, keys = (reading.select_tokens(stack, is_key=is_key) for is_key in (False, True))
     for given in asked.off:
         layer, dot, head = given.partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):
             raise InputError(f"--off {given}: a head is written LAYER.HEAD, such as 1.2")
-        yield HeadOff(stack=stack, layer=int(layer), head=int(head))
+        yield HeadAblation(stack=stack, layer=int(layer), head=int(head))
     for given in asked.cut:
         one, colon, other = given.partition(":")
         if not colon:
             raise InputError(f"--cut {given}: a look is written QUERY:KEY, two words or places, such as 4:1")
-        yield EdgeCut(stack=stack, query=_place(queries, one), key=_place(keys, other))
+        yield EdgeMask(stack=stack, query=_place(queries, one), key=_place(keys, other))
 
 
-def _place(tokens: "Tokens", given: str | None) -> int:
+def _place(tokens: "TokenizedText", given: str | None) -> int:
     """A place as a number, or the last token of a word; none: the last of all."""
-    from qkv.inspection.places import inside
+    from qkv.inspection.validation import check_index
 
     n = len(tokens.ids)
     if given is None:
         return n - 1
-    place = int(given) if given.isdecimal() else tokens.places(given)[-1]
-    return inside("place", place, n, of="tokens")
+    place = int(given) if given.isdecimal() else tokens.find_word(given)[-1]
+    return check_index("place", place, n, of="tokens")
 
 
 def _timeline(asked: Asked, text: str) -> "View":
     from qkv.cli.progress import say
-    from qkv.inspection import timeline
+    from qkv.inspection import checkpoint_timeline
     from qkv.tasks import load
-    from qkv.training.run import RunFolder
+    from qkv.training.run_folder import RunFolder
 
     run = RunFolder(Path(asked.model))
-    steps = run.steps()
+    steps = run.checkpoint_steps()
     if not steps:
         raise InputError(f"{asked.model}: holds no checkpoints; --view timeline needs the folder of a run")
     if len(steps) < FEW_POINTS:
         left = "1 checkpoint is" if len(steps) == 1 else f"{len(steps)} checkpoints are"
         say(f"{asked.model}: {left} left to look at; a recipe's training.keep_checkpoints says how many stay")
-    return timeline(((step, load(run.folder(step))) for step in steps), text, asked.target, stack=asked.stack)
+    return checkpoint_timeline(((step, load(run.checkpoint_folder(step))) for step in steps), text, asked.target, stack=asked.stack)
 
 
 def _draw(shown: "View", text: str, changes: list[str], plot: Path) -> None:
     from qkv.cli.progress import say
-    from qkv.inspection import figure
-    from qkv.inspection.figures import save_picture
+    from qkv.inspection import plot_view
+    from qkv.inspection.figures import save_figure
 
-    save_picture(figure(shown, title=text, changes=changes), plot)
+    save_figure(plot_view(shown, title=text, changes=changes), plot)
     say(f"drawn to {plot}")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.columns import table
+from qkv.cli.text_tables import table
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.training.profiling import Profile
+    from qkv.training.profiler import Profile
 
 Profiled = Annotated[bool, typer.Option("--profile", help="Say where the time goes, and how near it is to the bound.")]
 Trace = Annotated[
@@ -34,17 +34,17 @@ def check_trace(trace: Path | None) -> None:
 
 def show_profile(profile: "Profile", what: str, *, no_bound: str = "") -> None:
     """`what`: `one step of 4,096 tokens`. `no_bound`: why none is known, where that is so."""
-    from qkv.cost.readable import readable_bytes, readable_flops
+    from qkv.cost.units import format_bytes, format_flops
 
     head = [f"{what}: {1000 * profile.seconds:,.1f} ms"]
     if (least := profile.bound) is not None and (rates := profile.rates) is not None:
-        said = f"{readable_flops(rates.products)}/s and {readable_bytes(int(rates.memory))}/s, as measured here"
+        said = f"{format_flops(rates.matmul_flops)}/s and {format_bytes(int(rates.bandwidth))}/s, as measured here"
         if least <= profile.seconds:
             head[0] += f", {_percent(least / profile.seconds)} of the bound reached"
         head.append(f"at least {1000 * least:,.1f} ms at {said}{' (beaten)' if least > profile.seconds else ''}")
     elif no_bound:
         head.append(f"AT LEAST and REACHED are empty: {no_bound}")
-    spent = sorted(profile.spent.items(), key=lambda item: -item[1])
+    spent = sorted(profile.seconds_by_kind.items(), key=lambda item: -item[1])
     rows = []
     for kind, seconds in spent:
         least = profile.bounds.get(kind)

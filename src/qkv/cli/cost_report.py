@@ -3,29 +3,29 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli.columns import table
+from qkv.cli.text_tables import table
 
 if TYPE_CHECKING:
     from qkv.cost import Estimate
-    from qkv.cost.devices import Device
-    from qkv.cost.lecture import LectureTable, Row
-    from qkv.cost.plan import Plan
+    from qkv.cost.devices import DeviceSpec
+    from qkv.cost.lecture_tables import LectureRow, LectureTable
+    from qkv.cost.training_plan import TrainingPlan
 
 LECTURE = ("operation", "lecture E", "FLOPs", "lecture E: IO", "numbers moved, unfused", "FLOPs a byte")
 HEAD = ("operation", "grows as", "FLOPs", "share", "bytes moved", "FLOPs a byte")
 LETTERS = "b texts, n tokens each, d the model's width; m: tokens of a source"
 
 
-def lecture_cells(row: "Row") -> list[str]:
+def lecture_cells(row: "LectureRow") -> list[str]:
     order, io_order = (f"O({order})" if order else "" for order in (row.order, row.io_order))
     return [row.name, order, f"{row.flops:,}", io_order, f"{row.numbers:,}", f"{row.intensity:.3g}"]
 
 
-def cells(row: "Row", total: "Row") -> list[str]:
-    from qkv.cost.readable import readable_bytes
+def cells(row: "LectureRow", total: "LectureRow") -> list[str]:
+    from qkv.cost.units import format_bytes
 
     share = f"{row.flops / total.flops:.0%}" if row.flops else ""
-    moved = readable_bytes(row.kernel_bytes)
+    moved = format_bytes(row.kernel_bytes)
     # The lecture's 16 is of a feed-forward four times as wide as the model; how it grows is the same for all.
     order = row.order.lstrip("0123456789")
     return [row.name, order, f"{row.flops:,}", share, moved, f"{row.kernel_intensity:.3g}"]
@@ -40,7 +40,7 @@ def lecture_text(made: "Sequence[LectureTable]") -> list[str]:
     return lines
 
 
-def table_text(made: "Sequence[LectureTable]", device: "Device | None", peak: float) -> list[str]:
+def table_text(made: "Sequence[LectureTable]", device: "DeviceSpec | None", peak: float) -> list[str]:
     """As this workload's kernels count; with a device, also what limits each row there."""
     lines: list[str] = []
     for one in made:
@@ -86,31 +86,31 @@ def _latex_math(text: str) -> str:
 def totals(estimate: "Estimate", *, lecture: bool) -> list[str]:
     """The model's numbers, below the table."""
     from qkv.config import RNNConfig
-    from qkv.cost.lecture import attention_weights
-    from qkv.cost.readable import readable_bytes, readable_flops
+    from qkv.cost.lecture_tables import count_attention_parameters
+    from qkv.cost.units import format_bytes, format_flops
 
     config, flops, memory = estimate.config, estimate.flops, estimate.memory
     said = [("parameters", f"{estimate.parameters.total:,}", "")]
     if not isinstance(config, RNNConfig) and config.family != "seq2seq":
         n_layers = config.n_layers
-        weights = attention_weights(config, n_layers)
+        weights = count_attention_parameters(config, n_layers)
         is_plain = weights == 4 * n_layers * config.d_model**2
         formula = f"4·{n_layers}·{config.d_model}²" if is_plain else "W_Q, W_K, W_V, W_O"
         formula += "; C's slide lacks the 4" if is_plain and lecture else ""
         said.append(("attention weights", f"{weights:,}", formula))
-    said += [("FLOPs, forward", f"{flops.forward:,}", readable_flops(flops.forward))]
+    said += [("FLOPs, forward", f"{flops.forward:,}", format_flops(flops.forward))]
     if flops.useful_forward != flops.forward:
-        said.append(("useful of these", f"{flops.useful_forward:,}", readable_flops(flops.useful_forward)))
+        said.append(("useful of these", f"{flops.useful_forward:,}", format_flops(flops.useful_forward)))
     if flops.backward:
-        said.append(("FLOPs, whole step", f"{flops.total:,}", readable_flops(flops.total)))
+        said.append(("FLOPs, whole step", f"{flops.total:,}", format_flops(flops.total)))
     for name, n in memory.as_dict().items():
         if n:
-            said.append((f"memory, {name}", f"{n:,}", readable_bytes(n)))
+            said.append((f"memory, {name}", f"{n:,}", format_bytes(n)))
     return [line.rstrip() for line in table(("", "", ""), said, left=1)[1:]]
 
 
-def plan_text(plan: "Plan") -> list[str]:
-    from qkv.cost.readable import readable_bytes, readable_count, readable_flops
+def plan_text(plan: "TrainingPlan") -> list[str]:
+    from qkv.cost.units import format_bytes, format_count, format_flops
 
     config, step, device = plan.config, plan.step, plan.device
     shape = f"{config.family}, width {config.d_model:,}, vocabulary {config.vocab_size:,}"
@@ -119,20 +119,20 @@ def plan_text(plan: "Plan") -> list[str]:
     many = "" if plan.n_devices == 1 else f"{plan.n_devices} × "
     shared = "" if plan.n_devices == 1 else f", {plan.sharding.value}"
     said = [
-        ("model", f"{readable_count(step.parameters.total)} parameters: {shape}"),
+        ("model", f"{format_count(step.parameters.total)} parameters: {shape}"),
         ("device", f"{many}{device.title}{shared}"),
     ]
-    held = readable_bytes(step.memory.peak)
-    room = readable_bytes(int(device.memory))
+    held = format_bytes(step.memory.peak)
+    room = format_bytes(int(device.memory))
     if plan.fits:
         said.append(("batch that fits", f"{plan.batch:,} × {plan.length:,} tokens a device: {held} of {room}"))
     else:
-        usable = readable_bytes(int(device.usable))
+        usable = format_bytes(int(device.usable))
         one = f"one text of {plan.length:,} tokens takes {held} on each device, which has {room}, {usable} of it usable"
         said = [("does not fit", one), ("what would", _way_to_fit(plan)), *said]
     said += [
-        ("tokens", f"{readable_count(plan.tokens)} in {plan.steps:,} steps"),
-        ("work", readable_flops(plan.flops)),
+        ("tokens", f"{format_count(plan.tokens)} in {plan.steps:,} steps"),
+        ("work", format_flops(plan.flops)),
         ("time" if plan.fits else "time, if it fitted", _plan_time(plan)),
     ]
     if plan.money is not None:
@@ -142,29 +142,29 @@ def plan_text(plan: "Plan") -> list[str]:
     return [f"{name:{width}} {what}" for name, what in said]
 
 
-def _plan_time(plan: "Plan") -> str:
+def _plan_time(plan: "TrainingPlan") -> str:
     """What the time is of: a bound that is longer than the work is named."""
-    from qkv.cost.readable import readable_time
+    from qkv.cost.units import format_duration
 
     at_share = f"at {plan.share:.0%} of the peak"
     if plan.bound_by == "computing":
-        return f"{readable_time(plan.seconds)} {at_share}; at least {readable_time(plan.at_least)}"
+        return f"{format_duration(plan.seconds)} {at_share}; at least {format_duration(plan.at_least)}"
     what = {"sending": "sending between devices", "kernels": "reading and writing each device's memory"}[plan.bound_by]
-    return f"{readable_time(plan.seconds)}, bound by {what}; the work alone {readable_time(plan.computing)} {at_share}"
+    return f"{format_duration(plan.seconds)}, bound by {what}; the work alone {format_duration(plan.computing)} {at_share}"
 
 
-def _way_to_fit(plan: "Plan") -> str:
-    from qkv.cost.readable import readable_bytes
+def _way_to_fit(plan: "TrainingPlan") -> str:
+    from qkv.cost.units import format_bytes
 
-    found = plan.way_to_fit()
+    found = plan.smallest_fitting_workload()
     if found is None:
-        most = f"not even --gpus {plan.many_devices[-1]} --sharding fsdp --checkpointing"
-        casts = plan.casts_in_the_way
-        why = f": the casts of all weights to 16 bits take {readable_bytes(casts)} on every device" if casts else ""
+        most = f"not even --gpus {plan.device_counts_to_try[-1]} --sharding fsdp --checkpointing"
+        casts = plan.blocking_cast_bytes
+        why = f": the casts of all weights to 16 bits take {format_bytes(casts)} on every device" if casts else ""
         shorter = "" if casts > plan.device.usable else "a shorter --length or "
         return f"{shorter}a smaller model; {most}{why}"
     options = [f"--gpus {found.n_devices} --sharding fsdp"] if found.n_devices > 1 else []
-    return " ".join([*options, *(["--checkpointing"] if found.checkpointing else [])])
+    return " ".join([*options, *(["--checkpointing"] if found.activation_checkpointing else [])])
 
 
 def compared_text(compared: Sequence[dict[str, Any]]) -> list[str]:
@@ -176,13 +176,13 @@ def compared_text(compared: Sequence[dict[str, Any]]) -> list[str]:
     return table(("operation", "predicted ms", "measured ms", "ratio"), rows)
 
 
-def room_text(estimate: "Estimate", device: "Device | None") -> list[str]:
+def room_text(estimate: "Estimate", device: "DeviceSpec | None") -> list[str]:
     """Said before any time: nothing, where it fits."""
-    from qkv.cost.readable import readable_bytes
+    from qkv.cost.units import format_bytes
 
     if device is None or estimate.memory.peak <= device.usable:
         return []
-    held, room, usable = (readable_bytes(int(n)) for n in (estimate.memory.peak, device.memory, device.usable))
+    held, room, usable = (format_bytes(int(n)) for n in (estimate.memory.peak, device.memory, device.usable))
     has = f"{device.name} has {room}, {usable} of it usable"
     return [f"does not fit      it takes {held}, {has}: the times are as if it did"]
 
@@ -194,7 +194,7 @@ def time_text(times: dict[str, Any]) -> list[str]:
         one = times["bound"]
         said.append(
             f"time, at least    {_milliseconds(one['seconds'])} on {one['device']} if every kernel ran at its peak "
-            f"(computing {one['share_computing']:.0%}, the rest moving bytes)"
+            f"(computing {one['compute_bound_fraction']:.0%}, the rest moving bytes)"
         )
     if "calibrated" in times:
         one = times["calibrated"]

@@ -5,15 +5,15 @@ from io import StringIO
 
 from qkv.inspection import (
     PATTERNS,
-    Contributions,
-    Effect,
+    AttentionMapView,
+    CoreferenceView,
     EmbeddingView,
     HeadsView,
-    LensView,
-    MapView,
+    InterventionEffect,
+    LogitAttribution,
+    LogitLensView,
     NeuronView,
-    ReferenceView,
-    StreamView,
+    ResidualStreamView,
     TimelineView,
     View,
 )
@@ -36,23 +36,23 @@ def _print(view: View) -> None:
     match view:
         case HeadsView():
             _heads(view)
-        case MapView():
+        case AttentionMapView():
             section(view.title)
             matrix(view.weights, rows=view.queries, columns=view.keys, corner="looks at")
             say(NOT_AN_EXPLANATION)
         case NeuronView():
             _neuron(view)
-        case StreamView():
+        case ResidualStreamView():
             _stream(view)
-        case LensView():
+        case LogitLensView():
             _lens(view)
-        case ReferenceView():
+        case CoreferenceView():
             _reference(view)
         case EmbeddingView():
             _embeddings(view)
-        case Contributions():
+        case LogitAttribution():
             _contributions(view)
-        case Effect():
+        case InterventionEffect():
             _effect(view)
         case TimelineView():
             _timeline(view)
@@ -85,19 +85,19 @@ def _neuron(view: NeuronView) -> None:
     table(["key", "q·k", "÷ √d", "masked", "weight"], columns, digits=3)
 
 
-def _stream(view: StreamView) -> None:
+def _stream(view: ResidualStreamView) -> None:
     section(f"{view.stack}: length of each token's vector")
-    matrix(view.residual, rows=view.depths, columns=view.positions, corner="stream")
-    for part, rows in zip(view.parts, view.writes, strict=True):
+    matrix(view.residual_norms, rows=view.depths, columns=view.positions, corner="stream")
+    for part, rows in zip(view.sublayers, view.sublayer_norms, strict=True):
         layers = [f"layer {layer}" for layer in range(len(rows))]
         matrix(rows, rows=layers, columns=view.positions, corner=f"{part} writes")
 
 
-def _lens(view: LensView) -> None:
+def _lens(view: LogitLensView) -> None:
     section("The likeliest token after each layer, with its probability")
     for place, token in enumerate(view.positions):
-        came = view.wanted[place]
-        said = "" if came is None else f"; {'next came' if view.says_next else 'there stands'} {came}"
+        came = view.targets[place]
+        said = "" if came is None else f"; {'next came' if view.predicts_next else 'there stands'} {came}"
         print(f"{place}: {token}{said}")
         for depth, name in enumerate(view.depths):
             guesses = zip(view.tokens[depth][place], view.probabilities[depth, place].tolist(), strict=True)
@@ -105,7 +105,7 @@ def _lens(view: LensView) -> None:
     print()
 
 
-def _reference(view: ReferenceView) -> None:
+def _reference(view: CoreferenceView) -> None:
     section(f"What does {view.pronoun!r} refer to?")
     columns = view.columns
     rows = [[word, *(values[i] for values in columns.values())] for i, word in enumerate(view.candidates)]
@@ -125,15 +125,15 @@ def _embeddings(view: EmbeddingView) -> None:
     section("Where each token's vector lies, and how like its first one it still is (cosine)")
     last = view.points[-1].tolist()
     rows = [
-        [token, *last[i], float(view.likeness[-1, i]), " ".join(f"{near} {p:.2f}" for near, p in view.neighbours[i])]
+        [token, *last[i], float(view.similarity[-1, i]), " ".join(f"{near} {p:.2f}" for near, p in view.neighbors[i])]
         for i, token in enumerate(view.tokens)
     ]
     table(["token", "first", "second", "likeness", "nearest in the token table"], rows, digits=2)
 
 
-def _contributions(view: Contributions) -> None:
+def _contributions(view: LogitAttribution) -> None:
     section(
-        f"What was added to the logit of {view.said} ({view.logit:.3f}) at place {view.position}: the largest parts"
+        f"What was added to the logit of {view.label} ({view.logit:.3f}) at place {view.position}: the largest parts"
     )
     order = view.values.abs().argsort(descending=True)
     rows = [[view.names[i], float(view.values[i])] for i in order[:N_PARTS].tolist()]
@@ -143,9 +143,9 @@ def _contributions(view: Contributions) -> None:
     table(["part", "adds"], [*rows, ["all", float(view.values.sum())]], digits=3)
 
 
-def _effect(view: Effect) -> None:
+def _effect(view: InterventionEffect) -> None:
     at = view.positions[view.position]
-    where = at if view.chosen is None else f"{view.chosen[view.position]}, after {at},"
+    where = at if view.generated is None else f"{view.generated[view.position]}, after {at},"
     section(f"Guesses at {where} before and after the change (log p)")
     _changed(view.changes)
     before, after = view.before.tolist(), view.after.tolist()

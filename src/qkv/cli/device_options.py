@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import FloatKind
+from qkv.choices import DType
 from qkv.cli.progress import say
 
 if TYPE_CHECKING:
     import torch
 
     from qkv.tasks import Task
-    from qkv.tasks.loading import AnyTask
+    from qkv.tasks.loader import AnyTask
 
 Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: a GPU where there is one.")]
 Int8 = Annotated[bool, typer.Option("--int8", help="Compute in 8-bit numbers, on the CPU: faster, a bit less exact.")]
-Dtype = Annotated[FloatKind, typer.Option(help="The numbers to compute in; bfloat16 is for a GPU.")]
+Dtype = Annotated[DType, typer.Option(help="The numbers to compute in; bfloat16 is for a GPU.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Place:
     """Where a model computes, and in which numbers."""
 
     device: str = "auto"
-    dtype: FloatKind = FloatKind.FLOAT32
+    dtype: DType = DType.FLOAT32
     int8: bool = False
 
     def load(self, model: str) -> "Task":
@@ -52,9 +52,9 @@ def _tell(task: "Task", model: str) -> None:
 
 
 def chosen_device(name: str) -> "torch.device":
-    from qkv.tasks.devices import torch_device
+    from qkv.tasks.devices import resolve_device
 
-    return torch_device(name)
+    return resolve_device(name)
 
 
 def next_run_folder() -> Path:

@@ -12,8 +12,8 @@ from qkv.cli.progress import say
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.tasks import Encoded, TextEncoder
-    from qkv.tasks.text_encoder import Text
+    from qkv.tasks import EncodedText, TextEncoder
+    from qkv.tasks.text_encoder import TextOrPair
 
 A = TypeVar("A")
 
@@ -29,11 +29,11 @@ def given_texts(texts: list[str] | None) -> Iterator[str]:
 def read_lines_of(path: str) -> Iterator[str]:
     """Without their ends; `-` is standard input, compressed files are opened."""
     from qkv.data.documents import read_lines
-    from qkv.data.sources import STANDARD_INPUT, one_file, open_source
+    from qkv.data.text_sources import STANDARD_INPUT, find_single_file, open_source
 
     name = "standard input" if path == STANDARD_INPUT else path
     empty = True
-    with open_source(one_file(path)) as (_, stream):
+    with open_source(find_single_file(path)) as (_, stream):
         for line in read_lines(name, stream):
             empty = False
             yield line.rstrip("\r\n")
@@ -41,7 +41,7 @@ def read_lines_of(path: str) -> Iterator[str]:
         raise InputError(f"{name} is empty, and no text was given" if path == STANDARD_INPUT else f"{name}: is empty")
 
 
-def pairs_where_tabs(texts: Iterable[str]) -> "Iterator[Text]":
+def pairs_where_tabs(texts: Iterable[str]) -> "Iterator[TextOrPair]":
     """Two columns are a pair."""
     for number, text in enumerate(texts, start=1):
         columns = text.split("\t")
@@ -55,15 +55,15 @@ def in_a_line(text: str) -> str:
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
-def is_blank(text: "Text | tuple[str, ...]") -> bool:
+def is_blank(text: "TextOrPair | tuple[str, ...]") -> bool:
     """Of a pair: both are."""
     return not "".join(text).strip()
 
 
 def answered(
-    read: "Iterable[list[Encoded]]", answer: "Callable[[list[Encoded]], Sequence[A]]",
-    *, asks: "Callable[[Encoded], bool]" = lambda one: not is_blank(one.row),
-) -> "Iterator[tuple[Encoded, A | None]]":  # fmt: skip
+    read: "Iterable[list[EncodedText]]", answer: "Callable[[list[EncodedText]], Sequence[A]]",
+    *, asks: "Callable[[EncodedText], bool]" = lambda one: not is_blank(one.texts),
+) -> "Iterator[tuple[EncodedText, A | None]]":  # fmt: skip
     """Each text with its answer, in order; None for one that asks nothing, as a blank one does."""
     for some in read:
         asking = [asks(one) for one in some]
@@ -73,16 +73,16 @@ def answered(
 
 
 def encoded(
-    task: "TextEncoder", texts: "Iterable[Text]", *, truncate: bool, max_tokens: int | None = None,
-    parse_specials: bool = False,
-) -> "Iterator[list[Encoded]]":  # fmt: skip
+    task: "TextEncoder", texts: "Iterable[TextOrPair]", *, truncate: bool, max_tokens: int | None = None,
+    parse_special_tokens: bool = False,
+) -> "Iterator[list[EncodedText]]":  # fmt: skip
     """All texts, some thousand at a time; at the end it is said how many were cut."""
     waiting, done, n_cut = iter(texts), 0, 0
     while some := list(islice(waiting, LINES_AT_ONCE)):
         read = task.encode(
-            some, truncate=truncate, max_tokens=max_tokens, parse_specials=parse_specials, first=done + 1
+            some, truncate=truncate, max_tokens=max_tokens, parse_special_tokens=parse_special_tokens, first=done + 1
         )
-        done, n_cut = done + len(some), n_cut + sum(one.n_cut > 0 for one in read)
+        done, n_cut = done + len(some), n_cut + sum(one.n_truncated > 0 for one in read)
         yield read
     if n_cut:
         limit = min(max_tokens or task.model.config.context_length, task.model.config.context_length)

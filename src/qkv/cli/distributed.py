@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     import torch
 
     from qkv.cost import Sharding
-    from qkv.training import Ranks
+    from qkv.training import Distributed
 
 
 @contextmanager
-def together(device: "torch.device", sharding: str | None) -> "Iterator[tuple[Ranks, torch.device]]":
+def together(device: "torch.device", sharding: str | None) -> "Iterator[tuple[Distributed, torch.device]]":
     """Who works at this command, and where: alone, or one of the processes that torchrun started."""
-    from qkv.training.ranks import ALONE, is_under_torchrun
+    from qkv.training.distributed import SINGLE_PROCESS, is_launched_by_torchrun
 
     kind = _kind(sharding)
-    if is_under_torchrun():
+    if is_launched_by_torchrun():
         yield from _as_one_of_many(device, kind)
     elif sharding is not None:
         raise ConfigError(f"--sharding {kind} is for several processes: torchrun --nproc-per-node 4 -m qkv.cli train …")
     else:
-        yield ALONE, device
+        yield SINGLE_PROCESS, device
 
 
 def refuse_several(command: str, device: "torch.device") -> None:
     """For a command that is done by one process: several would write into one folder."""
-    with together(device, None) as (ranks, _):
-        if ranks.world > 1:
-            raise InputError(f"qkv {command} works in one process, torchrun started {ranks.world}: leave torchrun out")
+    with together(device, None) as (distributed, _):
+        if distributed.world_size > 1:
+            raise InputError(f"qkv {command} works in one process, torchrun started {distributed.world_size}: leave torchrun out")
 
 
 def _kind(sharding: str | None) -> "Sharding":
@@ -45,11 +45,11 @@ def _kind(sharding: str | None) -> "Sharding":
     return Sharding(sharding or Sharding.DDP)
 
 
-def _as_one_of_many(device: "torch.device", kind: "Sharding") -> "Iterator[tuple[Ranks, torch.device]]":
-    from qkv.training.torchrun import SHARED_BY, is_of_another, own_device
+def _as_one_of_many(device: "torch.device", kind: "Sharding") -> "Iterator[tuple[Distributed, torch.device]]":
+    from qkv.training.torchrun import DISTRIBUTED_CLASSES, is_peer_failure, local_device
 
-    mine = own_device(device)
-    ranks = SHARED_BY[kind](mine, lambda why: end(_gone(why) if why else "", 1))
+    mine = local_device(device)
+    distributed = DISTRIBUTED_CLASSES[kind](mine, lambda why: end(_gone(why) if why else "", 1))
 
     def end(line: str, code: int) -> NoReturn:
         """At once: what the others are waited for in would never end."""
@@ -57,20 +57,20 @@ def _as_one_of_many(device: "torch.device", kind: "Sharding") -> "Iterator[tuple
             say(line)
         sys.stdout.flush()
         sys.stderr.flush()
-        ranks.linger()
+        distributed.keep_store_alive()
         os._exit(code)
 
     try:
-        yield ranks, mine
+        yield distributed, mine
     except QKVError as error:
-        end(f"error: {error}" if ranks.speaks() else "", exit_code(error))
+        end(f"error: {error}" if distributed.claim_error_report() else "", exit_code(error))
     except SystemExit as stop:
         end("", stop.code if isinstance(stop.code, int) else 1)
     except RuntimeError as error:
-        if not is_of_another(error):
+        if not is_peer_failure(error):
             raise
-        end(_gone("the connection to another process broke") if ranks.speaks() else "", 1)
-    ranks.close()
+        end(_gone("the connection to another process broke") if distributed.claim_error_report() else "", 1)
+    distributed.close()
 
 
 def exit_code(error: QKVError) -> int:

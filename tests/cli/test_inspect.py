@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 
 from qkv.choices import ViewKind
-from qkv.inspection import heads, read, reference, see
+from qkv.inspection import classify_heads, coreference, prepare_input, run_with_cache
 from qkv.tasks import load
-from tests.inspection.looking import task
-from tests.tasks.small import saved, small_task
+from tests.inspection.examples import task
 from tests.tasks.small_bert import saved_bert
+from tests.tasks.small_gpt import saved, small_task
 
 TEXT = "The cat sat on the mat, and it slept by the dog."
 NEEDS = {ViewKind.IT: ["--candidates", "cat,mat"], ViewKind.EFFECT: ["--off", "1.2", "--cut", "it:cat"]}
@@ -59,10 +59,10 @@ def test_the_columns_of_it_are_explained(command, folder):
 def test_numbers_are_those_of_the_library(command, folder):
     one = load(folder)
     said = json.loads(command(folder, TEXT, "--json").out)
-    view = heads(see(one.model, read(one, TEXT)))
+    view = classify_heads(run_with_cache(one.model, prepare_input(one, TEXT)))
     assert said["scores"][1][2] == pytest.approx(view.scores[1, 2].tolist())
     assert said["error"] < 1e-5
-    found = reference(one, TEXT, pronoun="it", candidates=["cat", "mat"])
+    found = coreference(one, TEXT, pronoun="it", candidates=["cat", "mat"])
     said = json.loads(command(folder, TEXT, "--view", "it", "--candidates", "cat,mat", "--json").out)
     assert said["knock_out"] == pytest.approx(found.knock_out)
     assert found.verdict[1:] in command(folder, TEXT, "--view", "it", "--candidates", "cat,mat").out.replace("\n", " ")
@@ -70,13 +70,13 @@ def test_numbers_are_those_of_the_library(command, folder):
 
 def test_a_head_that_is_off_writes_nothing(command, folder):
     said = json.loads(command(folder, TEXT, "--view", "residual", "--off", "0.1", "--json").out)
-    assert max(said["head_writes"][0][1]) == 0
-    assert min(said["head_writes"][0][0]) > 0
+    assert max(said["head_norms"][0][1]) == 0
+    assert min(said["head_norms"][0][0]) > 0
 
 
 def test_a_cut_look_has_weight_zero_and_the_sink_can_be_left_out(command, folder):
-    own = read(load(folder), TEXT).own
-    query, key = own.places("it")[-1], own.places("cat")[-1]
+    own = prepare_input(load(folder), TEXT).sequence
+    query, key = own.find_word("it")[-1], own.find_word("cat")[-1]
     said = json.loads(command(folder, TEXT, "--view", "map", "--layer", 1, "--cut", "it:cat", "--json").out)
     assert said["weights"][query][key] == 0
     said = json.loads(command(folder, TEXT, "--view", "map", "--no-sink", "--words", "--json").out)
@@ -87,14 +87,14 @@ def test_a_cut_look_has_weight_zero_and_the_sink_can_be_left_out(command, folder
 
 @pytest.mark.parametrize("view", ["map", "heads"])
 def test_a_view_of_a_changed_model_says_what_was_changed(command, folder, monkeypatch, tmp_path, view):
-    own = read(load(folder), TEXT).own.labels
+    own = prepare_input(load(folder), TEXT).sequence.labels
     changes = ["self, layer 0: head 1 off", f"self: 5 {own[5]} may not look at 2 {own[2]}"]
     given = [folder, TEXT, "--view", view, "--off", "0.1", "--cut", "5:2"]
     assert command(*given).out.startswith(f"Changed: {'; '.join(changes)}.\n")
     assert "Changed" not in command(*given[:4]).out
     assert json.loads(command(*given, "--json").out)["changes"] == changes
     titles = []
-    monkeypatch.setattr("qkv.inspection.figures.save_picture", lambda drawn, _: titles.append(drawn.get_suptitle()))
+    monkeypatch.setattr("qkv.inspection.figures.save_figure", lambda drawn, _: titles.append(drawn.get_suptitle()))
     command(*given, "--plot", tmp_path / "a.png")
     assert " ".join(titles[0].split()).startswith(" ".join([TEXT, *changes]))
     assert max(len(line) for line in titles[0].splitlines()) < 90
@@ -125,7 +125,7 @@ def test_a_bert_and_a_translator_are_looked_into_too(command, translator, tmp_pa
     bert = saved_bert(tmp_path / "bert")
     said = json.loads(command(bert, "the [MASK] sat", "--view", "lens", "--json").out)
     assert said["positions"][2] == "[MASK]"
-    assert not said["says_next"]
+    assert not said["predicts_next"]
     said = json.loads(command(translator, "the cat sat", "--target", "the dog", "--view", "map", "--json").out)
     assert len(said["keys"]) > 3
     assert "cross" in said["title"]
@@ -134,19 +134,19 @@ def test_a_bert_and_a_translator_are_looked_into_too(command, translator, tmp_pa
 
 
 def test_a_word_of_the_target_means_the_row_that_a_map_labels_with_it(command, translator):
-    one = read(load(translator), "the cat sat", "the dog slept")
+    one = prepare_input(load(translator), "the cat sat", "the dog slept")
     given = [translator, "the cat sat", "--target", "the dog slept"]
-    chosen, fed, key = one.written.places("dog")[-1], one.own.places("dog")[-1], one.source.places("cat")[-1]
+    chosen, fed, key = one.generated.find_word("dog")[-1], one.sequence.find_word("dog")[-1], one.source.find_word("cat")[-1]
     cut = ["--cut", "dog:cat", "--stack", "cross"]
     said = json.loads(command(*given, "--view", "map", *cut, "--json").out)
     assert said["weights"][chosen][key] == 0
-    assert said["queries"][chosen] == one.written.labels[chosen]
+    assert said["queries"][chosen] == one.generated.labels[chosen]
     said = json.loads(command(*given, "--view", "effect", *cut, "--query", "dog", "--json").out)
     assert said["position"] == chosen
-    label, at = one.written.labels[chosen], one.source.labels[key]
+    label, at = one.generated.labels[chosen], one.source.labels[key]
     assert said["changes"] == [f"cross: {chosen} {label} may not look at {key} {at}"]
     table = command(*given, "--view", "effect", *cut, "--query", "dog").out
-    assert f"Guesses at {label}, after {one.own.labels[chosen]}, before" in table
+    assert f"Guesses at {label}, after {one.sequence.labels[chosen]}, before" in table
     for view, stack, place in [("neuron", ["--stack", "decoder"], fed), ("neuron", ["--stack", "cross"], chosen)]:
         assert json.loads(command(*given, "--view", view, *stack, "--query", "dog", "--json").out)["query"] == place
     said = json.loads(command(*given, "--view", "neuron", "--query", "cat", "--json").out)
@@ -165,7 +165,7 @@ def test_a_time_line_reads_the_text_with_every_checkpoint_of_a_run(command, fold
 
 
 def test_mistakes_are_one_line(command, folder, translator, tmp_path):
-    headless = saved_bert(tmp_path / "headless", masked_word_head=False)
+    headless = saved_bert(tmp_path / "headless", masked_lm_head=False)
     rnn = saved(task("rnn"), tmp_path / "rnn")
     for arguments, line in [
         ([folder, TEXT, "--view", "it"], "--candidates A,B names 0"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def config_of(name: str) -> "ModelConfig":
     """A preset, a config file, a run, a model's folder (ours or Hugging Face's), or a shipped model."""
     from qkv.config import PRESETS, preset
-    from qkv.config.base import nearest
+    from qkv.config.base import suggest_closest
     from qkv.zoo import shipped
 
     path = Path(name)
@@ -28,7 +28,7 @@ def config_of(name: str) -> "ModelConfig":
         return _from_file(zoo[name] / "config.json")
     if path.is_dir():
         raise InputError(f"{name}: the folder holds neither config.json nor a run (checkpoints/)")
-    hint = nearest(name, [*PRESETS, *zoo])
+    hint = suggest_closest(name, [*PRESETS, *zoo])
     raise InputError(
         f"{name}: neither a preset nor a file, a folder or a shipped model{hint}; presets: {', '.join(PRESETS)}"
     )

@@ -18,14 +18,14 @@ def show_masked(
     store = SentenceStore.open(folder)
     tokenizer = store.store.tokenizer()
     batches = MaskedBatches(source=store, tokenizer=tokenizer, config=config, length=length, batch_size=rows, seed=seed)
-    made, pairs = batches.batch(batch), batches.choose(batches.examples(batch))
+    made, pairs = batches.batch(batch), batches.pair_sampler(batches.example_indices(batch))
     documents = zip(store.document_at(pairs.a).tolist(), store.document_at(pairs.b).tolist(), strict=True)
     for row, (of_a, of_b) in enumerate(documents):
         n = int(made.attention_mask[row].sum())
         ids, segments = made.ids[row, :n].tolist(), made.segments[row, :n].tolist()
         used = made.targets[row] >= 0
-        asked = dict(zip(made.places[row][used].tolist(), made.targets[row][used].tolist(), strict=True))
-        is_wrong = None if made.is_wrong is None else bool(made.is_wrong[row])
+        asked = dict(zip(made.masked_positions[row][used].tolist(), made.targets[row][used].tolist(), strict=True))
+        is_wrong = None if made.next_sentence_labels is None else bool(made.next_sentence_labels[row])
         if as_json:
             of = [of_a] if is_wrong is None else [of_a, of_b]
             print(json.dumps({"ids": ids, "segments": segments, "asked": asked, "is_wrong": is_wrong, "documents": of}))
@@ -34,7 +34,7 @@ def show_masked(
         print(f"row {row}: {_origin(is_wrong, of_a, of_b)}; {len(asked)} of {n_words} words are asked for")
         for place, (number, segment) in enumerate(zip(ids, segments, strict=True)):
             why = _why(tokenizer, number, asked[place]) if place in asked else ""
-            print(f"{place:>5}  {'AB'[segment]}  {tokenizer.token(number):<14} {why}".rstrip())
+            print(f"{place:>5}  {'AB'[segment]}  {tokenizer.id_to_token(number):<14} {why}".rstrip())
 
 
 def _origin(is_wrong: bool | None, of_a: int, of_b: int) -> str:
@@ -48,10 +48,10 @@ def _origin(is_wrong: bool | None, of_a: int, of_b: int) -> str:
 
 
 def _why(tokenizer: "Tokenizer", shown: int, asked: int) -> str:
-    from qkv.choices import Role
+    from qkv.choices import SpecialToken
 
-    if shown == tokenizer.id_of(Role.MASK):
-        return f"← {tokenizer.token(asked)}, hidden"
+    if shown == tokenizer.special_id(SpecialToken.MASK):
+        return f"← {tokenizer.id_to_token(asked)}, hidden"
     if shown == asked:
         return "← asked for, but left as it is"
-    return f"← {tokenizer.token(asked)}, replaced by any word"
+    return f"← {tokenizer.id_to_token(asked)}, replaced by any word"
