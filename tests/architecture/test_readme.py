@@ -20,8 +20,8 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 def tree_paths() -> list[str]:
     """Each path of the tree, put together from the indentation: two blanks a level."""
-    block = re.search(r"## What is where\n+```\n(.*?)```", README, re.DOTALL)
-    assert block, "README.md has no tree under '## What is where'"
+    block = re.search(r"## Repository layout\n+```\n(.*?)```", README, re.DOTALL)
+    assert block, "README.md has no tree under '## Repository layout'"
     paths, above = [], {}
     for line in block[1].splitlines():
         name = line.split()[0]
@@ -52,7 +52,7 @@ def test_every_folder_and_page_of_the_repository_stands_in_the_tree():
 
 
 def test_every_path_of_the_tree_has_its_phrase():
-    lines = re.search(r"## What is where\n+```\n(.*?)```", README, re.DOTALL)[1].splitlines()
+    lines = re.search(r"## Repository layout\n+```\n(.*?)```", README, re.DOTALL)[1].splitlines()
     assert [line for line in lines if len(line.split()) < 2] == ["docs/"]
 
 
@@ -74,13 +74,13 @@ def commands(text: str) -> list[list[str]]:
 
 
 COMMANDS = commands(README)
-OWN_DATA = commands(README[README.index("## Your own data") : README.index("## The lectures")])
+OWN_DATA = commands(README[README.index("## Train on your own data") : README.index("## Lessons")])
 QUICK = [words for words in COMMANDS if words not in OWN_DATA and words[0] not in ("train", "explore")]
 
 
 def test_there_are_commands():
     assert {words[0] for words in COMMANDS} >= {"train", "finetune", "translate", "cost", "lesson"}
-    assert {words[0] for words in QUICK} >= {"generate", "translate", "look", "cost"}
+    assert {words[0] for words in QUICK} >= {"generate", "translate", "inspect", "cost"}
 
 
 @pytest.mark.parametrize("words", QUICK, ids=[" ".join(words) for words in QUICK])
