@@ -7,8 +7,8 @@ from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.inspection import prepare_input
 from qkv.tasks import Translator
 from tests.agreement.families import shaken
-from tests.tasks.small_gpt import small_task
 from tests.tasks.small_bert import small_bert
+from tests.tasks.small_gpt import small_task
 from tests.text.samples import trained
 
 FAMILIES = ["gpt", "bert", "seq2seq", "rnn"]

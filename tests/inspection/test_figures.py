@@ -9,7 +9,7 @@ import torch
 from matplotlib.image import imread
 
 from qkv.errors import MissingExtraError, ShapeError
-from qkv.inspection import Heatmap, plot_view, plot_heatmaps, new_figure
+from qkv.inspection import Heatmap, new_figure, plot_heatmaps, plot_view
 from qkv.inspection.coreference import CoreferenceView
 
 MATRIX = torch.tensor([[0.9, 0.1, 0.0], [0.25, 0.5, 0.25]])
@@ -126,8 +126,15 @@ def test_a_notebook_shows_a_figure_by_itself():
 
 def test_the_knock_outs_axis_says_which_sign_means_that_a_look_was_needed():
     view = CoreferenceView(
-        text="a cat it", pronoun="it", candidates=["a", "cat"], places=[[2], [0], [1]], attention=[0.2, 0.3],
-        rollout=[0.2, 0.3], value_weighted=[0.2, 0.3], knock_out=[-0.1, 0.2], remarks=[],
-    )  # fmt: skip
+        text="a cat it",
+        pronoun="it",
+        candidates=["a", "cat"],
+        places=[[2], [0], [1]],
+        attention=[0.2, 0.3],
+        rollout=[0.2, 0.3],
+        value_weighted=[0.2, 0.3],
+        knock_out=[-0.1, 0.2],
+        remarks=[],
+    )
     labels = [axis.get_xlabel() for axis in plot_view(view, title="a cat it").axes]
     assert labels == ["share of 'it'"] * 3 + ["change of log p (nats)\nbelow 0: the look was needed"]

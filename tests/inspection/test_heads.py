@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import HeadPattern, AttentionKind
+from qkv.choices import AttentionKind, HeadPattern
 from qkv.config import GPTConfig
-from qkv.inspection import PATTERNS, TokenizedText, plot_view, classify_heads, run_with_cache
-from qkv.inspection.heads import best_pattern, score_pattern, pattern_targets
+from qkv.inspection import PATTERNS, TokenizedText, classify_heads, plot_view, run_with_cache
+from qkv.inspection.heads import best_pattern, pattern_targets, score_pattern
 from qkv.inspection.model_input import ModelInput
 from qkv.models import GPT
 from tests.inspection.examples import FAMILIES, reading, task
@@ -22,12 +22,15 @@ N = len(WORDS)
 def tokens(words=WORDS, ids=None):
     special = [word.startswith("[") for word in words]
     ids = [sorted(set(words)).index(word) for word in words] if ids is None else ids
-    return TokenizedText(text="", ids=ids, tokens=list(words), words=[None] * len(words), spans=[None] * len(words),
-                  is_special=special)  # fmt: skip
+    return TokenizedText(
+        text="", ids=ids, tokens=list(words), words=[None] * len(words), spans=[None] * len(words), is_special=special
+    )
 
 
 def scored(weights, visible, pattern):
-    return float(score_pattern(weights[None, None], visible, pattern, pattern_targets(tokens(), visible, is_cross=False))[0, 0])
+    return float(
+        score_pattern(weights[None, None], visible, pattern, pattern_targets(tokens(), visible, is_cross=False))[0, 0]
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -105,9 +108,16 @@ def induction_model(n_ids: int, context: int) -> GPT:
     third = max(n_ids, context)
     width = 3 * third
     config = GPTConfig(
-        vocab_size=n_ids, context_length=context, d_model=width, n_heads=1, n_layers=2, positions="learned",
-        attention_bias=False, scale_scores=False, tie_embeddings=False,
-    )  # fmt: skip
+        vocab_size=n_ids,
+        context_length=context,
+        d_model=width,
+        n_heads=1,
+        n_layers=2,
+        positions="learned",
+        attention_bias=False,
+        scale_scores=False,
+        tie_embeddings=False,
+    )
     model = GPT(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -139,7 +149,10 @@ def test_a_planted_induction_head_and_its_previous_token_head_are_found():
 
 
 def test_a_narrow_picture_folds_what_stands_above_it():
-    drawn = plot_view(classify_heads(run_with_cache(task("rnn").model, reading("rnn"))), title="The quick brown fox jumps over the lazy dog.")
+    drawn = plot_view(
+        classify_heads(run_with_cache(task("rnn").model, reading("rnn"))),
+        title="The quick brown fox jumps over the lazy dog.",
+    )
     drawn.draw_without_rendering()
     above = drawn.texts[0].get_window_extent()
     assert above.x0 >= 0

@@ -6,7 +6,7 @@ import torch
 from qkv.choices import PositionKind
 from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import TapError
-from qkv.inspection import intervene, mask_attention, ablate_head, record
+from qkv.inspection import ablate_head, intervene, mask_attention, record
 from tests.agreement.families import close, shaken, some_ids, some_source
 from tests.agreement.operators import Operators
 
@@ -82,8 +82,8 @@ def test_a_change_of_shape_is_refused_with_both():
 def test_a_whole_lookup_cannot_be_changed():
     model = gpt()
     with (
-        pytest.raises(TapError, match=r"'blocks\.0\.attention\.lookup' carries a whole look-up"),
-        intervene(model, {"blocks.0.attention.lookup": 0.0}),
+        pytest.raises(TapError, match=r"'blocks\.0\.attention\.inputs' carries a whole look-up"),
+        intervene(model, {"blocks.0.attention.inputs": 0.0}),
     ):
         pass
 
@@ -92,7 +92,7 @@ def test_a_refused_change_leaves_nothing_behind():
     model = gpt()
     with pytest.raises(TapError), intervene(model, {"final": 0.0, "finale": 0.0}):
         pass
-    assert not model.final.is_changed
+    assert not model.final.has_interventions
 
 
 @pytest.mark.parametrize("head", [0, 4])
@@ -109,10 +109,10 @@ def test_a_head_that_is_off_writes_nothing(head):
 
 def test_a_head_may_be_off_in_several_places():
     model, ids = gpt(), some_ids(1, 3, 7)
-    with ablate_head(model, "blocks.*.attention", 3), record(model, "*.heads") as trace:
+    with ablate_head(model, "blocks.*.attention", 3), record(model, "*.head_outputs") as trace:
         model(ids)
     for i in range(2):
-        heads = trace[f"blocks.{i}.attention.heads"]
+        heads = trace[f"blocks.{i}.attention.head_outputs"]
         assert (heads[:, 3] == 0).all()
         assert (heads[:, [0, 1, 2, 4]] != 0).all()
 
@@ -128,11 +128,11 @@ def test_a_head_that_is_not_there_is_refused(head):
 
 
 def test_an_attention_that_is_not_there_is_refused():
-    message = r"no tap is named 'block\.0\.attention\.lookup'; did you mean"
+    message = r"no tap is named 'block\.0\.attention\.inputs'; did you mean"
     with pytest.raises(TapError, match=message), ablate_head(gpt(), "block.0.attention", 0):
         pass
     rnn = shaken(RNNConfig(vocab_size=23, d_model=10))
-    message = r"no tap is named 'decoder\.attention\.lookup'"
+    message = r"no tap is named 'decoder\.attention\.inputs'"
     with pytest.raises(TapError, match=message), mask_attention(rnn, "decoder.attention", query=0, key=0):
         pass
 
@@ -166,7 +166,11 @@ def test_a_cut_is_minus_infinity_added_to_the_score_and_stays_fused(head, positi
 
     with intervene(model, {"blocks.0.attention.scores": forbid}):
         expected = model(ids)
-    with mask_attention(model, "blocks.0.attention", query=4, key=1, head=head), torch.no_grad(), Operators() as operators:
+    with (
+        mask_attention(model, "blocks.0.attention", query=4, key=1, head=head),
+        torch.no_grad(),
+        Operators() as operators,
+    ):
         got = model(ids)
     close(got, expected)
     assert not torch.allclose(got, model(ids))
@@ -178,7 +182,7 @@ def test_cutting_the_only_edge_leaves_a_row_of_zeros():
     with mask_attention(model, "blocks.0.attention", query=0, key=0), record(model, "blocks.0.*") as trace:
         logits = model(ids)
     assert (trace["blocks.0.attention.weights"][:, :, 0] == 0).all()
-    assert (trace["blocks.0.attention.heads"][:, :, 0] == 0).all()
+    assert (trace["blocks.0.attention.head_outputs"][:, :, 0] == 0).all()
     assert logits.isfinite().all()
 
 
@@ -201,7 +205,7 @@ def test_an_edge_that_no_pass_reached_is_an_error_at_the_end():
         model(some_ids(1, 3, 7))
     with pytest.raises(TapError, match="the edge 1→7"), mask_attention(model, "blocks.0.attention", query=1, key=7):
         model(some_ids(1, 3, 7))
-    assert not model.blocks[0].attention.lookup.is_changed
+    assert not model.blocks[0].attention.inputs.has_interventions
 
 
 def in_steps(model, ids, cuts, run):

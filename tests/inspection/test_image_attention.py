@@ -9,9 +9,11 @@ from qkv.inspection import ImageAttention, plot_image_attention
 
 def looks(n_words=3, *, n_patches=6, n_across=3):
     return ImageAttention(
-        picture=torch.rand(10, 15, 3), words=[f"word {i}" for i in range(n_words)],
-        weights=torch.rand(n_words, n_patches).softmax(-1), n_across=n_across,
-    )  # fmt: skip
+        picture=torch.rand(10, 15, 3),
+        words=[f"word {i}" for i in range(n_words)],
+        weights=torch.rand(n_words, n_patches).softmax(-1),
+        n_across=n_across,
+    )
 
 
 def test_each_word_has_the_picture_with_its_own_weights_where_its_patches_are():

@@ -6,34 +6,34 @@ from importlib import import_module
 import pytest
 import torch
 
-from qkv.choices import SpecialToken, AttentionKind
+from qkv.choices import AttentionKind, SpecialToken
 from qkv.errors import InputError, TapError
 from qkv.inspection import (
-    EdgeMask,
-    HeadAblation,
     ActivationPatch,
     CoreferenceView,
+    EdgeMask,
+    HeadAblation,
+    ablate_head,
     attention_map,
+    checkpoint_timeline,
+    classify_heads,
+    compute_neuron_view,
+    coreference,
+    embedding_trajectories,
+    find_ineffective_masks,
     logit_attribution,
+    logit_lens,
     mask_attention,
     measure_effect,
-    embedding_trajectories,
     plot_view,
-    ablate_head,
-    classify_heads,
-    find_ineffective_masks,
-    logit_lens,
-    compute_neuron_view,
     prepare_input,
-    coreference,
-    run_with_cache,
     residual_stream_norms,
-    checkpoint_timeline,
+    run_with_cache,
 )
 from tests.agreement.families import close
 from tests.inspection.examples import FAMILIES, TEXT, reading, task
-from tests.tasks.small_gpt import small_task
 from tests.tasks.small_bert import small_bert
+from tests.tasks.small_gpt import small_task
 
 
 def log_p(family, **_):
@@ -95,10 +95,14 @@ def test_a_patch_puts_in_what_another_text_had():
     expected = run_with_cache(model, other).logits.float().log_softmax(-1)
     torch.testing.assert_close(whole.after, expected[-1, whole.ids])
     differ = [n for n, (a, b) in enumerate(zip(own.sequence.ids, other.sequence.ids, strict=True)) if a != b]
-    part = measure_effect(model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=tuple(differ))])
+    part = measure_effect(
+        model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=tuple(differ))]
+    )
     torch.testing.assert_close(part.after, expected[-1, part.ids])
     with pytest.raises(TapError, match=r"position 99 of 'blocks.0.resid_pre' is outside"):
-        measure_effect(model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=(99,))])
+        measure_effect(
+            model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=(99,))]
+        )
     with pytest.raises(TapError, match="give its whole name"):
         measure_effect(model, one.tokenizer, own, [ActivationPatch(tap="*.resid_pre", other=other)])
 
@@ -143,7 +147,9 @@ def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn(monkeypatch):
     before = following()
     with ExitStack() as cuts:
         for place in query:
-            cuts.enter_context(mask_attention(one.model, "blocks.*.attention", query=place, key=own.find_word("mat")[0]))
+            cuts.enter_context(
+                mask_attention(one.model, "blocks.*.attention", query=place, key=own.find_word("mat")[0])
+            )
         assert following() - before == pytest.approx(found.knock_out[1], abs=1e-4)
 
 
@@ -161,9 +167,16 @@ def test_shares_are_of_the_row_without_its_sink():
 def test_what_each_column_says_and_whether_they_agree():
     def view(knock_out, rollout=(0.2, 0.1)):
         return CoreferenceView(
-            text="", pronoun="it", candidates=["cat", "mat"], places=[], attention=[0.3, 0.2], rollout=list(rollout),
-            value_weighted=[0.5, 0.1], knock_out=knock_out, remarks=[],
-        )  # fmt: skip
+            text="",
+            pronoun="it",
+            candidates=["cat", "mat"],
+            places=[],
+            attention=[0.3, 0.2],
+            rollout=list(rollout),
+            value_weighted=[0.5, 0.1],
+            knock_out=knock_out,
+            remarks=[],
+        )
 
     assert view([-0.5, 0.1]).verdict == "all 4 columns point at cat"
     assert view(None).agrees
@@ -203,7 +216,9 @@ def test_a_time_line_reads_the_text_with_every_checkpoint():
         torch.testing.assert_close(
             found.target_probabilities[place, :, :-1], logit_lens(seen, one.tokenizer).target_probabilities[:, :-1]
         )
-        expected = -seen.logits.float().log_softmax(-1)[torch.arange(len(seen.logits) - 1), seen.model_input.next_ids].mean()
+        expected = (
+            -seen.logits.float().log_softmax(-1)[torch.arange(len(seen.logits) - 1), seen.model_input.next_ids].mean()
+        )
         assert found.losses[place] == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(InputError, match="0 checkpoints"):
         checkpoint_timeline([], TEXT)
@@ -213,9 +228,18 @@ def test_a_time_line_reads_the_text_with_every_checkpoint():
 def test_every_view_is_drawn_with_its_title(family, tmp_path):
     one, text = task(family), reading(family)
     seen = run_with_cache(one.model, text)
-    views = [attention_map(seen), classify_heads(seen), logit_lens(seen, one.tokenizer), embedding_trajectories(seen, one.tokenizer)]
+    views = [
+        attention_map(seen),
+        classify_heads(seen),
+        logit_lens(seen, one.tokenizer),
+        embedding_trajectories(seen, one.tokenizer),
+    ]
     if family != "rnn":
-        views += [residual_stream_norms(seen), compute_neuron_view(seen), logit_attribution(seen, one.tokenizer, position=0, token_id=1)]
+        views += [
+            residual_stream_norms(seen),
+            compute_neuron_view(seen),
+            logit_attribution(seen, one.tokenizer, position=0, token_id=1),
+        ]
         views += [measure_effect(one.model, one.tokenizer, text, [HeadAblation(stack=seen.stacks[0], layer=0, head=0)])]
     if family == "gpt":
         views += [checkpoint_timeline([(1, one), (2, one)], TEXT)]

@@ -75,7 +75,9 @@ def test_recording_ends_when_the_pass_fails_too():
 @pytest.mark.parametrize("positions", PositionKind)
 @pytest.mark.parametrize("n_kv_heads", [5, 1])
 def test_recomputed_weights_are_those_of_the_plain_road(positions, n_kv_heads):
-    model = gpt(positions=positions, n_kv_heads=n_kv_heads, sliding_window=3, relative_buckets=8, relative_max_distance=13)
+    model = gpt(
+        positions=positions, n_kv_heads=n_kv_heads, sliding_window=3, relative_buckets=8, relative_max_distance=13
+    )
     ids = some_ids(1, 3, 7)
     attention_mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
     with record(model, "*.weights") as trace:
@@ -98,7 +100,7 @@ def test_scores_are_recorded_with_the_fused_kernel_on():
 
 def test_overlapping_patterns_record_a_pass_once():
     model = gpt()
-    with record(model, "*.weights", "blocks.0.*", "*.lookup", "*") as trace:
+    with record(model, "*.weights", "blocks.0.*", "*.inputs", "*") as trace:
         model(some_ids(1, 3, 7))
     assert {trace.n_passes(name) for name in trace.names} == {1}
 
@@ -209,7 +211,7 @@ def test_beams_that_share_a_source_are_recorded_one_a_row():
     alone = type(source)(states=source.states.repeat_interleave(3, dim=0))
     with record(model, "decoder.blocks.1.cross_attention.*") as one_by_one:
         model.decode(ids, alone)
-    for last in ("queries", "weights", "scores", "heads"):
+    for last in ("queries", "weights", "scores", "head_outputs"):
         name = f"decoder.blocks.1.cross_attention.{last}"
         assert trace[name].shape[0] == 6
         close(trace[name], one_by_one[name])
@@ -227,7 +229,7 @@ def test_an_rnns_weights_are_recorded(kind):
     weights = trace["decoder.attention.weights"]
     assert weights.shape == (3, 1, 7, 5)
     close(weights.sum(-1), torch.ones(3, 1, 7, dtype=torch.float64))
-    close(trace["decoder.attention.heads"][:, 0], weights[:, 0] @ trace["encoder.states"])
+    close(trace["decoder.attention.head_outputs"][:, 0], weights[:, 0] @ trace["encoder.states"])
 
 
 def test_bert_and_the_front_door():

@@ -3,12 +3,23 @@
 import pytest
 import torch
 
-from qkv.inspection import attention_map, classify_heads, logit_lens, prepare_input, run_with_cache, residual_stream_norms
+from qkv.inspection import (
+    attention_map,
+    classify_heads,
+    logit_lens,
+    prepare_input,
+    residual_stream_norms,
+    run_with_cache,
+)
 from qkv.inspection.alignment import CrossAttention
 from tests.tasks.small_gpt import small_task
 
 
-@pytest.mark.parametrize("view", [run_with_cache, classify_heads, attention_map, residual_stream_norms, logit_lens], ids=lambda view: view.__name__)
+@pytest.mark.parametrize(
+    "view",
+    [run_with_cache, classify_heads, attention_map, residual_stream_norms, logit_lens],
+    ids=lambda view: view.__name__,
+)
 def test_a_view_is_shown_in_a_line(view):
     task = small_task()
     seen = run_with_cache(task.model, prepare_input(task, "the cat sat on the mat and the dog sat on the cat"))

@@ -9,27 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from qkv.choices import NormPosition, AttentionKind
+from qkv.choices import AttentionKind, NormPosition
 from qkv.errors import InputError
 from qkv.inspection import (
     attention_map,
-    logit_attribution,
+    attention_rollout,
+    classify_heads,
+    compute_neuron_view,
     embedding_trajectories,
     head_outputs,
-    classify_heads,
+    logit_attribution,
     logit_lens,
     merge_subwords,
     nearest_tokens,
-    compute_neuron_view,
-    to_jsonable,
     position_similarity,
     prepare_input,
-    attention_rollout,
+    remove_sink,
+    residual_stream_norms,
     run_with_cache,
     sink_mask,
-    residual_stream_norms,
+    to_jsonable,
     value_weighted_attention,
-    remove_sink,
 )
 from qkv.inspection.model_input import ModelInput, TokenizedText
 from qkv.inspection.rollout import rollout_from_means
@@ -64,7 +64,9 @@ def test_contributions_sum_to_the_logit_whatever_the_model(families):
         both = logit_attribution(seen, tokenizer, position=-1, token_id=3, against=11)
         assert float(both.values.sum()) == pytest.approx(float(seen.logits[-1, 3] - seen.logits[-1, 11]), abs=1e-8)
         n = sum(
-            len(seen.all_weights(stack)) * seen.all_weights(stack).shape[1] for stack in seen.stacks if stack is not AttentionKind.ENCODER
+            len(seen.all_weights(stack)) * seen.all_weights(stack).shape[1]
+            for stack in seen.stacks
+            if stack is not AttentionKind.ENCODER
         )
         assert len(one.names) == len(set(one.names)) == n + config_layers(config) + 2
 
@@ -116,8 +118,14 @@ def test_shares_of_a_rollout_sum_to_one(family):
 
 
 def test_words_are_merged_to_by_sums_and_from_by_means():
-    own = TokenizedText(text="", ids=[1, 2, 3, 4], tokens=["[CLS]", " un", "do", " it"], words=[None, 0, 0, 1],
-                 spans=[None] * 4, is_special=[True, False, False, False])  # fmt: skip
+    own = TokenizedText(
+        text="",
+        ids=[1, 2, 3, 4],
+        tokens=["[CLS]", " un", "do", " it"],
+        words=[None, 0, 0, 1],
+        spans=[None] * 4,
+        is_special=[True, False, False, False],
+    )
     seen = run_with_cache(task("gpt").model, reading("gpt"))
     view = attention_map(seen, layer=0, head=0)
     weights = torch.rand(4, 4).softmax(-1)
@@ -164,7 +172,9 @@ def test_the_stream_view_holds_the_lengths_of_what_passed(family):
     prefix = "decoder." if family == "seq2seq" else ""
     close(view.residual_norms[1], seen.get_activation(f"{prefix}blocks.0.resid_post").norm(dim=-1))
     close(view.sublayer_norms[-1, 1], seen.get_activation(f"{prefix}blocks.1.feed_forward_out").norm(dim=-1))
-    assert view.sublayers == (["attention", "cross_attention", "feed_forward"] if prefix else ["attention", "feed_forward"])
+    assert view.sublayers == (
+        ["attention", "cross_attention", "feed_forward"] if prefix else ["attention", "feed_forward"]
+    )
 
 
 @given(st.one_of(gpts(), berts(), seq2seqs()), st.integers(0, 99))
@@ -221,7 +231,11 @@ def test_every_view_is_plain_json(family):
         embedding_trajectories(seen, task(family).tokenizer),
     ]
     if family != "rnn":
-        views += [compute_neuron_view(seen), residual_stream_norms(seen), logit_attribution(seen, task(family).tokenizer, position=1, token_id=2)]
+        views += [
+            compute_neuron_view(seen),
+            residual_stream_norms(seen),
+            logit_attribution(seen, task(family).tokenizer, position=1, token_id=2),
+        ]
     for view in views:
         said = json.loads(json.dumps(to_jsonable(view), allow_nan=False))
         assert said.keys() >= {"weights"} or len(said) > 3

@@ -7,7 +7,7 @@ import torch
 from matplotlib.image import imread
 
 from qkv.errors import ShapeError
-from qkv.inspection.word_map import project_to_2d, plot_word_map
+from qkv.inspection.word_map import plot_word_map, project_to_2d
 
 WORDS = ["king", "queen", "dog", "cat", "red"]
 
@@ -70,7 +70,9 @@ def test_words_of_points_that_lie_together_do_not_cover_each_other():
 
 
 def test_wide_letters_are_not_written_over():
-    figure = plot_word_map(torch.tensor([[0.0, 0.0], [0.6, 0.0], [5.0, 5.0], [-5.0, 4.0]]), ["wommmman", "girl", "a", "b"])
+    figure = plot_word_map(
+        torch.tensor([[0.0, 0.0], [0.6, 0.0], [5.0, 5.0], [-5.0, 4.0]]), ["wommmman", "girl", "a", "b"]
+    )
     figure.draw_without_rendering()
     one, other = (text.get_window_extent() for text in figure.axes[0].texts[:2])
     assert not one.overlaps(other)

@@ -19,9 +19,13 @@ def small_bert(**settings) -> TextEncoder:
     tokenizer = trained(TokenizerKind.WORDPIECE)
     heads = {"masked_lm_head": True, "next_sentence_head": True, "class_names": NAMES}
     config = BERTConfig(
-        vocab_size=tokenizer.vocab_size, context_length=CONTEXT, d_model=12, n_heads=3, n_layers=2,
+        vocab_size=tokenizer.vocab_size,
+        context_length=CONTEXT,
+        d_model=12,
+        n_heads=3,
+        n_layers=2,
         **(heads | settings),
-    )  # fmt: skip
+    )
     return TextEncoder(shaken(config, 0), tokenizer)
 
 

@@ -22,9 +22,7 @@ def small_task(kind: TokenizerKind = TokenizerKind.BPE, seed: int = 0, context: 
 
 
 def small_model(tokenizer: Tokenizer, *, seed: int = 0, context: int = CONTEXT):
-    config = GPTConfig(
-        vocab_size=tokenizer.vocab_size, context_length=context, d_model=12, n_heads=3, n_layers=2
-    )
+    config = GPTConfig(vocab_size=tokenizer.vocab_size, context_length=context, d_model=12, n_heads=3, n_layers=2)
     return shaken(config, seed)
 
 

@@ -37,9 +37,7 @@ def small_translator(kind: str = "transformer") -> Translator:
     if kind == "transformer":
         return trained_to_turn()
     tokenizer = of_the_words()
-    config = RNNConfig(
-        vocab_size=tokenizer.vocab_size, context_length=CONTEXT, d_model=48, attention="general"
-    )
+    config = RNNConfig(vocab_size=tokenizer.vocab_size, context_length=CONTEXT, d_model=48, attention="general")
     return _taught(RNNSeq2Seq(config, seed=0), tokenizer, n_steps=250, learning_rate=1e-2)
 
 
@@ -68,7 +66,9 @@ def _taught(model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, 
         wanted = torch.full_like(prefix, -100)
         for row, ids in enumerate(targets):
             wanted[row, : len(ids) + 1] = torch.tensor([*ids, end])
-        return F.cross_entropy(model(source, prefix, source_attention_mask=attention_mask).flatten(0, 1), wanted.flatten())
+        return F.cross_entropy(
+            model(source, prefix, source_attention_mask=attention_mask).flatten(0, 1), wanted.flatten()
+        )
 
     practise(model, loss, n_steps=n_steps, learning_rate=learning_rate, seed=1)
     return Translator(model, tokenizer, name="transformer" if isinstance(model, Seq2Seq) else "rnn")

@@ -14,14 +14,14 @@ from qkv.errors import InputError
 from qkv.generation import generate, translate
 from qkv.inspection.alignment import compute_cross_attention
 from qkv.tasks import LanguageModel, TextEncoder, load
-from qkv.tasks.devices import resolve_dtype, resolve_device
+from qkv.tasks.devices import resolve_device, resolve_dtype
 from qkv.tasks.verification import verify
-from qkv.tasks.verification.implementations import forward_in_chunks, forward
+from qkv.tasks.verification.implementations import forward, forward_in_chunks
 from qkv.tasks.word_vectors import word_vectors
 from tests.agreement.families import close, gpts, seq2seqs, shaken, some_ids, some_source
 from tests.pretend_gpu import GPU, OnGPU, pretended_gpu
-from tests.tasks.small_gpt import saved, small_task
 from tests.tasks.small_bert import saved_bert
+from tests.tasks.small_gpt import saved, small_task
 
 SAMPLING = SamplingConfig(temperature=1.3, top_k=50, top_p=0.95, typical_p=0.9, repetition_penalty=1.2, seed=3)
 PAIRS = [("The cat", "sat there."), ("El niño", "comió.")]
@@ -91,9 +91,14 @@ def test_a_translator_of_any_shape_follows_its_device(config):
 
     def written():
         found = translate(
-            model, sources, start_id=1, max_new=[4, 6], stop_ids=frozenset({2}), beam=BeamConfig(n_beams=3),
+            model,
+            sources,
+            start_id=1,
+            max_new=[4, 6],
+            stop_ids=frozenset({2}),
+            beam=BeamConfig(n_beams=3),
             constraints=[[], [[5, 6]]],
-        )  # fmt: skip
+        )
         looks = compute_cross_attention(model, sources[1], found[1][0].ids, first=1)
         return [some[0].ids for some in found], looks.cpu()
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from qkv.choices import ProblemType
-from qkv.data.labeled_texts import Columns
+from qkv.data.labeled_texts import ColumnNames
 from qkv.errors import ContextLengthError, InputError
 from qkv.tasks.evaluation import evaluate_classifier
 from tests.tasks.small_bert import NAMES, small_bert
@@ -23,7 +23,7 @@ def test_right_answers_are_counted(tmp_path):
     labels = [answer.labels[0] for answer in task.classify(TEXTS)]
     wrong = NAMES[(NAMES.index(labels[0]) + 1) % 3]
     path = table(tmp_path / "rows.tsv", zip(TEXTS, [wrong, *labels[1:]], strict=True))
-    found = evaluate_classifier(task, path, columns=Columns())
+    found = evaluate_classifier(task, path, columns=ColumnNames())
     assert (found["rows"], found["accuracy"]) == (5, pytest.approx(0.8))
     assert [one["class"] for one in found["classes"]] == list(NAMES)
     assert sum(one["rows"] for one in found["classes"]) == 5
@@ -34,22 +34,24 @@ def test_pairs_are_read_as_pairs_and_numbers_as_numbers(tmp_path):
     pairs = list(pairwise(TEXTS))
     numbers = [answer.number for answer in task.classify(pairs)]
     rows = [(*pair, repr(2 * number + 1)) for pair, number in zip(pairs, numbers, strict=True)]
-    found = evaluate_classifier(task, table(tmp_path / "rows.tsv", rows, "text_a\ttext_b\tscore"), columns=Columns())
+    found = evaluate_classifier(
+        task, table(tmp_path / "rows.tsv", rows, "text_a\ttext_b\tscore"), columns=ColumnNames()
+    )
     assert found["pearson"] == pytest.approx(1.0)
 
 
 def test_several_labels_may_be_none(tmp_path):
     task = small_bert(problem_type=ProblemType.MULTI_LABEL)
     rows = [(text, ",".join(answer.labels)) for text, answer in zip(TEXTS, task.classify(TEXTS), strict=True)]
-    assert evaluate_classifier(task, table(tmp_path / "rows.tsv", rows), columns=Columns())["exact_match"] == 1.0
+    assert evaluate_classifier(task, table(tmp_path / "rows.tsv", rows), columns=ColumnNames())["exact_match"] == 1.0
 
 
 def test_what_cannot_be_judged_is_refused_in_words(tmp_path):
     path = table(tmp_path / "rows.tsv", [("x", "good"), ("the cat " * 40, "bad")])
     with pytest.raises(ContextLengthError, match=r"text 2 has 8. tokens, the model takes 43"):
-        evaluate_classifier(small_bert(), path, columns=Columns())
-    assert evaluate_classifier(small_bert(), path, columns=Columns(), truncate=True)["rows"] == 2
+        evaluate_classifier(small_bert(), path, columns=ColumnNames())
+    assert evaluate_classifier(small_bert(), path, columns=ColumnNames(), truncate=True)["rows"] == 2
     with pytest.raises(InputError, match=r"line 2: the label 'good' is not among the 2 of training \(a, b\)"):
-        evaluate_classifier(small_bert(class_names=("a", "b")), path, columns=Columns())
+        evaluate_classifier(small_bert(class_names=("a", "b")), path, columns=ColumnNames())
     with pytest.raises(InputError, match="no classification head to judge; it can "):
-        evaluate_classifier(small_bert(class_names=None), path, columns=Columns())
+        evaluate_classifier(small_bert(class_names=None), path, columns=ColumnNames())

@@ -30,9 +30,12 @@ class Scripted(LanguageModel):
         ids = task.encode("The cat")
         script = [*task.tokenizer.encode(says), task.tokenizer.special_id(SpecialToken.EOS)]
         config = GPTConfig(
-            vocab_size=task.model.config.vocab_size, context_length=len(ids) + len(script) + 5,
-            d_model=2, n_heads=1, n_layers=1,
-        )  # fmt: skip
+            vocab_size=task.model.config.vocab_size,
+            context_length=len(ids) + len(script) + 5,
+            d_model=2,
+            n_heads=1,
+            n_layers=1,
+        )
         super().__init__(GPT(config), task.tokenizer)
 
         def say(logits):
@@ -43,7 +46,7 @@ class Scripted(LanguageModel):
             return said
 
         self.n_said = 0
-        self.model.unembedding.logits.change(say)
+        self.model.unembedding.logits.intervene(say)
 
 
 @settings(max_examples=25)
@@ -148,11 +151,9 @@ def test_a_prompt_at_the_context_and_beyond():
 
 def test_an_id_that_the_tokenizer_does_not_have_says_nothing():
     tokenizer = trained(TokenizerKind.BPE)
-    config = GPTConfig(
-        vocab_size=tokenizer.vocab_size + 7, context_length=9, d_model=2, n_heads=1, n_layers=1
-    )
+    config = GPTConfig(vocab_size=tokenizer.vocab_size + 7, context_length=9, d_model=2, n_heads=1, n_layers=1)
     task = LanguageModel(GPT(config), tokenizer)
-    task.model.unembedding.logits.change(
+    task.model.unembedding.logits.intervene(
         lambda logits: torch.zeros_like(logits).index_fill(-1, torch.tensor([logits.shape[-1] - 1]), 9.0)
     )
     assert task.generate("The", max_new=3, temperature=0) == ""

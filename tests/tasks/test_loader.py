@@ -5,7 +5,7 @@ import torch
 
 import qkv
 from qkv.errors import InputError
-from qkv.tasks import resolve_model_folder, load, load_pretrained
+from qkv.tasks import load, load_pretrained, resolve_model_folder
 from qkv.tasks.loader import resolve_model_path
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.save import save_hf, save_int8

@@ -11,8 +11,8 @@ from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.models import BERT
 from qkv.nn import Varlen
 from qkv.tasks import packed_encoder
-from qkv.tasks.packed_encoder import PackedEncoder, can_pack, pack_by_length
 from qkv.tasks.batch_encoder import BatchEncoder
+from qkv.tasks.packed_encoder import PackedEncoder, can_pack, pack_by_length
 
 N_WORDS, LONGEST = 31, 13
 
@@ -74,8 +74,11 @@ def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):
 
 def test_the_batches_of_a_gpu_are_those_of_a_cpu(model, monkeypatch):
     rows = texts([5, 13, 2, 7, 7, 11])
-    plain = {place: batch.states[i, : len(rows[place])]
-             for batch in BatchEncoder(model).batches(rows, None) for i, place in enumerate(batch.indices)}  # fmt: skip
+    plain = {
+        place: batch.states[i, : len(rows[place])]
+        for batch in BatchEncoder(model).batches(rows, None)
+        for i, place in enumerate(batch.indices)
+    }
     monkeypatch.setattr("qkv.tasks.batch_encoder.can_pack", lambda _: True)
     monkeypatch.setattr(packed_encoder, "TOKENS", 20)
     for batch in BatchEncoder(model).batches(rows, None):
@@ -91,7 +94,9 @@ class OnGPU(torch.Tensor):
     is_cuda = True
 
 
-@pytest.mark.parametrize("other", [{"n_kv_heads": 1}, {"d_value": 5}, {"sliding_window": 3}, {"scale_scores": False}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"n_kv_heads": 1}, {"d_value": 5}, {"sliding_window": 3}, {"scale_scores": False}], ids=str
+)
 def test_a_gpu_packs_where_torch_has_the_kernel_alone(model, other):
     def packs(config, kind=torch.bfloat16):
         made = BERT(config, seed=3)

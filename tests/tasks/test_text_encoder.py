@@ -12,9 +12,18 @@ from qkv.tasks.batches import batch_by_length
 from tests.tasks.small_bert import CONTEXT, NAMES, small_bert
 
 TEXTS = [
-    "The cat sat on the mat", "", "the dog", "El niño comió una manzana; después durmió", "x", "and the dog sat",
-    "Then both of them slept", "the cat sat by the cat and the dog", "Zwölf 😀", "the mat", "It's two blanks",
-]  # fmt: skip
+    "The cat sat on the mat",
+    "",
+    "the dog",
+    "El niño comió una manzana; después durmió",
+    "x",
+    "and the dog sat",
+    "Then both of them slept",
+    "the cat sat by the cat and the dog",
+    "Zwölf 😀",
+    "the mat",
+    "It's two blanks",
+]
 MASKED = ["The [MASK] sat on the [MASK]", "[MASK]", "and the dog sat by the [MASK], then slept", "a [MASK] b"]
 PAIRS = [("the cat", "sat"), ("The dog slept", "then both of them slept"), ("", "x"), ("x", "")]
 LONG = "the cat " * 40
@@ -94,7 +103,7 @@ def test_the_filled_text_has_the_likeliest_token_in_place(says, asked, text):
     task = small_bert()
     number = task.tokenizer.backend.token_to_id(says)
     tap = task.model.masked_word.unembedding.logits
-    undo = tap.change(lambda logits: torch.zeros_like(logits).index_fill(-1, torch.tensor([number]), 9.0))
+    undo = tap.intervene(lambda logits: torch.zeros_like(logits).index_fill(-1, torch.tensor([number]), 9.0))
     (filled,) = task.fill_mask([asked], n=1)
     undo()
     assert filled.text == text
@@ -105,7 +114,7 @@ def test_a_part_of_a_word_is_offered_only_close_behind_one():
     task = small_bert()
     tap = task.model.masked_word.unembedding.logits
     part = task.tokenizer.backend.token_to_id("##s")
-    undo = tap.change(lambda logits: logits.index_fill(-1, torch.tensor([part]), 99.0))
+    undo = tap.intervene(lambda logits: logits.index_fill(-1, torch.tensor([part]), 99.0))
     filled = task.fill_mask(["a [MASK] the[MASK]", "[MASK] sat"], n=3)
     undo()
     offered = [any(guess.token == "##s" for guess in mask) for one in filled for mask in one.predictions]

@@ -15,7 +15,7 @@ from qkv.models import RNNSeq2Seq
 from qkv.nn import use_attention_kernel
 from qkv.tasks import Translator, load
 from qkv.tasks.text_utils import contains_term, split_to_fit
-from qkv.text.word_indices import token_byte_spans, word_indices_of_spans, word_indices_of_ids
+from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
 from qkv.weights.decoding import Decoding
 from tests.tasks.small_translator import CONTEXT, WORDS, backwards, draw, saved, small_translator
 
@@ -61,7 +61,9 @@ def test_capitals_that_the_vocabulary_does_not_know_are_read_as_small_letters():
 def test_a_text_that_never_ends_is_shown_up_to_its_loop(monkeypatch):
     task = small_translator()
     looping = task.tokenizer.encode("dos" + " uno" * 30, add_special_tokens=False)
-    endless = Hypothesis(ids=looping, log_probabilities=[0.0] * len(looping), score=0.0, finish_reason=FinishReason.LENGTH)
+    endless = Hypothesis(
+        ids=looping, log_probabilities=[0.0] * len(looping), score=0.0, finish_reason=FinishReason.LENGTH
+    )
     ended = replace(endless, finish_reason=FinishReason.STOP)
     monkeypatch.setattr("qkv.tasks.translator.translate_ids", lambda *_, **__: [[endless], [ended]])
     first, second = task.translate_batch(["uno", "uno"])
@@ -148,7 +150,7 @@ def test_attention_is_every_layers_and_heads_and_exact():
     torch.testing.assert_close(looked.weights.sum(-1), torch.ones(2, 4, n_target))
     seen = []
     with torch.inference_mode(), use_attention_kernel(task.model, AttentionKernel.PLAIN):
-        ends = [block.cross_attention.weights.watch(seen.append) for block in task.model.decoder.blocks]
+        ends = [block.cross_attention.weights.observe(seen.append) for block in task.model.decoder.blocks]
         begin = task.tokenizer.special_id(SpecialToken.BOS)
         task.model(torch.tensor([one.source_ids]), torch.tensor([[begin, *one.hypotheses[0].ids[:-1]]]))
         for end in ends:
@@ -172,9 +174,12 @@ def test_pharaoh_says_source_word_then_target_word():
     blurred = torch.full((1, 3, 4), 0.25)
     sharp = torch.tensor([[[0.1, 0.1, 0.7, 0.1], [0.3, 0.25, 0.4, 0.05], [0.1, 0.0, 0.0, 0.9]]])
     looked = CrossAttention(
-        weights=torch.stack((blurred, sharp)), source=["un", "o", " dos", "<eos>"], target=["two", " one", "<eos>"],
-        source_words=[0, 0, 1, None], target_words=[0, 1, None],
-    )  # fmt: skip
+        weights=torch.stack((blurred, sharp)),
+        source=["un", "o", " dos", "<eos>"],
+        target=["two", " one", "<eos>"],
+        source_words=[0, 0, 1, None],
+        target_words=[0, 1, None],
+    )
     assert looked.best_layer == 1
     assert looked.to_pharaoh() == "0-1 1-0"
     torch.testing.assert_close(looked.average(AlignmentAveraging.ALL), (blurred + sharp)[0] / 2)
@@ -207,9 +212,7 @@ def test_a_row_of_the_heat_map_is_a_target_token_that_looks():
 @pytest.mark.parametrize("attention", ["general", "none"])
 def test_an_rnn_translates_by_the_same_road(attention):
     tokenizer = small_translator().tokenizer
-    config = RNNConfig(
-        vocab_size=tokenizer.vocab_size, d_model=10, context_length=CONTEXT, attention=attention
-    )
+    config = RNNConfig(vocab_size=tokenizer.vocab_size, d_model=10, context_length=CONTEXT, attention=attention)
     task = Translator(RNNSeq2Seq(config, seed=5).eval(), tokenizer)
     assert task.translate(TEXTS[:5]) == [task.translate(text) for text in TEXTS[:5]]
     if attention == "none":

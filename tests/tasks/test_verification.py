@@ -15,14 +15,14 @@ from qkv.models import GPT, bert, inputs
 from qkv.nn import KVCache
 from qkv.tasks import Translator, load_pretrained
 from qkv.tasks.verification import CHECKS, verify
-from qkv.tasks.verification.case import VerificationCase, NotCheckedError
+from qkv.tasks.verification.case import NotCheckedError, VerificationCase
 from qkv.training import training_state
 from qkv.weights import ct2, gguf_file, models, save
 from qkv.weights.models import Loaded
 from qkv.weights.save import save_hf, save_own
 from tests.agreement.families import shaken
-from tests.tasks.small_gpt import saved, small_task
 from tests.tasks.small_bert import saved_bert
+from tests.tasks.small_gpt import saved, small_task
 from tests.tasks.small_translator import CONTEXT, of_the_words
 from tests.tasks.small_translator import saved as saved_translator
 from tests.weights.loaded_models import random_model
@@ -65,10 +65,15 @@ def test_a_sound_model_passes_and_what_is_not_checked_has_a_reason(folder, name)
 
 def without(part: str) -> Callable:
     """A mask that forgets one of its rules."""
-    return lambda *given, **rules: mask_of(*given, **(rules | {part: None}))
+    return lambda *given, **rules: build_mask(*given, **(rules | {part: None}))
 
 
-mask_of, positions, own_forward, select = inputs.mask_of, KVCache._positions, GPT.forward, decoder.GPTDecoder.reorder
+build_mask, positions, own_forward, select = (
+    inputs.build_mask,
+    KVCache._positions,
+    GPT.forward,
+    decoder.GPTDecoder.reorder,
+)
 
 
 def at_the_start(self, n_new, attention_mask):
@@ -106,8 +111,8 @@ def too_large(stored):
 BUGS = {
     "cached": ("gpt", KVCache, "_positions", at_the_start),
     "batched": ("gpt", GPT, "forward", rows_swapped),
-    "padded": ("gpt", inputs, "mask_of", without("attention_mask")),
-    "packed": ("gpt", inputs, "mask_of", without("documents")),
+    "padded": ("gpt", inputs, "build_mask", without("attention_mask")),
+    "packed": ("gpt", inputs, "build_mask", without("documents")),
     "greedy": ("gpt", generate, "choose", second_best),
     "beam": ("gpt", decoder.GPTDecoder, "reorder", unmoved),
     "int8 weights": ("gpt", models, "from_int8", too_large),
@@ -125,7 +130,7 @@ def test_a_bug_turns_its_own_check_red_and_no_other(folder, check, monkeypatch):
 
 
 def test_a_berts_padding_left_visible_is_seen(folder, monkeypatch):
-    monkeypatch.setattr(bert, "mask_of", without("attention_mask"))
+    monkeypatch.setattr(bert, "build_mask", without("attention_mask"))
     assert red(folder / "bert") == {"padded"}
 
 
@@ -149,7 +154,7 @@ def test_a_word_that_no_text_has_is_compared_too(folder, monkeypatch):
 
 def test_a_wrong_kernel_is_seen_on_every_road(folder, monkeypatch):
     attention = sys.modules["qkv.nn.attention"]
-    monkeypatch.setattr(attention, "attend_fused", lambda lookup: 1.01 * lookup.mix(lookup.weights()))
+    monkeypatch.setattr(attention, "fused_attention", lambda inputs: 1.01 * inputs.weighted_values(inputs.weights()))
     assert {"fused", "cached", "batched", "padded", "packed"} <= red(folder / "gpt")
 
 
@@ -254,19 +259,39 @@ def test_what_is_no_number_is_within_no_limit(folder, monkeypatch):
     assert (result.verdict, result.difference, result.reason) == (CheckStatus.FAILED, None, "the difference is nan")
 
 
-@pytest.mark.parametrize("config", [
-    GPTConfig(vocab_size=23, context_length=31, d_model=12, n_heads=3, n_layers=1),
-    Seq2SeqConfig(vocab_size=23, source_vocab_size=19, share_embeddings=False, context_length=31, d_model=12,
-                  n_heads=3, n_encoder_layers=1, n_decoder_layers=1),
-], ids=["gpt", "seq2seq"])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTConfig(vocab_size=23, context_length=31, d_model=12, n_heads=3, n_layers=1),
+        Seq2SeqConfig(
+            vocab_size=23,
+            source_vocab_size=19,
+            share_embeddings=False,
+            context_length=31,
+            d_model=12,
+            n_heads=3,
+            n_encoder_layers=1,
+            n_decoder_layers=1,
+        ),
+    ],
+    ids=["gpt", "seq2seq"],
+)
 def test_a_model_without_a_tokenizer_reads_random_ids(config, tmp_path):
     save_own(Loaded(shaken(config).float(), None), tmp_path / "model")
     assert not red(tmp_path / "model")
 
 
 def test_a_model_of_pictures_is_saved_and_loaded_and_neither_verified_nor_a_translator(tmp_path):
-    config = Seq2SeqConfig(vocab_size=23, share_embeddings=False, d_patch=7, context_length=31, d_model=12,
-                           n_heads=3, n_encoder_layers=1, n_decoder_layers=1)  # fmt: skip
+    config = Seq2SeqConfig(
+        vocab_size=23,
+        share_embeddings=False,
+        d_patch=7,
+        context_length=31,
+        d_model=12,
+        n_heads=3,
+        n_encoder_layers=1,
+        n_decoder_layers=1,
+    )
     model = shaken(config).float()
     save_own(Loaded(model, None), tmp_path / "model")
     back = load_pretrained(tmp_path / "model").model

@@ -5,8 +5,8 @@ import torch
 
 from qkv.errors import ContextLengthError, InputError
 from qkv.tasks.word_vectors import locate_tokens, word_ids, word_vectors
-from tests.tasks.small_gpt import CONTEXT, small_task
 from tests.tasks.small_bert import small_bert
+from tests.tasks.small_gpt import CONTEXT, small_task
 
 TASKS = [small_task, small_bert]
 

@@ -1,28 +1,45 @@
-"""Looking inside: record what passes a model's named places, change it, show it as data, draw it.
+"""Record, analyze, change and plot a model's activations.
 
-`seen = see(task.model, read(task, "text"))`, then a view of it: `classify_heads(seen)`, `attention_map(seen)`, `logit_lens(seen,
-task.tokenizer)` … Views are dataclasses of tensors and labels; `plain` makes JSON of them, `figure` a picture.
+Run a model once with `cache = run_with_cache(task.model, prepare_input(task, "text"))`, then compute a view of the
+cached activations: `classify_heads(cache)`, `attention_map(cache)`, `logit_lens(cache, task.tokenizer)`, and so on.
+Views are dataclasses of tensors and labels. `to_jsonable` converts them to JSON, and `plot_view` plots them.
 """
 
-from qkv.inspection.hooks import intervene, mask_attention, ablate_head
-from qkv.inspection.logit_attribution import LogitAttribution, logit_attribution
-from qkv.inspection.embeddings import EmbeddingView, embedding_trajectories, nearest_tokens, position_similarity
-from qkv.inspection.figures import Heatmap, plot_heatmaps, new_figure
-from qkv.inspection.heads import PATTERNS, HeadsView, classify_heads
-from qkv.inspection.interventions import EdgeMask, InterventionEffect, HeadAblation, Intervention, ActivationPatch, measure_effect, find_ineffective_masks, apply_interventions
-from qkv.inspection.logit_lens import LogitLensView, logit_lens
-from qkv.inspection.attention_map import AttentionMapView, attention_map, merge_subwords, sink_mask, value_weighted_attention, remove_sink
-from qkv.inspection.taps import match_taps, named_taps
-from qkv.inspection.neuron_view import NeuronView, compute_neuron_view
-from qkv.inspection.image_attention import ImageAttention, plot_image_attention
-from qkv.inspection.plot import View, plot_view
-from qkv.inspection.jsonable import to_jsonable
-from qkv.inspection.model_input import ModelWithTokenizer, ModelInput, TokenizedText, prepare_input, prepare_input_ids
-from qkv.inspection.record import AttentionRecord, ActivationRecord, record
-from qkv.inspection.coreference import CoreferenceView, coreference
-from qkv.inspection.rollout import AttentionRollout, attention_rollout
 from qkv.inspection.activation_cache import ActivationCache, run_with_cache
+from qkv.inspection.attention_map import (
+    AttentionMapView,
+    attention_map,
+    merge_subwords,
+    remove_sink,
+    sink_mask,
+    value_weighted_attention,
+)
+from qkv.inspection.coreference import CoreferenceView, coreference
+from qkv.inspection.embeddings import EmbeddingView, embedding_trajectories, nearest_tokens, position_similarity
+from qkv.inspection.figures import Heatmap, new_figure, plot_heatmaps
+from qkv.inspection.heads import PATTERNS, HeadsView, classify_heads
+from qkv.inspection.hooks import ablate_head, intervene, mask_attention
+from qkv.inspection.image_attention import ImageAttention, plot_image_attention
+from qkv.inspection.interventions import (
+    ActivationPatch,
+    EdgeMask,
+    HeadAblation,
+    Intervention,
+    InterventionEffect,
+    apply_interventions,
+    find_ineffective_masks,
+    measure_effect,
+)
+from qkv.inspection.jsonable import to_jsonable
+from qkv.inspection.logit_attribution import LogitAttribution, logit_attribution
+from qkv.inspection.logit_lens import LogitLensView, logit_lens
+from qkv.inspection.model_input import ModelInput, ModelWithTokenizer, TokenizedText, prepare_input, prepare_input_ids
+from qkv.inspection.neuron_view import NeuronView, compute_neuron_view
+from qkv.inspection.plot import View, plot_view
+from qkv.inspection.record import ActivationRecord, AttentionRecord, record
 from qkv.inspection.residual_stream import ResidualStreamView, head_outputs, residual_stream_norms
+from qkv.inspection.rollout import AttentionRollout, attention_rollout
+from qkv.inspection.taps import match_taps, named_taps
 from qkv.inspection.timeline import TimelineView, checkpoint_timeline
 
 __all__ = [

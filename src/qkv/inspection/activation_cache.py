@@ -1,4 +1,4 @@
-"""One text seen passing through a model: in one pass, or token by token with the cache, to the same rows."""
+"""Run a model on one text and cache its activations, with or without a KV cache."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from qkv.choices import Stack
 from qkv.errors import ConfigError, InputError
+from qkv.inspection.model_input import ModelInput, TokenizedText
+from qkv.inspection.record import ActivationRecord, AttentionRecord, record
 from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
-from qkv.inspection.model_input import ModelInput, TokenizedText
-from qkv.inspection.record import AttentionRecord, ActivationRecord, record
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Attention, Block
 
@@ -22,13 +22,16 @@ LayerHeadWeights = Float[Tensor, "layer head query key"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ActivationCache(ShortRepr):
-    """What passed. All tensors are of this one text, without a batch axis."""
+    """The activations of one forward pass, or of several decode steps.
+
+    All tensors belong to a single text and have no batch axis.
+    """
 
     model: Model
     model_input: ModelInput
     activations: ActivationRecord
     logits: Float[Tensor, "position vocabulary"] | None
-    """None: of a BERT without a masked-word head."""
+    """`None` for a BERT without a masked-word head."""
 
     @property
     def stacks(self) -> list[Stack]:
@@ -45,57 +48,69 @@ class ActivationCache(ShortRepr):
         return 1 if isinstance(self.model, RNNSeq2Seq) else len(get_blocks(self.model, stack))
 
     def weights(self, stack: Stack, layer: int) -> Float[Tensor, "head query key"]:
-        """Of one layer. Rows of a generation stand one under another; what was not there yet has weight 0."""
+        """Returns one layer's attention weights.
+
+        The rows of successive decode steps are concatenated. Keys that did not exist yet have weight 0.
+        """
         return self._rows(stack, layer, "weights", filler=0.0)
 
     def scores(self, stack: Stack, layer: int) -> Float[Tensor, "head query key"]:
-        """What the weights are the softmax of: −∞ where a look is forbidden."""
+        """Returns one layer's attention scores before the softmax, with −∞ at masked positions."""
         return self._rows(stack, layer, "scores", filler=float("-inf"))
 
     def all_weights(self, stack: Stack) -> LayerHeadWeights:
-        """All layers' weights."""
+        """Returns the attention weights of all layers."""
         return torch.stack([self.weights(stack, layer) for layer in range(self.n_layers(stack))])
 
     def mean_weights(self, stack: Stack) -> Float[Tensor, "layer query key"]:
-        """All layers' weights, the mean of the heads; one layer's heads are held at a time."""
+        """Returns the attention weights of all layers, averaged over heads.
+
+        Only one layer's heads are in memory at a time.
+        """
         return torch.stack([self.weights(stack, layer).mean(0) for layer in range(self.n_layers(stack))])
 
     def visible_mask(self, stack: Stack) -> Bool[Tensor, "query key"]:
-        """Who may look at whom, in any head of the first layer."""
+        """Returns which keys each query may attend to in at least one head of the first layer."""
         return (self.scores(stack, 0) > float("-inf")).any(0)
 
     def get_activation(self, name: str) -> Float[Tensor, "position width"]:
-        """What passed a tap, all positions of all passes."""
+        """Returns the activations recorded at a tap, concatenated over all forward passes."""
         return torch.cat([self.activations.at(name, i)[0] for i in range(self.activations.n_passes(name))])
 
     def attention_records(self, stack: Stack, layer: int) -> list[AttentionRecord]:
-        """The attentions themselves, one a pass."""
+        """Returns the attention records of a layer, one per forward pass."""
         name = self.attention_tap(stack, layer)
         return [self.activations.attention(name, i) for i in range(self.activations.n_passes(f"{name}.weights"))]
 
     def attention_tap(self, stack: Stack, layer: int) -> str:
-        """The attention's name in the model."""
+        """Returns the name of the attention module, such as `blocks.0.attention`."""
         return attention_name(self.model, stack, check_index("layer", layer, self.n_layers(stack), of="layers"))
 
     def key_labels(self, stack: Stack) -> list[str]:
-        """Labels of what is looked at."""
+        """Returns the labels of the keys."""
         return self.select_tokens(stack, is_key=True).labels
 
     def query_labels(self, stack: Stack) -> list[str]:
-        """Labels of those who look."""
+        """Returns the labels of the queries."""
         return self.select_tokens(stack).labels
 
     def select_tokens(self, stack: Stack, *, is_key: bool = False) -> TokenizedText:
-        """As `Reading.side`."""
+        """Returns the query or key tokens. See `ModelInput.select_tokens`."""
         return self.model_input.select_tokens(stack, is_key=is_key)
 
     @property
     def error(self) -> float:
-        """The greatest max|A·V − output| of all attentions: how far the weights shown are from what was computed."""
+        """The largest max|A·V − output| over all attention layers.
+
+        It measures how far the recomputed weights are from the kernel's computation.
+        """
         if isinstance(self.model, RNNSeq2Seq):
-            return 0.0  # its weights are the ones that were used
+            return 0.0  # an RNN's weights are recorded, not recomputed
         looks = (
-            one for stack in self.stacks for layer in range(self.n_layers(stack)) for one in self.attention_records(stack, layer)
+            one
+            for stack in self.stacks
+            for layer in range(self.n_layers(stack))
+            for one in self.attention_records(stack, layer)
         )
         return max(one.error for one in looks)
 
@@ -108,11 +123,11 @@ class ActivationCache(ShortRepr):
     def _check(self, stack: Stack) -> None:
         if stack not in self.stacks:
             has = ", ".join(self.stacks) or "none"
-            raise InputError(f"this model has no attention '{stack}'; it has: {has}")
+            raise InputError(f"this model has no attention '{stack}', expected one of: {has}")
 
 
 def upcast(passing: Tensor) -> Tensor:
-    """In at least float32."""
+    """Convert to float32, or keep float64."""
     return passing if passing.dtype == torch.float64 else passing.float()
 
 
@@ -127,14 +142,14 @@ def attention_name(model: Model, stack: Stack, layer: int | Literal["*"]) -> str
 
 
 def get_blocks(model: Model, stack: Stack) -> list[Block]:
-    """The layers that hold these attentions."""
+    """Returns the blocks that contain the given kind of attention."""
     match model:
         case GPT() | BERT():
             found = model.blocks
         case Seq2Seq():
             found = (model.encoder if stack is Stack.ENCODER else model.decoder).blocks
         case RNNSeq2Seq():
-            raise InputError("an RNN has no blocks: no residual stream, no heads of many layers")
+            raise InputError("an RNN has no Transformer blocks, so it has no residual stream and no layers of heads")
     return [block for block in found if isinstance(block, Block)]
 
 
@@ -148,25 +163,30 @@ def get_attention(model: Model, stack: Stack, layer: int) -> Attention:
 
 @torch.no_grad()
 def run_with_cache(model: Model, reading: ModelInput, *, cached_from: int | None = None) -> ActivationCache:
-    """`cached_from`: so many tokens in one pass, the rest one at a time with the cache, as when generating.
+    """Run the model on one text and return its activations.
 
-    Dropout is off while looking.
+    With `cached_from`, the first `cached_from` tokens are processed in one pass and the others one at a time with the KV
+    cache, as in generation. Dropout is disabled during the run.
     """
     n = len(reading.sequence.ids)
     if cached_from is not None and not 1 <= cached_from <= n:
-        raise InputError(f"cached_from={cached_from} must be from 1 to the text's {n} tokens")
+        raise InputError(f"cached_from={cached_from} must be between 1 and the number of tokens ({n})")
     was_training = model.training
     model.eval()
     try:
         with record(model, *_tap_patterns(model)) as trace:
-            logits = forward_logits(model, reading) if cached_from is None else _forward_with_kv_cache(model, reading, cached_from)
+            logits = (
+                forward_logits(model, reading)
+                if cached_from is None
+                else _forward_with_kv_cache(model, reading, cached_from)
+            )
     finally:
         model.train(was_training)
     return ActivationCache(model=model, model_input=reading, activations=trace, logits=logits)
 
 
 def forward_logits(model: Model, reading: ModelInput) -> Float[Tensor, "position vocabulary"] | None:
-    """One pass; the logits of every position."""
+    """Run one forward pass and return the logits at every position."""
     ids = _ids_tensor(model, reading.sequence.ids)
     match model:
         case GPT():
@@ -188,7 +208,7 @@ def _forward_with_kv_cache(model: Model, reading: ModelInput, n_first: int) -> F
             cache = model.new_cache(batch=1, capacity=ids.shape[1])
             logits = [model(part, cache=cache) for part in parts]
         case BERT():
-            raise ConfigError("a BERT reads a text whole: it has no cache")
+            raise ConfigError("cached_from requires a KV cache, which a BERT does not have")
         case Seq2Seq():
             assert reading.source is not None
             source = model.encode(_ids_tensor(model, reading.source.ids))

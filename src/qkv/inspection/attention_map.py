@@ -1,4 +1,4 @@
-"""Attention as tables one can read: a head, a mean, words for tokens, without the sink, by what is really moved."""
+"""Query-by-key attention maps: single heads, averages, merged subwords, without sinks, or weighted by values."""
 
 from dataclasses import dataclass, replace
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from qkv.choices import HeadLayout, Stack
 from qkv.errors import InputError
+from qkv.inspection.activation_cache import ActivationCache, get_attention
+from qkv.inspection.model_input import TokenizedText, mark_whitespace
 from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
-from qkv.inspection.model_input import TokenizedText, mark_whitespace
-from qkv.inspection.activation_cache import ActivationCache, get_attention
 from qkv.models import RNNSeq2Seq
 from qkv.nn import Attention
 
@@ -20,39 +20,44 @@ AttentionMatrix = Float[Tensor, "query key"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionMapView(ShortRepr):
-    """View C: who looks at whom."""
+    """Attention weights between labeled queries and keys."""
 
     weights: AttentionMatrix
     queries: list[str]
     keys: list[str]
     title: str
     is_share: bool = True
-    """Rows sum to 1; False for norms."""
+    """Whether each row sums to 1. `False` for norms."""
 
 
 def attention_map(
     seen: ActivationCache, stack: Stack | None = None, *, layer: int | None = None, head: int | None = None
 ) -> AttentionMapView:
-    """One head's weights; the mean of all heads and of all layers where none is said."""
+    """Returns one head's attention weights. By default, averages over all heads and all layers."""
     stack = stack or seen.stacks[0]
     layers = range(seen.n_layers(stack)) if layer is None else [layer]
     weights = torch.stack([select_head(seen.weights(stack, one), head) for one in layers]).mean(0)
     return AttentionMapView(
-        weights=weights, queries=seen.query_labels(stack), keys=seen.key_labels(stack), title=_attention_map_title(stack, layer, head)
-    )  # fmt: skip
+        weights=weights,
+        queries=seen.query_labels(stack),
+        keys=seen.key_labels(stack),
+        title=_attention_map_title(stack, layer, head),
+    )
 
 
 @torch.no_grad()
 def value_weighted_attention(seen: ActivationCache, stack: Stack, *, layer: int) -> Float[Tensor, "head query key"]:
-    """‖a_ij · v_j W_O‖: how much a head really moves from key to query (arXiv:2004.10102).
+    """Returns ‖a_ij · v_j W_O‖, the norm of what a head moves from key j to query i (arXiv:2004.10102).
 
-    W_O is the head's own part of the output projection; its bias comes from no key and is left out.
+    W_O is the head's slice of the output projection. Its bias does not depend on a key and is left out.
     """
     if isinstance(seen.model, RNNSeq2Seq):
-        raise InputError("value-weighted attention is of a Transformer's heads; an RNN's values are its states")
+        raise InputError("value-weighted attention requires Transformer heads, but this model is an RNN")
     attention = get_attention(seen.model, stack, layer)
     last = seen.attention_records(stack, layer)[-1]
-    values = last.lookup.values[0].repeat_interleave(attention.head_config.n_heads // attention.head_config.n_kv_heads, dim=0)
+    values = last.lookup.values[0].repeat_interleave(
+        attention.head_config.n_heads // attention.head_config.n_kv_heads, dim=0
+    )
     sizes = project_head_results(attention, values).norm(dim=-1)
     return seen.weights(stack, layer) * sizes[:, None]
 
@@ -60,7 +65,7 @@ def value_weighted_attention(seen: ActivationCache, stack: Stack, *, layer: int)
 def project_head_results(
     attention: Attention, results: Float[Tensor, "head position d_value"]
 ) -> Float[Tensor, "head position d_model"]:
-    """What each head's result becomes by the output projection: its share of what is written, without the bias."""
+    """Project each head's result with its part of the output projection, without the bias."""
     n_heads, d_value = attention.head_config.n_heads, attention.head_config.d_value
     is_split = attention.head_config.layout is HeadLayout.SPLIT
     if not isinstance(attention.out_proj, torch.nn.Linear):
@@ -78,7 +83,10 @@ def project_head_results(
 
 
 def merge_subwords(view: AttentionMapView, queries: TokenizedText, keys: TokenizedText) -> AttentionMapView:
-    """Words for tokens: weights to a word's tokens are summed, rows of a word's tokens averaged (arXiv:1906.04341)."""
+    """Merge subword tokens into words.
+
+    Weights to the tokens of a word are summed, and rows of the tokens of a word are averaged (arXiv:1906.04341).
+    """
     rows, row_labels = _group_tokens_by_word(queries)
     columns, column_labels = _group_tokens_by_word(keys)
     weights = view.weights @ columns.to(view.weights)
@@ -86,8 +94,10 @@ def merge_subwords(view: AttentionMapView, queries: TokenizedText, keys: Tokeniz
     return replace(view, weights=weights, queries=row_labels, keys=column_labels, title=f"{view.title}, words")
 
 
-def refine_map(view: AttentionMapView, queries: TokenizedText, keys: TokenizedText, *, words: bool = False, sink: bool = True) -> AttentionMapView:
-    """`words`: for tokens; `sink`: False leaves it out, and what is left of each row is a share."""
+def refine_map(
+    view: AttentionMapView, queries: TokenizedText, keys: TokenizedText, *, words: bool = False, sink: bool = True
+) -> AttentionMapView:
+    """Optionally remove the attention sink (`sink=False`) and merge subwords into words (`words=True`)."""
     if not sink:
         rest = remove_sink(view.weights, sink_mask(keys))
         view = replace(view, weights=rest, title=f"{view.title}, without the sink", is_share=True)
@@ -95,18 +105,18 @@ def refine_map(view: AttentionMapView, queries: TokenizedText, keys: TokenizedTe
 
 
 def remove_sink(weights: Float[Tensor, "*rows key"], sink: Bool[Tensor, " key"]) -> Float[Tensor, "*rows key"]:
-    """The rest of each row, renormalised; a row that had nothing else is left as zeros."""
+    """Set the sink columns to zero and renormalize each row. Rows without any other weight become zero."""
     kept = weights.masked_fill(sink.to(weights.device), 0.0)
     return kept / kept.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def sink_mask(tokens: TokenizedText) -> Bool[Tensor, " key"]:
-    """Where weight goes that has nowhere better to go: the first position and every special token."""
+    """Returns a mask of typical attention sinks: the first position and all special tokens."""
     return torch.tensor([place == 0 or special for place, special in enumerate(tokens.is_special)])
 
 
 def _group_tokens_by_word(tokens: TokenizedText) -> tuple[Float[Tensor, "token group"], list[str]]:
-    """Which tokens make a word; a token of no word is by itself."""
+    """Returns a token-to-word membership matrix and the word labels. Tokens outside words form their own groups."""
     names: list[str] = []
     group_of: list[int] = []
     before: int | None = None
@@ -121,7 +131,7 @@ def _group_tokens_by_word(tokens: TokenizedText) -> tuple[Float[Tensor, "token g
 
 
 def select_head(weights: Float[Tensor, "head query key"], head: int | None) -> AttentionMatrix:
-    """One of them, or their mean."""
+    """Returns one head's weights, or the mean over heads if `head` is `None`."""
     return weights.mean(0) if head is None else weights[check_index("head", head, len(weights), of="heads")]
 
 

@@ -1,14 +1,14 @@
-"""Views whose numbers are best seen as bars, points and lines."""
+"""Bar, scatter and line charts of views."""
 
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING
 
-from qkv.inspection.logit_attribution import LogitAttribution
+from qkv.inspection.coreference import CoreferenceView
 from qkv.inspection.embeddings import EmbeddingView
 from qkv.inspection.figures import new_figure
 from qkv.inspection.interventions import InterventionEffect
+from qkv.inspection.logit_attribution import LogitAttribution
 from qkv.inspection.neuron_view import NeuronView
-from qkv.inspection.coreference import CoreferenceView
 from qkv.inspection.word_map import COLORS_AND_MARKERS, label_points
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ MAX_BARS = 24
 MAX_PATHS = 24
 MAX_KEYS = 40
 MAX_CHANGE_CHARS = 270
-"""Characters: three lines."""
+"""Maximum number of characters, about three lines."""
 
 
 def plot_neuron_view(view: NeuronView, title: str) -> "Figure":
-    """q on top, q·k dimension by dimension below it, and to the right what becomes of each row."""
+    """Plot the query vector, its elementwise products with each key, and the resulting scores and weights."""
     shown = _top_keys(view)
     n, width = len(shown), view.products.shape[1]
     drawn = new_figure(width=4.5 + 0.11 * width + 3.2, height=2.4 + 0.24 * n)
@@ -36,7 +36,7 @@ def plot_neuron_view(view: NeuronView, title: str) -> "Figure":
     limit = float(view.products.abs().max()) or 1.0
     image = axes[1, 0].imshow(view.products[shown].cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
     axes[1, 0].set_yticks(range(n), [view.keys[i] for i in shown], fontsize=8)
-    axes[1, 0].set_xlabel(f"q·k in each of the {width} dimensions (red: adds, blue: takes away)")
+    axes[1, 0].set_xlabel(f"q·k in each of the {width} dimensions (red: positive, blue: negative)")
     drawn.colorbar(image, ax=axes[1, 0], orientation="horizontal", fraction=0.05, pad=0.02)
     is_seen = view.scores[shown].isfinite().tolist()
     for axis, values, name in ((axes[1, 1], view.scaled, "score"), (axes[1, 2], view.weights, "weight")):
@@ -49,16 +49,16 @@ def plot_neuron_view(view: NeuronView, title: str) -> "Figure":
     axes[1, 2].set_title("softmax", fontsize="small")
     for axis in axes[0, 1:]:
         axis.set_axis_off()
-    grey = "; grey: forbidden by the mask" if not all(is_seen) else ""
+    grey = "; gray: masked" if not all(is_seen) else ""
     if n < len(view.keys):
-        grey += f"; the {n} keys of the greatest weight of {len(view.keys)}"
-    said = f"{view.stack}, layer {view.layer}, head {view.head}: how {view.query_label} comes to its weights{grey}"
+        grey += f"; top {n} of {len(view.keys)} keys by weight"
+    said = f"{view.stack}, layer {view.layer}, head {view.head}: attention weights of {view.query_label}{grey}"
     drawn.suptitle(f"{title}\n{said}" if title else said, fontsize="medium")
     return drawn
 
 
 def _top_keys(view: NeuronView) -> list[int]:
-    """All keys, or as many of the greatest weight as a picture can hold, in their order."""
+    """Returns the indices of the keys with the largest weights, at most `MAX_KEYS`, in text order."""
     return sorted(view.weights.topk(min(MAX_KEYS, len(view.keys))).indices.tolist())
 
 
@@ -73,7 +73,7 @@ def plot_coreference(view: CoreferenceView, title: str) -> "Figure":
         axis.bar_label(bars, fmt="%.2f" if name != "knock-out" else "%+.2f", fontsize=7, padding=2)
         axis.set_title(name, fontsize="medium")
         unit = (
-            "change of log p (nats)\nbelow 0: the look was needed"
+            "change of log p (nats)\nnegative: the attention was needed"
             if name == "knock-out"
             else f"share of {view.pronoun!r}"
         )
@@ -85,12 +85,12 @@ def plot_coreference(view: CoreferenceView, title: str) -> "Figure":
     axes[0].set_yticks(range(len(view.candidates)), view.candidates)
     axes[0].invert_yaxis()
     drawn.suptitle(f"{title}\nWhat does {view.pronoun!r} refer to?\n{_capitalize(view.verdict)}", fontsize="medium")
-    drawn.supxlabel("An attention weight is not by itself an explanation.", fontsize=7, color="0.4")
+    drawn.supxlabel("Attention weights alone do not explain a prediction.", fontsize=7, color="0.4")
     return drawn
 
 
 def plot_embedding_paths(view: EmbeddingView, title: str) -> "Figure":
-    """Each token from its embedding (hollow) to its last state (filled, named)."""
+    """Plot the path of each token from its embedding (hollow marker) to its final state (filled marker)."""
     drawn = new_figure(width=8.5, height=6.5)
     axis = drawn.subplots()
     n = len(view.tokens)
@@ -103,17 +103,17 @@ def plot_embedding_paths(view: EmbeddingView, title: str) -> "Figure":
         axis.scatter(*path[-1], s=22, color=colour, zorder=3)
     axis.margins(0.1)
     label_points(axis, points[-1], tokens, colours)
-    axis.set_xlabel(f"first direction: {view.explained_variance[0]:.0%} of the spread")
+    axis.set_xlabel(f"PC 1: {view.explained_variance[0]:.0%} of the variance")
     axis.set_ylabel(f"second direction: {view.explained_variance[1]:.0%}")
     axis.spines[["top", "right"]].set_visible(False)
-    way = "hollow: embedding; line: through the layers; filled: last" if len(view.depths) > 1 else view.depths[0]
-    way = f"the last {len(tokens)} of {n} tokens; {way}" if len(tokens) < n else way
+    way = "hollow: embedding; line: layers; filled: final state" if len(view.depths) > 1 else view.depths[0]
+    way = f"last {len(tokens)} of {n} tokens; {way}" if len(tokens) < n else way
     axis.set_title(f"{title}\n{way}" if title else way, fontsize="medium")
     return drawn
 
 
 def plot_logit_attribution(view: LogitAttribution, title: str) -> "Figure":
-    """The largest parts, and all others as one."""
+    """Plot the largest contributions to a logit. The others are summed into one bar."""
     order = view.values.abs().argsort(descending=True)[:MAX_BARS].tolist()
     names, values = [view.names[i] for i in order], [float(view.values[i]) for i in order]
     if len(order) < len(view.names):
@@ -126,7 +126,7 @@ def plot_logit_attribution(view: LogitAttribution, title: str) -> "Figure":
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.12)
-    _style_axis(axis, f"added to the logit of {view.label}; all together: {view.logit:.2f}")
+    _style_axis(axis, f"contribution to the logit of {view.label} (total: {view.logit:.2f})")
     axis.set_title(title, fontsize="medium")
     return drawn
 

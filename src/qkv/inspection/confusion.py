@@ -1,4 +1,4 @@
-"""Which class is taken for which: a confusion matrix as a picture."""
+"""Plot confusion matrices."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_CLASSES_WITH_COUNTS = 20
-"""Classes up to which the counts are printed into the cells."""
+"""Counts are printed in the cells of matrices with at most this many classes."""
 
 MAX_CLASSES_WITH_SHARES = 8
-"""Classes up to which the shares are printed below them."""
+"""Percentages are printed below the counts of matrices with at most this many classes."""
 
 
-def plot_confusion_matrix(table: Int[np.ndarray, "true answered"], class_names: Sequence[str], *, title: str = "") -> "Figure":
-    """Colours are shares of a row: of the texts of a class, how many were called what. Numbers are counts."""
+def plot_confusion_matrix(
+    table: Int[np.ndarray, "true answered"], class_names: Sequence[str], *, title: str = ""
+) -> "Figure":
+    """Plot a confusion matrix. Colors are shares of each true class, and numbers are counts."""
     n = len(class_names)
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     cell = 0.75 if n <= MAX_CLASSES_WITH_SHARES else 0.45 if n <= MAX_CLASSES_WITH_COUNTS else 0.16

@@ -1,4 +1,4 @@
-"""What does *it* refer to? Four answers, and whether they agree."""
+"""Estimate which word a pronoun refers to with four methods, and check whether they agree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,37 +9,41 @@ from torch import Tensor
 
 from qkv.choices import SpecialToken, Stack
 from qkv.errors import InputError
-from qkv.inspection.interventions import EdgeMask, apply_interventions, compute_log_probs, target_log_probs
-from qkv.inspection.attention_map import sink_mask, value_weighted_attention, remove_sink
-from qkv.inspection.model_input import ModelWithTokenizer, ModelInput, prepare_input
-from qkv.inspection.rollout import attention_rollout
 from qkv.inspection.activation_cache import ActivationCache, run_with_cache
+from qkv.inspection.attention_map import remove_sink, sink_mask, value_weighted_attention
+from qkv.inspection.interventions import EdgeMask, apply_interventions, compute_log_probs, target_log_probs
+from qkv.inspection.model_input import ModelInput, ModelWithTokenizer, prepare_input
+from qkv.inspection.rollout import attention_rollout
 from qkv.models import BERT, GPT
 
 MAX_MASKED_BATCH = 16
-"""Read at once by a BERT, each with another token masked."""
+"""Maximum number of masked copies of a text that a BERT processes in one batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreferenceView:
-    """View G. Each list has one number for each candidate."""
+    """Four scores per candidate for what a pronoun refers to."""
 
     text: str
     pronoun: str
     candidates: list[str]
     positions: list[list[int]]
-    """At which tokens the pronoun (first) and the candidates stand."""
+    """Token positions of the pronoun (first) and of each candidate."""
     attention: list[float]
-    """Mean weight of all layers and heads from pronoun to candidate, its tokens summed; the sink (first position
-    and special tokens) is left out and the rest is made to sum to 1."""
+    """Mean attention from the pronoun to each candidate, over all layers and heads and summed over the candidate's tokens.
+
+    The sink (first position and special tokens) is removed and each row is renormalized to sum to 1.
+    """
     rollout: list[float]
-    """The same of attention multiplied through the layers."""
+    """The same for attention rollout."""
     value_weighted: list[float]
-    """The same of ‖a·v·W_O‖, each head's row made to sum to 1 before the mean."""
+    """The same for ‖a·v·W_O‖, with each head's rows normalized to sum to 1 before averaging."""
     knock_out: list[float] | None
-    """Change of Σ log p of the text after the pronoun (nats) when the pronoun may not look at the candidate, in any
-    layer and head. Negative: the model needed the look. Of a BERT each of these tokens is masked in its turn
-    (pseudo-log-probability, arXiv:1910.14659)."""
+    """Change in the summed log-probability (nats) of the text after the pronoun when the pronoun cannot attend to the candidate.
+
+    Attention is masked in all layers and heads. A negative value means that the model needed the attention. For a BERT,
+    each of these tokens is masked in turn (pseudo-log-likelihood, arXiv:1910.14659).
+    """
     remarks: list[str]
 
     @property
@@ -49,7 +53,7 @@ class CoreferenceView:
 
     @property
     def says(self) -> dict[str, str | None]:
-        """Of each column the candidate it points at; None: of a knock-out that hurts with no candidate."""
+        """The candidate that each method selects, or `None` if no knock-out reduces the log-probability."""
         chosen: dict[str, str | None] = {}
         for name, values in self.columns.items():
             if name == "knock-out":
@@ -65,46 +69,60 @@ class CoreferenceView:
 
     @property
     def verdict(self) -> str:
-        """One line, with every column's answer where they disagree."""
+        """A one-line summary, with the selection of each method if they disagree."""
         said = self.says
         if self.agrees:
-            return f"all {len(said)} columns point at {next(iter(said.values())) or 'none'}"
-        return "the columns disagree: " + ", ".join(f"{name} → {word or 'none'}" for name, word in said.items())
+            return f"all {len(said)} methods select {next(iter(said.values())) or 'none'}"
+        return "the methods disagree: " + ", ".join(f"{name} → {word or 'none'}" for name, word in said.items())
 
 
 def coreference(task: ModelWithTokenizer, text: str, *, pronoun: str, candidates: Sequence[str]) -> CoreferenceView:
-    """Of a GPT or BERT. Several places of a word: the pronoun's last, the candidate's last before it."""
+    """Score which candidate a pronoun refers to in a text, with a GPT or BERT.
+
+    If a word occurs several times, the last occurrence of the pronoun is used, and the last occurrence of each candidate
+    before the pronoun.
+    """
     model = task.model
     if not isinstance(model, GPT | BERT):
-        raise InputError("what a word refers to is asked of a GPT or a BERT, not of a translator")
+        raise InputError("coreference requires a GPT or a BERT, got a translation model")
     if len(candidates) < 2:
-        raise InputError(f"{len(candidates)} candidate was given; at least 2 can be compared")
+        raise InputError(f"at least 2 candidates are required, got {len(candidates)}")
     reading = prepare_input(task, text)
     query = reading.sequence.find_word(pronoun)
     keys = [reading.sequence.find_word(word, before=query[0]) for word in candidates]
     for word, own in zip(candidates, keys, strict=True):
         if set(own) & set(query):
-            raise InputError(f"the candidate {word!r} stands where the pronoun {pronoun!r} does")
+            raise InputError(f"the candidate {word!r} overlaps the pronoun {pronoun!r}")
         if isinstance(model, GPT) and model.config.causal and own[-1] > query[0]:
-            raise InputError(f"the candidate {word!r} stands after {pronoun!r}, where a GPT cannot look")
+            raise InputError(
+                f"the candidate {word!r} comes after the pronoun {pronoun!r}, where a causal model cannot attend"
+            )
     seen = run_with_cache(model, reading)
     rows = _pronoun_rows(seen, query, taken={place for own in keys for place in own})
     shares = [[float(row[own].sum()) for own in keys] for row in rows]
     knocked, remarks = _measure_knockout(task, reading, query, keys)
     if isinstance(model, GPT) and model.config.causal:
         remarks.append(
-            f"A GPT reads {pronoun!r} before the words after it: only the knock-out can tell two endings apart."
+            f"A GPT processes {pronoun!r} before the words that follow it, so only the "
+            "knock-out can distinguish two endings."
         )
     return CoreferenceView(
-        text=text, pronoun=pronoun, candidates=list(candidates), positions=[query, *keys], attention=shares[0],
-        rollout=shares[1], value_weighted=shares[2], knock_out=knocked, remarks=remarks,
-    )  # fmt: skip
+        text=text,
+        pronoun=pronoun,
+        candidates=list(candidates),
+        positions=[query, *keys],
+        attention=shares[0],
+        rollout=shares[1],
+        value_weighted=shares[2],
+        knock_out=knocked,
+        remarks=remarks,
+    )
 
 
 def _pronoun_rows(seen: ActivationCache, query: list[int], *, taken: set[int]) -> list[Float[Tensor, " key"]]:
-    """The pronoun's row by attention, rollout and value-weighted attention, each without the sink."""
+    """Returns the pronoun's row of the attention, rollout and value-weighted matrices, without the sink."""
     sink = sink_mask(seen.model_input.sequence)
-    sink[list(taken)] = False  # a candidate at the first position is a candidate
+    sink[list(taken)] = False  # a candidate at the first position is not treated as a sink
     attention = seen.mean_weights(Stack.SELF).mean(0)
     through = attention_rollout(seen).sequence[-1]
     moved = []
@@ -121,9 +139,9 @@ def _measure_knockout(
     model, n = task.model, len(reading.sequence.ids)
     after = [at for at in range(query[-1] + 1, n) if not reading.sequence.is_special[at]]
     if not after:
-        return None, ["Nothing stands after the pronoun, so there is no knock-out column."]
+        return None, ["No text follows the pronoun, so the knock-out column is missing."]
     if isinstance(model, BERT) and model.masked_word is None:
-        return None, ["This BERT has no masked-word head, so there is no knock-out column."]
+        return None, ["This BERT has no masked-word head, so the knock-out column is missing."]
     before = _sum_log_probs(task, reading, after)
     changes = []
     for own in keys:
@@ -135,7 +153,7 @@ def _measure_knockout(
 
 @torch.no_grad()
 def _sum_log_probs(task: ModelWithTokenizer, reading: ModelInput, places: list[int]) -> float:
-    """Σ log p of the tokens at these places."""
+    """Returns the sum of the log-probabilities of the tokens at the given positions."""
     model = task.model
     if not isinstance(model, BERT):
         wanted = target_log_probs(compute_log_probs(model, reading), reading)

@@ -1,4 +1,4 @@
-"""Costs as pictures: the roofline, cost against length, the cache against the context, RNN against attention."""
+"""Plot cost estimates: roofline, FLOPs by sequence length, cache size, and RNN compared with attention."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from qkv.config import BERTConfig, RNNConfig
 from qkv.cost import Estimate, Precision, Workload, cache_bytes, list_operations
 from qkv.cost.devices import DeviceSpec
+from qkv.cost.explanation import attention_crossover, compare_layer_costs
 from qkv.cost.operation import LOSS
 from qkv.cost.roofline import RooflineBound, roofline_bound
-from qkv.cost.explanation import attention_crossover, compare_layer_costs
 from qkv.inspection.figures import new_figure
 
 if TYPE_CHECKING:
@@ -17,16 +17,23 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GREY = "#08519c", "#d95f02", "#1b7837", "0.4"
 POINT_COLORS = ("#d95f02", "#08519c", "#1b7837", "#7b3294", "#a6761d", "#e7298a")
-"""Of the dots that take longest; the others are grey."""
+"""Colors of the slowest operations. All other points are gray."""
 OPERATION_GROUPS = {
-    "q_proj": "Q K V O", "k_proj": "Q K V O", "v_proj": "Q K V O", "out_proj": "Q K V O", "up_proj": "feed-forward",
-    "gate_proj": "feed-forward", "down_proj": "feed-forward", "norm": "norms", "add": "adds",
-}  # fmt: skip
-"""Operations that stand as one dot."""
+    "q_proj": "Q K V O",
+    "k_proj": "Q K V O",
+    "v_proj": "Q K V O",
+    "out_proj": "Q K V O",
+    "up_proj": "feed-forward",
+    "gate_proj": "feed-forward",
+    "down_proj": "feed-forward",
+    "norm": "norms",
+    "add": "adds",
+}
+"""Operations that share one point."""
 
 
 def plot_cost(estimate: Estimate, device: DeviceSpec) -> "Figure":
-    """Four panels about one model and one workload."""
+    """Plot a four-panel figure of one model and one workload."""
     figure = new_figure(width=12.0, height=9.0)
     roofline, against_length, cache, recurrent = figure.subplots(2, 2).flatten()
     _plot_roofline(roofline, roofline_bound(estimate, device))
@@ -46,23 +53,35 @@ def _plot_roofline(axes: "Axes", roof: RooflineBound) -> None:
     axes.plot([low, ridge, high], [low * bandwidth, peak, peak], color="0.2", linewidth=1.5)
     axes.axvline(ridge, color=GREY, linewidth=0.8, linestyle=":")
     axes.annotate(
-        f"{ridge:,.0f} FLOPs a byte", (ridge, 1.0), xycoords=("data", "axes fraction"), xytext=(-4, -12),
-        textcoords="offset points", ha="right", fontsize=8, color=GREY,
-    )  # fmt: skip
+        f"{ridge:,.0f} FLOPs a byte",
+        (ridge, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4, -12),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        color=GREY,
+    )
     total = sum(one.seconds for one in dots)
     for number, one in enumerate(dots):
         rate = min(peak, one.intensity * bandwidth)
         is_named = number < len(POINT_COLORS)
         axes.scatter(
-            [one.intensity], [rate], s=20 + 500 * one.seconds / total, alpha=0.8, zorder=3,
-            color=POINT_COLORS[number] if is_named else "0.6", edgecolor="white", linewidth=0.7,
+            [one.intensity],
+            [rate],
+            s=20 + 500 * one.seconds / total,
+            alpha=0.8,
+            zorder=3,
+            color=POINT_COLORS[number] if is_named else "0.6",
+            edgecolor="white",
+            linewidth=0.7,
             label=f"{one.name}, {one.seconds / total:.0%} of the time" if is_named else None,
-        )  # fmt: skip
+        )
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth / 2, peak * 4))
-    # All handles of one size: a dot's own would swell the legend.
+    # Use one marker size in the legend, because the largest markers would enlarge it.
     for handle in axes.legend(frameon=False, loc="lower right", fontsize=8).legend_handles:
         handle.set_sizes([30])  # type: ignore[union-attr]
-    _label_axes(axes, f"Roofline of the {roof.device.title}", "FLOPs a byte moved", "FLOP/s that the roof allows")
+    _label_axes(axes, f"Roofline of the {roof.device.title}", "FLOPs per byte moved", "attainable FLOP/s")
 
 
 @dataclass(frozen=True)
@@ -73,14 +92,21 @@ class _RooflinePoint:
 
 
 def _roofline_points(roof: RooflineBound) -> list[_RooflinePoint]:
-    """Each kind of operation, longest first; element-wise work counts, or it would have no place on a log scale."""
+    """Returns one point per group of operations, slowest first.
+
+    Element-wise FLOPs are included, because operations with 0 FLOPs cannot be shown on a logarithmic axis.
+    """
     kinds: dict[str, list[float]] = {}
     for one in roof.launches:
         name = "loss" if one.part == LOSS else OPERATION_GROUPS.get(one.name, one.name)
         sums = kinds.setdefault(name, [0.0, 0.0, 0.0])
         for i, value in enumerate((one.flops + one.elementwise_flops, one.n_bytes, roof.of(one))):
             sums[i] += value
-    dots = [_RooflinePoint(name, flops / moved, seconds) for name, (flops, moved, seconds) in kinds.items() if flops and moved]
+    dots = [
+        _RooflinePoint(name, flops / moved, seconds)
+        for name, (flops, moved, seconds) in kinds.items()
+        if flops and moved
+    ]
     return sorted(dots, key=lambda dot: -dot.seconds)
 
 
@@ -102,24 +128,33 @@ def _plot_flops_by_length(axes: "Axes", estimate: Estimate) -> None:
             block = [one for one in made if one.is_block and not one.part.startswith("decoder.")]
             core.append(sum(one.flops for one in block if one.is_attention_core))
             rest.append(sum(one.flops for one in block) - core[-1])
-        axes.plot(lengths, rest, color=BLUE, label="products with weights, ∝ n")
-        axes.plot(lengths, core, color=ORANGE, label="scores and mix, ∝ n²")
+        axes.plot(lengths, rest, color=BLUE, label="matmuls with weights, ∝ n")
+        axes.plot(lengths, core, color=ORANGE, label="attention scores and weighted sum, ∝ n²")
         axes.axvline(found.executed, color=GREY, linewidth=0.8, linestyle=":")
         axes.annotate(
-            f"n = {found.executed:,} = {found.executed / config.d_model:.3g}d", (found.executed, min(core)),
-            rotation=90, xytext=(-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=8, color=GREY,
-        )  # fmt: skip
+            f"n = {found.executed:,} = {found.executed / config.d_model:.3g}d",
+            (found.executed, min(core)),
+            rotation=90,
+            xytext=(-4, 4),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=GREY,
+        )
         axes.legend(frameon=False, loc="upper left")
     axes.set(xscale="log", yscale="log")
-    what = {"rnn": "the whole of it", "seq2seq": "the encoder's blocks"}
-    _label_axes(axes, f"A pass against its length: {what.get(config.family, 'the blocks')}", "tokens n", "FLOPs, one text")
+    what = {"rnn": "entire model", "seq2seq": "encoder blocks"}
+    _label_axes(
+        axes, f"A pass against its length: {what.get(config.family, 'the blocks')}", "tokens n", "FLOPs per sequence"
+    )
 
 
 def _plot_cache_size(axes: "Axes", estimate: Estimate) -> None:
     config, work = estimate.config, estimate.work
     if isinstance(config, BERTConfig):
         axes.set_axis_off()
-        axes.text(0.5, 0.5, "BERT reads whole sequences:\nit keeps no cache", ha="center", va="center")
+        axes.text(0.5, 0.5, "BERT has no KV cache", ha="center", va="center")
         return
     lengths = [2**i for i in range(6, 18)]
     dtype = Precision.FLOAT32 if work.dtype is Precision.FLOAT32 else Precision.BFLOAT16
@@ -133,11 +168,11 @@ def _plot_cache_size(axes: "Axes", estimate: Estimate) -> None:
     )
     axes.set(xscale="log", yscale="log")
     axes.legend(frameon=False, loc="lower right")
-    _label_axes(axes, f"Cache against the context, {dtype.value}", "tokens kept", "GiB")
+    _label_axes(axes, f"KV cache size by context length, {dtype.value}", "cached tokens", "GiB")
 
 
 def _plot_rnn_comparison(axes: "Axes", estimate: Estimate) -> None:
-    """Per layer, as lecture E has it: n²d in one step against nd² in n steps."""
+    """Compare the layers as in lecture E: n²d in one step for attention, nd² in n steps for an RNN."""
     d = estimate.config.d_model
     lengths = [2**i for i in range(3, 17)]
     compared = [compare_layer_costs(n, d) for n in lengths]
@@ -148,7 +183,7 @@ def _plot_rnn_comparison(axes: "Axes", estimate: Estimate) -> None:
         axes.plot(lengths, [row[i].flops for row in compared], color=colours[i % 5], label=f"{name} ({steps})")
     axes.set(xscale="log", yscale="log")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    _label_axes(axes, f"RNN against self-attention, one layer of width {d:,}", "tokens n", "FLOPs, one text")
+    _label_axes(axes, f"RNN compared with self-attention, one layer of width {d:,}", "tokens n", "FLOPs per sequence")
 
 
 def _label_axes(axes: "Axes", title: str, x: str, y: str) -> None:

@@ -1,4 +1,4 @@
-"""Tokens as points: where they lie, how they move through the layers, who lies near."""
+"""Token vectors across layers: 2-D projections, similarity to the embedding, and nearest tokens."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from qkv.choices import AttentionKind
 from qkv.errors import InputError
-from qkv.inspection.short_repr import ShortRepr
-from qkv.inspection.logit_lens import depth_names, residual_tap_names
-from qkv.inspection.validation import check_index
-from qkv.inspection.model_input import mark_whitespace
 from qkv.inspection.activation_cache import ActivationCache
+from qkv.inspection.logit_lens import depth_names, residual_tap_names
+from qkv.inspection.model_input import mark_whitespace
+from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.validation import check_index
 from qkv.inspection.word_map import project_to_2d
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import LearnedPositions, SinusoidalPositions
@@ -23,22 +23,25 @@ from qkv.text.token_display import token_text
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddingView(ShortRepr):
-    """View H: one map for all depths, so that a token's path can be followed."""
+    """Token vectors at every depth, projected with one PCA so that paths can be followed."""
 
     tokens: list[str]
     depths: list[str]
     points: Float[Tensor, "depth token 2"]
-    """Vectors of length 1 (the stream grows from layer to layer), along the two directions of greatest spread."""
+    """Coordinates of the normalized vectors along the first two principal components.
+
+    Vectors are normalized because the norm of the residual stream grows from layer to layer.
+    """
     explained_variance: list[float]
-    """The share of the spread that each direction holds."""
+    """Explained variance ratio of each component."""
     similarity: Float[Tensor, "depth token"]
-    """Cosine with the token's own vector at the first depth."""
+    """Cosine similarity to the token's vector at the first depth."""
     neighbors: list[list[tuple[str, float]]]
-    """Of each token, those nearest in the token table, by cosine."""
+    """The nearest tokens of each token in the embedding matrix, with cosine similarities."""
 
 
 def embedding_trajectories(seen: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> EmbeddingView:
-    """Of an encoder–decoder the target's tokens."""
+    """Compute the projected path of every token. For an encoder–decoder, these are the target tokens."""
     model, own = seen.model, seen.model_input.sequence
     if isinstance(model, RNNSeq2Seq):
         names, depths = ["decoder.states"], ["decoder's states"]
@@ -48,25 +51,30 @@ def embedding_trajectories(seen: ActivationCache, tokenizer: Tokenizer, *, n: in
     vectors = torch.stack([F.normalize(seen.get_activation(name).float(), dim=-1) for name in names]).cpu()
     points, spread = project_to_2d(vectors.flatten(0, 1))
     return EmbeddingView(
-        tokens=own.labels, depths=depths, points=points.view(len(names), len(own.ids), 2), explained_variance=spread,
+        tokens=own.labels,
+        depths=depths,
+        points=points.view(len(names), len(own.ids), 2),
+        explained_variance=spread,
         similarity=(vectors * vectors[0]).sum(-1),
         neighbors=_nearest_tokens_of_ids(model, tokenizer, own.ids, n=n),
-    )  # fmt: skip
+    )
 
 
 @torch.no_grad()
 def nearest_tokens(model: Model, tokenizer: Tokenizer, number: int, *, n: int = 5) -> list[tuple[str, float]]:
-    """The tokens whose vectors in the token table have the greatest cosine with this one's, best first."""
+    """Returns the tokens whose embeddings have the largest cosine similarity with a token's embedding, best first."""
     return _nearest_tokens_of_ids(model, tokenizer, [number], n=n)[0]
 
 
 @torch.no_grad()
-def _nearest_tokens_of_ids(model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int) -> list[list[tuple[str, float]]]:
-    """Of each id; the table is brought to length 1 once for all of them."""
+def _nearest_tokens_of_ids(
+    model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int
+) -> list[list[tuple[str, float]]]:
+    """Returns the nearest tokens of each id. The embedding matrix is normalized once for all of them."""
     rows = F.normalize(_token_embeddings(model)[: tokenizer.vocab_size].float(), dim=-1)
     found: dict[int, list[tuple[str, float]]] = {}
     for number in numbers:
-        if check_index("id", number, len(rows), of="ids of the vocabulary") in found:
+        if check_index("id", number, len(rows), of="vocabulary ids") in found:
             continue
         likeness = rows @ rows[number]
         likeness[number] = -2.0
@@ -78,15 +86,15 @@ def _nearest_tokens_of_ids(model: Model, tokenizer: Tokenizer, numbers: list[int
 
 @torch.no_grad()
 def position_similarity(model: Model, n: int) -> Float[Tensor, "position position"]:
-    """Cosine between the vectors of positions, where a model has such."""
+    """Returns the cosine similarities between position embeddings."""
     embedding = (
         None if isinstance(model, RNNSeq2Seq) else (model.decoder if isinstance(model, Seq2Seq) else model).embedding
     )
     position = None if embedding is None else embedding.position
     if not isinstance(position, LearnedPositions | SinusoidalPositions):
-        raise InputError("this model adds no vectors of positions to its tokens: there is nothing to compare")
+        raise InputError("this model does not add position embeddings, so there is nothing to compare")
     if n > model.config.context_length:
-        raise InputError(f"{n} positions were asked for, the model's context_length is {model.config.context_length}")
+        raise InputError(f"n={n} positions exceed the model's context_length={model.config.context_length}")
     empty = torch.zeros(1, n, model.config.d_model, device=next(model.parameters()).device)
     rows = F.normalize(position(empty, torch.arange(n, device=empty.device)[None])[0], dim=-1)
     return rows @ rows.T

@@ -1,4 +1,4 @@
-"""Pictures of what was recorded, as matplotlib figures: PNG, SVG, PDF."""
+"""Heatmaps and helpers for creating and saving matplotlib figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 NOTEBOOK_DPI = 84
-"""Dots an inch: a notebook is kept with its pictures, so they are small."""
+"""Resolution of figures stored in notebooks. A low value keeps notebook files small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heatmap:
-    """A matrix with labelled axes: rows are queries, columns are keys, unless the labels say otherwise."""
+    """A matrix with labeled axes. By default, rows are queries and columns are keys."""
 
     matrix: Float[Tensor, "row column"]
     rows: Sequence[str]
@@ -34,26 +34,33 @@ class Heatmap:
     row_axis: str = "query"
     column_axis: str = "key"
     is_signed: bool = False
-    """Colours diverge around 0; otherwise they grow from the smallest value, or from 0 where none is below."""
+    """Use a diverging color map centered at 0.
+
+    Otherwise, colors range from 0 or the smallest negative value to the maximum.
+    """
     show_numbers: bool = True
-    """Print the numbers into the cells, where there are few enough to read."""
+    """Print the values in the cells if there are few enough to be legible."""
 
     def __post_init__(self) -> None:
         if tuple(self.matrix.shape) != (len(self.rows), len(self.columns)):
             raise ShapeError(
-                f"the matrix is {tuple(self.matrix.shape)}, there are {len(self.rows)} row labels "
-                f"and {len(self.columns)} column labels"
+                f"matrix has shape {tuple(self.matrix.shape)}, got {len(self.rows)} row "
+                f"labels and {len(self.columns)} column labels"
             )
 
 
 def plot_heatmaps(*maps: Heatmap, title: str = "", in_a_row: int | None = None) -> "Figure":
-    """Heat maps side by side; `in_a_row`: so many, then a new row (for maps of one size)."""
+    """Plot heatmaps side by side, with at most `in_a_row` heatmaps in each row of the figure."""
     if not maps:
-        raise ShapeError("0 heat maps were given, there must be at least 1")
+        raise ShapeError("at least 1 heatmap is required, got 0")
     first = maps[: in_a_row or len(maps)]
     n_rows = -(-len(maps) // len(first))
-    figure = new_figure(width=sum(_heatmap_width(one) for one in first), height=n_rows * max(_heatmap_height(one) for one in maps))
-    axes = figure.subplots(n_rows, len(first), squeeze=False, width_ratios=[_heatmap_width(one) for one in first]).flatten()
+    figure = new_figure(
+        width=sum(_heatmap_width(one) for one in first), height=n_rows * max(_heatmap_height(one) for one in maps)
+    )
+    axes = figure.subplots(
+        n_rows, len(first), squeeze=False, width_ratios=[_heatmap_width(one) for one in first]
+    ).flatten()
     for axis, one in zip(axes, maps, strict=False):
         _draw_heatmap(axis, one)
     for axis in axes[len(maps) :]:
@@ -66,26 +73,29 @@ def plot_heatmaps(*maps: Heatmap, title: str = "", in_a_row: int | None = None) 
 
 
 TITLE_LINE_INCHES, _TITLE_LETTER_INCHES = 0.18, 0.085
-"""Inches that a line of a title needs, and a letter of it."""
+"""Height of a title line and approximate width of a letter, in inches."""
 
 
 def wrap_title(title: str, width: float) -> str:
-    """In lines that a picture so many inches wide holds: matplotlib cuts what is longer at both sides."""
+    """Wrap a title to the width of a figure in inches, because matplotlib clips longer lines at both sides."""
     return "\n".join(fill(line, max(1, int(width / _TITLE_LETTER_INCHES))) for line in title.splitlines())
 
 
 def new_figure(*, width: float, height: float) -> "Figure":
-    """An empty figure in inches, without pyplot: nothing global, no window. A notebook shows it by itself."""
+    """Create an empty figure of the given size in inches.
+
+    The figure is independent of pyplot's global state, and notebooks display it automatically.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtraError("figures need matplotlib: pip install 'qkv[plot]'") from None
+        raise MissingExtraError("plotting requires matplotlib: pip install 'qkv[plot]'") from None
     return _with_notebook_repr(Figure)(figsize=(width, height), layout="constrained", dpi=150)
 
 
 @cache
 def _with_notebook_repr(of: "type[Figure]") -> "type[Figure]":
-    """Without pyplot nobody tells a notebook how to show a figure."""
+    """Returns a subclass that notebooks display as PNG, which figures created without pyplot do not support."""
 
     class Picture(of):
         def _repr_png_(self) -> bytes:
@@ -97,11 +107,11 @@ def _with_notebook_repr(of: "type[Figure]") -> "type[Figure]":
 
 
 def check_figure_path(path: Path) -> None:
-    """A picture that cannot be drawn is refused before anything is computed, not after."""
+    """Check that a figure can be saved to a path, so that errors are reported before any computation."""
     if path.suffix.lower() not in FIGURE_SUFFIXES:
-        raise InputError(f"{path}: the name must end in one of {' '.join(FIGURE_SUFFIXES)}")
+        raise InputError(f"{path}: must end in one of {' '.join(FIGURE_SUFFIXES)}")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
+        raise InputError(f"{path}: the folder {path.parent} does not exist")
     new_figure(width=1.0, height=1.0)
 
 
@@ -113,9 +123,9 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 _MAX_INCHES = 14.0
-"""Inches, for a map of many tokens: from there on cells get smaller, and not every one has its label."""
+"""Maximum side length of a heatmap in inches. Larger matrices get smaller cells and fewer labels."""
 _LABEL_INCHES = 0.2
-"""Inches that a label needs."""
+"""Space that an axis label needs, in inches."""
 
 
 def _heatmap_width(one: Heatmap) -> float:
@@ -127,7 +137,7 @@ def _heatmap_height(one: Heatmap) -> float:
 
 
 def _visible_ticks(n: int, inches: float) -> range:
-    """Which of n labels are shown: as many as there is room for."""
+    """Returns the indices of the labels that fit along an axis of the given length."""
     return range(0, n, max(1, ceil(n * _LABEL_INCHES / inches)))
 
 
@@ -140,12 +150,15 @@ def _draw_heatmap(axis: "Axes", one: Heatmap) -> None:
         low, high = -max(-low, high), max(-low, high)
     else:
         low, high = min(0.0, low), max(0.0, high)
-    # Both maps are safe for the colour-blind; grey is what the mask forbids (−∞).
+    # Both color maps are suitable for color-blind readers. Masked cells (−∞) show the gray background.
     image = axis.imshow(
         shown.numpy(), cmap="RdBu_r" if one.is_signed else "viridis", vmin=low, vmax=high, aspect="auto"
     )
     axis.set_facecolor("0.85")
-    across, down = _visible_ticks(len(one.columns), _heatmap_width(one) - 1.6), _visible_ticks(len(one.rows), _heatmap_height(one) - 1.4)
+    across, down = (
+        _visible_ticks(len(one.columns), _heatmap_width(one) - 1.6),
+        _visible_ticks(len(one.rows), _heatmap_height(one) - 1.4),
+    )
     axis.set_xticks(across, [one.columns[i] for i in across], rotation=60, ha="right", rotation_mode="anchor")
     axis.set_yticks(down, [one.rows[i] for i in down])
     axis.set_xlabel(one.column_axis)

@@ -1,4 +1,4 @@
-"""What does each head look at? Patterns that are recognised, each with a score from 0 to 1."""
+"""Score and name the attention pattern of each head."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -7,48 +7,57 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.choices import HeadPattern, AttentionKind
-from qkv.inspection.short_repr import ShortRepr
+from qkv.choices import AttentionKind, HeadPattern
+from qkv.inspection.activation_cache import ActivationCache, LayerHeadWeights
 from qkv.inspection.model_input import TokenizedText
-from qkv.inspection.activation_cache import LayerHeadWeights, ActivationCache
+from qkv.inspection.short_repr import ShortRepr
 
 PATTERNS = tuple(HeadPattern)
 MIN_SCORE = 0.4
-"""A pattern names a head from here on; an even head gives one place among three less."""
+"""Minimum score at which a pattern names a head.
+
+With three visible keys, a uniform head scores less on any single key.
+"""
 MIN_QUERIES = 3
-"""One or two looks are no pattern."""
+"""Minimum number of queries a score must be averaged over, because one or two queries do not show a pattern."""
 MIN_UNIFORMITY = 0.95
-"""An even spread is measured by entropy, which is high for almost any head."""
+"""Threshold for bag-of-words. It is higher because almost every head has a high normalized entropy."""
 
 QueryKeyMask = Bool[Tensor, "query key"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class HeadsView(ShortRepr):
-    """View A: every head of a stack, with what it looks at."""
+    """Attention weights and pattern scores of every head."""
 
     stack: AttentionKind
     weights: LayerHeadWeights
     scores: Float[Tensor, "layer head pattern"]
     """In the order of `PATTERNS`."""
     n_queries: list[int]
-    """How many queries each pattern's score is a mean over; 0: this text cannot show it, the score is 0."""
+    """Number of queries that each pattern's score is averaged over.
+
+    With 0, the text cannot show the pattern and the score is 0.
+    """
     uniform_scores: list[float]
-    """What a head that looks at everything alike would score, in the same order."""
+    """Scores of a head with uniform attention, in the same order."""
     labels: list[list[HeadPattern | None]]
-    """Of each layer and head the pattern that names it, if one does."""
+    """The pattern that names each layer's heads, or `None`."""
     entropy: Float[Tensor, "layer head"]
-    """Nats, mean over queries."""
+    """Mean over queries, in nats."""
     distance: Float[Tensor, "layer head"]
-    """How many tokens away a head looks, on average; of cross-attention it means nothing and is 0."""
+    """Mean distance in tokens between a query and the keys it attends to.
+
+    0 for cross-attention, where it has no meaning.
+    """
     queries: list[str]
     keys: list[str]
     error: float
-    """max|A·V − output| of the pass."""
+    """max|A·V − output| of the forward pass."""
 
 
 def classify_heads(seen: ActivationCache, stack: AttentionKind | None = None) -> HeadsView:
-    """`stack`: the model's first unless said."""
+    """Score every head on every pattern and name each head. `stack` defaults to the model's first attention stack."""
     stack = stack or seen.stacks[0]
     weights, visible = seen.all_weights(stack), seen.visible_mask(stack)
     places = pattern_targets(seen.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS)
@@ -58,21 +67,26 @@ def classify_heads(seen: ActivationCache, stack: AttentionKind | None = None) ->
     n, m = visible.shape
     away = (torch.arange(n)[:, None] - torch.arange(m)).abs().to(weights)
     return HeadsView(
-        stack=stack, weights=weights, scores=scores, n_queries=n_queries,
+        stack=stack,
+        weights=weights,
+        scores=scores,
+        n_queries=n_queries,
         uniform_scores=[float(score_pattern(alike, visible, pattern, places)[0, 0]) for pattern in PATTERNS],
         labels=[[best_pattern(row, n_queries) for row in layer] for layer in scores],
         entropy=_attention_entropy(weights).mean(-1),
         distance=(weights * away).sum(-1).mean(-1) * (stack is not AttentionKind.CROSS),
-        queries=seen.query_labels(stack), keys=seen.key_labels(stack), error=seen.error,
-    )  # fmt: skip
+        queries=seen.query_labels(stack),
+        keys=seen.key_labels(stack),
+        error=seen.error,
+    )
 
 
 def pattern_targets(keys: TokenizedText, visible: QueryKeyMask, *, is_cross: bool) -> dict[HeadPattern, QueryKeyMask]:
-    """The looks that each pattern but bag-of-words means; of cross-attention, those of a source alone.
+    """Returns the query–key pairs that each pattern except bag-of-words refers to.
 
-    previous-token: i → i−1. first-token: i → 0, i > 0 in self-attention. delimiter: i → another token that is
-    special or punctuation, position 0 aside. duplicate: i → j ≠ i with the same token. induction: i → j+1 ≠ i
-    where j ≠ i has i's token: what followed it the other time.
+    previous-token: i → i−1. first-token: i → 0, with i > 0 in self-attention. delimiter: i → another token that is special
+    or punctuation, except position 0. duplicate: i → j ≠ i with the same token. induction: i → j+1 ≠ i, where token j ≠ i
+    equals token i: the token that followed it elsewhere. Cross-attention only has the patterns defined by the keys.
     """
     n, m = visible.shape
     first = torch.zeros(n, m, dtype=torch.bool)
@@ -97,8 +111,10 @@ def _self_attention_targets(ids: Int[Tensor, " position"]) -> dict[HeadPattern, 
     induction = torch.zeros(n, n, dtype=torch.bool)
     induction[:, 1:] = duplicate[:, :-1]
     return {
-        HeadPattern.PREVIOUS: previous, HeadPattern.DUPLICATE: duplicate, HeadPattern.INDUCTION: induction & ~itself
-    }  # fmt: skip
+        HeadPattern.PREVIOUS: previous,
+        HeadPattern.DUPLICATE: duplicate,
+        HeadPattern.INDUCTION: induction & ~itself,
+    }
 
 
 def is_delimiter(token: str, *, special: bool) -> bool:
@@ -109,10 +125,10 @@ def is_delimiter(token: str, *, special: bool) -> bool:
 def score_pattern(
     weights: LayerHeadWeights, visible: QueryKeyMask, pattern: HeadPattern, places: dict[HeadPattern, QueryKeyMask]
 ) -> Float[Tensor, "layer head"]:
-    """From 0 to 1.
+    """Score every head on one pattern, from 0 to 1.
 
-    bag-of-words: the row's entropy over its greatest, log(keys it may see), mean over queries that see at least 2.
-    All others: the weight that goes where the pattern says, mean over the queries that have such a place.
+    bag-of-words: the entropy of each row divided by its maximum, log(visible keys), averaged over queries with at least
+    two visible keys. All other patterns: the weight on the pattern's keys, averaged over the queries that have such keys.
     """
     asked = _queries_with_targets(visible, pattern, places)
     if not bool(asked.any()):
@@ -123,7 +139,10 @@ def score_pattern(
 
 
 def best_pattern(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> HeadPattern | None:
-    """The pattern with the greatest score that is at least 0.4; bag-of-words where no other is, from 0.95 on."""
+    """Returns the pattern that names a head.
+
+    This is the pattern with the highest score of at least 0.4. If there is none, it is bag-of-words from 0.95.
+    """
     even = PATTERNS.index(HeadPattern.BAG)
     enough = torch.tensor([n >= MIN_QUERIES for n in n_queries], device=scores.device)
     pointed = scores.where(enough, -1.0)
@@ -134,7 +153,9 @@ def best_pattern(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> Hea
     return HeadPattern.BAG if scores[even] >= MIN_UNIFORMITY else None
 
 
-def _queries_with_targets(visible: QueryKeyMask, pattern: HeadPattern, places: dict[HeadPattern, QueryKeyMask]) -> Bool[Tensor, " query"]:
+def _queries_with_targets(
+    visible: QueryKeyMask, pattern: HeadPattern, places: dict[HeadPattern, QueryKeyMask]
+) -> Bool[Tensor, " query"]:
     if pattern is HeadPattern.BAG:
         return visible.sum(-1) > 1
     return places[pattern].any(-1) if pattern in places else torch.zeros_like(visible[:, 0])

@@ -1,4 +1,4 @@
-"""Changing what passes a model's taps: patch, switch off a head, forbid an edge."""
+"""Context managers that replace activations: patch taps, ablate heads, mask attention."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,22 +11,22 @@ from qkv.inspection.taps import match_taps
 from qkv.nn import Attention, AttentionInputs, Mask
 
 Replacement = Callable[[Tensor], Tensor] | Tensor | float
-"""A function of what passes, a tensor to put in its place, or a number to fill it with."""
+"""A function of the activation, a tensor that replaces it, or a number to fill it with."""
 
 
 @contextmanager
 def intervene(model: nn.Module, changes: Mapping[str, Replacement]) -> Iterator[None]:
-    """Inside the `with`, the taps meant by each pattern pass on something else.
+    """Replace the activations of all taps that match each pattern, within the `with` block.
 
-    `intervene(model, {"blocks.2.attention_out": 0.0})` silences a layer's attention;
-    `{"blocks.3.resid_pre": trace["blocks.3.resid_pre"]}` patches in what another text had there.
+    `intervene(model, {"blocks.2.attention_out": 0.0})` ablates a layer's attention, and
+    `intervene(model, {"blocks.3.resid_pre": activations["blocks.3.resid_pre"]})` patches in the activations of another text.
     """
     with ExitStack() as stack:
         for pattern, what in changes.items():
             for name, tap in match_taps(model, pattern).items():
-                if name.endswith(".lookup"):
+                if name.endswith(".inputs"):
                     raise TapError(f"'{name}' carries a whole look-up; change its parts, or use cut_edge")
-                stack.callback(tap.change(_make_replacer(name, what)))
+                stack.callback(tap.intervene(_make_replacer(name, what)))
         yield
 
 
@@ -40,7 +40,9 @@ def _make_replacer(name: str, what: Replacement) -> Callable[[Tensor], Tensor]:
             case _:
                 new = what(passing)
         if new.shape != passing.shape:
-            raise TapError(f"'{name}' passes shape {tuple(passing.shape)}, the change gave {tuple(new.shape)}")
+            raise TapError(
+                f"'{name}' has shape {tuple(passing.shape)}, but its replacement has shape {tuple(new.shape)}"
+            )
         return new
 
     return put
@@ -48,7 +50,7 @@ def _make_replacer(name: str, what: Replacement) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def ablate_head(model: nn.Module, attention: str, head: int) -> Iterator[None]:
-    """One head writes nothing: its result is zero before the output projection."""
+    """Ablate one head: its result is zero before the output projection."""
 
     def silence(heads: Tensor) -> Tensor:
         heads = heads.clone()
@@ -58,16 +60,18 @@ def ablate_head(model: nn.Module, attention: str, head: int) -> Iterator[None]:
     with ExitStack() as stack:
         for name, part in _match_attentions(model, attention).items():
             _check_head_index(name, part, head)
-            stack.callback(part.heads.change(silence))
+            stack.callback(part.head_outputs.intervene(silence))
         yield
 
 
 @contextmanager
-def mask_attention(model: nn.Module, attention: str, *, query: int, key: int, head: int | None = None) -> Iterator[None]:
-    """The token at position `query` may not look at `key`, in the attentions meant, for one head or all.
+def mask_attention(
+    model: nn.Module, attention: str, *, query: int, key: int, head: int | None = None
+) -> Iterator[None]:
+    """Mask attention from position `query` to position `key` in the matching layers, for one head or all.
 
-    Positions are counted as the ids were given; with a cache, padding is left out of the count.
-    The fused kernel stays on. A cut that no pass ever reached is an error at the end of the `with`.
+    Positions count the input ids. With a cache, padding is not counted. The fused kernel stays in use. If no forward pass
+    reaches the edge, the end of the `with` block raises `TapError`.
     """
     reached: list[bool] = []
 
@@ -88,23 +92,23 @@ def mask_attention(model: nn.Module, attention: str, *, query: int, key: int, he
         for name, part in _match_attentions(model, attention).items():
             if head is not None:
                 _check_head_index(name, part, head)
-            stack.callback(part.lookup.change(cut))
+            stack.callback(part.inputs.intervene(cut))
         yield
     if not reached:
-        raise TapError(f"the edge {query}→{key} of '{attention}' was never reached by a pass")
+        raise TapError(f"no forward pass reached the edge {query}→{key} of '{attention}'")
 
 
 def _check_head_index(name: str, part: Attention, head: int) -> None:
     n_heads = part.head_config.n_heads
     if not 0 <= head < n_heads:
-        raise TapError(f"'{name}' has {n_heads} heads (0 … {n_heads - 1}), head {head} was asked for")
+        raise TapError(f"'{name}' has {n_heads} heads (0 … {n_heads - 1}), got head {head}")
 
 
 def _match_attentions(model: nn.Module, pattern: str) -> dict[str, Attention]:
     parts = dict(model.named_modules())
     found = {}
-    for name in match_taps(model, f"{pattern}.lookup"):
-        owner = parts[name.removesuffix(".lookup")]
+    for name in match_taps(model, f"{pattern}.inputs"):
+        owner = parts[name.removesuffix(".inputs")]
         if isinstance(owner, Attention):
-            found[name.removesuffix(".lookup")] = owner
+            found[name.removesuffix(".inputs")] = owner
     return found

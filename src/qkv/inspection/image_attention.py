@@ -1,4 +1,4 @@
-"""Which part of a picture does each word come from? The picture once more for every word, lit where the word looked."""
+"""Plot the attention of each generated word over an image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAttention:
-    """One picture, the words that were written of it, and where each of them looked."""
+    """An image, the words generated from it, and the attention of each word over its patches."""
 
     picture: Float[Tensor, "row column 3"]
-    """Red, green and blue, from 0 to 1."""
+    """RGB values from 0 to 1."""
     words: Sequence[str]
     weights: Float[Tensor, "word patch"]
-    """Patches row by row from the top left, as `cut_in_patches` cuts them."""
+    """Weights of the patches, row by row from the top left, in the order of `split_into_patches`."""
     n_across: int
-    """Patches side by side."""
+    """Number of patches per row."""
 
     def __post_init__(self) -> None:
         n_words, n_patches = self.weights.shape
         if n_words != len(self.words) or not n_words or n_patches % self.n_across:
             raise ShapeError(
-                f"the weights are {n_words}×{n_patches}; there are {len(self.words)} words, "
-                f"and {self.n_across} patches side by side"
+                f"weights have shape {n_words}×{n_patches}, which does not match "
+                f"{len(self.words)} words and {self.n_across} patches per row"
             )
 
 
 def plot_image_attention(*looks: ImageAttention, title: str = "") -> "Figure":
-    """A row for each picture: itself, then once for each word. One scale for all."""
+    """Plot one row per image: the image itself, then the attention of each word, all on one color scale."""
     if not looks:
-        raise ShapeError("0 pictures were given, there must be at least 1")
+        raise ShapeError("at least 1 image is required, got 0")
     n_columns = 1 + max(len(one.words) for one in looks)
     figure = new_figure(width=1.25 * n_columns + 0.6, height=1.42 * len(looks) + 0.4)
     axes = figure.subplots(len(looks), n_columns, squeeze=False)
@@ -57,7 +57,7 @@ def plot_image_attention(*looks: ImageAttention, title: str = "") -> "Figure":
 
 
 def _draw_word_attention(axis: "Axes", one: ImageAttention, number: int, most: float) -> "AxesImage":
-    """The picture, dark and grey, under the weights. The square root lets small weights be seen."""
+    """Draw a dark grayscale image under one word's weights. The square-root scale makes small weights visible."""
     from matplotlib.colors import PowerNorm
 
     n_rows, n_columns, _ = one.picture.shape
@@ -65,6 +65,9 @@ def _draw_word_attention(axis: "Axes", one: ImageAttention, number: int, most: f
     axis.set_title(one.words[number], fontsize=9, pad=3)
     table = one.weights[number].view(-1, one.n_across).float()
     return axis.imshow(
-        table.numpy(), cmap="inferno", norm=PowerNorm(0.5, vmin=0, vmax=most),
-        alpha=(0.15 + 0.85 * (table / most).sqrt()).numpy(), extent=(-0.5, n_columns - 0.5, n_rows - 0.5, -0.5),
-    )  # fmt: skip
+        table.numpy(),
+        cmap="inferno",
+        norm=PowerNorm(0.5, vmin=0, vmax=most),
+        alpha=(0.15 + 0.85 * (table / most).sqrt()).numpy(),
+        extent=(-0.5, n_columns - 0.5, n_rows - 0.5, -0.5),
+    )

@@ -1,4 +1,4 @@
-"""Any view as plain numbers, lists and words: what JSON can hold."""
+"""Convert views to JSON-compatible values."""
 
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def to_jsonable(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any view, and each kind its own answer
-    """Tensors become nested lists; what is no finite number (−∞ of a mask, NaN of an open place) becomes None."""
+    """Convert tensors to nested lists and dataclasses to dictionaries. Non-finite numbers become `None`."""
     match value:
         case Tensor():
             return to_jsonable(value.tolist())

@@ -1,9 +1,9 @@
-"""Who made this logit? The direct contribution of the embedding, of every head and of every feed-forward.
+"""Direct logit attribution: the contribution of the embedding, every head and every feed-forward layer.
 
-Exact: the parts sum to the logit, because all that is not linear is frozen as it was in this pass. Of a pre-norm
-model that is the last norm's scale alone. Of a post-norm model it is the scale of every norm that a part passes on
-its way up, and in BERT's masked-word head also the activation's gate (activation(z) / z). A part counts with
-what it adds itself; what it changes in later layers is theirs.
+The contributions sum exactly to the logit, because all nonlinear operations are frozen at their values in this forward
+pass. In a pre-norm model, this is only the scale of the final norm. In a post-norm model, it is the scale of every norm
+that a component passes through, and in BERT's masked-word head also the gate of the activation (activation(z) / z).
+Effects of a component on later layers are attributed to those layers.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from qkv.choices import NormPosition, Stack
 from qkv.errors import InputError
+from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks
+from qkv.inspection.model_input import mark_whitespace
+from qkv.inspection.residual_stream import head_outputs
 from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
-from qkv.inspection.model_input import mark_whitespace
-from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks
-from qkv.inspection.residual_stream import head_outputs
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import LayerNorm, RMSNorm, activate
 from qkv.text import Tokenizer
@@ -29,33 +29,36 @@ ComponentVectors = Float[Tensor, "part d_model"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LogitAttribution(ShortRepr):
-    """Parts of one logit, or of the difference of two."""
+    """Contributions to one logit, or to the difference between two logits."""
 
     position: int
     token_id: int
     against: int | None
     label: str
-    """The token as it is shown; of a difference, both."""
+    """The token's label, or both labels for a difference."""
     names: list[str]
-    """`embedding`, `layer 3 head 1`, `layer 3 cross head 0`, `layer 3 feed_forward`, `biases`."""
+    """Component names: `embedding`, `layer 3 head 1`, `layer 3 cross head 0`, `layer 3 feed_forward`, `biases`."""
     values: Float[Tensor, " part"]
     logit: float
-    """What the model gave; the parts sum to it."""
+    """The model's logit, which is the sum of the contributions."""
 
 
 @torch.no_grad()
 def logit_attribution(
     seen: ActivationCache, tokenizer: Tokenizer, *, position: int, token_id: int, against: int | None = None
 ) -> LogitAttribution:
-    """To the logit of `token_id` at a position; `against`: minus the logit of that other id."""
+    """Attribute the logit of `token_id` at a position to the model's components.
+
+    With `against`, attributes the difference from the logit of that id.
+    """
     if isinstance(seen.model, RNNSeq2Seq):
-        raise InputError("an RNN's parts are not added to a stream: its logits cannot be parted by layers and heads")
+        raise InputError("logit attribution requires a residual stream, which an RNN does not have")
     logits = seen.logits
     if logits is None:
-        raise InputError("this BERT has no masked-word head, so there is no logit to explain")
+        raise InputError("this BERT has no masked-word head, so there is no logit to attribute")
     position = check_index("position", position, len(logits), of="tokens", from_end=True)
     for one in (token_id, token_id if against is None else against):
-        check_index("id", one, logits.shape[1], of="ids of the vocabulary")
+        check_index("id", one, logits.shape[1], of="vocabulary ids")
     names, vectors = _residual_contributions(seen, position)
     vectors, direction, bias = _apply_output_head(seen.model, vectors, token_id)
     values, logit = vectors @ direction, logits[position, token_id]
@@ -65,12 +68,18 @@ def logit_attribution(
     values[-1] += bias
     said = " − ".join(mark_whitespace(token_text(tokenizer, one)) for one in (token_id, against) if one is not None)
     return LogitAttribution(
-        position=position, token_id=token_id, against=against, label=said, names=names, values=values, logit=float(logit)
-    )  # fmt: skip
+        position=position,
+        token_id=token_id,
+        against=against,
+        label=said,
+        names=names,
+        values=values,
+        logit=float(logit),
+    )
 
 
 def _residual_contributions(seen: ActivationCache, position: int) -> tuple[list[str], ComponentVectors]:
-    """Every part's share of the stream that the last norm gives out; the last part is the biases of norms."""
+    """Returns each component's share of the final norm's output. The last component is the norms' biases."""
     model = seen.model
     stack = Stack.DECODER if isinstance(model, Seq2Seq) else Stack.SELF
     before = "decoder." if stack is Stack.DECODER else ""
@@ -78,7 +87,11 @@ def _residual_contributions(seen: ActivationCache, position: int) -> tuple[list[
     start = seen.get_activation(f"{before}blocks.0.resid_pre")[position]
     parts = torch.stack([torch.zeros_like(start), start])
     for layer, block in enumerate(get_blocks(model, stack)):
-        for kind in ("attention", "cross_attention", "feed_forward") if block.cross_attention is not None else ("attention", "feed_forward"):
+        for kind in (
+            ("attention", "cross_attention", "feed_forward")
+            if block.cross_attention is not None
+            else ("attention", "feed_forward")
+        ):
             if kind == "feed_forward":
                 own, own_names = seen.get_activation(f"{before}blocks.{layer}.feed_forward_out")[position][None], [kind]
             else:
@@ -108,7 +121,10 @@ def _get_final_norm(model: Model) -> nn.Module:
 
 
 def _apply_frozen_norm(norm: nn.Module, parts: ComponentVectors) -> ComponentVectors:
-    """The norm of the sum, as a linear map of its parts; β goes to the first part, the biases."""
+    """Apply a norm as a linear map of the components, with the scale of their sum.
+
+    β is added to the first component.
+    """
     whole = parts.sum(0)
     match norm:
         case LayerNorm():
@@ -125,14 +141,16 @@ def _apply_frozen_norm(norm: nn.Module, parts: ComponentVectors) -> ComponentVec
     return parts
 
 
-def _apply_output_head(model: Model, parts: ComponentVectors, token_id: int) -> tuple[ComponentVectors, Float[Tensor, " d_model"], Tensor]:
-    """Parts as the unembedding meets them, the row they meet, and its bias."""
+def _apply_output_head(
+    model: Model, parts: ComponentVectors, token_id: int
+) -> tuple[ComponentVectors, Float[Tensor, " d_model"], Tensor]:
+    """Returns the components as the unembedding receives them, the token's unembedding row and its bias."""
     match model:
         case BERT():
             head = model.masked_word
             assert head is not None
             if len(parts):
-                # The biases stand last here, and first in `_frozen`.
+                # The biases are the last component here, but the first one in `_apply_frozen_norm`.
                 z = parts @ head.dense.weight.T
                 z[-1] += head.dense.bias
                 whole = z.sum(0)

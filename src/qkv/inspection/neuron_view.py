@@ -1,4 +1,4 @@
-"""How does one query come to its weights? Number by number: q, k, their product, scale, mask, softmax."""
+"""Step-by-step computation of one query's attention weights: dot products, scale, mask and softmax."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from qkv.choices import NormPosition, Stack
 from qkv.errors import InputError
+from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks, upcast
 from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
-from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks, upcast
 from qkv.models import RNNSeq2Seq
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NeuronView(ShortRepr):
-    """View D: one query of one head."""
+    """The attention computation of one query in one head, as in BertViz's neuron view."""
 
     stack: Stack
     layer: int
@@ -25,26 +25,28 @@ class NeuronView(ShortRepr):
     query_label: str
     keys: list[str]
     q: Float[Tensor, " d_head"]
-    """As it meets the keys: after rotary positions."""
+    """The query after rotary position embedding."""
     q_unrotated: Float[Tensor, " d_head"]
-    """Before them; the same where the model has none."""
+    """The query before it. The same as `q` in models without rotary positions."""
     k: Float[Tensor, "key d_head"]
     k_unrotated: Float[Tensor, "key d_head"]
     products: Float[Tensor, "key d_head"]
-    """q·k dimension by dimension."""
+    """Elementwise products of the query with each key."""
     dots: Float[Tensor, " key"]
     scaled: Float[Tensor, " key"]
-    """times 1/√d, plus a bias of positions where the model has one."""
+    """Dot products times 1/√d, plus the position bias if the model has one."""
     scores: Float[Tensor, " key"]
-    """With the mask: −∞ where the look is forbidden."""
+    """Scores after masking, with −∞ at masked positions."""
     weights: Float[Tensor, " key"]
 
 
 @torch.no_grad()
-def compute_neuron_view(seen: ActivationCache, stack: Stack | None = None, *, layer: int = 0, head: int = 0, query: int = -1) -> NeuronView:
-    """`query`: its position; −1: the last."""
+def compute_neuron_view(
+    seen: ActivationCache, stack: Stack | None = None, *, layer: int = 0, head: int = 0, query: int = -1
+) -> NeuronView:
+    """Compute the attention weights of one query step by step. `query` defaults to the last position."""
     if isinstance(seen.model, RNNSeq2Seq):
-        raise InputError("an RNN's look has no heads with queries and keys of their own")
+        raise InputError("an RNN's attention has no heads with separate queries and keys")
     stack = stack or seen.stacks[0]
     n, attention = len(seen.query_labels(stack)), get_attention(seen.model, stack, layer)
     head = check_index("head", head, attention.head_config.n_heads, of="heads")
@@ -56,21 +58,35 @@ def compute_neuron_view(seen: ActivationCache, stack: Stack | None = None, *, la
     q_unrotated, k_unrotated = _unrotated_query_and_keys(seen, stack, layer, (head, kv_head))
     scores = seen.scores(stack, layer)[head, query]
     dots = k @ q
-    # What a bias of positions adds is known where the look is allowed.
+    # The scores include a position bias, but only at positions that are not masked.
     scaled = torch.where(scores.isfinite(), scores, dots * attention.scale)
     return NeuronView(
-        stack=stack, layer=layer, head=head, query=query, query_label=seen.query_labels(stack)[query],
-        keys=seen.key_labels(stack), q=q, q_unrotated=q_unrotated[query], k=k, k_unrotated=k_unrotated, products=k * q, dots=dots,
-        scaled=scaled, scores=scores, weights=seen.weights(stack, layer)[head, query],
-    )  # fmt: skip
+        stack=stack,
+        layer=layer,
+        head=head,
+        query=query,
+        query_label=seen.query_labels(stack)[query],
+        keys=seen.key_labels(stack),
+        q=q,
+        q_unrotated=q_unrotated[query],
+        k=k,
+        k_unrotated=k_unrotated,
+        products=k * q,
+        dots=dots,
+        scaled=scaled,
+        scores=scores,
+        weights=seen.weights(stack, layer)[head, query],
+    )
 
 
-def _unrotated_query_and_keys(seen: ActivationCache, stack: Stack, layer: int, heads: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Queries and keys of one head as the projections give them."""
+def _unrotated_query_and_keys(
+    seen: ActivationCache, stack: Stack, layer: int, heads: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Returns one head's queries and keys as projected, before rotary position embedding."""
     block, attention = get_blocks(seen.model, stack)[layer], get_attention(seen.model, stack, layer)
     owner = seen.attention_tap(stack, layer).rpartition(".")[0]
     if stack is Stack.CROSS:
-        # The source is read without rotary positions: what meets is what was projected.
+        # Cross-attention does not use rotary positions, so the recorded queries and keys are the projected ones.
         last = seen.attention_records(stack, layer)
         return torch.cat([one.lookup.queries[0, heads[0]] for one in last]), last[-1].lookup.keys[0, heads[1]]
     x = seen.get_activation(f"{owner}.resid_pre")

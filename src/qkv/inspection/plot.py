@@ -1,20 +1,26 @@
-"""Every view as a picture: `plot_view(view).savefig("x.pdf")`."""
+"""Plot any view as a matplotlib figure: `plot_view(view).savefig("x.pdf")`."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING
 
-from qkv.inspection.charts import plot_logit_attribution, plot_effect, plot_neuron_view, plot_embedding_paths, plot_coreference
-from qkv.inspection.logit_attribution import LogitAttribution
+from qkv.inspection.attention_map import AttentionMapView
+from qkv.inspection.charts import (
+    plot_coreference,
+    plot_effect,
+    plot_embedding_paths,
+    plot_logit_attribution,
+    plot_neuron_view,
+)
+from qkv.inspection.coreference import CoreferenceView
 from qkv.inspection.embeddings import EmbeddingView
-from qkv.inspection.figures import TITLE_LINE_INCHES, Heatmap, wrap_title, plot_heatmaps, new_figure
+from qkv.inspection.figures import TITLE_LINE_INCHES, Heatmap, new_figure, plot_heatmaps, wrap_title
 from qkv.inspection.heads import PATTERNS, HeadsView
 from qkv.inspection.interventions import InterventionEffect
+from qkv.inspection.logit_attribution import LogitAttribution
 from qkv.inspection.logit_lens import LogitLensView
-from qkv.inspection.attention_map import AttentionMapView
 from qkv.inspection.neuron_view import NeuronView
-from qkv.inspection.coreference import CoreferenceView
 from qkv.inspection.residual_stream import ResidualStreamView
 from qkv.inspection.timeline import TimelineView
 from qkv.inspection.word_map import COLORS_AND_MARKERS
@@ -24,18 +30,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 View = (
-    HeadsView | AttentionMapView | NeuronView | ResidualStreamView | LogitLensView | CoreferenceView | EmbeddingView | TimelineView
-    | LogitAttribution | InterventionEffect
-)  # fmt: skip
+    HeadsView
+    | AttentionMapView
+    | NeuronView
+    | ResidualStreamView
+    | LogitLensView
+    | CoreferenceView
+    | EmbeddingView
+    | TimelineView
+    | LogitAttribution
+    | InterventionEffect
+)
 
 MAX_COLUMNS = 20
-"""Columns of words that a picture can hold."""
+"""Maximum number of token columns in a plot."""
 MAX_TITLE_CHARS = 170
-"""Characters; a longer text is shown as its beginning."""
+"""Maximum number of characters of the title. Longer texts are truncated."""
 
 
 def plot_view(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "Figure":
-    """`title`: above what the view says of itself, such as the text; `changes`: what was changed, a line for each."""
+    """Plot a view.
+
+    `title` is shown above the view's own title. `changes` describes the interventions, one per line.
+    """
     title = _join_lines(*(fill(shorten(line, MAX_TITLE_CHARS, placeholder=" …"), 90) for line in (title, *changes)))
     match view:
         case HeadsView():
@@ -62,9 +79,9 @@ def plot_view(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "F
 
 
 def _plot_heads(view: HeadsView, title: str) -> "Figure":
-    """A row for each layer, a column for each head; the pattern that names a head stands above it.
+    """Plot a grid of attention maps with one row per layer and one column per head, titled with the head's pattern.
 
-    Tokens are named at the left and below, as far as they can be read.
+    Token labels are shown at the left and at the bottom if they are legible.
     """
     n_layers, n_heads, n, m = view.weights.shape
     across = max(1.25, min(2.4, 0.085 * m, 16 / n_heads))
@@ -73,7 +90,7 @@ def _plot_heads(view: HeadsView, title: str) -> "Figure":
     axes = drawn.subplots(n_layers, n_heads, squeeze=False)
     for layer, row in enumerate(axes):
         for head, axis in enumerate(row):
-            # The square root lets small weights be seen; the picture is an overview.
+            # The square root makes small weights visible in this overview.
             axis.imshow(view.weights[layer, head].sqrt().cpu().numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
             axis.set(xticks=[], yticks=[])
             pattern = view.labels[layer][head]
@@ -87,14 +104,16 @@ def _plot_heads(view: HeadsView, title: str) -> "Figure":
             if layer == n_layers - 1:
                 axis.set_xlabel(f"head {head}", fontsize=8)
                 _set_token_ticks(axis.set_xticks, view.keys, room=across / m, rotation=90)
-    said = wrap_title(_join_lines(title, f"{view.stack}: rows look at columns; colour is √weight"), drawn.get_figwidth())
+    said = wrap_title(
+        _join_lines(title, f"{view.stack}: queries as rows, keys as columns, color is √weight"), drawn.get_figwidth()
+    )
     drawn.set_figheight(drawn.get_figheight() + TITLE_LINE_INCHES * max(0, said.count("\n") - 1))
     drawn.suptitle(said, fontsize="medium")
     return drawn
 
 
 def _set_token_ticks(ticks: Callable[..., object], names: list[str], *, room: float, rotation: int = 0) -> None:
-    """`room`: inches for each; below 4 points nobody reads them."""
+    """Set token labels if each has enough space in inches. Below 4 points they would not be legible."""
     size = min(6.5, 0.85 * 72 * room)
     if size >= 4:
         ticks(range(len(names)), names, fontsize=size, rotation=rotation)
@@ -103,33 +122,60 @@ def _set_token_ticks(ticks: Callable[..., object], names: list[str], *, room: fl
 def _plot_attention_map(view: AttentionMapView, title: str) -> "Figure":
     return plot_heatmaps(
         Heatmap(
-            matrix=view.weights, rows=view.queries, columns=view.keys, title=view.title,
-            row_axis="looks" + (" (each row sums to 1)" if view.is_share else ""), column_axis="is looked at",
+            matrix=view.weights,
+            rows=view.queries,
+            columns=view.keys,
+            title=view.title,
+            row_axis="query" + (" (each row sums to 1)" if view.is_share else ""),
+            column_axis="key",
         ),
         title=title,
-    )  # fmt: skip
+    )
 
 
 def _plot_residual_norms(view: ResidualStreamView, title: str) -> "Figure":
     layers = [f"layer {layer}" for layer in range(view.sublayer_norms.shape[1])]
-    maps = [Heatmap(matrix=view.residual_norms.flip(0), rows=view.depths[::-1], columns=view.positions, title="the stream",
-                    row_axis="", column_axis="")]  # fmt: skip
+    maps = [
+        Heatmap(
+            matrix=view.residual_norms.flip(0),
+            rows=view.depths[::-1],
+            columns=view.positions,
+            title="the stream",
+            row_axis="",
+            column_axis="",
+        )
+    ]
     maps += [
-        Heatmap(matrix=rows.flip(0), rows=layers[::-1], columns=view.positions, title=f"what {part} writes",
-                row_axis="", column_axis="")
+        Heatmap(
+            matrix=rows.flip(0),
+            rows=layers[::-1],
+            columns=view.positions,
+            title=f"what {part} writes",
+            row_axis="",
+            column_axis="",
+        )
         for part, rows in zip(view.sublayers, view.sublayer_norms, strict=True)
-    ]  # fmt: skip
+    ]
     heads = [f"head {head}" for head in range(view.head_norms.shape[1])]
-    maps.append(Heatmap(
-        matrix=view.head_norms.mean(-1).flip(0), rows=layers[::-1], columns=heads,
-        title="what each head of self-attention writes\n(mean of all tokens)", row_axis="", column_axis="",
-    ))  # fmt: skip
+    maps.append(
+        Heatmap(
+            matrix=view.head_norms.mean(-1).flip(0),
+            rows=layers[::-1],
+            columns=heads,
+            title="norm of each self-attention head's output\n(mean over all tokens)",
+            row_axis="",
+            column_axis="",
+        )
+    )
     in_a_row = 1 if len(view.positions) > 24 else 2
-    return plot_heatmaps(*maps, title=_join_lines(title, f"{view.stack}: lengths of vectors"), in_a_row=in_a_row)
+    return plot_heatmaps(*maps, title=_join_lines(title, f"{view.stack}: vector norms"), in_a_row=in_a_row)
 
 
 def _plot_logit_lens(view: LogitLensView, title: str) -> "Figure":
-    """The deepest layer on top; colour is the probability of the guess, the last line what really came."""
+    """Plot the top prediction of each layer and position, with the deepest layer at the top.
+
+    Color shows the probability of the prediction, and the top axis shows the actual tokens.
+    """
     n = len(view.positions)
     shown = range(max(0, n - MAX_COLUMNS), n)
     n_depths = len(view.depths)
@@ -147,15 +193,15 @@ def _plot_logit_lens(view: LogitLensView, title: str) -> "Figure":
     axis.set_xlabel("read here")
     came = axis.secondary_xaxis("top")
     came.set_xticks(range(len(shown)), [_truncate_token(view.targets[i] or "?") for i in shown], fontsize=8)
-    came.set_xlabel("what really came next" if view.predicts_next else "what really stands there")
-    drawn.colorbar(image, ax=axis, fraction=0.03, pad=0.01, label="p of the guess")
-    cut = f"the last {len(shown)} of {n} tokens" if len(shown) < n else ""
+    came.set_xlabel("actual next token" if view.predicts_next else "actual token")
+    drawn.colorbar(image, ax=axis, fraction=0.03, pad=0.01, label="probability of the prediction")
+    cut = f"last {len(shown)} of {n} tokens" if len(shown) < n else ""
     drawn.suptitle(_join_lines(title, cut), fontsize="medium")
     return drawn
 
 
 def _plot_timeline(view: TimelineView, title: str) -> "Figure":
-    """Above, for each pattern the head that shows it most; below, what came next, depth by depth."""
+    """Plot the best head's score for each pattern by step, and below it the probability of the actual tokens by depth."""
     n_parts = 1 if view.target_probabilities is None else 2
     drawn = new_figure(width=8.0, height=3.6 * n_parts)
     axes = drawn.subplots(n_parts, 1, squeeze=False)[:, 0]
@@ -179,7 +225,7 @@ def _plot_target_probability_by_step(axis: "Axes", view: TimelineView) -> None:
     axis.set_xticks(ticks, [f"{view.steps[i]:,}" for i in ticks])
     axis.set_yticks(range(len(view.depths)), view.depths[::-1], fontsize=8)
     axis.set(xlabel="step")
-    axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, label="mean p of what came next")
+    axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, label="mean probability of the actual token")
 
 
 def _truncate_token(token: str) -> str:

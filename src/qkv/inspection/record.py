@@ -1,4 +1,4 @@
-"""Recording what passes a model's taps, with the fused kernel on."""
+"""Record activations at a model's taps without disabling the fused attention kernel."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,41 +12,43 @@ from qkv.errors import TapError
 from qkv.inspection.taps import match_taps
 from qkv.inspection.validation import check_index
 from qkv.nn import Attention, AttentionInputs, Tap
-from qkv.tensors import HeadResults, Scores, Weights
+from qkv.tensors import AttentionWeights, HeadOutputs, Scores
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """One attention as it happened: what was compared, and what the kernel made of it.
+    """The inputs and the result of one attention call.
 
-    Keeps queries and keys (2nd numbers), not the weights (hn²); weights are computed when asked for.
+    Stores queries and keys (2nd numbers) instead of the weights (hn²), which are recomputed on demand.
     """
 
     lookup: AttentionInputs
-    heads: HeadResults
-    """The kernel's own result, against which `error` measures."""
+    heads: HeadOutputs
+    """The kernel's result, which `error` compares with the recomputed one."""
     changed_scores: Scores | None = None
-    """What really passed there, where a change was at work: that cannot be recomputed."""
-    changed_weights: Weights | None = None
+    """The actual scores if an intervention changed them, because they cannot be recomputed."""
+    changed_weights: AttentionWeights | None = None
 
-    def weights(self, rows: Sequence[int] | None = None) -> Weights:
-        """The attention weights in at least float32, of all queries or of some."""
+    def weights(self, rows: Sequence[int] | None = None) -> AttentionWeights:
+        """Returns the attention weights of all queries or of the given rows, in at least float32."""
         return self._rows(rows, self.changed_weights, AttentionInputs.weights)
 
     def scores(self, rows: Sequence[int] | None = None) -> Scores:
-        """What the weights are the softmax of: −∞ where the mask forbids a look."""
+        """Returns the attention scores before the softmax, with −∞ at masked positions."""
         return self._rows(rows, self.changed_scores, AttentionInputs.scores)
 
     @property
     def error(self) -> float:
-        """max|A·V − output|: how far the weights shown are from what the kernel did."""
+        """max|A·V − output|: the largest difference between the recomputed result and the kernel's result."""
         lookup = _upcast_inputs(self.lookup)
         weights = lookup.weights() if self.changed_weights is None else self.changed_weights
         return (lookup.unfold_beams(lookup.weighted_values(weights)) - self.heads).abs().max().item()
 
-    def _rows(self, rows: Sequence[int] | None, changed: Tensor | None, compute: Callable[[AttentionInputs], Tensor]) -> Tensor:
+    def _rows(
+        self, rows: Sequence[int] | None, changed: Tensor | None, compute: Callable[[AttentionInputs], Tensor]
+    ) -> Tensor:
         lookup = _upcast_inputs(self.lookup)
         if rows is None:
             return lookup.unfold_beams(compute(lookup) if changed is None else changed)
@@ -62,13 +64,16 @@ def _upcast_inputs(lookup: AttentionInputs) -> AttentionInputs:
     if lookup.queries.dtype in (torch.float32, torch.float64):
         return lookup
     return replace(
-        lookup, queries=lookup.queries.float(), keys=lookup.keys.float(), values=lookup.values.float(),
+        lookup,
+        queries=lookup.queries.float(),
+        keys=lookup.keys.float(),
+        values=lookup.values.float(),
         bias=None if lookup.bias is None else lookup.bias.float(),
-    )  # fmt: skip
+    )
 
 
 class ActivationRecord:
-    """What was recorded, by tap name: `trace["blocks.0.resid_mid"]`, the last pass unless told otherwise."""
+    """Recorded activations by tap name: `activations["blocks.0.resid_mid"]` returns those of the last forward pass."""
 
     def __init__(self) -> None:
         self._passes: dict[str, list[Tensor]] = {}
@@ -78,7 +83,7 @@ class ActivationRecord:
         return self.at(name)
 
     def at(self, name: str, index: int = -1) -> Tensor:
-        """What passed at one of several passes, such as the steps of a generation; the last by default."""
+        """Returns the activations of one of several forward passes, such as decode steps. Defaults to the last one."""
         part, _, last = name.rpartition(".")
         if part in self._attention and last in ("scores", "weights"):
             seen = self.attention(part, index)
@@ -86,7 +91,7 @@ class ActivationRecord:
         return self._pick(self._passes, name, index)
 
     def attention(self, name: str, index: int = -1) -> AttentionRecord:
-        """The attention of that name (`blocks.0.attention`), recorded by asking for its weights."""
+        """Returns the record of an attention module, such as `blocks.0.attention`, whose weights were recorded."""
         return self._pick(self._attention, name, index)
 
     @property
@@ -102,14 +107,16 @@ class ActivationRecord:
 
     def _pick(self, kept: dict[str, list[T]], name: str, index: int) -> T:
         if name not in kept:
-            raise TapError(f"nothing was recorded at '{name}'; recorded: {', '.join(self.names) or 'nothing'}")
+            raise TapError(
+                f"no activations were recorded at '{name}', recorded taps: {', '.join(self.names) or 'none'}"
+            )
         try:
             return kept[name][index]
         except IndexError:
-            raise TapError(f"pass {index} of '{name}' was asked for, {len(kept[name])} were recorded") from None
+            raise TapError(f"pass {index} of '{name}' does not exist, {len(kept[name])} passes were recorded") from None
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
-        # Keys and values may be a cache's own slots, which later passes go on writing.
+        # Keys and values may be views of the KV cache, which later passes overwrite.
         is_of_cache = name.endswith((".keys", ".values"))
 
         def keep(passing: Tensor) -> None:
@@ -127,7 +134,7 @@ class ActivationRecord:
             now["lookup"] = _detach_inputs(lookup)
 
         def keep_changed(what: str, passing: Tensor) -> None:
-            if attention.scores.is_changed or attention.weights.is_changed:
+            if attention.scores.has_interventions or attention.weights.has_interventions:
                 changed[what] = passing.detach()
 
         def finish(heads: Tensor) -> None:
@@ -135,15 +142,15 @@ class ActivationRecord:
             self._attention.setdefault(name, []).append(seen)
 
         return [
-            attention.lookup.watch(start),
-            attention.scores.watch_if_computed(lambda passing: keep_changed("scores", passing)),
-            attention.weights.watch_if_computed(lambda passing: keep_changed("weights", passing)),
-            attention.heads.watch(finish),
+            attention.inputs.observe(start),
+            attention.scores.observe_if_computed(lambda passing: keep_changed("scores", passing)),
+            attention.weights.observe_if_computed(lambda passing: keep_changed("weights", passing)),
+            attention.head_outputs.observe(finish),
         ]
 
 
 def _detach_inputs(lookup: AttentionInputs) -> AttentionInputs:
-    # As above: copied out of the cache.
+    # Copied for the same reason as in `_keep`.
     keys, values = (part.detach().clone() for part in (lookup.keys, lookup.values))
     bias = None if lookup.bias is None else lookup.bias.detach()
     return replace(lookup, queries=lookup.queries.detach(), keys=keys, values=values, bias=bias)
@@ -151,10 +158,10 @@ def _detach_inputs(lookup: AttentionInputs) -> AttentionInputs:
 
 @contextmanager
 def record(model: nn.Module, *patterns: str) -> Iterator[ActivationRecord]:
-    """Record the taps meant by the patterns while the `with` lasts; all of them if there is none.
+    """Record the taps that match the patterns within the `with` block. Without patterns, records all taps.
 
-    `with record(model, "blocks.*.attention.weights") as trace: model(ids)`. Asking for scores or weights keeps
-    the fused kernel on: queries and keys are recorded, and scores and weights recomputed from them.
+    Usage: `with record(model, "blocks.*.attention.weights") as activations: model(ids)`. The fused kernel stays in use:
+    queries and keys are recorded, and scores and weights are recomputed from them.
     """
     trace = ActivationRecord()
     parts = dict(model.named_modules())
@@ -163,10 +170,10 @@ def record(model: nn.Module, *patterns: str) -> Iterator[ActivationRecord]:
         for name, tap in _select_taps(model, patterns).items():
             part, _, last = name.rpartition(".")
             owner = parts[part]
-            if isinstance(owner, Attention) and last in ("lookup", "scores", "weights"):
+            if isinstance(owner, Attention) and last in ("inputs", "scores", "weights"):
                 attentions[part] = owner
             else:
-                stack.callback(tap.watch(trace._keep(name)))  # noqa: SLF001
+                stack.callback(tap.observe(trace._keep(name)))  # noqa: SLF001
         for name, attention in attentions.items():
             for end in trace._keep_attention(name, attention):  # noqa: SLF001
                 stack.callback(end)

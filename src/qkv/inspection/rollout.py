@@ -1,4 +1,4 @@
-"""Where does a token's content come from, through all layers? Attention multiplied along its paths."""
+"""Attention rollout: attention weights multiplied across layers."""
 
 from dataclasses import dataclass
 
@@ -8,22 +8,22 @@ from torch import Tensor
 
 from qkv.choices import AttentionKind
 from qkv.errors import InputError
-from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.activation_cache import ActivationCache
+from qkv.inspection.short_repr import ShortRepr
 from qkv.models import RNNSeq2Seq
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionRollout(ShortRepr):
-    """After each layer, the share of every input token in every token. `own` and `source` of a row sum to 1."""
+    """The share of every input token in every token after each layer. `sequence` and `source` of a row sum to 1."""
 
     sequence: Float[Tensor, "layer query key"]
     source: Float[Tensor, "layer query source"] | None
-    """Of a decoder: the share of the source's tokens."""
+    """The share of each source token, for a decoder."""
 
 
 def rollout_from_means(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
-    """Â = ½ mean of heads + ½ identity (the residual connection), multiplied upwards (arXiv:2005.00928)."""
+    """Multiply Â = ½ head mean + ½ identity (the residual connection) across layers (arXiv:2005.00928)."""
     share = torch.eye(means.shape[-1], dtype=means.dtype, device=means.device)
     found = []
     for layer in means:
@@ -33,12 +33,13 @@ def rollout_from_means(means: Float[Tensor, "layer query key"]) -> Float[Tensor,
 
 
 def attention_rollout(seen: ActivationCache, stack: AttentionKind | None = None) -> AttentionRollout:
-    """Of a GPT, BERT or encoder; of a decoder, cross-attention takes in the source's shares in the same way:
+    """Compute attention rollout through a GPT, BERT, encoder or decoder.
 
-    half of what stands there, half of what is looked at.
+    In a decoder, cross-attention contributes the shares of the source in the same way: half from the residual connection
+    and half from the attended source states.
     """
     if isinstance(seen.model, RNNSeq2Seq):
-        raise InputError("rollout goes through a Transformer's layers; an RNN has one attention alone")
+        raise InputError("attention rollout requires the layers of a Transformer, but this model is an RNN")
     stack = stack or seen.stacks[0]
     if stack in (AttentionKind.SELF, AttentionKind.ENCODER):
         return AttentionRollout(sequence=rollout_from_means(seen.mean_weights(stack)), source=None)

@@ -1,15 +1,15 @@
-"""How is a value that holds thousands of numbers shown in a line?"""
+"""Short `repr` for dataclasses that contain tensors and long lists."""
 
 from dataclasses import fields, is_dataclass
 
 from torch import Tensor
 
 MAX_CHARS = 60
-"""Characters of one field."""
+"""Maximum number of characters per field."""
 
 
 class ShortRepr:
-    """For dataclasses (with `repr=False`): of a tensor its shape is shown, of a long list its length."""
+    """Mixin for dataclasses (with `repr=False`) that shows tensors by shape and long lists by length."""
 
     def __repr__(self) -> str:
         assert is_dataclass(self)

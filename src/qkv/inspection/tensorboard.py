@@ -1,4 +1,4 @@
-"""A run's metrics for TensorBoard."""
+"""Export the metrics of a run to TensorBoard."""
 
 import json
 import shutil
@@ -14,12 +14,12 @@ def import_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
         return import_module("torch.utils.tensorboard")
     except ImportError:
         raise MissingExtraError(
-            "TensorBoard's files need the package tensorboard; install it with: pip install tensorboard"
+            "writing TensorBoard files requires the tensorboard package: pip install tensorboard"
         ) from None
 
 
 def write_tensorboard_events(metrics: Path, folder: Path) -> None:
-    """Every number of metrics.jsonl as a scalar of its step. What the folder held is replaced."""
+    """Write every number in metrics.jsonl as a TensorBoard scalar. Replaces the contents of the folder."""
     library = import_tensorboard()
     shutil.rmtree(folder, ignore_errors=True)
     with library.SummaryWriter(folder) as writer:

@@ -1,4 +1,4 @@
-"""How do heads and guesses change while a model learns?"""
+"""Track head patterns and predictions across the checkpoints of a training run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,34 +7,34 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import HeadPattern, AttentionKind
+from qkv.choices import AttentionKind, HeadPattern
 from qkv.errors import InputError
-from qkv.inspection.short_repr import ShortRepr
+from qkv.inspection.activation_cache import run_with_cache
 from qkv.inspection.heads import classify_heads
 from qkv.inspection.logit_lens import logit_lens
 from qkv.inspection.model_input import ModelWithTokenizer, prepare_input
-from qkv.inspection.activation_cache import run_with_cache
+from qkv.inspection.short_repr import ShortRepr
 from qkv.models import BERT
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TimelineView(ShortRepr):
-    """One text, read by every checkpoint of a run."""
+    """Head scores and predictions for one text at every checkpoint of a run."""
 
     steps: list[int]
     stack: AttentionKind
     scores: Float[Tensor, "step layer head pattern"]
-    """As `HeadsView.scores`."""
+    """As in `HeadsView.scores`."""
     labels: list[list[list[HeadPattern | None]]]
     positions: list[str]
     depths: list[str]
     targets: list[str | None]
     target_probabilities: Float[Tensor, "step depth position"] | None
-    """As `LensView`: of what really came; None: of a BERT without a masked-word head."""
+    """Probabilities of the actual tokens, as in `LogitLensView`. `None` for a BERT without a masked-word head."""
 
     @property
     def losses(self) -> list[float] | None:
-        """−log p of what really came, mean over the text, at each step."""
+        """Mean negative log-probability of the actual tokens at each step."""
         if self.target_probabilities is None:
             return None
         last = self.target_probabilities[:, -1]
@@ -42,9 +42,16 @@ class TimelineView(ShortRepr):
 
 
 def checkpoint_timeline(
-    checkpoints: Iterable[tuple[int, ModelWithTokenizer]], text: str, second: str | None = None, *, stack: AttentionKind | None = None
+    checkpoints: Iterable[tuple[int, ModelWithTokenizer]],
+    text: str,
+    second: str | None = None,
+    *,
+    stack: AttentionKind | None = None,
 ) -> TimelineView:
-    """`checkpoints`: (step, model with its tokenizer), in order; only one of them is held at a time."""
+    """Run the model of each checkpoint on a text.
+
+    `checkpoints` yields (step, model with its tokenizer) in order. Only one model is in memory at a time.
+    """
     steps, views, lenses = [], [], []
     for step, task in checkpoints:
         seen = run_with_cache(task.model, prepare_input(task, text, second))
@@ -53,11 +60,15 @@ def checkpoint_timeline(
         has_guesses = not (isinstance(task.model, BERT) and task.model.masked_word is None)
         lenses.append(logit_lens(seen, task.tokenizer, n=1) if has_guesses else None)
     if not steps:
-        raise InputError("the run has 0 checkpoints; at least 1 is needed")
+        raise InputError("the run has no checkpoints, at least 1 is required")
     guesses = [one for one in lenses if one is not None]
     return TimelineView(
-        steps=steps, stack=views[0].stack, scores=torch.stack([view.scores for view in views]),
-        labels=[view.labels for view in views], positions=views[0].queries,
-        depths=guesses[0].depths if guesses else [], targets=guesses[0].targets if guesses else [],
+        steps=steps,
+        stack=views[0].stack,
+        scores=torch.stack([view.scores for view in views]),
+        labels=[view.labels for view in views],
+        positions=views[0].queries,
+        depths=guesses[0].depths if guesses else [],
+        targets=guesses[0].targets if guesses else [],
         target_probabilities=torch.stack([one.target_probabilities for one in guesses]) if guesses else None,
-    )  # fmt: skip
+    )

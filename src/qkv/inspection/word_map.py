@@ -1,4 +1,4 @@
-"""Vectors as points on a page: words that are used alike lie together."""
+"""Plot word vectors in two dimensions with PCA."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,19 +14,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, with a shape each: told apart in print and by the colour-blind.
-COLORS_AND_MARKERS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
+# The Okabe–Ito palette with distinct markers, so that groups differ in print and for color-blind readers.
+COLORS_AND_MARKERS = (
+    ("#0072B2", "o"),
+    ("#D55E00", "s"),
+    ("#009E73", "^"),
+    ("#CC79A7", "D"),
+    ("#E69F00", "v"),
+    ("#56B4E9", "P"),
+)
 
 
 def project_to_2d(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2"], list[float]]:
-    """The two directions in which the vectors spread most (PCA), and the share of the spread that each holds.
+    """Project vectors onto their first two principal components, and return the explained variance ratios.
 
-    A direction's sign is free; it is chosen so that the vector farthest out along it lies on the positive side.
+    The sign of a component is arbitrary. It is chosen so that the vector farthest from the origin is positive.
     """
     if len(vectors) < 2:
-        raise ShapeError(f"a map needs at least 2 vectors, not {len(vectors)}")
+        raise ShapeError(f"at least 2 vectors are required, got {len(vectors)}")
     centred = (vectors - vectors.mean(0)).double()
-    # The directions alone: of thousands of vectors the whole of svd takes 20 times as long.
+    # An eigendecomposition of the covariance is 20 times as fast as an SVD of thousands of vectors.
     squares, directions = torch.linalg.eigh(centred.T @ centred)
     squares, directions = squares.flip(0).clamp(min=0), directions.flip(1)
     points = torch.zeros(len(vectors), 2, dtype=torch.float64)
@@ -41,9 +48,11 @@ def project_to_2d(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "
 def plot_word_map(
     vectors: Float[Tensor, "word width"], words: Sequence[str], *, groups: Sequence[str] = (), title: str = ""
 ) -> "Figure":
-    """`groups`: one name a word, if given; words of one group look alike."""
+    """Plot words at the 2-D projections of their vectors. Words of the same group share a color and marker."""
     if len(words) != len(vectors) or (groups and len(groups) != len(vectors)):
-        raise ShapeError(f"there are {len(vectors)} vectors, {len(words)} words and {len(groups)} groups")
+        raise ShapeError(
+            f"got {len(vectors)} vectors, {len(words)} words and {len(groups)} groups, expected equal numbers"
+        )
     points, spread = project_to_2d(vectors)
     figure = new_figure(width=8.0, height=6.0)
     axis = figure.subplots()
@@ -58,7 +67,7 @@ def plot_word_map(
     label_points(axis, points, words, colours)
     axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
     axis.axvline(0, color="0.85", linewidth=0.8, zorder=0)
-    axis.set_xlabel(f"first direction: {spread[0]:.0%} of the spread")
+    axis.set_xlabel(f"PC 1: {spread[0]:.0%} of the variance")
     axis.set_ylabel(f"second direction: {spread[1]:.0%}")
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(title, fontsize="medium")
@@ -68,19 +77,19 @@ def plot_word_map(
 
 
 _LABEL_OFFSETS = ((6, 3), (6, -9), (-6, 3), (-6, -9), (0, 8), (0, -14), (6, 12), (-6, 12), (6, -18), (-6, -18))
-"""Where a word may stand beside its point, in typographical points; negative: to the left."""
+"""Candidate label offsets from a point, in typographic points."""
 _FONT_SIZE, _LINE_HEIGHT = 9, 10.0
-"""Of a letter, and the height of its line, about."""
+"""Font size and approximate line height, in typographic points."""
 
 Box = tuple[float, float, float, float]
 
 
 def label_points(axis: "Axes", points: Tensor, words: Sequence[str], colours: Sequence[str]) -> None:
-    """Each word where it covers least of what stands there already."""
+    """Annotate each point at the offset that overlaps the fewest markers and labels drawn before."""
     page = axis.get_figure(root=True)
     assert page is not None
-    page.draw_without_rendering()  # lays the page out: now the points are where they will stay
-    scale = 72 / page.dpi  # typographical points, 72 an inch
+    page.draw_without_rendering()  # computes the layout, so that the points have their final positions
+    scale = 72 / page.dpi  # typographic points, 72 per inch
     shown = axis.transData.transform(points.numpy()) * scale
     taken: list[Box] = [(x - 3, y - 3, x + 3, y + 3) for x, y in shown]
     for (x, y), at, word, colour in zip(shown, points.tolist(), words, colours, strict=True):
@@ -90,8 +99,15 @@ def label_points(axis: "Axes", points: Tensor, words: Sequence[str], colours: Se
         )
         taken.append(box)
         side = "center" if dx == 0 else "left" if dx > 0 else "right"
-        axis.annotate(word, (at[0], at[1]), xytext=(dx, dy), textcoords="offset points", ha=side, fontsize=_FONT_SIZE,
-                      color=colour)  # fmt: skip
+        axis.annotate(
+            word,
+            (at[0], at[1]),
+            xytext=(dx, dy),
+            textcoords="offset points",
+            ha=side,
+            fontsize=_FONT_SIZE,
+            color=colour,
+        )
 
 
 def _label_box(x: float, y: float, word: str, *, side: int) -> Box:

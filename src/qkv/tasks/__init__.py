@@ -1,10 +1,10 @@
-"""Text in, answer out: a model with its tokenizer."""
+"""High-level tasks: models with their tokenizers."""
 
 from qkv.tasks.language_model import Continuation, LanguageModel
-from qkv.tasks.loader import Task, resolve_model_folder, load, load_as, load_pretrained
+from qkv.tasks.loader import Task, load, load_as, load_pretrained, resolve_model_folder
 from qkv.tasks.similarity import SimilarText
 from qkv.tasks.text_encoder import Classification, EncodedText, FilledText, MaskPrediction, TextEncoder
-from qkv.tasks.translator import Translation, Translator, TranslationHypothesis
+from qkv.tasks.translator import Translation, TranslationHypothesis, Translator
 
 __all__ = [
     "Classification",

@@ -1,4 +1,4 @@
-"""In which batches does a BERT read its texts, and what are their states?"""
+"""Encode texts with a BERT in batches of similar length."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,32 +6,38 @@ from dataclasses import dataclass
 import torch
 
 from qkv.errors import InputError
-from qkv.generation.decoder import pad_sequences
 from qkv.generation.cpu_encoder import create_cpu_encoder
+from qkv.generation.decoder import pad_sequences
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import BERT
 from qkv.tasks.batches import batch_by_length
 from qkv.tasks.packed_encoder import PackedEncoder, TokenRows, can_pack, pack_by_length
-from qkv.tensors import Ids, IsToken, Residual
+from qkv.tensors import AttentionMask, Ids, Residual
 
 ENCODER_BATCH_TOKENS = {"cpu": 512}
-"""Of a batch on that device: on a CPU the fewest are the fastest, for what a layer writes stays in its cache."""
+"""Maximum tokens per batch by device type.
+
+On a CPU, small batches are fastest because activations stay in its cache.
+"""
 DEFAULT_ENCODER_BATCH_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Some of the texts, each in a row of its own, filled up on the right."""
+    """Final states of some texts, padded on the right."""
 
     indices: list[int]
-    """Which they are."""
+    """Indices of the texts."""
     ids: Ids
-    attention_mask: IsToken
+    attention_mask: AttentionMask
     states: Residual
 
 
 class BatchEncoder:
-    """Padded to a like length, on a CPU by the lean road; on a GPU in 16-bit numbers packed without padding."""
+    """Computes final states in padded batches, or packed without padding on a GPU with 16-bit weights.
+
+    On a CPU, supported models use the CPU encoder engine instead of the eager implementation.
+    """
 
     def __init__(self, model: BERT) -> None:
         self.model = model
@@ -39,13 +45,13 @@ class BatchEncoder:
         self._compiled: PackedEncoder | None = None
 
     def compile(self) -> None:
-        """From now on by compiled graphs: the first texts of each size wait for theirs, then all are faster."""
+        """Compile the encoder. The first batch of each size waits for compilation, and later ones are faster."""
         if not can_pack(self.model):
-            raise InputError("compiling is for a GPU and 16-bit numbers: device='cuda', dtype='bfloat16'")
+            raise InputError("compilation requires a GPU and 16-bit weights: device='cuda', dtype='bfloat16'")
         self._compiled = PackedEncoder(self.model, compiled=True)
 
     def batches(self, ids: TokenRows, segments: TokenRows | None) -> Iterator[EncodedBatch]:
-        """Every text once; texts of like length are together. `segments`: None where all are 0."""
+        """Yield every text once, batched by length. `segments` is `None` if all segment ids are 0."""
         device, config = self.model.embedding.token.weight.device, self.model.config
         lengths = [len(row) for row in ids]
         packed = (self._compiled or PackedEncoder(self.model)) if can_pack(self.model) else None

@@ -1,16 +1,16 @@
-"""Which sequences go through a model together: those of like length, so that little of a batch is padding.
+"""Batches of sequences of similar length, which need little padding.
 
-Packing several texts into one row wastes less on padding and more on scores that its mask forbids: on a CPU
-batches of like length are faster (`python -m benchmarks embed` measures both).
+Packing several texts into one row would reduce padding further, but computes scores that its mask discards. On a CPU,
+batches of similar length are faster (`python -m benchmarks embed` measures both).
 """
 
 from collections.abc import Iterator, Sequence
 
 
 def batch_by_length(lengths: Sequence[int], tokens_at_once: int) -> Iterator[list[int]]:
-    """Each place of `lengths` once, from short to long, in batches of at most so many tokens, padding counted.
+    """Yield the indices of `lengths`, sorted by length, in batches of at most `tokens_at_once` tokens including padding.
 
-    A sequence that is longer than that is a batch of its own.
+    A sequence that exceeds the limit forms a batch by itself.
     """
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):

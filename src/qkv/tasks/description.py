@@ -1,11 +1,11 @@
-"""How does a task show itself?"""
+"""The `repr` of tasks."""
 
 from qkv.cost import count_parameters
 from qkv.models import Model
 
 
 def describe_task(kind: str, model: Model, name: str) -> str:
-    """`LanguageModel(stories, gpt, 12,205,056 parameters, context 512)`, without the last parenthesis."""
+    """Returns `LanguageModel(stories, gpt, 12,205,056 parameters, context 512` without the closing parenthesis."""
     parts = [
         model.config.family,
         f"{count_parameters(model.config).total:,} parameters",

@@ -1,4 +1,4 @@
-"""Where does a model compute, and in which numbers?"""
+"""Resolve device and dtype names."""
 
 import torch
 
@@ -9,28 +9,31 @@ DEVICE_NAMES = ("cpu", "cuda", "auto")
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`: a GPU where there is one. A GPU that is asked for and not there is an error, never a CPU in its place."""
+    """Returns the torch device for `cpu`, `cuda` or `auto` (a GPU if available).
+
+    A GPU that was requested but is missing raises an error. There is no silent fallback to the CPU.
+    """
     if name not in DEVICE_NAMES:
-        raise InputError(f"--device {name}: it is cpu, cuda or auto")
+        raise InputError(f"--device {name}: must be one of cpu, cuda, auto")
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         built = torch.version.cuda
-        why = "has no CUDA" if built is None else f"has CUDA {built}, but sees no GPU"
-        raise InputError(f"--device cuda: this torch ({torch.__version__}) {why}; --device cpu computes here")
+        why = "was built without CUDA" if built is None else f"was built with CUDA {built} but finds no GPU"
+        raise InputError(f"--device cuda: this torch ({torch.__version__}) {why}, use --device cpu instead")
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
 def resolve_int8_device(name: str) -> torch.device:
-    """int8 arithmetic is a CPU's (FBGEMM), so `auto` is the CPU there."""
+    """Returns the device for int8 models, which only run on a CPU (FBGEMM). `auto` selects the CPU."""
     if name == "cuda":
-        raise InputError("--int8 (int8=True) computes on a CPU alone, and --device cuda was asked for: choose one")
+        raise InputError("--int8 (int8=True) requires a CPU and cannot be combined with --device cuda")
     return resolve_device("cpu" if name == "auto" else name)
 
 
 def resolve_dtype(name: DType | str, device: torch.device) -> torch.dtype:
-    """16-bit numbers on a GPU alone: a CPU without AMX multiplies them up to 60 times as slowly as 32-bit ones."""
+    """Returns the torch dtype. bfloat16 requires a GPU, because a CPU without AMX is up to 60 times slower with it."""
     if name not in list(DType):
-        raise InputError(f"--dtype {name}: it is {' or '.join(DType)}")
+        raise InputError(f"--dtype {name}: must be one of {', '.join(DType)}")
     if name == DType.BFLOAT16 and device.type == "cpu":
-        raise InputError("--dtype bfloat16 is for a GPU: on this CPU it would be slower than float32, and less exact")
+        raise InputError("--dtype bfloat16 requires a GPU: on this CPU it is slower and less accurate than float32")
     return torch.bfloat16 if name == DType.BFLOAT16 else torch.float32

@@ -1,4 +1,4 @@
-"""Fine-tuning by name: models and labelled texts in, models for the task and a table of scores out."""
+"""Fine-tune BERT models on labeled texts."""
 
 import json
 import re
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from qkv.config import FinetuningConfig, FinetuningSettings, load_finetuning
-from qkv.data.file_io import read_object, write_whole, writing
-from qkv.data.labeled_texts import Labelled, labelled_rows
+from qkv.data.file_io import convert_disk_errors, read_json_object, write_atomically
+from qkv.data.labeled_texts import LabeledTexts, labeled_texts_from_rows
 from qkv.errors import ConfigError, InputError, MissingExtraError, RunError, WeightsError
 from qkv.inspection.confusion import plot_confusion_matrix
 from qkv.inspection.loss_curve import plot_loss_curve
@@ -23,23 +23,23 @@ from qkv.tasks.loader import load_as
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune
 from qkv.training.finetune_data import LabeledTask, build_task, load_labeled_rows, load_task
-from qkv.training.run_folder import RunFolder, LogFunction
+from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.trainer import MetricsCallback
 from qkv.weights.folder import digest
 
 CONFIG_FILE = "finetune.toml"
 DIGEST_FILE = "data.json"
 MIN_EVALUATION_ROWS = 30
-"""With fewer rows one row more or less is over 3 points of accuracy."""
+"""With fewer rows, a single row changes accuracy by more than 3 points."""
 ReportFactory = Callable[[str, int], MetricsCallback]
-"""`reports(model, seed)` gives what is told of each step of that run."""
+"""`reports(model, seed)` returns the function that reports the steps of that run."""
 RowSource = str | Path | Sequence[Sequence[Any]]
 """A file, or rows (text, label) or (text, text, label)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRuns:
-    """One model's runs on a task, one a seed."""
+    """Fine-tuning runs of one model, one per seed."""
 
     name: str
     results: list[FinetuneResult]
@@ -47,47 +47,54 @@ class ModelRuns:
 
     @property
     def metrics(self) -> list[str]:
-        """The chief one first."""
+        """The main metric first."""
         return list(self.results[0].scores)
 
     def mean(self, measure: str) -> float:
         return statistics.fmean(result.scores[measure] for result in self.results)
 
     def spread(self, measure: str) -> float:
-        """The standard deviation over the seeds; 0 for one."""
+        """Standard deviation over the seeds, or 0 for a single seed."""
         values = [result.scores[measure] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
     @property
     def best(self) -> Path:
-        """The folder of the seed with the best chief score."""
+        """The run folder of the seed with the best main score."""
         scores = [result.scores[self.metrics[0]] for result in self.results]
         return self.folders[scores.index(max(scores))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneResult:
-    """What `finetune` gives."""
+    """The result of `finetune`."""
 
     task: TextEncoder
-    """The model of the best seed, ready: `task.classify([text])`."""
+    """The model of the best seed: `task.classify([text])`."""
     scores: dict[str, float]
-    """On the evaluation rows, the mean over the seeds."""
+    """Mean scores over the seeds on the evaluation rows."""
     runs: ModelRuns
-    """Without `out`, their folders are gone."""
+    """Their folders only exist if `out` was set."""
 
 
 def finetune(
-    model: str | Path | TextEncoder, train: RowSource, evaluation: RowSource | None = None,
-    *, settings: FinetuningSettings = FinetuningSettings(), out: str | Path | None = None,  # noqa: B008 - frozen
+    model: str | Path | TextEncoder,
+    train: RowSource,
+    evaluation: RowSource | None = None,
+    *,
+    settings: FinetuningSettings = FinetuningSettings(),
+    out: str | Path | None = None,  # noqa: B008 - frozen
     device: str = "auto",
-) -> FinetuneResult:  # fmt: skip
-    """A classifier out of a pre-trained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
+) -> FinetuneResult:
+    """Fine-tune a pretrained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
 
-    `out`: a folder for the run; without one nothing is left on the disk.
+    `out` is the run folder. Without it, nothing is kept on disk.
     """
     start = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
-    named = {"train": _row_source_name(train, "train"), "evaluation": None if evaluation is None else _row_source_name(evaluation, "eval")}
+    named = {
+        "train": _row_source_name(train, "train"),
+        "evaluation": None if evaluation is None else _row_source_name(evaluation, "eval"),
+    }
     config = FinetuningConfig(models=(start.name or "model",), **named, **dict(settings))
     held_out = None if evaluation is None else _load_labelled(evaluation, "eval", config)
     task = build_task(config, _load_labelled(train, "train", config), held_out)
@@ -95,7 +102,9 @@ def finetune(
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder.create(Path(out or temporary)).path
         name = config.models[0]
-        runs = _run_all_seeds(start, task, config, name=name, folder=folder, device=target, reports=_no_reports, say=_discard)
+        runs = _run_all_seeds(
+            start, task, config, name=name, folder=folder, device=target, reports=_no_reports, say=_discard
+        )
         tuned = load_as(TextEncoder, runs.best)
     scores = {name: runs.mean(name) for name in runs.metrics}
     return FinetuneResult(task=TextEncoder(tuned.model, tuned.tokenizer, name=name), scores=scores, runs=runs)
@@ -103,7 +112,7 @@ def finetune(
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRun:
-    """A folder with all that the runs need, and what was read for them."""
+    """A run folder with its config and labeled data."""
 
     run: RunFolder
     settings: FinetuningConfig
@@ -111,34 +120,36 @@ class FinetuneRun:
 
 
 def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path()) -> FinetuneRun:
-    """A new folder, for files that lie in `data`."""
+    """Create a run folder for files that are relative to `data`."""
     files = {"train": settings.train, "evaluation": settings.evaluation}
     files = {kind: str(data / name) for kind, name in files.items() if name is not None}
     settings = settings.replace(**files)
     task = load_task(settings)
     run = RunFolder.create(out)
     places = {kind: str(Path(name).resolve()) for kind, name in files.items()}
-    write_whole(out / CONFIG_FILE, settings.replace(**places).to_toml().encode())
+    write_atomically(out / CONFIG_FILE, settings.replace(**places).to_toml().encode())
     digests = {place: digest(Path(place)) for place in places.values()}
-    write_whole(out / DIGEST_FILE, json.dumps(digests, indent=1).encode())
+    write_atomically(out / DIGEST_FILE, json.dumps(digests, indent=1).encode())
     return FinetuneRun(run=run, settings=settings, task=task)
 
 
 def resume_finetuning(out: Path) -> FinetuneRun:
-    """What was begun, if its data are what they were."""
+    """Open an existing run folder and check that its data files are unchanged."""
     if not (out / CONFIG_FILE).is_file():
-        raise RunError(f"{out}: holds no {CONFIG_FILE}, so it is no fine-tuning to go on with")
+        raise RunError(f"{out}: contains no {CONFIG_FILE}, so there is no fine-tuning run to resume")
     settings = load_finetuning(out / CONFIG_FILE)
-    for place, expected in read_object(out / DIGEST_FILE).items():
+    for place, expected in read_json_object(out / DIGEST_FILE).items():
         if not Path(place).is_file() or digest(Path(place)) != expected:
-            raise RunError(f"{place}: is gone or was changed since {out} was begun")
+            raise RunError(f"{place}: was removed or changed after {out} was created")
     return FinetuneRun(run=RunFolder(out), settings=settings, task=load_task(settings))
 
 
-def run_finetuning(begun: FinetuneRun, *, device: torch.device, reports: ReportFactory, say: LogFunction) -> Iterator[ModelRuns]:
-    """Each model in turn, each with every seed; what is finished already is only told of.
+def run_finetuning(
+    begun: FinetuneRun, *, device: torch.device, reports: ReportFactory, say: LogFunction
+) -> Iterator[ModelRuns]:
+    """Fine-tune each model with every seed. Runs that are already complete are only reported.
 
-    Bad input that is seen before the first checkpoint leaves no folder.
+    If the input is invalid and there is no checkpoint yet, the run folder is removed.
     """
     run, settings = begun.run, begun.settings
     with run.locked():
@@ -155,7 +166,7 @@ def run_finetuning(begun: FinetuneRun, *, device: torch.device, reports: ReportF
 
 
 def _folders_by_model(out: Path, models: Sequence[str]) -> dict[str, Path]:
-    """One a model: two in one folder would take each other's results for their own."""
+    """Returns one folder per model, so that models do not overwrite each other's results."""
     if len(models) == 1:
         return {models[0]: out}
     found: dict[str, Path] = {}
@@ -163,29 +174,41 @@ def _folders_by_model(out: Path, models: Sequence[str]) -> dict[str, Path]:
         own = out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
         if own in found.values():
             other = next(known for known, folder in found.items() if folder == own)
-            raise InputError(f"{other} and {name} would both have the folder {own}; fine-tune them apart")
+            raise InputError(f"{other} and {name} map to the same folder {own}, so they must be fine-tuned separately")
         found[name] = own
     return found
 
 
 def _run_all_seeds(
-    start: TextEncoder, task: LabeledTask, settings: FinetuningConfig, *, name: str, folder: Path,
-    device: torch.device, reports: ReportFactory, say: LogFunction,
-) -> ModelRuns:  # fmt: skip
+    start: TextEncoder,
+    task: LabeledTask,
+    settings: FinetuningConfig,
+    *,
+    name: str,
+    folder: Path,
+    device: torch.device,
+    reports: ReportFactory,
+    say: LogFunction,
+) -> ModelRuns:
     def of_model(line: str) -> None:
         say(f"{name}: {line}")
 
     material = FinetuneInputs.gather(start.model, start.tokenizer, task, settings, say=of_model)
     judged = task.evaluation
-    if len(judged.texts) < MIN_EVALUATION_ROWS and name == settings.models[0]:  # the same for all of them: said once
-        say(f"{judged.name}: {len(judged.texts)} rows to judge by are few, below {MIN_EVALUATION_ROWS}: the scores will say little")
+    if (
+        len(judged.texts) < MIN_EVALUATION_ROWS and name == settings.models[0]
+    ):  # the same for all models, so reported only once
+        say(
+            f"{judged.name}: the scores are unreliable with only {len(judged.texts)} "
+            f"evaluation rows (fewer than {MIN_EVALUATION_ROWS})"
+        )
     seeds = range(settings.seed, settings.seed + settings.n_seeds)
     folders = [folder if settings.n_seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
     results = []
     for seed, own in zip(seeds, folders, strict=True):
-        with writing(own, 0):
+        with convert_disk_errors(own, 0):
             own.mkdir(parents=True, exist_ok=True)
-        # What is new in the model is the same for every seed: said once.
+        # Newly initialized parts are the same for every seed, so they are only reported for the first one.
         remark = of_model if seed == settings.seed else _discard
         result = fine_tune(material, seed=seed, folder=own, device=device, report=reports(name, seed), say=remark)
         results.append(result)
@@ -195,7 +218,7 @@ def _run_all_seeds(
 
 def _save_plots(folder: Path, result: FinetuneResult, say: LogFunction) -> None:
     try:
-        with writing(folder, 0):
+        with convert_disk_errors(folder, 0):
             unit = "nats a text" if result.class_names else "share of the variance"
             plot_loss_curve(folder / "metrics.jsonl", unit=unit).savefig(folder / "loss.png")
             if result.confusion is not None and result.class_names is not None:
@@ -207,8 +230,8 @@ def _save_plots(folder: Path, result: FinetuneResult, say: LogFunction) -> None:
         say(str(error))
 
 
-def _load_labelled(rows: RowSource, name: str, settings: FinetuningConfig) -> Labelled:
-    return load_labeled_rows(settings, rows) if isinstance(rows, str | Path) else labelled_rows(name, rows)
+def _load_labelled(rows: RowSource, name: str, settings: FinetuningConfig) -> LabeledTexts:
+    return load_labeled_rows(settings, rows) if isinstance(rows, str | Path) else labeled_texts_from_rows(name, rows)
 
 
 def _row_source_name(rows: RowSource, name: str) -> str:
@@ -220,4 +243,4 @@ def _no_reports(_name: str, _seed: int) -> MetricsCallback:
 
 
 def _discard(_said: object) -> None:
-    """Nothing is told."""
+    """Ignore a message."""

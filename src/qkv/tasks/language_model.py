@@ -1,4 +1,4 @@
-"""Text goes on: a GPT with its tokenizer."""
+"""Generate text and score documents with a GPT."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,15 @@ from typing import Any
 from qkv.choices import SpecialToken
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.errors import InputError
-from qkv.generation import FinishReason, Hypothesis, GenerationStep, StopStrings, GeneratedSequence, beam_generate, generate_steps
+from qkv.generation import (
+    FinishReason,
+    GeneratedSequence,
+    GenerationStep,
+    Hypothesis,
+    StopStrings,
+    beam_generate,
+    generate_steps,
+)
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
 from qkv.tasks.description import describe_task
@@ -16,26 +24,26 @@ from qkv.text import StreamingDecoder, Tokenizer
 from qkv.training.evaluation import EvaluationResult
 
 PROMPTS_PER_BATCH = 32
-"""Prompts that are generated from together; more of them only need more memory."""
+"""Number of prompts per batch. Larger batches only need more memory."""
 DEFAULT_SAMPLING = SamplingConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """What came after a prompt."""
+    """The text generated after a prompt."""
 
     text: str
     ids: list[int]
-    """All new ones, those of an end token or a stop string too, which the text leaves out."""
+    """All generated ids, including those of an end token or stop string, which the text omits."""
     log_probabilities: list[float]
     finish_reason: FinishReason
     score: float | None = None
-    """Of a text that a beam search found."""
+    """The beam-search score, if beam search was used."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedToken:
-    """One new token of one prompt, and the text that has become certain with it: none, or several characters."""
+    """A generated token of one prompt, and the text it completes: none, one or several characters."""
 
     row: int
     text: str
@@ -43,29 +51,48 @@ class StreamedToken:
 
 
 class LanguageModel:
-    """`generate` goes on from a prompt; `score` says how well it would have guessed a text."""
+    """A GPT with its tokenizer.
+
+    `generate` continues a prompt, and `score` computes the log-likelihood of a document.
+    """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks
-        """What the user should be told."""
+        """Notes for the user."""
         self._packing = prepack_weights(model)
 
     def __repr__(self) -> str:
         return describe_task("LanguageModel", self.model, self.name) + ")"
 
     def generate(
-        self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), **sampling: Any  # noqa: ANN401
-    ) -> str:  # fmt: skip
-        """The text that follows the prompt; keywords are those of `SamplingConfig` (temperature, top_k, seed …)."""
+        self,
+        prompt: str,
+        *,
+        max_new: int = 200,
+        stop: Sequence[str] = (),
+        **sampling: Any,  # noqa: ANN401
+    ) -> str:
+        """Generate text after a prompt.
+
+        Keyword arguments are fields of `SamplingConfig` (temperature, top_k, seed, …).
+        """
         return self.generate_batch([prompt], max_new=max_new, stop=stop, sampling=SamplingConfig(**sampling))[0].text
 
     def generate_batch(
-        self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = DEFAULT_SAMPLING
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new: int = 200,
+        stop: Sequence[str] = (),
+        sampling: SamplingConfig = DEFAULT_SAMPLING,
     ) -> list[Continuation]:
-        """In batches; each text is what it would have been alone, with seed + its number among the prompts."""
+        """Generate from several prompts in batches.
+
+        Batching does not change the results: prompt number i uses the seed `sampling.seed + i`.
+        """
         done: list[Continuation] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
             own = sampling.replace(seed=sampling.seed + start)
@@ -80,26 +107,36 @@ class LanguageModel:
     def stream(
         self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = DEFAULT_SAMPLING
     ) -> Iterator[str]:
-        """The same text, piece by piece as it comes; no character is split."""
+        """Yield the generated text in parts. Characters are never split."""
         for piece in self.stream_batch([prompt], max_new=max_new, stop=stop, sampling=sampling, with_logits=False):
             if piece.text:
                 yield piece.text
 
     def stream_batch(
-        self, prompts: Sequence[str], *, max_new: int = 200, stop: Sequence[str] = (),
-        sampling: SamplingConfig = DEFAULT_SAMPLING, with_logits: bool = True,
-    ) -> Iterator[StreamedToken]:  # fmt: skip
-        """Every new token of every prompt as it comes, the prompts side by side in one batch.
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new: int = 200,
+        stop: Sequence[str] = (),
+        sampling: SamplingConfig = DEFAULT_SAMPLING,
+        with_logits: bool = True,
+    ) -> Iterator[StreamedToken]:
+        """Yield every new token of every prompt in one batch.
 
-        `with_logits`: without them a GPU writes several tokens before the first is read.
+        Without `with_logits`, a GPU decodes several tokens before the first one is returned.
         """
         ids = [self.encode(prompt) for prompt in prompts]
         decoders = [StreamingDecoder(self.tokenizer, before=own) for own in ids]
         stops = [StopStrings(stop) for _ in prompts]
         for step in generate_steps(
-            self.model, ids, max_new=max_new, sampling=sampling, stop_ids=self.stop_ids, prepacked=self._packing,
+            self.model,
+            ids,
+            max_new=max_new,
+            sampling=sampling,
+            stop_ids=self.stop_ids,
+            prepacked=self._packing,
             with_logits=with_logits,
-        ):  # fmt: skip
+        ):
             decoder, stopping = decoders[step.row], stops[step.row]
             shown = stopping.feed(self._said(decoder, step.id))
             if step.sequence.finish_reason is not None and not stopping.is_stopped:
@@ -110,7 +147,7 @@ class LanguageModel:
             yield StreamedToken(step.row, shown, step)
 
     def beam_search(self, prompts: Sequence[str], *, max_new: int = 200, beam: BeamConfig) -> list[list[Continuation]]:
-        """The `beam.n_best` best continuations of each prompt, best first."""
+        """Returns the `beam.n_best` best continuations of each prompt, best first."""
         found: list[list[Continuation]] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
             ids = [self.encode(prompt) for prompt in prompts[start : start + PROMPTS_PER_BATCH]]
@@ -127,25 +164,25 @@ class LanguageModel:
         return frozenset() if end is None else frozenset({end})
 
     def encode(self, prompt: str) -> list[int]:
-        """The prompt's ids; an empty prompt is the beginning of a text, where the tokenizer has a token for it."""
+        """Tokenize a prompt. An empty prompt becomes the begin token if the tokenizer has one."""
         ids = self.tokenizer.encode(prompt)
         if ids:
             return ids
         begin = self.tokenizer.find_special_id(SpecialToken.BOS)
         if begin is None:
-            raise InputError("the prompt is empty: 0 tokens, and this tokenizer has none for the beginning of a text")
+            raise InputError("the prompt is empty: got 0 tokens, and this tokenizer has no begin token")
         return [begin]
 
     def score(self, document: str) -> EvaluationResult:
-        """−Σ log p of the document's tokens and its end token, from a fresh context; see `score_documents`."""
+        """Compute the negative log-likelihood of a document. See `score_documents`."""
         return next(self.score_documents([document]))
 
     def score_documents(self, documents: Iterable[str]) -> Iterator[EvaluationResult]:
-        """The score of each document, in order, computed in batches of like length.
+        """Score documents in batches of similar length, and yield the scores in order.
 
-        White space at its ends is not part of a document. It begins with the tokenizer's token for that and is
-        scored with its end token; its bytes are those of its UTF-8 text. One longer than the context is read in
-        overlapping windows: `scoring.windows`.
+        Leading and trailing whitespace is removed. A document starts with the begin token and is scored including its end
+        token. Its number of bytes is that of its UTF-8 text. Documents longer than the context are split into overlapping
+        windows (`log_likelihood.split_into_windows`).
         """
         begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []
@@ -162,17 +199,23 @@ class LanguageModel:
             yield EvaluationResult(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
 
     def _said(self, decoder: StreamingDecoder, number: int) -> str:
-        """A model may have more ids than its tokenizer, to fill a matrix up; those say nothing."""
+        """Decode a token. Ids beyond the tokenizer's vocabulary, which only pad the matrix, decode to nothing."""
         return decoder.add(number) if number < self.tokenizer.vocab_size else ""
 
     def _found(self, prompt: list[int], one: Hypothesis) -> Continuation:
         decoder = StreamingDecoder(self.tokenizer, before=prompt)
         text = "".join([*(self._said(decoder, number) for number in one.ids), decoder.finish()])
         return Continuation(
-            text=text, ids=one.ids, log_probabilities=one.log_probabilities, finish_reason=one.finish_reason, score=one.score
+            text=text,
+            ids=one.ids,
+            log_probabilities=one.log_probabilities,
+            finish_reason=one.finish_reason,
+            score=one.score,
         )
 
 
 def _to_continuation(text: GeneratedSequence, shown: str) -> Continuation:
     assert text.finish_reason is not None
-    return Continuation(text=shown, ids=text.new_ids, log_probabilities=text.log_probabilities, finish_reason=text.finish_reason)
+    return Continuation(
+        text=shown, ids=text.new_ids, log_probabilities=text.log_probabilities, finish_reason=text.finish_reason
+    )

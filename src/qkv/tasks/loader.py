@@ -1,4 +1,4 @@
-"""MODEL, as every command takes it: a shipped name, a run or model folder, a file, or a name on the hub."""
+"""Load models by shipped name, run or model folder, file, or Hugging Face Hub name."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from qkv.config.base import suggest_closest
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import check_int8
-from qkv.tasks.devices import resolve_dtype, resolve_int8_device, resolve_device
+from qkv.tasks.devices import resolve_device, resolve_dtype, resolve_int8_device
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
@@ -26,15 +26,15 @@ AnyTask = TypeVar("AnyTask", LanguageModel, TextEncoder, Translator)
 _TASK_DESCRIPTIONS = {
     LanguageModel: "a language model (GPT)",
     TextEncoder: "a text encoder (BERT)",
-    Translator: "a translator (encoder–decoder)",
+    Translator: "a translation model (encoder–decoder)",
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve_model_path(name: str | Path) -> Path:
-    """Where MODEL lies: a folder with config.json and weights (of a run, its best checkpoint), or one file.
+    """Returns the model file, or the folder with its config.json and weights. For a run, this is the best checkpoint.
 
-    A folder here with a shipped model's name is meant where it holds a model; else the shipped one is.
+    A local folder that contains a model takes precedence over a shipped model of the same name.
     """
     path = Path(name)
     zoo = shipped()
@@ -47,14 +47,14 @@ def resolve_model_path(name: str | Path) -> Path:
     if _HUB_NAME.fullmatch(str(name)):
         return download(str(name))
     hint = suggest_closest(str(name), list(zoo))
-    raise InputError(f"{path}: there is no such folder or file, nor a shipped model of that name{hint}")
+    raise InputError(f"{path}: not a folder, file or shipped model{hint}")
 
 
 def resolve_model_folder(name: str | Path) -> Path:
-    """As `find_model`, for those who need a folder."""
+    """Like `resolve_model_path`, but raises an error for a single file."""
     found = resolve_model_path(name)
     if found.is_file():
-        raise InputError(f"{found}: is a file; a folder with config.json and model.safetensors is needed here")
+        raise InputError(f"{found}: is a file, expected a folder with config.json and model.safetensors")
     return found
 
 
@@ -63,13 +63,11 @@ def load_pretrained(name: str | Path) -> Loaded:
     return load_file_model(found) if found.is_file() else load_model(found)
 
 
-def load(
-    name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DType | str = DType.FLOAT32
-) -> Task:
-    """The model with its tokenizer, ready for its task: `qkv.load("stories").generate("Once upon a time")`.
+def load(name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DType | str = DType.FLOAT32) -> Task:
+    """Load a model with its tokenizer as a task: `qkv.load("stories").generate("Once upon a time")`.
 
-    `int8`: it computes in 8-bit whole numbers, faster and a little less exactly; on x86 alone (`qkv.nn.int8`).
-    `device`: `cpu`, `cuda`, or `auto`, a GPU where there is one. `dtype`: `bfloat16` for a GPU that shall be fast.
+    `int8` quantizes the model for faster and slightly less accurate inference on x86 CPUs (`qkv.nn.int8`). `device` is
+    `cpu`, `cuda` or `auto` (a GPU if available). `dtype="bfloat16"` speeds up inference on a GPU.
     """
     where = resolve_int8_device(device) if int8 else resolve_device(device)
     numbers = resolve_dtype(dtype, where)
@@ -92,14 +90,19 @@ def load(
 
 
 def load_as(
-    kind: type[AnyTask], name: str | Path, *, int8: bool = False, device: str = "cpu",
+    kind: type[AnyTask],
+    name: str | Path,
+    *,
+    int8: bool = False,
+    device: str = "cpu",
     dtype: DType | str = DType.FLOAT32,
-) -> AnyTask:  # fmt: skip
-    """As `load`, for those who need one kind of task alone."""
+) -> AnyTask:
+    """Load a task of the given type, or raise an error if the model has another type."""
     task = load(name, int8=int8, device=device, dtype=dtype)
     if not isinstance(task, kind):
         raise InputError(
-            f"{name}: is {_TASK_DESCRIPTIONS[type(task)]}; {_TASK_DESCRIPTIONS[kind]} is needed here (`qkv models` lists the shipped)"
+            f"{name}: is {_TASK_DESCRIPTIONS[type(task)]}, expected {_TASK_DESCRIPTIONS[kind]} "
+            "(run `qkv models` for a list of shipped models)"
         )
     return task
 
@@ -112,5 +115,5 @@ def _model_folder_in(folder: Path) -> Path:
     if (folder / "checkpoints").is_dir():
         return RunFolder(folder).best_checkpoint()
     if not _is_model_folder(folder):
-        raise InputError(f"{folder}: holds no model (config.json) and no run (checkpoints/)")
+        raise InputError(f"{folder}: contains neither a model (config.json) nor a run (checkpoints/)")
     return folder

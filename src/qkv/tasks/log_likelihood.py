@@ -1,4 +1,4 @@
-"""How well a model guesses documents: −Σ log p of every token and of the end, each from a fresh context."""
+"""Negative log-likelihood of documents under a GPT."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ from torch.nn import functional as F
 from qkv.errors import InputError
 from qkv.models import GPT
 from qkv.tasks.batches import batch_by_length
-from qkv.training.losses import IGNORE_INDEX
+from qkv.tensors import IGNORE_INDEX
 
 SCORING_BATCH_TOKENS = {"cpu": 4096}
-"""Of a batch on that device, padding counted; on a CPU larger ones are no faster."""
+"""Maximum tokens per batch by device type, including padding. On a CPU, larger batches are not faster."""
 DEFAULT_SCORING_BATCH_TOKENS = 1 << 16
 LOGITS_CHUNK_SIZE = 1024
-"""Positions whose logits are held at once: all of a batch's would be gigabytes for a large vocabulary."""
+"""Number of positions whose logits are computed at once. All logits of a batch could take gigabytes."""
 PREFETCH_BATCHES = 32
-"""Documents for so many batches are read ahead and sorted by length, so that a batch has little padding."""
+"""Documents for this many batches are read ahead and sorted by length, to reduce padding."""
 
 
 @dataclass(frozen=True)
 class DocumentWindow:
-    """Part of a document that fits the context: ids[:-1] are read, ids[1:] guessed."""
+    """A part of a document that fits into the context. `ids[:-1]` are the inputs and `ids[1:]` the targets."""
 
     document: int
     ids: list[int]
     n_scored: int
-    """So many of the guesses, from the left, were scored in the window before."""
+    """Number of leading targets that were already scored in the previous window."""
 
 
 def split_into_windows(document: int, ids: list[int], context_length: int) -> Iterator[DocumentWindow]:
-    """A document longer than the context in overlapping windows.
+    """Split a document that is longer than the context into overlapping windows.
 
-    From the second on, a window's first half is there to be seen alone, and its second half is scored; so every
-    token is scored once, and but for the first window's with at least half a context before it.
+    From the second window on, the first half only provides context and the second half is scored. Every token is scored
+    once and, except in the first window, has at least half a context before it.
     """
     start, scored = 0, 1
     while scored < len(ids):
@@ -45,16 +45,20 @@ def split_into_windows(document: int, ids: list[int], context_length: int) -> It
         start = scored - 1 - context_length // 2
 
 
-def document_losses(model: GPT, documents: Iterable[list[int]], *, tokens_at_once: int | None = None) -> Iterator[float]:
-    """−Σ log p of all ids of each document but its first, in the documents' order; nats.
+def document_losses(
+    model: GPT, documents: Iterable[list[int]], *, tokens_at_once: int | None = None
+) -> Iterator[float]:
+    """Yield the summed negative log-likelihood of each document's ids except the first, in nats and in document order.
 
-    `tokens_at_once`: of a batch; unless said, as many as suit the device.
+    `tokens_at_once` is the batch size in tokens and defaults to a value for the device.
     """
     if tokens_at_once is None:
         device = model.embedding.token.weight.device
         tokens_at_once = SCORING_BATCH_TOKENS.get(device.type, DEFAULT_SCORING_BATCH_TOKENS)
     if not model.config.causal:
-        raise InputError("a model with causal=False sees the tokens it is asked for: there is nothing to score")
+        raise InputError(
+            "a model with causal=False attends to the tokens it would predict, so it cannot score documents"
+        )
     ahead: list[list[int]] = []
     n_ahead = 0
     for ids in documents:
@@ -80,7 +84,7 @@ def _score_documents(model: GPT, documents: list[list[int]], tokens_at_once: int
 @torch.inference_mode()
 def _window_losses(model: GPT, batch: list[DocumentWindow]) -> list[float]:
     ids, targets = (table.to(model.embedding.token.weight.device) for table in _pad_windows(batch))
-    # Padding stands on the right, where no token looks: the mask stays a plain triangle.
+    # Padding is on the right, where causal attention ignores it, so no padding mask is needed.
     states = model.states(ids)
     rows, columns = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
     states, targets = states[rows, columns], targets[rows, columns]

@@ -1,4 +1,4 @@
-"""How does a GPU read texts of unequal lengths? One after another in one row, of which nothing is padding."""
+"""Encode texts of different lengths on a GPU by packing them into one row without padding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -14,19 +14,22 @@ from qkv.nn import Varlen
 from qkv.tensors import Residual
 
 MAX_TOKENS_PER_ROW = 1 << 14
-"""Of a row: enough to keep a large GPU busy."""
+"""Maximum number of tokens per row. Large enough to fill a large GPU."""
 MAX_TEXTS_PER_ROW = 512
-"""Of a row, at most."""
+"""Maximum number of texts per row."""
 ROW_MULTIPLE = 128
-"""Rows are filled up to a multiple of it, where they are not filled up to a power of two."""
+"""Rows are padded to a multiple of this number, or to a power of two with compilation."""
 COPY_ALIGNMENT = 16
-"""Bytes: a compiled graph copies what begins elsewhere."""
+"""Alignment in bytes. A compiled graph copies inputs with a different alignment."""
 
 TokenRows = Sequence[Sequence[int]]
 
 
 def can_pack(model: BERT) -> bool:
-    """Whether torch has the kernel: for 16-bit numbers on a GPU, heads of one shape, and no rule but the text's own."""
+    """Returns whether torch has a varlen attention kernel for the model.
+
+    This requires 16-bit weights on a GPU, as many key/value heads as query heads, and no relative positions or windows.
+    """
     weight, config = model.embedding.token.weight, model.config
     is_plain = model.relative_positions is None and config.sliding_window is None and config.scale_scores
     is_plain = is_plain and (config.n_heads, config.d_head) == (config.n_kv_heads, config.d_value)
@@ -34,7 +37,7 @@ def can_pack(model: BERT) -> bool:
 
 
 def pack_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Each place of `lengths` once, from short to long, in rows of at most TOKENS tokens and TEXTS texts."""
+    """Yield the indices of `lengths`, sorted by length, in rows of limited numbers of tokens and texts."""
     row: list[int] = []
     n_tokens = 0
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -48,9 +51,10 @@ def pack_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 class PackedEncoder:
-    """A model's states of texts that it reads in one row.
+    """Computes the final states of texts that are packed into one row.
 
-    `compiled`: by one graph for each size that comes. Each takes many seconds to be made, once; then it is faster.
+    With `compiled`, one graph is compiled per padded size. Each compilation takes many seconds, and later calls are
+    faster.
     """
 
     def __init__(self, model: BERT, *, compiled: bool = False) -> None:
@@ -63,35 +67,39 @@ class PackedEncoder:
 
     @torch.no_grad()
     def states(self, ids: TokenRows, segments: TokenRows | None = None) -> Residual:
-        """(text, place, d_model), zeros after each text's end."""
+        """Returns states of shape (text, position, d_model), with zeros after the end of each text."""
         lengths = np.fromiter((len(row) for row in ids), np.int64, len(ids))
         n, n_texts, longest = int(lengths.sum()), len(ids), int(lengths.max())
         size, room, most = self._size(n, n_texts, longest)
-        # What fills the row up is texts, too, as long as may be, and after them empty ones.
+        # The padding consists of texts of maximum length, followed by empty texts.
         after = n + most * np.arange(room - n_texts + 1)
         edges = np.concatenate(([0], lengths.cumsum()[:-1], after.clip(max=size))).astype(np.int32)
         is_table = n == n_texts * longest
-        # Where each token will stand in a table with a row for each text.
+        # The position of each token in a table with one row per text.
         place = np.arange(n) - np.repeat(edges[:n_texts] - np.arange(n_texts) * longest, lengths)
         given = [_flatten_rows(rows, n, size) for rows in (ids, segments) if rows is not None]
         starts, places, row, *parts = self._sent(edges, place[: 0 if is_table else n], *given)
-        # Powers of two of tokens, texts and the longest text: over a hundred may come; torch fails at the ninth.
+        # Over a hundred combinations of padded sizes can occur, but torch stops compiling at the ninth by default.
         with torch._dynamo.config.patch(recompile_limit=256) if self.compiled else nullcontext():  # noqa: SLF001
             found = self._run(row[None], parts[0][None] if parts else None, starts, most)[:n]
         if is_table:
-            # A copy: the graph's next run writes over what it gave.
+            # Copied because the next replay of the graph overwrites its output.
             return found.clone().view(n_texts, longest, -1)
         table = found.new_zeros(n_texts * longest, found.shape[-1])
         return table.index_copy_(0, places, found).view(n_texts, longest, -1)
 
     def _size(self, n: int, n_texts: int, longest: int) -> tuple[int, int, int]:
-        """The row's tokens, its texts, and the most tokens of a text: of a compiled graph, few different ones."""
+        """Returns the padded numbers of tokens and texts and the maximum length.
+
+        Compiled graphs use few distinct sizes.
+        """
         if not self.compiled:
             size = -(-n // ROW_MULTIPLE) * ROW_MULTIPLE
             return size, n_texts + -(-(size - n) // longest), longest
         size = max(power_of_two(n), 8 * ROW_MULTIPLE)
         most = min(max(power_of_two(longest), ROW_MULTIPLE), self.model.config.context_length)
-        # Room for what fills the row up, of all but the least size less than half, and no more: empty texts cost time.
+        # Capacity for the padding texts: less than half a row, except at the smallest size. Empty texts would cost
+        # time.
         n_fillers = size // most // (2 if 2 * n > size else 1) + 1
         return size, power_of_two(n_texts) + n_fillers, most
 
@@ -99,10 +107,10 @@ class PackedEncoder:
         return self.model(ids, segments=segments, documents=Varlen(cu_seqlens=starts, max_seqlen=longest))[0]
 
     def _sent(self, *given: np.ndarray) -> list[Tensor]:
-        """On the model's device, by one copy: each copy has its price, however little it carries."""
+        """Copy arrays to the model's device with a single transfer, because every transfer has a fixed cost."""
         *starts, n = accumulate((-(-part.nbytes // COPY_ALIGNMENT) * COPY_ALIGNMENT for part in given), initial=0)
         places = [slice(start, start + part.nbytes) for start, part in zip(starts, given, strict=True)]
-        # Of torch's own store of pinned memory, which gives none out anew before its copy has ended.
+        # From torch's pinned-memory pool, which does not reuse a block before its copy has finished.
         here = torch.empty(n, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         for place, part in zip(places, given, strict=True):
             here.numpy()[place] = part.view(np.uint8)
@@ -111,7 +119,7 @@ class PackedEncoder:
 
 
 def _flatten_rows(rows: TokenRows, n: int, size: int) -> np.ndarray:
-    """All of them one after another, zeros up to the size."""
+    """Concatenate all rows and pad with zeros to the given size."""
     flat = np.zeros(size, np.int64)
     flat[:n] = np.fromiter(chain.from_iterable(rows), np.int64, n)
     return flat

@@ -1,4 +1,4 @@
-"""Which vectors are nearest to which?"""
+"""Nearest-neighbor search by cosine similarity."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,17 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class SimilarText:
     index: int
-    """Among the texts that were compared, from 0."""
+    """Index among the candidate texts."""
     cosine: float
 
 
 def find_nearest(
     queries: Float[Tensor, "query d_model"], among: Float[Tensor, "text d_model"], *, n: int
 ) -> list[list[SimilarText]]:
-    """For each query the `n` of the greatest product with it, best first: the cosine of vectors of length 1."""
+    """Returns the `n` candidates with the largest dot product for each query, best first.
+
+    For normalized vectors, the dot product is the cosine similarity.
+    """
     best = (queries @ among.T).topk(min(n, len(among)))
     found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [[SimilarText(place, cosine) for place, cosine in zip(*row, strict=True)] for row in found]

@@ -1,4 +1,4 @@
-"""Texts are read whole: a BERT with its tokenizer fills masks, tells classes apart, and gives vectors."""
+"""Fill masks, classify texts and compute embeddings with a BERT."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,26 +14,26 @@ from qkv.choices import Pooling, ProblemType, SpecialToken
 from qkv.config import SentenceEmbedding
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT
+from qkv.tasks.batch_encoder import BatchEncoder, EncodedBatch
 from qkv.tasks.description import describe_task
 from qkv.tasks.similarity import SimilarText, find_nearest
-from qkv.tasks.batch_encoder import EncodedBatch, BatchEncoder
-from qkv.text import Tokenizer, encode_truncated, encode_texts
+from qkv.text import Tokenizer, encode_texts, encode_truncated
 
 TextOrPair = str | tuple[str, str]
-"""One text, or a pair."""
+"""A text or a pair of texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedText:
-    """A text or pair as the model reads it."""
+    """A tokenized text or pair."""
 
     texts: tuple[str, ...]
     number: int
-    """What messages call it."""
+    """Number of the text in error messages."""
     ids: list[int]
     segments: list[int]
     n_truncated: int = 0
-    """Tokens that were left out at its end, because that was asked."""
+    """Number of tokens removed by truncation."""
 
 
 TextInputs = Sequence[TextOrPair | EncodedText]
@@ -41,39 +41,43 @@ TextInputs = Sequence[TextOrPair | EncodedText]
 
 @dataclass(frozen=True, slots=True)
 class MaskPrediction:
-    """One token that may stand in a mask's place."""
+    """A candidate token for a mask."""
 
     id: int
     token: str
-    """Its text; ## before it where it goes on with a word."""
+    """Text of the token, with a leading ## if it continues a word."""
     probability: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilledText:
     text: str
-    """With the likeliest token in each mask's place, each chosen for itself."""
+    """The text with the most likely token in place of each mask, chosen independently."""
     predictions: list[list[MaskPrediction]]
-    """Of each mask from left to right, the likeliest tokens, best first."""
+    """The most likely tokens for each mask from left to right, best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """What a classification head says of a text."""
+    """The output of a classification head for one text."""
 
     labels: tuple[str, ...]
-    """The likeliest class; where a text may have several labels, all of at least one half; of a number, none."""
+    """The most likely class, or all labels with a probability of at least 0.5 in multi-label models.
+
+    Empty for regression.
+    """
     probabilities: dict[str, float]
-    """Of every class, in the order of the config; of a number, none."""
+    """Probability of every class, in the order of the config. Empty for regression."""
     value: float | None = None
 
 
 class TextEncoder:
-    """`embed` and `similar` work with every BERT; `fill`, `classify` and `next_sentence` where it has the head.
+    """A BERT with its tokenizer.
 
-    All take texts, or what `encode` made of them; one string has one answer, not a list of one. Texts of like length
-    are computed together; each answer is what it would be alone. A text longer than the context is refused, unless
-    `truncate` asks to cut it at its end.
+    `embed` and `find_similar` work with every BERT. `fill_mask`, `classify` and `next_sentence_probability` require the
+    respective head. All methods take texts or the result of `encode`, and a single string returns a single result. Texts
+    of similar length are batched, which does not change their results. Texts longer than the context raise an error unless
+    `truncate` is set.
     """
 
     def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
@@ -82,7 +86,7 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks
-        """What its weights leave to be told, such as a promised head that they lack."""
+        """Notes about the loaded weights, such as a head that the config declares but the weights lack."""
 
     def __repr__(self) -> str:
         return f"{describe_task('TextEncoder', self.model, self.name)}: {', '.join(self.capabilities)})"
@@ -90,17 +94,25 @@ class TextEncoder:
     @property
     def capabilities(self) -> list[str]:
         heads = {
-            "fill": self.model.masked_word, "classify": self.model.classifier, "next_sentence": self.model.next_sentence
-        }  # fmt: skip
+            "fill": self.model.masked_word,
+            "classify": self.model.classifier,
+            "next_sentence": self.model.next_sentence,
+        }
         return ["embed", *(task for task, head in heads.items() if head is not None)]
 
     def encode(
-        self, texts: TextInputs, *, truncate: bool = False, max_tokens: int | None = None, parse_special_tokens: bool = False,
+        self,
+        texts: TextInputs,
+        *,
+        truncate: bool = False,
+        max_tokens: int | None = None,
+        parse_special_tokens: bool = False,
         first: int = 1,
-    ) -> list[EncodedText]:  # fmt: skip
-        """As the model reads them; what is encoded already stays as it is.
+    ) -> list[EncodedText]:
+        """Tokenize texts. Texts that are already encoded are returned unchanged.
 
-        `max_tokens`: less than the whole context. `first`: the number that messages give to the first text.
+        `max_tokens` lowers the limit below the context length. `first` is the number of the first text in error
+        messages.
         """
         texts = [texts] if isinstance(texts, str) else texts
         limit = min(self.model.config.context_length, max_tokens or self.model.config.context_length)
@@ -118,18 +130,25 @@ class TextEncoder:
                     one = replace(one, ids=cut.ids, segments=cut.segments, n_truncated=len(one.ids) - limit)
             if len(one.ids) > limit:
                 raise ContextLengthError(
-                    f"text {one.number} has {len(one.ids):,} tokens, the model takes {limit:,}: --truncate "
-                    "(truncate=True) cuts it"
+                    f"text {one.number} has {len(one.ids):,} tokens, which exceeds the limit "
+                    f"of {limit:,} (--truncate or truncate=True truncates it)"
                 )
             read.append(one)
         return read
 
     @torch.no_grad()
     def embed(
-        self, texts: TextInputs, *, pooling: Pooling | str | None = None, normalize: bool | None = None,
+        self,
+        texts: TextInputs,
+        *,
+        pooling: Pooling | str | None = None,
+        normalize: bool | None = None,
         truncate: bool = False,
-    ) -> Float[Tensor, "*text d_model"]:  # fmt: skip
-        """One vector a text. Not said: as the model was trained for, else the mean of its states, of length 1."""
+    ) -> Float[Tensor, "*text d_model"]:
+        """Compute one vector per text.
+
+        By default, uses the pooling and normalization that the model was trained with, or else normalized mean pooling.
+        """
         if isinstance(texts, str):
             return self.embed([texts], pooling=pooling, normalize=normalize, truncate=truncate)[0]
         settings = self.embedding
@@ -147,7 +166,7 @@ class TextEncoder:
 
     @property
     def embedding(self) -> SentenceEmbedding:
-        """How `embed` works unless told otherwise."""
+        """The default settings of `embed`."""
         return self.model.config.sentence_embedding or SentenceEmbedding(normalize=True)
 
     @overload
@@ -156,12 +175,14 @@ class TextEncoder:
     ) -> list[SimilarText]: ...
     @overload
     def find_similar(self, queries: TextInputs, among: TextInputs, *, n: int = 5) -> list[list[SimilarText]]: ...
-    def find_similar(self, queries: TextInputs, among: TextInputs, *, n: int = 5) -> list[SimilarText] | list[list[SimilarText]]:
-        """For each query the `n` texts whose vectors have the greatest cosine with its own, best first."""
+    def find_similar(
+        self, queries: TextInputs, among: TextInputs, *, n: int = 5
+    ) -> list[SimilarText] | list[list[SimilarText]]:
+        """Returns the `n` texts with the highest cosine similarity to each query, best first."""
         if isinstance(queries, str):
             return self.find_similar([queries], among, n=n)[0]
         if not among:
-            raise InputError("there are 0 texts to compare with; at least 1 is needed")
+            raise InputError("at least 1 candidate text is required, got 0")
         others = [among] if isinstance(among, str) else among
         return find_nearest(self.embed(queries, normalize=True), self.embed(others, normalize=True), n=n)
 
@@ -173,9 +194,9 @@ class TextEncoder:
     def fill_mask(self, texts: TextInputs, *, n: int = 5, truncate: bool = False) -> list[FilledText]: ...
     @torch.no_grad()
     def fill_mask(self, texts: TextInputs, *, n: int = 5, truncate: bool = False) -> FilledText | list[FilledText]:
-        """The `n` likeliest tokens for every mask of every text; a mask is spelt as in the tokenizer ([MASK]).
+        """Predict the `n` most likely tokens for every mask token ([MASK]) of every text.
 
-        What goes on with a word (##s) is offered only where the mask stands close behind one: it is no word.
+        Continuation tokens (##s) are only predicted for masks that directly follow a word.
         """
         if isinstance(texts, str):
             return self.fill_mask([texts], n=n, truncate=truncate)[0]
@@ -184,13 +205,13 @@ class TextEncoder:
         read = self.encode(texts, parse_special_tokens=True, truncate=truncate)
         for one in read:
             if not self.has_mask(one):
-                where = f" among its first {len(one.ids)} tokens" if one.n_truncated else ""
-                raise InputError(f"text {one.number}: has no {self.tokenizer.id_to_token(mask)}{where}: nothing to fill")
+                where = f" in its first {len(one.ids)} tokens" if one.n_truncated else ""
+                raise InputError(f"text {one.number}: contains no {self.tokenizer.id_to_token(mask)}{where}")
         filled: list[list[list[MaskPrediction]]] = [[] for _ in read]
         for batch in self._batches(read):
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_word_logits(batch.states[rows, columns][None])[0].float()
-            # A model may have more rows than its tokenizer has ids; those are no guesses.
+            # The model may have more rows than the tokenizer has ids. These are never predicted.
             guessed = logits.softmax(-1)[:, : self.tokenizer.vocab_size]
             is_word = torch.tensor([not close for place in batch.indices for close in self._is_close(read[place])])
             guessed[is_word.to(guessed.device)[:, None] & self._goes_on.to(guessed.device)] = 0.0
@@ -198,23 +219,25 @@ class TextEncoder:
             for row, ids, probabilities in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
                 guesses = zip(ids, probabilities, strict=True)
                 filled[batch.indices[row]].append([MaskPrediction(i, self._text(i), p) for i, p in guesses])
-        return [FilledText(text=self._with(one, masks), predictions=masks) for one, masks in zip(read, filled, strict=True)]
+        return [
+            FilledText(text=self._with(one, masks), predictions=masks) for one, masks in zip(read, filled, strict=True)
+        ]
 
     @cached_property
     def _goes_on(self) -> Bool[Tensor, " id"]:
-        """Which ids go on with a word."""
+        """Whether each id continues a word."""
         names = (self.tokenizer.id_to_token(number) for number in range(self.tokenizer.vocab_size))
         return torch.tensor([name.startswith("##") for name in names])
 
     def _is_close(self, one: EncodedText) -> list[bool]:
-        """Of each mask that was read: whether it stands close behind a word."""
+        """Returns for each mask whether it directly follows a word."""
         before = "\t".join(one.texts).split(self.tokenizer.special_tokens[SpecialToken.MASK])[:-1]
         n_masks = one.ids.count(self.tokenizer.special_id(SpecialToken.MASK))
         close = [part[-1:].isalnum() for part in before][:n_masks]
         return close + [False] * (n_masks - len(close))
 
     def has_mask(self, text: EncodedText) -> bool:
-        """Whether there is something to fill."""
+        """Returns whether a text contains a mask token."""
         return self.tokenizer.special_id(SpecialToken.MASK) in text.ids
 
     @overload
@@ -225,7 +248,7 @@ class TextEncoder:
     def classify(self, texts: TextInputs, *, truncate: bool = False) -> list[Classification]: ...
     @torch.no_grad()
     def classify(self, texts: TextInputs, *, truncate: bool = False) -> Classification | list[Classification]:
-        """Of each text or pair the class, the labels or the number, as the model was trained for."""
+        """Predict the class, labels or value of each text or pair, depending on the model's problem type."""
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
         self._needs("classifier", "classification head", "classify")
@@ -238,18 +261,18 @@ class TextEncoder:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Numbers from 0 where the model has no names for its classes."""
+        """Names of the classes, or numbers from 0 if the model has no class names."""
         config = self.model.config
         return config.class_names or tuple(str(number) for number in range(config.n_classes or 0))
 
     @torch.no_grad()
     def next_sentence_probability(self, pairs: TextInputs, *, truncate: bool = False) -> list[float]:
-        """Of each pair, the probability that the second text is what follows the first."""
-        self._needs("next_sentence", "next-sentence head", "tell what follows")
+        """Returns the probability that the second text of each pair follows the first."""
+        self._needs("next_sentence", "next-sentence head", "predict whether a text follows")
         read = self.encode(pairs, truncate=truncate)
         for one in read:
             if len(one.texts) != 2:
-                raise InputError(f"text {one.number} is one text; what follows is asked of a pair")
+                raise InputError(f"text {one.number} is a single text, expected a pair")
         follows: dict[int, float] = {}
         for batch in self._batches(read):
             probabilities = self.model.next_sentence_logits(batch.states).float().softmax(-1)[:, 0]
@@ -264,14 +287,16 @@ class TextEncoder:
         probabilities = dict(zip(self.class_names, values.tolist(), strict=True))
         if problem is ProblemType.SINGLE_LABEL:
             return Classification(labels=(self.class_names[int(values.argmax())],), probabilities=probabilities)
-        return Classification(labels=tuple(name for name, p in probabilities.items() if p >= 0.5), probabilities=probabilities)
+        return Classification(
+            labels=tuple(name for name, p in probabilities.items() if p >= 0.5), probabilities=probabilities
+        )
 
     def compile(self) -> None:
-        """Spend many seconds at each new size of batch, to read all texts after it faster: on a GPU, in bfloat16."""
+        """Compile the encoder for a GPU with 16-bit weights. The first batch of each size takes many seconds."""
         self._reader.compile()
 
     def _batches(self, read: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
-        """The last states of all, in batches of like length."""
+        """Yield the final states of all texts, in batches of similar length."""
         has_pairs = self.model.config.uses_segment_ids and any(len(one.texts) == 2 for one in read)
         segments = [one.segments for one in read] if has_pairs else None
         return self._reader.batches([one.ids for one in read], segments)
@@ -279,7 +304,7 @@ class TextEncoder:
     def _needs(self, part: str, head: str, verb: str) -> None:
         if getattr(self.model, part) is None:
             can = ", ".join(self.capabilities)
-            raise InputError(f"{self.name or 'this model'} has no {head}, so it cannot {verb}; it can {can}")
+            raise InputError(f"{self.name or 'this model'} has no {head}, so it cannot {verb} (it supports: {can})")
 
     def _text(self, number: int) -> str:
         text = self.tokenizer.decode([number], skip_special_tokens=False).strip()
@@ -296,5 +321,5 @@ class TextEncoder:
 
 def _parse_pooling(word: str) -> Pooling:
     if word not in list(Pooling):
-        raise InputError(f"pooling={word!r} is not known; it is one of {', '.join(Pooling)}")
+        raise InputError(f"pooling={word!r} must be one of {', '.join(Pooling)}")
     return Pooling(word)

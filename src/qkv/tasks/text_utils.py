@@ -1,4 +1,4 @@
-"""Where words part: whether there are any, whether a term is among them, where a long text may be cut."""
+"""Split texts to a length limit, normalize case, and search for terms."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -9,10 +9,10 @@ Fits = Callable[[str], bool]
 
 
 def split_to_fit(text: str, fits: Fits, *, together: Fits | None = None) -> list[str]:
-    """Whole where it fits; else cut at ends of sentences, and between words where one sentence is too long itself.
+    """Split a text at sentence boundaries, or between words if a single sentence is too long.
 
-    `together`: whether sentences may stay in one part, where that is asked for more. A single word that does not
-    fit stays as it is.
+    `together` limits how many sentences are joined and defaults to `fits`. A single word that does not fit is returned
+    unchanged.
     """
     together = together or fits
     return [text] if together(text) else list(_merge_while_fitting(_split_sentences_to_fit(text, fits), together))
@@ -24,7 +24,7 @@ def _split_sentences_to_fit(text: str, fits: Fits) -> Iterator[str]:
 
 
 def _merge_while_fitting(pieces: Iterator[str], fits: Fits) -> Iterator[str]:
-    """As many pieces together as fit."""
+    """Join consecutive parts as long as they fit."""
     held = ""
     for piece in pieces:
         if held and not fits(f"{held} {piece}"):
@@ -37,15 +37,15 @@ def _merge_while_fitting(pieces: Iterator[str], fits: Fits) -> Iterator[str]:
 
 
 def has_words(text: str) -> bool:
-    """A letter or a digit of any script; signs, emoji and what cannot be seen have nothing to translate."""
+    """Returns whether a text contains a letter or digit of any script. Other texts have nothing to translate."""
     return any(character.isalnum() for character in text)
 
 
 def to_sentence_case(text: str) -> str:
-    """As a sentence is written: its first letter alone is a capital."""
+    """Convert to lowercase with a capital first letter."""
     return re.sub(r"[^\W\d_]", lambda first: first[0].upper(), text.lower(), count=1)
 
 
 def contains_term(text: str, term: str) -> bool:
-    """Whether the term stands in the text as whole words, in capitals or not."""
+    """Returns whether a text contains a term as complete words, ignoring case."""
     return re.search(rf"(?<!\w){re.escape(term.strip())}(?!\w)", text, re.IGNORECASE) is not None

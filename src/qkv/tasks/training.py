@@ -1,23 +1,23 @@
-"""Training from Python: a recipe or a text in, the folder of a finished run out."""
+"""Train models from Python."""
 
 from pathlib import Path
 
 from qkv.config import Recipe, load_recipe
-from qkv.data.text_sources import Progress
+from qkv.data.text_sources import ProgressCallback
 from qkv.errors import InputError, RunError
 from qkv.models import Model
 from qkv.tasks.devices import resolve_device
 from qkv.tasks.loader import load_pretrained
 from qkv.training import (
     DEFAULT_MINUTES,
-    TimeBudget,
     PreparedRun,
+    TimeBudget,
+    auto_recipe,
     build_trainer,
     choose_gpt_recipe,
     finish_preparation,
     fit_run_to_time,
     open_run,
-    auto_recipe,
     prepare_run,
     with_steps,
     write_recipe,
@@ -26,18 +26,24 @@ from qkv.training.trainer import Report
 
 
 def train(
-    what: Recipe | str | Path, out: str | Path, *, minutes: float | None = None, data: str | Path = ".",
-    device: str = "auto", report: Report = lambda _entry: None,
-) -> Path:  # fmt: skip
-    """What `qkv train` does, without a word: `qkv.load(qkv.train("book.txt", "run", minutes=5))`.
+    what: Recipe | str | Path,
+    out: str | Path,
+    *,
+    minutes: float | None = None,
+    data: str | Path = ".",
+    device: str = "auto",
+    report: Report = lambda _entry: None,
+) -> Path:
+    """Train a model and return its run folder: `qkv.load(qkv.train("book.txt", "run", minutes=5))`.
 
-    `what`: a text file or a folder of them, for a GPT whose settings are chosen; or a recipe, or the name of its .toml.
-    `minutes`: as many steps as fit; 5 minutes of a text unless said. `data`: the folder that a recipe's files lie in.
-    `report` gets every line of metrics.jsonl as it comes. Where `out` holds a run of the same it goes on, with the
-    numbers of an unbroken one. Ctrl-C stops it after a step, with a checkpoint, and raises nothing.
+    `what` is a text file or a folder of text files, for a GPT with automatically chosen settings, or a recipe or the path
+    of a recipe (.toml). `minutes` limits the training time and defaults to 5 for text. `data` is the folder of the
+    recipe's files. `report` is called with every entry of metrics.jsonl. If `out` contains a run of the same recipe, it is
+    resumed, with the same results as an uninterrupted run. Ctrl-C stops after the current step, saves a checkpoint and
+    does not raise.
     """
     if minutes is not None and minutes <= 0:
-        raise InputError(f"minutes={minutes} must be more than 0")
+        raise InputError(f"minutes={minutes} must be greater than 0")
     where = resolve_device(device)
     is_text = not isinstance(what, Recipe) and Path(what).suffix != ".toml"
     if is_text:
@@ -54,7 +60,9 @@ def train(
     with prepared.run.locked():
         if is_new and seconds is not None:
             prepared = fit_run_to_time(prepared, device=where, seconds=seconds)
-            pace = TimeBudget(seconds, keep=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan)))
+            pace = TimeBudget(
+                seconds, keep=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan))
+            )
         if is_new:
             finish_preparation(prepared)
         trainer = build_trainer(prepared, device=where, report=report, start=_load_initial_model(prepared))
@@ -63,12 +71,16 @@ def train(
     return prepared.run.path
 
 
-def _no_progress(_label: str) -> Progress:
+def _no_progress(_label: str) -> ProgressCallback:
     return lambda _done, _all: None
 
 
 def _reopen_run(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> PreparedRun:
-    """`is_text`: its settings are what suited the time and the machine then; `is_timed`: its steps are what fitted."""
+    """Open an existing run and check that it has the same recipe.
+
+    With `is_text`, only the family and the data must match, because the other settings depend on the time and the machine.
+    With `is_timed`, the number of steps may differ.
+    """
     prepared = open_run(out)
     found = prepared.recipe
     if is_text:
@@ -78,7 +90,7 @@ def _reopen_run(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> 
     else:
         is_same = found == recipe
     if not is_same:
-        raise RunError(f"{out}: holds a run of another recipe; go on with it: qkv train --resume {out}")
+        raise RunError(f"{out}: contains a run with a different recipe (to resume it: qkv train --resume {out})")
     return prepared
 
 

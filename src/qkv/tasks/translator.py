@@ -1,4 +1,4 @@
-"""A text in one language in, a text in another out: an encoder–decoder with its tokenizer."""
+"""Translate texts with an encoder–decoder."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -17,27 +17,27 @@ from qkv.inspection.short_repr import ShortRepr
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.batches import batch_by_length
 from qkv.tasks.description import describe_task
-from qkv.tasks.text_utils import contains_term, has_words, to_sentence_case, split_to_fit
+from qkv.tasks.text_utils import contains_term, has_words, split_to_fit, to_sentence_case
 from qkv.text import Tokenizer
 from qkv.text.token_display import token_text
-from qkv.text.word_indices import token_byte_spans, word_indices_of_spans, word_indices_of_ids
+from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
 from qkv.weights.decoding import Decoding
 
 SOURCE_TOKENS_PER_BATCH = 1024
-"""Of the sources of a batch, padding counted; each has as many rows as there are beams."""
+"""Maximum source tokens per batch, including padding. Each source takes as many rows as there are beams."""
 DEFAULT_BEAM = BeamConfig(n_beams=5)
 EMPTY_GLOSSARY: Mapping[str, str] = {}
 ALL_CAPS_TOKEN_RATIO = 1.5
-"""So many times the tokens of its small letters has a text in capitals, where the vocabulary knows few such words."""
+"""If an all-caps text has at least this many times the tokens of its lowercase form, the lowercase form is translated."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TranslationHypothesis(ShortRepr):
-    """One text that the search found."""
+    """One result of the beam search."""
 
     text: str
     ids: list[int]
-    """All of them; the text leaves out the end token, and a loop's further rounds."""
+    """All generated ids. The text omits the end token and the repetitions of a loop."""
     tokens: list[str]
     log_probabilities: list[float]
     score: float
@@ -46,20 +46,20 @@ class TranslationHypothesis(ShortRepr):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Translation:
-    """What became of one source; one without a letter or a digit stays as it is, and has no ids.
+    """The translation of one source.
 
-    Where the decoder looked, with `attention=True`: `one.attention.word_pairs()` pairs source and target words,
-    `one.attention.average()` is the (target, source) table, and `heat_maps(one.attention.to_heatmap())` of
-    `qkv.inspection` draws it.
+    A source without letters or digits is returned unchanged and has no ids. With `attention=True`,
+    `translation.attention.word_pairs()` aligns source and target words, `translation.attention.average()` is the (target,
+    source) matrix, and `plot_heatmaps(translation.attention.to_heatmap())` of `qkv.inspection` plots it.
     """
 
     source: str
     source_ids: list[int]
     source_tokens: list[str]
     hypotheses: list[TranslationHypothesis]
-    """Best first; as many as were asked for."""
+    """Best first, as many as requested."""
     attention: CrossAttention | None = None
-    """Of the best one."""
+    """Cross-attention of the best hypothesis."""
 
     def __repr__(self) -> str:
         looked = "" if self.attention is None else f", {self.attention!r}"
@@ -75,43 +75,51 @@ class Translation:
 
 
 class Translator:
-    """`translate` gives the text; `translations` all that is known of it."""
+    """An encoder–decoder with its tokenizers.
+
+    `translate` returns text, and `translate_batch` returns tokens, scores and attention.
+    """
 
     def __init__(
-        self, model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, source: Tokenizer | None = None, name: str = "",
+        self,
+        model: Seq2Seq | RNNSeq2Seq,
+        tokenizer: Tokenizer,
+        *,
+        source: Tokenizer | None = None,
+        name: str = "",
         decoding: Decoding = Decoding(),  # noqa: B008 - frozen
-    ) -> None:  # fmt: skip
-        """`source`: the source's tokenizer, where it is another."""
+    ) -> None:
+        """`source` is the source tokenizer, if it differs from the target tokenizer."""
         if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
-            raise InputError(f"this model reads pictures (d_patch={model.config.d_patch}); a Translator reads text")
+            raise InputError(f"a Translator takes text, but this model takes images (d_patch={model.config.d_patch})")
         self.model = model
         self.tokenizer = tokenizer
         self.source_tokenizer = source or tokenizer
         self.name = name
         self.decoding = decoding
-        # Of several tasks none is guessed.
+        # With several trained tasks, the caller must choose one.
         self.prefix = next(iter(decoding.prefixes.values())) if len(decoding.prefixes) == 1 else ""
-        """What is put before every source (T5's `translate English to German: `); `with_prefix` gives another."""
+        """Text added before every source, such as T5's `translate English to German: `. Set it with `with_prefix`."""
         self._packing = prepack_weights(model)
 
     def __repr__(self) -> str:
         return describe_task("Translator", self.model, self.name) + ")"
 
     def with_prefix(self, prefix: str) -> "Translator":
-        """The same translator for another task: a name of `decoding.prefixes`, or words of one's own."""
+        """Returns a copy for another task: a name in `decoding.prefixes`, or any other prefix."""
         other = copy(self)
         other.prefix = self.decoding.prefixes.get(prefix, prefix)
         return other
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the user should be told."""
+        """Notes for the user."""
         known = self.decoding.prefixes
         if self.prefix:
-            return (f"before each text stands {self.prefix!r}",)
+            return (f"{self.prefix!r} is added before each text",)
         if known:
             return (
-                f"trained for {len(known)} tasks ({', '.join(known)}), none was chosen: no words stand before a text",
+                f"trained for {len(known)} tasks ({', '.join(known)}), but none was selected, so no prefix is added",
             )
         return ()
 
@@ -120,9 +128,10 @@ class Translator:
     @overload
     def translate(self, texts: list[str], *, beam: int = 5, split: bool | None = None) -> list[str]: ...
     def translate(self, texts: str | list[str], *, beam: int = 5, split: bool | None = None) -> str | list[str]:
-        """One text for one, a list for several.
+        """Translate a text, or a list of texts.
 
-        `split`: what is too long is cut (`cut`) and joined again; None: if the model says what is too long for it.
+        With `split`, long texts are split (`split_text`) and their translations joined. By default, this depends on whether the
+        model has a length limit for joined sentences.
         """
         given = _as_text_list(texts)
         is_cut = self.splits_by_default if split is None else split
@@ -134,27 +143,37 @@ class Translator:
 
     @property
     def splits_by_default(self) -> bool:
-        """A model of single sentences leaves out most of a long text, or says one thing again and again."""
+        """Whether long texts are split by default.
+
+        A model trained on single sentences omits most of a long text or repeats itself.
+        """
         return self.decoding.max_joined is not None
 
     def split_text(self, text: str) -> list[str]:
-        """At ends of sentences, as many together as the model is good at; between words where one is too long itself.
+        """Split a text at sentence boundaries, or between words if a single sentence is too long.
 
-        What the model is good at: `decoding.max_joined` tokens, or its context.
+        Sentences are joined up to `decoding.max_joined` tokens, or up to the context length.
         """
         room = self.model.config.context_length
         most = min(room, self.decoding.max_joined or room)
-        return split_to_fit(text, lambda part: self._n_ids(part) <= room, together=lambda part: self._n_ids(part) <= most)
+        return split_to_fit(
+            text, lambda part: self._n_ids(part) <= room, together=lambda part: self._n_ids(part) <= most
+        )
 
     def translate_batch(
-        self, texts: Sequence[str], *, beam: BeamConfig = DEFAULT_BEAM, max_new: int | None = None,
-        glossary: Mapping[str, str] = EMPTY_GLOSSARY, attention: bool = False,
-    ) -> list[Translation]:  # fmt: skip
-        """In the order of the texts, computed in batches of like length.
+        self,
+        texts: Sequence[str],
+        *,
+        beam: BeamConfig = DEFAULT_BEAM,
+        max_new: int | None = None,
+        glossary: Mapping[str, str] = EMPTY_GLOSSARY,
+        attention: bool = False,
+    ) -> list[Translation]:
+        """Translate texts in batches of similar length. Results are in the order of the texts.
 
-        `max_new` None: twice the source's tokens and 10. `glossary`: where a text has one of its terms, the
-        translation has the other; its tokens are there whole, but what follows may run into its last word.
-        A text cut off by that limit, not by the caller's, ends where it begins to repeat itself.
+        `max_new` defaults to twice the number of source tokens plus 10. If a text contains a term of the `glossary`, its
+        translation contains the target term (what follows may continue its last word). A translation that reaches the default
+        limit is cut where it starts to repeat itself.
         """
         read = [self._read(text) for text in texts]
         sources = [self._encoded(number, text) for number, text in enumerate(read)]
@@ -163,12 +182,16 @@ class Translator:
         for batch in batch_by_length([len(sources[number]) for number in there], SOURCE_TOKENS_PER_BATCH):
             numbers = [there[place] for place in batch]
             results = translate_ids(
-                self.model, [sources[number] for number in numbers], start_id=self.decoder_start_id, stop_ids=self.stop_ids,
+                self.model,
+                [sources[number] for number in numbers],
+                start_id=self.decoder_start_id,
+                stop_ids=self.stop_ids,
                 beam=beam,
                 max_new=[2 * len(sources[number]) + 10 if max_new is None else max_new for number in numbers],
-                constraints=[self._terms(read[number], glossary) for number in numbers], prepacked=self._packing,
+                constraints=[self._terms(read[number], glossary) for number in numbers],
+                prepacked=self._packing,
                 decoding=self.decoding,
-            )  # fmt: skip
+            )
             found.update(zip(numbers, results, strict=True))
         return [
             self._translation(text, ids, found.get(number, []), attention=attention, may_loop=max_new is not None)
@@ -177,7 +200,7 @@ class Translator:
 
     @property
     def decoder_start_id(self) -> int:
-        """What every text begins with: what its settings say, the token for it, or padding where there is none."""
+        """The first decoder input id: the configured one, the begin token, or the padding token."""
         if self.decoding.decoder_start_id is not None:
             return self.decoding.decoder_start_id
         begin = self.tokenizer.find_special_id(SpecialToken.BOS)
@@ -188,7 +211,10 @@ class Translator:
         return frozenset({self.tokenizer.special_id(SpecialToken.EOS)})
 
     def prepare_source(self, text: str) -> str:
-        """What the model reads: nothing where there is no word, small letters where it knows no capitals."""
+        """Returns the text that the model translates, with the prefix.
+
+        Texts without words become empty, and all-caps texts become lowercase if the vocabulary has few uppercase words.
+        """
         return self._prefixed(read) if (read := self._read(text)) else ""
 
     def _read(self, text: str) -> str:
@@ -207,12 +233,12 @@ class Translator:
         if len(ids) > (room := self.model.config.context_length):
             can_be_cut = len(self.split_text(text)) > 1
             hint = (
-                "--split (split=True) cuts it at ends of sentences"
+                "--split (split=True) splits it at sentence boundaries"
                 if can_be_cut
-                else f"{text[:20]!r}… has no blank to cut it at"
+                else f"{text[:20]!r}… contains no space to split it at"
             )
             raise ContextLengthError(
-                f"text {number + 1} has {len(ids):,} tokens; the model's context_length is {room}: {hint}"
+                f"text {number + 1} has {len(ids):,} tokens, which exceeds the model's context_length of {room}: {hint}"
             )
         return ids
 
@@ -222,25 +248,29 @@ class Translator:
     def _terms(self, text: str, glossary: Mapping[str, str]) -> list[list[int]]:
         for term, target in glossary.items():
             if not (term.strip() and target.strip()):
-                raise InputError(f"the glossary's {term!r}: {target!r} has a blank side, where 1 word must be at least")
+                raise InputError(f"both sides of the glossary entry {term!r}: {target!r} must contain a word")
         return [self._inside(target) for term, target in glossary.items() if contains_term(text, term)]
 
     def _inside(self, term: str) -> list[int]:
-        """Its ids where it stands inside a text: there a blank before it is part of its first token."""
+        """Returns the ids of a term inside a text, where the first token includes the preceding space."""
         before = self.tokenizer.encode("a", add_special_tokens=False)
         both = self.tokenizer.encode(f"a {term.strip()}", add_special_tokens=False)
         return both[len(before) :] if both[: len(before)] == before else both
 
     def _translation(
         self, text: str, ids: list[int], found: list[Hypothesis], *, attention: bool, may_loop: bool
-    ) -> Translation:  # fmt: skip
+    ) -> Translation:
         read = self._read(text)
         written = [self._written(one, may_loop=may_loop) for one in found]
         if read != text.strip():
             written = [replace(one, text=one.text.upper()) for one in written]
         if not ids:
             same = " ".join(text.split())
-            written = [TranslationHypothesis(text=same, ids=[], tokens=[], log_probabilities=[], score=0.0, finish_reason=FinishReason.STOP)]
+            written = [
+                TranslationHypothesis(
+                    text=same, ids=[], tokens=[], log_probabilities=[], score=0.0, finish_reason=FinishReason.STOP
+                )
+            ]
         tokens = [token_text(self.source_tokenizer, number) for number in ids]
         looked = self._attention(read, ids, written[0]) if attention and ids else None
         return Translation(source=text, source_ids=ids, source_tokens=tokens, hypotheses=written, attention=looked)
@@ -267,7 +297,7 @@ class Translator:
         )
 
     def _source_words(self, text: str, ids: list[int]) -> list[int | None]:
-        """The prefix's words are none of the text's."""
+        """Returns the word index of each source token, not counting the words of the prefix."""
         n = len(self.prefix.split())
         given = self._prefixed(text)
         words = word_indices_of_spans(given, token_byte_spans(self.source_tokenizer, given, ids))
@@ -277,5 +307,5 @@ class Translator:
 def _as_text_list(given: object) -> list[str]:
     texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise InputError(f"translate takes a text or a list of texts; {repr(wrong[0])[:60]} is none")
+        raise InputError(f"translate takes a string or a list of strings, got {repr(wrong[0])[:60]}")
     return [text for text in texts if isinstance(text, str)]

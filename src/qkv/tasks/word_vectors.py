@@ -1,4 +1,4 @@
-"""One vector a word: static, from the token table, or contextual, as the word stands in a sentence."""
+"""Word vectors: static ones from the embedding matrix, or contextual ones from a sentence."""
 
 import re
 from collections.abc import Sequence
@@ -30,40 +30,41 @@ class WordVectors:
 
     @property
     def euclidean(self) -> Float[Tensor, "word word"]:
-        # The plain difference: the quick way by products would give a word a distance to itself.
+        # Computed from differences, because the faster matmul-based distance of a word to itself is not exactly 0.
         return torch.cdist(self.vectors, self.vectors, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 @torch.no_grad()
 def word_vectors(task: LanguageModel | TextEncoder, items: Sequence[str]) -> WordVectors:
-    """`king` is a word from the token table; `the river [bank]` is the marked word as the last layer sees it there.
+    """Compute one vector per item.
 
-    A word of several tokens is the mean of theirs.
+    `king` is looked up in the embedding matrix, and `the river [bank]` is the last layer's state of the marked word. A
+    word of several tokens is represented by their mean.
     """
     words, vectors = [], []
     for item in items:
         marks = list(_MARKED_WORD.finditer(item))
         if len(marks) > 1:
-            raise InputError(f"{item!r} marks {len(marks)} words with [ ]; one at a time")
+            raise InputError(f"{item!r} marks {len(marks)} words with [ ], expected at most 1")
         word = marks[0][1] if marks else item
         if not word.strip():
-            raise InputError(f"{item!r} holds no word")
+            raise InputError(f"{item!r} contains no word")
         words.append(word.strip())
         vectors.append(_contextual_vector(task, item, marks[0]) if marks else _static_vector(task, word))
     if not vectors:
-        raise InputError("there are 0 words; at least 1 is needed")
+        raise InputError("at least 1 word is required, got 0")
     is_contextual = [_MARKED_WORD.search(item) is not None for item in items]
     return WordVectors(words=words, is_contextual=is_contextual, vectors=torch.stack(vectors).float().cpu())
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
-    """As the word stands inside a text, with a blank before it, where that takes no more tokens."""
+    """Returns the ids of a word with a leading space, as inside a text, unless that takes more tokens."""
     bare, after_blank = (tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}"))
     return after_blank if len(after_blank) <= len(bare) else bare
 
 
 def locate_tokens(tokenizer: Tokenizer, sentence: str, start: int, end: int) -> tuple[list[int], list[int]]:
-    """The sentence's ids, and at which of them the characters from `start` to `end` stand."""
+    """Returns the ids of a sentence and the positions of the tokens that overlap characters `start` to `end`."""
     ids = tokenizer.encode(sentence)
     pieces = tokenizer.token_spans(sentence)
     own = [piece.id for piece in pieces]
@@ -81,7 +82,9 @@ def _contextual_vector(task: LanguageModel | TextEncoder, item: str, mark: re.Ma
     ids, places = locate_tokens(task.tokenizer, sentence, mark.start(), mark.start() + len(mark[1]))
     limit = task.model.config.context_length
     if len(ids) > limit:
-        raise ContextLengthError(f"the sentence of {mark[1]!r} has {len(ids):,} tokens, the model takes {limit:,}")
+        raise ContextLengthError(
+            f"the sentence of {mark[1]!r} has {len(ids):,} tokens, which exceeds the model's limit of {limit:,}"
+        )
     batch = torch.tensor([ids], device=task.model.embedding.token.weight.device)
     match task.model:
         case GPT() as model:

@@ -1,4 +1,4 @@
-"""Does a model say the same on every road? The laws of tests/agreement, for a model of one's own."""
+"""Verify that all implementations of a model agree, as tests/agreement does for small models."""
 
 import tempfile
 import time
@@ -14,7 +14,7 @@ from qkv.choices import CheckStatus
 from qkv.tasks.devices import resolve_device
 from qkv.tasks.loader import load_pretrained
 from qkv.tasks.verification import computation_checks, storage_checks
-from qkv.tasks.verification.case import VerificationCase, NotCheckedError
+from qkv.tasks.verification.case import NotCheckedError, VerificationCase
 
 __all__ = ["CHECKS", "DEFAULT_TEXTS", "Check", "CheckResult", "verify"]
 
@@ -26,18 +26,18 @@ DEFAULT_TEXTS = (
     "The girl took the boat and rowed to the island. There she found a house, and behind its red door a dog. " * 2,
 )
 ROUNDING_TOLERANCE = 1e-5
-"""As a share of the largest logit: several times what the order of float32 sums changes."""
+"""Tolerance for changes in summation order in float32, relative to the largest logit."""
 CROSS_LIBRARY_TOLERANCE = 1e-4
-"""Other programs take another order at every place."""
+"""Tolerance for other libraries and devices, which use a different summation order everywhere."""
 INT8_WEIGHT_TOLERANCE = 0.501
-"""Scales are rounded up to 16 bits, so a half may look a little more."""
+"""Half a quantization step, plus a margin because scales are rounded up to 16 bits."""
 INT8_OUTPUT_TOLERANCE = 0.1
-"""int8 leaves trained models within a few hundredths."""
+"""Tolerance for int8 weights. Outputs of trained models change by a few percent."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """`difference` gives how far apart the two sides of `compared` are."""
+    """A comparison of two implementations. `difference` returns how much their outputs differ."""
 
     difference: Callable[[VerificationCase], float]
     tolerance: float
@@ -45,38 +45,103 @@ class Check:
     is_quick: bool = True
 
 
-_DEVICE_CHECKS = {"device": Check(computation_checks.compare_with_cpu, CROSS_LIBRARY_TOLERANCE, "this device against the CPU, both plain")}
+_DEVICE_CHECKS = {
+    "device": Check(
+        computation_checks.compare_with_cpu, CROSS_LIBRARY_TOLERANCE, "this device compared with the CPU, both eager"
+    )
+}
 _COMPUTATION_CHECKS = {
-    "fused": Check(computation_checks.compare_fused, ROUNDING_TOLERANCE, "fused attention against plain"),
-    "cached": Check(computation_checks.compare_cached, ROUNDING_TOLERANCE, "half a text, then token by token, against whole"),
-    "batched": Check(computation_checks.compare_batched, ROUNDING_TOLERANCE, "a text beside another against it alone"),
-    "padded": Check(computation_checks.compare_padded, ROUNDING_TOLERANCE, "garbage as padding, left and right, against none"),
-    "packed": Check(computation_checks.compare_packed, ROUNDING_TOLERANCE, "a text behind another in a row against it alone"),
-    "greedy": Check(partial(computation_checks.compare_generated, n_beams=1), ROUNDING_TOLERANCE, "new tokens and their log p against the plain road"),
-    "beam": Check(partial(computation_checks.compare_generated, n_beams=3), ROUNDING_TOLERANCE, "log p of what 3 beams found against the plain road"),
-    "compiled": Check(computation_checks.compare_compiled, ROUNDING_TOLERANCE, "torch.compile against plain", is_quick=False),
+    "fused": Check(
+        computation_checks.compare_fused, ROUNDING_TOLERANCE, "fused attention compared with eager attention"
+    ),
+    "cached": Check(
+        computation_checks.compare_cached,
+        ROUNDING_TOLERANCE,
+        "prefill and cached decode steps compared with a full pass",
+    ),
+    "batched": Check(
+        computation_checks.compare_batched, ROUNDING_TOLERANCE, "a batch of two texts compared with a single text"
+    ),
+    "padded": Check(
+        computation_checks.compare_padded,
+        ROUNDING_TOLERANCE,
+        "random padding on the left and right compared with no padding",
+    ),
+    "packed": Check(
+        computation_checks.compare_packed,
+        ROUNDING_TOLERANCE,
+        "two texts packed into one row compared with separate rows",
+    ),
+    "greedy": Check(
+        partial(computation_checks.compare_generated, n_beams=1),
+        ROUNDING_TOLERANCE,
+        "greedy tokens and their log-probabilities compared with eager",
+    ),
+    "beam": Check(
+        partial(computation_checks.compare_generated, n_beams=3),
+        ROUNDING_TOLERANCE,
+        "log-probabilities of 3-beam search compared with eager",
+    ),
+    "compiled": Check(
+        computation_checks.compare_compiled, ROUNDING_TOLERANCE, "torch.compile compared with eager", is_quick=False
+    ),
 }
 _STORAGE_CHECKS = {
-    "saved": Check(partial(storage_checks.compare_round_trip, by=storage_checks.OWN), 0.0, "our folder, read again, against before"),
-    "int8 weights": Check(storage_checks.compare_int8_weights, INT8_WEIGHT_TOLERANCE, "int8 steps that a weight moves"),
-    "int8": Check(storage_checks.compare_int8_outputs, INT8_OUTPUT_TOLERANCE, "answers with int8 weights against before (rms)"),
-    "hf": Check(partial(storage_checks.compare_round_trip, by=storage_checks.HF), 0.0, "Hugging Face folder, read again, against before"),
-    "transformers": Check(storage_checks.transformers, CROSS_LIBRARY_TOLERANCE, "transformers on that folder against plain", is_quick=False),
-    "gguf": Check(partial(storage_checks.compare_round_trip, by=storage_checks.GGUF), 0.0, "GGUF file (f32), read again, against before"),
-    "ct2": Check(storage_checks.compare_ctranslate2, CROSS_LIBRARY_TOLERANCE, "log p by CTranslate2 against plain", is_quick=False),
-    "resumed": Check(storage_checks.compare_resumed_training, 0.0, "2 steps with a stop between against without", is_quick=False),
+    "saved": Check(
+        partial(storage_checks.compare_round_trip, by=storage_checks.OWN),
+        0.0,
+        "saved and reloaded in the native format",
+    ),
+    "int8 weights": Check(
+        storage_checks.compare_int8_weights,
+        INT8_WEIGHT_TOLERANCE,
+        "largest change of a weight by int8, in quantization steps",
+    ),
+    "int8": Check(
+        storage_checks.compare_int8_outputs,
+        INT8_OUTPUT_TOLERANCE,
+        "outputs with int8 weights compared with float (RMS)",
+    ),
+    "hf": Check(
+        partial(storage_checks.compare_round_trip, by=storage_checks.HF),
+        0.0,
+        "saved and reloaded in the Hugging Face format",
+    ),
+    "transformers": Check(
+        storage_checks.transformers,
+        CROSS_LIBRARY_TOLERANCE,
+        "outputs of transformers compared with eager",
+        is_quick=False,
+    ),
+    "gguf": Check(
+        partial(storage_checks.compare_round_trip, by=storage_checks.GGUF),
+        0.0,
+        "saved and reloaded as GGUF (f32)",
+    ),
+    "ct2": Check(
+        storage_checks.compare_ctranslate2,
+        CROSS_LIBRARY_TOLERANCE,
+        "log-probabilities of CTranslate2 compared with eager",
+        is_quick=False,
+    ),
+    "resumed": Check(
+        storage_checks.compare_resumed_training,
+        0.0,
+        "2 training steps with a restart compared with no restart",
+        is_quick=False,
+    ),
 }
 CHECKS = _COMPUTATION_CHECKS | _STORAGE_CHECKS
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What one check of one model ended in."""
+    """The outcome of one check."""
 
     check: str
     comparison: str
     difference: float | None
-    """None: there is none, and `reason` says why."""
+    """`None` if there is no difference to report. `reason` then states why."""
     tolerance: float
     verdict: CheckStatus
     reason: str | None
@@ -84,18 +149,25 @@ class CheckResult:
 
 
 def verify(
-    name: str | Path, *, texts: Sequence[str] = DEFAULT_TEXTS, quick: bool = False, device: str = "cpu",
+    name: str | Path,
+    *,
+    texts: Sequence[str] = DEFAULT_TEXTS,
+    quick: bool = False,
+    device: str = "cpu",
     progress: Callable[[str], object] = lambda _check: None,
-) -> Iterator[CheckResult]:  # fmt: skip
-    """Every check of MODEL, in turn; `progress` is told its name before. `quick`: those that take a moment.
+) -> Iterator[CheckResult]:
+    """Run all checks on a model and yield their results.
 
-    `device`: where the fast roads are taken, and compared with the CPU's plain one too. Files are read on the CPU.
+    `progress` is called with the name of each check before it runs. `quick` skips slow checks. On a `device` other than
+    the CPU, the computations run there and are also compared with the CPU. Files are always loaded on the CPU.
     """
     where = resolve_device(device)
     run = Path(name) if (Path(name) / "checkpoints").is_dir() else None
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         case = VerificationCase(loaded=load_pretrained(name), texts=texts, folder=Path(folder), run=run)
-        _ = case.plain  # so that it counts for no check, and texts that cannot be used are told at once
+        _ = (
+            case.plain
+        )  # computed first so that its time counts toward no check, and so that unusable texts fail immediately
         there = None if where.type == "cpu" else case.on(where)
         for check, what in (CHECKS if there is None else _DEVICE_CHECKS | CHECKS).items():
             progress(check)
@@ -107,7 +179,7 @@ def _run_check(name: str, check: Check, case: VerificationCase, *, leave_out: bo
     started, difference, reason = time.perf_counter(), None, None
     try:
         if leave_out:
-            raise NotCheckedError("it takes long, and --quick was asked for")
+            raise NotCheckedError("skipped by --quick because it is slow")
         difference = check.difference(case)
         verdict = CheckStatus.PASSED if difference <= check.tolerance else CheckStatus.FAILED
         if not isfinite(difference):
@@ -117,6 +189,11 @@ def _run_check(name: str, check: Check, case: VerificationCase, *, leave_out: bo
     except Exception as error:  # noqa: BLE001 - whatever breaks on a road, that road is broken; the others are tried
         verdict, reason = CheckStatus.FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return CheckResult(
-        check=name, comparison=check.comparison, difference=difference, tolerance=check.tolerance, verdict=verdict, reason=reason,
+        check=name,
+        comparison=check.comparison,
+        difference=difference,
+        tolerance=check.tolerance,
+        verdict=verdict,
+        reason=reason,
         seconds=round(time.perf_counter() - started, 3),
-    )  # fmt: skip
+    )

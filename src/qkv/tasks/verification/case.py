@@ -1,4 +1,4 @@
-"""What is verified: a model, texts as it reads them, and what the plain road says of these."""
+"""A model under verification with its example inputs and reference outputs."""
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -13,38 +13,41 @@ from torch import Tensor
 from qkv.choices import AttentionKernel
 from qkv.errors import InputError
 from qkv.models import BERT, Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import using
+from qkv.nn import use_attention_kernel
 from qkv.tasks.translator import Translator
 from qkv.tasks.verification.implementations import Example, forward
 from qkv.weights.models import Loaded
 
 MAX_EXAMPLE_TOKENS = 64
-"""Of a text: enough for every road, and a large model is done in a minute."""
+"""Maximum length of an example. It is enough for every check and keeps large models fast."""
 
 
 class NotCheckedError(Exception):
-    """Why a check cannot be made of this model, or not here."""
+    """Raised when a check does not apply to a model or cannot run on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationCase:
-    """The plain road (explicit softmax, no cache, one text) is the specification."""
+    """A model, its example texts and the outputs of the eager implementation.
+
+    The eager implementation (explicit softmax, no cache, one text at a time) is the specification.
+    """
 
     loaded: Loaded
     texts: Sequence[str]
     folder: Path
-    """An empty one, for what is written on the way."""
+    """An empty folder for files that the checks write."""
     run: Path | None = None
-    """Where the model comes from a run."""
+    """The run folder that the model comes from, if any."""
     by_cpu: list[list[Tensor]] | None = None
-    """What a CPU's plain road says, where another device is verified."""
+    """Outputs of the eager implementation on the CPU, if another device is verified."""
 
     @property
     def model(self) -> Model:
         return self.loaded.model
 
     def on(self, device: torch.device) -> "VerificationCase":
-        """The same model and texts there."""
+        """Returns a copy of this case on a device."""
         loaded = replace(self.loaded, model=deepcopy(self.model).to(device))
         return VerificationCase(loaded=loaded, texts=self.texts, folder=self.folder, run=self.run, by_cpu=self.plain)
 
@@ -54,7 +57,10 @@ class VerificationCase:
 
     @cached_property
     def examples(self) -> list[Example]:
-        """Cut at half the context, so that each has room for more, or for another; all the same, lengths differ."""
+        """Tokenized texts, truncated to at most half the context so that tokens or another text can be appended.
+
+        The limit varies between texts so that their lengths differ.
+        """
         room = min(MAX_EXAMPLE_TOKENS, self.model.config.context_length // 2)
         cuts = (room - number % (1 + room // 3) for number in count())
         read = [
@@ -63,19 +69,23 @@ class VerificationCase:
         ]
         usable = [one for one in read if one.ids.shape[1] > 1 and (one.source is None or one.source.shape[1])]
         if len(usable) < 2:
-            raise InputError(f"{len(usable)} of {len(self.texts)} texts have 2 tokens or more; 2 texts are needed")
+            raise InputError(
+                f"at least 2 texts with 2 or more tokens are required, got {len(usable)} of {len(self.texts)} texts"
+            )
         return usable
 
     def _read(self) -> Iterable[tuple[Tensor, ...]]:
-        """A model without a tokenizer gets random ids."""
+        """Returns token ids for each text. A model without a tokenizer gets random ids."""
         model, tokenizer = self.model, self.loaded.tokenizer
         is_pair = isinstance(model, Seq2Seq | RNNSeq2Seq)
         if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
-            raise InputError(f"this model reads pictures (d_patch={model.config.d_patch}); models of text are verified")
+            raise InputError(
+                f"only text models can be verified, but this model takes images (d_patch={model.config.d_patch})"
+            )
         if tokenizer is None:
             most = min(model.config.vocab_size, model.config.source_vocab_size if is_pair else 1 << 30)
             drawn = torch.randint(most, (5, 40), generator=torch.Generator().manual_seed(0))
-            drawn[:, 0] = 0  # what every translation begins with
+            drawn[:, 0] = 0  # the decoder start id
             return [(row[None, : 8 * number], row[None, -7:])[: 1 + is_pair] for number, row in enumerate(drawn, 1)]
         if not is_pair:
             return [(torch.tensor([tokenizer.encode(text)]),) for text in self.texts if text]
@@ -89,30 +99,31 @@ class VerificationCase:
         return self.answers(self.model)
 
     def answers(self, model: Model) -> list[list[Tensor]]:
-        """By the plain road, of every text."""
-        with using(model, AttentionKernel.PLAIN):
+        """Returns the outputs of the eager implementation for every example."""
+        with use_attention_kernel(model, AttentionKernel.PLAIN):
             return [_model_outputs(model, forward(model, one.ids, one.source)) for one in self.examples]
 
     def difference(self, rows: Iterable[Tensor]) -> float:
-        """Of each text's logits or states by another road."""
+        """Compare the logits or states of each example with the reference outputs."""
         return max_relative_difference([_model_outputs(self.model, row[None]) for row in rows], self.plain)
 
 
 def _model_outputs(model: Model, states: Tensor) -> list[Tensor]:
-    """What a user sees of logits or states: of a BERT what its heads say, the chief one first."""
+    """Returns the outputs a user sees: logits, or for a BERT the outputs of its heads and its states."""
     if not isinstance(model, BERT):
         return [states]
     heads = {
-        model.class_logits: model.classifier, model.masked_word_logits: model.masked_word,
+        model.class_logits: model.classifier,
+        model.masked_word_logits: model.masked_word,
         model.next_sentence_logits: model.next_sentence,
-    }  # fmt: skip
+    }
     return [*(answer(states) for answer, head in heads.items() if head is not None), states]
 
 
 def max_relative_difference(found: Iterable[Iterable[Tensor]], plain: Iterable[Iterable[Tensor]]) -> float:
-    """The largest difference, as a share of the largest number in its place (or of 1, where all are small).
+    """Returns the largest difference, relative to the largest expected value (at least 1).
 
-    NaN on a side gives NaN, which is within no limit.
+    Returns NaN if either side contains NaN, which exceeds every tolerance.
     """
     shares = [torch.zeros(())]
     for one, other in zip(found, plain, strict=True):

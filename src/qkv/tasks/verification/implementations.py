@@ -1,4 +1,4 @@
-"""Which roads through a model must lead to the same numbers? `qkv verify` and tests/agreement take these."""
+"""Implementations of the forward pass that must agree, used by `qkv verify` and tests/agreement."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,29 @@ from torch import Tensor
 
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import SourceCache
-from qkv.tensors import Ids, IsToken, Logits, SourceIds, SourceIsToken
+from qkv.tensors import AttentionMask, Ids, Logits, SourceAttentionMask, SourceIds
 
 
 @dataclass(frozen=True)
 class Example:
-    """One text as a model reads it: one row of ids, and the source's where it has one."""
+    """One tokenized text: a row of ids, and the source ids of an encoder–decoder."""
 
     ids: Ids
     source: SourceIds | None = None
 
 
 def forward(
-    model: Model, ids: Ids, source: SourceIds | None = None, *, attention_mask: IsToken | None = None,
-    source_attention_mask: SourceIsToken | None = None,
-) -> Tensor:  # fmt: skip
-    """The logits; of a BERT, its states. An RNN's ids are padded on the right, where nothing tells them apart."""
+    model: Model,
+    ids: Ids,
+    source: SourceIds | None = None,
+    *,
+    attention_mask: AttentionMask | None = None,
+    source_attention_mask: SourceAttentionMask | None = None,
+) -> Tensor:
+    """Returns the logits, or the final states of a BERT.
+
+    An RNN takes no target mask, because its target ids are only padded on the right.
+    """
     if isinstance(model, GPT | BERT):
         return model(ids, attention_mask=attention_mask)
     assert source is not None
@@ -35,7 +42,7 @@ def forward(
 def forward_in_chunks(
     model: GPT | Seq2Seq | RNNSeq2Seq, ids: Ids, cuts: Iterable[int], *, source: SourceIds | None = None
 ) -> Logits:
-    """With a cache, or an RNN's state, from piece to piece."""
+    """Process the ids in chunks with a KV cache, or with the state of an RNN."""
     pieces = torch.tensor_split(ids, list(cuts), dim=1)
     if isinstance(model, GPT):
         cache = model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
@@ -53,17 +60,19 @@ def forward_in_chunks(
 
 
 def forward_packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
-    """All texts in one row, numbered so that none sees another."""
+    """Process all texts in one row, with document ids that prevent attention between texts."""
     lengths = [text.shape[1] for text in texts]
     documents = torch.cat([torch.full((n,), number, device=texts[0].device) for number, n in enumerate(lengths)])[None]
     return list(model(torch.cat(list(texts), dim=1), documents=documents)[0].split(lengths))
 
 
 def forward_padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
-    """All texts in one batch, with random ids for padding."""
+    """Process all texts in one batch, with random ids as padding."""
     source = source_attention_mask = None
     right_alone = isinstance(model, RNNSeq2Seq)
-    ids, attention_mask = _pad_with_random_ids([one.ids for one in examples], model.config.vocab_size, right_alone=right_alone)
+    ids, attention_mask = _pad_with_random_ids(
+        [one.ids for one in examples], model.config.vocab_size, right_alone=right_alone
+    )
     if isinstance(model, Seq2Seq | RNNSeq2Seq):
         sources = [one.source for one in examples if one.source is not None]
         source, source_attention_mask = _pad_with_random_ids(sources, model.config.source_vocab_size, right_alone=False)
@@ -72,7 +81,7 @@ def forward_padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
 
 
 def _pad_with_random_ids(texts: Sequence[Tensor], vocab_size: int, *, right_alone: bool) -> tuple[Tensor, Tensor]:
-    """In turn on the right, on both sides and on the left; the longest text has two columns of it too."""
+    """Pad on the right, on both sides and on the left in turn. Even the longest text gets two padding columns."""
     n_columns = 2 + max(text.shape[1] for text in texts)
     ids = torch.randint(vocab_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))
     ids = ids.to(texts[0].device)

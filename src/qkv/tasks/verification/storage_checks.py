@@ -1,4 +1,4 @@
-"""Is a model the same after it was written and read again, by us and by others?"""
+"""Checks that saving and reloading a model preserves its weights and outputs."""
 
 import json
 import shutil
@@ -14,10 +14,10 @@ from qkv.choices import ScheduleKind
 from qkv.errors import ConfigError, InputError, MissingExtraError, WeightsError
 from qkv.models import Seq2Seq
 from qkv.tasks.loader import load_pretrained
-from qkv.tasks.verification.case import VerificationCase, NotCheckedError, max_relative_difference
+from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_relative_difference
 from qkv.training.family import TrainingData
-from qkv.training.run_preparation import RECIPE, PreparedRun, build_trainer, open_run
 from qkv.training.run_folder import RunFolder, load_checkpoint
+from qkv.training.run_preparation import RECIPE, PreparedRun, build_trainer, open_run
 from qkv.weights.ct2 import save_ct2, vocabulary
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.int8 import LARGEST
@@ -27,25 +27,30 @@ from qkv.weights.tensors import published
 
 
 class SaveFormat(NamedTuple):
-    """A format: the name of what is written, and who writes it."""
+    """A file format: the name of the saved file or folder, and the function that writes it."""
 
     name: str
     write: Callable[[Loaded, Path], object]
 
 
-OWN, INT8, HF, CT2 = SaveFormat("own", save_own), SaveFormat("int8", save_int8), SaveFormat("hf", save_hf), SaveFormat("ct2", save_ct2)
+OWN, INT8, HF, CT2 = (
+    SaveFormat("own", save_own),
+    SaveFormat("int8", save_int8),
+    SaveFormat("hf", save_hf),
+    SaveFormat("ct2", save_ct2),
+)
 GGUF = SaveFormat("model.gguf", partial(write_gguf, numbers=Numbers.F32))
 
 
 def compare_round_trip(case: VerificationCase, *, by: SaveFormat) -> float:
-    """Every answer and every weight: no text has all words."""
+    """Compare outputs and all weights after saving and reloading. No text uses every weight."""
     back = _reload(case, by).model
     mine, theirs = (list(published(model, own_names(model)).values()) for model in (back, case.model))
     return max_relative_difference([*case.answers(back), mine], [*case.plain, theirs])
 
 
 def compare_int8_weights(case: VerificationCase) -> float:
-    """In steps of a row's scale."""
+    """Returns the largest change of a weight, in quantization steps of its row."""
     back = _reload(case, INT8)
     before, after = (published(model, own_names(model)) for model in (case.model, back.model))
     rows = [(weight.flatten(1), after[name].flatten(1)) for name, weight in before.items() if weight.dim() > 1]
@@ -54,7 +59,7 @@ def compare_int8_weights(case: VerificationCase) -> float:
 
 
 def compare_int8_outputs(case: VerificationCase) -> float:
-    """The root mean square of what changed, as a share of the answers'; what all logits share counts not."""
+    """Returns the relative RMS change of the outputs. A constant shared by all logits is ignored."""
     both = (case.answers(_reload(case, INT8).model), case.plain)
     mine, theirs = (torch.cat([(one - one.mean(-1, keepdim=True)).flatten() for one, *_ in said]) for said in both)
     return float((mine - theirs).norm() / theirs.norm().clamp(min=1e-30))
@@ -70,13 +75,13 @@ def transformers(case: VerificationCase) -> float:
     library.logging.disable_progress_bar()
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     model = getattr(library, kind).from_pretrained(folder, dtype=torch.float32).eval()
-    # By place: input_ids, attention_mask, decoder_input_ids.
+    # Positional arguments: input_ids, attention_mask, decoder_input_ids.
     given = [(one.ids,) if one.source is None else (one.source, None, one.ids) for one in case.examples]
     return max_relative_difference(([model(*own)[0]] for own in given), (answers[:1] for answers in case.plain))
 
 
 def compare_ctranslate2(case: VerificationCase) -> float:
-    """Its log p of the texts' tokens."""
+    """Compare CTranslate2's log-probabilities of the example tokens."""
     folder, model, loaded = _save_once(case, CT2), case.model, case.loaded
     assert isinstance(model, Seq2Seq)
     assert loaded.tokenizer is not None
@@ -87,7 +92,9 @@ def compare_ctranslate2(case: VerificationCase) -> float:
     sources = [[of_source[i] for i in one.source[0].tolist()] for one in case.examples if one.source is not None]
     targets = [[words[i] for i in one.ids[0, 1:].tolist()] for one in case.examples]
     reader: Any = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
-    found = [[torch.tensor(one.log_probs[:-1])] for one in reader.score_batch(sources, targets)]  # the last: its end
+    found = [
+        [torch.tensor(one.log_probs[:-1])] for one in reader.score_batch(sources, targets)
+    ]  # without the end token
     plain = []
     for one, (answer,) in zip(case.examples, case.plain, strict=True):
         logits = answer[0, :-1].clone()
@@ -97,11 +104,11 @@ def compare_ctranslate2(case: VerificationCase) -> float:
 
 
 def compare_resumed_training(case: VerificationCase) -> float:
-    """All that the last checkpoints hold: weights, and what the optimizer remembers."""
+    """Compare all weights and optimizer states in the last checkpoints of an interrupted and an uninterrupted run."""
     if case.run is None:
-        raise NotCheckedError("the model is no run's: there is nothing to go on with")
+        raise NotCheckedError("the model does not come from a training run, so no training can be resumed")
     if not (case.run / RECIPE).is_file():
-        raise NotCheckedError(f"the run has no {RECIPE}, as one of fine-tuning: its texts lie elsewhere")
+        raise NotCheckedError(f"the run has no {RECIPE} (fine-tuning runs keep their data elsewhere)")
     prepared = open_run(case.run)
     progress, folder = prepared.run.latest_valid_checkpoint(lambda _said: None)
     ends = {"once": [2], "twice": [1, 2]}
@@ -116,7 +123,10 @@ def compare_resumed_training(case: VerificationCase) -> float:
 
 @torch.enable_grad()
 def _train_until(prepared: PreparedRun, *, until: int) -> None:
-    """With a rate that does not look ahead, for ends differ; unevaluated, for that changes nothing."""
+    """Continue training with a constant learning rate, because other schedules depend on the last step.
+
+    Evaluation is disabled because it does not affect the weights.
+    """
     training = prepared.recipe.training
     training = training.replace(
         steps=until, schedule=ScheduleKind.CONSTANT, warmup_steps=min(training.warmup_steps, until), compile=False
@@ -130,7 +140,7 @@ def _train_until(prepared: PreparedRun, *, until: int) -> None:
 
 
 def _save_once(case: VerificationCase, save: SaveFormat) -> Path:
-    """Once for all checks that need it; a format that cannot hold the model says so."""
+    """Save the model once per format. A format that cannot represent the model skips the check."""
     target = case.folder / save.name
     try:
         if not target.exists():
@@ -144,5 +154,5 @@ def _reload(case: VerificationCase, save: SaveFormat) -> Loaded:
     back = load_pretrained(_save_once(case, save))
     mine, theirs = (one.source_tokenizer or one.tokenizer for one in (case.loaded, back))
     if mine is not None and (theirs is None or theirs.encode_batch(case.texts) != mine.encode_batch(case.texts)):
-        raise WeightsError("the tokenizer that came back reads the texts otherwise")
+        raise WeightsError("the reloaded tokenizer encodes the texts differently")
     return back
