@@ -9,9 +9,9 @@ from pathlib import Path
 from qkv.choices import TokenizerKind
 from qkv.serving.explorer import Explorer
 from qkv.serving.server import free_port, serve
-from qkv.serving.shelf import Shelf
-from tests.serving.asked import tasks
-from tests.tasks.small import saved, small_task
+from qkv.serving.model_registry import ModelRegistry
+from tests.serving.explorer_client import tasks
+from tests.tasks.small_gpt import saved, small_task
 from tests.training.runs import make_ready, trainer_of
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     prepared = make_ready(folder / "text", steps=4, save_every=2, eval_every=2)
     trainer_of(prepared).train()
     given = ["stories", str(gone), str(prepared.run.path)]
-    explorer = Explorer(Shelf(given, memory={**small, "long": long}))
+    explorer = Explorer(ModelRegistry(given, memory={**small, "long": long}))
     serve(explorer, port=free_port(8500), browser=False, ready=lambda address: print(address, flush=True))
 
 

@@ -14,11 +14,11 @@ from qkv.errors import InputError
 from qkv.serving import app as served
 from qkv.serving.app import Desk, make_app
 from qkv.serving.explorer import Explorer
-from qkv.serving.frame import unpack
+from qkv.serving.frame_codec import unpack
 from qkv.serving.server import listen
-from qkv.serving.shelf import Shelf
-from tests.serving.asked import PORT, SECOND, TEXT, TOKEN, explorer, frames, new_explorer, run_of, tasks
-from tests.tasks.small import saved
+from qkv.serving.model_registry import ModelRegistry
+from tests.serving.explorer_client import PORT, SECOND, TEXT, TOKEN, explorer, frames, new_explorer, run_of, tasks
+from tests.tasks.small_gpt import saved
 from tests.waiting import wait_until
 
 HERE = f"http://127.0.0.1:{PORT}"
@@ -270,7 +270,7 @@ def test_a_bug_is_one_line_too(monkeypatch, caplog):
 
 def test_a_model_that_was_removed_while_open_is_told_of(tmp_path):
     folder = saved(tasks()["gpt"], tmp_path / "mine")
-    own = Explorer(Shelf([folder], zoo=False))
+    own = Explorer(ModelRegistry([folder], zoo=False))
     body = {"model": str(folder), "text": TEXT}
     run = client(own).post("/api/run", json=body).json()["run"]
     shutil.rmtree(folder)

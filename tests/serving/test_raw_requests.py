@@ -9,7 +9,7 @@ import uvicorn
 
 from qkv.serving import app as served
 from qkv.serving.app import make_app
-from tests.serving.asked import TEXT, TOKEN, new_explorer
+from tests.serving.explorer_client import TEXT, TOKEN, new_explorer
 from tests.waiting import wait_until
 
 FOREIGN = [

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from qkv import inspection
-from qkv.choices import Stack
-from qkv.inspection import heads, lens, plain
-from tests.serving.asked import FAMILIES, SECOND, STACKS, TEXT, asked, explorer, new_explorer, run_of, same, seen, tasks
+from qkv.choices import AttentionKind
+from qkv.inspection import classify_heads
+from tests.serving.explorer_client import FAMILIES, SECOND, STACKS, TEXT, asked, explorer, new_explorer, run_of, same, seen, tasks
 
 EACH_STACK = [(family, stack) for family in FAMILIES for stack in STACKS[family]]
 TRANSFORMERS = [(family, stack) for family, stack in EACH_STACK if family != "rnn"]
@@ -16,11 +16,11 @@ TRANSFORMERS = [(family, stack) for family, stack in EACH_STACK if family != "rn
 def test_a_run_tells_tokens_guesses_and_how_exact_the_weights_are(family):
     run = run_of(family)
     looked = seen(family)
-    assert run["own"]["ids"] == looked.reading.own.ids
-    assert run["own"]["labels"] == looked.reading.own.labels
+    assert run["own"]["ids"] == looked.model_input.sequence.ids
+    assert run["own"]["labels"] == looked.model_input.sequence.labels
     assert [stack["stack"] for stack in run["stacks"]] == STACKS[family]
     for stack in run["stacks"]:
-        shape = looked.weights(Stack(stack["stack"]), 0).shape
+        shape = looked.weights(AttentionKind(stack["stack"]), 0).shape
         assert (stack["heads"], stack["queries"], stack["keys"]) == tuple(shape)
     assert run["error"] == pytest.approx(looked.error, abs=1e-6)
     assert run["error"] < 1e-5
@@ -34,7 +34,7 @@ def test_a_run_tells_tokens_guesses_and_how_exact_the_weights_are(family):
 @pytest.mark.parametrize(("family", "stack"), EACH_STACK)
 def test_heads_are_those_of_inspection(family, stack):
     found = asked("/api/heads", {"run": run_of(family)["run"], "stack": stack})
-    expected = heads(seen(family), Stack(stack))
+    expected = classify_heads(seen(family), AttentionKind(stack))
     for name in ("scores", "entropy", "distance"):
         same(found[name], getattr(expected, name), 1e-5)
     assert found["labels"] == plain(expected.labels)
@@ -45,8 +45,8 @@ def test_heads_are_those_of_inspection(family, stack):
 @pytest.mark.parametrize(("family", "stack"), EACH_STACK)
 def test_weights_on_the_wire_are_wrong_by_at_most_0_004_and_a_row_is_exact(family, stack):
     run, looked = run_of(family)["run"], seen(family)
-    for layer in range(looked.n_layers(Stack(stack))):
-        expected = looked.weights(Stack(stack), layer).numpy()
+    for layer in range(looked.n_layers(AttentionKind(stack))):
+        expected = looked.weights(AttentionKind(stack), layer).numpy()
         found = asked("/api/attention", {"run": run, "stack": stack, "layer": layer})
         assert found["pool"] == 1
         assert found["weights"].shape == expected.shape
@@ -65,8 +65,8 @@ def test_the_first_stack_is_meant_where_none_is_said():
 def test_a_neuron_goes_from_dimensions_to_weights(family, stack):
     wanted = {"layer": 1, "head": 2, "query": 3}
     found = asked("/api/neuron", {"run": run_of(family)["run"], "stack": stack, **wanted})
-    expected = inspection.neuron(seen(family), Stack(stack), **wanted)
-    for name in ("q", "q_before", "k", "k_before", "products", "dots", "scaled", "scores", "weights"):
+    expected = inspection.neuron(seen(family), AttentionKind(stack), **wanted)
+    for name in ("q", "q_unrotated", "k", "k_unrotated", "products", "dots", "scaled", "scores", "weights"):
         same(found[name], getattr(expected, name), 1e-5)
     same(found["products"].sum(-1), found["dots"], 1e-4)
 
@@ -76,11 +76,11 @@ def test_writes_add_up_in_the_stream(family, stack):
     run = run_of(family)["run"]
     if stack != "cross":
         found = asked("/api/residual", {"run": run, "stack": stack})
-        expected = inspection.stream(seen(family), Stack(stack))
+        expected = inspection.stream(seen(family), AttentionKind(stack))
         same(found["residual"], expected.residual, 1e-4)
         same(found["writes"], expected.writes, 1e-4)
     write = asked("/api/write", {"run": run, "stack": stack, "layer": 1, "query": 2})
-    expected = inspection.value_weighted(seen(family), Stack(stack), layer=1)[:, 2]
+    expected = inspection.value_weighted(seen(family), AttentionKind(stack), layer=1)[:, 2]
     same(write["moved"], expected.detach(), 1e-5)
     assert write["heads"].shape == (len(expected),)
 
@@ -90,7 +90,7 @@ def test_the_lens_names_its_guesses(family):
     found = asked("/api/lens", {"run": run_of(family)["run"], "n": 3})
     expected = lens(seen(family), tasks()[family].tokenizer, n=3)
     same(found["probabilities"], expected.probabilities.detach(), 1e-5)
-    same(found["wanted_probabilities"], expected.wanted_probabilities.detach(), 1e-5)
+    same(found["target_probabilities"], expected.target_probabilities.detach(), 1e-5)
     assert [
         [[found["names"][str(i)] for i in cell] for cell in row] for row in found["ids"].tolist()
     ] == expected.tokens
@@ -107,16 +107,16 @@ def test_embeddings_have_a_point_a_depth(family):
     found = asked("/api/embeddings", {"run": run_of(family)["run"], "n": 2})
     expected = inspection.embeddings(seen(family), tasks()[family].tokenizer, n=2)
     same(found["points"], expected.points, 1e-4)
-    assert [len(one) for one in found["neighbours"]] == [2] * len(found["tokens"])
+    assert [len(one) for one in found["neighbors"]] == [2] * len(found["tokens"])
 
 
 @pytest.mark.parametrize(("family", "stack"), EACH_STACK)
 def test_maps_are_means_words_and_without_the_sink(family, stack):
     run, looked = run_of(family)["run"], seen(family)
     body = {"run": run, "stack": stack}
-    same(asked("/api/map", body)["weights"], inspection.attention_map(looked, Stack(stack)).weights)
+    same(asked("/api/map", body)["weights"], inspection.attention_map(looked, AttentionKind(stack)).weights)
     one = asked("/api/map", {**body, "layer": 0, "head": 0})
-    same(one["weights"], looked.weights(Stack(stack), 0)[0])
+    same(one["weights"], looked.weights(AttentionKind(stack), 0)[0])
     plain_words = asked("/api/map", {**body, "words": True})
     assert len(plain_words["queries"]) <= len(one["queries"])
     np.testing.assert_allclose(plain_words["weights"].sum(-1), 1, atol=1e-5)
@@ -127,10 +127,10 @@ def test_maps_are_means_words_and_without_the_sink(family, stack):
 def test_maps_of_what_is_moved_and_of_rollout(family, stack):
     run, looked = run_of(family)["run"], seen(family)
     moved = asked("/api/map", {"run": run, "stack": stack, "of": "value-weighted", "layer": 1, "head": 1})
-    same(moved["weights"], inspection.value_weighted(looked, Stack(stack), layer=1)[1].detach(), 1e-5)
+    same(moved["weights"], inspection.value_weighted(looked, AttentionKind(stack), layer=1)[1].detach(), 1e-5)
     assert not moved["is_share"]
-    through = inspection.rollout(looked, Stack(stack))
-    expected = through.source if stack == "cross" else through.own
+    through = inspection.rollout(looked, AttentionKind(stack))
+    expected = through.source if stack == "cross" else through.sequence
     same(asked("/api/map", {"run": run, "stack": stack, "of": "rollout"})["weights"], expected[-1], 1e-5)
 
 
@@ -149,7 +149,7 @@ def test_a_long_text_is_pooled_by_the_greatest(monkeypatch):
     p = found["pool"]
     assert p == -(-n // 4)
     assert found["weights"].shape[1] <= 4
-    exact = seen("gpt").weights(Stack.SELF, 0).numpy()
+    exact = seen("gpt").weights(AttentionKind.SELF, 0).numpy()
     assert np.abs(found["weights"][:, -1, 0] - exact[:, (n - 1) // p * p :, :p].max((1, 2))).max() <= 0.004
     labels = asked("/api/map", {"run": run["run"]})["queries"]
     assert labels == run["own"]["labels"][::p]
@@ -195,13 +195,13 @@ def test_a_patch_makes_one_text_end_like_another():
     other = "The dog sat on the mat."
     same_length = run_of("gpt", other)
     assert len(same_length["own"]["ids"]) == len(run_of("gpt")["own"]["ids"])
-    patch = [{"kind": "patch", "tap": "blocks.0.residual_pre", "text": other}]
+    patch = [{"kind": "patch", "tap": "blocks.0.resid_pre", "text": other}]
     patched = run_of("gpt", interventions=patch)
     found, expected = (
         {one["id"]: one["probability"] for one in run["predictions"][0]["guesses"]} for run in (patched, same_length)
     )
     assert found == pytest.approx(expected, abs=1e-6)
-    assert "blocks.0.residual_pre" in asked("/api/taps", {"model": "gpt"})["taps"]
+    assert "blocks.0.resid_pre" in asked("/api/taps", {"model": "gpt"})["taps"]
 
 
 def test_a_mask_and_a_class_are_told_of():
@@ -226,7 +226,7 @@ def test_a_pair_is_read_as_a_pair():
 
 def test_a_translator_without_a_translation_makes_its_own():
     run = asked("/api/run", {"model": "rnn", "text": TEXT})
-    (found,) = tasks()["rnn"].translations([TEXT])
+    (found,) = tasks()["rnn"].translate_batch([TEXT])
     assert run["second"] == found.text
 
 
@@ -242,7 +242,7 @@ def test_two_texts_are_compared():
 
 
 def test_positions_are_compared_where_there_are_such():
-    found = asked("/api/positions", {"model": "bert", "n": 7})["likeness"]
+    found = asked("/api/positions", {"model": "bert", "n": 7})["similarity"]
     np.testing.assert_allclose(np.diag(found), 1, atol=1e-5)
     answer = explorer().ask("/api/positions", {"model": "gpt", "n": 7})
     assert (answer.status, b"nothing to compare" in answer.body) == (400, True)
@@ -266,7 +266,7 @@ def test_what_is_kept_is_counted_in_bytes():
     assert run.n_bytes > logits.numel() * logits.element_size()
     # A change keeps what really passed, scores and weights, which cannot be computed again.
     run_of("gpt", interventions=[{"kind": "patch", "tap": "blocks.0.attention.weights", "text": TEXT}], of=own)
-    changed, n = own.runs._kept.popitem()[1], len(run.reading.own.ids)
+    changed, n = own.runs._kept.popitem()[1], len(run.reading.sequence.ids)
     assert changed.n_bytes - run.n_bytes == 2 * 5 * n * n * 4
     assert logits.grad_fn is None
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.model_argument import shipped_names
+from qkv.cli.model_argument import complete_shipped_names
 from qkv.errors import MissingExtraError
 
 Models = Annotated[
@@ -13,7 +13,7 @@ Models = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Runs, model folders, files or shipped names; the shipped are there too.",
-        autocompletion=shipped_names,
+        autocompletion=complete_shipped_names,
     ),
 ]
 Port = Annotated[int, typer.Option(metavar="N", help="Of this machine alone; nobody else can reach it.")]
@@ -37,8 +37,8 @@ def explore(models: Models = None, *, port: Port = 8477, no_browser: NoBrowser =
         raise MissingExtraError(
             f"the explorer needs the package {error.name}; install it with: pip install 'qkv[serve]'"
         ) from None
-    from qkv.serving.apart import Apart
-    from qkv.serving.single_file import NOT_BUILT, is_built
+    from qkv.serving.worker import Apart
+    from qkv.serving.standalone_page import NOT_BUILT, is_built
 
     listen(port).close()  # before anything is read from disk
     if not is_built():

@@ -18,11 +18,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from qkv.errors import QKVError
-from qkv.serving.answer import FRAME, FRAMES, JSON, Answer, Answering, RefusedError, guarded, refusal
-from qkv.serving.guard import Guard, refused
-from qkv.serving.single_file import PAGE, index
-from qkv.serving.turns import N_THREADS, POLL, for_client
-from qkv.serving.wire import counted, frame_of
+from qkv.serving.responses import FRAME, FRAMES, JSON, Answer, Answering, RefusedError, guarded, refusal
+from qkv.serving.access_control import Guard, refused
+from qkv.serving.standalone_page import PAGE, index
+from qkv.serving.locks import N_THREADS, POLL, for_client
+from qkv.serving.frame_format import counted, frame_of
 
 MOST_BODY = 2**20
 MOST_AT_ONCE = 32

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from qkv.choices import Kernel
+from qkv.choices import AttentionKernel
 from qkv.config import PRESETS, BERTConfig, GPTConfig, ModelConfig, preset
-from qkv.cost import Backend, Estimate, Mode, Precision, Workload, cache_bytes
-from qkv.cost.calibration import Calibration, fitting_calibration
-from qkv.cost.devices import DEVICES, Device, find_device
-from qkv.cost.estimate import estimate_of
-from qkv.cost.lecture import lecture_tables, slips
-from qkv.cost.prediction import predict
-from qkv.cost.time import bound
-from qkv.serving.asking import AskCost
+from qkv.cost import DeviceType, Estimate, Mode, Precision, Workload, cache_bytes
+from qkv.cost.calibration import Calibration, find_calibration
+from qkv.cost.devices import DEVICES, DeviceSpec, find_device
+from qkv.cost.estimate import estimate_workload
+from qkv.cost.lecture_tables import lecture_errata, lecture_tables
+from qkv.cost.prediction import predict_time
+from qkv.cost.roofline import roofline_bound
+from qkv.serving.schemas import AskCost
 
 
 def choices() -> dict[str, Any]:
@@ -20,7 +20,7 @@ def choices() -> dict[str, Any]:
         for one in DEVICES.values()
     ]
     return {
-        "modes": list(Mode), "dtypes": list(Precision), "kernels": list(Kernel), "devices": devices,
+        "modes": list(Mode), "dtypes": list(Precision), "kernels": list(AttentionKernel), "devices": devices,
         "presets": list(PRESETS),
     }  # fmt: skip
 
@@ -31,15 +31,15 @@ def cost(asked: AskCost, config: ModelConfig | None) -> dict[str, Any]:
     assert shape is not None
     device = find_device(asked.device)
     work = workload(asked, shape, device)
-    estimate = estimate_of(shape, work)
-    roof = bound(estimate, device)
+    estimate = estimate_workload(shape, work)
+    roof = roofline_bound(estimate, device)
     tables = lecture_tables(estimate)
-    calibration = fitting_calibration(work.mode, work.dtype, device=device.name)
+    calibration = find_calibration(work.mode, work.dtype, device=device.name)
     return {
         "title": estimate.title,
         **estimate.as_dict(),
         "lecture": [{"pass": one.title, **row.as_dict()} for one in tables for row in (*one.rows, one.total)],
-        "slips": list(slips(shape)),
+        "slips": list(lecture_errata(shape)),
         "rows": estimate.rows(peak=device.peak(work.dtype), bandwidth=device.bandwidth),
         "roofline": {
             "device": device.title, "source": device.source, "peak": device.peak(work.dtype),
@@ -47,7 +47,7 @@ def cost(asked: AskCost, config: ModelConfig | None) -> dict[str, Any]:
             "dots": [
                 {"part": one.part, "operation": one.name, "flops": one.flops + one.elementwise_flops,
                  "bytes": one.n_bytes, "intensity": one.intensity, "seconds": roof.of(one),
-                 "bound_by": roof.what_bounds(one)}
+                 "bound_by": roof.bound_by(one)}
                 for one in roof.launches
             ],
         },
@@ -56,31 +56,31 @@ def cost(asked: AskCost, config: ModelConfig | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def workload(asked: AskCost, config: ModelConfig, device: Device) -> Workload:
+def workload(asked: AskCost, config: ModelConfig, device: DeviceSpec) -> Workload:
     room = max(1, config.context_length - (asked.new or 1) + 1)
     return Workload(
-        mode=asked.mode, batch=asked.batch, length=room if asked.length is None else asked.length,
-        source_length=asked.source_length, new=asked.new, dtype=asked.dtype, kernel=asked.kernel,
-        backend=Backend.CPU if device.name == "cpu" else Backend.CUDA,
+        mode=asked.mode, batch=asked.batch, seq_len=room if asked.length is None else asked.length,
+        source_len=asked.source_length, n_new_tokens=asked.new, dtype=asked.dtype, kernel=asked.kernel,
+        device_type=DeviceType.CPU if device.name == "cpu" else DeviceType.CUDA,
     )  # fmt: skip
 
 
-def curve(config: ModelConfig, work: Workload, device: Device) -> list[dict[str, Any]]:
+def curve(config: ModelConfig, work: Workload, device: DeviceSpec) -> list[dict[str, Any]]:
     """Of a step that decodes one token, the context growing to the model's own."""
     if isinstance(config, BERTConfig) or (isinstance(config, GPTConfig) and not config.causal):
         return []
     dtype = work.dtype if work.dtype is not Precision.MIXED else Precision.BFLOAT16
     lengths = sorted({*(2**i for i in range(4, 24) if 2**i < config.context_length), config.context_length})
-    calibration = fitting_calibration(Mode.DECODE, dtype, device=device.name)
+    calibration = find_calibration(Mode.DECODE, dtype, device=device.name)
     points = []
     for n in lengths:
-        step = Workload(mode=Mode.DECODE, batch=work.batch, length=n, dtype=dtype, kernel=work.kernel,
-                        backend=work.backend)  # fmt: skip
-        made = estimate_of(config, step)
+        step = Workload(mode=Mode.DECODE, batch=work.batch, seq_len=n, dtype=dtype, kernel=work.kernel,
+                        device_type=work.device_type)  # fmt: skip
+        made = estimate_workload(config, step)
         known = _calibrated(made, calibration)
         points.append({
             "length": n, "cache_bytes": cache_bytes(config, batch=work.batch, length=n, dtype=dtype),
-            "decode_bound_ms": 1000 * bound(made, device).seconds,
+            "decode_bound_ms": 1000 * roofline_bound(made, device).seconds,
             "decode_predicted_ms": None if known is None else 1000 * known["seconds"],
         })  # fmt: skip
     return points
@@ -89,5 +89,5 @@ def curve(config: ModelConfig, work: Workload, device: Device) -> list[dict[str,
 def _calibrated(estimate: Estimate, calibration: Calibration | None) -> dict[str, Any] | None:
     if calibration is None:
         return None
-    made = predict(estimate.config, estimate.work, calibration)
+    made = predict_time(estimate.config, estimate.work, calibration)
     return {"device": calibration.device, **made.as_dict(), "bound_by": made.bound_by}

@@ -5,14 +5,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from qkv.data.disk import writing
+from qkv.data.file_io import convert_disk_errors
 from qkv.errors import InputError, MissingExtraError
-from qkv.serving.asking import Replayed
+from qkv.serving.schemas import Replayed
 from qkv.serving.explorer import Explorer
-from qkv.serving.exporting import everything, replayed
+from qkv.serving.export import everything, replayed
 from qkv.serving.hugging_face import PublishedModel, PublishedTokenizer, need_tokenizer, task_from_published
-from qkv.serving.shelf import Shelf
-from qkv.serving.single_file import NOT_BUILT, is_built, single_file
+from qkv.serving.model_registry import ModelRegistry
+from qkv.serving.standalone_page import NOT_BUILT, is_built, single_file
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator, load
 
 HEIGHT = 760
@@ -37,7 +37,7 @@ def explore(
         case PublishedModel():
             task = task_from_published(model, need_tokenizer(tokenizer), name=type(model).__name__)
     name = Path(task.name).name or "model"
-    return Explored(Explorer(Shelf(memory={name: task}, zoo=False)), name, text, second)
+    return Explored(Explorer(ModelRegistry(memory={name: task}, zoo=False)), name, text, second)
 
 
 class Explored:
@@ -62,7 +62,7 @@ class Explored:
     def save(self, path: str | Path) -> None:
         """One file that opens from disk, anywhere."""
         made = self.html().encode()
-        with writing(Path(path), len(made)):
+        with convert_disk_errors(Path(path), len(made)):
             Path(path).write_bytes(made)
 
     def answers(self) -> list[Any]:

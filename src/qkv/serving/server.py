@@ -11,7 +11,7 @@ from threading import Timer
 import uvicorn
 
 from qkv.errors import InputError
-from qkv.serving.answer import Answering
+from qkv.serving.responses import Answering
 from qkv.serving.app import make_app
 
 HOST, PORT = "127.0.0.1", 8477

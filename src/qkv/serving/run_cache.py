@@ -9,19 +9,30 @@ from threading import Lock
 from time import perf_counter
 from typing import Any
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.config import BeamConfig
 from qkv.errors import InputError
-from qkv.inspection import EdgeCut, HeadOff, Intervention, Patch, Reading, Seen, effect, intervening, read, see
-from qkv.inspection.reading import Tokens, check_room, label
+from qkv.inspection import (
+    ActivationCache,
+    ActivationPatch,
+    EdgeMask,
+    HeadAblation,
+    Intervention,
+    ModelInput,
+    apply_interventions,
+    measure_effect,
+    prepare_input,
+    run_with_cache,
+)
+from qkv.inspection.model_input import TokenizedText, check_context_length, mark_whitespace
 from qkv.models import BERT, RNNSeq2Seq
-from qkv.serving.answer import RefusedError
-from qkv.serving.asking import AskRun, EdgeAsked, HeadAsked, Interventions, PatchAsked
-from qkv.serving.describing import stacks_of
-from qkv.serving.shelf import Open, Shelf
+from qkv.serving.responses import RefusedError
+from qkv.serving.schemas import AskRun, EdgeAsked, HeadAsked, Interventions, PatchAsked
+from qkv.serving.model_summary import block_stacks
+from qkv.serving.model_registry import ModelRegistry, Open
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer
-from qkv.text.showing import text_of
+from qkv.text.token_display import token_text
 
 MOST_BYTES = 2**28
 """Of all traces that are kept; the newest is kept whatever its size."""
@@ -38,8 +49,8 @@ class Run:
     asked: AskRun
     open: Open
     task: Task
-    reading: Reading
-    seen: Seen
+    reading: ModelInput
+    seen: ActivationCache
     second: str | None
     milliseconds: float
     n_bytes: int
@@ -54,7 +65,7 @@ class Run:
 class Runs:
     """Runs by id; an id is a digest of what was asked."""
 
-    shelf: Shelf
+    shelf: ModelRegistry
     most_bytes: int = MOST_BYTES
     _kept: OrderedDict[str, Run] = field(default_factory=OrderedDict)
     _known: OrderedDict[str, AskRun] = field(default_factory=OrderedDict)
@@ -95,8 +106,8 @@ class Runs:
         with one.lock:
             reading, second = read_text(task, asked.text, asked.second)
             begun = perf_counter()
-            with intervening(task.model, wanted(task, asked.interventions)):
-                seen = see(task.model, reading)
+            with apply_interventions(task.model, wanted(task, asked.interventions)):
+                seen = run_with_cache(task.model, reading)
             milliseconds = 1000 * (perf_counter() - begun)
         return Run(
             id=run_id, asked=asked, open=one, task=task, reading=reading, seen=seen, second=second,
@@ -104,24 +115,24 @@ class Runs:
         )  # fmt: skip
 
 
-def read_text(task: Task, text: str, second: str | None) -> tuple[Reading, str | None]:
+def read_text(task: Task, text: str, second: str | None) -> tuple[ModelInput, str | None]:
     """What the model is given; a translator without a translation makes its own."""
     if not text.strip() and not isinstance(task, LanguageModel):
         raise InputError("the text is empty: 0 words, there must be at least 1")
     if not isinstance(task, Translator):
-        return read(task, text, second), second
+        return prepare_input(task, text, second), second
     given = source_of(task, text)
     if second is not None:
-        return read(task, given, second), second
-    best = task.translations([text], beam=BeamConfig(n_beams=5))[0].found[0]
-    return read(task, given, best.ids), best.text
+        return prepare_input(task, given, second), second
+    best = task.translate_batch([text], beam=BeamConfig(n_beams=5))[0].hypotheses[0]
+    return prepare_input(task, given, best.ids), best.text
 
 
 def source_of(task: Translator, text: str) -> str:
     """What a translator is given of a text, which must be something and fit."""
-    if not (given := task.given(text)):
+    if not (given := task.prepare_source(text)):
         raise InputError("the text has 0 words, there must be at least 1")
-    check_room(task.model, len(task.source_tokenizer.encode(given)))
+    check_context_length(task.model, len(task.source_tokenizer.encode(given)))
     return given
 
 
@@ -132,23 +143,23 @@ def wanted(task: Task, asked: Interventions) -> list[Intervention]:
 def _intervention(task: Task, one: HeadAsked | EdgeAsked | PatchAsked) -> Intervention:
     match one:
         case HeadAsked():
-            return HeadOff(stack=one.stack, layer=one.layer, head=one.head)
+            return HeadAblation(stack=one.stack, layer=one.layer, head=one.head)
         case EdgeAsked():
-            return EdgeCut(stack=one.stack, query=one.query, key=one.key, layer=one.layer, head=one.head)
+            return EdgeMask(stack=one.stack, query=one.query, key=one.key, layer=one.layer, head=one.head)
         case PatchAsked():
-            return Patch(tap=one.tap, other=read_text(task, one.text, one.second)[0], positions=one.positions)
+            return ActivationPatch(tap=one.tap, other=read_text(task, one.text, one.second)[0], positions=one.positions)
 
 
 def told(run: Run) -> dict[str, Any]:
     """What `/api/run` answers."""
     seen, task = run.seen, run.task
-    says = None if seen.logits is None else "next" if run.reading.chosen is not None else "here"
+    says = None if seen.logits is None else "next" if run.reading.next_ids is not None else "here"
     return {
         "run": run.id, "model": run.asked.model, "text": run.asked.text, "second": run.second,
-        "own": side(run.reading.own), "source": None if run.reading.source is None else side(run.reading.source),
+        "own": side(run.reading.sequence), "source": None if run.reading.source is None else side(run.reading.source),
         "stacks": [
-            {**one, "queries": len(seen.queries(one["stack"])), "keys": len(seen.keys(one["stack"]))}
-            for one in stacks_of(task.model.config)
+            {**one, "queries": len(seen.query_labels(one["stack"])), "keys": len(seen.key_labels(one["stack"]))}
+            for one in block_stacks(task.model.config)
         ],
         "says": says,
         "predictions": [_prediction(run, at) for at in _asked_places(run)] if says else [],
@@ -160,22 +171,22 @@ def told(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def side(tokens: Tokens) -> dict[str, Any]:
+def side(tokens: TokenizedText) -> dict[str, Any]:
     return {
         "text": tokens.text, "ids": tokens.ids, "tokens": tokens.tokens, "labels": tokens.labels,
-        "words": tokens.words, "is_special": tokens.is_special,
+        "words": tokens.word_ids, "is_special": tokens.is_special,
     }  # fmt: skip
 
 
 def named(tokenizer: Tokenizer, number: int) -> str:
-    return label(text_of(tokenizer, number))
+    return mark_whitespace(token_text(tokenizer, number))
 
 
 def _asked_places(run: Run) -> list[int]:
-    ids = run.reading.own.ids
+    ids = run.reading.sequence.ids
     if not isinstance(run.task.model, BERT):
         return [len(ids) - 1]
-    mask = run.task.tokenizer.find(Role.MASK)
+    mask = run.task.tokenizer.find_special_id(SpecialToken.MASK)
     return [at for at, number in enumerate(ids) if number == mask][:MOST_MASKS]
 
 
@@ -188,7 +199,7 @@ def _prediction(run: Run, at: int) -> dict[str, Any]:
     def guess(number: int) -> dict[str, Any]:
         return {"id": number, "label": named(tokenizer, number), "probability": float(p[number])}
 
-    came = [] if run.reading.chosen is None else run.reading.chosen
+    came = [] if run.reading.next_ids is None else run.reading.next_ids
     return {
         "position": at, "guesses": [guess(number) for number in best.indices.tolist()],
         "wanted": guess(came[at]) if at < len(came) else None,
@@ -202,7 +213,7 @@ def _classes(run: Run) -> list[dict[str, Any]]:
     text = run.asked.text if run.asked.second is None else (run.asked.text, run.asked.second)
     with run.open.lock:
         before = task.classify([text])[0].probabilities
-        with intervening(task.model, wanted(task, run.asked.interventions)):
+        with apply_interventions(task.model, wanted(task, run.asked.interventions)):
             after = task.classify([text])[0].probabilities
     return [{"label": name, "probability": p, "before": before[name]} for name, p in after.items()]
 
@@ -212,12 +223,12 @@ def _effect(run: Run) -> dict[str, Any]:
     places = _asked_places(run) or cut or [-1]
     task = run.task
     with run.open.lock:
-        found = effect(
+        found = measure_effect(
             task.model, task.tokenizer, run.reading, wanted(task, run.asked.interventions), position=places[0],
             n=N_GUESSES,
         )  # fmt: skip
-    came = run.reading.own.ids if run.reading.chosen is None else run.reading.chosen
-    both = zip(came, found.wanted_before.tolist(), found.wanted_after.tolist(), strict=False)
+    came = run.reading.sequence.ids if run.reading.next_ids is None else run.reading.next_ids
+    both = zip(came, found.target_before.tolist(), found.target_after.tolist(), strict=False)
     return {
         "position": found.position,
         "guesses": [
@@ -234,14 +245,14 @@ def _effect(run: Run) -> dict[str, Any]:
     }
 
 
-def _n_bytes(seen: Seen) -> int:
+def _n_bytes(seen: ActivationCache) -> int:
     """What is really held: each storage whole and once, however little of it a kept view shows."""
-    trace = seen.trace
+    trace = seen.activations
     kept = [trace.at(name) for name in trace.names if not name.endswith((".scores", ".weights"))]
     if not isinstance(seen.model, RNNSeq2Seq):
         for stack in seen.stacks:
             for layer in range(seen.n_layers(stack)):
-                for look in seen.looks(stack, layer):
+                for look in seen.attention_records(stack, layer):
                     own = look.lookup
                     kept += [own.queries, own.keys, own.values, own.bias, look.heads]
                     kept += [look.changed_scores, look.changed_weights]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.choices import Stack
+from qkv.choices import AttentionKind
 from qkv.errors import InputError
-from qkv.serving.answer import FRAME, Answer, RefusedError
-from qkv.serving.asking import AskExport, Replayed
-from qkv.serving.frame import unpack, unpack_parts
-from qkv.serving.single_file import Recorded, single_file
+from qkv.serving.responses import FRAME, Answer, RefusedError
+from qkv.serving.schemas import AskExport, Replayed
+from qkv.serving.frame_codec import unpack, unpack_parts
+from qkv.serving.standalone_page import Recorded, single_file
 
 if TYPE_CHECKING:
     from qkv.serving.explorer import Explorer
@@ -74,7 +74,7 @@ def everything(explorer: "Explorer", run: Replayed) -> Iterator[Replayed]:
         named = {"run": told["run"], "stack": stack["stack"]}
         yield Replayed(path="/api/heads", body=named)
         yield Replayed(path="/api/map", body=named)
-        if "residual" in views and stack["stack"] != Stack.CROSS.value:
+        if "residual" in views and stack["stack"] != AttentionKind.CROSS.value:
             yield Replayed(path="/api/residual", body=named)
         yield from _of_layers(told, stack, views)
     for view in ("lens", "embeddings"):
@@ -95,7 +95,7 @@ def _of_layers(told: dict[str, Any], stack: dict[str, Any], views: list[str]) ->
         if is_long and layer > 0:
             continue
         yield Replayed(path="/api/row", body=of_layer | looks)
-        if "residual" in views and stack["stack"] != Stack.CROSS.value:
+        if "residual" in views and stack["stack"] != AttentionKind.CROSS.value:
             yield Replayed(path="/api/write", body=of_layer | looks)
         for head in range(1 if is_long else stack["heads"]):
             yield Replayed(path="/api/map", body={**of_layer, "head": head})
@@ -107,7 +107,7 @@ def _query(told: dict[str, Any], stack: dict[str, Any]) -> int:
     """The position that the page looks at first: the first [MASK], else the last word."""
     if told["says"] == "here" and told["predictions"]:
         return told["predictions"][0]["position"]
-    rows, n = told["source" if stack["stack"] == Stack.ENCODER.value else "own"], stack["queries"]
+    rows, n = told["source" if stack["stack"] == AttentionKind.ENCODER.value else "own"], stack["queries"]
     return n - 2 if n > 2 and rows["is_special"][n - 1] else n - 1
 
 

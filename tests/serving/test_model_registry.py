@@ -2,13 +2,13 @@
 
 import pytest
 
-from qkv.serving import shelf as shelves
-from qkv.serving.answer import RefusedError
+from qkv.serving import model_registry as shelves
+from qkv.serving.responses import RefusedError
 from qkv.serving.explorer import Explorer
-from qkv.serving.shelf import Shelf
+from qkv.serving.model_registry import ModelRegistry
 from qkv.zoo import shipped
-from tests.serving.asked import FAMILIES, STACKS, TEXT, asked, explorer, tasks
-from tests.tasks.small import saved
+from tests.serving.explorer_client import FAMILIES, STACKS, TEXT, asked, explorer, tasks
+from tests.tasks.small_gpt import saved
 from tests.training.runs import make_ready, trainer_of
 
 
@@ -34,7 +34,7 @@ def test_each_family_says_what_it_can_do():
 
 
 def test_shipped_models_are_listed_without_their_weights():
-    shelf = Shelf()
+    shelf = ModelRegistry()
     listed = shelf.listed()
     assert {model["id"] for model in listed["models"]} == set(shipped())
     assert listed["first"] in shipped()
@@ -43,7 +43,7 @@ def test_shipped_models_are_listed_without_their_weights():
 
 
 def test_a_run_has_its_checkpoints_and_a_time_line(run_folder):
-    own = Explorer(Shelf([run_folder], zoo=False))
+    own = Explorer(ModelRegistry([run_folder], zoo=False))
     (model,) = asked("/api/models", of=own)["models"]
     steps = [one["step"] for one in model["checkpoints"]]
     assert len(steps) >= 2
@@ -67,7 +67,7 @@ def test_a_time_line_needs_a_run():
 
 
 def test_a_model_is_added_by_its_path(tmp_path):
-    own = Explorer(Shelf(zoo=False))
+    own = Explorer(ModelRegistry(zoo=False))
     assert asked("/api/models", of=own) == {"models": [], "first": None}
     folder = saved(tasks()["gpt"], tmp_path / "mine")
     model = asked("/api/models/add", {"path": str(folder)}, of=own)
@@ -77,7 +77,7 @@ def test_a_model_is_added_by_its_path(tmp_path):
 
 def test_a_folder_with_an_at_sign_is_listed_as_any_other(tmp_path):
     folder = str(saved(tasks()["gpt"], tmp_path / "me@work"))
-    assert [model["id"] for model in Shelf([folder], zoo=False).listed()["models"]] == [folder]
+    assert [model["id"] for model in ModelRegistry([folder], zoo=False).listed()["models"]] == [folder]
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 5_000])
@@ -88,7 +88,7 @@ def test_what_is_no_path_is_told_in_words(path):
 
 def test_a_folder_that_is_no_model_says_why(tmp_path):
     (tmp_path / "config.json").write_text('{"family": "gtp"}')
-    (model,) = Shelf([tmp_path], zoo=False).listed()["models"]
+    (model,) = ModelRegistry([tmp_path], zoo=False).listed()["models"]
     assert "unknown family 'gtp'" in model["error"]
 
 
@@ -100,7 +100,7 @@ def with_context(task, room):
 def test_examples_fit_the_context():
     for task in tasks().values():
         for room in (5, 11, 23, 37):
-            own = Explorer(Shelf(memory={"small": with_context(task, room)}, zoo=False))
+            own = Explorer(ModelRegistry(memory={"small": with_context(task, room)}, zoo=False))
             (model,) = asked("/api/models", of=own)["models"]
             for example in model["examples"]:
                 told = asked("/api/run", {"model": "small", "text": example["text"]}, of=own)
@@ -111,7 +111,7 @@ def test_examples_fit_the_context():
 def test_models_are_listed_in_the_order_they_were_given(tmp_path):
     mine = str(saved(tasks()["gpt"], tmp_path / "mine"))
     for given in (["stories", mine], [mine, "stories"]):
-        listed = Shelf(given).listed()
+        listed = ModelRegistry(given).listed()
         assert [model["id"] for model in listed["models"]][:2] == given
         assert listed["first"] == given[0]
 
@@ -119,7 +119,7 @@ def test_models_are_listed_in_the_order_they_were_given(tmp_path):
 def test_only_so_many_models_are_held(tmp_path, monkeypatch):
     monkeypatch.setattr(shelves, "MOST_LOADED", 2)
     folders = [saved(tasks()["gpt"], tmp_path / name) for name in "abc"]
-    shelf = Shelf(folders, zoo=False)
+    shelf = ModelRegistry(folders, zoo=False)
     for folder in folders:
         shelf.task(shelf.find(str(folder)))
     assert [shelf.find(str(folder)).task is None for folder in folders] == [True, False, False]

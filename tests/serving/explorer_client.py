@@ -5,12 +5,12 @@ from functools import cache
 
 import numpy as np
 
-from qkv.choices import SpecialStyle, TokenizerKind
+from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.serving.explorer import Explorer
-from qkv.serving.frame import unpack
-from qkv.serving.shelf import Shelf
+from qkv.serving.frame_codec import unpack
+from qkv.serving.model_registry import ModelRegistry
 from qkv.tasks import LanguageModel, Translator
 from tests.agreement.families import shaken
 from tests.tasks.small_bert import small_bert
@@ -26,7 +26,7 @@ STACKS = {"gpt": ["self"], "bert": ["self"], "seq2seq": ["encoder", "decoder", "
 @cache
 def tasks():
     """In float32, as models are served."""
-    bpe, pairs = trained(TokenizerKind.BPE), trained(TokenizerKind.BPE, SpecialStyle.SEQ2SEQ)
+    bpe, pairs = trained(TokenizerKind.BPE), trained(TokenizerKind.BPE, SpecialTokenStyle.SEQ2SEQ)
     gpt = GPTConfig(
         vocab_size=bpe.vocab_size, context_length=41, d_model=20, n_heads=5, n_kv_heads=1, n_layers=3,
         positions="rotary",
@@ -42,7 +42,7 @@ def tasks():
 
 
 def new_explorer() -> Explorer:
-    return Explorer(Shelf(memory=tasks(), zoo=False))
+    return Explorer(ModelRegistry(memory=tasks(), zoo=False))
 
 
 @cache
@@ -64,10 +64,10 @@ def run_of(family: str, text: str = TEXT, *, of: Explorer | None = None, **more)
 
 def seen(family: str):
     """The same text, seen by inspection itself."""
-    from qkv.inspection import read, see
+    from qkv.inspection import prepare_input, run_with_cache
 
     task = tasks()[family]
-    return see(task.model, read(task, TEXT, SECOND if family in ("seq2seq", "rnn") else None))
+    return run_with_cache(task.model, prepare_input(task, TEXT, SECOND if family in ("seq2seq", "rnn") else None))
 
 
 def frames(body: bytes):

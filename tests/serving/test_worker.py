@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from qkv.errors import InputError
-from qkv.serving.answer import RefusedError
-from qkv.serving.apart import Apart, _Asked, _Worked
+from qkv.serving.responses import RefusedError
+from qkv.serving.worker import Apart, _Asked, _Worked
 from qkv.serving.explorer import Explorer
-from qkv.serving.shelf import Shelf
-from qkv.serving.turns import N_THREADS, for_client
-from tests.serving.asked import TEXT, frames, new_explorer, tasks
-from tests.tasks.small import saved
+from qkv.serving.model_registry import ModelRegistry
+from qkv.serving.locks import N_THREADS, for_client
+from tests.serving.explorer_client import TEXT, frames, new_explorer, tasks
+from tests.tasks.small_gpt import saved
 from tests.waiting import wait_until
 
 STREAM = {"text": TEXT, "max_new": 7}
@@ -36,7 +36,7 @@ def apart(folder):
 
 
 def test_it_answers_as_the_explorer_does(apart, folder):
-    own = Explorer(Shelf([folder]))
+    own = Explorer(ModelRegistry([folder]))
     assert apart.ways == own.ways
     for path, body in [
         ("/api/health", None), ("/api/models", None), ("/api/taps", {"model": folder}), ("/api/run", {"model": "none"}),
@@ -51,7 +51,7 @@ def test_streams_side_by_side_come_whole(apart, folder):
         assert (made[0]["kind"], made[-1]["kind"]) == ("start", "end")
         return made[-1]["ids"]
 
-    own = Explorer(Shelf([folder], zoo=False))
+    own = Explorer(ModelRegistry([folder], zoo=False))
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda seed: ids(apart, seed), range(12))) == [ids(own, seed) for seed in range(12)]
 
@@ -96,7 +96,7 @@ def test_the_answer_that_an_interrupted_question_left_unread_goes_to_nobody(apar
     assert apart.ask("/api/taps", {"model": folder}).status == 500
     apart._lines.get()
     apart._lines.put(lines[0])
-    own = Explorer(Shelf([folder]))
+    own = Explorer(ModelRegistry([folder]))
     assert apart.ask("/api/cost", {"model": folder}) == own.ask("/api/cost", {"model": folder})
     for line in lines[1:]:
         apart._lines.put(line)
@@ -109,7 +109,7 @@ def test_signals_to_all_leave_the_models_to_whoever_speaks_http(apart):
 
 
 def test_who_speaks_http_does_without_torch():
-    script = "import sys, qkv.serving.apart, qkv.serving.server; sys.exit('torch' in sys.modules)"
+    script = "import sys, qkv.serving.worker, qkv.serving.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

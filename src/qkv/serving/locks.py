@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from threading import Event, RLock
 from types import TracebackType
 
-from qkv.serving.answer import RefusedError
+from qkv.serving.responses import RefusedError
 
 N_THREADS = 8
 """Requests that are worked at at once; most of them wait for a model's lock, and torch has threads of its own."""

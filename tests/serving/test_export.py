@@ -12,10 +12,10 @@ import torch
 
 import qkv
 from qkv.errors import InputError, MissingExtraError
-from qkv.serving import exporting, notebook, single_file
+from qkv.serving import export, notebook, standalone_page
 from qkv.serving.explorer import Answer
-from qkv.serving.frame import unpack
-from tests.serving.asked import FAMILIES, SECOND, TEXT, asked, explorer, run_of, seen, tasks
+from qkv.serving.frame_codec import unpack
+from tests.serving.explorer_client import FAMILIES, SECOND, TEXT, asked, explorer, run_of, seen, tasks
 
 SCRIPT = 'const t = "</script><!--"; document.title = t;'
 
@@ -32,7 +32,7 @@ def page(tmp_path, monkeypatch):
     )
     (folder / "assets" / "index.js").write_text(SCRIPT)
     (folder / "assets" / "index.css").write_text("body { margin: 0 }")
-    monkeypatch.setattr(single_file, "PAGE", folder)
+    monkeypatch.setattr(standalone_page, "PAGE", folder)
     return folder
 
 
@@ -51,7 +51,7 @@ def test_npz_holds_the_blobs_by_view_and_name():
     answer = exported("npz", ("/api/heads", {"run": run}), ("/api/row", {"run": run, "layer": 1, "query": 2}))
     assert answer.filename == "explorer.npz"
     file = np.load(io.BytesIO(answer.body))
-    np.testing.assert_allclose(file["1_row_weights"], seen("gpt").weights(qkv.choices.Stack.SELF, 1)[:, 2], atol=2e-6)
+    np.testing.assert_allclose(file["1_row_weights"], seen("gpt").weights(qkv.choices.AttentionKind.SELF, 1)[:, 2], atol=2e-6)
     assert file["0_heads_thumbs"].dtype == np.float32
     assert json.loads(str(file["answers"]))[0]["data"]["stack"] == "self"
 
@@ -114,7 +114,7 @@ def test_one_file_holds_page_and_answers_and_asks_nobody(page):
     assert "href=" not in html
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
     code = re.search(r'<script type="module">(.*?)</script>', html, re.DOTALL)[1]
-    assert single_file._hash(code) in policy
+    assert standalone_page._hash(code) in policy
     assert "default-src 'none'" in policy
     assert "connect" not in policy
 
@@ -143,7 +143,7 @@ def test_a_saved_page_has_every_view_of_its_text(family, page, tmp_path):
 
 
 def test_a_saved_page_of_a_long_text_has_the_views_of_the_first_head_alone(page, monkeypatch):
-    monkeypatch.setattr(exporting, "MOST_BYTES", 100)
+    monkeypatch.setattr(export, "MOST_BYTES", 100)
     found = [(one.path, one.body) for one in qkv.explore(tasks()["gpt"], TEXT).answers()]
     assert [body["layer"] for path, body in found if path == "/api/attention"] == [0, 1, 2]
     assert [(body["layer"], body["head"]) for path, body in found if path == "/api/neuron"] == [(0, 0)]

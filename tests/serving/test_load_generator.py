@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.serving.asked import tasks
-from tests.serving.load import Models, Seen, run
-from tests.tasks.small import saved
+from tests.serving.explorer_client import tasks
+from tests.serving.load_generator import Models, Seen, run
+from tests.tasks.small_gpt import saved
 
 
 @pytest.fixture(scope="module")

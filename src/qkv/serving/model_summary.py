@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qkv.choices import ScoreKind, Stack
+from qkv.choices import AttentionKind, ScoreKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
-from qkv.cost import parameters
+from qkv.cost import count_parameters
 from qkv.zoo import CARD, read_card
 
 if TYPE_CHECKING:
-    from qkv.serving.shelf import Open
+    from qkv.serving.model_registry import Open
 
 _OF_BLOCKS = ["neuron", "residual"]
 ROOMY = 128
@@ -28,32 +28,32 @@ def described(one: "Open", config: ModelConfig, *, count: Callable[[str], int]) 
         "source": one.source,
         "family": config.family,
         "summary": read_card(one.place).summary if has_card and one.place is not None else "",
-        "stacks": stacks_of(config),
+        "stacks": block_stacks(config),
         "context_length": config.context_length,
         "vocab_size": config.vocab_size,
         "d_model": config.d_model,
-        "parameters": parameters(config).total,
+        "parameters": count_parameters(config).total,
         "positions": "none" if isinstance(config, RNNConfig) else config.positions,
         "takes_second": {"bert": "pair", "gpt": None}.get(config.family, "translation"),
         "tasks": _tasks(config),
         "views": [*_views(config), *(["timeline"] if run is not None else [])],
-        "checkpoints": [{"id": f"{one.id}@{step}", "step": step} for step in (run.steps() if run else [])],
-        "best": int(run.best().name.removeprefix("step-")) if run else None,
+        "checkpoints": [{"id": f"{one.id}@{step}", "step": step} for step in (run.checkpoint_steps() if run else [])],
+        "best": int(run.best_checkpoint().name.removeprefix("step-")) if run else None,
         "classes": list(_classes(config)),
         "examples": examples if config.context_length >= ROOMY else _fitting(examples, config.context_length, count),
         "error": None,
     }
 
 
-def stacks_of(config: ModelConfig) -> list[dict[str, Any]]:
+def block_stacks(config: ModelConfig) -> list[dict[str, Any]]:
     match config:
         case GPTConfig() | BERTConfig():
-            found = [(Stack.SELF, config.n_layers, config.n_heads)]
+            found = [(AttentionKind.SELF, config.n_layers, config.n_heads)]
         case Seq2SeqConfig():
-            decoder = [(stack, config.n_decoder_layers, config.n_heads) for stack in (Stack.DECODER, Stack.CROSS)]
-            found = [(Stack.ENCODER, config.n_encoder_layers, config.n_heads), *decoder]
+            decoder = [(stack, config.n_decoder_layers, config.n_heads) for stack in (AttentionKind.DECODER, AttentionKind.CROSS)]
+            found = [(AttentionKind.ENCODER, config.n_encoder_layers, config.n_heads), *decoder]
         case RNNConfig():
-            found = [] if config.attention is ScoreKind.NONE else [(Stack.CROSS, 1, 1)]
+            found = [] if config.attention is ScoreKind.NONE else [(AttentionKind.CROSS, 1, 1)]
     return [{"stack": stack, "layers": layers, "heads": heads} for stack, layers, heads in found]
 
 
@@ -62,7 +62,7 @@ def _tasks(config: ModelConfig) -> list[str]:
         case GPTConfig():
             return ["generate"] if config.causal else []
         case BERTConfig():
-            has = {"fill": config.masked_word_head, "classify": config.n_classes is not None, "embed": True}
+            has = {"fill": config.masked_lm_head, "classify": config.n_classes is not None, "embed": True}
             return [task for task, is_there in has.items() if is_there]
         case Seq2SeqConfig() | RNNConfig():
             return ["translate"]
@@ -74,7 +74,7 @@ def _views(config: ModelConfig) -> list[str]:
         case GPTConfig():
             return [*of_attention, *_OF_BLOCKS, "lens", "it", "embeddings", *_tasks(config), "cost"]
         case BERTConfig():
-            lens = ["lens"] if config.masked_word_head else []
+            lens = ["lens"] if config.masked_lm_head else []
             return [*of_attention, *_OF_BLOCKS, *lens, "it", "embeddings", "cost"]
         case Seq2SeqConfig():
             return [*of_attention, *_OF_BLOCKS, "lens", "embeddings", "translate", "cost"]
@@ -102,7 +102,7 @@ def _examples(config: ModelConfig, name: str) -> list[dict[str, Any]]:
                 *((_IT.format(end), "what does it refer to?") for end in ("tired", "wide")),
             ]
         case BERTConfig():
-            masked = [("The cat [MASK] on the mat.", "a word to fill")] if config.masked_word_head else []
+            masked = [("The cat [MASK] on the mat.", "a word to fill")] if config.masked_lm_head else []
             texts = [*masked, *((_IT.format(end), "what does it refer to?") for end in ("tired", "wide"))]
         case Seq2SeqConfig() | RNNConfig() if name.startswith("es"):
             texts = [

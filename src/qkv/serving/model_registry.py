@@ -10,11 +10,11 @@ from typing import Any
 
 from qkv.config import ModelConfig, config_from_dict
 from qkv.errors import QKVError
-from qkv.serving.answer import RefusedError
-from qkv.serving.describing import described
-from qkv.serving.turns import Turn
+from qkv.serving.responses import RefusedError
+from qkv.serving.model_summary import described
+from qkv.serving.locks import Turn
 from qkv.tasks import Task, Translator, load
-from qkv.training.run import RunFolder
+from qkv.training.run_folder import RunFolder
 from qkv.weights.folder import read_settings
 from qkv.zoo import shipped
 
@@ -43,7 +43,7 @@ class Open:
         return RunFolder(self.place) if is_run and self.place is not None else None
 
 
-class Shelf:
+class ModelRegistry:
     """Models by id. Weights are read when first needed, and the least recently used are let go."""
 
     def __init__(
@@ -101,10 +101,10 @@ class Shelf:
         parent = self._open.get(match[1]) if match else None
         if match and parent is not None and parent.run is not None:
             step = int(match[2])
-            if step not in parent.run.steps():
+            if step not in parent.run.checkpoint_steps():
                 raise RefusedError(404, f"{name}: the run has no checkpoint of step {step}")
             with self._lock:
-                return self._open.setdefault(name, Open(name, "checkpoint", parent.run.folder(step)))
+                return self._open.setdefault(name, Open(name, "checkpoint", parent.run.checkpoint_folder(step)))
         raise RefusedError(404, f"no model is open by the name {name!r}")
 
     def task(self, one: Open) -> Task:
@@ -131,8 +131,8 @@ class Shelf:
         if one.config is None:
             assert one.place is not None
             folder = one.place
-            if one.run is not None and one.run.steps():
-                folder = one.run.folder(one.run.steps()[-1])
+            if one.run is not None and one.run.checkpoint_steps():
+                folder = one.run.checkpoint_folder(one.run.checkpoint_steps()[-1])
             is_ours = (folder / "config.json").is_file() and "family" in read_settings(folder / "config.json")
             one.config = (
                 config_from_dict(read_settings(folder / "config.json")) if is_ours else self.task(one).model.config
@@ -143,4 +143,4 @@ class Shelf:
 def _n_tokens(task: Task, text: str) -> int:
     """How many tokens the model would read; of a translator, of the source."""
     tokenizer = task.source_tokenizer if isinstance(task, Translator) else task.tokenizer
-    return len(tokenizer.encode(text, parse_specials=not isinstance(task, Translator)))
+    return len(tokenizer.encode(text, parse_special_tokens=not isinstance(task, Translator)))

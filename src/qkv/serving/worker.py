@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from qkv.errors import InputError, QKVError
-from qkv.serving.answer import Answer, RefusedError, guarded
-from qkv.serving.turns import N_THREADS, POLL, for_client, is_given_up
+from qkv.serving.responses import Answer, RefusedError, guarded
+from qkv.serving.locks import N_THREADS, POLL, for_client, is_given_up
 
 if TYPE_CHECKING:
     from qkv.serving.explorer import Explorer
@@ -170,10 +170,10 @@ def _work(models: list[str], control: Connection, lines: Sequence[Connection]) -
         signal.signal(stop, signal.SIG_IGN)  # sent to all at once; who speaks HTTP first lets the requests finish
     _share_heaps()
     from qkv.serving.explorer import Explorer
-    from qkv.serving.shelf import Shelf
+    from qkv.serving.model_registry import ModelRegistry
 
     try:
-        shelf = Shelf(models)
+        shelf = ModelRegistry(models)
         for one in shelf.given:
             if (wrong := shelf.describe(one)["error"]) is not None:
                 raise InputError(str(wrong))

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.choices import Averaging, Stack
+from qkv.choices import AlignmentAveraging, AttentionKind
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.cost import Precision, cache_bytes
-from qkv.cost.calibration import default_path, save_calibration
-from qkv.inspection import read_ids, see
+from qkv.cost.calibration import calibration_path, save_calibration
+from qkv.inspection import prepare_input_ids, run_with_cache
 from qkv.tasks import Translator
-from qkv.training.calibrating import device_name
-from tests.cost.calibrations import made_up
-from tests.serving.asked import TEXT, asked, explorer, frames, tasks
+from qkv.training.device_calibration import device_name
+from tests.cost.synthetic_calibration import made_up
+from tests.serving.explorer_client import TEXT, asked, explorer, frames, tasks
 from tests.tasks.small_translator import small_translator
 
 
@@ -29,7 +29,7 @@ def written(**more):
 def test_what_is_written_is_what_the_task_writes():
     start, steps, end = written(temperature=0.7, top_k=5, seed=3)
     sampling = SamplingConfig(temperature=0.7, top_k=5, seed=3)
-    (expected,) = tasks()["gpt"].continue_all([TEXT], max_new=7, sampling=sampling)
+    (expected,) = tasks()["gpt"].generate_batch([TEXT], max_new=7, sampling=sampling)
     assert end["ids"] == expected.ids == [step["id"] for step in steps]
     assert end["text"] == expected.text == "".join(step["piece"] for step in steps)
     assert [np.log(step["probability"]) for step in steps] == pytest.approx(expected.log_probabilities, abs=1e-4)
@@ -40,9 +40,9 @@ def test_what_is_written_is_what_the_task_writes():
 def test_the_row_is_the_one_that_chose(cache):
     start, steps, end = written(cache=cache, temperature=0.0)
     task = tasks()["gpt"]
-    looked = see(task.model, read_ids(task, [*start["prompt"]["ids"], *end["ids"][:-1]]))
+    looked = run_with_cache(task.model, prepare_input_ids(task, [*start["prompt"]["ids"], *end["ids"][:-1]]))
     for step in steps:
-        row = looked.table(Stack.SELF)[:, :, step["position"], : step["position"] + 1]
+        row = looked.all_weights(AttentionKind.SELF)[:, :, step["position"], : step["position"] + 1]
         np.testing.assert_allclose(step["attention"], row.numpy(), atol=2e-6)
 
 
@@ -118,10 +118,10 @@ def test_what_cannot_be_written_is_said_before_the_stream_begins(body, line):
 def test_a_beam_shows_where_its_best_came_from(family):
     found = asked("/api/translate", {"model": family, "text": TEXT, "beam": 3, "max_new": 6})
     beam = BeamConfig(n_beams=3, n_best=3)
-    (expected,) = tasks()[family].translations([TEXT], beam=beam, max_new=6, attention=True)
-    assert [one["text"] for one in found["found"]] == [one.text for one in expected.found]
-    np.testing.assert_allclose(found["alignment"]["weights"], expected.attention.soft(Averaging.ALL).numpy(), atol=1e-5)
-    assert found["alignment"]["pharaoh"] == expected.attention.pharaoh()
+    (expected,) = tasks()[family].translate_batch([TEXT], beam=beam, max_new=6, attention=True)
+    assert [one["text"] for one in found["found"]] == [one.text for one in expected.hypotheses]
+    np.testing.assert_allclose(found["alignment"]["weights"], expected.attention.average(AlignmentAveraging.ALL).numpy(), atol=1e-5)
+    assert found["alignment"]["pharaoh"] == expected.attention.to_pharaoh()
     for one in found["found"]:
         assert path_of(one["ids"], found["steps"], sum(one["log_probabilities"]), one["log_probabilities"])
 
@@ -142,23 +142,23 @@ def path_of(ids, steps, total, log_p):
 def test_a_trained_translator_is_seen_translating():
     own = {"trained": small_translator()}
     from qkv.serving.explorer import Explorer
-    from qkv.serving.shelf import Shelf
+    from qkv.serving.model_registry import ModelRegistry
 
     found = asked(
-        "/api/translate", {"model": "trained", "text": "uno dos tres"}, of=Explorer(Shelf(memory=own, zoo=False))
+        "/api/translate", {"model": "trained", "text": "uno dos tres"}, of=Explorer(ModelRegistry(memory=own, zoo=False))
     )
     assert found["found"][0]["text"] == "tres dos uno"
 
 
 def test_a_prefix_and_forbidden_ids_are_those_of_the_task():
     from qkv.serving.explorer import Explorer
-    from qkv.serving.shelf import Shelf
+    from qkv.serving.model_registry import ModelRegistry
     from qkv.weights.decoding import Decoding
 
     plain = tasks()["seq2seq"]
     first = asked("/api/translate", {"model": "seq2seq", "text": TEXT, "beam": 3, "max_new": 6})["found"][0]["ids"]
-    decoding = Decoding(never=frozenset(first[:1]), prefixes={"de": "El niño: "})
-    own = Explorer(Shelf(memory={"t5": Translator(plain.model, plain.tokenizer, decoding=decoding)}, zoo=False))
+    decoding = Decoding(suppressed_ids=frozenset(first[:1]), prefixes={"de": "El niño: "})
+    own = Explorer(ModelRegistry(memory={"t5": Translator(plain.model, plain.tokenizer, decoding=decoding)}, zoo=False))
     found = asked("/api/translate", {"model": "t5", "text": TEXT, "beam": 3, "max_new": 6}, of=own)
     assert found["source"]["text"] == f"El niño: {TEXT}"
     assert first[0] not in {guess["id"] for step in found["steps"] for guess in step}
@@ -171,7 +171,7 @@ def test_a_prompt_far_over_the_context_is_refused_before_its_words_are_counted(m
     def counted(*_):
         raise AssertionError("20,000 tokens are looked at for nothing")
 
-    monkeypatch.setattr("qkv.inspection.reading.words_of_ids", counted)
+    monkeypatch.setattr("qkv.inspection.model_input.word_indices_of_ids", counted)
     answer = explorer().ask("/api/generate", {"model": "gpt", "text": "x7" * 10_000, "max_new": 1})
     assert answer.status == 400
     assert "context_length is 41" in json.loads(answer.body)["error"]
@@ -181,7 +181,7 @@ def test_a_prediction_is_by_a_calibration_of_the_same_device(tmp_path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = device_name(torch.device("cpu"))
     for name, is_here in (("cpu, 97 threads", False), (here, True)):
-        save_calibration(made_up().replace(device=name), default_path(name, Precision.FLOAT32))
+        save_calibration(made_up().replace(device=name), calibration_path(name, Precision.FLOAT32))
         assert (written()[1][0]["predicted_ms"] is not None) is is_here
     for device in ("cpu", "h200"):
         told = asked("/api/cost", {"preset": "gpt-nano", "device": device, "dtype": "float32"})

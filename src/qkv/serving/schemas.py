@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from qkv.choices import Kernel, Stack
+from qkv.choices import AttentionKernel, AttentionKind
 from qkv.config import Config, SamplingConfig
 from qkv.cost import Mode, Precision
 from qkv.errors import ConfigError
@@ -16,14 +16,14 @@ Yes = Annotated[bool, Field(strict=True)]
 
 class HeadAsked(Config):
     kind: Literal["head"]
-    stack: Stack
+    stack: AttentionKind
     layer: Place
     head: Place
 
 
 class EdgeAsked(Config):
     kind: Literal["edge"]
-    stack: Stack
+    stack: AttentionKind
     query: Place
     key: Place
     layer: Place | None = None
@@ -62,7 +62,7 @@ class OfRun(Config):
 
 
 class OfStack(OfRun):
-    stack: Stack | None = None
+    stack: AttentionKind | None = None
 
 
 class OfLayer(OfStack):
@@ -84,7 +84,7 @@ class AskNeuron(AskRow):
 
 
 class MapSettings(Config):
-    stack: Stack | None = None
+    stack: AttentionKind | None = None
     of: Literal["weights", "value-weighted", "rollout"] = "weights"
     layer: Place | None = None
     head: Place | None = None
@@ -127,7 +127,7 @@ class AskTimeline(Config):
     model: str
     text: str
     second: str | None = None
-    stack: Stack | None = None
+    stack: AttentionKind | None = None
 
 
 class AskGenerate(Config):
@@ -174,7 +174,7 @@ class AskCost(Config):
     source_length: int | None = None
     new: int | None = None
     dtype: Precision = Precision.FLOAT32
-    kernel: Kernel = Kernel.FUSED
+    kernel: AttentionKernel = AttentionKernel.FUSED
     device: str = "cpu"
 
     @model_validator(mode="after")

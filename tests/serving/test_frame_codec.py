@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.choices import Stack
+from qkv.choices import AttentionKind
 from qkv.serving.app import zipped
-from qkv.serving.frame import Shares, as_json, pack, unpack
+from qkv.serving.frame_codec import Shares, as_json, pack, unpack
 
 
 def test_a_frame_gives_back_its_tree():
@@ -40,7 +40,7 @@ def test_a_share_is_wrong_by_at_most_0_004():
 
 def test_a_number_that_is_none_is_null_in_json():
     assert (
-        as_json({"a": float("nan"), "b": float("inf"), "stack": Stack.SELF})
+        as_json({"a": float("nan"), "b": float("inf"), "stack": AttentionKind.SELF})
         == b'{"a": null, "b": null, "stack": "self"}'
     )
 

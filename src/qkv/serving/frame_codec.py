@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.serving.wire import Blob, frame_of
+from qkv.serving.frame_format import Blob, frame_of
 
 ROOT_U8 = "√u8"
 """A byte b stands for (b / 255)², so that small weights are told apart best; none is wrong by more than 0.004."""

@@ -18,13 +18,13 @@ from qkv.cost.estimate import estimate_workload
 from qkv.cost.prediction import predict_time
 from qkv.cost.roofline import roofline_bound
 from qkv.errors import InputError, TapError
-from qkv.generation import GPTDecoder, GenerationStep, GeneratedSequence, new_sequences, top_candidates, decode_steps
+from qkv.generation import GeneratedSequence, GenerationStep, GPTDecoder, decode_steps, new_sequences, top_candidates
 from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_input_ids
 from qkv.inspection.validation import check_index
-from qkv.nn import Lookup
-from qkv.serving.asking import AskGenerate, PatchAsked
-from qkv.serving.runs import named, side, wanted
-from qkv.serving.shelf import Open
+from qkv.nn import AttentionInputs
+from qkv.serving.schemas import AskGenerate, PatchAsked
+from qkv.serving.run_cache import named, side, wanted
+from qkv.serving.model_registry import Open
 from qkv.tasks import LanguageModel, Task
 from qkv.text import StreamingDecoder
 from qkv.training.device_calibration import device_name
@@ -83,10 +83,10 @@ class _Watched:
 
     @contextmanager
     def _pass(self, n: int) -> Iterator[None]:
-        looks: list[Lookup] = []
+        looks: list[AttentionInputs] = []
         with self.open.lock, torch.inference_mode(), ExitStack() as stack:
-            for tap in match_taps(self.task.model, "blocks.*.attention.lookup").values():
-                stack.callback(tap.watch(looks.append))
+            for tap in match_taps(self.task.model, "blocks.*.attention.inputs").values():
+                stack.callback(tap.observe(looks.append))
             begun = perf_counter()
             try:
                 with apply_interventions(self.task.model, self.interventions):
@@ -98,7 +98,7 @@ class _Watched:
                 self.unreached.append(str(error))
             milliseconds = 1000 * (perf_counter() - begun)
             # Of one text the last query is the one that chooses.
-            rows = [look.rows(torch.tensor([look.queries.shape[-2] - 1])).weights()[0, :, 0] for look in looks]
+            rows = [look.select_queries(torch.tensor([look.queries.shape[-2] - 1])).weights()[0, :, 0] for look in looks]
         self.last = _Pass(torch.stack(rows).float(), n, milliseconds)
 
     @property
@@ -134,7 +134,7 @@ def generate(one: Open, task: Task, asked: AskGenerate) -> Iterator[dict[str, An
     a_token = config.n_layers * config.n_kv_heads * (config.d_head + config.d_value)
     size = task.model.embedding.token.weight.element_size()
     yield {
-        "kind": "start", "prompt": side(reading.own), "layers": config.n_layers, "heads": config.n_heads,
+        "kind": "start", "prompt": side(reading.sequence), "layers": config.n_layers, "heads": config.n_heads,
         "kv_heads": config.n_kv_heads, "d_head": config.d_head, "d_value": config.d_value,
         "bytes_per_token": a_token * size, "context_length": config.context_length,
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """Many clients at once, for as long as is asked: what they were answered, how quickly, and what memory it took.
 
-`python -m tests.serving.load --seconds 600 --clients 64`, on the shipped models, through `qkv explore` itself.
+`python -m tests.serving.load_generator --seconds 600 --clients 64`, on the shipped models, through `qkv explore` itself.
 """
 
 import argparse

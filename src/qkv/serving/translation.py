@@ -14,9 +14,9 @@ from qkv.generation.translate import initial_logits
 from qkv.inspection.alignment import CrossAttention
 from qkv.inspection.model_input import mark_whitespace, prepare_input
 from qkv.models import RNNSeq2Seq
-from qkv.serving.asking import AskTranslate
-from qkv.serving.runs import named, side, source_of
-from qkv.serving.shelf import Open
+from qkv.serving.schemas import AskTranslate
+from qkv.serving.run_cache import named, side, source_of
+from qkv.serving.model_registry import Open
 from qkv.tasks import Task, Translator
 
 
@@ -62,15 +62,15 @@ def translate(one: Open, task: Task, asked: AskTranslate) -> dict[str, Any]:
     looks = not (isinstance(model, RNNSeq2Seq) and model.decoder.attention is None)
     begun = perf_counter()
     with one.lock:
-        found = task.translations([asked.text], beam=beam, max_new=asked.max_new, attention=looks)[0]
+        found = task.translate_batch([asked.text], beam=beam, max_new=asked.max_new, attention=looks)[0]
         milliseconds = 1000 * (perf_counter() - begun)
         steps = _steps(task, found.source_ids, beam, asked.max_new)
-    source = prepare_input(task, given, found.found[0].ids).source
+    source = prepare_input(task, given, found.hypotheses[0].ids).source
     assert source is not None
     written = [
         {"text": one.text, "ids": one.ids, "labels": [mark_whitespace(token) for token in one.tokens],
          "log_probabilities": one.log_probabilities, "score": one.score, "finish_reason": one.finish_reason}
-        for one in found.found
+        for one in found.hypotheses
     ]  # fmt: skip
     return {
         "source": side(source),
@@ -92,7 +92,7 @@ def _steps(
     n_new = min(max_new or 2 * len(source) + 10, room)
     with torch.inference_mode():
         decoder = _Told(encode_sources(task.model, [source], capacity=n_new))
-        begun = torch.tensor([task.first], device=next(task.model.parameters()).device)
+        begun = torch.tensor([task.decoder_start_id], device=next(task.model.parameters()).device)
         logits, never = initial_logits(decoder, begun, forced_bos_id=task.decoding.forced_bos_id), task.decoding.suppressed_ids
         beam_search(decoder, logits, [LengthLimit(n_new, FinishReason.LENGTH)], beam=beam, stop_ids=task.stop_ids, suppressed_ids=never)
     return decoder.steps
@@ -100,7 +100,7 @@ def _steps(
 
 def _alignment(found: CrossAttention) -> dict[str, Any]:
     return {
-        "weights": found.soft(AlignmentAveraging.ALL), "best": found.soft(), "best_layer": found.best_layer,
-        "words": [list(pair) for pair in found.words()], "pharaoh": found.pharaoh(),
+        "weights": found.average(AlignmentAveraging.ALL), "best": found.average(), "best_layer": found.best_layer,
+        "words": [list(pair) for pair in found.word_pairs()], "pharaoh": found.to_pharaoh(),
         "source_words": found.source_words, "target_words": found.target_words,
     }  # fmt: skip
