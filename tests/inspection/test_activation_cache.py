@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qkv.choices import Stack
+from qkv.choices import AttentionKind
 from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.inspection import prepare_input, prepare_input_ids, run_with_cache
 from tests.agreement.families import close
@@ -67,8 +67,8 @@ def test_a_translation_is_fed_what_stands_before_each_token():
     assert one.sequence.ids == [task("seq2seq").decoder_start_id, *one.next_ids[:-1]]
     assert prepare_input(task("seq2seq"), TEXT, one.next_ids) == one
     seen = run_with_cache(task("seq2seq").model, one)
-    assert "".join(seen.select_tokens(Stack.CROSS).tokens[:-1]).strip() == "the dog slept"
-    assert seen.query_labels(Stack.DECODER)[1:] == seen.query_labels(Stack.CROSS)[:-1]
+    assert "".join(seen.select_tokens(AttentionKind.CROSS).tokens[:-1]).strip() == "the dog slept"
+    assert seen.query_labels(AttentionKind.DECODER)[1:] == seen.query_labels(AttentionKind.CROSS)[:-1]
 
 
 @pytest.mark.parametrize("family", ["seq2seq", "rnn"])
@@ -83,9 +83,9 @@ def test_a_word_of_a_translation_is_found_on_both_sides_of_the_decoder(family, t
     ends = [span[1] for span in one.generated.spans if span is not None]
     assert ends[-1] == len(one.generated.text.encode())
     assert one.sequence.spans[0] is None
-    assert one.select_tokens(Stack.CROSS) is one.generated
-    assert one.select_tokens(Stack.DECODER) is one.sequence
-    assert one.select_tokens(Stack.ENCODER) is one.select_tokens(Stack.CROSS, is_key=True) is one.source
+    assert one.select_tokens(AttentionKind.CROSS) is one.generated
+    assert one.select_tokens(AttentionKind.DECODER) is one.sequence
+    assert one.select_tokens(AttentionKind.ENCODER) is one.select_tokens(AttentionKind.CROSS, is_key=True) is one.source
 
 
 def test_what_cannot_be_read_is_refused_in_one_line():
@@ -98,9 +98,9 @@ def test_what_cannot_be_read_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="it has no cache"):
         run_with_cache(task("bert").model, reading("bert"), cached_from=1)
     with pytest.raises(InputError, match=r"layer 2 is outside the 2 layers \(0 … 1\)"):
-        run_with_cache(task("gpt").model, reading("gpt")).weights(Stack.SELF, 2)
+        run_with_cache(task("gpt").model, reading("gpt")).weights(AttentionKind.SELF, 2)
     with pytest.raises(InputError, match="no attention 'cross'; it has: self"):
-        run_with_cache(task("gpt").model, reading("gpt")).table(Stack.CROSS)
+        run_with_cache(task("gpt").model, reading("gpt")).table(AttentionKind.CROSS)
 
 
 def test_ids_that_were_generated_are_read_as_they_are():

@@ -9,10 +9,10 @@ from qkv.inspection import ImageAttention, plot_image_attention
 
 def looks(n_words=3, *, n_patches=6, n_across=3):
     return ImageAttention(
-        picture=torch.rand(10, 15, 3),
+        image=torch.rand(10, 15, 3),
         words=[f"word {i}" for i in range(n_words)],
         weights=torch.rand(n_words, n_patches).softmax(-1),
-        n_across=n_across,
+        patches_per_row=n_across,
     )
 
 
@@ -31,7 +31,7 @@ def test_weights_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match="the weights are 3×7; there are 3 words, and 2 patches side by side"):
         looks(n_patches=7, n_across=2)
     with pytest.raises(ShapeError, match="the weights are 3×6; there are 2 words, and 3 patches side by side"):
-        ImageAttention(picture=torch.rand(10, 15, 3), words=["a", "b"], weights=torch.rand(3, 6), n_across=3)
+        ImageAttention(image=torch.rand(10, 15, 3), words=["a", "b"], weights=torch.rand(3, 6), patches_per_row=3)
     with pytest.raises(ShapeError, match="the weights are 0×6; there are 0 words"):
         looks(0)
     with pytest.raises(ShapeError, match="0 pictures were given"):

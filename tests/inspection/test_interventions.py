@@ -179,9 +179,9 @@ def test_what_each_column_says_and_whether_they_agree():
         )
 
     assert view([-0.5, 0.1]).verdict == "all 4 columns point at cat"
-    assert view(None).agrees
-    assert not view([0.5, 0.1]).agrees
-    assert view([0.5, 0.1]).says["knock-out"] is None
+    assert view(None).methods_agree
+    assert not view([0.5, 0.1]).methods_agree
+    assert view([0.5, 0.1]).selections["knock-out"] is None
     assert view([-0.5, -0.9], (0.1, 0.2)).verdict == (
         "the columns disagree: attention → cat, rollout → mat, value-weighted → cat, knock-out → mat"
     )

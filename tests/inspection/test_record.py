@@ -28,7 +28,7 @@ def weights_of_the_plain_road(model, name, run):
     """What really passes the tap when the weights are computed on the way."""
     seen = []
     stop = dict(model.named_modules())[name].watch(seen.append)
-    with use_attention_kernel(model, AttentionKernel.PLAIN):
+    with use_attention_kernel(model, AttentionKernel.EAGER):
         run()
     stop()
     return seen
@@ -136,7 +136,7 @@ def test_the_error_is_real():
     seen = trace.attention("blocks.0.attention")
     other = seen.heads.clone()
     other[1, 2, 3, 1] += 0.25
-    assert AttentionRecord(seen.lookup, other).error == pytest.approx(0.25)
+    assert AttentionRecord(seen.inputs, other).error == pytest.approx(0.25)
 
 
 def test_each_step_of_a_cached_generation_is_a_pass():

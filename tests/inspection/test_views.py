@@ -94,7 +94,7 @@ def test_value_weighted_attention_is_the_length_of_what_each_key_sends(config, s
     found = value_weighted_attention(seen, AttentionKind.SELF, layer=1)
     # The plain way: every head and key but one is silenced, and the rest goes through the layer itself.
     for head, query, key in ((0, 6, 2), (5, 3, 3)):
-        values = look.lookup.values[0, head // (6 // attention.shape.n_kv_heads), key]
+        values = look.inputs.values[0, head // (6 // attention.shape.n_kv_heads), key]
         alone = torch.zeros_like(look.heads)[:, :, :1]
         alone[0, head, 0] = values * look.weights()[0, head, query, key]
         sent = attention.out_proj(attention._join(alone)) - attention.out_proj(attention._join(torch.zeros_like(alone)))

@@ -99,7 +99,7 @@ def test_a_translator_of_any_shape_follows_its_device(config):
             beam=BeamConfig(n_beams=3),
             constraints=[[], [[5, 6]]],
         )
-        looks = compute_cross_attention(model, sources[1], found[1][0].ids, first=1)
+        looks = compute_cross_attention(model, sources[1], found[1][0].ids, start_id=1)
         return [some[0].ids for some in found], looks.cpu()
 
     ids, looks = written()

@@ -205,7 +205,7 @@ def test_the_size_of_a_batch_changes_no_sum(tokens_at_once):
     generator = torch.Generator().manual_seed(1)
     documents = [torch.randint(0, 300, (n,), generator=generator).tolist() for n in (2, 90, 5, 41, 42, 43, 3, 2)]
     expected = [next(document_losses(model, [ids])) for ids in documents]
-    assert list(document_losses(model, documents, tokens_at_once=tokens_at_once)) == pytest.approx(expected, rel=1e-6)
+    assert list(document_losses(model, documents, max_batch_tokens=tokens_at_once)) == pytest.approx(expected, rel=1e-6)
 
 
 @given(st.integers(2, 60), st.integers(1, 17))

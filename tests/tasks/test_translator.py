@@ -149,7 +149,7 @@ def test_attention_is_every_layers_and_heads_and_exact():
     assert looked.weights.shape == (2, 4, n_target, n_source)
     torch.testing.assert_close(looked.weights.sum(-1), torch.ones(2, 4, n_target))
     seen = []
-    with torch.inference_mode(), use_attention_kernel(task.model, AttentionKernel.PLAIN):
+    with torch.inference_mode(), use_attention_kernel(task.model, AttentionKernel.EAGER):
         ends = [block.cross_attention.weights.observe(seen.append) for block in task.model.decoder.blocks]
         begin = task.tokenizer.special_id(SpecialToken.BOS)
         task.model(torch.tensor([one.source_ids]), torch.tensor([[begin, *one.hypotheses[0].ids[:-1]]]))
@@ -177,8 +177,8 @@ def test_pharaoh_says_source_word_then_target_word():
         weights=torch.stack((blurred, sharp)),
         source=["un", "o", " dos", "<eos>"],
         target=["two", " one", "<eos>"],
-        source_words=[0, 0, 1, None],
-        target_words=[0, 1, None],
+        source_word_ids=[0, 0, 1, None],
+        target_word_ids=[0, 1, None],
     )
     assert looked.best_layer == 1
     assert looked.to_pharaoh() == "0-1 1-0"

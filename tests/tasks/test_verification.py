@@ -70,7 +70,7 @@ def without(part: str) -> Callable:
 
 build_mask, positions, own_forward, select = (
     inputs.build_mask,
-    KVCache._positions,
+    KVCache._assign_slots,
     GPT.forward,
     decoder.GPTDecoder.reorder,
 )
@@ -109,7 +109,7 @@ def too_large(stored):
 
 
 BUGS = {
-    "cached": ("gpt", KVCache, "_positions", at_the_start),
+    "cached": ("gpt", KVCache, "_assign_slots", at_the_start),
     "batched": ("gpt", GPT, "forward", rows_swapped),
     "padded": ("gpt", inputs, "build_mask", without("attention_mask")),
     "packed": ("gpt", inputs, "build_mask", without("documents")),

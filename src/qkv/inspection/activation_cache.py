@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import Stack
+from qkv.choices import AttentionKind
 from qkv.errors import ConfigError, InputError
 from qkv.inspection.model_input import ModelInput, TokenizedText
 from qkv.inspection.record import ActivationRecord, AttentionRecord, record
@@ -34,42 +34,42 @@ class ActivationCache(ShortRepr):
     """`None` for a BERT without a masked-word head."""
 
     @property
-    def stacks(self) -> list[Stack]:
+    def stacks(self) -> list[AttentionKind]:
         match self.model:
             case GPT() | BERT():
-                return [Stack.SELF]
+                return [AttentionKind.SELF]
             case Seq2Seq():
-                return [Stack.ENCODER, Stack.DECODER, Stack.CROSS]
+                return [AttentionKind.ENCODER, AttentionKind.DECODER, AttentionKind.CROSS]
             case RNNSeq2Seq():
-                return [] if self.model.decoder.attention is None else [Stack.CROSS]
+                return [] if self.model.decoder.attention is None else [AttentionKind.CROSS]
 
-    def n_layers(self, stack: Stack) -> int:
-        self._check(stack)
+    def n_layers(self, stack: AttentionKind) -> int:
+        self._check_stack(stack)
         return 1 if isinstance(self.model, RNNSeq2Seq) else len(get_blocks(self.model, stack))
 
-    def weights(self, stack: Stack, layer: int) -> Float[Tensor, "head query key"]:
+    def weights(self, stack: AttentionKind, layer: int) -> Float[Tensor, "head query key"]:
         """Returns one layer's attention weights.
 
         The rows of successive decode steps are concatenated. Keys that did not exist yet have weight 0.
         """
-        return self._rows(stack, layer, "weights", filler=0.0)
+        return self._concatenate_passes(stack, layer, "weights", fill_value=0.0)
 
-    def scores(self, stack: Stack, layer: int) -> Float[Tensor, "head query key"]:
+    def scores(self, stack: AttentionKind, layer: int) -> Float[Tensor, "head query key"]:
         """Returns one layer's attention scores before the softmax, with −∞ at masked positions."""
-        return self._rows(stack, layer, "scores", filler=float("-inf"))
+        return self._concatenate_passes(stack, layer, "scores", fill_value=float("-inf"))
 
-    def all_weights(self, stack: Stack) -> LayerHeadWeights:
+    def all_weights(self, stack: AttentionKind) -> LayerHeadWeights:
         """Returns the attention weights of all layers."""
         return torch.stack([self.weights(stack, layer) for layer in range(self.n_layers(stack))])
 
-    def mean_weights(self, stack: Stack) -> Float[Tensor, "layer query key"]:
+    def mean_weights(self, stack: AttentionKind) -> Float[Tensor, "layer query key"]:
         """Returns the attention weights of all layers, averaged over heads.
 
         Only one layer's heads are in memory at a time.
         """
         return torch.stack([self.weights(stack, layer).mean(0) for layer in range(self.n_layers(stack))])
 
-    def visible_mask(self, stack: Stack) -> Bool[Tensor, "query key"]:
+    def visible_mask(self, stack: AttentionKind) -> Bool[Tensor, "query key"]:
         """Returns which keys each query may attend to in at least one head of the first layer."""
         return (self.scores(stack, 0) > float("-inf")).any(0)
 
@@ -77,24 +77,24 @@ class ActivationCache(ShortRepr):
         """Returns the activations recorded at a tap, concatenated over all forward passes."""
         return torch.cat([self.activations.at(name, i)[0] for i in range(self.activations.n_passes(name))])
 
-    def attention_records(self, stack: Stack, layer: int) -> list[AttentionRecord]:
+    def attention_records(self, stack: AttentionKind, layer: int) -> list[AttentionRecord]:
         """Returns the attention records of a layer, one per forward pass."""
         name = self.attention_tap(stack, layer)
         return [self.activations.attention(name, i) for i in range(self.activations.n_passes(f"{name}.weights"))]
 
-    def attention_tap(self, stack: Stack, layer: int) -> str:
+    def attention_tap(self, stack: AttentionKind, layer: int) -> str:
         """Returns the name of the attention module, such as `blocks.0.attention`."""
-        return attention_name(self.model, stack, check_index("layer", layer, self.n_layers(stack), of="layers"))
+        return attention_name(self.model, stack, check_index("layer", layer, self.n_layers(stack), unit="layers"))
 
-    def key_labels(self, stack: Stack) -> list[str]:
+    def key_labels(self, stack: AttentionKind) -> list[str]:
         """Returns the labels of the keys."""
         return self.select_tokens(stack, is_key=True).labels
 
-    def query_labels(self, stack: Stack) -> list[str]:
+    def query_labels(self, stack: AttentionKind) -> list[str]:
         """Returns the labels of the queries."""
         return self.select_tokens(stack).labels
 
-    def select_tokens(self, stack: Stack, *, is_key: bool = False) -> TokenizedText:
+    def select_tokens(self, stack: AttentionKind, *, is_key: bool = False) -> TokenizedText:
         """Returns the query or key tokens. See `ModelInput.select_tokens`."""
         return self.model_input.select_tokens(stack, is_key=is_key)
 
@@ -106,121 +106,123 @@ class ActivationCache(ShortRepr):
         """
         if isinstance(self.model, RNNSeq2Seq):
             return 0.0  # an RNN's weights are recorded, not recomputed
-        looks = (
-            one
+        records = (
+            record
             for stack in self.stacks
             for layer in range(self.n_layers(stack))
-            for one in self.attention_records(stack, layer)
+            for record in self.attention_records(stack, layer)
         )
-        return max(one.error for one in looks)
+        return max(record.error for record in records)
 
-    def _rows(self, stack: Stack, layer: int, what: str, *, filler: float) -> Tensor:
-        name = f"{self.attention_tap(stack, layer)}.{what}"
+    def _concatenate_passes(self, stack: AttentionKind, layer: int, tap: str, *, fill_value: float) -> Tensor:
+        name = f"{self.attention_tap(stack, layer)}.{tap}"
         passes = [upcast(self.activations.at(name, i)[0]) for i in range(self.activations.n_passes(name))]
         n_keys = max(rows.shape[-1] for rows in passes)
-        return torch.cat([F.pad(rows, (0, n_keys - rows.shape[-1]), value=filler) for rows in passes], dim=1)
+        return torch.cat([F.pad(rows, (0, n_keys - rows.shape[-1]), value=fill_value) for rows in passes], dim=1)
 
-    def _check(self, stack: Stack) -> None:
+    def _check_stack(self, stack: AttentionKind) -> None:
         if stack not in self.stacks:
-            has = ", ".join(self.stacks) or "none"
-            raise InputError(f"this model has no attention '{stack}', expected one of: {has}")
+            available = ", ".join(self.stacks) or "none"
+            raise InputError(f"this model has no attention '{stack}', expected one of: {available}")
 
 
-def upcast(passing: Tensor) -> Tensor:
+def upcast(tensor: Tensor) -> Tensor:
     """Convert to float32, or keep float64."""
-    return passing if passing.dtype == torch.float64 else passing.float()
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def attention_name(model: Model, stack: Stack, layer: int | Literal["*"]) -> str:
+def attention_name(model: Model, stack: AttentionKind, layer: int | Literal["*"]) -> str:
     match stack:
-        case Stack.SELF:
+        case AttentionKind.SELF:
             return f"blocks.{layer}.attention"
-        case Stack.ENCODER | Stack.DECODER:
+        case AttentionKind.ENCODER | AttentionKind.DECODER:
             return f"{stack}.blocks.{layer}.attention"
-        case Stack.CROSS:
+        case AttentionKind.CROSS:
             return "decoder.attention" if isinstance(model, RNNSeq2Seq) else f"decoder.blocks.{layer}.cross_attention"
 
 
-def get_blocks(model: Model, stack: Stack) -> list[Block]:
+def get_blocks(model: Model, stack: AttentionKind) -> list[Block]:
     """Returns the blocks that contain the given kind of attention."""
     match model:
         case GPT() | BERT():
-            found = model.blocks
+            modules = model.blocks
         case Seq2Seq():
-            found = (model.encoder if stack is Stack.ENCODER else model.decoder).blocks
+            modules = (model.encoder if stack is AttentionKind.ENCODER else model.decoder).blocks
         case RNNSeq2Seq():
             raise InputError("an RNN has no Transformer blocks, so it has no residual stream and no layers of heads")
-    return [block for block in found if isinstance(block, Block)]
+    return [block for block in modules if isinstance(block, Block)]
 
 
-def get_attention(model: Model, stack: Stack, layer: int) -> Attention:
+def get_attention(model: Model, stack: AttentionKind, layer: int) -> Attention:
     blocks = get_blocks(model, stack)
-    block = blocks[check_index("layer", layer, len(blocks), of="layers")]
-    found = block.cross_attention if stack is Stack.CROSS else block.attention
-    assert found is not None
-    return found
+    block = blocks[check_index("layer", layer, len(blocks), unit="layers")]
+    attention = block.cross_attention if stack is AttentionKind.CROSS else block.attention
+    assert attention is not None
+    return attention
 
 
 @torch.no_grad()
-def run_with_cache(model: Model, reading: ModelInput, *, cached_from: int | None = None) -> ActivationCache:
+def run_with_cache(model: Model, model_input: ModelInput, *, cached_from: int | None = None) -> ActivationCache:
     """Run the model on one text and return its activations.
 
-    With `cached_from`, the first `cached_from` tokens are processed in one pass and the others one at a time with the KV
-    cache, as in generation. Dropout is disabled during the run.
+    With `cached_from`, the first `cached_from` tokens are processed in one pass and the others one at a time with the
+    KV cache, as in generation. Dropout is disabled during the run.
     """
-    n = len(reading.sequence.ids)
+    n = len(model_input.sequence.ids)
     if cached_from is not None and not 1 <= cached_from <= n:
         raise InputError(f"cached_from={cached_from} must be between 1 and the number of tokens ({n})")
     was_training = model.training
     model.eval()
     try:
-        with record(model, *_tap_patterns(model)) as trace:
+        with record(model, *_tap_patterns(model)) as activations:
             logits = (
-                forward_logits(model, reading)
+                forward_logits(model, model_input)
                 if cached_from is None
-                else _forward_with_kv_cache(model, reading, cached_from)
+                else _forward_with_kv_cache(model, model_input, cached_from)
             )
     finally:
         model.train(was_training)
-    return ActivationCache(model=model, model_input=reading, activations=trace, logits=logits)
+    return ActivationCache(model=model, model_input=model_input, activations=activations, logits=logits)
 
 
-def forward_logits(model: Model, reading: ModelInput) -> Float[Tensor, "position vocabulary"] | None:
+def forward_logits(model: Model, model_input: ModelInput) -> Float[Tensor, "position vocabulary"] | None:
     """Run one forward pass and return the logits at every position."""
-    ids = _ids_tensor(model, reading.sequence.ids)
+    ids = _ids_tensor(model, model_input.sequence.ids)
     match model:
         case GPT():
             return model(ids)[0]
         case BERT():
-            segments = None if reading.segments is None else _ids_tensor(model, reading.segments)
+            segments = None if model_input.segments is None else _ids_tensor(model, model_input.segments)
             states = model(ids, segments=segments)
             return None if model.masked_word is None else model.masked_word_logits(states)[0]
         case Seq2Seq() | RNNSeq2Seq():
-            assert reading.source is not None
-            return model(_ids_tensor(model, reading.source.ids), ids)[0]
+            assert model_input.source is not None
+            return model(_ids_tensor(model, model_input.source.ids), ids)[0]
 
 
-def _forward_with_kv_cache(model: Model, reading: ModelInput, n_first: int) -> Float[Tensor, "position vocabulary"]:
-    ids = _ids_tensor(model, reading.sequence.ids)
-    parts = [ids[:, :n_first], *ids[:, n_first:].split(1, dim=1)] if n_first < ids.shape[1] else [ids]
+def _forward_with_kv_cache(
+    model: Model, model_input: ModelInput, n_prefill: int
+) -> Float[Tensor, "position vocabulary"]:
+    ids = _ids_tensor(model, model_input.sequence.ids)
+    chunks = [ids[:, :n_prefill], *ids[:, n_prefill:].split(1, dim=1)] if n_prefill < ids.shape[1] else [ids]
     match model:
         case GPT():
             cache = model.new_cache(batch=1, capacity=ids.shape[1])
-            logits = [model(part, cache=cache) for part in parts]
+            logits = [model(chunk, cache=cache) for chunk in chunks]
         case BERT():
             raise ConfigError("cached_from requires a KV cache, which a BERT does not have")
         case Seq2Seq():
-            assert reading.source is not None
-            source = model.encode(_ids_tensor(model, reading.source.ids))
+            assert model_input.source is not None
+            source = model.encode(_ids_tensor(model, model_input.source.ids))
             cache = model.new_cache(batch=1, capacity=ids.shape[1])
-            logits = [model.decode(part, source, cache=cache) for part in parts]
+            logits = [model.decode(chunk, source, cache=cache) for chunk in chunks]
         case RNNSeq2Seq():
-            assert reading.source is not None
-            start = model.encode(_ids_tensor(model, reading.source.ids))
-            state, logits = start.state, []
-            for part in parts:
-                own, state = model.decode(part, start.source, state)
-                logits.append(own)
+            assert model_input.source is not None
+            encoded = model.encode(_ids_tensor(model, model_input.source.ids))
+            state, logits = encoded.state, []
+            for chunk in chunks:
+                step_logits, state = model.decode(chunk, encoded.source, state)
+                logits.append(step_logits)
     return torch.cat(logits, dim=1)[0]
 
 

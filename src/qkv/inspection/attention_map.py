@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from qkv.choices import HeadLayout, Stack
+from qkv.choices import AttentionKind, HeadLayout
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_attention
 from qkv.inspection.model_input import TokenizedText, mark_whitespace
@@ -31,35 +31,37 @@ class AttentionMapView(ShortRepr):
 
 
 def attention_map(
-    seen: ActivationCache, stack: Stack | None = None, *, layer: int | None = None, head: int | None = None
+    cache: ActivationCache, stack: AttentionKind | None = None, *, layer: int | None = None, head: int | None = None
 ) -> AttentionMapView:
     """Returns one head's attention weights. By default, averages over all heads and all layers."""
-    stack = stack or seen.stacks[0]
-    layers = range(seen.n_layers(stack)) if layer is None else [layer]
-    weights = torch.stack([select_head(seen.weights(stack, one), head) for one in layers]).mean(0)
+    stack = stack or cache.stacks[0]
+    layers = range(cache.n_layers(stack)) if layer is None else [layer]
+    weights = torch.stack([select_head(cache.weights(stack, index), head) for index in layers]).mean(0)
     return AttentionMapView(
         weights=weights,
-        queries=seen.query_labels(stack),
-        keys=seen.key_labels(stack),
+        queries=cache.query_labels(stack),
+        keys=cache.key_labels(stack),
         title=_attention_map_title(stack, layer, head),
     )
 
 
 @torch.no_grad()
-def value_weighted_attention(seen: ActivationCache, stack: Stack, *, layer: int) -> Float[Tensor, "head query key"]:
+def value_weighted_attention(
+    cache: ActivationCache, stack: AttentionKind, *, layer: int
+) -> Float[Tensor, "head query key"]:
     """Returns ‖a_ij · v_j W_O‖, the norm of what a head moves from key j to query i (arXiv:2004.10102).
 
     W_O is the head's slice of the output projection. Its bias does not depend on a key and is left out.
     """
-    if isinstance(seen.model, RNNSeq2Seq):
+    if isinstance(cache.model, RNNSeq2Seq):
         raise InputError("value-weighted attention requires Transformer heads, but this model is an RNN")
-    attention = get_attention(seen.model, stack, layer)
-    last = seen.attention_records(stack, layer)[-1]
-    values = last.lookup.values[0].repeat_interleave(
+    attention = get_attention(cache.model, stack, layer)
+    record = cache.attention_records(stack, layer)[-1]
+    values = record.inputs.values[0].repeat_interleave(
         attention.head_config.n_heads // attention.head_config.n_kv_heads, dim=0
     )
-    sizes = project_head_results(attention, values).norm(dim=-1)
-    return seen.weights(stack, layer) * sizes[:, None]
+    norms = project_head_results(attention, values).norm(dim=-1)
+    return cache.weights(stack, layer) * norms[:, None]
 
 
 def project_head_results(
@@ -71,15 +73,15 @@ def project_head_results(
     if not isinstance(attention.out_proj, torch.nn.Linear):
         if not is_split:
             return results / (n_heads if attention.head_config.layout is HeadLayout.POOLED_MEAN else 1)
-        parts = results.new_zeros(n_heads, results.shape[1], n_heads * d_value)
+        outputs = results.new_zeros(n_heads, results.shape[1], n_heads * d_value)
         for head in range(n_heads):
-            parts[head, :, head * d_value : (head + 1) * d_value] = results[head]
-        return parts
+            outputs[head, :, head * d_value : (head + 1) * d_value] = results[head]
+        return outputs
     weight = attention.out_proj.weight.T
     if is_split:
         return torch.einsum("hnv,hvd->hnd", results, weight.view(n_heads, d_value, -1))
-    written = results @ weight
-    return written / n_heads if attention.head_config.layout is HeadLayout.POOLED_MEAN else written
+    projected = results @ weight
+    return projected / n_heads if attention.head_config.layout is HeadLayout.POOLED_MEAN else projected
 
 
 def merge_subwords(view: AttentionMapView, queries: TokenizedText, keys: TokenizedText) -> AttentionMapView:
@@ -95,47 +97,52 @@ def merge_subwords(view: AttentionMapView, queries: TokenizedText, keys: Tokeniz
 
 
 def refine_map(
-    view: AttentionMapView, queries: TokenizedText, keys: TokenizedText, *, words: bool = False, sink: bool = True
+    view: AttentionMapView,
+    queries: TokenizedText,
+    keys: TokenizedText,
+    *,
+    merge_words: bool = False,
+    keep_sink: bool = True,
 ) -> AttentionMapView:
-    """Optionally remove the attention sink (`sink=False`) and merge subwords into words (`words=True`)."""
-    if not sink:
-        rest = remove_sink(view.weights, sink_mask(keys))
-        view = replace(view, weights=rest, title=f"{view.title}, without the sink", is_share=True)
-    return merge_subwords(view, queries, keys) if words else view
+    """Optionally remove the attention sink (`keep_sink=False`) and merge subwords into words (`merge_words=True`)."""
+    if not keep_sink:
+        remaining = remove_sink(view.weights, sink_mask(keys))
+        view = replace(view, weights=remaining, title=f"{view.title}, without the sink", is_share=True)
+    return merge_subwords(view, queries, keys) if merge_words else view
 
 
 def remove_sink(weights: Float[Tensor, "*rows key"], sink: Bool[Tensor, " key"]) -> Float[Tensor, "*rows key"]:
     """Set the sink columns to zero and renormalize each row. Rows without any other weight become zero."""
-    kept = weights.masked_fill(sink.to(weights.device), 0.0)
-    return kept / kept.sum(-1, keepdim=True).clamp(min=1e-30)
+    remaining = weights.masked_fill(sink.to(weights.device), 0.0)
+    return remaining / remaining.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def sink_mask(tokens: TokenizedText) -> Bool[Tensor, " key"]:
     """Returns a mask of typical attention sinks: the first position and all special tokens."""
-    return torch.tensor([place == 0 or special for place, special in enumerate(tokens.is_special)])
+    return torch.tensor([position == 0 or special for position, special in enumerate(tokens.is_special)])
 
 
 def _group_tokens_by_word(tokens: TokenizedText) -> tuple[Float[Tensor, "token group"], list[str]]:
     """Returns a token-to-word membership matrix and the word labels. Tokens outside words form their own groups."""
     names: list[str] = []
     group_of: list[int] = []
-    before: int | None = None
+    previous_word: int | None = None
     for token, word in zip(tokens.tokens, tokens.word_ids, strict=True):
-        if word is not None and word == before:
+        if word is not None and word == previous_word:
             names[-1] += token.lstrip()
         else:
             names.append(mark_whitespace(token.strip() or token))
-        before = word
+        previous_word = word
         group_of.append(len(names) - 1)
     return torch.nn.functional.one_hot(torch.tensor(group_of), len(names)).float(), names
 
 
 def select_head(weights: Float[Tensor, "head query key"], head: int | None) -> AttentionMatrix:
     """Returns one head's weights, or the mean over heads if `head` is `None`."""
-    return weights.mean(0) if head is None else weights[check_index("head", head, len(weights), of="heads")]
+    return weights.mean(0) if head is None else weights[check_index("head", head, len(weights), unit="heads")]
 
 
-def _attention_map_title(stack: Stack, layer: int | None, head: int | None) -> str:
-    of_layer = "mean of all layers" if layer is None else f"layer {layer}"
-    of_head = "mean of all heads" if head is None else f"head {head}"
-    return f"{stack}: {of_layer}, {of_head}"
+def _attention_map_title(stack: AttentionKind, layer: int | None, head: int | None) -> str:
+    layer_text = "mean of all layers" if layer is None else f"layer {layer}"
+    head_text = "mean of all heads" if head is None else f"head {head}"
+    return f"{stack}: {layer_text}, {head_text}"

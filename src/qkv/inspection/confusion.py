@@ -19,29 +19,29 @@ MAX_CLASSES_WITH_SHARES = 8
 
 
 def plot_confusion_matrix(
-    table: Int[np.ndarray, "true answered"], class_names: Sequence[str], *, title: str = ""
+    counts: Int[np.ndarray, "true predicted"], class_names: Sequence[str], *, title: str = ""
 ) -> "Figure":
     """Plot a confusion matrix. Colors are shares of each true class, and numbers are counts."""
     n = len(class_names)
-    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    cell = 0.75 if n <= MAX_CLASSES_WITH_SHARES else 0.45 if n <= MAX_CLASSES_WITH_COUNTS else 0.16
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    cell_size = 0.75 if n <= MAX_CLASSES_WITH_SHARES else 0.45 if n <= MAX_CLASSES_WITH_COUNTS else 0.16
     label_width = 0.085 * max(map(len, class_names)) * (1.0 if n <= MAX_CLASSES_WITH_COUNTS else 0.6)
-    side = max(1.8, cell * n)
-    fits = label_width < 0.9 * side / n
-    figure = new_figure(width=side + label_width + 1.6, height=side + (0.2 if fits else label_width) + 0.9)
+    side = max(1.8, cell_size * n)
+    labels_fit = label_width < 0.9 * side / n
+    figure = new_figure(width=side + label_width + 1.6, height=side + (0.2 if labels_fit else label_width) + 0.9)
     axis = figure.subplots()
     image = axis.imshow(shares, cmap="viridis", vmin=0.0, vmax=1.0)
     size = "medium" if n <= MAX_CLASSES_WITH_COUNTS else 5
-    turned = {} if fits else {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
-    axis.set_xticks(range(n), class_names, fontsize=size, **turned)
+    rotation = {} if labels_fit else {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_xticks(range(n), class_names, fontsize=size, **rotation)
     axis.set_yticks(range(n), class_names, fontsize=size)
-    axis.set_xlabel("answered")
+    axis.set_xlabel("predicted")
     axis.set_ylabel("true")
     axis.set_title(title, fontsize="medium")
     figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, label="share of the true class")
     if n <= MAX_CLASSES_WITH_COUNTS:
         for i, j in np.ndindex(n, n):
-            ink = "black" if shares[i, j] > 0.6 else "white"
-            said = f"{table[i, j]:,}\n{shares[i, j]:.0%}" if n <= MAX_CLASSES_WITH_SHARES else f"{table[i, j]:,}"
-            axis.text(j, i, said, ha="center", va="center", fontsize="small", color=ink)
+            text_color = "black" if shares[i, j] > 0.6 else "white"
+            text = f"{counts[i, j]:,}\n{shares[i, j]:.0%}" if n <= MAX_CLASSES_WITH_SHARES else f"{counts[i, j]:,}"
+            axis.text(j, i, text, ha="center", va="center", fontsize="small", color=text_color)
     return figure

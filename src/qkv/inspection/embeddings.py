@@ -40,48 +40,48 @@ class EmbeddingView(ShortRepr):
     """The nearest tokens of each token in the embedding matrix, with cosine similarities."""
 
 
-def embedding_trajectories(seen: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> EmbeddingView:
+def embedding_trajectories(cache: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> EmbeddingView:
     """Compute the projected path of every token. For an encoder–decoder, these are the target tokens."""
-    model, own = seen.model, seen.model_input.sequence
+    model, sequence = cache.model, cache.model_input.sequence
     if isinstance(model, RNNSeq2Seq):
         names, depths = ["decoder.states"], ["decoder's states"]
     else:
         names = residual_tap_names(model, AttentionKind.DECODER if isinstance(model, Seq2Seq) else AttentionKind.SELF)
         depths = depth_names(len(names))
-    vectors = torch.stack([F.normalize(seen.get_activation(name).float(), dim=-1) for name in names]).cpu()
-    points, spread = project_to_2d(vectors.flatten(0, 1))
+    vectors = torch.stack([F.normalize(cache.get_activation(name).float(), dim=-1) for name in names]).cpu()
+    points, explained_variance = project_to_2d(vectors.flatten(0, 1))
     return EmbeddingView(
-        tokens=own.labels,
+        tokens=sequence.labels,
         depths=depths,
-        points=points.view(len(names), len(own.ids), 2),
-        explained_variance=spread,
+        points=points.view(len(names), len(sequence.ids), 2),
+        explained_variance=explained_variance,
         similarity=(vectors * vectors[0]).sum(-1),
-        neighbors=_nearest_tokens_of_ids(model, tokenizer, own.ids, n=n),
+        neighbors=_nearest_tokens_of_ids(model, tokenizer, sequence.ids, n=n),
     )
 
 
 @torch.no_grad()
-def nearest_tokens(model: Model, tokenizer: Tokenizer, number: int, *, n: int = 5) -> list[tuple[str, float]]:
+def nearest_tokens(model: Model, tokenizer: Tokenizer, token_id: int, *, n: int = 5) -> list[tuple[str, float]]:
     """Returns the tokens whose embeddings have the largest cosine similarity with a token's embedding, best first."""
-    return _nearest_tokens_of_ids(model, tokenizer, [number], n=n)[0]
+    return _nearest_tokens_of_ids(model, tokenizer, [token_id], n=n)[0]
 
 
 @torch.no_grad()
 def _nearest_tokens_of_ids(
-    model: Model, tokenizer: Tokenizer, numbers: list[int], *, n: int
+    model: Model, tokenizer: Tokenizer, token_ids: list[int], *, n: int
 ) -> list[list[tuple[str, float]]]:
     """Returns the nearest tokens of each id. The embedding matrix is normalized once for all of them."""
     rows = F.normalize(_token_embeddings(model)[: tokenizer.vocab_size].float(), dim=-1)
-    found: dict[int, list[tuple[str, float]]] = {}
-    for number in numbers:
-        if check_index("id", number, len(rows), of="vocabulary ids") in found:
+    neighbors: dict[int, list[tuple[str, float]]] = {}
+    for token_id in token_ids:
+        if check_index("id", token_id, len(rows), unit="vocabulary ids") in neighbors:
             continue
-        likeness = rows @ rows[number]
-        likeness[number] = -2.0
-        best = likeness.topk(min(n, len(rows) - 1))
-        both = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found[number] = [(mark_whitespace(token_text(tokenizer, i)), p) for i, p in both]
-    return [found[number] for number in numbers]
+        similarities = rows @ rows[token_id]
+        similarities[token_id] = -2.0
+        best = similarities.topk(min(n, len(rows) - 1))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        neighbors[token_id] = [(mark_whitespace(token_text(tokenizer, i)), p) for i, p in pairs]
+    return [neighbors[token_id] for token_id in token_ids]
 
 
 @torch.no_grad()
@@ -95,8 +95,8 @@ def position_similarity(model: Model, n: int) -> Float[Tensor, "position positio
         raise InputError("this model does not add position embeddings, so there is nothing to compare")
     if n > model.config.context_length:
         raise InputError(f"n={n} positions exceed the model's context_length={model.config.context_length}")
-    empty = torch.zeros(1, n, model.config.d_model, device=next(model.parameters()).device)
-    rows = F.normalize(position(empty, torch.arange(n, device=empty.device)[None])[0], dim=-1)
+    zeros = torch.zeros(1, n, model.config.d_model, device=next(model.parameters()).device)
+    rows = F.normalize(position(zeros, torch.arange(n, device=zeros.device)[None])[0], dim=-1)
     return rows @ rows.T
 
 

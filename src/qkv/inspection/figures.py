@@ -49,26 +49,27 @@ class Heatmap:
             )
 
 
-def plot_heatmaps(*maps: Heatmap, title: str = "", in_a_row: int | None = None) -> "Figure":
-    """Plot heatmaps side by side, with at most `in_a_row` heatmaps in each row of the figure."""
+def plot_heatmaps(*maps: Heatmap, title: str = "", per_row: int | None = None) -> "Figure":
+    """Plot heatmaps side by side, with at most `per_row` heatmaps in each row of the figure."""
     if not maps:
         raise ShapeError("at least 1 heatmap is required, got 0")
-    first = maps[: in_a_row or len(maps)]
-    n_rows = -(-len(maps) // len(first))
+    first_row = maps[: per_row or len(maps)]
+    n_rows = -(-len(maps) // len(first_row))
     figure = new_figure(
-        width=sum(_heatmap_width(one) for one in first), height=n_rows * max(_heatmap_height(one) for one in maps)
+        width=sum(_heatmap_width(heatmap) for heatmap in first_row),
+        height=n_rows * max(_heatmap_height(heatmap) for heatmap in maps),
     )
     axes = figure.subplots(
-        n_rows, len(first), squeeze=False, width_ratios=[_heatmap_width(one) for one in first]
+        n_rows, len(first_row), squeeze=False, width_ratios=[_heatmap_width(heatmap) for heatmap in first_row]
     ).flatten()
-    for axis, one in zip(axes, maps, strict=False):
-        _draw_heatmap(axis, one)
+    for axis, heatmap in zip(axes, maps, strict=False):
+        _draw_heatmap(axis, heatmap)
     for axis in axes[len(maps) :]:
         axis.set_axis_off()
     if title:
-        said = wrap_title(title, figure.get_figwidth())
-        figure.set_figheight(figure.get_figheight() + TITLE_LINE_INCHES * said.count("\n"))
-        figure.suptitle(said, fontsize="medium")
+        wrapped_title = wrap_title(title, figure.get_figwidth())
+        figure.set_figheight(figure.get_figheight() + TITLE_LINE_INCHES * wrapped_title.count("\n"))
+        figure.suptitle(wrapped_title, fontsize="medium")
     return figure
 
 
@@ -94,14 +95,14 @@ def new_figure(*, width: float, height: float) -> "Figure":
 
 
 @cache
-def _with_notebook_repr(of: "type[Figure]") -> "type[Figure]":
+def _with_notebook_repr(figure_class: "type[Figure]") -> "type[Figure]":
     """Returns a subclass that notebooks display as PNG, which figures created without pyplot do not support."""
 
-    class Picture(of):
+    class Picture(figure_class):
         def _repr_png_(self) -> bytes:
-            made = BytesIO()
-            self.savefig(made, format="png", dpi=NOTEBOOK_DPI)
-            return made.getvalue()
+            buffer = BytesIO()
+            self.savefig(buffer, format="png", dpi=NOTEBOOK_DPI)
+            return buffer.getvalue()
 
     return Picture
 
@@ -128,12 +129,12 @@ _LABEL_INCHES = 0.2
 """Space that an axis label needs, in inches."""
 
 
-def _heatmap_width(one: Heatmap) -> float:
-    return 1.6 + max(2.0, min(0.46 * len(one.columns), _MAX_INCHES))
+def _heatmap_width(heatmap: Heatmap) -> float:
+    return 1.6 + max(2.0, min(0.46 * len(heatmap.columns), _MAX_INCHES))
 
 
-def _heatmap_height(one: Heatmap) -> float:
-    return 1.4 + max(1.6, min(0.36 * len(one.rows), _MAX_INCHES))
+def _heatmap_height(heatmap: Heatmap) -> float:
+    return 1.4 + max(1.6, min(0.36 * len(heatmap.rows), _MAX_INCHES))
 
 
 def _visible_ticks(n: int, inches: float) -> range:
@@ -141,40 +142,40 @@ def _visible_ticks(n: int, inches: float) -> range:
     return range(0, n, max(1, ceil(n * _LABEL_INCHES / inches)))
 
 
-def _draw_heatmap(axis: "Axes", one: Heatmap) -> None:
-    matrix = one.matrix.detach().float().cpu()
-    shown = matrix.masked_fill(~matrix.isfinite(), float("nan"))
+def _draw_heatmap(axis: "Axes", heatmap: Heatmap) -> None:
+    matrix = heatmap.matrix.detach().float().cpu()
+    visible = matrix.masked_fill(~matrix.isfinite(), float("nan"))
     finite = matrix[matrix.isfinite()]
     low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 1.0)
-    if one.is_signed:
+    if heatmap.is_signed:
         low, high = -max(-low, high), max(-low, high)
     else:
         low, high = min(0.0, low), max(0.0, high)
     # Both color maps are suitable for color-blind readers. Masked cells (−∞) show the gray background.
     image = axis.imshow(
-        shown.numpy(), cmap="RdBu_r" if one.is_signed else "viridis", vmin=low, vmax=high, aspect="auto"
+        visible.numpy(), cmap="RdBu_r" if heatmap.is_signed else "viridis", vmin=low, vmax=high, aspect="auto"
     )
     axis.set_facecolor("0.85")
-    across, down = (
-        _visible_ticks(len(one.columns), _heatmap_width(one) - 1.6),
-        _visible_ticks(len(one.rows), _heatmap_height(one) - 1.4),
+    x_ticks, y_ticks = (
+        _visible_ticks(len(heatmap.columns), _heatmap_width(heatmap) - 1.6),
+        _visible_ticks(len(heatmap.rows), _heatmap_height(heatmap) - 1.4),
     )
-    axis.set_xticks(across, [one.columns[i] for i in across], rotation=60, ha="right", rotation_mode="anchor")
-    axis.set_yticks(down, [one.rows[i] for i in down])
-    axis.set_xlabel(one.column_axis)
-    axis.set_ylabel(one.row_axis)
-    axis.set_title(one.title, fontsize="medium")
+    axis.set_xticks(x_ticks, [heatmap.columns[i] for i in x_ticks], rotation=60, ha="right", rotation_mode="anchor")
+    axis.set_yticks(y_ticks, [heatmap.rows[i] for i in y_ticks])
+    axis.set_xlabel(heatmap.column_axis)
+    axis.set_ylabel(heatmap.row_axis)
+    axis.set_title(heatmap.title, fontsize="medium")
     axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02)
-    if one.show_numbers and matrix.numel() <= 200:
-        _annotate_cells(axis, one, matrix, (low, high))
+    if heatmap.show_numbers and matrix.numel() <= 200:
+        _annotate_cells(axis, heatmap, matrix, (low, high))
 
 
-def _annotate_cells(axis: "Axes", one: Heatmap, matrix: Tensor, limits: tuple[float, float]) -> None:
+def _annotate_cells(axis: "Axes", heatmap: Heatmap, matrix: Tensor, limits: tuple[float, float]) -> None:
     low, high = limits
     for i, row in enumerate(matrix.tolist()):
         for j, value in enumerate(row):
             share = (value - low) / (high - low or 1.0)
-            on_light = 0.25 < share < 0.75 if one.is_signed else share > 0.6
+            is_light = 0.25 < share < 0.75 if heatmap.is_signed else share > 0.6
             text = f"{value:.2f}" if isfinite(value) else "NaN" if isnan(value) else "−∞"
-            ink = "black" if on_light or not isfinite(value) else "white"
-            axis.text(j, i, text, ha="center", va="center", fontsize=6, color=ink)
+            text_color = "black" if is_light or not isfinite(value) else "white"
+            axis.text(j, i, text, ha="center", va="center", fontsize=6, color=text_color)

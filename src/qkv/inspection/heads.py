@@ -56,64 +56,65 @@ class HeadsView(ShortRepr):
     """max|A·V − output| of the forward pass."""
 
 
-def classify_heads(seen: ActivationCache, stack: AttentionKind | None = None) -> HeadsView:
+def classify_heads(cache: ActivationCache, stack: AttentionKind | None = None) -> HeadsView:
     """Score every head on every pattern and name each head. `stack` defaults to the model's first attention stack."""
-    stack = stack or seen.stacks[0]
-    weights, visible = seen.all_weights(stack), seen.visible_mask(stack)
-    places = pattern_targets(seen.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS)
-    scores = torch.stack([score_pattern(weights, visible, pattern, places) for pattern in PATTERNS], dim=-1)
-    n_queries = [int(_queries_with_targets(visible, pattern, places).sum()) for pattern in PATTERNS]
-    alike = (visible / visible.sum(-1, keepdim=True).clamp(min=1)).to(weights)[None, None]
+    stack = stack or cache.stacks[0]
+    weights, visible = cache.all_weights(stack), cache.visible_mask(stack)
+    targets = pattern_targets(cache.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS)
+    scores = torch.stack([score_pattern(weights, visible, pattern, targets) for pattern in PATTERNS], dim=-1)
+    n_queries = [int(_queries_with_targets(visible, pattern, targets).sum()) for pattern in PATTERNS]
+    uniform = (visible / visible.sum(-1, keepdim=True).clamp(min=1)).to(weights)[None, None]
     n, m = visible.shape
-    away = (torch.arange(n)[:, None] - torch.arange(m)).abs().to(weights)
+    distances = (torch.arange(n)[:, None] - torch.arange(m)).abs().to(weights)
     return HeadsView(
         stack=stack,
         weights=weights,
         scores=scores,
         n_queries=n_queries,
-        uniform_scores=[float(score_pattern(alike, visible, pattern, places)[0, 0]) for pattern in PATTERNS],
+        uniform_scores=[float(score_pattern(uniform, visible, pattern, targets)[0, 0]) for pattern in PATTERNS],
         labels=[[best_pattern(row, n_queries) for row in layer] for layer in scores],
         entropy=_attention_entropy(weights).mean(-1),
-        distance=(weights * away).sum(-1).mean(-1) * (stack is not AttentionKind.CROSS),
-        queries=seen.query_labels(stack),
-        keys=seen.key_labels(stack),
-        error=seen.error,
+        distance=(weights * distances).sum(-1).mean(-1) * (stack is not AttentionKind.CROSS),
+        queries=cache.query_labels(stack),
+        keys=cache.key_labels(stack),
+        error=cache.error,
     )
 
 
 def pattern_targets(keys: TokenizedText, visible: QueryKeyMask, *, is_cross: bool) -> dict[HeadPattern, QueryKeyMask]:
     """Returns the query–key pairs that each pattern except bag-of-words refers to.
 
-    previous-token: i → i−1. first-token: i → 0, with i > 0 in self-attention. delimiter: i → another token that is special
-    or punctuation, except position 0. duplicate: i → j ≠ i with the same token. induction: i → j+1 ≠ i, where token j ≠ i
-    equals token i: the token that followed it elsewhere. Cross-attention only has the patterns defined by the keys.
+    previous-token: i → i−1. first-token: i → 0, with i > 0 in self-attention. delimiter: i → another token that is
+    special or punctuation, except position 0. duplicate: i → j ≠ i with the same token. induction: i → j+1 ≠ i, where
+    token j ≠ i equals token i: the token that followed it elsewhere. Cross-attention only has the patterns defined by
+    the keys.
     """
     n, m = visible.shape
     first = torch.zeros(n, m, dtype=torch.bool)
     first[(0 if is_cross else 1) :, 0] = True
     delimiter = torch.tensor(
-        [is_delimiter(token, special=own) for token, own in zip(keys.tokens, keys.is_special, strict=True)]
+        [is_delimiter(token, special=special) for token, special in zip(keys.tokens, keys.is_special, strict=True)]
     )
     delimiter[0] = False
-    own = torch.zeros(n, m, dtype=torch.bool) if is_cross else torch.eye(n, dtype=torch.bool)
-    found = {HeadPattern.FIRST: first, HeadPattern.DELIMITER: delimiter & ~own}
+    is_same_token = torch.zeros(n, m, dtype=torch.bool) if is_cross else torch.eye(n, dtype=torch.bool)
+    targets = {HeadPattern.FIRST: first, HeadPattern.DELIMITER: delimiter & ~is_same_token}
     if not is_cross:
-        found |= _self_attention_targets(torch.tensor(keys.ids))
-    return {pattern: looks.to(visible.device) & visible for pattern, looks in found.items()}
+        targets |= _self_attention_targets(torch.tensor(keys.ids))
+    return {pattern: mask.to(visible.device) & visible for pattern, mask in targets.items()}
 
 
 def _self_attention_targets(ids: Int[Tensor, " position"]) -> dict[HeadPattern, QueryKeyMask]:
     n = len(ids)
-    itself = torch.eye(n, dtype=torch.bool)
+    diagonal = torch.eye(n, dtype=torch.bool)
     previous = torch.zeros(n, n, dtype=torch.bool)
     previous[1:, :-1] = torch.eye(n - 1, dtype=torch.bool)
-    duplicate = (ids[:, None] == ids) & ~itself
+    duplicate = (ids[:, None] == ids) & ~diagonal
     induction = torch.zeros(n, n, dtype=torch.bool)
     induction[:, 1:] = duplicate[:, :-1]
     return {
         HeadPattern.PREVIOUS: previous,
         HeadPattern.DUPLICATE: duplicate,
-        HeadPattern.INDUCTION: induction & ~itself,
+        HeadPattern.INDUCTION: induction & ~diagonal,
     }
 
 
@@ -123,19 +124,24 @@ def is_delimiter(token: str, *, special: bool) -> bool:
 
 
 def score_pattern(
-    weights: LayerHeadWeights, visible: QueryKeyMask, pattern: HeadPattern, places: dict[HeadPattern, QueryKeyMask]
+    weights: LayerHeadWeights, visible: QueryKeyMask, pattern: HeadPattern, targets: dict[HeadPattern, QueryKeyMask]
 ) -> Float[Tensor, "layer head"]:
     """Score every head on one pattern, from 0 to 1.
 
     bag-of-words: the entropy of each row divided by its maximum, log(visible keys), averaged over queries with at least
-    two visible keys. All other patterns: the weight on the pattern's keys, averaged over the queries that have such keys.
+    two visible keys. All other patterns: the weight on the pattern's keys, averaged over the queries that have such
+    keys.
     """
-    asked = _queries_with_targets(visible, pattern, places)
-    if not bool(asked.any()):
+    has_target = _queries_with_targets(visible, pattern, targets)
+    if not bool(has_target.any()):
         return weights.new_zeros(weights.shape[:2])
     if pattern is HeadPattern.BAG:
-        return (_attention_entropy(weights)[..., asked] / visible.sum(-1)[asked].to(weights).log()).mean(-1).clamp(0, 1)
-    return (weights * places[pattern]).sum(-1)[..., asked].mean(-1).clamp(0, 1)
+        return (
+            (_attention_entropy(weights)[..., has_target] / visible.sum(-1)[has_target].to(weights).log())
+            .mean(-1)
+            .clamp(0, 1)
+        )
+    return (weights * targets[pattern]).sum(-1)[..., has_target].mean(-1).clamp(0, 1)
 
 
 def best_pattern(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> HeadPattern | None:
@@ -143,22 +149,22 @@ def best_pattern(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> Hea
 
     This is the pattern with the highest score of at least 0.4. If there is none, it is bag-of-words from 0.95.
     """
-    even = PATTERNS.index(HeadPattern.BAG)
-    enough = torch.tensor([n >= MIN_QUERIES for n in n_queries], device=scores.device)
-    pointed = scores.where(enough, -1.0)
-    pointed[even] = -1.0
-    best = int(pointed.argmax())
-    if pointed[best] >= MIN_SCORE:
+    bag_index = PATTERNS.index(HeadPattern.BAG)
+    has_enough = torch.tensor([n >= MIN_QUERIES for n in n_queries], device=scores.device)
+    candidates = scores.where(has_enough, -1.0)
+    candidates[bag_index] = -1.0
+    best = int(candidates.argmax())
+    if candidates[best] >= MIN_SCORE:
         return PATTERNS[best]
-    return HeadPattern.BAG if scores[even] >= MIN_UNIFORMITY else None
+    return HeadPattern.BAG if scores[bag_index] >= MIN_UNIFORMITY else None
 
 
 def _queries_with_targets(
-    visible: QueryKeyMask, pattern: HeadPattern, places: dict[HeadPattern, QueryKeyMask]
+    visible: QueryKeyMask, pattern: HeadPattern, targets: dict[HeadPattern, QueryKeyMask]
 ) -> Bool[Tensor, " query"]:
     if pattern is HeadPattern.BAG:
         return visible.sum(-1) > 1
-    return places[pattern].any(-1) if pattern in places else torch.zeros_like(visible[:, 0])
+    return targets[pattern].any(-1) if pattern in targets else torch.zeros_like(visible[:, 0])
 
 
 def _attention_entropy(weights: LayerHeadWeights) -> Float[Tensor, "layer head query"]:

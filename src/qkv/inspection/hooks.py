@@ -18,97 +18,100 @@ Replacement = Callable[[Tensor], Tensor] | Tensor | float
 def intervene(model: nn.Module, changes: Mapping[str, Replacement]) -> Iterator[None]:
     """Replace the activations of all taps that match each pattern, within the `with` block.
 
-    `intervene(model, {"blocks.2.attention_out": 0.0})` ablates a layer's attention, and
-    `intervene(model, {"blocks.3.resid_pre": activations["blocks.3.resid_pre"]})` patches in the activations of another text.
+    `intervene(model, {"blocks.2.attention_out": 0.0})` ablates a layer's attention, and `intervene(model,
+    {"blocks.3.resid_pre": activations["blocks.3.resid_pre"]})` patches in the activations of another text.
     """
     with ExitStack() as stack:
-        for pattern, what in changes.items():
+        for pattern, replacement in changes.items():
             for name, tap in match_taps(model, pattern).items():
                 if name.endswith(".inputs"):
-                    raise TapError(f"'{name}' carries a whole look-up; change its parts, or use cut_edge")
-                stack.callback(tap.intervene(_make_replacer(name, what)))
+                    raise TapError(
+                        f"'{name}' carries all attention inputs: intervene on its queries, keys or values instead, "
+                        "or use mask_attention"
+                    )
+                stack.callback(tap.intervene(_make_replacer(name, replacement)))
         yield
 
 
-def _make_replacer(name: str, what: Replacement) -> Callable[[Tensor], Tensor]:
-    def put(passing: Tensor) -> Tensor:
-        match what:
+def _make_replacer(name: str, replacement: Replacement) -> Callable[[Tensor], Tensor]:
+    def replace_activation(activation: Tensor) -> Tensor:
+        match replacement:
             case Tensor():
-                new = what.to(passing)
+                new = replacement.to(activation)
             case int() | float():
-                new = passing.new_full(passing.shape, what)
+                new = activation.new_full(activation.shape, replacement)
             case _:
-                new = what(passing)
-        if new.shape != passing.shape:
+                new = replacement(activation)
+        if new.shape != activation.shape:
             raise TapError(
-                f"'{name}' has shape {tuple(passing.shape)}, but its replacement has shape {tuple(new.shape)}"
+                f"'{name}' has shape {tuple(activation.shape)}, but its replacement has shape {tuple(new.shape)}"
             )
         return new
 
-    return put
+    return replace_activation
 
 
 @contextmanager
-def ablate_head(model: nn.Module, attention: str, head: int) -> Iterator[None]:
+def ablate_head(model: nn.Module, attention_pattern: str, head: int) -> Iterator[None]:
     """Ablate one head: its result is zero before the output projection."""
 
-    def silence(heads: Tensor) -> Tensor:
+    def zero_head(heads: Tensor) -> Tensor:
         heads = heads.clone()
         heads[:, head] = 0.0
         return heads
 
     with ExitStack() as stack:
-        for name, part in _match_attentions(model, attention).items():
-            _check_head_index(name, part, head)
-            stack.callback(part.head_outputs.intervene(silence))
+        for name, attention in _match_attentions(model, attention_pattern).items():
+            _check_head_index(name, attention, head)
+            stack.callback(attention.head_outputs.intervene(zero_head))
         yield
 
 
 @contextmanager
 def mask_attention(
-    model: nn.Module, attention: str, *, query: int, key: int, head: int | None = None
+    model: nn.Module, attention_pattern: str, *, query: int, key: int, head: int | None = None
 ) -> Iterator[None]:
     """Mask attention from position `query` to position `key` in the matching layers, for one head or all.
 
-    Positions count the input ids. With a cache, padding is not counted. The fused kernel stays in use. If no forward pass
-    reaches the edge, the end of the `with` block raises `TapError`.
+    Positions count the input ids. With a cache, padding is not counted. The fused kernel stays in use. If no forward
+    pass reaches the edge, the end of the `with` block raises `TapError`.
     """
     reached: list[bool] = []
 
-    def cut(lookup: AttentionInputs) -> AttentionInputs:
-        batch, n_heads, n_queries, _ = lookup.queries.shape
-        n_keys = lookup.keys.shape[-2]
-        looks = lookup.broadcast_query_positions() == query
-        if not (0 <= key < n_keys and bool(looks.any())):
-            return lookup
+    def mask_edge(inputs: AttentionInputs) -> AttentionInputs:
+        batch, n_heads, n_queries, _ = inputs.queries.shape
+        n_keys = inputs.keys.shape[-2]
+        is_query = inputs.broadcast_query_positions() == query
+        if not (0 <= key < n_keys and bool(is_query.any())):
+            return inputs
         reached.append(True)
-        seen = (lookup.mask or Mask()).to_dense(n_queries, n_keys, lookup.queries.device)
-        seen = seen.expand(batch, n_heads, n_queries, n_keys).clone()
+        visible = (inputs.mask or Mask()).to_dense(n_queries, n_keys, inputs.queries.device)
+        visible = visible.expand(batch, n_heads, n_queries, n_keys).clone()
         heads = slice(None) if head is None else slice(head, head + 1)
-        seen[:, heads, :, key] &= ~looks[:, None]
-        return replace(lookup, mask=Mask(dense=seen))
+        visible[:, heads, :, key] &= ~is_query[:, None]
+        return replace(inputs, mask=Mask(dense=visible))
 
     with ExitStack() as stack:
-        for name, part in _match_attentions(model, attention).items():
+        for name, attention in _match_attentions(model, attention_pattern).items():
             if head is not None:
-                _check_head_index(name, part, head)
-            stack.callback(part.inputs.intervene(cut))
+                _check_head_index(name, attention, head)
+            stack.callback(attention.inputs.intervene(mask_edge))
         yield
     if not reached:
-        raise TapError(f"no forward pass reached the edge {query}→{key} of '{attention}'")
+        raise TapError(f"no forward pass reached the edge {query}→{key} of '{attention_pattern}'")
 
 
-def _check_head_index(name: str, part: Attention, head: int) -> None:
-    n_heads = part.head_config.n_heads
+def _check_head_index(name: str, attention: Attention, head: int) -> None:
+    n_heads = attention.head_config.n_heads
     if not 0 <= head < n_heads:
         raise TapError(f"'{name}' has {n_heads} heads (0 … {n_heads - 1}), got head {head}")
 
 
 def _match_attentions(model: nn.Module, pattern: str) -> dict[str, Attention]:
-    parts = dict(model.named_modules())
-    found = {}
+    modules = dict(model.named_modules())
+    attentions = {}
     for name in match_taps(model, f"{pattern}.inputs"):
-        owner = parts[name.removesuffix(".inputs")]
-        if isinstance(owner, Attention):
-            found[name.removesuffix(".inputs")] = owner
-    return found
+        module = modules[name.removesuffix(".inputs")]
+        if isinstance(module, Attention):
+            attentions[name.removesuffix(".inputs")] = module
+    return attentions

@@ -85,43 +85,57 @@ class InterventionEffect(ShortRepr):
 def apply_interventions(model: Model, interventions: Sequence[Intervention]) -> Iterator[None]:
     """Apply all interventions within the `with` block."""
     with ExitStack() as stack:
-        for one in interventions:
-            match one:
+        for intervention in interventions:
+            match intervention:
                 case HeadAblation():
-                    check_index("layer", one.layer, len(get_blocks(model, one.stack)), of="layers")
-                    stack.enter_context(ablate_head(model, attention_name(model, one.stack, one.layer), one.head))
+                    check_index("layer", intervention.layer, len(get_blocks(model, intervention.stack)), unit="layers")
+                    stack.enter_context(
+                        ablate_head(
+                            model, attention_name(model, intervention.stack, intervention.layer), intervention.head
+                        )
+                    )
                 case EdgeMask() if isinstance(model, RNNSeq2Seq):
                     raise InputError("attention of an RNN cannot be masked, only a Transformer's attention can")
                 case EdgeMask():
-                    name = attention_name(model, one.stack, "*" if one.layer is None else one.layer)
-                    stack.enter_context(mask_attention(model, name, query=one.query, key=one.key, head=one.head))
+                    name = attention_name(
+                        model, intervention.stack, "*" if intervention.layer is None else intervention.layer
+                    )
+                    stack.enter_context(
+                        mask_attention(
+                            model, name, query=intervention.query, key=intervention.key, head=intervention.head
+                        )
+                    )
                 case ActivationPatch():
-                    stack.enter_context(_apply_patch(model, one))
+                    stack.enter_context(_apply_patch(model, intervention))
         yield
 
 
-def find_ineffective_masks(model: Model, reading: ModelInput, interventions: Sequence[Intervention]) -> list[EdgeMask]:
-    """Returns the masks that have no effect, because the query cannot attend to the key (causal mask or sliding
-    window)."""
-    cuts = [one for one in interventions if isinstance(one, EdgeMask)]
-    if not cuts:
-        return []
-    seen = run_with_cache(model, reading)
+def find_ineffective_masks(
+    model: Model, model_input: ModelInput, interventions: Sequence[Intervention]
+) -> list[EdgeMask]:
+    """Returns the masks without effect, because the model never attends from the query to the key.
 
-    def is_idle(one: EdgeMask) -> bool:
-        visible = seen.visible_mask(one.stack)
-        query = check_index("query", one.query, visible.shape[0], of="query tokens")
-        key = check_index("key", one.key, visible.shape[1], of="key tokens")
+    The key may be in the future of a causal model or outside a sliding window.
+    """
+    masks = [intervention for intervention in interventions if isinstance(intervention, EdgeMask)]
+    if not masks:
+        return []
+    cache = run_with_cache(model, model_input)
+
+    def is_ineffective(intervention: EdgeMask) -> bool:
+        visible = cache.visible_mask(intervention.stack)
+        query = check_index("query", intervention.query, visible.shape[0], unit="query tokens")
+        key = check_index("key", intervention.key, visible.shape[1], unit="key tokens")
         return not visible[query, key]
 
-    return [one for one in cuts if is_idle(one)]
+    return [intervention for intervention in masks if is_ineffective(intervention)]
 
 
 @torch.no_grad()
 def measure_effect(
     model: Model,
     tokenizer: Tokenizer,
-    reading: ModelInput,
+    model_input: ModelInput,
     interventions: Sequence[Intervention],
     *,
     position: int = -1,
@@ -131,34 +145,36 @@ def measure_effect(
 
     The `n` most likely tokens before and after are returned for `position`, which defaults to the last one.
     """
-    before = compute_log_probs(model, reading)
-    position = check_index("position", position, len(before), of="tokens", from_end=True)
+    before = compute_log_probs(model, model_input)
+    position = check_index("position", position, len(before), unit="tokens", from_end=True)
     with apply_interventions(model, interventions):
-        after = compute_log_probs(model, reading)
-    known = tokenizer.vocab_size
-    best = {i for log_p in (before, after) for i in log_p[position, :known].topk(min(n, known)).indices.tolist()}
-    ids = sorted(best, key=lambda number: -float(before[position, number]))
+        after = compute_log_probs(model, model_input)
+    vocab_size = tokenizer.vocab_size
+    top_ids = {
+        i for log_p in (before, after) for i in log_p[position, :vocab_size].topk(min(n, vocab_size)).indices.tolist()
+    }
+    ids = sorted(top_ids, key=lambda token_id: -float(before[position, token_id]))
     return InterventionEffect(
-        positions=reading.sequence.labels,
+        positions=model_input.sequence.labels,
         position=position,
         ids=ids,
-        generated=None if reading.generated is None else reading.generated.labels,
-        changes=[describe_intervention(one, reading) for one in interventions],
-        tokens=[mark_whitespace(token_text(tokenizer, number)) for number in ids],
+        generated=None if model_input.generated is None else model_input.generated.labels,
+        changes=[describe_intervention(intervention, model_input) for intervention in interventions],
+        tokens=[mark_whitespace(token_text(tokenizer, token_id)) for token_id in ids],
         before=before[position, ids],
         after=after[position, ids],
         divergence=F.kl_div(after, before, reduction="none", log_target=True).sum(-1),
-        target_before=target_log_probs(before, reading),
-        target_after=target_log_probs(after, reading),
+        target_before=target_log_probs(before, model_input),
+        target_after=target_log_probs(after, model_input),
     )
 
 
 @torch.no_grad()
-def compute_log_probs(model: Model, reading: ModelInput) -> Float[Tensor, "position vocabulary"]:
+def compute_log_probs(model: Model, model_input: ModelInput) -> Float[Tensor, "position vocabulary"]:
     was_training = model.training
     model.eval()
     try:
-        logits = forward_logits(model, reading)
+        logits = forward_logits(model, model_input)
     finally:
         model.train(was_training)
     if logits is None:
@@ -166,50 +182,55 @@ def compute_log_probs(model: Model, reading: ModelInput) -> Float[Tensor, "posit
     return logits.float().log_softmax(-1)
 
 
-def target_log_probs(log_p: Float[Tensor, "position vocabulary"], reading: ModelInput) -> Float[Tensor, " position"]:
+def target_log_probs(
+    log_p: Float[Tensor, "position vocabulary"], model_input: ModelInput
+) -> Float[Tensor, " position"]:
     """Returns the log-probability of the actual token at each position, or NaN if it is unknown."""
-    wanted = reading.sequence.ids if reading.next_ids is None else reading.next_ids
-    found = log_p.new_full((len(log_p),), float("nan"))
-    found[: len(wanted)] = log_p[torch.arange(len(wanted)), wanted]
-    return found
+    targets = model_input.sequence.ids if model_input.next_ids is None else model_input.next_ids
+    target_log_p = log_p.new_full((len(log_p),), float("nan"))
+    target_log_p[: len(targets)] = log_p[torch.arange(len(targets)), targets]
+    return target_log_p
 
 
-def describe_intervention(one: Intervention, reading: ModelInput) -> str:
+def describe_intervention(intervention: Intervention, model_input: ModelInput) -> str:
     """Returns a one-line description of an intervention."""
-    match one:
+    match intervention:
         case HeadAblation():
-            return f"{one.stack}, layer {one.layer}: head {one.head} ablated"
+            return f"{intervention.stack}, layer {intervention.layer}: head {intervention.head} ablated"
         case EdgeMask():
-            queries, keys = (reading.select_tokens(one.stack, is_key=is_key) for is_key in (False, True))
-            layer = "" if one.layer is None else f", layer {one.layer}"
-            head = "" if one.head is None else f", head {one.head}"
-            query, key = f"{one.query} {queries.labels[one.query]}", f"{one.key} {keys.labels[one.key]}"
-            return f"{one.stack}{layer}{head}: {query} cannot attend to {key}"
+            queries, keys = (model_input.select_tokens(intervention.stack, is_key=is_key) for is_key in (False, True))
+            layer = "" if intervention.layer is None else f", layer {intervention.layer}"
+            head = "" if intervention.head is None else f", head {intervention.head}"
+            query, key = (
+                f"{intervention.query} {queries.labels[intervention.query]}",
+                f"{intervention.key} {keys.labels[intervention.key]}",
+            )
+            return f"{intervention.stack}{layer}{head}: {query} cannot attend to {key}"
         case ActivationPatch():
-            return f"{one.tap} patched from another text"
+            return f"{intervention.tap} patched from another text"
 
 
 @contextmanager
 def _apply_patch(model: Model, patch: ActivationPatch) -> Iterator[None]:
-    with torch.no_grad(), record(model, patch.tap) as trace:
+    with torch.no_grad(), record(model, patch.tap) as activations:
         forward_logits(model, patch.other)
-    there = {name: trace[name] for name in trace.names if name == patch.tap}
-    if not there:
+    recorded = {name: activations[name] for name in activations.names if name == patch.tap}
+    if not recorded:
         raise TapError(f"'{patch.tap}' must be the full name of a single tap")
-    given = there[patch.tap]
+    patch_values = recorded[patch.tap]
 
-    def put(passing: Tensor) -> Tensor:
+    def apply_patch(activation: Tensor) -> Tensor:
         if patch.positions is None:
-            return given
-        least = min(passing.shape[-2], given.shape[-2])
-        outside = [at for at in patch.positions if not 0 <= at < least]
-        if outside:
+            return patch_values
+        n_common = min(activation.shape[-2], patch_values.shape[-2])
+        invalid = [position for position in patch.positions if not 0 <= position < n_common]
+        if invalid:
             raise TapError(
-                f"position {outside[0]} of '{patch.tap}' is outside the {least} positions that both texts have"
+                f"position {invalid[0]} of '{patch.tap}' is outside the {n_common} positions that both texts have"
             )
-        passing = passing.clone()
-        passing[..., list(patch.positions), :] = given[..., list(patch.positions), :]
-        return passing
+        activation = activation.clone()
+        activation[..., list(patch.positions), :] = patch_values[..., list(patch.positions), :]
+        return activation
 
-    with intervene(model, {patch.tap: put}):
+    with intervene(model, {patch.tap: apply_patch}):
         yield

@@ -18,9 +18,9 @@ def to_jsonable(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any view, and eac
         case float():
             return value if isfinite(value) else None
         case dict():
-            return {str(key): to_jsonable(one) for key, one in value.items()}
+            return {str(key): to_jsonable(item) for key, item in value.items()}
         case list() | tuple():
-            return [to_jsonable(one) for one in value]
+            return [to_jsonable(item) for item in value]
         case _ if is_dataclass(value):
             return {field.name: to_jsonable(getattr(value, field.name)) for field in fields(value)}
         case _:

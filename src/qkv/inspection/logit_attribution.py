@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.choices import NormPosition, Stack
+from qkv.choices import AttentionKind, NormPosition
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks
 from qkv.inspection.model_input import mark_whitespace
@@ -45,67 +45,74 @@ class LogitAttribution(ShortRepr):
 
 @torch.no_grad()
 def logit_attribution(
-    seen: ActivationCache, tokenizer: Tokenizer, *, position: int, token_id: int, against: int | None = None
+    cache: ActivationCache, tokenizer: Tokenizer, *, position: int, token_id: int, against: int | None = None
 ) -> LogitAttribution:
     """Attribute the logit of `token_id` at a position to the model's components.
 
     With `against`, attributes the difference from the logit of that id.
     """
-    if isinstance(seen.model, RNNSeq2Seq):
+    if isinstance(cache.model, RNNSeq2Seq):
         raise InputError("logit attribution requires a residual stream, which an RNN does not have")
-    logits = seen.logits
+    logits = cache.logits
     if logits is None:
         raise InputError("this BERT has no masked-word head, so there is no logit to attribute")
-    position = check_index("position", position, len(logits), of="tokens", from_end=True)
-    for one in (token_id, token_id if against is None else against):
-        check_index("id", one, logits.shape[1], of="vocabulary ids")
-    names, vectors = _residual_contributions(seen, position)
-    vectors, direction, bias = _apply_output_head(seen.model, vectors, token_id)
+    position = check_index("position", position, len(logits), unit="tokens", from_end=True)
+    for vocab_id in (token_id, token_id if against is None else against):
+        check_index("id", vocab_id, logits.shape[1], unit="vocabulary ids")
+    names, vectors = _residual_contributions(cache, position)
+    vectors, direction, bias = _apply_output_head(cache.model, vectors, token_id)
     values, logit = vectors @ direction, logits[position, token_id]
     if against is not None:
-        _, other, other_bias = _apply_output_head(seen.model, vectors[:0], against)
+        _, other, other_bias = _apply_output_head(cache.model, vectors[:0], against)
         values, bias, logit = vectors @ (direction - other), bias - other_bias, logit - logits[position, against]
     values[-1] += bias
-    said = " − ".join(mark_whitespace(token_text(tokenizer, one)) for one in (token_id, against) if one is not None)
+    label = " − ".join(
+        mark_whitespace(token_text(tokenizer, vocab_id)) for vocab_id in (token_id, against) if vocab_id is not None
+    )
     return LogitAttribution(
         position=position,
         token_id=token_id,
         against=against,
-        label=said,
+        label=label,
         names=names,
         values=values,
         logit=float(logit),
     )
 
 
-def _residual_contributions(seen: ActivationCache, position: int) -> tuple[list[str], ComponentVectors]:
+def _residual_contributions(cache: ActivationCache, position: int) -> tuple[list[str], ComponentVectors]:
     """Returns each component's share of the final norm's output. The last component is the norms' biases."""
-    model = seen.model
-    stack = Stack.DECODER if isinstance(model, Seq2Seq) else Stack.SELF
-    before = "decoder." if stack is Stack.DECODER else ""
+    model = cache.model
+    stack = AttentionKind.DECODER if isinstance(model, Seq2Seq) else AttentionKind.SELF
+    prefix = "decoder." if stack is AttentionKind.DECODER else ""
     names = ["biases", "embedding"]
-    start = seen.get_activation(f"{before}blocks.0.resid_pre")[position]
+    start = cache.get_activation(f"{prefix}blocks.0.resid_pre")[position]
     parts = torch.stack([torch.zeros_like(start), start])
     for layer, block in enumerate(get_blocks(model, stack)):
-        for kind in (
+        for sublayer in (
             ("attention", "cross_attention", "feed_forward")
             if block.cross_attention is not None
             else ("attention", "feed_forward")
         ):
-            if kind == "feed_forward":
-                own, own_names = seen.get_activation(f"{before}blocks.{layer}.feed_forward_out")[position][None], [kind]
+            if sublayer == "feed_forward":
+                outputs, output_names = (
+                    cache.get_activation(f"{prefix}blocks.{layer}.feed_forward_out")[position][None],
+                    [sublayer],
+                )
             else:
-                of = Stack.CROSS if kind == "cross_attention" else stack
-                own, bias = (
-                    head_outputs(seen, of, layer)[:, position],
-                    getattr(get_attention(model, of, layer).out_proj, "bias", None),
+                attention_stack = AttentionKind.CROSS if sublayer == "cross_attention" else stack
+                outputs, bias = (
+                    head_outputs(cache, attention_stack, layer)[:, position],
+                    getattr(get_attention(model, attention_stack, layer).out_proj, "bias", None),
                 )
                 parts[0] += 0 if bias is None else bias
-                own_names = [f"{'cross ' if kind == 'cross_attention' else ''}head {head}" for head in range(len(own))]
-            parts = torch.cat((parts, own))
-            names += [f"layer {layer} {name}" for name in own_names]
+                output_names = [
+                    f"{'cross ' if sublayer == 'cross_attention' else ''}head {head}" for head in range(len(outputs))
+                ]
+            parts = torch.cat((parts, outputs))
+            names += [f"layer {layer} {name}" for name in output_names]
             if block.norm_position is NormPosition.POST:
-                parts = _apply_frozen_norm(getattr(block, f"{kind}_norm"), parts)
+                parts = _apply_frozen_norm(getattr(block, f"{sublayer}_norm"), parts)
     parts = _apply_frozen_norm(_get_final_norm(model), parts)
     return [*names[1:], names[0]], torch.cat((parts[1:], parts[:1]))
 
@@ -125,14 +132,14 @@ def _apply_frozen_norm(norm: nn.Module, parts: ComponentVectors) -> ComponentVec
 
     β is added to the first component.
     """
-    whole = parts.sum(0)
+    total = parts.sum(0)
     match norm:
         case LayerNorm():
             parts = parts - parts.mean(-1, keepdim=True)
-            scale = (whole.var(correction=0) + norm.epsilon).rsqrt()
+            scale = (total.var(correction=0) + norm.eps).rsqrt()
             bias = norm.bias
         case RMSNorm():
-            scale, bias = (whole.square().mean() + norm.epsilon).rsqrt(), None
+            scale, bias = (total.square().mean() + norm.eps).rsqrt(), None
         case _:
             return parts
     parts = parts * scale * norm.weight
@@ -153,8 +160,8 @@ def _apply_output_head(
                 # The biases are the last component here, but the first one in `_apply_frozen_norm`.
                 z = parts @ head.dense.weight.T
                 z[-1] += head.dense.bias
-                whole = z.sum(0)
-                gate = activate(whole, head.activation) / torch.where(whole == 0, torch.ones_like(whole), whole)
+                total = z.sum(0)
+                gate = activate(total, head.activation) / torch.where(total == 0, torch.ones_like(total), total)
                 parts = _apply_frozen_norm(head.norm, (z * gate).roll(1, 0)).roll(-1, 0)
             unembedding = head.unembedding
         case GPT() | Seq2Seq():

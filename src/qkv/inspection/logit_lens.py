@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.choices import Stack
+from qkv.choices import AttentionKind
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_blocks
 from qkv.inspection.model_input import mark_whitespace
@@ -39,29 +39,31 @@ class LogitLensView(ShortRepr):
     """Probabilities of the actual tokens, or NaN where they are unknown."""
 
 
-def logit_lens(seen: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> LogitLensView:
+def logit_lens(cache: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> LogitLensView:
     """Compute the logit lens. An RNN only has its last depth.
 
     A BERT uses its masked-word head, and a translation model uses its decoder.
     """
-    if seen.logits is None:
+    if cache.logits is None:
         raise InputError("this BERT has no masked-word head, so the logit lens is not available")
-    own = seen.model_input.sequence
-    wanted: list[int | None] = list(own.ids if seen.model_input.next_ids is None else seen.model_input.next_ids)
-    wanted += [None] * (len(own.ids) - len(wanted))
-    came = torch.tensor([0 if one is None else one for one in wanted])
-    rows = [_top_predictions(logits, came, known=tokenizer.vocab_size, n=n) for logits in _logits_by_depth(seen)]
-    ids, probabilities, of_wanted = (torch.stack(one) for one in zip(*rows, strict=True))
-    of_wanted[:, [one is None for one in wanted]] = float("nan")
+    sequence = cache.model_input.sequence
+    targets: list[int | None] = list(sequence.ids if cache.model_input.next_ids is None else cache.model_input.next_ids)
+    targets += [None] * (len(sequence.ids) - len(targets))
+    target_ids = torch.tensor([0 if target is None else target for target in targets])
+    rows = [
+        _top_predictions(logits, target_ids, vocab_size=tokenizer.vocab_size, n=n) for logits in _logits_by_depth(cache)
+    ]
+    ids, probabilities, target_probabilities = (torch.stack(tensors) for tensors in zip(*rows, strict=True))
+    target_probabilities[:, [target is None for target in targets]] = float("nan")
     return LogitLensView(
         depths=depth_names(len(rows)),
-        positions=own.labels,
+        positions=sequence.labels,
         ids=ids,
         probabilities=probabilities,
         tokens=[[[mark_whitespace(token_text(tokenizer, i)) for i in cell] for cell in row] for row in ids.tolist()],
-        predicts_next=seen.model_input.next_ids is not None,
-        targets=[None if one is None else mark_whitespace(token_text(tokenizer, one)) for one in wanted],
-        target_probabilities=of_wanted,
+        predicts_next=cache.model_input.next_ids is not None,
+        targets=[None if target is None else mark_whitespace(token_text(tokenizer, target)) for target in targets],
+        target_probabilities=target_probabilities,
     )
 
 
@@ -87,34 +89,36 @@ def depth_names(n: int) -> list[str]:
     return ["output"] if n == 1 else ["embedding", *(f"after layer {layer}" for layer in range(n - 1))]
 
 
-def residual_tap_names(model: Model, stack: Stack) -> list[str]:
+def residual_tap_names(model: Model, stack: AttentionKind) -> list[str]:
     """Returns the residual-stream taps before the first layer and after each layer."""
-    prefix = {Stack.SELF: "", Stack.ENCODER: "encoder."}.get(stack, "decoder.")
+    prefix = {AttentionKind.SELF: "", AttentionKind.ENCODER: "encoder."}.get(stack, "decoder.")
     n = len(get_blocks(model, stack))
     return [f"{prefix}blocks.0.resid_pre", *(f"{prefix}blocks.{layer}.resid_post" for layer in range(n))]
 
 
-def _logits_by_depth(seen: ActivationCache) -> Iterator[Iterator[Float[Tensor, "some vocabulary"]]]:
+def _logits_by_depth(cache: ActivationCache) -> Iterator[Iterator[Float[Tensor, "some vocabulary"]]]:
     """Yield the logits of each depth, in chunks of positions."""
-    if isinstance(seen.model, RNNSeq2Seq):
-        assert seen.logits is not None
-        yield iter(seen.logits.split(CHUNK_POSITIONS))
+    if isinstance(cache.model, RNNSeq2Seq):
+        assert cache.logits is not None
+        yield iter(cache.logits.split(CHUNK_POSITIONS))
         return
-    for name in residual_tap_names(seen.model, Stack.DECODER if isinstance(seen.model, Seq2Seq) else Stack.SELF):
-        yield (unembed(seen.model, some) for some in seen.get_activation(name).split(CHUNK_POSITIONS))
+    for name in residual_tap_names(
+        cache.model, AttentionKind.DECODER if isinstance(cache.model, Seq2Seq) else AttentionKind.SELF
+    ):
+        yield (unembed(cache.model, chunk) for chunk in cache.get_activation(name).split(CHUNK_POSITIONS))
 
 
 def _top_predictions(
-    logits: Iterator[Float[Tensor, "some vocabulary"]], came: Int[Tensor, " position"], *, known: int, n: int
+    logits: Iterator[Float[Tensor, "some vocabulary"]], target_ids: Int[Tensor, " position"], *, vocab_size: int, n: int
 ) -> tuple[Int[Tensor, "position guess"], Float[Tensor, "position guess"], Float[Tensor, " position"]]:
     """Returns the most likely ids, their probabilities and the probabilities of the actual tokens.
 
-    Rows of the unembedding beyond the tokenizer's vocabulary (`known`) are never predicted.
+    Rows of the unembedding beyond the tokenizer's vocabulary (`vocab_size`) are never predicted.
     """
     parts = []
-    for some, own in zip(logits, came.split(CHUNK_POSITIONS), strict=True):
-        p = some.float().softmax(-1)
-        best = p[:, :known].topk(min(n, known))
-        parts.append((best.indices, best.values, p.gather(-1, own.to(p.device)[:, None])[:, 0]))
-    ids, probabilities, of_came = (torch.cat(one) for one in zip(*parts, strict=True))
-    return ids, probabilities, of_came
+    for chunk, chunk_targets in zip(logits, target_ids.split(CHUNK_POSITIONS), strict=True):
+        p = chunk.float().softmax(-1)
+        best = p[:, :vocab_size].topk(min(n, vocab_size))
+        parts.append((best.indices, best.values, p.gather(-1, chunk_targets.to(p.device)[:, None])[:, 0]))
+    ids, probabilities, target_probabilities = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return ids, probabilities, target_probabilities

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from qkv.choices import SpecialToken, Stack
+from qkv.choices import AttentionKind, SpecialToken
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.text import Tokenizer
@@ -58,15 +58,15 @@ class TokenizedText:
 
         With `before`, returns the last occurrence that ends before that position, if there is one.
         """
-        found = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", self.text) if word.strip() else ()
-        all_places = [places for match in found if (places := self._over(*match.span()))]
-        if not all_places:
+        matches = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", self.text) if word.strip() else ()
+        occurrences = [positions for match in matches if (positions := self._positions_in_span(*match.span()))]
+        if not occurrences:
             raise InputError(f"the word {word!r} does not occur in the text {self.text!r}")
-        earlier = [places for places in all_places if before is not None and places[-1] < before]
-        return (earlier or all_places)[-1]
+        earlier = [positions for positions in occurrences if before is not None and positions[-1] < before]
+        return (earlier or occurrences)[-1]
 
-    def _over(self, start: int, end: int) -> list[int]:
-        first, last = (len(self.text[:at].encode()) for at in (start, end))
+    def _positions_in_span(self, start: int, end: int) -> list[int]:
+        first, last = (len(self.text[:offset].encode()) for offset in (start, end))
         return [n for n, span in enumerate(self.spans) if span is not None and span[0] < last and span[1] > first]
 
 
@@ -86,14 +86,14 @@ class ModelInput:
     generated: TokenizedText | None = None
     """For a translation, the generated tokens. Row t of the cross-attention predicts token t."""
 
-    def select_tokens(self, stack: Stack, *, is_key: bool = False) -> TokenizedText:
+    def select_tokens(self, stack: AttentionKind, *, is_key: bool = False) -> TokenizedText:
         """Returns the query tokens, or the key tokens with `is_key`.
 
         The queries of cross-attention are labeled with the tokens that they predict.
         """
-        if stack is Stack.ENCODER or (stack is Stack.CROSS and is_key):
+        if stack is AttentionKind.ENCODER or (stack is AttentionKind.CROSS and is_key):
             return self.source or self.sequence
-        return self.prediction_tokens if stack is Stack.CROSS else self.sequence
+        return self.prediction_tokens if stack is AttentionKind.CROSS else self.sequence
 
     @property
     def prediction_tokens(self) -> TokenizedText:
@@ -133,8 +133,8 @@ def prepare_input(task: ModelWithTokenizer, text: str, second: str | Sequence[in
 def prepare_input_ids(task: ModelWithTokenizer, ids: Sequence[int]) -> ModelInput:
     """Build the input of a GPT from token ids."""
     check_context_length(task.model, len(ids))
-    own = _tokenized_ids(task.tokenizer, list(ids))
-    return ModelInput(sequence=own, next_ids=own.ids[1:])
+    sequence = _tokenized_ids(task.tokenizer, list(ids))
+    return ModelInput(sequence=sequence, next_ids=sequence.ids[1:])
 
 
 def _prepare_gpt_input(task: ModelWithTokenizer, text: str) -> ModelInput:
@@ -154,23 +154,26 @@ def _prepare_bert_input(task: ModelWithTokenizer, text: str, second: str | None)
         ids = tokenizer.encode(text, parse_special_tokens=True)
         check_context_length(task.model, len(ids))
         return ModelInput(sequence=_tokenize_text(tokenizer, text, ids, parse_special_tokens=True))
-    both = tokenizer.encode_pair(text, second, parse_special_tokens=True)
-    check_context_length(task.model, len(both.ids))
-    first_ids, second_ids = ([i for i, at in zip(both.ids, both.segments, strict=True) if at == n] for n in (0, 1))
-    one = _tokenize_text(tokenizer, text, first_ids, parse_special_tokens=True)
-    other = _tokenize_text(tokenizer, second, second_ids, parse_special_tokens=True)
-    n_words = max((word for word in one.word_ids if word is not None), default=-1) + 1
+    pair = tokenizer.encode_pair(text, second, parse_special_tokens=True)
+    check_context_length(task.model, len(pair.ids))
+    first_ids, second_ids = (
+        [i for i, segment in zip(pair.ids, pair.segments, strict=True) if segment == n] for n in (0, 1)
+    )
+    first_tokens = _tokenize_text(tokenizer, text, first_ids, parse_special_tokens=True)
+    second_tokens = _tokenize_text(tokenizer, second, second_ids, parse_special_tokens=True)
+    n_words = max((word for word in first_tokens.word_ids if word is not None), default=-1) + 1
     shift = len(f"{text}\n".encode())
-    own = TokenizedText(
+    sequence = TokenizedText(
         text=f"{text}\n{second}",
-        ids=both.ids,
-        tokens=one.tokens + other.tokens,
-        word_ids=one.word_ids + [None if word is None else word + n_words for word in other.word_ids],
-        spans=one.spans + [None if span is None else (span[0] + shift, span[1] + shift) for span in other.spans],
-        is_special=one.is_special + other.is_special,
+        ids=pair.ids,
+        tokens=first_tokens.tokens + second_tokens.tokens,
+        word_ids=first_tokens.word_ids + [None if word is None else word + n_words for word in second_tokens.word_ids],
+        spans=first_tokens.spans
+        + [None if span is None else (span[0] + shift, span[1] + shift) for span in second_tokens.spans],
+        is_special=first_tokens.is_special + second_tokens.is_special,
     )
     has_segments = isinstance(task.model, BERT) and task.model.config.uses_segment_ids
-    return ModelInput(sequence=own, segments=both.segments if has_segments else None)
+    return ModelInput(sequence=sequence, segments=pair.segments if has_segments else None)
 
 
 def _prepare_translation_input(task: EncoderDecoderTask, text: str, second: str | Sequence[int]) -> ModelInput:
@@ -181,11 +184,11 @@ def _prepare_translation_input(task: EncoderDecoderTask, text: str, second: str 
     if not source_ids or not target:
         raise InputError(f"source and target need at least 1 token each, got {len(source_ids)} and {len(target)}")
     # The decoder input is the target shifted right by one.
-    own = _tokenized_ids(task.tokenizer, [task.decoder_start_id, *target[:-1]])
+    sequence = _tokenized_ids(task.tokenizer, [task.decoder_start_id, *target[:-1]])
     check_context_length(task.model, len(source_ids))
-    check_context_length(task.model, len(own.ids))
+    check_context_length(task.model, len(sequence.ids))
     return ModelInput(
-        sequence=own,
+        sequence=sequence,
         source=_tokenize_text(task.source_tokenizer, text.strip(), source_ids),
         next_ids=target,
         generated=_tokenized_ids(task.tokenizer, target),
@@ -200,8 +203,8 @@ def _tokenize_text(
 
 
 def _tokenized_ids(tokenizer: Tokenizer, ids: list[int]) -> TokenizedText:
-    known = [number for number in ids if number < tokenizer.vocab_size]
-    text = tokenizer.decode(known)
+    valid_ids = [token_id for token_id in ids if token_id < tokenizer.vocab_size]
+    text = tokenizer.decode(valid_ids)
     return _build_tokenized_text(
         tokenizer, text, ids, words=word_indices_of_ids(tokenizer, ids), spans=_byte_spans_of_ids(tokenizer, ids)
     )
@@ -211,17 +214,19 @@ def _byte_spans_of_ids(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, 
     """Returns each token's byte span in the decoded text. Tokens that share a character share its bytes."""
     decoder = StreamingDecoder(tokenizer)
     spans: list[tuple[int, int] | None] = [None] * len(ids)
-    held: list[int] = []
+    pending: list[int] = []
     start = 0
-    spoken = [n for n, one in enumerate(ids) if one < tokenizer.vocab_size and one not in tokenizer.special_ids]
-    for place in spoken:
-        held.append(place)
-        piece = decoder.add(ids[place]) or (decoder.finish() if place == spoken[-1] else "")
-        if piece:
-            end = start + len(piece.encode())
-            for one in held:
-                spans[one] = (start, end)
-            held, start = [], end
+    visible = [
+        n for n, token_id in enumerate(ids) if token_id < tokenizer.vocab_size and token_id not in tokenizer.special_ids
+    ]
+    for position in visible:
+        pending.append(position)
+        decoded_text = decoder.add(ids[position]) or (decoder.finish() if position == visible[-1] else "")
+        if decoded_text:
+            end = start + len(decoded_text.encode())
+            for pending_position in pending:
+                spans[pending_position] = (start, end)
+            pending, start = [], end
     return spans
 
 
@@ -236,15 +241,17 @@ def _build_tokenized_text(
     return TokenizedText(
         text=text,
         ids=ids,
-        tokens=[token_text(tokenizer, number) for number in ids],
+        tokens=[token_text(tokenizer, token_id) for token_id in ids],
         word_ids=words,
         spans=list(spans),
-        is_special=[number in tokenizer.special_ids for number in ids],
+        is_special=[token_id in tokenizer.special_ids for token_id in ids],
     )
 
 
 def check_context_length(model: Model, n: int) -> None:
     """Check that the number of tokens does not exceed the context length."""
-    room = model.config.context_length
-    if n > room:
-        raise ContextLengthError(f"the text has {n:,} tokens, which exceeds the model's context_length of {room:,}")
+    context_length = model.config.context_length
+    if n > context_length:
+        raise ContextLengthError(
+            f"the text has {n:,} tokens, which exceeds the model's context_length of {context_length:,}"
+        )

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import NormPosition, Stack
+from qkv.choices import AttentionKind, NormPosition
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks, upcast
 from qkv.inspection.short_repr import ShortRepr
@@ -18,7 +18,7 @@ from qkv.models import RNNSeq2Seq
 class NeuronView(ShortRepr):
     """The attention computation of one query in one head, as in BertViz's neuron view."""
 
-    stack: Stack
+    stack: AttentionKind
     layer: int
     head: int
     query: int
@@ -42,21 +42,21 @@ class NeuronView(ShortRepr):
 
 @torch.no_grad()
 def compute_neuron_view(
-    seen: ActivationCache, stack: Stack | None = None, *, layer: int = 0, head: int = 0, query: int = -1
+    cache: ActivationCache, stack: AttentionKind | None = None, *, layer: int = 0, head: int = 0, query: int = -1
 ) -> NeuronView:
     """Compute the attention weights of one query step by step. `query` defaults to the last position."""
-    if isinstance(seen.model, RNNSeq2Seq):
+    if isinstance(cache.model, RNNSeq2Seq):
         raise InputError("an RNN's attention has no heads with separate queries and keys")
-    stack = stack or seen.stacks[0]
-    n, attention = len(seen.query_labels(stack)), get_attention(seen.model, stack, layer)
-    head = check_index("head", head, attention.head_config.n_heads, of="heads")
-    query = check_index("query", query, n, of="positions", from_end=True)
-    looks = seen.attention_records(stack, layer)
-    queries = torch.cat([one.lookup.queries[0, head] for one in looks])
+    stack = stack or cache.stacks[0]
+    n, attention = len(cache.query_labels(stack)), get_attention(cache.model, stack, layer)
+    head = check_index("head", head, attention.head_config.n_heads, unit="heads")
+    query = check_index("query", query, n, unit="positions", from_end=True)
+    records = cache.attention_records(stack, layer)
+    queries = torch.cat([record.inputs.queries[0, head] for record in records])
     kv_head = head // (attention.head_config.n_heads // attention.head_config.n_kv_heads)
-    q, k = upcast(queries[query]), upcast(looks[-1].lookup.keys[0, kv_head])
-    q_unrotated, k_unrotated = _unrotated_query_and_keys(seen, stack, layer, (head, kv_head))
-    scores = seen.scores(stack, layer)[head, query]
+    q, k = upcast(queries[query]), upcast(records[-1].inputs.keys[0, kv_head])
+    q_unrotated, k_unrotated = _unrotated_query_and_keys(cache, stack, layer, (head, kv_head))
+    scores = cache.scores(stack, layer)[head, query]
     dots = k @ q
     # The scores include a position bias, but only at positions that are not masked.
     scaled = torch.where(scores.isfinite(), scores, dots * attention.scale)
@@ -65,8 +65,8 @@ def compute_neuron_view(
         layer=layer,
         head=head,
         query=query,
-        query_label=seen.query_labels(stack)[query],
-        keys=seen.key_labels(stack),
+        query_label=cache.query_labels(stack)[query],
+        keys=cache.key_labels(stack),
         q=q,
         q_unrotated=q_unrotated[query],
         k=k,
@@ -75,21 +75,23 @@ def compute_neuron_view(
         dots=dots,
         scaled=scaled,
         scores=scores,
-        weights=seen.weights(stack, layer)[head, query],
+        weights=cache.weights(stack, layer)[head, query],
     )
 
 
 def _unrotated_query_and_keys(
-    seen: ActivationCache, stack: Stack, layer: int, heads: tuple[int, int]
+    cache: ActivationCache, stack: AttentionKind, layer: int, heads: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """Returns one head's queries and keys as projected, before rotary position embedding."""
-    block, attention = get_blocks(seen.model, stack)[layer], get_attention(seen.model, stack, layer)
-    owner = seen.attention_tap(stack, layer).rpartition(".")[0]
-    if stack is Stack.CROSS:
+    block, attention = get_blocks(cache.model, stack)[layer], get_attention(cache.model, stack, layer)
+    block_name = cache.attention_tap(stack, layer).rpartition(".")[0]
+    if stack is AttentionKind.CROSS:
         # Cross-attention does not use rotary positions, so the recorded queries and keys are the projected ones.
-        last = seen.attention_records(stack, layer)
-        return torch.cat([one.lookup.queries[0, heads[0]] for one in last]), last[-1].lookup.keys[0, heads[1]]
-    x = seen.get_activation(f"{owner}.resid_pre")
+        records = cache.attention_records(stack, layer)
+        return torch.cat([record.inputs.queries[0, heads[0]] for record in records]), records[-1].inputs.keys[
+            0, heads[1]
+        ]
+    x = cache.get_activation(f"{block_name}.resid_pre")
     if block.norm_position is NormPosition.PRE:
         x = block.attention_norm(x[None])[0]
     d = attention.head_config.d_head

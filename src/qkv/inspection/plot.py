@@ -56,26 +56,26 @@ def plot_view(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "F
     title = _join_lines(*(fill(shorten(line, MAX_TITLE_CHARS, placeholder=" …"), 90) for line in (title, *changes)))
     match view:
         case HeadsView():
-            drawn = _plot_heads(view, title)
+            figure = _plot_heads(view, title)
         case AttentionMapView():
-            drawn = _plot_attention_map(view, title)
+            figure = _plot_attention_map(view, title)
         case ResidualStreamView():
-            drawn = _plot_residual_norms(view, title)
+            figure = _plot_residual_norms(view, title)
         case LogitLensView():
-            drawn = _plot_logit_lens(view, title)
+            figure = _plot_logit_lens(view, title)
         case TimelineView():
-            drawn = _plot_timeline(view, title)
+            figure = _plot_timeline(view, title)
         case NeuronView():
-            drawn = plot_neuron_view(view, title)
+            figure = plot_neuron_view(view, title)
         case CoreferenceView():
-            drawn = plot_coreference(view, title or fill(view.text, 90))
+            figure = plot_coreference(view, title or fill(view.text, 90))
         case EmbeddingView():
-            drawn = plot_embedding_paths(view, title)
+            figure = plot_embedding_paths(view, title)
         case LogitAttribution():
-            drawn = plot_logit_attribution(view, title)
+            figure = plot_logit_attribution(view, title)
         case InterventionEffect():
-            drawn = plot_effect(view, title)
-    return drawn
+            figure = plot_effect(view, title)
+    return figure
 
 
 def _plot_heads(view: HeadsView, title: str) -> "Figure":
@@ -84,10 +84,10 @@ def _plot_heads(view: HeadsView, title: str) -> "Figure":
     Token labels are shown at the left and at the bottom if they are legible.
     """
     n_layers, n_heads, n, m = view.weights.shape
-    across = max(1.25, min(2.4, 0.085 * m, 16 / n_heads))
-    high = across * min(2.0, max(0.5, n / m))
-    drawn = new_figure(width=1.3 + across * n_heads, height=1.4 + (0.25 + high) * n_layers)
-    axes = drawn.subplots(n_layers, n_heads, squeeze=False)
+    cell_width = max(1.25, min(2.4, 0.085 * m, 16 / n_heads))
+    cell_height = cell_width * min(2.0, max(0.5, n / m))
+    figure = new_figure(width=1.3 + cell_width * n_heads, height=1.4 + (0.25 + cell_height) * n_layers)
+    axes = figure.subplots(n_layers, n_heads, squeeze=False)
     for layer, row in enumerate(axes):
         for head, axis in enumerate(row):
             # The square root makes small weights visible in this overview.
@@ -100,23 +100,25 @@ def _plot_heads(view: HeadsView, title: str) -> "Figure":
             axis.set_title(best, fontsize=6.5, pad=2)
             if head == 0:
                 axis.set_ylabel(f"layer {layer}", fontsize=8)
-                _set_token_ticks(axis.set_yticks, view.queries, room=high / n)
+                _set_token_ticks(axis.set_yticks, view.queries, inches_per_label=cell_height / n)
             if layer == n_layers - 1:
                 axis.set_xlabel(f"head {head}", fontsize=8)
-                _set_token_ticks(axis.set_xticks, view.keys, room=across / m, rotation=90)
-    said = wrap_title(
-        _join_lines(title, f"{view.stack}: queries as rows, keys as columns, color is √weight"), drawn.get_figwidth()
+                _set_token_ticks(axis.set_xticks, view.keys, inches_per_label=cell_width / m, rotation=90)
+    subtitle = wrap_title(
+        _join_lines(title, f"{view.stack}: queries as rows, keys as columns, color is √weight"), figure.get_figwidth()
     )
-    drawn.set_figheight(drawn.get_figheight() + TITLE_LINE_INCHES * max(0, said.count("\n") - 1))
-    drawn.suptitle(said, fontsize="medium")
-    return drawn
+    figure.set_figheight(figure.get_figheight() + TITLE_LINE_INCHES * max(0, subtitle.count("\n") - 1))
+    figure.suptitle(subtitle, fontsize="medium")
+    return figure
 
 
-def _set_token_ticks(ticks: Callable[..., object], names: list[str], *, room: float, rotation: int = 0) -> None:
+def _set_token_ticks(
+    ticks: Callable[..., object], labels: list[str], *, inches_per_label: float, rotation: int = 0
+) -> None:
     """Set token labels if each has enough space in inches. Below 4 points they would not be legible."""
-    size = min(6.5, 0.85 * 72 * room)
+    size = min(6.5, 0.85 * 72 * inches_per_label)
     if size >= 4:
-        ticks(range(len(names)), names, fontsize=size, rotation=rotation)
+        ticks(range(len(labels)), labels, fontsize=size, rotation=rotation)
 
 
 def _plot_attention_map(view: AttentionMapView, title: str) -> "Figure":
@@ -140,7 +142,7 @@ def _plot_residual_norms(view: ResidualStreamView, title: str) -> "Figure":
             matrix=view.residual_norms.flip(0),
             rows=view.depths[::-1],
             columns=view.positions,
-            title="the stream",
+            title="residual stream",
             row_axis="",
             column_axis="",
         )
@@ -150,7 +152,7 @@ def _plot_residual_norms(view: ResidualStreamView, title: str) -> "Figure":
             matrix=rows.flip(0),
             rows=layers[::-1],
             columns=view.positions,
-            title=f"what {part} writes",
+            title=f"output of {part}",
             row_axis="",
             column_axis="",
         )
@@ -167,8 +169,8 @@ def _plot_residual_norms(view: ResidualStreamView, title: str) -> "Figure":
             column_axis="",
         )
     )
-    in_a_row = 1 if len(view.positions) > 24 else 2
-    return plot_heatmaps(*maps, title=_join_lines(title, f"{view.stack}: vector norms"), in_a_row=in_a_row)
+    per_row = 1 if len(view.positions) > 24 else 2
+    return plot_heatmaps(*maps, title=_join_lines(title, f"{view.stack}: vector norms"), per_row=per_row)
 
 
 def _plot_logit_lens(view: LogitLensView, title: str) -> "Figure":
@@ -177,44 +179,44 @@ def _plot_logit_lens(view: LogitLensView, title: str) -> "Figure":
     Color shows the probability of the prediction, and the top axis shows the actual tokens.
     """
     n = len(view.positions)
-    shown = range(max(0, n - MAX_COLUMNS), n)
+    columns = range(max(0, n - MAX_COLUMNS), n)
     n_depths = len(view.depths)
-    drawn = new_figure(width=1.8 + 0.8 * len(shown), height=1.9 + 0.36 * n_depths)
-    axis = drawn.subplots()
-    best = view.probabilities[:, shown, 0].flip(0).float().cpu()
+    figure = new_figure(width=1.8 + 0.8 * len(columns), height=1.9 + 0.36 * n_depths)
+    axis = figure.subplots()
+    best = view.probabilities[:, columns, 0].flip(0).float().cpu()
     image = axis.imshow(best.numpy(), cmap="cividis", vmin=0, vmax=1, aspect="auto")
     for row in range(n_depths):
-        for column, position in enumerate(shown):
+        for column, position in enumerate(columns):
             token = view.tokens[n_depths - 1 - row][position][0]
-            ink = "black" if float(best[row, column]) > 0.55 else "white"
-            axis.text(column, row, _truncate_token(token), ha="center", va="center", fontsize=7, color=ink)
+            text_color = "black" if float(best[row, column]) > 0.55 else "white"
+            axis.text(column, row, _truncate_token(token), ha="center", va="center", fontsize=7, color=text_color)
     axis.set_yticks(range(n_depths), view.depths[::-1], fontsize=8)
-    axis.set_xticks(range(len(shown)), [_truncate_token(view.positions[i]) for i in shown], fontsize=8)
-    axis.set_xlabel("read here")
-    came = axis.secondary_xaxis("top")
-    came.set_xticks(range(len(shown)), [_truncate_token(view.targets[i] or "?") for i in shown], fontsize=8)
-    came.set_xlabel("actual next token" if view.predicts_next else "actual token")
-    drawn.colorbar(image, ax=axis, fraction=0.03, pad=0.01, label="probability of the prediction")
-    cut = f"last {len(shown)} of {n} tokens" if len(shown) < n else ""
-    drawn.suptitle(_join_lines(title, cut), fontsize="medium")
-    return drawn
+    axis.set_xticks(range(len(columns)), [_truncate_token(view.positions[i]) for i in columns], fontsize=8)
+    axis.set_xlabel("input token")
+    target_axis = axis.secondary_xaxis("top")
+    target_axis.set_xticks(range(len(columns)), [_truncate_token(view.targets[i] or "?") for i in columns], fontsize=8)
+    target_axis.set_xlabel("actual next token" if view.predicts_next else "actual token")
+    figure.colorbar(image, ax=axis, fraction=0.03, pad=0.01, label="probability of the prediction")
+    note = f"last {len(columns)} of {n} tokens" if len(columns) < n else ""
+    figure.suptitle(_join_lines(title, note), fontsize="medium")
+    return figure
 
 
 def _plot_timeline(view: TimelineView, title: str) -> "Figure":
-    """Plot the best head's score for each pattern by step, and below it the probability of the actual tokens by depth."""
-    n_parts = 1 if view.target_probabilities is None else 2
-    drawn = new_figure(width=8.0, height=3.6 * n_parts)
-    axes = drawn.subplots(n_parts, 1, squeeze=False)[:, 0]
+    """Plot the best head's score for each pattern by step, and the probability of the actual tokens by depth."""
+    n_panels = 1 if view.target_probabilities is None else 2
+    figure = new_figure(width=8.0, height=3.6 * n_panels)
+    axes = figure.subplots(n_panels, 1, squeeze=False)[:, 0]
     best = view.scores.flatten(1, 2).amax(1).T.tolist()
-    for pattern, values, (colour, marker) in zip(PATTERNS, best, COLORS_AND_MARKERS, strict=True):
-        axes[0].plot(view.steps, values, color=colour, marker=marker, markersize=4, label=pattern)
+    for pattern, values, (color, marker) in zip(PATTERNS, best, COLORS_AND_MARKERS, strict=True):
+        axes[0].plot(view.steps, values, color=color, marker=marker, markersize=4, label=pattern)
     axes[0].set(xlabel="step", ylabel="score of the best head", ylim=(-0.02, 1.02))
     axes[0].legend(frameon=False, fontsize="small", ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes[0].spines[["top", "right"]].set_visible(False)
     if view.target_probabilities is not None:
         _plot_target_probability_by_step(axes[1], view)
-    drawn.suptitle(title, fontsize="medium")
-    return drawn
+    figure.suptitle(title, fontsize="medium")
+    return figure
 
 
 def _plot_target_probability_by_step(axis: "Axes", view: TimelineView) -> None:

@@ -24,8 +24,8 @@ class AttentionRecord:
     Stores queries and keys (2nd numbers) instead of the weights (hn²), which are recomputed on demand.
     """
 
-    lookup: AttentionInputs
-    heads: HeadOutputs
+    inputs: AttentionInputs
+    head_outputs: HeadOutputs
     """The kernel's result, which `error` compares with the recomputed one."""
     changed_scores: Scores | None = None
     """The actual scores if an intervention changed them, because they cannot be recomputed."""
@@ -33,42 +33,42 @@ class AttentionRecord:
 
     def weights(self, rows: Sequence[int] | None = None) -> AttentionWeights:
         """Returns the attention weights of all queries or of the given rows, in at least float32."""
-        return self._rows(rows, self.changed_weights, AttentionInputs.weights)
+        return self._compute_rows(rows, self.changed_weights, AttentionInputs.weights)
 
     def scores(self, rows: Sequence[int] | None = None) -> Scores:
         """Returns the attention scores before the softmax, with −∞ at masked positions."""
-        return self._rows(rows, self.changed_scores, AttentionInputs.scores)
+        return self._compute_rows(rows, self.changed_scores, AttentionInputs.scores)
 
     @property
     def error(self) -> float:
         """max|A·V − output|: the largest difference between the recomputed result and the kernel's result."""
-        lookup = _upcast_inputs(self.lookup)
-        weights = lookup.weights() if self.changed_weights is None else self.changed_weights
-        return (lookup.unfold_beams(lookup.weighted_values(weights)) - self.heads).abs().max().item()
+        inputs = _upcast_inputs(self.inputs)
+        weights = inputs.weights() if self.changed_weights is None else self.changed_weights
+        return (inputs.unfold_beams(inputs.weighted_values(weights)) - self.head_outputs).abs().max().item()
 
-    def _rows(
+    def _compute_rows(
         self, rows: Sequence[int] | None, changed: Tensor | None, compute: Callable[[AttentionInputs], Tensor]
     ) -> Tensor:
-        lookup = _upcast_inputs(self.lookup)
+        inputs = _upcast_inputs(self.inputs)
         if rows is None:
-            return lookup.unfold_beams(compute(lookup) if changed is None else changed)
-        n = lookup.queries.shape[-2] // lookup.beams_per_source
-        rows = [check_index("row", row, n, of="queries") for row in rows]
-        wanted = torch.tensor(rows, dtype=torch.long, device=lookup.queries.device)
+            return inputs.unfold_beams(compute(inputs) if changed is None else changed)
+        n = inputs.queries.shape[-2] // inputs.beams_per_source
+        rows = [check_index("row", row, n, unit="queries") for row in rows]
+        row_ids = torch.tensor(rows, dtype=torch.long, device=inputs.queries.device)
         if changed is not None:
-            return lookup.unfold_beams(changed)[:, :, wanted]
-        return lookup.unfold_beams(compute(lookup.select_queries(wanted)))
+            return inputs.unfold_beams(changed)[:, :, row_ids]
+        return inputs.unfold_beams(compute(inputs.select_queries(row_ids)))
 
 
-def _upcast_inputs(lookup: AttentionInputs) -> AttentionInputs:
-    if lookup.queries.dtype in (torch.float32, torch.float64):
-        return lookup
+def _upcast_inputs(inputs: AttentionInputs) -> AttentionInputs:
+    if inputs.queries.dtype in (torch.float32, torch.float64):
+        return inputs
     return replace(
-        lookup,
-        queries=lookup.queries.float(),
-        keys=lookup.keys.float(),
-        values=lookup.values.float(),
-        bias=None if lookup.bias is None else lookup.bias.float(),
+        inputs,
+        queries=inputs.queries.float(),
+        keys=inputs.keys.float(),
+        values=inputs.values.float(),
+        bias=None if inputs.bias is None else inputs.bias.float(),
     )
 
 
@@ -84,76 +84,80 @@ class ActivationRecord:
 
     def at(self, name: str, index: int = -1) -> Tensor:
         """Returns the activations of one of several forward passes, such as decode steps. Defaults to the last one."""
-        part, _, last = name.rpartition(".")
-        if part in self._attention and last in ("scores", "weights"):
-            seen = self.attention(part, index)
-            return seen.weights() if last == "weights" else seen.scores()
-        return self._pick(self._passes, name, index)
+        module_name, _, tap_name = name.rpartition(".")
+        if module_name in self._attention and tap_name in ("scores", "weights"):
+            attention_record = self.attention(module_name, index)
+            return attention_record.weights() if tap_name == "weights" else attention_record.scores()
+        return self._get_pass(self._passes, name, index)
 
     def attention(self, name: str, index: int = -1) -> AttentionRecord:
         """Returns the record of an attention module, such as `blocks.0.attention`, whose weights were recorded."""
-        return self._pick(self._attention, name, index)
+        return self._get_pass(self._attention, name, index)
 
     @property
     def names(self) -> list[str]:
-        of_attention = [f"{name}.{last}" for name in self._attention for last in ("scores", "weights")]
-        return [*self._passes, *of_attention]
+        attention_taps = [f"{name}.{tap_name}" for name in self._attention for tap_name in ("scores", "weights")]
+        return [*self._passes, *attention_taps]
 
     def n_passes(self, name: str) -> int:
-        part, _, last = name.rpartition(".")
-        if part in self._attention and last in ("scores", "weights"):
-            name = part
+        module_name, _, tap_name = name.rpartition(".")
+        if module_name in self._attention and tap_name in ("scores", "weights"):
+            name = module_name
         return len(self._passes.get(name) or self._attention.get(name, []))
 
-    def _pick(self, kept: dict[str, list[T]], name: str, index: int) -> T:
-        if name not in kept:
+    def _get_pass(self, recorded: dict[str, list[T]], name: str, index: int) -> T:
+        if name not in recorded:
             raise TapError(
                 f"no activations were recorded at '{name}', recorded taps: {', '.join(self.names) or 'none'}"
             )
         try:
-            return kept[name][index]
+            return recorded[name][index]
         except IndexError:
-            raise TapError(f"pass {index} of '{name}' does not exist, {len(kept[name])} passes were recorded") from None
+            raise TapError(
+                f"pass {index} of '{name}' does not exist, {len(recorded[name])} passes were recorded"
+            ) from None
 
-    def _keep(self, name: str) -> Callable[[Tensor], None]:
+    def _make_recorder(self, name: str) -> Callable[[Tensor], None]:
         # Keys and values may be views of the KV cache, which later passes overwrite.
-        is_of_cache = name.endswith((".keys", ".values"))
+        is_cache_view = name.endswith((".keys", ".values"))
 
-        def keep(passing: Tensor) -> None:
-            passing = passing.detach()
-            self._passes.setdefault(name, []).append(passing.clone() if is_of_cache else passing)
+        def keep(activation: Tensor) -> None:
+            activation = activation.detach()
+            self._passes.setdefault(name, []).append(activation.clone() if is_cache_view else activation)
 
         return keep
 
-    def _keep_attention(self, name: str, attention: Attention) -> list[Callable[[], None]]:
-        now: dict[str, AttentionInputs] = {}
+    def _observe_attention(self, name: str, attention: Attention) -> list[Callable[[], None]]:
+        pending: dict[str, AttentionInputs] = {}
         changed: dict[str, Tensor] = {}
 
-        def start(lookup: AttentionInputs) -> None:
+        def start(inputs: AttentionInputs) -> None:
             changed.clear()
-            now["lookup"] = _detach_inputs(lookup)
+            pending["inputs"] = _detach_inputs(inputs)
 
-        def keep_changed(what: str, passing: Tensor) -> None:
+        def keep_changed(tap: str, activation: Tensor) -> None:
             if attention.scores.has_interventions or attention.weights.has_interventions:
-                changed[what] = passing.detach()
+                changed[tap] = activation.detach()
 
         def finish(heads: Tensor) -> None:
-            seen = AttentionRecord(now.pop("lookup"), heads.detach(), changed.get("scores"), changed.get("weights"))
-            self._attention.setdefault(name, []).append(seen)
+            attention_record = AttentionRecord(
+                pending.pop("inputs"), heads.detach(), changed.get("scores"), changed.get("weights")
+            )
+            self._attention.setdefault(name, []).append(attention_record)
 
         return [
             attention.inputs.observe(start),
-            attention.scores.observe_if_computed(lambda passing: keep_changed("scores", passing)),
-            attention.weights.observe_if_computed(lambda passing: keep_changed("weights", passing)),
+            attention.scores.observe_if_computed(lambda activation: keep_changed("scores", activation)),
+            attention.weights.observe_if_computed(lambda activation: keep_changed("weights", activation)),
             attention.head_outputs.observe(finish),
         ]
 
 
-def _detach_inputs(lookup: AttentionInputs) -> AttentionInputs:
+def _detach_inputs(inputs: AttentionInputs) -> AttentionInputs:
     # Copied for the same reason as in `_keep`.
-    keys, values = (part.detach().clone() for part in (lookup.keys, lookup.values))
-    bias = None if lookup.bias is None else lookup.bias.detach()
-    return replace(lookup, queries=lookup.queries.detach(), keys=keys, values=values, bias=bias)
+    keys, values = (tensor.detach().clone() for tensor in (inputs.keys, inputs.values))
+    bias = None if inputs.bias is None else inputs.bias.detach()
+    return replace(inputs, queries=inputs.queries.detach(), keys=keys, values=values, bias=bias)
 
 
 @contextmanager
@@ -163,23 +167,23 @@ def record(model: nn.Module, *patterns: str) -> Iterator[ActivationRecord]:
     Usage: `with record(model, "blocks.*.attention.weights") as activations: model(ids)`. The fused kernel stays in use:
     queries and keys are recorded, and scores and weights are recomputed from them.
     """
-    trace = ActivationRecord()
-    parts = dict(model.named_modules())
+    activations = ActivationRecord()
+    modules = dict(model.named_modules())
     attentions: dict[str, Attention] = {}
     with ExitStack() as stack:
         for name, tap in _select_taps(model, patterns).items():
-            part, _, last = name.rpartition(".")
-            owner = parts[part]
-            if isinstance(owner, Attention) and last in ("inputs", "scores", "weights"):
-                attentions[part] = owner
+            module_name, _, tap_name = name.rpartition(".")
+            module = modules[module_name]
+            if isinstance(module, Attention) and tap_name in ("inputs", "scores", "weights"):
+                attentions[module_name] = module
             else:
-                stack.callback(tap.observe(trace._keep(name)))  # noqa: SLF001
+                stack.callback(tap.observe(activations._make_recorder(name)))  # noqa: SLF001
         for name, attention in attentions.items():
-            for end in trace._keep_attention(name, attention):  # noqa: SLF001
-                stack.callback(end)
-        yield trace
+            for remove_hook in activations._observe_attention(name, attention):  # noqa: SLF001
+                stack.callback(remove_hook)
+        yield activations
 
 
 def _select_taps(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, Tap]:
-    found = [match_taps(model, pattern) for pattern in patterns or ("*",)]
-    return {name: tap for one in found for name, tap in one.items()}
+    matches = [match_taps(model, pattern) for pattern in patterns or ("*",)]
+    return {name: tap for taps in matches for name, tap in taps.items()}

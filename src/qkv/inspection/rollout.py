@@ -25,33 +25,33 @@ class AttentionRollout(ShortRepr):
 def rollout_from_means(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
     """Multiply Â = ½ head mean + ½ identity (the residual connection) across layers (arXiv:2005.00928)."""
     share = torch.eye(means.shape[-1], dtype=means.dtype, device=means.device)
-    found = []
+    shares = []
     for layer in means:
         share = (layer @ share + share) / 2
-        found.append(share)
-    return torch.stack(found)
+        shares.append(share)
+    return torch.stack(shares)
 
 
-def attention_rollout(seen: ActivationCache, stack: AttentionKind | None = None) -> AttentionRollout:
+def attention_rollout(cache: ActivationCache, stack: AttentionKind | None = None) -> AttentionRollout:
     """Compute attention rollout through a GPT, BERT, encoder or decoder.
 
-    In a decoder, cross-attention contributes the shares of the source in the same way: half from the residual connection
-    and half from the attended source states.
+    In a decoder, cross-attention contributes the shares of the source in the same way: half from the residual
+    connection and half from the attended source states.
     """
-    if isinstance(seen.model, RNNSeq2Seq):
+    if isinstance(cache.model, RNNSeq2Seq):
         raise InputError("attention rollout requires the layers of a Transformer, but this model is an RNN")
-    stack = stack or seen.stacks[0]
+    stack = stack or cache.stacks[0]
     if stack in (AttentionKind.SELF, AttentionKind.ENCODER):
-        return AttentionRollout(sequence=rollout_from_means(seen.mean_weights(stack)), source=None)
-    of_encoder = rollout_from_means(seen.mean_weights(AttentionKind.ENCODER))[-1]
-    own_looks, cross_looks = seen.mean_weights(AttentionKind.DECODER), seen.mean_weights(AttentionKind.CROSS)
-    n = own_looks.shape[-1]
-    own = torch.eye(n, dtype=own_looks.dtype, device=own_looks.device)
-    source = own_looks.new_zeros(n, of_encoder.shape[-1])
-    owns, sources = [], []
-    for look, cross in zip(own_looks, cross_looks, strict=True):
-        own, source = (look @ own + own) / 2, (look @ source + source) / 2
-        own, source = own / 2, (source + cross @ of_encoder) / 2
-        owns.append(own)
-        sources.append(source)
-    return AttentionRollout(sequence=torch.stack(owns), source=torch.stack(sources))
+        return AttentionRollout(sequence=rollout_from_means(cache.mean_weights(stack)), source=None)
+    encoder_rollout = rollout_from_means(cache.mean_weights(AttentionKind.ENCODER))[-1]
+    self_weights, cross_weights = cache.mean_weights(AttentionKind.DECODER), cache.mean_weights(AttentionKind.CROSS)
+    n = self_weights.shape[-1]
+    sequence = torch.eye(n, dtype=self_weights.dtype, device=self_weights.device)
+    source = self_weights.new_zeros(n, encoder_rollout.shape[-1])
+    sequence_shares, source_shares = [], []
+    for weights, cross in zip(self_weights, cross_weights, strict=True):
+        sequence, source = (weights @ sequence + sequence) / 2, (weights @ source + source) / 2
+        sequence, source = sequence / 2, (source + cross @ encoder_rollout) / 2
+        sequence_shares.append(sequence)
+        source_shares.append(source)
+    return AttentionRollout(sequence=torch.stack(sequence_shares), source=torch.stack(source_shares))

@@ -13,8 +13,8 @@ class ShortRepr:
 
     def __repr__(self) -> str:
         assert is_dataclass(self)
-        shown = ", ".join(f"{field.name}={_short_repr(getattr(self, field.name))}" for field in fields(self))
-        return f"{type(self).__name__}({shown})"
+        fields_text = ", ".join(f"{field.name}={_short_repr(getattr(self, field.name))}" for field in fields(self))
+        return f"{type(self).__name__}({fields_text})"
 
 
 def _short_repr(value: object) -> str:

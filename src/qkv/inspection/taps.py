@@ -11,16 +11,15 @@ from qkv.nn import Tap
 
 def named_taps(model: nn.Module) -> dict[str, Tap]:
     """Returns all taps by name, in the order of the model's modules."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, Tap)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, Tap)}
 
 
 def match_taps(model: nn.Module, pattern: str) -> dict[str, Tap]:
-    """Returns the taps that match a name or a pattern, such as `encoder.*.weights` for all attention weights of the
-    encoder."""
-    known = named_taps(model)
-    found = {name: tap for name, tap in known.items() if fnmatchcase(name, pattern)}
-    if not found:
+    """Returns the taps that match a name or a pattern, such as `encoder.*.weights`."""
+    all_taps = named_taps(model)
+    matches = {name: tap for name, tap in all_taps.items() if fnmatchcase(name, pattern)}
+    if not matches:
         raise TapError(
-            f"no tap matches '{pattern}'{suggest_closest(pattern, list(known))} (the model has {len(known)} taps)"
+            f"no tap matches '{pattern}'{suggest_closest(pattern, list(all_taps))} (the model has {len(all_taps)} taps)"
         )
-    return found
+    return matches

@@ -54,21 +54,23 @@ def checkpoint_timeline(
     """
     steps, views, lenses = [], [], []
     for step, task in checkpoints:
-        seen = run_with_cache(task.model, prepare_input(task, text, second))
+        cache = run_with_cache(task.model, prepare_input(task, text, second))
         steps.append(step)
-        views.append(classify_heads(seen, stack))
-        has_guesses = not (isinstance(task.model, BERT) and task.model.masked_word is None)
-        lenses.append(logit_lens(seen, task.tokenizer, n=1) if has_guesses else None)
+        views.append(classify_heads(cache, stack))
+        has_predictions = not (isinstance(task.model, BERT) and task.model.masked_word is None)
+        lenses.append(logit_lens(cache, task.tokenizer, n=1) if has_predictions else None)
     if not steps:
         raise InputError("the run has no checkpoints, at least 1 is required")
-    guesses = [one for one in lenses if one is not None]
+    lens_views = [lens_view for lens_view in lenses if lens_view is not None]
     return TimelineView(
         steps=steps,
         stack=views[0].stack,
         scores=torch.stack([view.scores for view in views]),
         labels=[view.labels for view in views],
         positions=views[0].queries,
-        depths=guesses[0].depths if guesses else [],
-        targets=guesses[0].targets if guesses else [],
-        target_probabilities=torch.stack([one.target_probabilities for one in guesses]) if guesses else None,
+        depths=lens_views[0].depths if lens_views else [],
+        targets=lens_views[0].targets if lens_views else [],
+        target_probabilities=torch.stack([lens_view.target_probabilities for lens_view in lens_views])
+        if lens_views
+        else None,
     )

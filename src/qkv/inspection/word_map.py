@@ -32,17 +32,17 @@ def project_to_2d(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "
     """
     if len(vectors) < 2:
         raise ShapeError(f"at least 2 vectors are required, got {len(vectors)}")
-    centred = (vectors - vectors.mean(0)).double()
+    centered = (vectors - vectors.mean(0)).double()
     # An eigendecomposition of the covariance is 20 times as fast as an SVD of thousands of vectors.
-    squares, directions = torch.linalg.eigh(centred.T @ centred)
+    squares, directions = torch.linalg.eigh(centered.T @ centered)
     squares, directions = squares.flip(0).clamp(min=0), directions.flip(1)
     points = torch.zeros(len(vectors), 2, dtype=torch.float64)
     n = min(2, len(squares))
-    points[:, :n] = centred @ directions[:, :n]
+    points[:, :n] = centered @ directions[:, :n]
     farthest = points.gather(0, points.abs().argmax(0, keepdim=True))
     points = points * torch.where(farthest < 0, -1.0, 1.0)
-    spread = squares / squares.sum().clamp(min=1e-300)
-    return points, [*spread[:n].tolist(), *[0.0] * (2 - n)]
+    explained_variance = squares / squares.sum().clamp(min=1e-300)
+    return points, [*explained_variance[:n].tolist(), *[0.0] * (2 - n)]
 
 
 def plot_word_map(
@@ -53,22 +53,22 @@ def plot_word_map(
         raise ShapeError(
             f"got {len(vectors)} vectors, {len(words)} words and {len(groups)} groups, expected equal numbers"
         )
-    points, spread = project_to_2d(vectors)
+    points, explained_variance = project_to_2d(vectors)
     figure = new_figure(width=8.0, height=6.0)
     axis = figure.subplots()
-    names = list(dict.fromkeys(groups)) or [""]
-    own = list(groups) or [""] * len(words)
-    for number, name in enumerate(names):
-        colour, shape = COLORS_AND_MARKERS[number % len(COLORS_AND_MARKERS)]
-        chosen = [place for place, group in enumerate(own) if group == name]
-        axis.scatter(points[chosen, 0], points[chosen, 1], s=22, color=colour, marker=shape, label=name or None)
+    group_names = list(dict.fromkeys(groups)) or [""]
+    point_groups = list(groups) or [""] * len(words)
+    for group_index, name in enumerate(group_names):
+        color, marker = COLORS_AND_MARKERS[group_index % len(COLORS_AND_MARKERS)]
+        indices = [index for index, group in enumerate(point_groups) if group == name]
+        axis.scatter(points[indices, 0], points[indices, 1], s=22, color=color, marker=marker, label=name or None)
     axis.margins(0.12)
-    colours = [COLORS_AND_MARKERS[names.index(group) % len(COLORS_AND_MARKERS)][0] for group in own]
-    label_points(axis, points, words, colours)
+    colors = [COLORS_AND_MARKERS[group_names.index(group) % len(COLORS_AND_MARKERS)][0] for group in point_groups]
+    label_points(axis, points, words, colors)
     axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
     axis.axvline(0, color="0.85", linewidth=0.8, zorder=0)
-    axis.set_xlabel(f"PC 1: {spread[0]:.0%} of the variance")
-    axis.set_ylabel(f"second direction: {spread[1]:.0%}")
+    axis.set_xlabel(f"PC 1: {explained_variance[0]:.0%} of the variance")
+    axis.set_ylabel(f"PC 2: {explained_variance[1]:.0%} of the variance")
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(title, fontsize="medium")
     if groups:
@@ -84,29 +84,29 @@ _FONT_SIZE, _LINE_HEIGHT = 9, 10.0
 Box = tuple[float, float, float, float]
 
 
-def label_points(axis: "Axes", points: Tensor, words: Sequence[str], colours: Sequence[str]) -> None:
+def label_points(axis: "Axes", points: Tensor, words: Sequence[str], colors: Sequence[str]) -> None:
     """Annotate each point at the offset that overlaps the fewest markers and labels drawn before."""
-    page = axis.get_figure(root=True)
-    assert page is not None
-    page.draw_without_rendering()  # computes the layout, so that the points have their final positions
-    scale = 72 / page.dpi  # typographic points, 72 per inch
-    shown = axis.transData.transform(points.numpy()) * scale
-    taken: list[Box] = [(x - 3, y - 3, x + 3, y + 3) for x, y in shown]
-    for (x, y), at, word, colour in zip(shown, points.tolist(), words, colours, strict=True):
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # computes the layout, so that the points have their final positions
+    scale = 72 / figure.dpi  # typographic points, 72 per inch
+    screen_points = axis.transData.transform(points.numpy()) * scale
+    occupied: list[Box] = [(x - 3, y - 3, x + 3, y + 3) for x, y in screen_points]
+    for (x, y), point, word, color in zip(screen_points, points.tolist(), words, colors, strict=True):
         dx, dy, box = min(
             ((dx, dy, _label_box(x + dx, y + dy, word, side=dx)) for dx, dy in _LABEL_OFFSETS),
-            key=lambda choice: sum(_overlap_area(choice[2], other) for other in taken),
+            key=lambda candidate: sum(_overlap_area(candidate[2], other) for other in occupied),
         )
-        taken.append(box)
+        occupied.append(box)
         side = "center" if dx == 0 else "left" if dx > 0 else "right"
         axis.annotate(
             word,
-            (at[0], at[1]),
+            (point[0], point[1]),
             xytext=(dx, dy),
             textcoords="offset points",
             ha=side,
             fontsize=_FONT_SIZE,
-            color=colour,
+            color=color,
         )
 
 
@@ -118,7 +118,7 @@ def _label_box(x: float, y: float, word: str, *, side: int) -> Box:
     return left, y, left + width, y + _LINE_HEIGHT
 
 
-def _overlap_area(one: Box, other: Box) -> float:
-    wide = min(one[2], other[2]) - max(one[0], other[0])
-    high = min(one[3], other[3]) - max(one[1], other[1])
+def _overlap_area(first: Box, second: Box) -> float:
+    wide = min(first[2], second[2]) - max(first[0], second[0])
+    high = min(first[3], second[3]) - max(first[1], second[1])
     return max(0.0, wide) * max(0.0, high)

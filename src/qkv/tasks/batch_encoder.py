@@ -54,17 +54,19 @@ class BatchEncoder:
         """Yield every text once, batched by length. `segments` is `None` if all segment ids are 0."""
         device, config = self.model.embedding.token.weight.device, self.model.config
         lengths = [len(row) for row in ids]
-        packed = (self._compiled or PackedEncoder(self.model)) if can_pack(self.model) else None
-        read = create_cpu_encoder(self.model, self._packing) or self.model
-        at_once = ENCODER_BATCH_TOKENS.get(device.type, DEFAULT_ENCODER_BATCH_TOKENS)
-        for places in batch_by_length(lengths, at_once) if packed is None else pack_by_length(lengths):
-            own = [ids[place] for place in places]
-            parts = None if segments is None else [segments[place] for place in places]
-            table, attention_mask = pad_sequences(own, device, config.vocab_size)
-            if packed is not None:
-                states = packed.states(own, parts)
+        packed_encoder = (self._compiled or PackedEncoder(self.model)) if can_pack(self.model) else None
+        encode = create_cpu_encoder(self.model, self._packing) or self.model
+        max_tokens = ENCODER_BATCH_TOKENS.get(device.type, DEFAULT_ENCODER_BATCH_TOKENS)
+        for indices in batch_by_length(lengths, max_tokens) if packed_encoder is None else pack_by_length(lengths):
+            batch_ids = [ids[index] for index in indices]
+            batch_segments = None if segments is None else [segments[index] for index in indices]
+            padded_ids, attention_mask = pad_sequences(batch_ids, device, config.vocab_size)
+            if packed_encoder is not None:
+                states = packed_encoder.states(batch_ids, batch_segments)
             else:
-                of_parts = None if parts is None else pad_sequences(parts, device, config.n_segments)[0]
-                states = read(table, segments=of_parts, attention_mask=attention_mask)
-            attention_mask = torch.ones_like(table, dtype=torch.bool) if attention_mask is None else attention_mask
-            yield EncodedBatch(places, table, attention_mask, states)
+                padded_segments = (
+                    None if batch_segments is None else pad_sequences(batch_segments, device, config.n_segments)[0]
+                )
+                states = encode(padded_ids, segments=padded_segments, attention_mask=attention_mask)
+            attention_mask = torch.ones_like(padded_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+            yield EncodedBatch(indices, padded_ids, attention_mask, states)

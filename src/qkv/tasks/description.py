@@ -4,11 +4,11 @@ from qkv.cost import count_parameters
 from qkv.models import Model
 
 
-def describe_task(kind: str, model: Model, name: str) -> str:
+def describe_task(class_name: str, model: Model, name: str) -> str:
     """Returns `LanguageModel(stories, gpt, 12,205,056 parameters, context 512` without the closing parenthesis."""
     parts = [
         model.config.family,
         f"{count_parameters(model.config).total:,} parameters",
         f"context {model.config.context_length:,}",
     ]
-    return f"{kind}({', '.join([name, *parts] if name else parts)}"
+    return f"{class_name}({', '.join([name, *parts] if name else parts)}"

@@ -17,9 +17,11 @@ def resolve_device(name: str) -> torch.device:
         raise InputError(f"--device {name}: must be one of cpu, cuda, auto")
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        built = torch.version.cuda
-        why = "was built without CUDA" if built is None else f"was built with CUDA {built} but finds no GPU"
-        raise InputError(f"--device cuda: this torch ({torch.__version__}) {why}, use --device cpu instead")
+        cuda_version = torch.version.cuda
+        reason = (
+            "was built without CUDA" if cuda_version is None else f"was built with CUDA {cuda_version} but finds no GPU"
+        )
+        raise InputError(f"--device cuda: this torch ({torch.__version__}) {reason}, use --device cpu instead")
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 

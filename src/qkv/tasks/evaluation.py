@@ -10,7 +10,7 @@ from qkv.data.labeled_texts import ColumnNames, read_labeled_texts
 from qkv.errors import InputError
 from qkv.tasks.text_encoder import Classification, TextEncoder, TextOrPair
 from qkv.training.finetune_data import build_targets
-from qkv.training.task_metrics import confusion, measure, per_class_report
+from qkv.training.task_metrics import compute_task_metrics, confusion_matrix, per_class_report
 
 
 def evaluate_classifier(
@@ -25,25 +25,34 @@ def evaluate_classifier(
             f"{task.name} has no classification head to evaluate (it supports: {', '.join(task.capabilities)})"
         )
     problem = task.model.config.problem
-    is_number = problem is ProblemType.REGRESSION
-    labelled = read_labeled_texts(path, columns, is_numeric=is_number, multi_label=problem is ProblemType.MULTI_LABEL)
-    names = task.class_names
-    truth = build_targets(problem, labelled, None if is_number else names).numpy()
-    texts: list[TextOrPair] = [(row[0], row[1]) if labelled.is_pairs else row[0] for row in labelled.texts]
-    answers = task.classify(texts, truncate=truncate)
-    answered = np.array([_to_target(problem, answer, names) for answer in answers])
-    found = {"rows": len(answers), **measure(problem, answered, truth, n_classes=len(names))}
+    is_regression = problem is ProblemType.REGRESSION
+    labeled = read_labeled_texts(
+        path, columns, is_numeric=is_regression, multi_label=problem is ProblemType.MULTI_LABEL
+    )
+    class_names = task.class_names
+    targets = build_targets(problem, labeled, None if is_regression else class_names).numpy()
+    texts: list[TextOrPair] = [(row[0], row[1]) if labeled.is_pairs else row[0] for row in labeled.texts]
+    classifications = task.classify(texts, truncate=truncate)
+    predictions = np.array([_to_target(problem, classification, class_names) for classification in classifications])
+    metrics = {
+        "rows": len(classifications),
+        **compute_task_metrics(problem, predictions, targets, n_classes=len(class_names)),
+    }
     if problem is ProblemType.SINGLE_LABEL:
-        found["classes"] = per_class_report(confusion_matrix(answered, truth, n_classes=len(names)), names)
-    return found
+        metrics["classes"] = per_class_report(
+            confusion_matrix(predictions, targets, n_classes=len(class_names)), class_names
+        )
+    return metrics
 
 
-def _to_target(problem: ProblemType, answer: Classification, names: tuple[str, ...]) -> float | int | list[int]:
+def _to_target(
+    problem: ProblemType, classification: Classification, class_names: tuple[str, ...]
+) -> float | int | list[int]:
     match problem:
         case ProblemType.SINGLE_LABEL:
-            return names.index(answer.labels[0])
+            return class_names.index(classification.labels[0])
         case ProblemType.MULTI_LABEL:
-            return [int(name in answer.labels) for name in names]
+            return [int(name in classification.labels) for name in class_names]
         case ProblemType.REGRESSION:
-            assert answer.value is not None
-            return answer.value
+            assert classification.value is not None
+            return classification.value

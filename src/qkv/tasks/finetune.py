@@ -50,12 +50,12 @@ class ModelRuns:
         """The main metric first."""
         return list(self.results[0].scores)
 
-    def mean(self, measure: str) -> float:
-        return statistics.fmean(result.scores[measure] for result in self.results)
+    def mean(self, metric: str) -> float:
+        return statistics.fmean(result.scores[metric] for result in self.results)
 
-    def spread(self, measure: str) -> float:
+    def std(self, metric: str) -> float:
         """Standard deviation over the seeds, or 0 for a single seed."""
-        values = [result.scores[measure] for result in self.results]
+        values = [result.scores[metric] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
     @property
@@ -66,7 +66,7 @@ class ModelRuns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneResult:
+class FinetuneOutput:
     """The result of `finetune`."""
 
     task: TextEncoder
@@ -82,32 +82,32 @@ def finetune(
     train: RowSource,
     evaluation: RowSource | None = None,
     *,
-    settings: FinetuningSettings = FinetuningSettings(),
-    out: str | Path | None = None,  # noqa: B008 - frozen
+    settings: FinetuningSettings = FinetuningSettings(),  # noqa: B008 - frozen
+    out: str | Path | None = None,
     device: str = "auto",
-) -> FinetuneResult:
+) -> FinetuneOutput:
     """Fine-tune a pretrained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
 
     `out` is the run folder. Without it, nothing is kept on disk.
     """
-    start = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
-    named = {
+    pretrained = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
+    names = {
         "train": _row_source_name(train, "train"),
         "evaluation": None if evaluation is None else _row_source_name(evaluation, "eval"),
     }
-    config = FinetuningConfig(models=(start.name or "model",), **named, **dict(settings))
-    held_out = None if evaluation is None else _load_labelled(evaluation, "eval", config)
-    task = build_task(config, _load_labelled(train, "train", config), held_out)
+    config = FinetuningConfig(models=(pretrained.name or "model",), **names, **dict(settings))
+    evaluation_rows = None if evaluation is None else _load_labelled(evaluation, "eval", config)
+    task = build_task(config, _load_labelled(train, "train", config), evaluation_rows)
     target = resolve_device(device)
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder.create(Path(out or temporary)).path
         name = config.models[0]
         runs = _run_all_seeds(
-            start, task, config, name=name, folder=folder, device=target, reports=_no_reports, say=_discard
+            pretrained, task, config, name=name, folder=folder, device=target, reports=_no_reports, say=_discard
         )
-        tuned = load_as(TextEncoder, runs.best)
+        finetuned = load_as(TextEncoder, runs.best)
     scores = {name: runs.mean(name) for name in runs.metrics}
-    return FinetuneResult(task=TextEncoder(tuned.model, tuned.tokenizer, name=name), scores=scores, runs=runs)
+    return FinetuneOutput(task=TextEncoder(finetuned.model, finetuned.tokenizer, name=name), scores=scores, runs=runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +126,9 @@ def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path())
     settings = settings.replace(**files)
     task = load_task(settings)
     run = RunFolder.create(out)
-    places = {kind: str(Path(name).resolve()) for kind, name in files.items()}
-    write_atomically(out / CONFIG_FILE, settings.replace(**places).to_toml().encode())
-    digests = {place: digest(Path(place)) for place in places.values()}
+    paths = {kind: str(Path(name).resolve()) for kind, name in files.items()}
+    write_atomically(out / CONFIG_FILE, settings.replace(**paths).to_toml().encode())
+    digests = {path: digest(Path(path)) for path in paths.values()}
     write_atomically(out / DIGEST_FILE, json.dumps(digests, indent=1).encode())
     return FinetuneRun(run=run, settings=settings, task=task)
 
@@ -138,26 +138,33 @@ def resume_finetuning(out: Path) -> FinetuneRun:
     if not (out / CONFIG_FILE).is_file():
         raise RunError(f"{out}: contains no {CONFIG_FILE}, so there is no fine-tuning run to resume")
     settings = load_finetuning(out / CONFIG_FILE)
-    for place, expected in read_json_object(out / DIGEST_FILE).items():
-        if not Path(place).is_file() or digest(Path(place)) != expected:
-            raise RunError(f"{place}: was removed or changed after {out} was created")
+    for path, expected in read_json_object(out / DIGEST_FILE).items():
+        if not Path(path).is_file() or digest(Path(path)) != expected:
+            raise RunError(f"{path}: was removed or changed after {out} was created")
     return FinetuneRun(run=RunFolder(out), settings=settings, task=load_task(settings))
 
 
 def run_finetuning(
-    begun: FinetuneRun, *, device: torch.device, reports: ReportFactory, say: LogFunction
+    finetune_run: FinetuneRun, *, device: torch.device, reports: ReportFactory, say: LogFunction
 ) -> Iterator[ModelRuns]:
     """Fine-tune each model with every seed. Runs that are already complete are only reported.
 
     If the input is invalid and there is no checkpoint yet, the run folder is removed.
     """
-    run, settings = begun.run, begun.settings
+    run, settings = finetune_run.run, finetune_run.settings
     with run.locked():
         try:
-            for name, own in _folders_by_model(run.path, settings.models).items():
-                start = load_as(TextEncoder, name)
+            for name, folder in _folders_by_model(run.path, settings.models).items():
+                pretrained = load_as(TextEncoder, name)
                 yield _run_all_seeds(
-                    start, begun.task, settings, name=name, folder=own, device=device, reports=reports, say=say
+                    pretrained,
+                    finetune_run.task,
+                    settings,
+                    name=name,
+                    folder=folder,
+                    device=device,
+                    reports=reports,
+                    say=say,
                 )
         except (ConfigError, InputError, WeightsError):
             if not any(run.path.rglob("checkpoints")):
@@ -169,18 +176,20 @@ def _folders_by_model(out: Path, models: Sequence[str]) -> dict[str, Path]:
     """Returns one folder per model, so that models do not overwrite each other's results."""
     if len(models) == 1:
         return {models[0]: out}
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for name in models:
-        own = out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
-        if own in found.values():
-            other = next(known for known, folder in found.items() if folder == own)
-            raise InputError(f"{other} and {name} map to the same folder {own}, so they must be fine-tuned separately")
-        found[name] = own
-    return found
+        model_folder = out / re.sub(r"[^\w.-]+", "_", name).strip("_.")
+        if model_folder in folders.values():
+            other = next(known_name for known_name, folder in folders.items() if folder == model_folder)
+            raise InputError(
+                f"{other} and {name} map to the same folder {model_folder}, so they must be fine-tuned separately"
+            )
+        folders[name] = model_folder
+    return folders
 
 
 def _run_all_seeds(
-    start: TextEncoder,
+    pretrained: TextEncoder,
     task: LabeledTask,
     settings: FinetuningConfig,
     *,
@@ -190,40 +199,42 @@ def _run_all_seeds(
     reports: ReportFactory,
     say: LogFunction,
 ) -> ModelRuns:
-    def of_model(line: str) -> None:
+    def log_for_model(line: str) -> None:
         say(f"{name}: {line}")
 
-    material = FinetuneInputs.gather(start.model, start.tokenizer, task, settings, say=of_model)
-    judged = task.evaluation
+    inputs = FinetuneInputs.prepare(pretrained.model, pretrained.tokenizer, task, settings, log=log_for_model)
+    evaluation_rows = task.evaluation
     if (
-        len(judged.texts) < MIN_EVALUATION_ROWS and name == settings.models[0]
+        len(evaluation_rows.texts) < MIN_EVALUATION_ROWS and name == settings.models[0]
     ):  # the same for all models, so reported only once
         say(
-            f"{judged.name}: the scores are unreliable with only {len(judged.texts)} "
+            f"{evaluation_rows.name}: the scores are unreliable with only {len(evaluation_rows.texts)} "
             f"evaluation rows (fewer than {MIN_EVALUATION_ROWS})"
         )
     seeds = range(settings.seed, settings.seed + settings.n_seeds)
     folders = [folder if settings.n_seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
     results = []
-    for seed, own in zip(seeds, folders, strict=True):
-        with convert_disk_errors(own, 0):
-            own.mkdir(parents=True, exist_ok=True)
+    for seed, seed_folder in zip(seeds, folders, strict=True):
+        with convert_disk_errors(seed_folder, 0):
+            seed_folder.mkdir(parents=True, exist_ok=True)
         # Newly initialized parts are the same for every seed, so they are only reported for the first one.
-        remark = of_model if seed == settings.seed else _discard
-        result = fine_tune(material, seed=seed, folder=own, device=device, report=reports(name, seed), say=remark)
+        log_new_parts = log_for_model if seed == settings.seed else _discard
+        result = fine_tune(
+            inputs, seed=seed, folder=seed_folder, device=device, report=reports(name, seed), log=log_new_parts
+        )
         results.append(result)
-        _save_plots(own, result, say)
+        _save_plots(seed_folder, result, say)
     return ModelRuns(name=name, results=results, folders=folders)
 
 
 def _save_plots(folder: Path, result: FinetuneResult, say: LogFunction) -> None:
     try:
         with convert_disk_errors(folder, 0):
-            unit = "nats a text" if result.class_names else "share of the variance"
+            unit = "nats per text" if result.class_names else "share of the variance"
             plot_loss_curve(folder / "metrics.jsonl", unit=unit).savefig(folder / "loss.png")
             if result.confusion is not None and result.class_names is not None:
-                measure, score = next(iter(result.scores.items()))
-                title = f"{measure} {score:.3f} on {result.n_evaluation:,} texts"
+                metric, score = next(iter(result.scores.items()))
+                title = f"{metric} {score:.3f} on {result.n_evaluation:,} texts"
                 figure = plot_confusion_matrix(np.array(result.confusion), result.class_names, title=title)
                 figure.savefig(folder / "confusion.png")
     except MissingExtraError as error:
@@ -242,5 +253,5 @@ def _no_reports(_name: str, _seed: int) -> MetricsCallback:
     return _discard
 
 
-def _discard(_said: object) -> None:
+def _discard(_message: object) -> None:
     """Ignore a message."""

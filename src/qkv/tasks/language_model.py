@@ -93,24 +93,26 @@ class LanguageModel:
 
         Batching does not change the results: prompt number i uses the seed `sampling.seed + i`.
         """
-        done: list[Continuation] = []
+        continuations: list[Continuation] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
-            own = sampling.replace(seed=sampling.seed + start)
-            some = prompts[start : start + PROMPTS_PER_BATCH]
-            shown, texts = [""] * len(some), dict[int, GeneratedSequence]()
-            for piece in self.stream_batch(some, max_new=max_new, stop=stop, sampling=own, with_logits=False):
-                shown[piece.row] += piece.text
-                texts[piece.row] = piece.step.sequence
-            done += [_to_continuation(texts[row], shown[row]) for row in range(len(some))]
-        return done
+            batch_sampling = sampling.replace(seed=sampling.seed + start)
+            batch_prompts = prompts[start : start + PROMPTS_PER_BATCH]
+            texts, sequences = [""] * len(batch_prompts), dict[int, GeneratedSequence]()
+            for token in self.stream_batch(
+                batch_prompts, max_new=max_new, stop=stop, sampling=batch_sampling, with_logits=False
+            ):
+                texts[token.row] += token.text
+                sequences[token.row] = token.step.sequence
+            continuations += [_to_continuation(sequences[row], texts[row]) for row in range(len(batch_prompts))]
+        return continuations
 
     def stream(
         self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = DEFAULT_SAMPLING
     ) -> Iterator[str]:
         """Yield the generated text in parts. Characters are never split."""
-        for piece in self.stream_batch([prompt], max_new=max_new, stop=stop, sampling=sampling, with_logits=False):
-            if piece.text:
-                yield piece.text
+        for token in self.stream_batch([prompt], max_new=max_new, stop=stop, sampling=sampling, with_logits=False):
+            if token.text:
+                yield token.text
 
     def stream_batch(
         self,
@@ -126,7 +128,7 @@ class LanguageModel:
         Without `with_logits`, a GPU decodes several tokens before the first one is returned.
         """
         ids = [self.encode(prompt) for prompt in prompts]
-        decoders = [StreamingDecoder(self.tokenizer, before=own) for own in ids]
+        decoders = [StreamingDecoder(self.tokenizer, before=prompt_ids) for prompt_ids in ids]
         stops = [StopStrings(stop) for _ in prompts]
         for step in generate_steps(
             self.model,
@@ -137,26 +139,26 @@ class LanguageModel:
             prepacked=self._packing,
             with_logits=with_logits,
         ):
-            decoder, stopping = decoders[step.row], stops[step.row]
-            shown = stopping.feed(self._said(decoder, step.id))
-            if step.sequence.finish_reason is not None and not stopping.is_stopped:
-                shown += stopping.feed(decoder.finish())
-                shown += stopping.flush()
-            if stopping.is_stopped:
+            decoder, stop_filter = decoders[step.row], stops[step.row]
+            text = stop_filter.feed(self._decode_token(decoder, step.id))
+            if step.sequence.finish_reason is not None and not stop_filter.is_stopped:
+                text += stop_filter.feed(decoder.finish())
+                text += stop_filter.flush()
+            if stop_filter.is_stopped:
                 step.sequence.finish_reason = FinishReason.STOP
-            yield StreamedToken(step.row, shown, step)
+            yield StreamedToken(step.row, text, step)
 
     def beam_search(self, prompts: Sequence[str], *, max_new: int = 200, beam: BeamConfig) -> list[list[Continuation]]:
         """Returns the `beam.n_best` best continuations of each prompt, best first."""
-        found: list[list[Continuation]] = []
+        continuations: list[list[Continuation]] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
             ids = [self.encode(prompt) for prompt in prompts[start : start + PROMPTS_PER_BATCH]]
             results = beam_generate(
                 self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids, prepacked=self._packing
             )
-            for own, hypotheses in zip(ids, results, strict=True):
-                found.append([self._found(own, one) for one in hypotheses])
-        return found
+            for prompt_ids, hypotheses in zip(ids, results, strict=True):
+                continuations.append([self._to_beam_continuation(prompt_ids, hypothesis) for hypothesis in hypotheses])
+        return continuations
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -180,9 +182,9 @@ class LanguageModel:
     def score_documents(self, documents: Iterable[str]) -> Iterator[EvaluationResult]:
         """Score documents in batches of similar length, and yield the scores in order.
 
-        Leading and trailing whitespace is removed. A document starts with the begin token and is scored including its end
-        token. Its number of bytes is that of its UTF-8 text. Documents longer than the context are split into overlapping
-        windows (`log_likelihood.split_into_windows`).
+        Leading and trailing whitespace is removed. A document starts with the begin token and is scored including its
+        end token. Its number of bytes is that of its UTF-8 text. Documents longer than the context are split into
+        overlapping windows (`log_likelihood.split_into_windows`).
         """
         begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []
@@ -194,28 +196,28 @@ class LanguageModel:
                 sizes.append((len(ids) - 1, len(text.encode())))
                 yield ids
 
-        for number, loss_sum in enumerate(document_losses(self.model, encoded())):
-            n_targets, n_bytes = sizes[number]
+        for token_id, loss_sum in enumerate(document_losses(self.model, encoded())):
+            n_targets, n_bytes = sizes[token_id]
             yield EvaluationResult(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
 
-    def _said(self, decoder: StreamingDecoder, number: int) -> str:
+    def _decode_token(self, decoder: StreamingDecoder, token_id: int) -> str:
         """Decode a token. Ids beyond the tokenizer's vocabulary, which only pad the matrix, decode to nothing."""
-        return decoder.add(number) if number < self.tokenizer.vocab_size else ""
+        return decoder.add(token_id) if token_id < self.tokenizer.vocab_size else ""
 
-    def _found(self, prompt: list[int], one: Hypothesis) -> Continuation:
+    def _to_beam_continuation(self, prompt: list[int], hypothesis: Hypothesis) -> Continuation:
         decoder = StreamingDecoder(self.tokenizer, before=prompt)
-        text = "".join([*(self._said(decoder, number) for number in one.ids), decoder.finish()])
+        text = "".join([*(self._decode_token(decoder, token_id) for token_id in hypothesis.ids), decoder.finish()])
         return Continuation(
             text=text,
-            ids=one.ids,
-            log_probabilities=one.log_probabilities,
-            finish_reason=one.finish_reason,
-            score=one.score,
+            ids=hypothesis.ids,
+            log_probabilities=hypothesis.log_probabilities,
+            finish_reason=hypothesis.finish_reason,
+            score=hypothesis.score,
         )
 
 
-def _to_continuation(text: GeneratedSequence, shown: str) -> Continuation:
+def _to_continuation(text: GeneratedSequence, visible_text: str) -> Continuation:
     assert text.finish_reason is not None
     return Continuation(
-        text=shown, ids=text.new_ids, log_probabilities=text.log_probabilities, finish_reason=text.finish_reason
+        text=visible_text, ids=text.new_ids, log_probabilities=text.log_probabilities, finish_reason=text.finish_reason
     )

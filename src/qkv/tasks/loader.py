@@ -37,30 +37,30 @@ def resolve_model_path(name: str | Path) -> Path:
     A local folder that contains a model takes precedence over a shipped model of the same name.
     """
     path = Path(name)
-    zoo = shipped()
+    shipped_models = shipped()
     if path.is_file():
         return path
-    if path.is_dir() and (_is_model_folder(path) or str(name) not in zoo):
+    if path.is_dir() and (_is_model_folder(path) or str(name) not in shipped_models):
         return _model_folder_in(path)
-    if str(name) in zoo:
-        return zoo[str(name)]
+    if str(name) in shipped_models:
+        return shipped_models[str(name)]
     if _HUB_NAME.fullmatch(str(name)):
         return download(str(name))
-    hint = suggest_closest(str(name), list(zoo))
+    hint = suggest_closest(str(name), list(shipped_models))
     raise InputError(f"{path}: not a folder, file or shipped model{hint}")
 
 
 def resolve_model_folder(name: str | Path) -> Path:
     """Like `resolve_model_path`, but raises an error for a single file."""
-    found = resolve_model_path(name)
-    if found.is_file():
-        raise InputError(f"{found}: is a file, expected a folder with config.json and model.safetensors")
-    return found
+    path = resolve_model_path(name)
+    if path.is_file():
+        raise InputError(f"{path}: is a file, expected a folder with config.json and model.safetensors")
+    return path
 
 
 def load_pretrained(name: str | Path) -> Loaded:
-    found = resolve_model_path(name)
-    return load_file_model(found) if found.is_file() else load_model(found)
+    path = resolve_model_path(name)
+    return load_file_model(path) if path.is_file() else load_model(path)
 
 
 def load(name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DType | str = DType.FLOAT32) -> Task:
@@ -69,14 +69,14 @@ def load(name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DT
     `int8` quantizes the model for faster and slightly less accurate inference on x86 CPUs (`qkv.nn.int8`). `device` is
     `cpu`, `cuda` or `auto` (a GPU if available). `dtype="bfloat16"` speeds up inference on a GPU.
     """
-    where = resolve_int8_device(device) if int8 else resolve_device(device)
-    numbers = resolve_dtype(dtype, where)
+    torch_device = resolve_int8_device(device) if int8 else resolve_device(device)
+    torch_dtype = resolve_dtype(dtype, torch_device)
     if int8:
         check_int8()
     loaded = load_pretrained(name)
     if int8:
         in_int8(loaded.model)
-    loaded.model.to(where, numbers)
+    loaded.model.to(torch_device, torch_dtype)
     tokenizer = needs_tokenizer(loaded, Path(name))
     match loaded.model:
         case GPT():

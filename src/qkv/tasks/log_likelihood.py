@@ -39,45 +39,47 @@ def split_into_windows(document: int, ids: list[int], context_length: int) -> It
     """
     start, scored = 0, 1
     while scored < len(ids):
-        part = ids[start : start + context_length + 1]
-        yield DocumentWindow(document, part, scored - start - 1)
-        scored = start + len(part)
+        window_ids = ids[start : start + context_length + 1]
+        yield DocumentWindow(document, window_ids, scored - start - 1)
+        scored = start + len(window_ids)
         start = scored - 1 - context_length // 2
 
 
 def document_losses(
-    model: GPT, documents: Iterable[list[int]], *, tokens_at_once: int | None = None
+    model: GPT, documents: Iterable[list[int]], *, max_batch_tokens: int | None = None
 ) -> Iterator[float]:
     """Yield the summed negative log-likelihood of each document's ids except the first, in nats and in document order.
 
-    `tokens_at_once` is the batch size in tokens and defaults to a value for the device.
+    `max_batch_tokens` is the batch size in tokens and defaults to a value for the device.
     """
-    if tokens_at_once is None:
+    if max_batch_tokens is None:
         device = model.embedding.token.weight.device
-        tokens_at_once = SCORING_BATCH_TOKENS.get(device.type, DEFAULT_SCORING_BATCH_TOKENS)
+        max_batch_tokens = SCORING_BATCH_TOKENS.get(device.type, DEFAULT_SCORING_BATCH_TOKENS)
     if not model.config.causal:
         raise InputError(
             "a model with causal=False attends to the tokens it would predict, so it cannot score documents"
         )
-    ahead: list[list[int]] = []
-    n_ahead = 0
+    pending: list[list[int]] = []
+    n_pending = 0
     for ids in documents:
-        ahead.append(ids)
-        n_ahead += len(ids)
-        if n_ahead >= PREFETCH_BATCHES * tokens_at_once:
-            yield from _score_documents(model, ahead, tokens_at_once)
-            ahead, n_ahead = [], 0
-    yield from _score_documents(model, ahead, tokens_at_once)
+        pending.append(ids)
+        n_pending += len(ids)
+        if n_pending >= PREFETCH_BATCHES * max_batch_tokens:
+            yield from _score_documents(model, pending, max_batch_tokens)
+            pending, n_pending = [], 0
+    yield from _score_documents(model, pending, max_batch_tokens)
 
 
-def _score_documents(model: GPT, documents: list[list[int]], tokens_at_once: int) -> list[float]:
-    length = model.config.context_length
-    parts = [part for number, ids in enumerate(documents) for part in split_into_windows(number, ids, length)]
+def _score_documents(model: GPT, documents: list[list[int]], max_batch_tokens: int) -> list[float]:
+    context_length = model.config.context_length
+    windows = [
+        window for document, ids in enumerate(documents) for window in split_into_windows(document, ids, context_length)
+    ]
     sums = [0.0] * len(documents)
-    for places in batch_by_length([len(part.ids) for part in parts], tokens_at_once):
-        batch = [parts[place] for place in places]
-        for part, loss in zip(batch, _window_losses(model, batch), strict=True):
-            sums[part.document] += loss
+    for indices in batch_by_length([len(window.ids) for window in windows], max_batch_tokens):
+        batch = [windows[index] for index in indices]
+        for window, loss in zip(batch, _window_losses(model, batch), strict=True):
+            sums[window.document] += loss
     return sums
 
 
@@ -90,18 +92,18 @@ def _window_losses(model: GPT, batch: list[DocumentWindow]) -> list[float]:
     states, targets = states[rows, columns], targets[rows, columns]
     sums = torch.zeros(len(batch), dtype=torch.float64, device=rows.device)
     for start in range(0, len(rows), LOGITS_CHUNK_SIZE):
-        part = slice(start, start + LOGITS_CHUNK_SIZE)
-        logits = model.unembedding(states[None, part])[0].float()
-        sums.index_add_(0, rows[part], F.cross_entropy(logits, targets[part], reduction="none").double())
+        chunk = slice(start, start + LOGITS_CHUNK_SIZE)
+        logits = model.unembedding(states[None, chunk])[0].float()
+        sums.index_add_(0, rows[chunk], F.cross_entropy(logits, targets[chunk], reduction="none").double())
     return sums.tolist()
 
 
 def _pad_windows(batch: list[DocumentWindow]) -> tuple[Tensor, Tensor]:
-    longest = max(len(part.ids) for part in batch) - 1
+    longest = max(len(window.ids) for window in batch) - 1
     ids = torch.zeros(len(batch), longest, dtype=torch.long)
     targets = torch.full_like(ids, IGNORE_INDEX)
-    for row, part in enumerate(batch):
-        whole = torch.tensor(part.ids)
-        ids[row, : len(whole) - 1] = whole[:-1]
-        targets[row, part.n_scored : len(whole) - 1] = whole[1 + part.n_scored :]
+    for row, window in enumerate(batch):
+        token_ids = torch.tensor(window.ids)
+        ids[row, : len(token_ids) - 1] = token_ids[:-1]
+        targets[row, window.n_scored : len(token_ids) - 1] = token_ids[1 + window.n_scored :]
     return ids, targets

@@ -31,21 +31,21 @@ def can_pack(model: BERT) -> bool:
     This requires 16-bit weights on a GPU, as many key/value heads as query heads, and no relative positions or windows.
     """
     weight, config = model.embedding.token.weight, model.config
-    is_plain = model.relative_positions is None and config.sliding_window is None and config.scale_scores
-    is_plain = is_plain and (config.n_heads, config.d_head) == (config.n_kv_heads, config.d_value)
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and is_plain
+    is_supported = model.relative_positions is None and config.sliding_window is None and config.scale_scores
+    is_supported = is_supported and (config.n_heads, config.d_head) == (config.n_kv_heads, config.d_value)
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and is_supported
 
 
 def pack_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield the indices of `lengths`, sorted by length, in rows of limited numbers of tokens and texts."""
     row: list[int] = []
     n_tokens = 0
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if row and (n_tokens + lengths[place] > MAX_TOKENS_PER_ROW or len(row) == MAX_TEXTS_PER_ROW):
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if row and (n_tokens + lengths[index] > MAX_TOKENS_PER_ROW or len(row) == MAX_TEXTS_PER_ROW):
             yield row
             row, n_tokens = [], 0
-        row.append(place)
-        n_tokens += lengths[place]
+        row.append(index)
+        n_tokens += lengths[index]
     if row:
         yield row
 
@@ -61,34 +61,38 @@ class PackedEncoder:
         self.model = model
         self.compiled = compiled
         self._device = model.embedding.token.weight.device
-        self._run: Callable[..., Tensor] = self._states
+        self._run: Callable[..., Tensor] = self._forward_packed
         if compiled:
-            self._run = torch.compile(self._states, dynamic=False, fullgraph=True, mode="reduce-overhead")
+            self._run = torch.compile(self._forward_packed, dynamic=False, fullgraph=True, mode="reduce-overhead")
 
     @torch.no_grad()
     def states(self, ids: TokenRows, segments: TokenRows | None = None) -> Residual:
         """Returns states of shape (text, position, d_model), with zeros after the end of each text."""
         lengths = np.fromiter((len(row) for row in ids), np.int64, len(ids))
         n, n_texts, longest = int(lengths.sum()), len(ids), int(lengths.max())
-        size, room, most = self._size(n, n_texts, longest)
+        size, n_slots, max_length = self._padded_sizes(n, n_texts, longest)
         # The padding consists of texts of maximum length, followed by empty texts.
-        after = n + most * np.arange(room - n_texts + 1)
-        edges = np.concatenate(([0], lengths.cumsum()[:-1], after.clip(max=size))).astype(np.int32)
+        padding_ends = n + max_length * np.arange(n_slots - n_texts + 1)
+        cu_seqlens = np.concatenate(([0], lengths.cumsum()[:-1], padding_ends.clip(max=size))).astype(np.int32)
         is_table = n == n_texts * longest
         # The position of each token in a table with one row per text.
-        place = np.arange(n) - np.repeat(edges[:n_texts] - np.arange(n_texts) * longest, lengths)
-        given = [_flatten_rows(rows, n, size) for rows in (ids, segments) if rows is not None]
-        starts, places, row, *parts = self._sent(edges, place[: 0 if is_table else n], *given)
+        table_index = np.arange(n) - np.repeat(cu_seqlens[:n_texts] - np.arange(n_texts) * longest, lengths)
+        arrays = [_flatten_rows(rows, n, size) for rows in (ids, segments) if rows is not None]
+        device_cu_seqlens, table_indices, row, *segment_row = self._copy_to_device(
+            cu_seqlens, table_index[: 0 if is_table else n], *arrays
+        )
         # Over a hundred combinations of padded sizes can occur, but torch stops compiling at the ninth by default.
         with torch._dynamo.config.patch(recompile_limit=256) if self.compiled else nullcontext():  # noqa: SLF001
-            found = self._run(row[None], parts[0][None] if parts else None, starts, most)[:n]
+            states = self._run(row[None], segment_row[0][None] if segment_row else None, device_cu_seqlens, max_length)[
+                :n
+            ]
         if is_table:
             # Copied because the next replay of the graph overwrites its output.
-            return found.clone().view(n_texts, longest, -1)
-        table = found.new_zeros(n_texts * longest, found.shape[-1])
-        return table.index_copy_(0, places, found).view(n_texts, longest, -1)
+            return states.clone().view(n_texts, longest, -1)
+        table = states.new_zeros(n_texts * longest, states.shape[-1])
+        return table.index_copy_(0, table_indices, states).view(n_texts, longest, -1)
 
-    def _size(self, n: int, n_texts: int, longest: int) -> tuple[int, int, int]:
+    def _padded_sizes(self, n: int, n_texts: int, longest: int) -> tuple[int, int, int]:
         """Returns the padded numbers of tokens and texts and the maximum length.
 
         Compiled graphs use few distinct sizes.
@@ -97,25 +101,28 @@ class PackedEncoder:
             size = -(-n // ROW_MULTIPLE) * ROW_MULTIPLE
             return size, n_texts + -(-(size - n) // longest), longest
         size = max(power_of_two(n), 8 * ROW_MULTIPLE)
-        most = min(max(power_of_two(longest), ROW_MULTIPLE), self.model.config.context_length)
+        max_length = min(max(power_of_two(longest), ROW_MULTIPLE), self.model.config.context_length)
         # Capacity for the padding texts: less than half a row, except at the smallest size. Empty texts would cost
         # time.
-        n_fillers = size // most // (2 if 2 * n > size else 1) + 1
-        return size, power_of_two(n_texts) + n_fillers, most
+        n_fillers = size // max_length // (2 if 2 * n > size else 1) + 1
+        return size, power_of_two(n_texts) + n_fillers, max_length
 
-    def _states(self, ids: Tensor, segments: Tensor | None, starts: Tensor, longest: int) -> Tensor:
-        return self.model(ids, segments=segments, documents=Varlen(cu_seqlens=starts, max_seqlen=longest))[0]
+    def _forward_packed(self, ids: Tensor, segments: Tensor | None, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        return self.model(ids, segments=segments, documents=Varlen(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen))[0]
 
-    def _sent(self, *given: np.ndarray) -> list[Tensor]:
+    def _copy_to_device(self, *arrays: np.ndarray) -> list[Tensor]:
         """Copy arrays to the model's device with a single transfer, because every transfer has a fixed cost."""
-        *starts, n = accumulate((-(-part.nbytes // COPY_ALIGNMENT) * COPY_ALIGNMENT for part in given), initial=0)
-        places = [slice(start, start + part.nbytes) for start, part in zip(starts, given, strict=True)]
+        *starts, n = accumulate((-(-array.nbytes // COPY_ALIGNMENT) * COPY_ALIGNMENT for array in arrays), initial=0)
+        slices = [slice(start, start + array.nbytes) for start, array in zip(starts, arrays, strict=True)]
         # From torch's pinned-memory pool, which does not reuse a block before its copy has finished.
-        here = torch.empty(n, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-        for place, part in zip(places, given, strict=True):
-            here.numpy()[place] = part.view(np.uint8)
-        there = here.to(self._device, non_blocking=True)
-        return [there[place].view(torch.from_numpy(part).dtype) for place, part in zip(places, given, strict=True)]
+        host_buffer = torch.empty(n, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        for target, array in zip(slices, arrays, strict=True):
+            host_buffer.numpy()[target] = array.view(np.uint8)
+        device_buffer = host_buffer.to(self._device, non_blocking=True)
+        return [
+            device_buffer[target].view(torch.from_numpy(array).dtype)
+            for target, array in zip(slices, arrays, strict=True)
+        ]
 
 
 def _flatten_rows(rows: TokenRows, n: int, size: int) -> np.ndarray:

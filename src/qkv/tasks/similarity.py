@@ -14,12 +14,12 @@ class SimilarText:
 
 
 def find_nearest(
-    queries: Float[Tensor, "query d_model"], among: Float[Tensor, "text d_model"], *, n: int
+    queries: Float[Tensor, "query d_model"], candidates: Float[Tensor, "text d_model"], *, n: int
 ) -> list[list[SimilarText]]:
     """Returns the `n` candidates with the largest dot product for each query, best first.
 
     For normalized vectors, the dot product is the cosine similarity.
     """
-    best = (queries @ among.T).topk(min(n, len(among)))
-    found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [[SimilarText(place, cosine) for place, cosine in zip(*row, strict=True)] for row in found]
+    best = (queries @ candidates.T).topk(min(n, len(candidates)))
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [[SimilarText(index, cosine) for index, cosine in zip(*row, strict=True)] for row in rows]

@@ -75,14 +75,14 @@ class TextEncoder:
     """A BERT with its tokenizer.
 
     `embed` and `find_similar` work with every BERT. `fill_mask`, `classify` and `next_sentence_probability` require the
-    respective head. All methods take texts or the result of `encode`, and a single string returns a single result. Texts
-    of similar length are batched, which does not change their results. Texts longer than the context raise an error unless
-    `truncate` is set.
+    respective head. All methods take texts or the result of `encode`, and a single string returns a single result.
+    Texts of similar length are batched, which does not change their results. Texts longer than the context raise an
+    error unless `truncate` is set.
     """
 
     def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
         self.model = model.eval()
-        self._reader = BatchEncoder(self.model)
+        self._encoder = BatchEncoder(self.model)
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks
@@ -117,24 +117,28 @@ class TextEncoder:
         texts = [texts] if isinstance(texts, str) else texts
         limit = min(self.model.config.context_length, max_tokens or self.model.config.context_length)
         rows = [(text,) if isinstance(text, str) else text for text in texts if not isinstance(text, EncodedText)]
-        whole = zip(rows, encode_texts(self.tokenizer, rows, parse_special_tokens=parse_special_tokens), strict=True)
-        read = []
+        encodings = zip(
+            rows, encode_texts(self.tokenizer, rows, parse_special_tokens=parse_special_tokens), strict=True
+        )
+        encoded_texts = []
         for number, text in enumerate(texts, start=first):
             if isinstance(text, EncodedText):
-                one = text
+                encoded = text
             else:
-                row, ids = next(whole)
-                one = EncodedText(texts=row, number=number, ids=ids.ids, segments=ids.segments)
-                if truncate and len(one.ids) > limit:
-                    cut = encode_truncated(self.tokenizer, row, limit, parse_special_tokens=parse_special_tokens)
-                    one = replace(one, ids=cut.ids, segments=cut.segments, n_truncated=len(one.ids) - limit)
-            if len(one.ids) > limit:
+                row, ids = next(encodings)
+                encoded = EncodedText(texts=row, number=number, ids=ids.ids, segments=ids.segments)
+                if truncate and len(encoded.ids) > limit:
+                    truncated = encode_truncated(self.tokenizer, row, limit, parse_special_tokens=parse_special_tokens)
+                    encoded = replace(
+                        encoded, ids=truncated.ids, segments=truncated.segments, n_truncated=len(encoded.ids) - limit
+                    )
+            if len(encoded.ids) > limit:
                 raise ContextLengthError(
-                    f"text {one.number} has {len(one.ids):,} tokens, which exceeds the limit "
+                    f"text {encoded.number} has {len(encoded.ids):,} tokens, which exceeds the limit "
                     f"of {limit:,} (--truncate or truncate=True truncates it)"
                 )
-            read.append(one)
-        return read
+            encoded_texts.append(encoded)
+        return encoded_texts
 
     @torch.no_grad()
     def embed(
@@ -153,9 +157,9 @@ class TextEncoder:
             return self.embed([texts], pooling=pooling, normalize=normalize, truncate=truncate)[0]
         settings = self.embedding
         pooling = settings.pooling if pooling is None else _parse_pooling(pooling)
-        read = self.encode(texts, max_tokens=settings.max_tokens, truncate=truncate)
-        vectors = self.model.embedding.token.weight.new_empty(len(read), self.model.config.d_model)
-        for batch in self._batches(read):
+        encoded_texts = self.encode(texts, max_tokens=settings.max_tokens, truncate=truncate)
+        vectors = self.model.embedding.token.weight.new_empty(len(encoded_texts), self.model.config.d_model)
+        for batch in self._batches(encoded_texts):
             match pooling:
                 case Pooling.CLS:
                     vectors[batch.indices] = batch.states[:, 0]
@@ -171,19 +175,19 @@ class TextEncoder:
 
     @overload
     def find_similar(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
-        self, queries: str, among: TextInputs, *, n: int = 5
+        self, queries: str, candidates: TextInputs, *, n: int = 5
     ) -> list[SimilarText]: ...
     @overload
-    def find_similar(self, queries: TextInputs, among: TextInputs, *, n: int = 5) -> list[list[SimilarText]]: ...
+    def find_similar(self, queries: TextInputs, candidates: TextInputs, *, n: int = 5) -> list[list[SimilarText]]: ...
     def find_similar(
-        self, queries: TextInputs, among: TextInputs, *, n: int = 5
+        self, queries: TextInputs, candidates: TextInputs, *, n: int = 5
     ) -> list[SimilarText] | list[list[SimilarText]]:
         """Returns the `n` texts with the highest cosine similarity to each query, best first."""
         if isinstance(queries, str):
-            return self.find_similar([queries], among, n=n)[0]
-        if not among:
+            return self.find_similar([queries], candidates, n=n)[0]
+        if not candidates:
             raise InputError("at least 1 candidate text is required, got 0")
-        others = [among] if isinstance(among, str) else among
+        others = [candidates] if isinstance(candidates, str) else candidates
         return find_nearest(self.embed(queries, normalize=True), self.embed(others, normalize=True), n=n)
 
     @overload
@@ -200,41 +204,50 @@ class TextEncoder:
         """
         if isinstance(texts, str):
             return self.fill_mask([texts], n=n, truncate=truncate)[0]
-        self._needs("masked_word", "masked-word head", "fill masks")
+        self._require_head("masked_word", "masked-word head", "fill masks")
         mask = self.tokenizer.special_id(SpecialToken.MASK)
-        read = self.encode(texts, parse_special_tokens=True, truncate=truncate)
-        for one in read:
-            if not self.has_mask(one):
-                where = f" in its first {len(one.ids)} tokens" if one.n_truncated else ""
-                raise InputError(f"text {one.number}: contains no {self.tokenizer.id_to_token(mask)}{where}")
-        filled: list[list[list[MaskPrediction]]] = [[] for _ in read]
-        for batch in self._batches(read):
+        encoded_texts = self.encode(texts, parse_special_tokens=True, truncate=truncate)
+        for encoded in encoded_texts:
+            if not self.has_mask(encoded):
+                scope = f" in its first {len(encoded.ids)} tokens" if encoded.n_truncated else ""
+                raise InputError(f"text {encoded.number}: contains no {self.tokenizer.id_to_token(mask)}{scope}")
+        filled: list[list[list[MaskPrediction]]] = [[] for _ in encoded_texts]
+        for batch in self._batches(encoded_texts):
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_word_logits(batch.states[rows, columns][None])[0].float()
             # The model may have more rows than the tokenizer has ids. These are never predicted.
-            guessed = logits.softmax(-1)[:, : self.tokenizer.vocab_size]
-            is_word = torch.tensor([not close for place in batch.indices for close in self._is_close(read[place])])
-            guessed[is_word.to(guessed.device)[:, None] & self._goes_on.to(guessed.device)] = 0.0
-            best = guessed.topk(min(n, self.tokenizer.vocab_size))
+            probabilities = logits.softmax(-1)[:, : self.tokenizer.vocab_size]
+            needs_word = torch.tensor(
+                [
+                    not follows_word
+                    for index in batch.indices
+                    for follows_word in self._masks_after_words(encoded_texts[index])
+                ]
+            )
+            probabilities[
+                needs_word.to(probabilities.device)[:, None] & self._is_continuation.to(probabilities.device)
+            ] = 0.0
+            best = probabilities.topk(min(n, self.tokenizer.vocab_size))
             for row, ids, probabilities in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
                 guesses = zip(ids, probabilities, strict=True)
-                filled[batch.indices[row]].append([MaskPrediction(i, self._text(i), p) for i, p in guesses])
+                filled[batch.indices[row]].append([MaskPrediction(i, self._display_token(i), p) for i, p in guesses])
         return [
-            FilledText(text=self._with(one, masks), predictions=masks) for one, masks in zip(read, filled, strict=True)
+            FilledText(text=self._fill_text(encoded, masks), predictions=masks)
+            for encoded, masks in zip(encoded_texts, filled, strict=True)
         ]
 
     @cached_property
-    def _goes_on(self) -> Bool[Tensor, " id"]:
+    def _is_continuation(self) -> Bool[Tensor, " id"]:
         """Whether each id continues a word."""
         names = (self.tokenizer.id_to_token(number) for number in range(self.tokenizer.vocab_size))
         return torch.tensor([name.startswith("##") for name in names])
 
-    def _is_close(self, one: EncodedText) -> list[bool]:
+    def _masks_after_words(self, encoded: EncodedText) -> list[bool]:
         """Returns for each mask whether it directly follows a word."""
-        before = "\t".join(one.texts).split(self.tokenizer.special_tokens[SpecialToken.MASK])[:-1]
-        n_masks = one.ids.count(self.tokenizer.special_id(SpecialToken.MASK))
-        close = [part[-1:].isalnum() for part in before][:n_masks]
-        return close + [False] * (n_masks - len(close))
+        before = "\t".join(encoded.texts).split(self.tokenizer.special_tokens[SpecialToken.MASK])[:-1]
+        n_masks = encoded.ids.count(self.tokenizer.special_id(SpecialToken.MASK))
+        follows_word = [part[-1:].isalnum() for part in before][:n_masks]
+        return follows_word + [False] * (n_masks - len(follows_word))
 
     def has_mask(self, text: EncodedText) -> bool:
         """Returns whether a text contains a mask token."""
@@ -251,13 +264,13 @@ class TextEncoder:
         """Predict the class, labels or value of each text or pair, depending on the model's problem type."""
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
-        self._needs("classifier", "classification head", "classify")
-        read = self.encode(texts, truncate=truncate)
+        self._require_head("classifier", "classification head", "classify")
+        encoded_texts = self.encode(texts, truncate=truncate)
         answers: dict[int, Classification] = {}
-        for batch in self._batches(read):
+        for batch in self._batches(encoded_texts):
             logits = self.model.class_logits(batch.states).float()
-            answers |= {place: self._answer(row) for place, row in zip(batch.indices, logits, strict=True)}
-        return [answers[place] for place in range(len(read))]
+            answers |= {index: self._to_classification(row) for index, row in zip(batch.indices, logits, strict=True)}
+        return [answers[index] for index in range(len(encoded_texts))]
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -268,18 +281,18 @@ class TextEncoder:
     @torch.no_grad()
     def next_sentence_probability(self, pairs: TextInputs, *, truncate: bool = False) -> list[float]:
         """Returns the probability that the second text of each pair follows the first."""
-        self._needs("next_sentence", "next-sentence head", "predict whether a text follows")
-        read = self.encode(pairs, truncate=truncate)
-        for one in read:
-            if len(one.texts) != 2:
-                raise InputError(f"text {one.number} is a single text, expected a pair")
+        self._require_head("next_sentence", "next-sentence head", "predict whether a text follows")
+        encoded_texts = self.encode(pairs, truncate=truncate)
+        for encoded in encoded_texts:
+            if len(encoded.texts) != 2:
+                raise InputError(f"text {encoded.number} is a single text, expected a pair")
         follows: dict[int, float] = {}
-        for batch in self._batches(read):
+        for batch in self._batches(encoded_texts):
             probabilities = self.model.next_sentence_logits(batch.states).float().softmax(-1)[:, 0]
             follows |= dict(zip(batch.indices, probabilities.tolist(), strict=True))
-        return [follows[place] for place in range(len(read))]
+        return [follows[index] for index in range(len(encoded_texts))]
 
-    def _answer(self, logits: Float[Tensor, " class"]) -> Classification:
+    def _to_classification(self, logits: Float[Tensor, " class"]) -> Classification:
         problem = self.model.config.problem_type
         if problem is ProblemType.REGRESSION:
             return Classification(labels=(), probabilities={}, value=float(logits[0]))
@@ -293,33 +306,35 @@ class TextEncoder:
 
     def compile(self) -> None:
         """Compile the encoder for a GPU with 16-bit weights. The first batch of each size takes many seconds."""
-        self._reader.compile()
+        self._encoder.compile()
 
-    def _batches(self, read: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
+    def _batches(self, encoded_texts: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
         """Yield the final states of all texts, in batches of similar length."""
-        has_pairs = self.model.config.uses_segment_ids and any(len(one.texts) == 2 for one in read)
-        segments = [one.segments for one in read] if has_pairs else None
-        return self._reader.batches([one.ids for one in read], segments)
+        has_pairs = self.model.config.uses_segment_ids and any(len(encoded.texts) == 2 for encoded in encoded_texts)
+        segments = [encoded.segments for encoded in encoded_texts] if has_pairs else None
+        return self._encoder.batches([encoded.ids for encoded in encoded_texts], segments)
 
-    def _needs(self, part: str, head: str, verb: str) -> None:
+    def _require_head(self, part: str, head: str, verb: str) -> None:
         if getattr(self.model, part) is None:
-            can = ", ".join(self.capabilities)
-            raise InputError(f"{self.name or 'this model'} has no {head}, so it cannot {verb} (it supports: {can})")
+            supported = ", ".join(self.capabilities)
+            raise InputError(
+                f"{self.name or 'this model'} has no {head}, so it cannot {verb} (it supports: {supported})"
+            )
 
-    def _text(self, number: int) -> str:
+    def _display_token(self, number: int) -> str:
         text = self.tokenizer.decode([number], skip_special_tokens=False).strip()
         return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.tokenizer.id_to_token(number)
 
-    def _with(self, one: EncodedText, masks: list[list[MaskPrediction]]) -> str:
-        text, spelt = "\t".join(one.texts), self.tokenizer.special_tokens[SpecialToken.MASK]
+    def _fill_text(self, encoded: EncodedText, masks: list[list[MaskPrediction]]) -> str:
+        text, mask_text = "\t".join(encoded.texts), self.tokenizer.special_tokens[SpecialToken.MASK]
         for guesses in masks:
-            before, _, after = text.partition(spelt)
+            before, _, after = text.partition(mask_text)
             token = guesses[0].token
             text = (before.rstrip() + token[2:] if token.startswith("##") else before + token) + after
         return text
 
 
-def _parse_pooling(word: str) -> Pooling:
-    if word not in list(Pooling):
-        raise InputError(f"pooling={word!r} must be one of {', '.join(Pooling)}")
-    return Pooling(word)
+def _parse_pooling(name: str) -> Pooling:
+    if name not in list(Pooling):
+        raise InputError(f"pooling={name!r} must be one of {', '.join(Pooling)}")
+    return Pooling(name)

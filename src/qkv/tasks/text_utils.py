@@ -8,14 +8,14 @@ from qkv.data.sentence_splitter import split_sentences
 Fits = Callable[[str], bool]
 
 
-def split_to_fit(text: str, fits: Fits, *, together: Fits | None = None) -> list[str]:
+def split_to_fit(text: str, fits: Fits, *, fits_joined: Fits | None = None) -> list[str]:
     """Split a text at sentence boundaries, or between words if a single sentence is too long.
 
-    `together` limits how many sentences are joined and defaults to `fits`. A single word that does not fit is returned
-    unchanged.
+    `fits_joined` limits how many sentences are joined and defaults to `fits`. A single word that does not fit is
+    returned unchanged.
     """
-    together = together or fits
-    return [text] if together(text) else list(_merge_while_fitting(_split_sentences_to_fit(text, fits), together))
+    fits_joined = fits_joined or fits
+    return [text] if fits_joined(text) else list(_merge_while_fitting(_split_sentences_to_fit(text, fits), fits_joined))
 
 
 def _split_sentences_to_fit(text: str, fits: Fits) -> Iterator[str]:
@@ -23,17 +23,17 @@ def _split_sentences_to_fit(text: str, fits: Fits) -> Iterator[str]:
         yield from [sentence] if fits(sentence) else _merge_while_fitting(iter(sentence.split()), fits)
 
 
-def _merge_while_fitting(pieces: Iterator[str], fits: Fits) -> Iterator[str]:
+def _merge_while_fitting(parts: Iterator[str], fits: Fits) -> Iterator[str]:
     """Join consecutive parts as long as they fit."""
-    held = ""
-    for piece in pieces:
-        if held and not fits(f"{held} {piece}"):
-            yield held
-            held = piece
+    current = ""
+    for part in parts:
+        if current and not fits(f"{current} {part}"):
+            yield current
+            current = part
         else:
-            held = f"{held} {piece}".strip()
-    if held:
-        yield held
+            current = f"{current} {part}".strip()
+    if current:
+        yield current
 
 
 def has_words(text: str) -> bool:

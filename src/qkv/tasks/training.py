@@ -22,52 +22,52 @@ from qkv.training import (
     with_steps,
     write_recipe,
 )
-from qkv.training.trainer import Report
+from qkv.training.trainer import MetricsCallback
 
 
 def train(
-    what: Recipe | str | Path,
+    recipe_or_text: Recipe | str | Path,
     out: str | Path,
     *,
     minutes: float | None = None,
     data: str | Path = ".",
     device: str = "auto",
-    report: Report = lambda _entry: None,
+    report: MetricsCallback = lambda _entry: None,
 ) -> Path:
     """Train a model and return its run folder: `qkv.load(qkv.train("book.txt", "run", minutes=5))`.
 
-    `what` is a text file or a folder of text files, for a GPT with automatically chosen settings, or a recipe or the path
-    of a recipe (.toml). `minutes` limits the training time and defaults to 5 for text. `data` is the folder of the
-    recipe's files. `report` is called with every entry of metrics.jsonl. If `out` contains a run of the same recipe, it is
-    resumed, with the same results as an uninterrupted run. Ctrl-C stops after the current step, saves a checkpoint and
-    does not raise.
+    `recipe_or_text` is a text file or a folder of text files, for a GPT with automatically chosen settings, or a recipe
+    or the path of a recipe (.toml). `minutes` limits the training time and defaults to 5 for text. `data` is the folder
+    of the recipe's files. `report` is called with every entry of metrics.jsonl. If `out` contains a run of the same
+    recipe, it is resumed, with the same results as an uninterrupted run. Ctrl-C stops after the current step, saves a
+    checkpoint and does not raise.
     """
     if minutes is not None and minutes <= 0:
         raise InputError(f"minutes={minutes} must be greater than 0")
-    where = resolve_device(device)
-    is_text = not isinstance(what, Recipe) and Path(what).suffix != ".toml"
+    torch_device = resolve_device(device)
+    is_text = not isinstance(recipe_or_text, Recipe) and Path(recipe_or_text).suffix != ".toml"
     if is_text:
         minutes = DEFAULT_MINUTES if minutes is None else minutes
-        recipe = auto_recipe([str(what)], choose_gpt_recipe, seconds=60 * minutes, device=where)
+        recipe = auto_recipe([str(recipe_or_text)], choose_gpt_recipe, seconds=60 * minutes, device=torch_device)
     else:
-        recipe = what if isinstance(what, Recipe) else load_recipe(what)
+        recipe = recipe_or_text if isinstance(recipe_or_text, Recipe) else load_recipe(recipe_or_text)
     seconds = None if minutes is None else 60 * minutes
-    is_new, pace = not (Path(out) / "recipe.toml").is_file(), None
+    is_new, time_budget = not (Path(out) / "recipe.toml").is_file(), None
     if is_new:
         prepared = prepare_run(recipe, Path(out), Path(data), progress=_no_progress, seconds=seconds)
     else:
         prepared = _reopen_run(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
     with prepared.run.locked():
         if is_new and seconds is not None:
-            prepared = fit_run_to_time(prepared, device=where, seconds=seconds)
-            pace = TimeBudget(
+            prepared = fit_run_to_time(prepared, device=torch_device, seconds=seconds)
+            time_budget = TimeBudget(
                 seconds, keep=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan))
             )
         if is_new:
             finish_preparation(prepared)
-        trainer = build_trainer(prepared, device=where, report=report, start=_load_initial_model(prepared))
-        trainer.resume(lambda _said: None)
-        trainer.train(pace)
+        trainer = build_trainer(prepared, device=torch_device, report=report, start=_load_initial_model(prepared))
+        trainer.resume(lambda _message: None)
+        trainer.train(time_budget)
     return prepared.run.path
 
 
@@ -78,25 +78,27 @@ def _no_progress(_label: str) -> ProgressCallback:
 def _reopen_run(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> PreparedRun:
     """Open an existing run and check that it has the same recipe.
 
-    With `is_text`, only the family and the data must match, because the other settings depend on the time and the machine.
-    With `is_timed`, the number of steps may differ.
+    With `is_text`, only the family and the data must match, because the other settings depend on the time and the
+    machine. With `is_timed`, the number of steps may differ.
     """
     prepared = open_run(out)
-    found = prepared.recipe
+    existing = prepared.recipe
     if is_text:
-        is_same = (found.family, found.data) == (recipe.family, recipe.data)
+        is_same = (existing.family, existing.data) == (recipe.family, recipe.data)
     elif is_timed:
-        is_same = _with_fixed_steps(found, found.training.steps) == _with_fixed_steps(recipe, found.training.steps)
+        is_same = _with_fixed_steps(existing, existing.training.steps) == _with_fixed_steps(
+            recipe, existing.training.steps
+        )
     else:
-        is_same = found == recipe
+        is_same = existing == recipe
     if not is_same:
         raise RunError(f"{out}: contains a run with a different recipe (to resume it: qkv train --resume {out})")
     return prepared
 
 
 def _with_fixed_steps(recipe: Recipe, steps: int) -> Recipe:
-    made = with_steps(recipe, steps)
-    return made.replace(training=made.training.replace(replans=()))
+    adjusted = with_steps(recipe, steps)
+    return adjusted.replace(training=adjusted.training.replace(replans=()))
 
 
 def _load_initial_model(prepared: PreparedRun) -> Model | None:

@@ -28,7 +28,7 @@ SOURCE_TOKENS_PER_BATCH = 1024
 DEFAULT_BEAM = BeamConfig(n_beams=5)
 EMPTY_GLOSSARY: Mapping[str, str] = {}
 ALL_CAPS_TOKEN_RATIO = 1.5
-"""If an all-caps text has at least this many times the tokens of its lowercase form, the lowercase form is translated."""
+"""If an all-caps text has at least this many times the tokens of its lowercase form, that form is translated."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -49,8 +49,8 @@ class Translation:
     """The translation of one source.
 
     A source without letters or digits is returned unchanged and has no ids. With `attention=True`,
-    `translation.attention.word_pairs()` aligns source and target words, `translation.attention.average()` is the (target,
-    source) matrix, and `plot_heatmaps(translation.attention.to_heatmap())` of `qkv.inspection` plots it.
+    `translation.attention.word_pairs()` aligns source and target words, `translation.attention.average()` is the
+    (target, source) matrix, and `plot_heatmaps(translation.attention.to_heatmap())` of `qkv.inspection` plots it.
     """
 
     source: str
@@ -62,8 +62,9 @@ class Translation:
     """Cross-attention of the best hypothesis."""
 
     def __repr__(self) -> str:
-        looked = "" if self.attention is None else f", {self.attention!r}"
-        return f"Translation({self.source!r} → {self.text!r}, score {self.score:.3g}, {len(self.hypotheses)} found{looked})"
+        attention_text = "" if self.attention is None else f", {self.attention!r}"
+        summary = f"{self.source!r} → {self.text!r}, score {self.score:.3g}, {len(self.hypotheses)} hypotheses"
+        return f"Translation({summary}{attention_text})"
 
     @property
     def text(self) -> str:
@@ -100,7 +101,7 @@ class Translator:
         # With several trained tasks, the caller must choose one.
         self.prefix = next(iter(decoding.prefixes.values())) if len(decoding.prefixes) == 1 else ""
         """Text added before every source, such as T5's `translate English to German: `. Set it with `with_prefix`."""
-        self._packing = prepack_weights(model)
+        self._prepacked = prepack_weights(model)
 
     def __repr__(self) -> str:
         return describe_task("Translator", self.model, self.name) + ")"
@@ -114,12 +115,12 @@ class Translator:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes for the user."""
-        known = self.decoding.prefixes
+        prefixes = self.decoding.prefixes
         if self.prefix:
             return (f"{self.prefix!r} is added before each text",)
-        if known:
+        if prefixes:
             return (
-                f"trained for {len(known)} tasks ({', '.join(known)}), but none was selected, so no prefix is added",
+                f"trained for {len(prefixes)} tasks ({', '.join(prefixes)}), but none was selected: no prefix is added",
             )
         return ()
 
@@ -130,16 +131,16 @@ class Translator:
     def translate(self, texts: str | list[str], *, beam: int = 5, split: bool | None = None) -> str | list[str]:
         """Translate a text, or a list of texts.
 
-        With `split`, long texts are split (`split_text`) and their translations joined. By default, this depends on whether the
-        model has a length limit for joined sentences.
+        With `split`, long texts are split (`split_text`) and their translations joined. By default, this depends on
+        whether the model has a length limit for joined sentences.
         """
-        given = _as_text_list(texts)
-        is_cut = self.splits_by_default if split is None else split
-        pieces = [self.split_text(text) if is_cut else [text] for text in given]
-        flat = [piece for some in pieces for piece in some]
-        done = iter(self.translate_batch(flat, beam=BeamConfig(n_beams=beam)))
-        joined = [" ".join(next(done).text for _ in some) for some in pieces]
-        return joined[0] if isinstance(texts, str) else joined
+        text_list = _as_text_list(texts)
+        is_split = self.splits_by_default if split is None else split
+        parts = [self.split_text(text) if is_split else [text] for text in text_list]
+        flat_parts = [part for text_parts in parts for part in text_parts]
+        results = iter(self.translate_batch(flat_parts, beam=BeamConfig(n_beams=beam)))
+        translations = [" ".join(next(results).text for _ in text_parts) for text_parts in parts]
+        return translations[0] if isinstance(texts, str) else translations
 
     @property
     def splits_by_default(self) -> bool:
@@ -154,10 +155,12 @@ class Translator:
 
         Sentences are joined up to `decoding.max_joined` tokens, or up to the context length.
         """
-        room = self.model.config.context_length
-        most = min(room, self.decoding.max_joined or room)
+        context_length = self.model.config.context_length
+        max_joined = min(context_length, self.decoding.max_joined or context_length)
         return split_to_fit(
-            text, lambda part: self._n_ids(part) <= room, together=lambda part: self._n_ids(part) <= most
+            text,
+            lambda part: self._count_source_tokens(part) <= context_length,
+            fits_joined=lambda part: self._count_source_tokens(part) <= max_joined,
         )
 
     def translate_batch(
@@ -171,31 +174,33 @@ class Translator:
     ) -> list[Translation]:
         """Translate texts in batches of similar length. Results are in the order of the texts.
 
-        `max_new` defaults to twice the number of source tokens plus 10. If a text contains a term of the `glossary`, its
-        translation contains the target term (what follows may continue its last word). A translation that reaches the default
-        limit is cut where it starts to repeat itself.
+        `max_new` defaults to twice the number of source tokens plus 10. If a text contains a term of the `glossary`,
+        its translation contains the target term (what follows may continue its last word). A translation that reaches
+        the default limit is cut where it starts to repeat itself.
         """
-        read = [self._read(text) for text in texts]
-        sources = [self._encoded(number, text) for number, text in enumerate(read)]
-        found: dict[int, list[Hypothesis]] = {}
-        there = [number for number, ids in enumerate(sources) if ids]
-        for batch in batch_by_length([len(sources[number]) for number in there], SOURCE_TOKENS_PER_BATCH):
-            numbers = [there[place] for place in batch]
+        prepared = [self._normalize_source(text) for text in texts]
+        sources = [self._encode_source(index, text) for index, text in enumerate(prepared)]
+        results_by_index: dict[int, list[Hypothesis]] = {}
+        nonempty = [index for index, ids in enumerate(sources) if ids]
+        for batch in batch_by_length([len(sources[index]) for index in nonempty], SOURCE_TOKENS_PER_BATCH):
+            indices = [nonempty[position] for position in batch]
             results = translate_ids(
                 self.model,
-                [sources[number] for number in numbers],
+                [sources[index] for index in indices],
                 start_id=self.decoder_start_id,
                 stop_ids=self.stop_ids,
                 beam=beam,
-                max_new=[2 * len(sources[number]) + 10 if max_new is None else max_new for number in numbers],
-                constraints=[self._terms(read[number], glossary) for number in numbers],
-                prepacked=self._packing,
+                max_new=[2 * len(sources[index]) + 10 if max_new is None else max_new for index in indices],
+                constraints=[self._glossary_constraints(prepared[index], glossary) for index in indices],
+                prepacked=self._prepacked,
                 decoding=self.decoding,
             )
-            found.update(zip(numbers, results, strict=True))
+            results_by_index.update(zip(indices, results, strict=True))
         return [
-            self._translation(text, ids, found.get(number, []), attention=attention, may_loop=max_new is not None)
-            for number, (text, ids) in enumerate(zip(texts, sources, strict=True))
+            self._build_translation(
+                text, ids, results_by_index.get(index, []), attention=attention, may_loop=max_new is not None
+            )
+            for index, (text, ids) in enumerate(zip(texts, sources, strict=True))
         ]
 
     @property
@@ -215,97 +220,106 @@ class Translator:
 
         Texts without words become empty, and all-caps texts become lowercase if the vocabulary has few uppercase words.
         """
-        return self._prefixed(read) if (read := self._read(text)) else ""
+        return self._add_prefix(normalized) if (normalized := self._normalize_source(text)) else ""
 
-    def _read(self, text: str) -> str:
+    def _normalize_source(self, text: str) -> str:
         text = text.strip() if has_words(text) else ""
-        small = to_sentence_case(text)
-        knows = not text.isupper() or self._n_ids(text) < ALL_CAPS_TOKEN_RATIO * self._n_ids(small)
-        return text if knows else small
+        lowercase = to_sentence_case(text)
+        keeps_case = not text.isupper() or self._count_source_tokens(
+            text
+        ) < ALL_CAPS_TOKEN_RATIO * self._count_source_tokens(lowercase)
+        return text if keeps_case else lowercase
 
-    def _n_ids(self, text: str) -> int:
-        return len(self.source_tokenizer.encode(self._prefixed(text)))
+    def _count_source_tokens(self, text: str) -> int:
+        return len(self.source_tokenizer.encode(self._add_prefix(text)))
 
-    def _encoded(self, number: int, text: str) -> list[int]:
+    def _encode_source(self, index: int, text: str) -> list[int]:
         if not text:
             return []
-        ids = self.source_tokenizer.encode(self._prefixed(text))
-        if len(ids) > (room := self.model.config.context_length):
-            can_be_cut = len(self.split_text(text)) > 1
+        ids = self.source_tokenizer.encode(self._add_prefix(text))
+        if len(ids) > (context_length := self.model.config.context_length):
+            can_split = len(self.split_text(text)) > 1
             hint = (
                 "--split (split=True) splits it at sentence boundaries"
-                if can_be_cut
+                if can_split
                 else f"{text[:20]!r}… contains no space to split it at"
             )
             raise ContextLengthError(
-                f"text {number + 1} has {len(ids):,} tokens, which exceeds the model's context_length of {room}: {hint}"
+                f"text {index + 1} has {len(ids):,} tokens, which exceeds the model's context_length "
+                f"of {context_length}: {hint}"
             )
         return ids
 
-    def _prefixed(self, text: str) -> str:
+    def _add_prefix(self, text: str) -> str:
         return self.prefix + text.strip()
 
-    def _terms(self, text: str, glossary: Mapping[str, str]) -> list[list[int]]:
+    def _glossary_constraints(self, text: str, glossary: Mapping[str, str]) -> list[list[int]]:
         for term, target in glossary.items():
             if not (term.strip() and target.strip()):
                 raise InputError(f"both sides of the glossary entry {term!r}: {target!r} must contain a word")
-        return [self._inside(target) for term, target in glossary.items() if contains_term(text, term)]
+        return [self._encode_mid_text(target) for term, target in glossary.items() if contains_term(text, term)]
 
-    def _inside(self, term: str) -> list[int]:
+    def _encode_mid_text(self, term: str) -> list[int]:
         """Returns the ids of a term inside a text, where the first token includes the preceding space."""
         before = self.tokenizer.encode("a", add_special_tokens=False)
         both = self.tokenizer.encode(f"a {term.strip()}", add_special_tokens=False)
         return both[len(before) :] if both[: len(before)] == before else both
 
-    def _translation(
-        self, text: str, ids: list[int], found: list[Hypothesis], *, attention: bool, may_loop: bool
+    def _build_translation(
+        self, text: str, ids: list[int], results: list[Hypothesis], *, attention: bool, may_loop: bool
     ) -> Translation:
-        read = self._read(text)
-        written = [self._written(one, may_loop=may_loop) for one in found]
-        if read != text.strip():
-            written = [replace(one, text=one.text.upper()) for one in written]
+        normalized = self._normalize_source(text)
+        hypotheses = [self._to_hypothesis(hypothesis, may_loop=may_loop) for hypothesis in results]
+        if normalized != text.strip():
+            hypotheses = [replace(hypothesis, text=hypothesis.text.upper()) for hypothesis in hypotheses]
         if not ids:
-            same = " ".join(text.split())
-            written = [
+            unchanged = " ".join(text.split())
+            hypotheses = [
                 TranslationHypothesis(
-                    text=same, ids=[], tokens=[], log_probabilities=[], score=0.0, finish_reason=FinishReason.STOP
+                    text=unchanged, ids=[], tokens=[], log_probabilities=[], score=0.0, finish_reason=FinishReason.STOP
                 )
             ]
-        tokens = [token_text(self.source_tokenizer, number) for number in ids]
-        looked = self._attention(read, ids, written[0]) if attention and ids else None
-        return Translation(source=text, source_ids=ids, source_tokens=tokens, hypotheses=written, attention=looked)
+        tokens = [token_text(self.source_tokenizer, token_id) for token_id in ids]
+        cross_attention = self._compute_attention(normalized, ids, hypotheses[0]) if attention and ids else None
+        return Translation(
+            source=text, source_ids=ids, source_tokens=tokens, hypotheses=hypotheses, attention=cross_attention
+        )
 
-    def _written(self, one: Hypothesis, *, may_loop: bool) -> TranslationHypothesis:
-        ids = one.ids if may_loop or one.finish_reason is FinishReason.STOP else truncate_repetition(one.ids)
-        known = [number for number in ids if number < self.tokenizer.vocab_size]
+    def _to_hypothesis(self, hypothesis: Hypothesis, *, may_loop: bool) -> TranslationHypothesis:
+        ids = (
+            hypothesis.ids
+            if may_loop or hypothesis.finish_reason is FinishReason.STOP
+            else truncate_repetition(hypothesis.ids)
+        )
+        valid_ids = [token_id for token_id in ids if token_id < self.tokenizer.vocab_size]
         return TranslationHypothesis(
-            text=" ".join(self.tokenizer.decode(known).split()),
-            ids=one.ids,
-            tokens=[token_text(self.tokenizer, number) for number in one.ids],
-            log_probabilities=one.log_probabilities,
-            score=one.score,
-            finish_reason=one.finish_reason,
+            text=" ".join(self.tokenizer.decode(valid_ids).split()),
+            ids=hypothesis.ids,
+            tokens=[token_text(self.tokenizer, token_id) for token_id in hypothesis.ids],
+            log_probabilities=hypothesis.log_probabilities,
+            score=hypothesis.score,
+            finish_reason=hypothesis.finish_reason,
         )
 
-    def _attention(self, text: str, ids: list[int], written: TranslationHypothesis) -> CrossAttention:
+    def _compute_attention(self, text: str, ids: list[int], hypothesis: TranslationHypothesis) -> CrossAttention:
         return CrossAttention(
-            weights=compute_cross_attention(self.model, ids, written.ids, start_id=self.decoder_start_id),
-            source=[token_text(self.source_tokenizer, number) for number in ids],
-            target=written.tokens,
-            source_words=self._source_words(text, ids),
-            target_words=word_indices_of_ids(self.tokenizer, written.ids),
+            weights=compute_cross_attention(self.model, ids, hypothesis.ids, start_id=self.decoder_start_id),
+            source=[token_text(self.source_tokenizer, token_id) for token_id in ids],
+            target=hypothesis.tokens,
+            source_word_ids=self._source_word_ids(text, ids),
+            target_word_ids=word_indices_of_ids(self.tokenizer, hypothesis.ids),
         )
 
-    def _source_words(self, text: str, ids: list[int]) -> list[int | None]:
+    def _source_word_ids(self, text: str, ids: list[int]) -> list[int | None]:
         """Returns the word index of each source token, not counting the words of the prefix."""
-        n = len(self.prefix.split())
-        given = self._prefixed(text)
-        words = word_indices_of_spans(given, token_byte_spans(self.source_tokenizer, given, ids))
-        return [None if word is None or word < n else word - n for word in words]
+        n_prefix_words = len(self.prefix.split())
+        prefixed = self._add_prefix(text)
+        words = word_indices_of_spans(prefixed, token_byte_spans(self.source_tokenizer, prefixed, ids))
+        return [None if word is None or word < n_prefix_words else word - n_prefix_words for word in words]
 
 
-def _as_text_list(given: object) -> list[str]:
-    texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+def _as_text_list(value: object) -> list[str]:
+    texts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise InputError(f"translate takes a string or a list of strings, got {repr(wrong[0])[:60]}")
     return [text for text in texts if isinstance(text, str)]

@@ -59,18 +59,18 @@ def word_vectors(task: LanguageModel | TextEncoder, items: Sequence[str]) -> Wor
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
     """Returns the ids of a word with a leading space, as inside a text, unless that takes more tokens."""
-    bare, after_blank = (tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}"))
-    return after_blank if len(after_blank) <= len(bare) else bare
+    bare, with_space = (tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}"))
+    return with_space if len(with_space) <= len(bare) else bare
 
 
 def locate_tokens(tokenizer: Tokenizer, sentence: str, start: int, end: int) -> tuple[list[int], list[int]]:
     """Returns the ids of a sentence and the positions of the tokens that overlap characters `start` to `end`."""
     ids = tokenizer.encode(sentence)
-    pieces = tokenizer.token_spans(sentence)
-    own = [piece.id for piece in pieces]
-    before = next(n for n in range(len(ids) - len(own) + 1) if ids[n : n + len(own)] == own)
+    spans = tokenizer.token_spans(sentence)
+    piece_ids = [span.id for span in spans]
+    offset = next(n for n in range(len(ids) - len(piece_ids) + 1) if ids[n : n + len(piece_ids)] == piece_ids)
     first, last = (len(sentence[:n].encode()) for n in (start, end))
-    return ids, [before + n for n, piece in enumerate(pieces) if piece.start < last and piece.end > first]
+    return ids, [offset + n for n, span in enumerate(spans) if span.start < last and span.end > first]
 
 
 def _static_vector(task: LanguageModel | TextEncoder, word: str) -> Tensor:
@@ -79,7 +79,7 @@ def _static_vector(task: LanguageModel | TextEncoder, word: str) -> Tensor:
 
 def _contextual_vector(task: LanguageModel | TextEncoder, item: str, mark: re.Match[str]) -> Tensor:
     sentence = item[: mark.start()] + mark[1] + item[mark.end() :]
-    ids, places = locate_tokens(task.tokenizer, sentence, mark.start(), mark.start() + len(mark[1]))
+    ids, positions = locate_tokens(task.tokenizer, sentence, mark.start(), mark.start() + len(mark[1]))
     limit = task.model.config.context_length
     if len(ids) > limit:
         raise ContextLengthError(
@@ -91,4 +91,4 @@ def _contextual_vector(task: LanguageModel | TextEncoder, item: str, mark: re.Ma
             states = model.states(batch)
         case BERT() as model:
             states = model(batch)
-    return states[0, places].mean(0)
+    return states[0, positions].mean(0)

@@ -88,7 +88,7 @@ _COMPUTATION_CHECKS = {
 }
 _STORAGE_CHECKS = {
     "saved": Check(
-        partial(storage_checks.compare_round_trip, by=storage_checks.OWN),
+        partial(storage_checks.compare_round_trip, save_format=storage_checks.OWN),
         0.0,
         "saved and reloaded in the native format",
     ),
@@ -103,7 +103,7 @@ _STORAGE_CHECKS = {
         "outputs with int8 weights compared with float (RMS)",
     ),
     "hf": Check(
-        partial(storage_checks.compare_round_trip, by=storage_checks.HF),
+        partial(storage_checks.compare_round_trip, save_format=storage_checks.HF),
         0.0,
         "saved and reloaded in the Hugging Face format",
     ),
@@ -114,7 +114,7 @@ _STORAGE_CHECKS = {
         is_quick=False,
     ),
     "gguf": Check(
-        partial(storage_checks.compare_round_trip, by=storage_checks.GGUF),
+        partial(storage_checks.compare_round_trip, save_format=storage_checks.GGUF),
         0.0,
         "saved and reloaded as GGUF (f32)",
     ),
@@ -161,24 +161,24 @@ def verify(
     `progress` is called with the name of each check before it runs. `quick` skips slow checks. On a `device` other than
     the CPU, the computations run there and are also compared with the CPU. Files are always loaded on the CPU.
     """
-    where = resolve_device(device)
+    torch_device = resolve_device(device)
     run = Path(name) if (Path(name) / "checkpoints").is_dir() else None
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         case = VerificationCase(loaded=load_pretrained(name), texts=texts, folder=Path(folder), run=run)
         _ = (
-            case.plain
+            case.reference_outputs
         )  # computed first so that its time counts toward no check, and so that unusable texts fail immediately
-        there = None if where.type == "cpu" else case.on(where)
-        for check, what in (CHECKS if there is None else _DEVICE_CHECKS | CHECKS).items():
+        device_case = None if torch_device.type == "cpu" else case.to_device(torch_device)
+        for check, check_spec in (CHECKS if device_case is None else _DEVICE_CHECKS | CHECKS).items():
             progress(check)
-            own = case if there is None or check in _STORAGE_CHECKS else there
-            yield _run_check(check, what, own, leave_out=quick and not what.is_quick)
+            check_case = case if device_case is None or check in _STORAGE_CHECKS else device_case
+            yield _run_check(check, check_spec, check_case, skip=quick and not check_spec.is_quick)
 
 
-def _run_check(name: str, check: Check, case: VerificationCase, *, leave_out: bool) -> CheckResult:
-    started, difference, reason = time.perf_counter(), None, None
+def _run_check(name: str, check: Check, case: VerificationCase, *, skip: bool) -> CheckResult:
+    start_time, difference, reason = time.perf_counter(), None, None
     try:
-        if leave_out:
+        if skip:
             raise NotCheckedError("skipped by --quick because it is slow")
         difference = check.difference(case)
         verdict = CheckStatus.PASSED if difference <= check.tolerance else CheckStatus.FAILED
@@ -195,5 +195,5 @@ def _run_check(name: str, check: Check, case: VerificationCase, *, leave_out: bo
         tolerance=check.tolerance,
         verdict=verdict,
         reason=reason,
-        seconds=round(time.perf_counter() - started, 3),
+        seconds=round(time.perf_counter() - start_time, 3),
     )

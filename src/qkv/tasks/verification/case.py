@@ -39,17 +39,19 @@ class VerificationCase:
     """An empty folder for files that the checks write."""
     run: Path | None = None
     """The run folder that the model comes from, if any."""
-    by_cpu: list[list[Tensor]] | None = None
+    cpu_outputs: list[list[Tensor]] | None = None
     """Outputs of the eager implementation on the CPU, if another device is verified."""
 
     @property
     def model(self) -> Model:
         return self.loaded.model
 
-    def on(self, device: torch.device) -> "VerificationCase":
+    def to_device(self, device: torch.device) -> "VerificationCase":
         """Returns a copy of this case on a device."""
-        loaded = replace(self.loaded, model=deepcopy(self.model).to(device))
-        return VerificationCase(loaded=loaded, texts=self.texts, folder=self.folder, run=self.run, by_cpu=self.plain)
+        moved = replace(self.loaded, model=deepcopy(self.model).to(device))
+        return VerificationCase(
+            loaded=moved, texts=self.texts, folder=self.folder, run=self.run, cpu_outputs=self.reference_outputs
+        )
 
     @property
     def device(self) -> torch.device:
@@ -61,20 +63,24 @@ class VerificationCase:
 
         The limit varies between texts so that their lengths differ.
         """
-        room = min(MAX_EXAMPLE_TOKENS, self.model.config.context_length // 2)
-        cuts = (room - number % (1 + room // 3) for number in count())
-        read = [
-            Example(*(part[:, :n].to(self.device) for part in parts))
-            for n, parts in zip(cuts, self._read(), strict=False)
+        max_tokens = min(MAX_EXAMPLE_TOKENS, self.model.config.context_length // 2)
+        lengths = (max_tokens - number % (1 + max_tokens // 3) for number in count())
+        tokenized = [
+            Example(*(tensor[:, :length].to(self.device) for tensor in tensors))
+            for length, tensors in zip(lengths, self._tokenize_texts(), strict=False)
         ]
-        usable = [one for one in read if one.ids.shape[1] > 1 and (one.source is None or one.source.shape[1])]
+        usable = [
+            example
+            for example in tokenized
+            if example.ids.shape[1] > 1 and (example.source is None or example.source.shape[1])
+        ]
         if len(usable) < 2:
             raise InputError(
                 f"at least 2 texts with 2 or more tokens are required, got {len(usable)} of {len(self.texts)} texts"
             )
         return usable
 
-    def _read(self) -> Iterable[tuple[Tensor, ...]]:
+    def _tokenize_texts(self) -> Iterable[tuple[Tensor, ...]]:
         """Returns token ids for each text. A model without a tokenizer gets random ids."""
         model, tokenizer = self.model, self.loaded.tokenizer
         is_pair = isinstance(model, Seq2Seq | RNNSeq2Seq)
@@ -83,29 +89,34 @@ class VerificationCase:
                 f"only text models can be verified, but this model takes images (d_patch={model.config.d_patch})"
             )
         if tokenizer is None:
-            most = min(model.config.vocab_size, model.config.source_vocab_size if is_pair else 1 << 30)
-            drawn = torch.randint(most, (5, 40), generator=torch.Generator().manual_seed(0))
-            drawn[:, 0] = 0  # the decoder start id
-            return [(row[None, : 8 * number], row[None, -7:])[: 1 + is_pair] for number, row in enumerate(drawn, 1)]
+            max_id = min(model.config.vocab_size, model.config.source_vocab_size if is_pair else 1 << 30)
+            random_ids = torch.randint(max_id, (5, 40), generator=torch.Generator().manual_seed(0))
+            random_ids[:, 0] = 0  # the decoder start id
+            return [
+                (row[None, : 8 * row_number], row[None, -7:])[: 1 + is_pair]
+                for row_number, row in enumerate(random_ids, 1)
+            ]
         if not is_pair:
             return [(torch.tensor([tokenizer.encode(text)]),) for text in self.texts if text]
         task = Translator(model, tokenizer, source=self.loaded.source_tokenizer, decoding=self.loaded.decoding)
-        given = [task.source_tokenizer.encode(task.prepare_source(text)) for text in self.texts]
+        sources = [task.source_tokenizer.encode(task.prepare_source(text)) for text in self.texts]
         targets = [[task.decoder_start_id, *tokenizer.encode(text, add_special_tokens=False)] for text in self.texts]
-        return [(torch.tensor([target]), torch.tensor([own])) for target, own in zip(targets, given, strict=True)]
+        return [
+            (torch.tensor([target]), torch.tensor([source])) for target, source in zip(targets, sources, strict=True)
+        ]
 
     @cached_property
-    def plain(self) -> list[list[Tensor]]:
-        return self.answers(self.model)
+    def reference_outputs(self) -> list[list[Tensor]]:
+        return self.compute_outputs(self.model)
 
-    def answers(self, model: Model) -> list[list[Tensor]]:
+    def compute_outputs(self, model: Model) -> list[list[Tensor]]:
         """Returns the outputs of the eager implementation for every example."""
-        with use_attention_kernel(model, AttentionKernel.PLAIN):
-            return [_model_outputs(model, forward(model, one.ids, one.source)) for one in self.examples]
+        with use_attention_kernel(model, AttentionKernel.EAGER):
+            return [_model_outputs(model, forward(model, example.ids, example.source)) for example in self.examples]
 
     def difference(self, rows: Iterable[Tensor]) -> float:
         """Compare the logits or states of each example with the reference outputs."""
-        return max_relative_difference([_model_outputs(self.model, row[None]) for row in rows], self.plain)
+        return max_relative_difference([_model_outputs(self.model, row[None]) for row in rows], self.reference_outputs)
 
 
 def _model_outputs(model: Model, states: Tensor) -> list[Tensor]:
@@ -117,19 +128,19 @@ def _model_outputs(model: Model, states: Tensor) -> list[Tensor]:
         model.masked_word_logits: model.masked_word,
         model.next_sentence_logits: model.next_sentence,
     }
-    return [*(answer(states) for answer, head in heads.items() if head is not None), states]
+    return [*(apply_head(states) for apply_head, head in heads.items() if head is not None), states]
 
 
-def max_relative_difference(found: Iterable[Iterable[Tensor]], plain: Iterable[Iterable[Tensor]]) -> float:
+def max_relative_difference(actual: Iterable[Iterable[Tensor]], expected: Iterable[Iterable[Tensor]]) -> float:
     """Returns the largest difference, relative to the largest expected value (at least 1).
 
     Returns NaN if either side contains NaN, which exceeds every tolerance.
     """
     shares = [torch.zeros(())]
-    for one, other in zip(found, plain, strict=True):
-        for mine, theirs in zip(one, other, strict=True):
-            if mine.shape != theirs.shape:
+    for actual_tensors, expected_tensors in zip(actual, expected, strict=True):
+        for actual_tensor, expected_tensor in zip(actual_tensors, expected_tensors, strict=True):
+            if actual_tensor.shape != expected_tensor.shape:
                 return float("inf")
-            expected = theirs.cpu()
-            shares.append((mine.cpu() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+            expected = expected_tensor.cpu()
+            shares.append((actual_tensor.cpu() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
     return float(torch.stack(shares).max())

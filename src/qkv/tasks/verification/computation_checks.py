@@ -19,30 +19,33 @@ N_NEW_TOKENS = 16
 def compare_fused(case: VerificationCase) -> float:
     if isinstance(case.model, RNNSeq2Seq):
         raise NotCheckedError("an RNN's attention has only one kernel")
-    return case.difference(implementations.forward(case.model, one.ids, one.source)[0] for one in case.examples)
+    return case.difference(
+        implementations.forward(case.model, example.ids, example.source)[0] for example in case.examples
+    )
 
 
 def compare_with_cpu(case: VerificationCase) -> float:
-    assert case.by_cpu is not None, "only used when another device is verified"
-    return max_relative_difference(case.plain, case.by_cpu)
+    assert case.cpu_outputs is not None, "only used when another device is verified"
+    return max_relative_difference(case.reference_outputs, case.cpu_outputs)
 
 
 def compare_cached(case: VerificationCase) -> float:
     model = _require_generative(case)
-    ends = [(one, one.ids.shape[1]) for one in case.examples]
+    ends = [(example, example.ids.shape[1]) for example in case.examples]
     return case.difference(
-        implementations.forward_in_chunks(model, one.ids, range(n // 2, n), source=one.source)[0] for one, n in ends
+        implementations.forward_in_chunks(model, example.ids, range(n // 2, n), source=example.source)[0]
+        for example, n in ends
     )
 
 
 def compare_batched(case: VerificationCase) -> float:
     """Compare a text in a batch with its reversed copy with the text by itself."""
-    both = [
-        [part if part is None else torch.cat((part.flip(1), part)) for part in (one.ids, one.source)]
-        for one in case.examples
+    pairs = [
+        [tensor if tensor is None else torch.cat((tensor.flip(1), tensor)) for tensor in (example.ids, example.source)]
+        for example in case.examples
     ]
     return case.difference(
-        implementations.forward(case.model, ids, source)[1] for ids, source in both if ids is not None
+        implementations.forward(case.model, ids, source)[1] for ids, source in pairs if ids is not None
     )
 
 
@@ -52,7 +55,7 @@ def compare_padded(case: VerificationCase) -> float:
 
 def compare_packed(case: VerificationCase) -> float:
     """Compare a text packed behind another text with the text by itself."""
-    model, texts = case.model, [one.ids for one in case.examples]
+    model, texts = case.model, [example.ids for example in case.examples]
     if not isinstance(model, GPT | BERT):
         raise NotCheckedError("an encoder–decoder takes one text per row")
     return case.difference(
@@ -64,7 +67,7 @@ def compare_compiled(case: VerificationCase) -> float:
     if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")):
         raise NotCheckedError("torch.compile requires a C++ compiler (g++ or clang++), and none was found")
     forward = torch.compile(implementations.forward, dynamic=True)
-    return case.difference(forward(case.model, one.ids, one.source)[0] for one in case.examples)
+    return case.difference(forward(case.model, example.ids, example.source)[0] for example in case.examples)
 
 
 def compare_generated(case: VerificationCase, *, n_beams: int) -> float:
@@ -74,14 +77,16 @@ def compare_generated(case: VerificationCase, *, n_beams: int) -> float:
     allows two tokens that are equally likely up to rounding to be exchanged.
     """
     shares = []
-    for one, (new, log_p) in zip(case.examples, _generate_for_all(case, n_beams=n_beams), strict=True):
-        before = one.ids if one.source is None else one.ids[:, :1]
-        ids = torch.cat((before, torch.tensor([new[:-1]], dtype=torch.long, device=case.device)), dim=1)
-        with use_attention_kernel(case.model, AttentionKernel.PLAIN):
-            logits = implementations.forward(case.model, ids, one.source)[0, -len(new) :].double().cpu()
-        table = logits.log_softmax(-1)
-        own = table.gather(1, torch.tensor(new)[:, None])[:, 0]
-        gaps = [(own - torch.tensor(log_p, dtype=torch.float64)).abs()] + [table.amax(1) - own] * (n_beams == 1)
+    for example, (new_ids, new_log_probs) in zip(case.examples, _generate_for_all(case, n_beams=n_beams), strict=True):
+        prompt = example.ids if example.source is None else example.ids[:, :1]
+        ids = torch.cat((prompt, torch.tensor([new_ids[:-1]], dtype=torch.long, device=case.device)), dim=1)
+        with use_attention_kernel(case.model, AttentionKernel.EAGER):
+            logits = implementations.forward(case.model, ids, example.source)[0, -len(new_ids) :].double().cpu()
+        expected = logits.log_softmax(-1)
+        log_probs = expected.gather(1, torch.tensor(new_ids)[:, None])[:, 0]
+        gaps = [(log_probs - torch.tensor(new_log_probs, dtype=torch.float64)).abs()] + [
+            expected.amax(1) - log_probs
+        ] * (n_beams == 1)
         shares.append(torch.cat(gaps).max() / logits.abs().max().clamp(min=1.0))
     return float(torch.stack(shares).max())
 
@@ -100,15 +105,17 @@ def _generate_for_all(case: VerificationCase, *, n_beams: int) -> list[tuple[lis
 
     No stop token is set, so that all outputs have the full length.
     """
-    model, how = _require_generative(case), BeamConfig(n_beams=n_beams)
-    prompts = [one.ids[0].tolist() for one in case.examples]
+    model, beam_config = _require_generative(case), BeamConfig(n_beams=n_beams)
+    prompts = [example.ids[0].tolist() for example in case.examples]
     if isinstance(model, GPT) and n_beams == 1:
         texts = generate(model, prompts, max_new=N_NEW_TOKENS, sampling=SamplingConfig(temperature=0.0))
         return [(text.new_ids, text.log_probabilities) for text in texts]
     if isinstance(model, GPT):
-        found = beam_generate(model, prompts, max_new=N_NEW_TOKENS, beam=how)
+        results = beam_generate(model, prompts, max_new=N_NEW_TOKENS, beam=beam_config)
     else:
-        sources = [one.source[0].tolist() for one in case.examples if one.source is not None]
-        most = [N_NEW_TOKENS] * len(sources)
-        found = translate(model, sources, start_id=prompts[0][0], max_new=most, stop_ids=frozenset(), beam=how)
-    return [(best.ids, best.log_probabilities) for best, *_ in found]
+        sources = [example.source[0].tolist() for example in case.examples if example.source is not None]
+        max_new = [N_NEW_TOKENS] * len(sources)
+        results = translate(
+            model, sources, start_id=prompts[0][0], max_new=max_new, stop_ids=frozenset(), beam=beam_config
+        )
+    return [(best.ids, best.log_probabilities) for best, *_ in results]

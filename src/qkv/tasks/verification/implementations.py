@@ -43,18 +43,18 @@ def forward_in_chunks(
     model: GPT | Seq2Seq | RNNSeq2Seq, ids: Ids, cuts: Iterable[int], *, source: SourceIds | None = None
 ) -> Logits:
     """Process the ids in chunks with a KV cache, or with the state of an RNN."""
-    pieces = torch.tensor_split(ids, list(cuts), dim=1)
+    chunks = torch.tensor_split(ids, list(cuts), dim=1)
     if isinstance(model, GPT):
         cache = model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
-        return torch.cat([model(piece, cache=cache) for piece in pieces], dim=1)
+        return torch.cat([model(chunk, cache=cache) for chunk in chunks], dim=1)
     assert source is not None
     if isinstance(model, Seq2Seq):
         states, cache = model.encode(source), model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
-        return torch.cat([model.decode(piece, states, cache=cache) for piece in pieces], dim=1)
-    start, kept, steps = model.encode(source), SourceCache(), []
+        return torch.cat([model.decode(chunk, states, cache=cache) for chunk in chunks], dim=1)
+    start, source_cache, steps = model.encode(source), SourceCache(), []
     state = start.state
-    for piece in pieces:
-        logits, state = model.decode(piece, start.source, state, cache=kept)
+    for chunk in chunks:
+        logits, state = model.decode(chunk, start.source, state, cache=source_cache)
         steps.append(logits)
     return torch.cat(steps, dim=1)
 
@@ -69,25 +69,25 @@ def forward_packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
 def forward_padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
     """Process all texts in one batch, with random ids as padding."""
     source = source_attention_mask = None
-    right_alone = isinstance(model, RNNSeq2Seq)
+    right_only = isinstance(model, RNNSeq2Seq)
     ids, attention_mask = _pad_with_random_ids(
-        [one.ids for one in examples], model.config.vocab_size, right_alone=right_alone
+        [example.ids for example in examples], model.config.vocab_size, right_only=right_only
     )
     if isinstance(model, Seq2Seq | RNNSeq2Seq):
-        sources = [one.source for one in examples if one.source is not None]
-        source, source_attention_mask = _pad_with_random_ids(sources, model.config.source_vocab_size, right_alone=False)
+        sources = [example.source for example in examples if example.source is not None]
+        source, source_attention_mask = _pad_with_random_ids(sources, model.config.source_vocab_size, right_only=False)
     logits = forward(model, ids, source, attention_mask=attention_mask, source_attention_mask=source_attention_mask)
-    return [row[marks] for row, marks in zip(logits, attention_mask, strict=True)]
+    return [row[is_token] for row, is_token in zip(logits, attention_mask, strict=True)]
 
 
-def _pad_with_random_ids(texts: Sequence[Tensor], vocab_size: int, *, right_alone: bool) -> tuple[Tensor, Tensor]:
+def _pad_with_random_ids(texts: Sequence[Tensor], vocab_size: int, *, right_only: bool) -> tuple[Tensor, Tensor]:
     """Pad on the right, on both sides and on the left in turn. Even the longest text gets two padding columns."""
     n_columns = 2 + max(text.shape[1] for text in texts)
     ids = torch.randint(vocab_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))
     ids = ids.to(texts[0].device)
     attention_mask = torch.zeros_like(ids, dtype=torch.bool)
     for row, text in enumerate(texts):
-        start = 0 if right_alone else (n_columns - text.shape[1]) * (row % 3) // 2
-        own = slice(start, start + text.shape[1])
-        ids[row, own], attention_mask[row, own] = text[0], True
+        start = 0 if right_only else (n_columns - text.shape[1]) * (row % 3) // 2
+        text_slice = slice(start, start + text.shape[1])
+        ids[row, text_slice], attention_mask[row, text_slice] = text[0], True
     return ids, attention_mask

@@ -17,7 +17,7 @@ from qkv.tasks.loader import load_pretrained
 from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_relative_difference
 from qkv.training.family import TrainingData
 from qkv.training.run_folder import RunFolder, load_checkpoint
-from qkv.training.run_preparation import RECIPE, PreparedRun, build_trainer, open_run
+from qkv.training.run_preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
 from qkv.weights.ct2 import save_ct2, vocabulary
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.int8 import LARGEST
@@ -42,27 +42,30 @@ OWN, INT8, HF, CT2 = (
 GGUF = SaveFormat("model.gguf", partial(write_gguf, numbers=Numbers.F32))
 
 
-def compare_round_trip(case: VerificationCase, *, by: SaveFormat) -> float:
+def compare_round_trip(case: VerificationCase, *, save_format: SaveFormat) -> float:
     """Compare outputs and all weights after saving and reloading. No text uses every weight."""
-    back = _reload(case, by).model
-    mine, theirs = (list(published(model, own_names(model)).values()) for model in (back, case.model))
-    return max_relative_difference([*case.answers(back), mine], [*case.plain, theirs])
+    reloaded = _reload(case, save_format).model
+    actual, expected = (list(published(model, own_names(model)).values()) for model in (reloaded, case.model))
+    return max_relative_difference([*case.compute_outputs(reloaded), actual], [*case.reference_outputs, expected])
 
 
 def compare_int8_weights(case: VerificationCase) -> float:
     """Returns the largest change of a weight, in quantization steps of its row."""
-    back = _reload(case, INT8)
-    before, after = (published(model, own_names(model)) for model in (case.model, back.model))
+    reloaded = _reload(case, INT8)
+    before, after = (published(model, own_names(model)) for model in (case.model, reloaded.model))
     rows = [(weight.flatten(1), after[name].flatten(1)) for name, weight in before.items() if weight.dim() > 1]
-    steps = [(mine - other).abs().amax(1) / (mine.abs().amax(1) / LARGEST + 1e-30) for mine, other in rows]
+    steps = [(actual - other).abs().amax(1) / (actual.abs().amax(1) / LARGEST + 1e-30) for actual, other in rows]
     return float(torch.cat(steps).max())
 
 
 def compare_int8_outputs(case: VerificationCase) -> float:
     """Returns the relative RMS change of the outputs. A constant shared by all logits is ignored."""
-    both = (case.answers(_reload(case, INT8).model), case.plain)
-    mine, theirs = (torch.cat([(one - one.mean(-1, keepdim=True)).flatten() for one, *_ in said]) for said in both)
-    return float((mine - theirs).norm() / theirs.norm().clamp(min=1e-30))
+    output_pairs = (case.compute_outputs(_reload(case, INT8).model), case.reference_outputs)
+    actual, expected = (
+        torch.cat([(example - example.mean(-1, keepdim=True)).flatten() for example, *_ in outputs])
+        for outputs in output_pairs
+    )
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def transformers(case: VerificationCase) -> float:
@@ -73,11 +76,15 @@ def transformers(case: VerificationCase) -> float:
     folder = _save_once(case, HF)
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    model = getattr(library, kind).from_pretrained(folder, dtype=torch.float32).eval()
+    class_name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    model = getattr(library, class_name).from_pretrained(folder, dtype=torch.float32).eval()
     # Positional arguments: input_ids, attention_mask, decoder_input_ids.
-    given = [(one.ids,) if one.source is None else (one.source, None, one.ids) for one in case.examples]
-    return max_relative_difference(([model(*own)[0]] for own in given), (answers[:1] for answers in case.plain))
+    inputs = [
+        (example.ids,) if example.source is None else (example.source, None, example.ids) for example in case.examples
+    ]
+    return max_relative_difference(
+        ([model(*arguments)[0]] for arguments in inputs), (answers[:1] for answers in case.reference_outputs)
+    )
 
 
 def compare_ctranslate2(case: VerificationCase) -> float:
@@ -88,71 +95,78 @@ def compare_ctranslate2(case: VerificationCase) -> float:
     import ctranslate2
 
     words = vocabulary(loaded.tokenizer, model.config.vocab_size)
-    of_source = vocabulary(loaded.source_tokenizer or loaded.tokenizer, model.config.source_vocab_size)
-    sources = [[of_source[i] for i in one.source[0].tolist()] for one in case.examples if one.source is not None]
-    targets = [[words[i] for i in one.ids[0, 1:].tolist()] for one in case.examples]
+    source_words = vocabulary(loaded.source_tokenizer or loaded.tokenizer, model.config.source_vocab_size)
+    sources = [
+        [source_words[i] for i in example.source[0].tolist()] for example in case.examples if example.source is not None
+    ]
+    targets = [[words[i] for i in example.ids[0, 1:].tolist()] for example in case.examples]
     reader: Any = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
-    found = [
-        [torch.tensor(one.log_probs[:-1])] for one in reader.score_batch(sources, targets)
+    actual_log_probs = [
+        [torch.tensor(example.log_probs[:-1])] for example in reader.score_batch(sources, targets)
     ]  # without the end token
-    plain = []
-    for one, (answer,) in zip(case.examples, case.plain, strict=True):
+    expected_log_probs = []
+    for example, (answer,) in zip(case.examples, case.reference_outputs, strict=True):
         logits = answer[0, :-1].clone()
         logits[:, sorted(loaded.decoding.suppressed_ids)] = float("-inf")
-        plain.append([logits.log_softmax(-1).gather(1, one.ids[0, 1:, None])[:, 0]])
-    return max_relative_difference(found, plain)
+        expected_log_probs.append([logits.log_softmax(-1).gather(1, example.ids[0, 1:, None])[:, 0]])
+    return max_relative_difference(actual_log_probs, expected_log_probs)
 
 
 def compare_resumed_training(case: VerificationCase) -> float:
     """Compare all weights and optimizer states in the last checkpoints of an interrupted and an uninterrupted run."""
     if case.run is None:
         raise NotCheckedError("the model does not come from a training run, so no training can be resumed")
-    if not (case.run / RECIPE).is_file():
-        raise NotCheckedError(f"the run has no {RECIPE} (fine-tuning runs keep their data elsewhere)")
+    if not (case.run / RECIPE_FILE).is_file():
+        raise NotCheckedError(f"the run has no {RECIPE_FILE} (fine-tuning runs keep their data elsewhere)")
     prepared = open_run(case.run)
-    progress, folder = prepared.run.latest_valid_checkpoint(lambda _said: None)
+    progress, folder = prepared.run.latest_valid_checkpoint(lambda _message: None)
     ends = {"once": [2], "twice": [1, 2]}
     for name, steps in ends.items():
         run = RunFolder(case.folder / name)
         shutil.copytree(folder, run.checkpoint_folder(progress.step))
         for n in steps:
-            _train_until(replace(prepared, run=run), until=progress.step + n)
+            _train_until(replace(prepared, run=run), last_step=progress.step + n)
     once, twice = (load_checkpoint(RunFolder(case.folder / name).checkpoint_folder(progress.step + 2)) for name in ends)
     return max_relative_difference((part.values() for part in twice), (part.values() for part in once))
 
 
 @torch.enable_grad()
-def _train_until(prepared: PreparedRun, *, until: int) -> None:
+def _train_until(prepared: PreparedRun, *, last_step: int) -> None:
     """Continue training with a constant learning rate, because other schedules depend on the last step.
 
     Evaluation is disabled because it does not affect the weights.
     """
     training = prepared.recipe.training
     training = training.replace(
-        steps=until, schedule=ScheduleKind.CONSTANT, warmup_steps=min(training.warmup_steps, until), compile=False
+        steps=last_step,
+        schedule=ScheduleKind.CONSTANT,
+        warmup_steps=min(training.warmup_steps, last_step),
+        compile=False,
     )
     prepared = replace(prepared, recipe=prepared.recipe.replace(training=training))
     trainer = build_trainer(prepared, device=torch.device("cpu"), report=lambda _entry: None)
     trainer.data = TrainingData(batch=trainer.data.batch)
-    trainer.resume(lambda _said: None)
+    trainer.resume(lambda _message: None)
     if trainer.train().signal is not None:
         raise KeyboardInterrupt
 
 
-def _save_once(case: VerificationCase, save: SaveFormat) -> Path:
+def _save_once(case: VerificationCase, save_format: SaveFormat) -> Path:
     """Save the model once per format. A format that cannot represent the model skips the check."""
-    target = case.folder / save.name
+    target = case.folder / save_format.name
     try:
         if not target.exists():
-            save.write(case.loaded, target)
+            save_format.write(case.loaded, target)
     except (ConfigError, InputError, MissingExtraError, WeightsError) as error:
         raise NotCheckedError(str(error)) from None
     return target
 
 
-def _reload(case: VerificationCase, save: SaveFormat) -> Loaded:
-    back = load_pretrained(_save_once(case, save))
-    mine, theirs = (one.source_tokenizer or one.tokenizer for one in (case.loaded, back))
-    if mine is not None and (theirs is None or theirs.encode_batch(case.texts) != mine.encode_batch(case.texts)):
+def _reload(case: VerificationCase, save_format: SaveFormat) -> Loaded:
+    reloaded = load_pretrained(_save_once(case, save_format))
+    actual, expected = (example.source_tokenizer or example.tokenizer for example in (case.loaded, reloaded))
+    if actual is not None and (
+        expected is None or expected.encode_batch(case.texts) != actual.encode_batch(case.texts)
+    ):
         raise WeightsError("the reloaded tokenizer encodes the texts differently")
-    return back
+    return reloaded
