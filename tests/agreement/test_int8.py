@@ -54,7 +54,7 @@ def test_the_lean_road_is_open_to_it_and_says_nearly_the_same():
     in_int8(model)
     assert supports_cpu_decode_engine(model, prepack_weights(model))
     lean = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
-    stop = model.final.watch(lambda _: None)
+    stop = model.final.observe(lambda _: None)
     own = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
     stop()
     assert torch.allclose(torch.tensor(lean), torch.tensor(own), rtol=0.02)
@@ -70,7 +70,7 @@ def test_an_rnn_is_refused():
 
 
 def bits_per_byte(task, documents):
-    scores = list(task.score_all(documents))
+    scores = list(task.score_documents(documents))
     return sum(score.loss_sum for score in scores) / sum(score.n_bytes for score in scores)
 
 

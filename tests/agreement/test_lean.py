@@ -9,9 +9,9 @@ from torch.nn import functional as F
 import qkv
 from qkv.config import GPTConfig, SamplingConfig
 from qkv.generation import GPTDecoder, beam_generate, generate
-from qkv.generation.cpu_decode_engine import supports_cpu_decode_engine, create_cpu_decode_engine
-from qkv.generation.prepacked_weights import FAR, SMALL, PackedLinear, prepack_weights
+from qkv.generation.cpu_decode_engine import create_cpu_decode_engine, supports_cpu_decode_engine
 from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers
+from qkv.generation.prepacked_weights import MIN_PADDED_SIZE, MIN_ONEDNN_SIZE, PackedLinear, prepack_weights
 from qkv.inspection import record
 from qkv.nn import HeadConfig, RMSNorm
 from tests.agreement.families import VOCABULARY, gpts, seeds, shaken
@@ -112,7 +112,7 @@ def test_other_shapes_take_the_models_own_road(unusual):
     assert generate(model, [[3]], max_new=5, sampling=GREEDY)[0].new
 
 
-@pytest.mark.parametrize(("n_in", "n_out"), [(7, 11), (257, SMALL // 257 + 1), (1031, FAR // 1031 + 1), (1031, 128)])
+@pytest.mark.parametrize(("n_in", "n_out"), [(7, 11), (257, MIN_ONEDNN_SIZE // 257 + 1), (1031, MIN_PADDED_SIZE // 1031 + 1), (1031, 128)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_product_is_the_linear_maps_side_by_side_for_any_rows(n_in, n_out, rows, has_bias):
@@ -121,8 +121,8 @@ def test_a_product_is_the_linear_maps_side_by_side_for_any_rows(n_in, n_out, row
     x, stream = torch.randn(rows, n_in), torch.randn(rows, n_out + 3)
     expected = torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=1)
     product, out, added = PackedLinear(weights, biases), torch.empty_like(expected), stream.clone()
-    product.into(x, out)
-    product.onto(added, x)
+    product.write_to(x, out)
+    product.add_to(added, x)
     for got, wanted in ((product(x), expected), (out, expected), (added, stream + expected)):
         assert torch.allclose(got, wanted, rtol=0, atol=1e-5)
     alone = PackedLinear(weights[:1], biases[:1])
@@ -130,10 +130,10 @@ def test_a_product_is_the_linear_maps_side_by_side_for_any_rows(n_in, n_out, row
 
 
 def test_the_lean_norm_of_a_small_row_has_its_epsilon():
-    norm = RMSNorm(7, epsilon=1e-3)
-    room = DecodeBuffers(torch.zeros(1, 7), HeadConfig.split(7, 1), rows=3, epsilon=1e-3, is_rotary=False)
-    room.stream.copy_(torch.randn(3, 7) * torch.tensor([[1.0], [1e-2], [0.0]]))
-    assert torch.allclose(BufferedNorm(norm)(room.stream, room), norm(room.stream[None])[0], rtol=0, atol=1e-6)
+    norm = RMSNorm(7, eps=1e-3)
+    buffers = DecodeBuffers(torch.zeros(1, 7), HeadConfig.split(7, 1), rows=3, rms_norm_eps=1e-3, is_rotary=False)
+    buffers.residual.copy_(torch.randn(3, 7) * torch.tensor([[1.0], [1e-2], [0.0]]))
+    assert torch.allclose(BufferedNorm(norm)(buffers.residual, buffers), norm(buffers.residual[None])[0], rtol=0, atol=1e-6)
 
 
 def test_a_changed_weight_is_prepared_anew():

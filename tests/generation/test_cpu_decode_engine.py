@@ -13,7 +13,7 @@ from qkv.generation.cpu_decode_engine import CPUDecodeEngine, supports_cpu_decod
 from qkv.generation.decoder import Seq2SeqDecoder, encode_sources
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.inspection import record
-from qkv.nn import using
+from qkv.nn import use_attention_kernel
 from tests.agreement.families import shaken
 
 SIZES = {
@@ -85,7 +85,7 @@ def test_other_numbers_other_kernels_and_training_take_the_models_own_road():
     model = small()
     packing = prepack_weights(model)
     assert supports_cpu_decode_engine(model, packing)
-    with using(model, AttentionKernel.PLAIN):
+    with use_attention_kernel(model, AttentionKernel.EAGER):
         assert not supports_cpu_decode_engine(model, packing)
     model.train()
     assert not supports_cpu_decode_engine(model, packing)
@@ -102,7 +102,7 @@ def test_who_looks_inside_a_search_sees_it_and_who_changes_it_is_heard():
     assert len(trace.names) == 1
     ((unseen, *_),) = translate(model, [SOURCES[0]], **asked, prepacked=packing)
     assert seen.ids == unseen.ids
-    stop = model.unembedding.logits.change(lambda logits: -logits)
+    stop = model.unembedding.logits.intervene(lambda logits: -logits)
     ((turned, *_),) = translate(model, [SOURCES[0]], **asked, prepacked=packing)
     stop()
     assert turned.ids != unseen.ids

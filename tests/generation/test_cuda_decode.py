@@ -33,11 +33,11 @@ LLAMA = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(cuda_decode_forward, "KEYS", 128)
-    monkeypatch.setattr(cuda_decode_forward, "PROGRAMS", 4)
-    monkeypatch.setattr(cuda_decode_forward, "LARGE", 2**14)
-    monkeypatch.setattr(cuda_decode_forward, "HEADS_PROGRAMS", 16)
-    monkeypatch.setattr(cuda_decode_step, "VOCABULARY_BLOCK", 64)
+    monkeypatch.setattr(cuda_decode_forward, "KEY_BLOCK_ELEMENTS", 128)
+    monkeypatch.setattr(cuda_decode_forward, "TARGET_PROGRAMS", 4)
+    monkeypatch.setattr(cuda_decode_forward, "LARGE_MATRIX_BYTES", 2**14)
+    monkeypatch.setattr(cuda_decode_forward, "OUT_PROJ_PROGRAMS", 16)
+    monkeypatch.setattr(cuda_decode_step, "VOCAB_BLOCK", 64)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def by_kernels(monkeypatch):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("changed", [{}, LLAMA, {"activation": Activation.GELU, "final_norm": False}], ids=str)
 def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits, monkeypatch):
-    monkeypatch.setattr(cuda_decode_forward, "_splits", lambda *_: n_splits)
+    monkeypatch.setattr(cuda_decode_forward, "_choose_n_splits", lambda *_: n_splits)
     model = small(**changed)
     prompts = torch.randint(157, (rows, 37), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
@@ -63,7 +63,7 @@ def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits
         model(prompts, cache=step.cache)
         ids = model(prompts, cache=cache)[:, -1].argmax(-1)
         for _ in range(2):
-            got = step.logits_after(ids, cache.lengths)
+            got = step.decode_logits(ids, cache.lengths)
             wanted = model(ids[:, None], cache=cache)[:, 0]
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
             ids = wanted.argmax(-1)
@@ -72,12 +72,12 @@ def test_a_step_by_kernels_gives_the_logits_of_the_model(changed, rows, n_splits
 @pytest.mark.compiled
 @has_triton
 def test_a_model_smaller_than_a_programs_share_of_heads_is_written_too(monkeypatch):
-    monkeypatch.setattr(cuda_decode_forward, "HEADS_PROGRAMS", 128)
+    monkeypatch.setattr(cuda_decode_forward, "OUT_PROJ_PROGRAMS", 128)
     model, ids = small(d_model=22, n_heads=1, n_layers=1), torch.tensor([[5]])
     with torch.inference_mode():
         step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=1, capacity=64)
         torch.testing.assert_close(
-            step.logits_after(ids[0], torch.tensor([0])), model(ids)[:, -1], rtol=1e-4, atol=1e-4
+            step.decode_logits(ids[0], torch.tensor([0])), model(ids)[:, -1], rtol=1e-4, atol=1e-4
         )
 
 
@@ -90,10 +90,10 @@ def test_a_row_whose_sums_no_whole_number_can_hold_is_no_number(place, factor):
     model = small()
     step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=1, capacity=64)
     with torch.inference_mode():
-        assert step.logits_after(torch.tensor([5]), torch.tensor([0])).isfinite().all()
+        assert step.decode_logits(torch.tensor([5]), torch.tensor([0])).isfinite().all()
         model.get_submodule(place).weight.mul_(factor)
         step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=1, capacity=64)
-        assert step.logits_after(torch.tensor([5]), torch.tensor([0])).isnan().all()
+        assert step.decode_logits(torch.tensor([5]), torch.tensor([0])).isnan().all()
 
 
 @pytest.mark.long
@@ -127,12 +127,12 @@ def test_kernels_are_for_models_that_they_know():
         {"head_layout": "pooled"},
     ):
         assert not cuda_decode.is_supported_by_kernels(small(**changed)), changed
-    for linear in ("gate", "contract"):
+    for linear in ("gate_proj", "down_proj"):
         replaced = small(**LLAMA)
         setattr(replaced.blocks[1].feed_forward, linear, torch.nn.Identity())
         assert not cuda_decode.is_supported_by_kernels(replaced), linear
     watched = small()
-    watched.blocks[0].attention.heads.watch(lambda _: None)
+    watched.blocks[0].attention.head_outputs.observe(lambda _: None)
     assert not cuda_decode.is_supported_by_kernels(watched)
     hooked = small()
     hooked.final_norm.register_forward_hook(lambda *_: None)
@@ -144,13 +144,13 @@ def test_a_step_is_kept_until_a_weight_changes():
     steps = cuda_decode.CUDADecodeStepPool(model)
 
     def taken(batch: int, capacity: int) -> cuda_decode_step.CUDADecodeStep:
-        with steps.taken(batch=batch, capacity=capacity) as step:
+        with steps.acquire(batch=batch, capacity=capacity) as step:
             return step
 
     first = taken(1, 30)
     assert taken(1, 67) is first, "both get the whole context, for it is short"
     assert taken(2, 30) is not first
-    with steps.taken(batch=1, capacity=30) as one, steps.taken(batch=1, capacity=30) as other:
+    with steps.acquire(batch=1, capacity=30) as one, steps.acquire(batch=1, capacity=30) as other:
         assert one is not other, "two writers at a time"
     with torch.no_grad():
         model.final_norm.weight += 1
@@ -162,10 +162,10 @@ def test_one_recording_does_for_every_seed(monkeypatch):
     step = cuda_decode_step.CUDADecodeStep(model, cuda_decode_forward.KernelWeights(model), batch=1, capacity=64)
     monkeypatch.setattr(step, "_replay", lambda key, _: recorded.add(key))
     for temperature, seed in ((0.5, 3), (0.5, 5), (0.7, 5)):
-        step.write(2, SamplingConfig(temperature=temperature, seed=seed))
+        step.decode_tokens(2, SamplingConfig(temperature=temperature, seed=seed))
     assert sorted(key.temperature for key in recorded) == [0.5, 0.7]
 
 
 def test_one_who_looks_inside_gets_logits_of_every_step():
-    step = next(module.steps(small(), [[3, 5]], max_new=2))
+    step = next(module.generate_steps(small(), [[3, 5]], max_new=2))
     assert step.logits.shape == (1, 157)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from qkv.config import SamplingConfig
 from qkv.generation.sampling import (
-    BLOCK,
-    MANY,
+    ARGMAX_BLOCK,
+    MIN_ARGMAX_BLOCKS,
     apply_repetition_penalty,
     apply_temperature,
     argmax_by_blocks,
@@ -241,7 +241,10 @@ def test_log_probabilities_are_those_of_the_softmax():
     torch.testing.assert_close(gather_log_probabilities(logits, ids), expected)
 
 
-@given(n_words=st.integers(MANY * BLOCK - 1, (MANY + 1) * BLOCK + 1), seed=st.integers(0, 99))
+@given(
+    n_words=st.integers(MIN_ARGMAX_BLOCKS * ARGMAX_BLOCK - 1, (MIN_ARGMAX_BLOCKS + 1) * ARGMAX_BLOCK + 1),
+    seed=st.integers(0, 99),
+)
 def test_the_likeliest_of_many_is_the_first_of_the_greatest(n_words, seed):
     # Few different numbers, so that the greatest stands in many places, and in a row of its own at the very end.
     logits = torch.randint(-3, 3, (3, n_words), generator=torch.Generator().manual_seed(seed)).float()

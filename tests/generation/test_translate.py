@@ -226,7 +226,7 @@ def test_a_text_that_fills_the_context_says_so():
 def test_prepared_weights_change_nothing_but_rounding_and_are_gone_afterwards(kind):
     model, many = small(kind, 5).float(), [[3, 4, 5], [6, 7], [8]]
     seen = []
-    model.unembedding.logits.watch(lambda _: seen.append("forward" in model.unembedding.__dict__))
+    model.unembedding.logits.observe(lambda _: seen.append("forward" in model.unembedding.__dict__))
     for source, found in zip(many, best(model, many), strict=True):
         for one in found:
             assert one.log_probabilities == pytest.approx(rescored(model, source, one.ids), abs=1e-4)
@@ -257,4 +257,4 @@ def test_weights_that_come_to_lie_where_older_ones_did_are_prepared_anew():
     for step in range(20):
         for value in (-1.0, float(step)):  # freed after one turn, an address is used again in the next
             linear.weight = torch.nn.Parameter(torch.full((113, 71), value))
-        torch.testing.assert_close(packing.product(linear)(x), linear(x))
+        torch.testing.assert_close(packing.packed_linear(linear)(x), linear(x))

@@ -1,4 +1,4 @@
-"""Logits to ids: sampling, prefill and decode with the cache, beam search, stopping."""
+"""Text generation: sampling, incremental decoding with a KV cache, beam search and stop conditions."""
 
 from qkv.generation.beam import Hypothesis, beam_generate, beam_search
 from qkv.generation.candidates import Candidate, top_candidates

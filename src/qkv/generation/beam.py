@@ -1,4 +1,4 @@
-"""Beam search: the likeliest whole text, as far as a few running guesses can find it."""
+"""Beam search with length normalization, n-gram blocking and lexical constraints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,36 +17,44 @@ from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import FinishReason, LengthLimit, new_sequences
 from qkv.models import GPT
 
-NO_STOPS: frozenset[int] = frozenset()
-NEVER = float("-inf")
-_Tables = tuple[list[list[float]], list[list[int]], list[list[float]]]
-"""Sums, where found, and log p."""
+NO_IDS: frozenset[int] = frozenset()
+IMPOSSIBLE = float("-inf")
+_TopK = tuple[list[list[float]], list[list[int]], list[list[float]]]
+"""Result of a top-k search as lists: total log-probabilities, flat indices and token log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """One whole text that the search found."""
+    """A finished output of beam search."""
 
     ids: list[int]
-    """The new ones; an end token, where it came to one, is the last."""
+    """New token ids. Includes the stop token if one was generated."""
     log_probabilities: list[float]
     score: float
-    """Σ log p ÷ (number of new ids)^length_penalty."""
+    """Sum of the log-probabilities divided by (number of new ids)^length_penalty."""
     finish_reason: FinishReason
 
 
 def beam_generate(
-    model: GPT, prompts: Sequence[Sequence[int]], *, max_new: int, beam: BeamConfig,
-    stop_ids: frozenset[int] = NO_STOPS, packing: PrepackedWeights | None = None,
-) -> list[list[Hypothesis]]:  # fmt: skip
-    """The best `beam.n_best` texts after each prompt, best first; prompts have any lengths."""
-    texts = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
-    capacity = max(len(text.prompt) + text.limit.max_new_tokens - 1 for text in texts)
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new: int,
+    beam: BeamConfig,
+    stop_ids: frozenset[int] = NO_IDS,
+    prepacked: PrepackedWeights | None = None,
+) -> list[list[Hypothesis]]:
+    """Continue each prompt by beam search and return its `beam.n_best` hypotheses, best first.
+
+    Prompts may have different lengths.
+    """
+    sequences = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
+    capacity = max(len(sequence.prompt) + sequence.limit.max_new_tokens - 1 for sequence in sequences)
     with torch.inference_mode():
-        lean = create_cpu_decode_engine(model, packing or prepack_weights(model), capacity=capacity)
-        decoder = GPTDecoder(model, batch=len(texts), capacity=capacity, cpu_engine=lean)
+        engine = create_cpu_decode_engine(model, prepacked or prepack_weights(model), capacity=capacity)
+        decoder = GPTDecoder(model, batch=len(sequences), capacity=capacity, cpu_engine=engine)
         logits = decoder.prefill(prompts)
-    return beam_search(decoder, logits, [text.limit for text in texts], beam=beam, stop_ids=stop_ids)
+    return beam_search(decoder, logits, [sequence.limit for sequence in sequences], beam=beam, stop_ids=stop_ids)
 
 
 @torch.inference_mode()
@@ -56,208 +64,245 @@ def beam_search(
     limits: Sequence[LengthLimit],
     *,
     beam: BeamConfig,
-    stop_ids: frozenset[int] = NO_STOPS,
-    forced: Sequence[Sequence[Sequence[int]]] = (),
-    never: frozenset[int] = NO_STOPS,
+    stop_ids: frozenset[int] = NO_IDS,
+    constraints: Sequence[Sequence[Sequence[int]]] = (),
+    suppressed_ids: frozenset[int] = NO_IDS,
 ) -> list[list[Hypothesis]]:
-    """For any decoder that stands at the beginning of as many texts as there are limits, one row a text.
+    """Run beam search with any decoder that holds one row per sequence and has just produced `logits`.
 
-    Each step keeps the `n_beams` likeliest of all one-token continuations. One that ends leaves the beam and
-    is kept as finished. A text is done when it has `n_beams` finished ones and no running one scores better,
-    as it stands, than the worst of them. `forced`: for each text the terms, as ids, that it must hold; `never`: ids
-    that none may hold.
+    Each step keeps the `n_beams` most probable one-token continuations. A beam that generates a stop token is
+    finished and leaves the search. The search of a sequence ends when it has `n_beams` finished hypotheses and no
+    running beam has a better score than the worst of them. `constraints` contains, for each sequence, the terms (as
+    token ids) that its output must contain. `suppressed_ids` are never generated.
     """
-    terms = [TermConstraints(own) for own in forced] or [TermConstraints([]) for _ in limits]
-    texts = [_Text(limit, beam, stop_ids, own) for limit, own in zip(limits, terms, strict=True)]
-    running, all_texts = texts, texts
-    forbidden = torch.tensor(sorted(never), dtype=torch.long, device=logits.device)
+    terms = [TermConstraints(sequence_terms) for sequence_terms in constraints] or [TermConstraints([]) for _ in limits]
+    searches = [_BeamSearch(limit, beam, stop_ids, term) for limit, term in zip(limits, terms, strict=True)]
+    running = searches
+    suppressed = torch.tensor(sorted(suppressed_ids), dtype=torch.long, device=logits.device)
     while True:
-        continued = _best_continuations(running, logits, forbidden, n=beam.n_beams * (1 + len(stop_ids)))
-        width = len(running[0].guesses)
-        for text, own in zip(running, continued, strict=True):
-            text.advance(own)
-        going = [place for place, text in enumerate(running) if not text.is_done]
-        if not going:
-            return [text.best(number) for number, text in enumerate(all_texts)]
-        rows = [place * width + guess.of for place in going for guess in running[place].guesses]
-        kept = None if len(going) == len(running) else torch.tensor(going, device=logits.device)
-        running = [running[place] for place in going]
-        if kept is not None or rows != list(range(len(rows))):
-            common_prefix = min(text.common_prefix for text in running)
-            decoder.reorder(torch.tensor(rows, device=logits.device), sequences=kept, common_prefix=common_prefix)
-        latest = [guess.ids[-1] for text in running for guess in text.guesses]
+        # Up to n_beams · len(stop_ids) of the best continuations may be stop tokens, which finish a beam. Fetching
+        # this many more leaves n_beams others to continue with.
+        continuations = _best_continuations(running, logits, suppressed, n=beam.n_beams * (1 + len(stop_ids)))
+        width = len(running[0].beams)
+        for search, search_continuations in zip(running, continuations, strict=True):
+            search.advance(search_continuations)
+        unfinished = [index for index, search in enumerate(running) if not search.is_done]
+        if not unfinished:
+            return [search.best(index) for index, search in enumerate(searches)]
+        rows = [index * width + beam_.parent for index in unfinished for beam_ in running[index].beams]
+        kept_indices = None if len(unfinished) == len(running) else torch.tensor(unfinished, device=logits.device)
+        running = [running[index] for index in unfinished]
+        if kept_indices is not None or rows != list(range(len(rows))):
+            common_prefix = min(search.common_prefix for search in running)
+            decoder.reorder(
+                torch.tensor(rows, device=logits.device), sequences=kept_indices, common_prefix=common_prefix
+            )
+        latest = [beam_.ids[-1] for search in running for beam_ in search.beams]
         logits = decoder.step(torch.tensor(latest, device=logits.device))
 
 
 @dataclass(frozen=True, slots=True)
-class _Guess:
-    """A running text; one of sum −∞ only fills a row."""
+class _Beam:
+    """A running beam. A beam with a total of −∞ only pads the batch to `n_beams` rows."""
 
     ids: list[int]
     log_p: list[float]
     total: float
-    of: int = 0
-    """Which guess of the step before it goes on from."""
+    parent: int = 0
+    """Index of the beam of the previous step that this beam continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Continuation:
+    """A beam of the previous step extended by one token."""
+
     total: float
-    of: int
+    parent: int
     id: int
     log_p: float
 
 
 def _best_continuations(
-    texts: list["_Text"], logits: NextLogits, never: Tensor, *, n: int
+    searches: list["_BeamSearch"], logits: NextLogits, suppressed: Tensor, *, n: int
 ) -> list[list[_Continuation]]:
-    """Of each text, best first: the n likeliest; where terms are forced, those of each guess and what terms want."""
-    guesses = [guess for text in texts for guess in text.guesses]
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    # Forbidden below, not here: a log p stays the model's own.
-    log_p = logits.to(wide).log_softmax(-1)
-    sums = torch.tensor([guess.total for guess in guesses], dtype=wide, device=logits.device)
+    """Return the best one-token continuations of each search, best first.
+
+    Without constraints, these are the `n` best over all beams of a search. With constraints, they are the `n` best
+    of each beam and the tokens that continue a constraint.
+    """
+    beams = [beam for search in searches for beam in search.beams]
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    # Forbidden tokens are masked in `totals` only, so that `log_p` remains the log-probability under the model.
+    log_p = logits.to(dtype).log_softmax(-1)
+    sums = torch.tensor([beam.total for beam in beams], dtype=dtype, device=logits.device)
     totals = sums[:, None] + log_p
-    if len(never):
-        totals[:, never] = NEVER
-    forbidden = [(row, number) for row, guess in enumerate(guesses) for number in texts[0].forbidden(guess.ids)]
+    if len(suppressed):
+        totals[:, suppressed] = IMPOSSIBLE
+    forbidden = [(row, token_id) for row, beam in enumerate(beams) for token_id in searches[0].forbidden_ids(beam.ids)]
     if forbidden:
-        totals[tuple(torch.tensor(forbidden, device=logits.device).T)] = NEVER
-    n_rows = 1 if any(text.terms.n_ids for text in texts) else len(texts[0].guesses)
-    best = totals.view(len(guesses) // n_rows, -1)
-    best, found = best.topk(min(n, best.shape[1]))
-    of_found = log_p.view(len(best), -1).gather(1, found)
-    tables = (best.tolist(), found.tolist(), of_found.tolist())
-    if any(isnan(row[0]) for row in tables[0]):  # which sorts before every number
-        raise WeightsError(f"after {len(guesses[0].ids)} new tokens the logits are no numbers (NaN)")
-    return _by_text(texts, tables, log_p, totals)
+        totals[tuple(torch.tensor(forbidden, device=logits.device).T)] = IMPOSSIBLE
+    has_constraints = any(search.constraints.n_tokens for search in searches)
+    rows_per_table = 1 if has_constraints else len(searches[0].beams)
+    best = totals.view(len(beams) // rows_per_table, -1)
+    best, indices = best.topk(min(n, best.shape[1]))
+    best_log_p = log_p.view(len(best), -1).gather(1, indices)
+    top_k = (best.tolist(), indices.tolist(), best_log_p.tolist())
+    if any(isnan(row[0]) for row in top_k[0]):  # topk sorts NaN before every number
+        raise WeightsError(f"logits became NaN after generating {len(beams[0].ids)} tokens")
+    return _split_by_search(searches, top_k, log_p, totals)
 
 
-def _by_text(texts: list["_Text"], tables: _Tables, log_p: Tensor, totals: Tensor) -> list[list[_Continuation]]:
-    size, width = log_p.shape[1], len(texts[0].guesses)
-    n_tables = len(tables[0]) // len(texts)  # one a text, or one a guess
+def _split_by_search(
+    searches: list["_BeamSearch"], top_k: _TopK, log_p: Tensor, totals: Tensor
+) -> list[list[_Continuation]]:
+    """Convert the top-k tables to continuations for each search."""
+    vocab_size, width = log_p.shape[1], len(searches[0].beams)
+    n_tables = len(top_k[0]) // len(searches)  # 1 per search, or 1 per beam with constraints
     result: list[list[_Continuation]] = []
-    for place, text in enumerate(texts):
-        own = [
-            _Continuation(total, of + found // size, found % size, log)
-            for of in range(n_tables)
-            for total, found, log in zip(*(table[place * n_tables + of] for table in tables), strict=True)
-            if total > NEVER
+    for number, search in enumerate(searches):
+        continuations = [
+            _Continuation(total, table + index // vocab_size, index % vocab_size, token_log_p)
+            for table in range(n_tables)
+            for total, index, token_log_p in zip(*(part[number * n_tables + table] for part in top_k), strict=True)
+            if total > IMPOSSIBLE
         ]
-        if n_tables > 1 or text.terms.n_ids:
-            rows = slice(place * width, (place + 1) * width)
-            own = sorted(own + _wanted(text, own, log_p[rows], totals[rows]), key=lambda one: -one.total)
-        result.append(own)
+        if n_tables > 1 or search.constraints.n_tokens:
+            rows = slice(number * width, (number + 1) * width)
+            continuations += _constraint_continuations(search, continuations, log_p[rows], totals[rows])
+            continuations = sorted(continuations, key=lambda continuation: -continuation.total)
+        result.append(continuations)
     return result
 
 
-def _wanted(text: "_Text", known: list[_Continuation], log_p: Tensor, totals: Tensor) -> list[_Continuation]:
-    """What the forced terms want next, where it is not among the likeliest."""
-    have = {(one.of, one.id) for one in known}
-    asked = [(of, number) for of, guess in enumerate(text.guesses) for number in sorted(text.wanted(guess.ids))]
+def _constraint_continuations(
+    search: "_BeamSearch", continuations: list[_Continuation], log_p: Tensor, totals: Tensor
+) -> list[_Continuation]:
+    """Return the continuations that advance a constraint and are not among `continuations` already."""
+    existing = {(continuation.parent, continuation.id) for continuation in continuations}
+    wanted = [
+        (parent, token_id)
+        for parent, beam in enumerate(search.beams)
+        for token_id in sorted(search.constraint_ids(beam.ids))
+    ]
     return [
-        _Continuation(float(totals[of, number]), of, number, float(log_p[of, number]))
-        for of, number in asked
-        if (of, number) not in have and float(totals[of, number]) > NEVER
+        _Continuation(float(totals[parent, token_id]), parent, token_id, float(log_p[parent, token_id]))
+        for parent, token_id in wanted
+        if (parent, token_id) not in existing and float(totals[parent, token_id]) > IMPOSSIBLE
     ]
 
 
-def _n_equal(texts: list[list[int]]) -> int:
-    """How many ids all of them begin with: as many as the first and the last do, were they sorted."""
-    first, last = min(texts), max(texts)
-    return next((n for n, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+def _common_prefix_length(sequences: list[list[int]]) -> int:
+    """Number of leading ids that all sequences share.
+
+    It equals the common prefix of the smallest and the largest sequence in lexicographic order.
+    """
+    first, last = min(sequences), max(sequences)
+    return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
 
 
-class _Text:
-    """One text as it is searched: its running guesses, best first, and the finished ones, at most `n_beams`."""
+class _BeamSearch:
+    """Beam search state of a single sequence: running beams and at most `n_beams` finished hypotheses, best first."""
 
-    def __init__(self, limit: LengthLimit, beam: BeamConfig, stop_ids: frozenset[int], terms: TermConstraints) -> None:
-        if terms.n_ids > limit.max_new_tokens:
-            raise InputError(f"the forced terms are {terms.n_ids} tokens, the text may have {limit.max_new_tokens}")
-        self.terms = terms
-        self.guesses = [_Guess([], [], 0.0)]
-        self._limit, self._beam, self._stop_ids = limit, beam, stop_ids
+    def __init__(
+        self, limit: LengthLimit, beam: BeamConfig, stop_ids: frozenset[int], constraints: TermConstraints
+    ) -> None:
+        if constraints.n_tokens > limit.max_new_tokens:
+            raise InputError(
+                f"the constraints have {constraints.n_tokens} tokens, "
+                f"but at most {limit.max_new_tokens} tokens may be generated"
+            )
+        self.constraints = constraints
+        self.beams = [_Beam([], [], 0.0)]
+        self._limit, self._config, self._stop_ids = limit, beam, stop_ids
         self._finished: list[Hypothesis] = []
         self.common_prefix = 0
-        """Ids that all guesses had in common before the latest step."""
+        """Number of leading ids that all beams shared before the latest step."""
 
-    def forbidden(self, ids: list[int]) -> set[int]:
-        """What a guess may not go on with: an end that comes too early, or the last of an n-gram it holds already."""
-        found: set[int] = set()
-        if len(ids) < self._beam.min_new_tokens:
-            found |= self._stop_ids
-        n = self._beam.no_repeat_ngram_size
+    def forbidden_ids(self, ids: list[int]) -> set[int]:
+        """Ids that may not follow: stop ids before the minimum length, and ids that would repeat an n-gram."""
+        forbidden: set[int] = set()
+        if len(ids) < self._config.min_new_tokens:
+            forbidden |= self._stop_ids
+        n = self._config.no_repeat_ngram_size
         if n is not None and len(ids) >= n:
             tail = ids[len(ids) - n + 1 :]
-            found |= {ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == tail}
-        return found
+            forbidden |= {ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == tail}
+        return forbidden
 
-    def wanted(self, ids: list[int]) -> set[int]:
-        """What the terms want next; the end, once all of them are there."""
-        if self.terms.n_ids == 0:
+    def constraint_ids(self, ids: list[int]) -> set[int]:
+        """Ids that advance a constraint, or the stop ids if all constraints are satisfied."""
+        if self.constraints.n_tokens == 0:
             return set()
-        return self.terms.wanted(ids) or set(self._stop_ids)
+        return self.constraints.next_token_ids(ids) or set(self._stop_ids)
 
-    def advance(self, continued: list[_Continuation]) -> None:
-        """Ends are finished where they are among the best; the best of the others are the new guesses."""
-        n_beams, is_forced = self._beam.n_beams, self.terms.n_ids > 0
-        self.common_prefix = _n_equal([guess.ids for guess in self.guesses])
-        going: list[_Guess] = []
-        for rank, one in enumerate(continued):
-            before = self.guesses[one.of]
-            guess = _Guess([*before.ids, one.id], [*before.log_p, one.log_p], one.total, one.of)
-            if one.id not in self._stop_ids:
-                going.append(guess)
-                if len(going) == n_beams and not is_forced:
-                    break  # ends that come later are not among the best
-            elif (rank < n_beams or is_forced) and self._is_complete(guess):
-                self._finish(guess, FinishReason.STOP)
-        if is_forced:
-            going = self._on_the_way(going)
-        self.guesses = going[:n_beams]
-        if self.guesses and len(self.guesses[0].ids) >= self._limit.n_new:
-            for guess in filter(self._is_complete, self.guesses):
-                self._finish(guess, self._limit.finish_reason)
-            self.guesses = []
-        if self.guesses:
-            first = self.guesses[0]
-            self.guesses += [_Guess(first.ids, [], NEVER, first.of)] * (n_beams - len(self.guesses))
+    def advance(self, continuations: list[_Continuation]) -> None:
+        """Replace the beams by their best continuations and finish those that end with a stop token."""
+        n_beams, is_constrained = self._config.n_beams, self.constraints.n_tokens > 0
+        self.common_prefix = _common_prefix_length([beam.ids for beam in self.beams])
+        unfinished: list[_Beam] = []
+        for rank, continuation in enumerate(continuations):
+            parent = self.beams[continuation.parent]
+            beam = _Beam(
+                [*parent.ids, continuation.id],
+                [*parent.log_p, continuation.log_p],
+                continuation.total,
+                continuation.parent,
+            )
+            if continuation.id not in self._stop_ids:
+                unfinished.append(beam)
+                if len(unfinished) == n_beams and not is_constrained:
+                    break  # stop tokens after this are not among the n_beams best continuations
+            elif (rank < n_beams or is_constrained) and self._is_complete(beam):
+                self._finish(beam, FinishReason.STOP)
+        if is_constrained:
+            unfinished = self._select_constrained(unfinished)
+        self.beams = unfinished[:n_beams]
+        if self.beams and len(self.beams[0].ids) >= self._limit.max_new_tokens:
+            for beam in filter(self._is_complete, self.beams):
+                self._finish(beam, self._limit.finish_reason)
+            self.beams = []
+        if self.beams:
+            # All searches of a batch have n_beams rows, so missing beams are replaced by impossible copies.
+            first = self.beams[0]
+            self.beams += [_Beam(first.ids, [], IMPOSSIBLE, first.parent)] * (n_beams - len(self.beams))
 
     @property
     def is_done(self) -> bool:
-        """Nothing runs any more, or all places are taken by better ones."""
-        if not self.guesses:
+        """Whether no beam is running, or no running beam can improve on the finished hypotheses."""
+        if not self.beams:
             return True
-        best = self.guesses[0]
-        is_full = len(self._finished) == self._beam.n_beams
+        best = self.beams[0]
+        is_full = len(self._finished) == self._config.n_beams
         return is_full and self._finished[-1].score >= self._score(best.total, len(best.ids))
 
-    def best(self, number: int) -> list[Hypothesis]:
+    def best(self, index: int) -> list[Hypothesis]:
+        """Return the `n_best` finished hypotheses. `index` identifies the sequence in error messages."""
         if not self._finished:
             raise InputError(
-                f"text {number}: nothing of at most {self._limit.n_new} tokens keeps to all that is asked "
-                f"(forced terms of {self.terms.n_ids} tokens, min_new_tokens={self._beam.min_new_tokens}, "
-                f"no_repeat_ngram_size={self._beam.no_repeat_ngram_size})"
+                f"sequence {index}: no output of at most {self._limit.max_new_tokens} tokens satisfies all settings "
+                f"(constraints of {self.constraints.n_tokens} tokens, min_new_tokens={self._config.min_new_tokens}, "
+                f"no_repeat_ngram_size={self._config.no_repeat_ngram_size})"
             )
-        return self._finished[: self._beam.n_best]
+        return self._finished[: self._config.n_best]
 
-    def _on_the_way(self, guesses: list[_Guess]) -> list[_Guess]:
-        """Those that can still reach all terms, spread over how far they have come."""
-        reached = [(self.terms.n_reached(guess.ids), guess) for guess in guesses]
-        n_left = self._limit.n_new - len(guesses[0].ids) if guesses else 0
-        able = [(n, guess) for n, guess in reached if self.terms.n_ids - n <= n_left]
-        return sorted(allocate_beams(able, self._beam.n_beams), key=lambda guess: -guess.total)
+    def _select_constrained(self, beams: list[_Beam]) -> list[_Beam]:
+        """Select beams that can still satisfy all constraints, with different numbers of satisfied tokens."""
+        progress = [(self.constraints.n_satisfied_tokens(beam.ids), beam) for beam in beams]
+        n_left = self._limit.max_new_tokens - len(beams[0].ids) if beams else 0
+        feasible = [(n, beam) for n, beam in progress if self.constraints.n_tokens - n <= n_left]
+        return sorted(allocate_beams(feasible, self._config.n_beams), key=lambda beam: -beam.total)
 
-    def _is_complete(self, guess: _Guess) -> bool:
-        return self.terms.n_ids == 0 or self.terms.n_reached(guess.ids) == self.terms.n_ids
+    def _is_complete(self, beam: _Beam) -> bool:
+        n_tokens = self.constraints.n_tokens
+        return n_tokens == 0 or self.constraints.n_satisfied_tokens(beam.ids) == n_tokens
 
-    def _finish(self, guess: _Guess, finish_reason: FinishReason) -> None:
-        score = self._score(sum(guess.log_p), len(guess.ids))
+    def _finish(self, beam: _Beam, finish_reason: FinishReason) -> None:
+        score = self._score(sum(beam.log_p), len(beam.ids))
         self._finished.append(
-            Hypothesis(ids=guess.ids, log_probabilities=guess.log_p, score=score, finish_reason=ended)
+            Hypothesis(ids=beam.ids, log_probabilities=beam.log_p, score=score, finish_reason=finish_reason)
         )
-        self._finished.sort(key=lambda one: -one.score)
-        del self._finished[self._beam.n_beams :]
+        self._finished.sort(key=lambda hypothesis: -hypothesis.score)
+        del self._finished[self._config.n_beams :]
 
-    def _score(self, total: float, n: int) -> float:
-        return total / n**self._beam.length_penalty
+    def _score(self, total: float, length: int) -> float:
+        return total / length**self._config.length_penalty

@@ -1,4 +1,4 @@
-"""Terms that a text must hold, such as a glossary's: how far it has come with them, and who goes on."""
+"""Lexical constraints for beam search: terms, such as glossary entries, that an output must contain."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -7,54 +7,61 @@ T = TypeVar("T")
 
 
 class TermConstraints:
-    """Sequences of ids, each to stand in the text in one piece; in which order is free."""
+    """Token sequences that an output must contain contiguously, in any order."""
 
     def __init__(self, terms: Iterable[Sequence[int]]) -> None:
         self._terms = [term for term in dict.fromkeys(tuple(term) for term in terms) if term]
-        self.n_ids = sum(len(term) for term in self._terms)
+        self.n_tokens = sum(len(term) for term in self._terms)
+        """Total number of tokens of all terms."""
 
-    def n_reached(self, ids: list[int]) -> int:
-        """Ids of the terms that stand there, and of the one that has been begun furthest."""
-        missing = self._missing(ids)
-        begun = max((_n_begun(ids, term) for term in missing), default=0)
-        return self.n_ids - sum(len(term) for term in missing) + begun
+    def n_satisfied_tokens(self, ids: list[int]) -> int:
+        """Number of constraint tokens already generated.
 
-    def wanted(self, ids: list[int]) -> set[int]:
-        """What would go on with a term: each that is missing, from where it has come to."""
-        return {term[_n_begun(ids, term)] for term in self._missing(ids)}
+        Counts the tokens of all completed terms, plus the longest partially generated term at the end of `ids`.
+        """
+        missing = self._missing_terms(ids)
+        partial = max((_partial_term_length(ids, term) for term in missing), default=0)
+        return self.n_tokens - sum(len(term) for term in missing) + partial
 
-    def _missing(self, ids: list[int]) -> list[tuple[int, ...]]:
-        return [term for term in self._terms if not _holds(ids, term)]
+    def next_token_ids(self, ids: list[int]) -> set[int]:
+        """Token ids that would start or continue a missing term."""
+        return {term[_partial_term_length(ids, term)] for term in self._missing_terms(ids)}
+
+    def _missing_terms(self, ids: list[int]) -> list[tuple[int, ...]]:
+        return [term for term in self._terms if not _contains_term(ids, term)]
 
 
-def allocate_beams(ranked: Iterable[tuple[int, T]], n: int) -> list[T]:
-    """The best n of (ids reached, item), taken in turn from each number reached, the greatest first.
+def allocate_beams(ranked: Iterable[tuple[int, T]], n_beams: int) -> list[T]:
+    """Select at most `n_beams` items from (satisfied tokens, item) pairs, which must be sorted best first.
 
-    Those that have come further are less likely, as they had to take what they did not choose: by likelihood alone
-    they would all be dropped (the idea of arXiv:1704.07138, with the places of arXiv:1804.06609).
+    Items are grouped by the number of satisfied tokens and taken from the groups in round-robin order, starting with
+    the group that satisfies most. Beams that satisfy more constraints have lower probabilities, because they contain
+    tokens that the model did not prefer. Ranking by probability only would drop all of them. The grouping is that of
+    arXiv:1704.07138, and the allocation follows arXiv:1804.06609.
     """
     banks: dict[int, list[T]] = {}
-    for reached, item in ranked:
-        banks.setdefault(reached, []).append(item)
-    queues = [iter(banks[reached]) for reached in sorted(banks, reverse=True)]
-    chosen: list[T] = []
-    while queues and len(chosen) < n:
-        queues = [queue for queue in queues if len(chosen) < n and _take(queue, chosen)]
-    return chosen
+    for n_satisfied, item in ranked:
+        banks.setdefault(n_satisfied, []).append(item)
+    queues = [iter(banks[n_satisfied]) for n_satisfied in sorted(banks, reverse=True)]
+    selected: list[T] = []
+    while queues and len(selected) < n_beams:
+        queues = [queue for queue in queues if len(selected) < n_beams and _move_next_item(queue, selected)]
+    return selected
 
 
-def _take(queue: Iterable[T], chosen: list[T]) -> bool:
+def _move_next_item(queue: Iterable[T], selected: list[T]) -> bool:
+    """Append the next item of `queue` to `selected`. Returns `False` if the queue is empty."""
     for item in queue:
-        chosen.append(item)
+        selected.append(item)
         return True
     return False
 
 
-def _holds(ids: list[int], term: tuple[int, ...]) -> bool:
+def _contains_term(ids: list[int], term: tuple[int, ...]) -> bool:
     return any(tuple(ids[i : i + len(term)]) == term for i in range(len(ids) - len(term) + 1))
 
 
-def _n_begun(ids: list[int], term: tuple[int, ...]) -> int:
-    """The longest beginning of the term that the ids end with, short of all of it."""
+def _partial_term_length(ids: list[int], term: tuple[int, ...]) -> int:
+    """Length of the longest proper prefix of `term` that `ids` ends with."""
     longest = min(len(term) - 1, len(ids))
     return next((n for n in range(longest, 0, -1) if tuple(ids[-n:]) == term[:n]), 0)

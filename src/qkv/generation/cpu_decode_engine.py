@@ -1,8 +1,9 @@
-"""One more token through a decoder, in as few calls as it takes: GPT, or the writing half of an encoder–decoder.
+"""Fast single-token decode step on a CPU, for a GPT or the decoder of an encoder–decoder.
 
-`GPT.forward` and `Seq2Seq.decode` say what is computed, and this agrees with them to rounding. On a CPU the step of a
-small model is so short that calls between its parts (taps, look-ups, masks, views) count for most of it: here a layer
-is a dozen calls of torch. `supports_cpu_decode_engine` is the rule for who goes this way; all others go the model's own road.
+`GPT.forward` and `Seq2Seq.decode` are the specification, and results agree with them up to rounding. A decode step of a
+small model is so short that Python overhead (taps, dispatch, masks, views) dominates it. The engine therefore executes
+a layer in about a dozen torch calls. `supports_cpu_decode_engine` states which models it supports. All others use the
+eager implementation.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.choices import HeadLayout, AttentionKernel, NormPosition
-from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers, Rotation
+from qkv.choices import AttentionKernel, HeadLayout, NormPosition
+from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers, RotaryAngles
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import GPT, Seq2Seq
 from qkv.nn import (
-    AtEnds,
+    AppendSlots,
     Attention,
     Block,
     ConcatenatedPositions,
@@ -30,245 +31,294 @@ from qkv.nn import (
     Source,
     SourceCache,
     activate,
-    is_looked_at,
+    has_hooks,
 )
 
 
 @dataclass(slots=True)
-class _Here:
-    """What one step tells all its layers."""
+class _StepState:
+    """Inputs of a decode step that all layers share."""
 
-    room: DecodeBuffers
+    buffers: DecodeBuffers
     keys: Sequence[Tensor]
-    """Of each layer, all that may be seen: (batch · kv_head, d_head, key)."""
+    """Visible keys of each layer, of shape (batch · kv_head, d_head, key)."""
     values: Sequence[Tensor]
-    """(batch · kv_head, key, d_value)."""
+    """Visible values of each layer, of shape (batch · kv_head, key, d_value)."""
     slots: Sequence[tuple[Tensor, Tensor]]
-    """Of each layer, where the new keys and values go."""
-    ends: AtEnds | None
-    """In rows of different lengths: where in `slots`, which then are the whole cache."""
-    rotation: Rotation | None
+    """Destination of the new keys and values of each layer."""
+    append_slots: AppendSlots | None
+    """Positions to write to if rows have different lengths. In this case, `slots` contains the full cache."""
+    angles: RotaryAngles | None
     mask: Tensor | None
-    """Added to the scores: (batch · kv_head or 1, heads that share keys or 1, key)."""
+    """Additive mask for the scores, of shape (batch · kv_head or 1, heads per kv_head or 1, key)."""
 
 
 class CPUDecodeEngine:
-    """A step by prepared weights, for one call of `generate` or `translate`; made by `create_cpu_decode_engine`."""
+    """Decode step with prepacked weights, for one call of `generate` or `translate`.
 
-    def __init__(self, model: GPT | Seq2Seq, packing: PrepackedWeights, *, capacity: int) -> None:
-        side = model.decoder if isinstance(model, Seq2Seq) else model
-        embedding = side.embedding
-        blocks = [block for block in side.blocks if isinstance(block, Block)]
-        self._tokens, self._scale = embedding.token.weight.detach(), embedding.scale
+    Use `create_cpu_decode_engine` to create an instance.
+    """
+
+    def __init__(self, model: GPT | Seq2Seq, prepacked: PrepackedWeights, *, capacity: int) -> None:
+        decoder = model.decoder if isinstance(model, Seq2Seq) else model
+        embedding = decoder.embedding
+        blocks = [block for block in decoder.blocks if isinstance(block, Block)]
+        self._token_embedding, self._embedding_scale = embedding.token.weight.detach(), embedding.scale
         self._embedding_norm = None if embedding.norm is None else BufferedNorm(embedding.norm)
-        self._final_norm = None if isinstance(side.final_norm, nn.Identity) else BufferedNorm(side.final_norm)
-        self._blocks = [_LeanBlock(block, packing) for block in blocks]
-        self._unembed, self._logit_scale = packing.product(model.unembedding), model.unembedding.scale
-        self._window, self._relation, self._capacity = model.config.sliding_window, side.relation, capacity
-        self._shape = blocks[0].attention.head_config
+        self._final_norm = None if isinstance(decoder.final_norm, nn.Identity) else BufferedNorm(decoder.final_norm)
+        self._blocks = [_DecodeBlock(block, prepacked) for block in blocks]
+        self._unembedding, self._logit_scale = prepacked.packed_linear(model.unembedding), model.unembedding.scale
+        self._sliding_window, self._capacity = model.config.sliding_window, capacity
+        self._relative_positions = decoder.relative_positions
+        self._head_config = blocks[0].attention.head_config
         norm = blocks[0].attention_norm
-        self._epsilon = norm.epsilon if isinstance(norm, RMSNorm) else None
-        self._room: DecodeBuffers | None = None
-        self._places = self._angles = self._bias = None
-        places = torch.arange(capacity)[None]
+        self._rms_norm_eps = norm.eps if isinstance(norm, RMSNorm) else None
+        self._buffers: DecodeBuffers | None = None
+        # Position embeddings, rotary angles and biases are computed once for all positions.
+        self._position_embedding = self._rotation = self._bias = None
+        positions = torch.arange(capacity)[None]
         if embedding.position is not None:
-            nothing = self._tokens.new_zeros(1, capacity, self._tokens.shape[1])
-            self._places = embedding.position(nothing, places)[0]
-        if side.relation is not None:
-            related = side.relation(places if isinstance(side.relation, Rotary) else places[:, -1:], places)
-            self._angles, self._bias = related.rotation, related.bias
+            zeros = self._token_embedding.new_zeros(1, capacity, self._token_embedding.shape[1])
+            self._position_embedding = embedding.position(zeros, positions)[0]
+        if decoder.relative_positions is not None:
+            # A bias only depends on the distance, so the row of the last query contains all of its values.
+            queries = positions if isinstance(decoder.relative_positions, Rotary) else positions[:, -1:]
+            position_info = decoder.relative_positions(queries, positions)
+            self._rotation, self._bias = position_info.rotation, position_info.bias
 
     def __call__(self, ids: Tensor, cache: KVCache, source: Source | None = None) -> Tensor:
+        """Append one token per row to the cache and return the logits for the following token."""
         positions = cache.reserve(batch=len(ids), n_new=1)
-        room = self._room_for(len(ids))
-        here = self._ragged(cache, positions, room) if cache.is_ragged else self._even(cache, room)
-        x = self._embed(ids, positions[:, 0] if cache.is_ragged else cache.n_filled - 1, room)
-        visible = None if source is None or source.mask is None else source.mask.table
-        for number, block in enumerate(self._blocks):
-            x = block.look_back(x, here, number)
+        buffers = self._buffers_for(len(ids))
+        state = self._ragged_state(cache, positions, buffers) if cache.is_ragged else self._even_state(cache, buffers)
+        x = self._embed(ids, positions[:, 0] if cache.is_ragged else cache.n_filled - 1, buffers)
+        source_mask = None if source is None or source.mask is None else source.mask.dense
+        for layer, block in enumerate(self._blocks):
+            x = block.self_attention(x, state, layer)
             if source is not None:
-                x = block.look_at_source(x, room, cache.sources[number], states=source.states, visible=visible)
-            x = block.think(x, room)
+                x = block.cross_attention(
+                    x, buffers, cache.sources[layer], source_states=source.states, source_mask=source_mask
+                )
+            x = block.feed_forward(x, buffers)
         if self._final_norm is not None:
-            x = self._final_norm(x, room)
-        return self._unembed(x if self._logit_scale == 1.0 else x * self._logit_scale)
+            x = self._final_norm(x, buffers)
+        return self._unembedding(x if self._logit_scale == 1.0 else x * self._logit_scale)
 
-    def _room_for(self, rows: int) -> DecodeBuffers:
-        if self._room is None or self._room.rows != rows:
-            self._room = DecodeBuffers(
-                self._tokens, self._shape, rows=rows, epsilon=self._epsilon, is_rotary=self._angles is not None
+    def _buffers_for(self, rows: int) -> DecodeBuffers:
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = DecodeBuffers(
+                self._token_embedding,
+                self._head_config,
+                rows=rows,
+                rms_norm_eps=self._rms_norm_eps,
+                is_rotary=self._rotation is not None,
             )
-        return self._room
+        return self._buffers
 
-    def _embed(self, ids: Tensor, positions: Tensor | int, room: DecodeBuffers) -> Tensor:
-        x = room.stream
-        torch.index_select(self._tokens, 0, ids, out=x) if x.is_contiguous() else x.copy_(self._tokens[ids])
-        if self._scale != 1.0:
-            x.mul_(self._scale)
-        if self._places is not None:
-            x.add_(self._places[positions])
+    def _embed(self, ids: Tensor, positions: Tensor | int, buffers: DecodeBuffers) -> Tensor:
+        x = buffers.residual
+        if x.is_contiguous():
+            torch.index_select(self._token_embedding, 0, ids, out=x)
+        else:
+            x.copy_(self._token_embedding[ids])
+        if self._embedding_scale != 1.0:
+            x.mul_(self._embedding_scale)
+        if self._position_embedding is not None:
+            x.add_(self._position_embedding[positions])
         if self._embedding_norm is not None:
-            x.copy_(self._embedding_norm(x, room))
+            x.copy_(self._embedding_norm(x, buffers))
         return x
 
-    def _even(self, cache: KVCache, room: DecodeBuffers) -> _Here:
-        """All rows are equally long: what may be seen stands side by side in the cache, and no mask is needed."""
+    def _even_state(self, cache: KVCache, buffers: DecodeBuffers) -> _StepState:
+        """Step state for rows of equal length: the visible keys are a slice of the cache, so no mask is needed."""
         n = cache.n_filled
-        first = 0 if self._window is None else max(0, n - self._window)
-        new = (part.select(3, n - 1) for part in (cache.keys, cache.values))
-        angles = None if self._angles is None else [part[0, 0, n - 1] for part in self._angles]
-        return _Here(
-            room=room,
+        first = 0 if self._sliding_window is None else max(0, n - self._sliding_window)
+        new_slots = (part.select(3, n - 1) for part in (cache.keys, cache.values))
+        angles = None if self._rotation is None else [part[0, 0, n - 1] for part in self._rotation]
+        mask = None
+        if self._bias is not None:
+            # The bias only depends on the distance to the query, so this is the end of the last query's row.
+            mask = self._fold_mask(self._bias[..., self._capacity - n + first :], buffers.rows)
+        return _StepState(
+            buffers=buffers,
             keys=cache.keys.flatten(1, 2).narrow(2, first, n - first).transpose(2, 3).unbind(0),
             values=cache.values.flatten(1, 2).narrow(2, first, n - first).unbind(0),
-            slots=list(zip(*(part.unbind(0) for part in new), strict=True)),
-            ends=None,
-            rotation=None if angles is None else (angles[0], _half(angles[1])),
-            # A bias goes by distance alone: this is the end of the row of the last query there could be.
-            mask=None if self._bias is None else self._folded(self._bias[..., self._capacity - n + first :], room.rows),
+            slots=list(zip(*(part.unbind(0) for part in new_slots), strict=True)),
+            append_slots=None,
+            angles=None if angles is None else (angles[0], _first_half(angles[1])),
+            mask=mask,
         )
 
-    def _ragged(self, cache: KVCache, positions: Tensor, room: DecodeBuffers) -> _Here:
+    def _ragged_state(self, cache: KVCache, positions: Tensor, buffers: DecodeBuffers) -> _StepState:
+        """Step state for rows of different lengths, which need a mask."""
         n = cache.n_filled
-        visible = Mask(causal=True, window=self._window, query_positions=positions).visible(1, n, positions.device)
-        bias, rotation = torch.zeros((), dtype=self._tokens.dtype), None
-        if self._relation is not None:
-            related = self._relation(positions, torch.arange(n)[None])
-            bias = bias if related.bias is None else related.bias
-            angles = None if related.rotation is None else [part[:, 0] for part in related.rotation]
-            rotation = None if angles is None else (angles[0], _half(angles[1]))
+        mask = Mask(causal=True, sliding_window=self._sliding_window, query_positions=positions)
+        visible = mask.to_dense(1, n, positions.device)
+        bias, angles = torch.zeros((), dtype=self._token_embedding.dtype), None
+        if self._relative_positions is not None:
+            position_info = self._relative_positions(positions, torch.arange(n)[None])
+            bias = bias if position_info.bias is None else position_info.bias
+            if position_info.rotation is not None:
+                cos, sin = (part[:, 0] for part in position_info.rotation)
+                angles = cos, _first_half(sin)
         keys, values = cache.keys.unbind(0), cache.values.unbind(0)
-        assert isinstance(cache.place, AtEnds)
-        return _Here(
-            room=room,
+        assert isinstance(cache.slots, AppendSlots)
+        return _StepState(
+            buffers=buffers,
             keys=[part[:, :, :n].flatten(0, 1).transpose(1, 2) for part in keys],
             values=[part[:, :, :n].flatten(0, 1) for part in values],
             slots=list(zip(keys, values, strict=True)),
-            ends=cache.place,
-            rotation=rotation,
-            mask=self._folded(torch.where(visible, bias, float("-inf")), room.rows),
+            append_slots=cache.slots,
+            angles=angles,
+            mask=self._fold_mask(torch.where(visible, bias, float("-inf")), buffers.rows),
         )
 
-    def _folded(self, mask: Tensor, rows: int) -> Tensor:
-        """(batch, head, 1, key) as `_Here.mask` has it."""
+    def _fold_mask(self, mask: Tensor, rows: int) -> Tensor:
+        """Reshape a mask from (batch, head, 1, key) to the shape of `_StepState.mask`."""
+        n_kv_heads = self._head_config.n_kv_heads
         if mask.shape[1] > 1:
-            mask = mask.reshape(mask.shape[0], self._shape.n_kv_heads, -1, mask.shape[3])
-        return mask.expand(rows, self._shape.n_kv_heads, -1, -1).flatten(0, 1)
+            mask = mask.reshape(mask.shape[0], n_kv_heads, -1, mask.shape[3])
+        return mask.expand(rows, n_kv_heads, -1, -1).flatten(0, 1)
 
 
-class _LeanBlock:
-    def __init__(self, block: Block, packing: PrepackedWeights) -> None:
+class _DecodeBlock:
+    """Transformer block with prepacked weights, for a single new token per row."""
+
+    def __init__(self, block: Block, prepacked: PrepackedWeights) -> None:
         attention, cross, feed_forward = block.attention, block.cross_attention, block.feed_forward
-        self._is_pre = block.norm_position is NormPosition.PRE
-        self._attention_norm, self._feed_forward_norm = (
-            BufferedNorm(block.attention_norm),
-            BufferedNorm(block.feed_forward_norm),
+        self._is_pre_norm = block.norm_position is NormPosition.PRE
+        self._attention_norm = BufferedNorm(block.attention_norm)
+        self._feed_forward_norm = BufferedNorm(block.feed_forward_norm)
+        # The attention scale is folded into the query projection.
+        self._qkv_proj = prepacked.packed_linear(
+            attention.q_proj, attention.k_proj, attention.v_proj, first_scale=attention.scale
         )
-        self._own = packing.product(attention.q_proj, attention.k_proj, attention.v_proj, first=attention.scale)
-        self._output = packing.product(linear(attention.out_proj))
+        self._out_proj = prepacked.packed_linear(as_linear(attention.out_proj))
         if cross is not None:
             self._cross_attention_norm = BufferedNorm(block.cross_attention_norm)
-            self._query, self._key, self._value = (
-                packing.product(part) for part in (cross.q_proj, cross.k_proj, cross.v_proj)
+            self._cross_q_proj, self._cross_k_proj, self._cross_v_proj = (
+                prepacked.packed_linear(projection) for projection in (cross.q_proj, cross.k_proj, cross.v_proj)
             )
-            self._cross_output = packing.product(linear(cross.out_proj))
-        gate = feed_forward.gate_proj
-        self._expand = (
-            packing.product(feed_forward.up_proj) if gate is None else packing.product(gate, feed_forward.up_proj)
+            self._cross_out_proj = prepacked.packed_linear(as_linear(cross.out_proj))
+        gate_proj = feed_forward.gate_proj
+        self._up_proj = (
+            prepacked.packed_linear(feed_forward.up_proj)
+            if gate_proj is None
+            else prepacked.packed_linear(gate_proj, feed_forward.up_proj)
         )
-        self._contract = packing.product(feed_forward.down_proj)
-        self._is_gated, self._activation = gate is not None, feed_forward.activation
-        self._shape, self._scale = attention.head_config, attention.scale
+        self._down_proj = prepacked.packed_linear(feed_forward.down_proj)
+        self._is_gated, self._activation = gate_proj is not None, feed_forward.activation
+        self._head_config, self._scale = attention.head_config, attention.scale
 
-    def look_back(self, x: Tensor, here: _Here, number: int) -> Tensor:
-        room = here.room
-        self._own.into(self._attention_norm(x, room) if self._is_pre else x, room.projected)
-        if here.rotation is not None:
-            room.turn(here.rotation)
-        keys, values = here.slots[number]
-        if here.ends is None:
-            keys.copy_(room.keys)
-            values.copy_(room.values)
+    def self_attention(self, x: Tensor, state: _StepState, layer: int) -> Tensor:
+        """Write the new keys and values to the cache and add the attention output to `x` in place."""
+        buffers = state.buffers
+        self._qkv_proj.write_to(self._attention_norm(x, buffers) if self._is_pre_norm else x, buffers.projected)
+        if state.angles is not None:
+            buffers.apply_rotary(state.angles)
+        key_slots, value_slots = state.slots[layer]
+        if state.append_slots is None:
+            key_slots.copy_(buffers.keys)
+            value_slots.copy_(buffers.values)
         else:
-            here.ends.write(keys, room.keys[:, :, None])
-            here.ends.write(values, room.values[:, :, None])
-        # Two products and a softmax: for one query a head torch's fused kernel takes half as long again.
-        asked, keys = room.asked(), here.keys[number]
-        scores = torch.bmm(asked, keys) if here.mask is None else torch.baddbmm(here.mask, asked, keys)
-        torch.bmm(torch.softmax(scores, -1, out=scores), here.values[number], out=room.found)
-        self._output.onto(x, room.heads)
-        return x if self._is_pre else self._attention_norm(x, room)
+            state.append_slots.write(key_slots, buffers.keys[:, :, None])
+            state.append_slots.write(value_slots, buffers.values[:, :, None])
+        # Explicit matmuls and softmax: torch's fused attention takes 1.5 times as long for a single query per head.
+        queries, keys = buffers.grouped_queries(), state.keys[layer]
+        scores = torch.bmm(queries, keys) if state.mask is None else torch.baddbmm(state.mask, queries, keys)
+        torch.bmm(torch.softmax(scores, -1, out=scores), state.values[layer], out=buffers.grouped_heads)
+        self._out_proj.add_to(x, buffers.heads)
+        return x if self._is_pre_norm else self._attention_norm(x, buffers)
 
-    def look_at_source(
-        self, x: Tensor, room: DecodeBuffers, cache: SourceCache, *, states: Tensor, visible: Tensor | None
+    def cross_attention(
+        self,
+        x: Tensor,
+        buffers: DecodeBuffers,
+        cache: SourceCache,
+        *,
+        source_states: Tensor,
+        source_mask: Tensor | None,
     ) -> Tensor:
-        rows, shape = x.shape[0], self._shape
-        queries = self._query(self._cross_attention_norm(x, room) if self._is_pre else x)
-        keys, values = cache.fetch(lambda: (self._of_source(self._key, states), self._of_source(self._value, states)))
-        # The rows of a text are queries of its one source.
-        n_texts = len(keys)
-        queries = queries.view(n_texts, rows // n_texts, shape.n_heads, shape.d_head).transpose(1, 2)
-        mask = None if visible is None else visible.expand(-1, -1, rows // n_texts, -1)
-        is_grouped = shape.n_heads != shape.n_kv_heads
+        """Attend to the source and add the attention output to `x` in place."""
+        rows, config = x.shape[0], self._head_config
+        queries = self._cross_q_proj(self._cross_attention_norm(x, buffers) if self._is_pre_norm else x)
+        keys, values = cache.fetch(
+            lambda: (
+                self._project_source(self._cross_k_proj, source_states),
+                self._project_source(self._cross_v_proj, source_states),
+            )
+        )
+        # All rows (beams) of a sequence attend to the same source, so they are treated as queries of one batch entry.
+        n_sources = len(keys)
+        queries = queries.view(n_sources, rows // n_sources, config.n_heads, config.d_head).transpose(1, 2)
+        mask = None if source_mask is None else source_mask.expand(-1, -1, rows // n_sources, -1)
+        is_grouped = config.n_heads != config.n_kv_heads
         heads = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=is_grouped
         )
-        self._cross_output.onto(x, heads.transpose(1, 2).reshape(rows, -1))
-        return x if self._is_pre else self._cross_attention_norm(x, room)
+        self._cross_out_proj.add_to(x, heads.transpose(1, 2).reshape(rows, -1))
+        return x if self._is_pre_norm else self._cross_attention_norm(x, buffers)
 
-    def think(self, x: Tensor, room: DecodeBuffers) -> Tensor:
-        given = self._feed_forward_norm(x, room) if self._is_pre else x
+    def feed_forward(self, x: Tensor, buffers: DecodeBuffers) -> Tensor:
+        """Add the output of the feed-forward layer to `x` in place."""
+        inputs = self._feed_forward_norm(x, buffers) if self._is_pre_norm else x
         if not self._is_gated:
-            hidden = self._expand.activated(given, self._activation)
+            hidden = self._up_proj.forward_activated(inputs, self._activation)
         else:
-            gate, hidden = self._expand(given).chunk(2, -1)
+            gate, hidden = self._up_proj(inputs).chunk(2, -1)
             hidden = activate(gate, self._activation).mul_(hidden)
-        self._contract.onto(x, hidden)
-        return x if self._is_pre else self._feed_forward_norm(x, room)
+        self._down_proj.add_to(x, hidden)
+        return x if self._is_pre_norm else self._feed_forward_norm(x, buffers)
 
-    def _of_source(self, product: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
-        projected = product(states.flatten(0, 1)).unflatten(0, states.shape[:2])
-        return projected.unflatten(-1, (self._shape.n_kv_heads, -1)).transpose(1, 2)
+    def _project_source(self, projection: Callable[[Tensor], Tensor], source_states: Tensor) -> Tensor:
+        projected = projection(source_states.flatten(0, 1)).unflatten(0, source_states.shape[:2])
+        return projected.unflatten(-1, (self._head_config.n_kv_heads, -1)).transpose(1, 2)
 
 
 def create_cpu_decode_engine(
-    model: GPT | Seq2Seq, packing: PrepackedWeights, *, capacity: int
+    model: GPT | Seq2Seq, prepacked: PrepackedWeights, *, capacity: int
 ) -> CPUDecodeEngine | None:
-    """None where the model goes its own road."""
-    return CPUDecodeEngine(model, packing, capacity=capacity) if supports_cpu_decode_engine(model, packing) else None
-
-
-def supports_cpu_decode_engine(model: GPT | Seq2Seq, packing: PrepackedWeights) -> bool:
-    """Float32 on a CPU, not in training, heads split, with an output projection, positions not concatenated, and no
-    one looks inside (a tap, a hook, the plain kernel).
-    """
-    side = model.decoder if isinstance(model, Seq2Seq) else model
-    is_concatenated = isinstance(side.embedding.position, ConcatenatedPositions)
-    return not model.training and not is_concatenated and has_supported_modules([side, model.unembedding], packing)
-
-
-def has_supported_modules(parts: Sequence[nn.Module], packing: PrepackedWeights) -> bool:
-    """What `supports_cpu_decode_engine` asks of weights, attentions and taps."""
-    looked_at = [module for part in parts for module in part.modules()]
-    attentions = [part for part in looked_at if isinstance(part, Attention)]
-    feed_forwards = [part for part in looked_at if isinstance(part, FeedForward)]
-    linears = [one for part in attentions for one in (part.q_proj, part.k_proj, part.v_proj, part.out_proj)]
-    linears += [one for part in feed_forwards for one in (part.up_proj, part.down_proj, part.gate_proj or part.up_proj)]
+    """Create an engine for up to `capacity` positions. Returns `None` if the model is not supported."""
     return (
-        packing.is_possible
-        and not any(is_looked_at(part) for part in looked_at)
-        and all(
-            part.head_config.layout is HeadLayout.SPLIT and part.kernel is AttentionKernel.FUSED for part in attentions
-        )
-        and all(type(one) in (nn.Linear, Int8Linear) for one in linears)
+        CPUDecodeEngine(model, prepacked, capacity=capacity) if supports_cpu_decode_engine(model, prepacked) else None
     )
 
 
-def _half(angles: Tensor) -> Tensor:
+def supports_cpu_decode_engine(model: GPT | Seq2Seq, prepacked: PrepackedWeights) -> bool:
+    """Whether the CPU decode engine can replace the eager implementation of this model.
+
+    Requires float32 weights on a CPU, evaluation mode, split heads with an output projection and no concatenated
+    position embeddings. Hooks and the explicit attention kernel are not supported.
+    """
+    decoder = model.decoder if isinstance(model, Seq2Seq) else model
+    is_concatenated = isinstance(decoder.embedding.position, ConcatenatedPositions)
+    return not model.training and not is_concatenated and has_supported_modules([decoder, model.unembedding], prepacked)
+
+
+def has_supported_modules(roots: Sequence[nn.Module], prepacked: PrepackedWeights) -> bool:
+    """Check the conditions of `supports_cpu_decode_engine` that concern weights, attention, linear layers and hooks."""
+    modules = [module for root in roots for module in root.modules()]
+    attentions = [module for module in modules if isinstance(module, Attention)]
+    feed_forwards = [module for module in modules if isinstance(module, FeedForward)]
+    linears = [linear for part in attentions for linear in (part.q_proj, part.k_proj, part.v_proj, part.out_proj)]
+    linears += [
+        linear for part in feed_forwards for linear in (part.up_proj, part.down_proj, part.gate_proj or part.up_proj)
+    ]
+    return (
+        prepacked.is_supported
+        and not any(has_hooks(module) for module in modules)
+        and all(
+            part.head_config.layout is HeadLayout.SPLIT and part.kernel is AttentionKernel.FUSED for part in attentions
+        )
+        and all(type(linear) in (nn.Linear, Int8Linear) for linear in linears)
+    )
+
+
+def _first_half(angles: Tensor) -> Tensor:
     return angles[..., : angles.shape[-1] // 2]
 
 
-def linear(part: nn.Module) -> nn.Linear | Int8Linear:
-    """Of a part that `has_supported_modules` has found to be one."""
-    assert isinstance(part, nn.Linear | Int8Linear)
-    return part
+def as_linear(module: nn.Module) -> nn.Linear | Int8Linear:
+    """Narrow the type of a module that `has_supported_modules` has checked."""
+    assert isinstance(module, nn.Linear | Int8Linear)
+    return module

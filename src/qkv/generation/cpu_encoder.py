@@ -1,7 +1,7 @@
-"""The states of a BERT in as few calls as it takes, by weights laid out for the CPU.
+"""Fast BERT encoder on a CPU with prepacked weights.
 
-`BERT.forward` says what is computed, and this agrees with it to rounding. Queries, keys and values are one product, the
-activation is part of the product before it, and no tap or look-up is called between.
+`BERT.forward` is the specification, and results agree with it up to rounding. Queries, keys and values are computed by
+one matmul, the activation is fused into the preceding matmul, and no taps are called.
 """
 
 import torch
@@ -9,73 +9,87 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.choices import NormPosition
-from qkv.generation.cpu_decode_engine import has_supported_modules, linear
+from qkv.generation.cpu_decode_engine import as_linear, has_supported_modules
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import BERT
-from qkv.models.inputs import check_length, place
+from qkv.models.inputs import check_length, position_ids
 from qkv.nn import Block
-from qkv.tensors import Ids, IsToken, Residual
+from qkv.tensors import AttentionMask, Ids, Residual
 
 
 class CPUEncoder:
-    """For a few batches in a row: a later change of a weight is not seen. Made by `create_cpu_encoder`."""
+    """Computes the final states of a BERT with a snapshot of its weights.
 
-    def __init__(self, model: BERT, packing: PrepackedWeights) -> None:
+    Later changes of the weights have no effect, so create a new instance for each group of batches with
+    `create_cpu_encoder`.
+    """
+
+    def __init__(self, model: BERT, prepacked: PrepackedWeights) -> None:
         self._model = model
-        self._blocks = [_LeanBlock(block, packing) for block in model.blocks if isinstance(block, Block)]
+        self._blocks = [_EncoderBlock(block, prepacked) for block in model.blocks if isinstance(block, Block)]
 
-    def __call__(self, ids: Ids, *, segments: Ids | None = None, attention_mask: IsToken | None = None) -> Residual:
+    def __call__(
+        self, ids: Ids, *, segments: Ids | None = None, attention_mask: AttentionMask | None = None
+    ) -> Residual:
         model = self._model
         check_length(ids.shape[1], model.config.context_length)
-        x = model.embedding(ids, place(ids, attention_mask=attention_mask), segments)
+        x = model.embedding(ids, position_ids(ids, attention_mask=attention_mask), segments)
         mask = None if attention_mask is None else attention_mask[:, None, None].expand(-1, -1, ids.shape[1], -1)
         for block in self._blocks:
             x = block(x, mask)
         return model.final_norm(x)
 
 
-class _LeanBlock:
-    def __init__(self, block: Block, packing: PrepackedWeights) -> None:
+class _EncoderBlock:
+    """Bidirectional Transformer block with prepacked weights."""
+
+    def __init__(self, block: Block, prepacked: PrepackedWeights) -> None:
         attention, feed_forward = block.attention, block.feed_forward
-        self._is_pre = block.norm_position is NormPosition.PRE
+        self._is_pre_norm = block.norm_position is NormPosition.PRE
         self._attention_norm, self._feed_forward_norm = block.attention_norm, block.feed_forward_norm
-        self._own = packing.product(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._output = packing.product(linear(attention.out_proj))
-        self._expand, self._contract = packing.product(feed_forward.up_proj), packing.product(feed_forward.down_proj)
-        self._activation, self._shape, self._scale = feed_forward.activation, attention.head_config, attention.scale
+        self._qkv_proj = prepacked.packed_linear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._out_proj = prepacked.packed_linear(as_linear(attention.out_proj))
+        self._up_proj = prepacked.packed_linear(feed_forward.up_proj)
+        self._down_proj = prepacked.packed_linear(feed_forward.down_proj)
+        self._activation, self._scale = feed_forward.activation, attention.scale
+        self._head_config = attention.head_config
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        given = self._attention_norm(x) if self._is_pre else x
-        x = self._output(self._heads(given, mask)).view_as(x).add_(x)
-        x = x if self._is_pre else self._attention_norm(x)
-        given = self._feed_forward_norm(x) if self._is_pre else x
-        x = self._contract(self._expand.activated(given.flatten(0, 1), self._activation)).view_as(x).add_(x)
-        return x if self._is_pre else self._feed_forward_norm(x)
+        inputs = self._attention_norm(x) if self._is_pre_norm else x
+        x = self._out_proj(self._attend(inputs, mask)).view_as(x).add_(x)
+        x = x if self._is_pre_norm else self._attention_norm(x)
+        inputs = self._feed_forward_norm(x) if self._is_pre_norm else x
+        hidden = self._up_proj.forward_activated(inputs.flatten(0, 1), self._activation)
+        x = self._down_proj(hidden).view_as(x).add_(x)
+        return x if self._is_pre_norm else self._feed_forward_norm(x)
 
-    def _heads(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(text · position, width)."""
-        shape = self._shape
-        widths = [shape.n_heads * shape.d_head, shape.n_kv_heads * shape.d_head, shape.n_kv_heads * shape.d_value]
-        numbers = (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)
-        parts = zip(self._own(x.flatten(0, 1)).split(widths, 1), numbers, strict=True)
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the concatenated head outputs, of shape (batch · position, n_heads · d_value)."""
+        config = self._head_config
+        widths = [config.n_heads * config.d_head, config.n_kv_heads * config.d_head, config.n_kv_heads * config.d_value]
+        head_counts = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
+        parts = zip(self._qkv_proj(x.flatten(0, 1)).split(widths, 1), head_counts, strict=True)
         queries, keys, values = (part.view(*x.shape[:2], n, -1).transpose(1, 2) for part, n in parts)
-        is_grouped = shape.n_heads != shape.n_kv_heads
-        mixed = F.scaled_dot_product_attention(
+        is_grouped = config.n_heads != config.n_kv_heads
+        heads = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=is_grouped
         )
-        return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+        return heads.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
-def create_cpu_encoder(model: BERT, packing: PrepackedWeights) -> CPUEncoder | None:
-    """None where the model goes its own road, as `supports_cpu_decode_engine` has it; and where gradients are wanted, where a window
-    or a relation makes scores, and where a gate stands in the feed-forward.
+def create_cpu_encoder(model: BERT, prepacked: PrepackedWeights) -> CPUEncoder | None:
+    """Create a CPU encoder, or return `None` if the model is not supported.
+
+    In addition to the conditions of `supports_cpu_decode_engine`, the model must not use relative positions, a sliding
+    window or a gated feed-forward layer, and gradients must be disabled.
     """
     config, parts = model.config, [model.embedding, model.blocks, model.final_norm, model.final]
-    is_usual = (
-        model.relation is None and config.sliding_window is None and not config.gated and not torch.is_grad_enabled()
+    is_supported = (
+        model.relative_positions is None
+        and config.sliding_window is None
+        and not config.gated
+        and not torch.is_grad_enabled()
+        and not model.training
+        and has_supported_modules(parts, prepacked)
     )
-    return (
-        CPUEncoder(model, packing)
-        if is_usual and not model.training and has_supported_modules(parts, packing)
-        else None
-    )
+    return CPUEncoder(model, prepacked) if is_supported else None

@@ -1,4 +1,4 @@
-"""Who is written with a GPU's kernels, and several tokens at a time where nobody looks at the logits between them."""
+"""Pool of captured CUDA decode steps, and decoding of several tokens per synchronization with the host."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,103 +9,107 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from qkv.choices import HeadLayout, AttentionKernel, NormPosition
+from qkv.choices import AttentionKernel, HeadLayout, NormPosition
 from qkv.config import SamplingConfig
 from qkv.generation.cuda_decode_forward import KernelWeights
 from qkv.generation.cuda_decode_step import TOKENS_PER_SYNC, CUDADecodeStep
 from qkv.generation.sequence import GeneratedSequence
 from qkv.models import GPT
-from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, Rotary, is_looked_at
+from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, Rotary, has_hooks
 
-ROOM = 256
-"""Capacities are multiples of it, so that what was recorded for one text will do for the next."""
-KEPT = 4
-"""Steps of a model: each holds a whole cache of its own."""
+CAPACITY_MULTIPLE = 256
+"""Capacities are rounded up to a multiple of this, so that captured steps can be reused for other sequences."""
+MAX_POOLED_STEPS = 4
+"""Maximum number of steps in the pool. Each of them has its own KV cache."""
 
 
 class CUDADecodeStepPool:
-    """A model's recorded steps, kept from call to call; made anew where a weight has changed."""
+    """Captured decode steps of a model that are reused between calls, until a weight changes."""
 
     def __init__(self, model: GPT) -> None:
         self._model = model
-        self._state: list[tuple[int, int]] = []
-        self._laid: KernelWeights | None = None
-        self._made: list[CUDADecodeStep] = []
+        self._versions: list[tuple[int, int]] = []
+        self._weights: KernelWeights | None = None
+        self._steps: list[CUDADecodeStep] = []
         self._lock = Lock()
 
     @contextmanager
-    def taken(self, *, batch: int, capacity: int) -> Iterator[CUDADecodeStep]:
-        """A step with an empty cache, for one writer at a time."""
-        capacity = min(-(-capacity // ROOM) * ROOM, self._model.config.context_length)
+    def acquire(self, *, batch: int, capacity: int) -> Iterator[CUDADecodeStep]:
+        """Acquire a step with an empty cache for exclusive use inside the context."""
+        rounded = -(-capacity // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        capacity = min(rounded, self._model.config.context_length)
         with self._lock:
-            step = self._find(batch, capacity)
-            step.is_taken = True
+            step = self._find_or_create(batch, capacity)
+            step.in_use = True
         try:
             yield step
         finally:
-            step.is_taken = False
-            if step.cache.batch != batch:  # rows were left out of it
-                self._made = [one for one in self._made if one is not step]
+            step.in_use = False
+            if step.cache.batch != batch:  # rows were removed from the cache, so the step cannot be reused
+                self._steps = [pooled for pooled in self._steps if pooled is not step]
 
-    def _find(self, batch: int, capacity: int) -> CUDADecodeStep:
-        state = [tensor_version(tensor) for tensor in self._model.parameters()]
-        if self._laid is None or state != self._state:
-            self._laid, self._state, self._made = KernelWeights(self._model), state, []
-        for step in self._made:
-            if not step.is_taken and step.cache.batch == batch and step.cache.capacity == capacity:
+    def _find_or_create(self, batch: int, capacity: int) -> CUDADecodeStep:
+        versions = [tensor_version(tensor) for tensor in self._model.parameters()]
+        if self._weights is None or versions != self._versions:
+            self._weights, self._versions, self._steps = KernelWeights(self._model), versions, []
+        for step in self._steps:
+            if not step.in_use and step.cache.batch == batch and step.cache.capacity == capacity:
                 step.cache.empty()
                 return step
-        step = CUDADecodeStep(self._model, self._laid, batch=batch, capacity=capacity)
-        self._made = [step, *self._made[: KEPT - 1]]
+        step = CUDADecodeStep(self._model, self._weights, batch=batch, capacity=capacity)
+        self._steps = [step, *self._steps[: MAX_POOLED_STEPS - 1]]
         return step
 
 
 def decode_n_tokens(
     step: CUDADecodeStep,
-    first: Tensor,
-    texts: Sequence[GeneratedSequence],
+    first_ids: Tensor,
+    sequences: Sequence[GeneratedSequence],
     *,
     sampling: SamplingConfig,
-    chances: Sequence[Random],
+    generators: Sequence[Random],
 ) -> Iterator[tuple[list[int], list[float]]]:
-    """The ids and log-probabilities of all rows, step by step, until all texts have ended; `first` was the step before.
+    """Decode up to `TOKENS_PER_SYNC` tokens at a time until all sequences are finished.
 
-    Rows that have ended are written on, for nobody: leaving them out would mean recording anew.
+    Yields the ids and log-probabilities of all rows for each step. `first_ids` are the tokens chosen after the prefill.
+    Finished rows keep decoding, because dropping them would require capturing a new CUDA graph.
     """
     with torch.inference_mode():
-        step.begin(first, step.cache.lengths)
-    while any(text.finish_reason is None for text in texts):
-        n = min(
-            TOKENS_PER_SYNC,
-            max(text.limit.max_new_tokens - len(text.new_ids) for text in texts if text.finish_reason is None),
-        )
+        step.set_inputs(first_ids, step.cache.lengths)
+    while unfinished := [sequence for sequence in sequences if sequence.finish_reason is None]:
+        n_left = max(sequence.limit.max_new_tokens - len(sequence.new_ids) for sequence in unfinished)
+        n = min(TOKENS_PER_SYNC, n_left)
         with torch.inference_mode():
             if sampling.temperature > 0:
-                drawn = [[chance.random() for chance in chances] for _ in range(n)]
-                step.chances[:n] = torch.tensor(drawn, dtype=torch.float64, device=step.chances.device)
-            written = step.write(n, sampling)
-        yield from zip(*written, strict=True)
+                uniform = [[generator.random() for generator in generators] for _ in range(n)]
+                step.uniform[:n] = torch.tensor(uniform, dtype=torch.float64, device=step.uniform.device)
+            outputs = step.decode_tokens(n, sampling)
+        yield from zip(*outputs, strict=True)
 
 
 def can_sample_on_device(sampling: SamplingConfig) -> bool:
-    """What was said before is known to the host alone."""
+    """Whether the GPU can choose tokens by itself. A repetition penalty requires the host, which tracks all tokens."""
     return sampling.repetition_penalty == 1.0
 
 
 def can_use_triton_kernels(model: GPT) -> bool:
-    """On a GPU with Triton (which torch for Linux brings along)."""
+    """Whether the model is on a GPU, Triton is installed (torch for Linux includes it) and the kernels support it."""
     return model.embedding.token.weight.is_cuda and find_spec("triton") is not None and is_supported_by_kernels(model)
 
 
 def is_supported_by_kernels(model: GPT) -> bool:
-    """Whether the kernels know all that the model does: pre-norm, heads split, an output projection, rotary or added
-    positions or none, no window, not in training, and no one looks inside (a tap, a hook, the plain kernel).
+    """Whether the Triton kernels implement this model.
+
+    Requires evaluation mode, pre-norm blocks, split heads with an output projection, causal attention without a sliding
+    window, and rotary, added or no positions. Hooks and the explicit attention kernel are not supported.
     """
-    parts = list(model.modules())
-    attentions = [part for part in parts if isinstance(part, Attention)]
-    linears = [one for part in attentions for one in (part.q_proj, part.k_proj, part.v_proj, part.out_proj)]
-    feed_forwards = [part for part in parts if isinstance(part, FeedForward)]
-    linears += [one for part in feed_forwards for one in (part.up_proj, part.down_proj, part.gate_proj or part.up_proj)]
+    modules = list(model.modules())
+    attentions = [module for module in modules if isinstance(module, Attention)]
+    linears = [linear for part in attentions for linear in (part.q_proj, part.k_proj, part.v_proj, part.out_proj)]
+    feed_forwards = [module for module in modules if isinstance(module, FeedForward)]
+    linears += [
+        linear for part in feed_forwards for linear in (part.up_proj, part.down_proj, part.gate_proj or part.up_proj)
+    ]
     return (
         not model.training
         and model.config.sliding_window is None
@@ -113,16 +117,16 @@ def is_supported_by_kernels(model: GPT) -> bool:
         and model.embedding.norm is None
         and model.unembedding.int8 is None
         and not isinstance(model.embedding.position, ConcatenatedPositions)
-        and (model.relation is None or isinstance(model.relation, Rotary))
-        and all(part.norm_position is NormPosition.PRE for part in parts if isinstance(part, Block))
+        and (model.relative_positions is None or isinstance(model.relative_positions, Rotary))
+        and all(module.norm_position is NormPosition.PRE for module in modules if isinstance(module, Block))
         and all(
             part.head_config.layout is HeadLayout.SPLIT and part.kernel is AttentionKernel.FUSED for part in attentions
         )
-        and all(type(one) is nn.Linear for one in linears)
-        and not any(is_looked_at(part) for part in parts)
+        and all(type(linear) is nn.Linear for linear in linears)
+        and not any(has_hooks(module) for module in modules)
     )
 
 
 def tensor_version(tensor: Tensor) -> tuple[int, int]:
-    """Another one where the tensor is, or its numbers are; but for a change through `.data` in place."""
+    """Return a key that changes if the tensor is replaced or modified, except in place through `.data`."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001

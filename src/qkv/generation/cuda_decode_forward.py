@@ -1,6 +1,7 @@
-"""All kernels of one decoding step in order, from ids and positions to logits: of one row, and of several.
+"""Forward pass of a decode step with Triton kernels, from ids and positions to logits.
 
-`GPT.forward` says what is computed, and these agree with it to rounding.
+`GPT.forward` is the specification, and results agree with it up to rounding. There are two implementations: one for a
+single row and one for several rows.
 """
 
 from collections.abc import Mapping
@@ -15,29 +16,30 @@ from qkv.choices import Activation
 from qkv.models import GPT
 from qkv.nn import Block, LayerNorm, RMSNorm, Rotary
 
-ACTIVATIONS = {Activation.RELU: 1, Activation.GELU: 2, Activation.GELU_TANH: 3, Activation.SILU: 4}
-PROGRAMS = 256
-"""About two for each of a large GPU's processors."""
-READ = 16384
-"""Bytes of a matrix that a program reads at once, for one row; of a large one twice as many, several times over."""
-LARGE = 2**23
-"""Bytes of a matrix that is large."""
-KEYS = 8192
-"""Numbers of keys that are read at once."""
-HEADS_PROGRAMS = 128
-"""About so many look back and multiply on what they found: each reads a head's keys."""
+ACTIVATION_CODES = {Activation.RELU: 1, Activation.GELU: 2, Activation.GELU_TANH: 3, Activation.SILU: 4}
+TARGET_PROGRAMS = 256
+"""Number of programs per kernel: about two for each multiprocessor of a large GPU."""
+READ_BYTES = 16384
+"""Bytes of a weight matrix that a program loads at once for a single row. Programs for large matrices load twice as
+many, in several iterations."""
+LARGE_MATRIX_BYTES = 2**23
+"""Size from which a weight matrix counts as large."""
+KEY_BLOCK_ELEMENTS = 8192
+"""Elements of the keys that a program loads at once."""
+OUT_PROJ_PROGRAMS = 128
+"""Approximate number of programs that compute attention and the output projection. Each of them loads a head's keys."""
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A product with what stands before and after it."""
+class FusedLinear:
+    """Linear layer with an optional preceding norm and an optional activation, gate, scale and residual addition."""
 
     weight: Tensor
     bias: Tensor | None
     norm: LayerNorm | RMSNorm | None = None
     activation: int = 0
     is_gated: bool = False
-    adds: bool = False
+    adds_to_residual: bool = False
     scale: float = 1.0
 
     @property
@@ -45,203 +47,297 @@ class Matrix:
         return self.weight.shape[0] // (2 if self.is_gated else 1)
 
     @property
-    def before(self) -> tuple[Tensor | None, Tensor | None, float, dict[str, Any]]:
-        """The norm's weight, bias and epsilon, and what the kernels call it."""
+    def norm_arguments(self) -> tuple[Tensor | None, Tensor | None, float, dict[str, Any]]:
+        """Weight, bias and epsilon of the norm, and its compile-time kernel arguments."""
         if self.norm is None:
-            return None, None, 0.0, {"NORM": 0, "NORM_BIAS": False}
+            return None, None, 0.0, {"NORM_KIND": 0, "HAS_NORM_BIAS": False}
         bias = self.norm.bias if isinstance(self.norm, LayerNorm) else None
-        kind = {"NORM": 1 if isinstance(self.norm, LayerNorm) else 2, "NORM_BIAS": bias is not None}
-        return self.norm.weight, bias, self.norm.epsilon, kind
+        constants = {"NORM_KIND": 1 if isinstance(self.norm, LayerNorm) else 2, "HAS_NORM_BIAS": bias is not None}
+        return self.norm.weight, bias, self.norm.eps, constants
 
 
 class KernelWeights:
-    """A model's weights as the kernels read them."""
+    """Weights of a model in the layout that the kernels read."""
 
     def __init__(self, model: GPT) -> None:
         blocks = [block for block in model.blocks if isinstance(block, Block)]
-        self.layers = [_layer(block) for block in blocks]
-        final = model.final_norm if isinstance(model.final_norm, LayerNorm | RMSNorm) else None
+        self.layers = [_fuse_layer(block) for block in blocks]
+        final_norm = model.final_norm if isinstance(model.final_norm, LayerNorm | RMSNorm) else None
         unembedding = model.unembedding
-        self.head = Matrix(unembedding.weight, unembedding.bias, norm=final, scale=unembedding.scale)
-        self.tokens, self.scale = model.embedding.token.weight, model.embedding.scale
+        self.unembedding = FusedLinear(unembedding.weight, unembedding.bias, norm=final_norm, scale=unembedding.scale)
+        self.token_embedding, self.embedding_scale = model.embedding.token.weight, model.embedding.scale
         self.attention = blocks[0].attention
 
 
 @dataclass(frozen=True)
 class StepTensors:
-    """What a step reads and writes besides weights: a recording holds these very tensors."""
+    """Inputs and outputs of a decode step other than weights. A captured CUDA graph refers to these tensors."""
 
     ids: Tensor
     positions: Tensor
-    """Where each row's next token stands: how many stand before it."""
+    """Position of the next token of each row, which equals the number of tokens before it."""
     keys: Tensor
-    """(layer, row, kv_head, slot, width)"""
+    """Key cache of shape (layer, row, kv_head, slot, d_head)."""
     values: Tensor
+    """Value cache of shape (layer, row, kv_head, slot, d_value)."""
     logits: Tensor
-    places: Tensor | None
-    """What is added at each position."""
+    position_embedding: Tensor | None
+    """Position embedding of each position."""
     rotation: tuple[Tensor, Tensor] | None
-    """The angles there."""
-    overlap: Mapping[str, bool]
+    """Cosines and sines of the rotary angles of each position."""
+    launch_options: Mapping[str, bool]
+    """Options of programmatic dependent launch for all kernels."""
 
     @property
     def capacity(self) -> int:
         return self.keys.shape[3]
 
 
-class _Forward:
-    """What steps of one and of several rows have in common: looking back."""
+class _KernelForward:
+    """Attention, which the implementations for one row and for several rows share."""
 
-    def __init__(self, laid: KernelWeights, given: StepTensors) -> None:
-        self.laid, self.given = laid, given
-        shape, rows = laid.attention.head_config, len(given.ids)
-        self.shape, self.d_model = shape, laid.tokens.shape[1]
-        new = laid.tokens.new_empty
-        self.projected = new(rows, (shape.n_heads + shape.n_kv_heads) * shape.d_head + shape.n_kv_heads * shape.d_value)
-        self.n_keys = max(KEYS // power_of_two(shape.d_head), 1)
-        self.n_splits = _splits(given.capacity // self.n_keys, rows * shape.n_heads)
-        n_parts = rows * shape.n_heads * self.n_splits * (power_of_two(shape.d_value) + 2)
-        self.parts = new(n_parts, dtype=torch.float32)
-        cos, sin = (None, None) if given.rotation is None else given.rotation
-        self.position_tables = given.positions, cos, sin
-        self.looking: dict[str, Any] = {
-            "HEADS": shape.n_heads, "KV_HEADS": shape.n_kv_heads, "D": shape.d_head, "D_VALUE": shape.d_value,
-            "BLOCK_D": power_of_two(shape.d_head), "BLOCK_VALUE": power_of_two(shape.d_value),
-            "BLOCK_KEYS": self.n_keys, "ROTARY": cos is not None, "SPLITS": self.n_splits, **given.overlap,
-        }  # fmt: skip
+    def __init__(self, weights: KernelWeights, tensors: StepTensors) -> None:
+        self.weights, self.tensors = weights, tensors
+        heads, rows = weights.attention.head_config, len(tensors.ids)
+        self.heads, self.d_model = heads, weights.token_embedding.shape[1]
+        new_empty = weights.token_embedding.new_empty
+        self.qkv = new_empty(rows, (heads.n_heads + heads.n_kv_heads) * heads.d_head + heads.n_kv_heads * heads.d_value)
+        self.block_keys = max(KEY_BLOCK_ELEMENTS // power_of_two(heads.d_head), 1)
+        self.n_splits = _choose_n_splits(tensors.capacity // self.block_keys, rows * heads.n_heads)
+        # Each split stores its weighted values, the maximum score and the sum of exponentials.
+        n_split_elements = rows * heads.n_heads * self.n_splits * (power_of_two(heads.d_value) + 2)
+        self.splits = new_empty(n_split_elements, dtype=torch.float32)
+        cos, sin = (None, None) if tensors.rotation is None else tensors.rotation
+        self.position_arguments = tensors.positions, cos, sin
+        self.attention_constants: dict[str, Any] = {
+            "N_HEADS": heads.n_heads,
+            "N_KV_HEADS": heads.n_kv_heads,
+            "D_HEAD": heads.d_head,
+            "D_VALUE": heads.d_value,
+            "BLOCK_D": power_of_two(heads.d_head),
+            "BLOCK_VALUE": power_of_two(heads.d_value),
+            "BLOCK_KEYS": self.block_keys,
+            "IS_ROTARY": cos is not None,
+            "N_SPLITS": self.n_splits,
+            **tensors.launch_options,
+        }
 
-    def look_back(self, layer: int, heads: Tensor | None) -> None:
-        """Into `heads`, or into `parts` where several programs share a head."""
-        _kernels().look_back[(len(self.projected), self.shape.n_heads, self.n_splits)](
-            self.projected, self.given.keys[layer], self.given.values[layer], *self.position_tables, heads, self.parts,
-            self.given.capacity, self.laid.attention.scale, **self.looking,
-        )  # fmt: skip
+    def decode_attention(self, layer: int, output: Tensor | None) -> None:
+        """Compute attention and write it to `output`, or to `splits` if several programs share a head."""
+        _batch_kernels().decode_attention_kernel[(len(self.qkv), self.heads.n_heads, self.n_splits)](
+            self.qkv,
+            self.tensors.keys[layer],
+            self.tensors.values[layer],
+            *self.position_arguments,
+            output,
+            self.splits,
+            self.tensors.capacity,
+            self.weights.attention.scale,
+            **self.attention_constants,
+        )
 
 
-class OneRow(_Forward):
-    """A step of one row is all waiting: four kernels a layer (five, where several programs share a head), each of which
-    begins by reading weights.
+class SingleRowForward(_KernelForward):
+    """Forward pass of a single row, which is bound by latency.
+
+    It launches four kernels per layer, or five if several programs share a head. Each kernel starts by loading weights.
     """
 
-    def __init__(self, laid: KernelWeights, given: StepTensors) -> None:
-        super().__init__(laid, given)
-        self._stream = torch.zeros(self.d_model, dtype=torch.long, device=laid.tokens.device)
-        self._spoiled = self._stream.new_zeros(1)
-        self._hidden = laid.tokens.new_empty(laid.layers[0][2].n_out)
+    def __init__(self, weights: KernelWeights, tensors: StepTensors) -> None:
+        super().__init__(weights, tensors)
+        # The residual stream is stored in fixed point. See triton_row_kernels.
+        self._residual = torch.zeros(self.d_model, dtype=torch.long, device=weights.token_embedding.device)
+        self._overflow = self._residual.new_zeros(1)
+        self._hidden = weights.token_embedding.new_empty(weights.layers[0][2].n_out)
 
     def __call__(self) -> None:
-        laid, given = self.laid, self.given
-        _row_kernels().embed_row[(1,)](
-            given.ids, given.positions, laid.tokens, given.places, self._stream, self._spoiled, self.d_model,
-            laid.scale, HAS_PLACES=given.places is not None, BLOCK=power_of_two(self.d_model), **given.overlap,
-        )  # fmt: skip
-        for number, (own, output, expand, contract) in enumerate(laid.layers):
-            self._multiply(own, self._stream, self.projected)
+        weights, tensors = self.weights, self.tensors
+        _row_kernels().embed_row_kernel[(1,)](
+            tensors.ids,
+            tensors.positions,
+            weights.token_embedding,
+            tensors.position_embedding,
+            self._residual,
+            self._overflow,
+            self.d_model,
+            weights.embedding_scale,
+            HAS_POSITION_EMBEDDING=tensors.position_embedding is not None,
+            BLOCK=power_of_two(self.d_model),
+            **tensors.launch_options,
+        )
+        for layer, (qkv_proj, out_proj, up_proj, down_proj) in enumerate(weights.layers):
+            self._linear(qkv_proj, self._residual, self.qkv)
             if self.n_splits > 1:
-                self.look_back(number, None)
-            self._give_heads(number, output)
-            self._multiply(expand, self._stream, self._hidden)
-            self._multiply(contract, self._hidden, self._stream)
-        self._multiply(laid.head, self._stream, given.logits)
+                self.decode_attention(layer, None)
+            self._attention_out_proj(layer, out_proj)
+            self._linear(up_proj, self._residual, self._hidden)
+            self._linear(down_proj, self._hidden, self._residual)
+        self._linear(weights.unembedding, self._residual, tensors.logits)
 
-    def _multiply(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
-        norm_weight, norm_bias, epsilon, kind = matrix.before
-        weight, n_in, n_out = matrix.weight, matrix.weight.shape[1], matrix.n_out
-        row_bytes = power_of_two(n_in) * weight.element_size() * (2 if matrix.is_gated else 1)
-        is_large = weight.nbytes >= LARGE
-        read = 2 * READ if is_large else READ
-        block_out = min(max(read // row_bytes, 1), power_of_two(n_out // PROGRAMS))
+    def _linear(self, linear: FusedLinear, x: Tensor, y: Tensor) -> None:
+        norm_weight, norm_bias, eps, norm_constants = linear.norm_arguments
+        weight, n_in, n_out = linear.weight, linear.weight.shape[1], linear.n_out
+        row_bytes = power_of_two(n_in) * weight.element_size() * (2 if linear.is_gated else 1)
+        is_large = weight.nbytes >= LARGE_MATRIX_BYTES
+        read_bytes = 2 * READ_BYTES if is_large else READ_BYTES
+        block_out = min(max(read_bytes // row_bytes, 1), power_of_two(n_out // TARGET_PROGRAMS))
         n_blocks = -(-n_out // block_out)
-        turns = -(-n_blocks // PROGRAMS) if is_large else 1
-        _row_kernels().one_row[(-(-n_blocks // turns),)](
-            x, self._spoiled, weight, matrix.bias, norm_weight, norm_bias, y, n_in, n_out, epsilon, matrix.scale,
-            HAS_BIAS=matrix.bias is not None, ACTIVATION=matrix.activation, GATED=matrix.is_gated, ADD=matrix.adds,
-            BLOCK_OUT=block_out, BLOCK_IN=power_of_two(n_in), TURNS=turns, **kind, **self.given.overlap,
-        )  # fmt: skip
+        n_iterations = -(-n_blocks // TARGET_PROGRAMS) if is_large else 1
+        _row_kernels().linear_row_kernel[(-(-n_blocks // n_iterations),)](
+            x,
+            self._overflow,
+            weight,
+            linear.bias,
+            norm_weight,
+            norm_bias,
+            y,
+            n_in,
+            n_out,
+            eps,
+            linear.scale,
+            HAS_BIAS=linear.bias is not None,
+            ACTIVATION=linear.activation,
+            IS_GATED=linear.is_gated,
+            ADD_TO_OUTPUT=linear.adds_to_residual,
+            BLOCK_OUT=block_out,
+            BLOCK_IN=power_of_two(n_in),
+            N_ITERATIONS=n_iterations,
+            **norm_constants,
+            **self.tensors.launch_options,
+        )
 
-    def _give_heads(self, layer: int, output: Matrix) -> None:
-        block_out = max(power_of_two(output.n_out * self.shape.n_heads // HEADS_PROGRAMS + 1) // 2, 1)
-        n_bytes = block_out * self.shape.d_value * output.weight.element_size()
-        _row_kernels().give_heads[(self.shape.n_heads, -(-output.n_out // block_out))](
-            self.projected, self.given.keys[layer], self.given.values[layer], *self.position_tables, self.parts, output.weight,
-            output.bias, self._stream, self._spoiled, self.given.capacity, self.laid.attention.scale, output.n_out,
-            HAS_BIAS=output.bias is not None, BLOCK_OUT=block_out, num_warps=8 if n_bytes > 2 * READ else 4,
-            **self.looking,
-        )  # fmt: skip
+    def _attention_out_proj(self, layer: int, out_proj: FusedLinear) -> None:
+        block_out = max(power_of_two(out_proj.n_out * self.heads.n_heads // OUT_PROJ_PROGRAMS + 1) // 2, 1)
+        n_bytes = block_out * self.heads.d_value * out_proj.weight.element_size()
+        _row_kernels().attention_out_proj_kernel[(self.heads.n_heads, -(-out_proj.n_out // block_out))](
+            self.qkv,
+            self.tensors.keys[layer],
+            self.tensors.values[layer],
+            *self.position_arguments,
+            self.splits,
+            out_proj.weight,
+            out_proj.bias,
+            self._residual,
+            self._overflow,
+            self.tensors.capacity,
+            self.weights.attention.scale,
+            out_proj.n_out,
+            HAS_BIAS=out_proj.bias is not None,
+            BLOCK_OUT=block_out,
+            num_warps=8 if n_bytes > 2 * READ_BYTES else 4,
+            **self.attention_constants,
+        )
 
 
-class ManyRows(_Forward):
-    """A step of several rows, five to eight kernels a layer."""
+class BatchForward(_KernelForward):
+    """Forward pass of several rows with five to eight kernels per layer."""
 
-    def __init__(self, laid: KernelWeights, given: StepTensors) -> None:
-        super().__init__(laid, given)
-        rows, new = len(given.ids), laid.tokens.new_empty
-        self._stream = new(rows, self.d_model, dtype=torch.float32)
-        self._normed = new(rows, self.d_model)
-        self._heads = new(rows, self.shape.n_heads * self.shape.d_value)
-        self._hidden = new(rows, laid.layers[0][2].n_out)
+    def __init__(self, weights: KernelWeights, tensors: StepTensors) -> None:
+        super().__init__(weights, tensors)
+        rows, new_empty = len(tensors.ids), weights.token_embedding.new_empty
+        self._residual = new_empty(rows, self.d_model, dtype=torch.float32)
+        self._normed = new_empty(rows, self.d_model)
+        self._head_outputs = new_empty(rows, self.heads.n_heads * self.heads.d_value)
+        self._hidden = new_empty(rows, weights.layers[0][2].n_out)
 
     def __call__(self) -> None:
-        laid, given = self.laid, self.given
-        _kernels().embed[(len(given.ids),)](
-            given.ids, given.positions, laid.tokens, given.places, self._stream, self.d_model, laid.scale,
-            HAS_PLACES=given.places is not None, BLOCK=power_of_two(self.d_model), **given.overlap,
-        )  # fmt: skip
-        for number, (own, output, expand, contract) in enumerate(laid.layers):
-            self._multiply(own, self._stream, self.projected)
-            self._look(number)
-            self._multiply(output, self._heads, self._stream)
-            self._multiply(expand, self._stream, self._hidden)
-            self._multiply(contract, self._hidden, self._stream)
-        self._multiply(laid.head, self._stream, given.logits)
+        weights, tensors = self.weights, self.tensors
+        _batch_kernels().embed_kernel[(len(tensors.ids),)](
+            tensors.ids,
+            tensors.positions,
+            weights.token_embedding,
+            tensors.position_embedding,
+            self._residual,
+            self.d_model,
+            weights.embedding_scale,
+            HAS_POSITION_EMBEDDING=tensors.position_embedding is not None,
+            BLOCK=power_of_two(self.d_model),
+            **tensors.launch_options,
+        )
+        for layer, (qkv_proj, out_proj, up_proj, down_proj) in enumerate(weights.layers):
+            self._linear(qkv_proj, self._residual, self.qkv)
+            self._attend(layer)
+            self._linear(out_proj, self._head_outputs, self._residual)
+            self._linear(up_proj, self._residual, self._hidden)
+            self._linear(down_proj, self._hidden, self._residual)
+        self._linear(weights.unembedding, self._residual, tensors.logits)
 
-    def _look(self, layer: int) -> None:
-        self.look_back(layer, self._heads)
+    def _attend(self, layer: int) -> None:
+        self.decode_attention(layer, self._head_outputs)
         if self.n_splits > 1:
-            _kernels().merge[(len(self._heads) * self.shape.n_heads,)](
-                self.parts, self._heads, D_VALUE=self.shape.d_value, BLOCK_VALUE=power_of_two(self.shape.d_value),
-                SPLITS=self.n_splits, **self.given.overlap,
-            )  # fmt: skip
+            _batch_kernels().merge_attention_splits_kernel[(len(self._head_outputs) * self.heads.n_heads,)](
+                self.splits,
+                self._head_outputs,
+                D_VALUE=self.heads.d_value,
+                BLOCK_VALUE=power_of_two(self.heads.d_value),
+                N_SPLITS=self.n_splits,
+                **self.tensors.launch_options,
+            )
 
-    def _multiply(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
-        rows, n_in, n_out = len(x), matrix.weight.shape[1], matrix.n_out
-        if matrix.norm is not None:
-            norm_weight, norm_bias, epsilon, kind = matrix.before
-            _kernels().norm_rows[(rows,)](
-                x, norm_weight, norm_bias, self._normed, n_in, epsilon, BLOCK=power_of_two(n_in), **kind,
-                **self.given.overlap,
-            )  # fmt: skip
+    def _linear(self, linear: FusedLinear, x: Tensor, y: Tensor) -> None:
+        rows, n_in, n_out = len(x), linear.weight.shape[1], linear.n_out
+        if linear.norm is not None:
+            norm_weight, norm_bias, eps, norm_constants = linear.norm_arguments
+            _batch_kernels().norm_kernel[(rows,)](
+                x,
+                norm_weight,
+                norm_bias,
+                self._normed,
+                n_in,
+                eps,
+                BLOCK=power_of_two(n_in),
+                **norm_constants,
+                **self.tensors.launch_options,
+            )
             x = self._normed
         block_rows = min(max(power_of_two(rows), 16), 64)
-        block_out = 16 if n_out < 64 * PROGRAMS else 64
-        _kernels().many_rows[(-(-n_out // block_out), -(-rows // block_rows))](
-            x, matrix.weight, matrix.bias, y, rows, n_in, n_out, matrix.scale, HAS_BIAS=matrix.bias is not None,
-            ACTIVATION=matrix.activation, GATED=matrix.is_gated, ADD=matrix.adds, BLOCK_ROWS=block_rows,
-            BLOCK_OUT=block_out, BLOCK_IN=128, num_stages=4, **self.given.overlap,
-        )  # fmt: skip
+        block_out = 16 if n_out < 64 * TARGET_PROGRAMS else 64
+        _batch_kernels().linear_kernel[(-(-n_out // block_out), -(-rows // block_rows))](
+            x,
+            linear.weight,
+            linear.bias,
+            y,
+            rows,
+            n_in,
+            n_out,
+            linear.scale,
+            HAS_BIAS=linear.bias is not None,
+            ACTIVATION=linear.activation,
+            IS_GATED=linear.is_gated,
+            ADD_TO_OUTPUT=linear.adds_to_residual,
+            BLOCK_ROWS=block_rows,
+            BLOCK_OUT=block_out,
+            BLOCK_IN=128,
+            num_stages=4,
+            **self.tensors.launch_options,
+        )
 
 
-def _layer(block: Block) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-    """Queries, keys and values; the output; the feed-forward's two (a gate stands before what it gates)."""
+def _fuse_layer(block: Block) -> tuple[FusedLinear, FusedLinear, FusedLinear, FusedLinear]:
+    """Return the query/key/value projection, the output projection, and the up and down projections of a block.
+
+    If there is a gate projection, it precedes the up projection in the same matrix.
+    """
     attention, feed_forward = block.attention, block.feed_forward
     assert isinstance(attention.out_proj, nn.Linear)
-    own = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
-    gate = feed_forward.gate_proj
-    wide = _side_by_side(feed_forward.up_proj) if gate is None else _side_by_side(gate, feed_forward.up_proj)
+    qkv_proj = _concatenate_linears(attention.q_proj, attention.k_proj, attention.v_proj)
+    gate_proj, up_proj = feed_forward.gate_proj, feed_forward.up_proj
+    up = _concatenate_linears(up_proj) if gate_proj is None else _concatenate_linears(gate_proj, up_proj)
     return (
-        Matrix(*own, norm=block.attention_norm),
-        Matrix(attention.out_proj.weight, attention.out_proj.bias, adds=True),
-        Matrix(
-            *wide,
+        FusedLinear(*qkv_proj, norm=block.attention_norm),
+        FusedLinear(attention.out_proj.weight, attention.out_proj.bias, adds_to_residual=True),
+        FusedLinear(
+            *up,
             norm=block.feed_forward_norm,
-            activation=ACTIVATIONS[feed_forward.activation],
-            is_gated=gate is not None,
+            activation=ACTIVATION_CODES[feed_forward.activation],
+            is_gated=gate_proj is not None,
         ),
-        Matrix(feed_forward.down_proj.weight, feed_forward.down_proj.bias, adds=True),
+        FusedLinear(feed_forward.down_proj.weight, feed_forward.down_proj.bias, adds_to_residual=True),
     )
 
 
-def _side_by_side(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+def _concatenate_linears(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Concatenate the weights and biases of linear layers along the output dimension."""
     if len(linears) == 1:
         return linears[0].weight, linears[0].bias
     weights: list[Tensor] = [linear.weight for linear in linears]
@@ -250,33 +346,34 @@ def _side_by_side(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def position_tables(model: GPT, capacity: int) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
-    """What is added at each position, and the angles there."""
-    tokens = model.embedding.token.weight
-    positions = torch.arange(capacity, device=tokens.device)[None]
-    places = rotation = None
+    """Return the position embeddings and the rotary cosines and sines of all positions, or `None` if unused."""
+    token_embedding = model.embedding.token.weight
+    positions = torch.arange(capacity, device=token_embedding.device)[None]
+    position_embedding = rotation = None
     if model.embedding.position is not None:
-        places = model.embedding.position(tokens.new_zeros(1, capacity, tokens.shape[1]), positions)[0].contiguous()
-    if isinstance(model.relation, Rotary):
-        angles = model.relation(positions, positions).rotation
+        zeros = token_embedding.new_zeros(1, capacity, token_embedding.shape[1])
+        position_embedding = model.embedding.position(zeros, positions)[0].contiguous()
+    if isinstance(model.relative_positions, Rotary):
+        angles = model.relative_positions(positions, positions).rotation
         assert angles is not None
         rotation = angles[0][0, 0].contiguous(), angles[1][0, 0].contiguous()
-    return places, rotation
+    return position_embedding, rotation
 
 
-def _splits(n_blocks: int, n_heads: int) -> int:
-    """Programs a head: more where the context is long and the heads are too few for the GPU."""
-    return max(1, min(power_of_two(n_blocks) // 4, power_of_two(PROGRAMS // n_heads + 1), 64))
+def _choose_n_splits(n_blocks: int, n_heads: int) -> int:
+    """Number of programs per head. Long contexts with few heads are split to occupy the GPU."""
+    return max(1, min(power_of_two(n_blocks) // 4, power_of_two(TARGET_PROGRAMS // n_heads + 1), 64))
 
 
-def _kernels() -> Any:  # noqa: ANN401 - what Triton makes of a function has no type
-    """Imported here, for Triton comes with torch for GPUs alone."""
+def _batch_kernels() -> Any:  # noqa: ANN401 - Triton's kernels have no static type
+    """Import the kernels on first use, because only torch builds for GPUs include Triton."""
     return import_module("qkv.generation.triton_batch_kernels")
 
 
-def _row_kernels() -> Any:  # noqa: ANN401 - as above
+def _row_kernels() -> Any:  # noqa: ANN401 - see above
     return import_module("qkv.generation.triton_row_kernels")
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not less."""
+    """Return the smallest power of two that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()

@@ -1,7 +1,7 @@
-"""One more token a row of a GPT on a GPU: few kernels, recorded once as a CUDA graph and replayed, choosing included.
+"""Decode step of a GPT on a GPU, captured as a CUDA graph that also chooses the next token.
 
-A small model's step on a GPU is all launches: its own road makes hundreds of them. `gpu.is_supported_by_kernels` is the rule for
-who goes this way.
+For small models, the time of an eager decode step is dominated by hundreds of kernel launches. This step uses few
+kernels and replays them as a graph. `cuda_decode.is_supported_by_kernels` states which models are supported.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from qkv.config import SamplingConfig
 from qkv.generation.cuda_decode_forward import (
+    BatchForward,
     KernelWeights,
-    ManyRows,
-    OneRow,
+    SingleRowForward,
     StepTensors,
     position_tables,
     power_of_two,
@@ -23,103 +23,139 @@ from qkv.generation.sampling import choose_next_ids, gather_log_probabilities
 from qkv.models import GPT
 
 TOKENS_PER_SYNC = 32
-"""Tokens a row that are written before the first of them is read: what comes after an end is thrown away."""
-VOCABULARY_BLOCK = 4096
+"""Tokens per row that are decoded before the host reads them. Tokens after a stop token are discarded."""
+VOCAB_BLOCK = 4096
+"""Logits that a program of the argmax kernel processes."""
 
 
 class CUDADecodeStep:
-    """The tensors of a step for so many rows, its cache among them, and what was recorded of it."""
+    """Preallocated tensors of a decode step for a fixed batch size, its KV cache and its captured CUDA graphs."""
 
-    def __init__(self, model: GPT, laid: KernelWeights, *, batch: int, capacity: int) -> None:
+    def __init__(self, model: GPT, weights: KernelWeights, *, batch: int, capacity: int) -> None:
         self.cache = model.new_cache(batch=batch, capacity=capacity)
-        self.is_taken = False
-        """By one who is writing with it."""
-        tokens, rows = laid.tokens, batch
-        # From Hopper on a kernel may begin while the one before it ends.
-        can_overlap = tokens.is_cuda and torch.cuda.get_device_capability(tokens.device)[0] >= 9
-        self._overlap = {"OVERLAP": True, "launch_pdl": True} if can_overlap else {"OVERLAP": False}
-        self.ids = torch.zeros(rows, dtype=torch.long, device=tokens.device)
+        self.in_use = False
+        """Whether a caller of `CUDADecodeStepPool.acquire` is using this step."""
+        token_embedding = weights.token_embedding
+        device = token_embedding.device
+        # Hopper and newer GPUs support programmatic dependent launch: a kernel may start before the previous one ends.
+        supports_pdl = token_embedding.is_cuda and torch.cuda.get_device_capability(device)[0] >= 9
+        self._launch_options = {"USE_PDL": True, "launch_pdl": True} if supports_pdl else {"USE_PDL": False}
+        self.ids = torch.zeros(batch, dtype=torch.long, device=device)
         self.positions, self._steps = torch.zeros_like(self.ids), torch.zeros_like(self.ids)
-        self.logits = tokens.new_empty(rows, tokens.shape[0], dtype=torch.float32)
-        places, rotation = position_tables(model, capacity)
-        given = StepTensors(
-            ids=self.ids, positions=self.positions, keys=self.cache.keys, values=self.cache.values, logits=self.logits,
-            places=places, rotation=rotation, overlap=self._overlap,
-        )  # fmt: skip
-        self.forward: Callable[[], None] = OneRow(laid, given) if rows == 1 else ManyRows(laid, given)
-        """All kernels of a step, from `ids` and `positions` to `logits`."""
-        n_blocks = -(-self.logits.shape[1] // VOCABULARY_BLOCK)
-        self._tops = self.logits.new_empty(rows, n_blocks)
-        self._weights, self._at = torch.empty_like(self._tops), self._tops.to(torch.int32)
-        self.told_ids = torch.zeros(TOKENS_PER_SYNC, rows, dtype=torch.long, device=tokens.device)
-        self.told_log_p = self.logits.new_zeros(TOKENS_PER_SYNC, rows)
-        self.chances = self.told_log_p.double()
-        """For each step and row: where in the distribution its token is drawn."""
+        self.logits = token_embedding.new_empty(batch, token_embedding.shape[0], dtype=torch.float32)
+        position_embedding, rotation = position_tables(model, capacity)
+        tensors = StepTensors(
+            ids=self.ids,
+            positions=self.positions,
+            keys=self.cache.keys,
+            values=self.cache.values,
+            logits=self.logits,
+            position_embedding=position_embedding,
+            rotation=rotation,
+            launch_options=self._launch_options,
+        )
+        self.forward: Callable[[], None] = (
+            SingleRowForward(weights, tensors) if batch == 1 else BatchForward(weights, tensors)
+        )
+        """Launches all kernels of a step, from `ids` and `positions` to `logits`."""
+        n_blocks = -(-self.logits.shape[1] // VOCAB_BLOCK)
+        self._block_max = self.logits.new_empty(batch, n_blocks)
+        self._block_exp_sum = torch.empty_like(self._block_max)
+        self._block_argmax = self._block_max.to(torch.int32)
+        self.output_ids = torch.zeros(TOKENS_PER_SYNC, batch, dtype=torch.long, device=device)
+        self.output_log_p = self.logits.new_zeros(TOKENS_PER_SYNC, batch)
+        self.uniform = self.output_log_p.double()
+        """Uniform random numbers for sampling, of shape (step, row)."""
         self._graphs: dict[SamplingConfig | None, torch.cuda.CUDAGraph] = {}
 
-    def logits_after(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """The logits of the token after these; good until the next call."""
-        self.begin(ids, positions)
+    def decode_logits(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Decode one token per row and return the logits, which are only valid until the next call."""
+        self.set_inputs(ids, positions)
         self._replay(None, self.forward)
         return self.logits
 
-    def begin(self, ids: Tensor, positions: Tensor) -> None:
-        """Each row's token that is to be read next, and where it stands."""
+    def set_inputs(self, ids: Tensor, positions: Tensor) -> None:
+        """Set the next input token of each row and its position."""
         self.ids.copy_(ids)
         self.positions.copy_(positions)
 
-    def write(self, n: int, sampling: SamplingConfig) -> tuple[list[list[int]], list[list[float]]]:
-        """n more tokens a row, with their log-probabilities; nothing waits for the GPU before the last of them."""
+    def decode_tokens(self, n: int, sampling: SamplingConfig) -> tuple[list[list[int]], list[list[float]]]:
+        """Decode `n` tokens per row and return their ids and log-probabilities, each of shape (step, row).
+
+        The host only synchronizes with the GPU once, after the last token.
+        """
         assert n <= TOKENS_PER_SYNC
         self._steps.zero_()
-        # What is recorded reads its chances, not the seed they were drawn with: one recording does for every seed.
+        # A graph reads the uniform random numbers, not the seed, so all seeds share one graph.
         key = sampling.replace(seed=0)
         for _ in range(n):
             self._replay(key, lambda: self._forward_and_choose(sampling))
-        told = torch.cat((self.told_ids[:n].double(), self.told_log_p[:n].double())).tolist()
-        return [[int(number) for number in row] for row in told[:n]], told[n:]
+        outputs = torch.cat((self.output_ids[:n].double(), self.output_log_p[:n].double())).tolist()
+        return [[int(token_id) for token_id in row] for row in outputs[:n]], outputs[n:]
 
-    def _replay(self, key: SamplingConfig | None, work: Callable[[], None]) -> None:
-        if not self.ids.is_cuda:  # Triton's interpreter, for tests
-            work()
+    def _replay(self, key: SamplingConfig | None, launch: Callable[[], None]) -> None:
+        """Replay the graph for `key`. Captures it from `launch` on first use."""
+        if not self.ids.is_cuda:  # tests run the kernels in Triton's interpreter
+            launch()
             return
         if key not in self._graphs:
-            self._graphs[key] = self._recorded(work)
+            self._graphs[key] = self._capture(launch)
         self._graphs[key].replay()
 
-    def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        kept = [tensor.clone() for tensor in (self.ids, self.positions, self._steps)]
-        # The first run compiles the kernels; what it changes is put back.
+    def _capture(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        state = (self.ids, self.positions, self._steps)
+        saved = [tensor.clone() for tensor in state]
+        # The first run compiles the kernels. It also advances the state, which is restored afterwards.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            work()
+            launch()
         torch.cuda.current_stream().wait_stream(stream)
-        for tensor, before in zip((self.ids, self.positions, self._steps), kept, strict=True):
-            tensor.copy_(before)
+        for tensor, value in zip(state, saved, strict=True):
+            tensor.copy_(value)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            work()
+            launch()
         return graph
 
     def _forward_and_choose(self, sampling: SamplingConfig) -> None:
+        """Compute the logits, choose the next token of each row and advance all rows by one position."""
         self.forward()
-        (rows, n), n_blocks = self.logits.shape, self._tops.shape[1]
-        last = self.cache.capacity - 1
+        (rows, vocab_size), n_blocks = self.logits.shape, self._block_max.shape[1]
+        # Finished rows continue to decode. Their position is clamped, so that they do not write beyond the cache.
+        last_position = self.cache.capacity - 1
         if sampling.temperature == 0:
             kernels = import_module("qkv.generation.triton_batch_kernels")
-            kernels.best_of_blocks[(rows, n_blocks)](
-                self.logits, self._tops, self._at, self._weights, n, BLOCK=VOCABULARY_BLOCK, **self._overlap
+            kernels.argmax_blocks_kernel[(rows, n_blocks)](
+                self.logits,
+                self._block_max,
+                self._block_argmax,
+                self._block_exp_sum,
+                vocab_size,
+                BLOCK=VOCAB_BLOCK,
+                **self._launch_options,
             )
-            kernels.take_best[(rows,)](
-                self._tops, self._at, self._weights, self.ids, self.positions, self._steps, self.told_ids,
-                self.told_log_p, n, n_blocks, last, BLOCK=power_of_two(n_blocks), **self._overlap,
-            )  # fmt: skip
+            kernels.select_argmax_kernel[(rows,)](
+                self._block_max,
+                self._block_argmax,
+                self._block_exp_sum,
+                self.ids,
+                self.positions,
+                self._steps,
+                self.output_ids,
+                self.output_log_p,
+                vocab_size,
+                n_blocks,
+                last_position,
+                BLOCK=power_of_two(n_blocks),
+                **self._launch_options,
+            )
             return
         step = self._steps[:1]
-        chosen = choose_next_ids(self.logits, sampling, seen_mask=None, uniform=self.chances.index_select(0, step)[0])
-        self.told_ids.index_copy_(0, step, chosen[None])
-        self.told_log_p.index_copy_(0, step, gather_log_probabilities(self.logits, chosen)[None])
+        uniform = self.uniform.index_select(0, step)[0]
+        chosen = choose_next_ids(self.logits, sampling, seen_mask=None, uniform=uniform)
+        self.output_ids.index_copy_(0, step, chosen[None])
+        self.output_log_p.index_copy_(0, step, gather_log_probabilities(self.logits, chosen)[None])
         self.ids.copy_(chosen)
-        self.positions.add_(1).clamp_(max=last)
+        self.positions.add_(1).clamp_(max=last_position)
         self._steps.add_(1)

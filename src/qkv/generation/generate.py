@@ -1,4 +1,4 @@
-"""Text goes on: prefill the prompt, then decode token by token with the cache."""
+"""Autoregressive text generation: prefill of the prompts, then decode steps with the KV cache."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -20,27 +20,28 @@ from qkv.generation.sampling import NextLogits, SeenMask, choose_next_ids, gathe
 from qkv.generation.sequence import GeneratedSequence, new_sequences
 from qkv.models import GPT
 
-NO_STOPS: frozenset[int] = frozenset()
+NO_STOP_IDS: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationStep:
-    """What one step gave one row."""
+    """A token generated for one row."""
 
     row: int
     id: int
     log_probability: float
-    """Under the model itself, before temperature and filters."""
-    text: GeneratedSequence
-    place: int
+    """Log-probability under the model, before temperature and filters."""
+    sequence: GeneratedSequence
+    batch_index: int
+    """Index of the row in `batch_logits`, which only contains unfinished rows."""
     batch_logits: Tensor | None
 
     @property
     def logits(self) -> Tensor:
-        """The model's own logits for this token, (1, vocabulary); to be read before the next step."""
+        """Logits from which this token was chosen, of shape (1, vocab_size). Only valid until the next step."""
         if self.batch_logits is None:
-            raise InputError("these steps have no logits: they were asked for with with_logits=False")
-        return self.batch_logits[self.place : self.place + 1]
+            raise InputError("logits are not available with with_logits=False")
+        return self.batch_logits[self.batch_index : self.batch_index + 1]
 
 
 def generate_steps(
@@ -49,86 +50,92 @@ def generate_steps(
     *,
     max_new: int,
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
-    stop_ids: frozenset[int] = NO_STOPS,
-    packing: PrepackedWeights | None = None,
+    stop_ids: frozenset[int] = NO_STOP_IDS,
+    prepacked: PrepackedWeights | None = None,
     with_logits: bool = True,
 ) -> Iterator[GenerationStep]:
-    """Each new token as it comes, row by row; a row whose `text.finish_reason` the reader sets is left out from then on.
+    """Generate tokens and yield each of them as soon as it is available, row by row.
 
-    Prompts have any lengths. Row i draws with seed + i, so what it says depends on its prompt and seed alone.
-    `packing`: of `prepack_weights(model)`, kept from call to call; it takes as long as a few steps to make.
-    `with_logits`: without them a GPU writes several tokens before the first is read.
+    The caller can stop a row by setting `step.sequence.finish_reason`. Prompts may have different lengths. Row i is
+    sampled with the seed `sampling.seed + i`, so its output depends only on its prompt and seed, not on the batch.
+
+    `prepacked` is the result of `prepack_weights(model)`. Pass it if you generate repeatedly, because prepacking takes
+    as long as a few decode steps. With `with_logits=False`, a GPU decodes several tokens before the host reads them.
     """
-    texts = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
-    # The last new token of a text is never read, so it needs no room.
-    capacity = max(len(text.prompt) + text.limit.max_new_tokens - 1 for text in texts)
-    packing = packing or prepack_weights(model)
-    with ExitStack() as open_steps:
+    sequences = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
+    # The last new token is never fed back to the model, so it needs no slot in the KV cache.
+    capacity = max(len(sequence.prompt) + sequence.limit.max_new_tokens - 1 for sequence in sequences)
+    prepacked = prepacked or prepack_weights(model)
+    with ExitStack() as stack:
         with torch.inference_mode():
-            lean, gpu = create_cpu_decode_engine(model, packing, capacity=capacity), None
-            if packing.gpu_steps is not None and can_use_triton_kernels(model):
-                gpu = open_steps.enter_context(packing.gpu_steps.taken(batch=len(texts), capacity=capacity))
-            decoder = GPTDecoder(model, batch=len(texts), capacity=capacity, cpu_engine=lean, cuda_step=gpu)
+            cpu_engine, cuda_step = create_cpu_decode_engine(model, prepacked, capacity=capacity), None
+            if prepacked.cuda_steps is not None and can_use_triton_kernels(model):
+                cuda_step = stack.enter_context(prepacked.cuda_steps.acquire(batch=len(sequences), capacity=capacity))
+            decoder = GPTDecoder(
+                model, batch=len(sequences), capacity=capacity, cpu_engine=cpu_engine, cuda_step=cuda_step
+            )
             logits = decoder.prefill(prompts)
-        if gpu is not None and not with_logits and can_sample_on_device(sampling):
-            yield from _written_ahead(gpu, logits, texts, sampling=sampling, stop_ids=stop_ids)
+        if cuda_step is not None and not with_logits and can_sample_on_device(sampling):
+            yield from _decode_on_device(cuda_step, logits, sequences, sampling=sampling, stop_ids=stop_ids)
         else:
-            yield from decode_steps(decoder, logits, texts, sampling=sampling, stop_ids=stop_ids)
+            yield from decode_steps(decoder, logits, sequences, sampling=sampling, stop_ids=stop_ids)
 
 
-def _written_ahead(
-    gpu: CUDADecodeStep,
+def _decode_on_device(
+    cuda_step: CUDADecodeStep,
     logits: NextLogits,
-    texts: list[GeneratedSequence],
+    sequences: list[GeneratedSequence],
     *,
     sampling: SamplingConfig,
     stop_ids: frozenset[int],
 ) -> Iterator[GenerationStep]:
-    chances = [Random(sampling.seed + row) for row in range(len(texts))]
+    """Decode with CUDA graphs that also choose the next token, so the host only reads the results."""
+    generators = [Random(sampling.seed + row) for row in range(len(sequences))]
     with torch.inference_mode():
-        chance = torch.tensor([one.random() for one in chances], dtype=torch.float64, device=logits.device)
-        chosen = choose_next_ids(logits, sampling, seen_mask=None, uniform=chance)
+        uniform = [generator.random() for generator in generators]
+        uniform = torch.tensor(uniform, dtype=torch.float64, device=logits.device)
+        chosen = choose_next_ids(logits, sampling, seen_mask=None, uniform=uniform)
         first = chosen.tolist(), gather_log_probabilities(logits, chosen).tolist()
-    told = chain([first], decode_n_tokens(gpu, chosen, texts, sampling=sampling, chances=chances))
-    for ids, log_ps in told:
-        for row, (text, number, log_p) in enumerate(zip(texts, ids, log_ps, strict=True)):
-            if text.finish_reason is None:
-                yield _added(GenerationStep(row, number, log_p, text, row, None), stop_ids)
+    outputs = chain([first], decode_n_tokens(cuda_step, chosen, sequences, sampling=sampling, generators=generators))
+    for ids, log_ps in outputs:
+        for row, (sequence, token_id, log_p) in enumerate(zip(sequences, ids, log_ps, strict=True)):
+            if sequence.finish_reason is None:
+                yield _append_to_sequence(GenerationStep(row, token_id, log_p, sequence, row, None), stop_ids)
 
 
 def decode_steps(
     decoder: Decoder,
     logits: NextLogits,
-    texts: list[GeneratedSequence],
+    sequences: list[GeneratedSequence],
     *,
     sampling: SamplingConfig,
     stop_ids: frozenset[int],
 ) -> Iterator[GenerationStep]:
-    """`steps` for any decoder; `logits` are those after each prompt's last token."""
-    chances = [Random(sampling.seed + row) for row in range(len(texts))]
-    said = _said(texts, logits) if sampling.repetition_penalty != 1.0 else None
-    rows = list(range(len(texts)))
+    """Same as `generate_steps`, for any decoder. `logits` are those after the last token of each prompt."""
+    generators = [Random(sampling.seed + row) for row in range(len(sequences))]
+    seen_mask = _initial_seen_mask(sequences, logits) if sampling.repetition_penalty != 1.0 else None
+    rows = list(range(len(sequences)))
     while rows:
         with torch.inference_mode():
-            chance = None
+            uniform = None
             if sampling.temperature > 0:
-                drawn = [chances[row].random() for row in rows]
-                chance = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
-            chosen = choose_next_ids(logits, sampling, seen_mask=said, uniform=chance)
-            of_chosen = gather_log_probabilities(logits, chosen).tolist()
-        for place, (row, number, log_p) in enumerate(zip(rows, chosen.tolist(), of_chosen, strict=True)):
-            yield _added(GenerationStep(row, number, log_p, texts[row], place, logits), stop_ids)
-        going = [place for place, row in enumerate(rows) if texts[row].finish_reason is None]
+                samples = [generators[row].random() for row in rows]
+                uniform = torch.tensor(samples, dtype=torch.float64, device=logits.device)
+            chosen = choose_next_ids(logits, sampling, seen_mask=seen_mask, uniform=uniform)
+            log_ps = gather_log_probabilities(logits, chosen).tolist()
+        for index, (row, token_id, log_p) in enumerate(zip(rows, chosen.tolist(), log_ps, strict=True)):
+            yield _append_to_sequence(GenerationStep(row, token_id, log_p, sequences[row], index, logits), stop_ids)
+        unfinished = [index for index, row in enumerate(rows) if sequences[row].finish_reason is None]
         with torch.inference_mode():
-            if len(going) < len(rows):
-                rows = [rows[place] for place in going]
+            if len(unfinished) < len(rows):
+                rows = [rows[index] for index in unfinished]
                 if not rows:
                     return
-                kept = torch.tensor(going, device=logits.device)
-                decoder.reorder(kept, sequences=kept)
-                chosen, said = chosen[kept], None if said is None else said[kept]
-            if said is not None:
-                said = said.scatter(1, chosen[:, None], value=True)
+                indices = torch.tensor(unfinished, device=logits.device)
+                decoder.reorder(indices, sequences=indices)
+                chosen, seen_mask = chosen[indices], None if seen_mask is None else seen_mask[indices]
+            if seen_mask is not None:
+                seen_mask = seen_mask.scatter(1, chosen[:, None], value=True)
             logits = decoder.step(chosen)
 
 
@@ -138,27 +145,27 @@ def generate(
     *,
     max_new: int,
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
-    stop_ids: frozenset[int] = NO_STOPS,
-    packing: PrepackedWeights | None = None,
+    stop_ids: frozenset[int] = NO_STOP_IDS,
+    prepacked: PrepackedWeights | None = None,
 ) -> list[GeneratedSequence]:
-    """The finished texts, in the order of their prompts."""
-    texts: dict[int, GeneratedSequence] = {}
+    """Generate a continuation of each prompt and return the finished sequences in the order of the prompts."""
+    sequences: dict[int, GeneratedSequence] = {}
     for step in generate_steps(
-        model, prompts, max_new=max_new, sampling=sampling, stop_ids=stop_ids, prepacked=packing, with_logits=False
+        model, prompts, max_new=max_new, sampling=sampling, stop_ids=stop_ids, prepacked=prepacked, with_logits=False
     ):
-        texts[step.row] = step.sequence
-    return [texts[row] for row in range(len(prompts))]
+        sequences[step.row] = step.sequence
+    return [sequences[row] for row in range(len(prompts))]
 
 
-def _added(step: GenerationStep, stop_ids: frozenset[int]) -> GenerationStep:
-    if step.log_probability != step.log_probability:
-        raise WeightsError(f"after {len(step.sequence.new_ids)} new tokens the logits are no numbers (NaN)")
-    step.sequence.add(step.id, step.log_probability, stop_ids)
+def _append_to_sequence(step: GenerationStep, stop_ids: frozenset[int]) -> GenerationStep:
+    if step.log_probability != step.log_probability:  # NaN
+        raise WeightsError(f"logits became NaN after generating {len(step.sequence.new_ids)} tokens")
+    step.sequence.append_token(step.id, step.log_probability, stop_ids)
     return step
 
 
-def _said(texts: list[GeneratedSequence], logits: NextLogits) -> SeenMask:
-    said = torch.zeros_like(logits, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        said[row, text.ids] = True
-    return said
+def _initial_seen_mask(sequences: list[GeneratedSequence], logits: NextLogits) -> SeenMask:
+    seen_mask = torch.zeros_like(logits, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        seen_mask[row, sequence.ids] = True
+    return seen_mask

@@ -1,7 +1,7 @@
-"""Matrices laid out once as the CPU reads them fastest, for the many small steps of decoding.
+"""Linear layers with weights prepacked for fast CPU matmuls with few rows, as in decode steps.
 
-A step multiplies a few rows by every weight. Which of torch's products is fastest depends on how many rows and numbers
-there are; all of them want the weights laid out in their own way, which is done at the first use and kept.
+A decode step multiplies a few rows by every weight matrix. Which of torch's matmuls is fastest depends on the number of
+rows and the size of the matrix. Each of them requires its own weight layout, which is created on first use and reused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,245 +16,262 @@ from qkv.choices import Activation
 from qkv.generation.cuda_decode import CUDADecodeStepPool, tensor_version
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Int8Linear, Unembedding, activate
-from qkv.nn.huge_pages import contiguous
+from qkv.nn.huge_pages import contiguous_in_huge_pages
 
-TINY = 2**15
-"""Numbers in a matrix below which one row is multiplied fastest by the whole of it."""
-SMALL = 2**17
-"""Numbers in a matrix below which preparing oneDNN's call costs more than the call saves."""
-FAR = 2**20
-"""Numbers in a matrix that comes from memory each time: oneDNN multiplies 4 rows by it 1.2–1.7 times as fast as 2."""
-BLOCK = 32
-"""Columns of a block. Two threads read a matrix in such blocks as fast as memory gives, where one row times the whole
-of it keeps one thread alone at work. 16 columns are about as fast, 64 are slower."""
+MIN_BLOCKED_SIZE = 2**15
+"""Matrix size in elements from which a single row is multiplied by column blocks rather than the full matrix."""
+MIN_ONEDNN_SIZE = 2**17
+"""Matrix size in elements from which oneDNN saves more time than the overhead of its call."""
+MIN_PADDED_SIZE = 2**20
+"""Matrix size in elements that exceeds the CPU caches. oneDNN multiplies 4 rows by it 1.2–1.7 times as fast as 2."""
+BLOCK_COLUMNS = 32
+"""Columns of a block. With blocks, two threads read a matrix at full memory bandwidth, whereas multiplying one row by
+the full matrix uses a single thread. 16 columns are about as fast, and 64 are slower."""
 
-FUSED = {Activation.RELU: ("relu", ""), Activation.GELU: ("gelu", "none"), Activation.GELU_TANH: ("gelu", "tanh")}
-"""Activations that oneDNN has, by its names."""
+ONEDNN_ACTIVATIONS = {
+    Activation.RELU: ("relu", ""),
+    Activation.GELU: ("gelu", "none"),
+    Activation.GELU_TANH: ("gelu", "tanh"),
+}
+"""oneDNN's names of the activations that it can fuse into a matmul."""
 
 
 class PackedLinear:
-    """x times the weights of some modules, their results side by side; from torch's own only rounding differs."""
+    """Linear layer with the concatenated outputs of several modules. Differs from theirs only by rounding."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         self._weights = [weight.detach() for weight in weights]
         self._biases = [bias.detach() for bias in biases if bias is not None]
         self._bias = torch.cat(self._biases) if self._biases else None
         self._n_in, self._n_out = weights[0].shape[1], sum(weight.shape[0] for weight in weights)
-        self._n_numbers = self._n_in * self._n_out
-        self._can_prepare = _has_onednn() and self._n_numbers >= SMALL
-        self._has_blocks = torch.backends.mkl.is_available() and self._n_numbers >= TINY
-        self._turned: Tensor | None = None
-        self._prepared: Tensor | None = None
+        self._n_elements = self._n_in * self._n_out
+        self._uses_onednn = _has_onednn() and self._n_elements >= MIN_ONEDNN_SIZE
+        self._uses_blocks = torch.backends.mkl.is_available() and self._n_elements >= MIN_BLOCKED_SIZE
+        # The packed copies are created on first use.
+        self._transposed: Tensor | None = None
+        self._onednn_weight: Tensor | None = None
         self._blocks: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x`: (rows, width)."""
-        if self._has_blocks and x.shape[0] == 1:
-            blocks, bias = self._blocks if self._blocks is not None else self._in_blocks()
-            found = torch.baddbmm(bias, x.expand(len(blocks), 1, self._n_in), blocks)
-            return found.view(1, -1)[:, : self._n_out]
-        if self._can_prepare and x.shape[0] > 1:
-            return self._by_onednn(x)
-        turned = self._turned if self._turned is not None else self._turn()
-        return torch.mm(x, turned) if self._bias is None else torch.addmm(self._bias, x, turned)
+        """Apply the layer to `x` of shape (rows, n_in)."""
+        if self._uses_blocks and x.shape[0] == 1:
+            blocks, bias = self._blocks if self._blocks is not None else self._pack_blocks()
+            y = torch.baddbmm(bias, x.expand(len(blocks), 1, self._n_in), blocks)
+            return y.view(1, -1)[:, : self._n_out]
+        if self._uses_onednn and x.shape[0] > 1:
+            return self._onednn_linear(x)
+        transposed = self._transposed if self._transposed is not None else self._pack_transposed()
+        return torch.mm(x, transposed) if self._bias is None else torch.addmm(self._bias, x, transposed)
 
-    def activated(self, x: Tensor, activation: Activation) -> Tensor:
-        """`activate` of the result; oneDNN does that while it writes it."""
-        if self._can_prepare and x.shape[0] > 1 and activation in FUSED:
-            return self._by_onednn(x, *FUSED[activation])
+    def forward_activated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Apply the layer and the activation, fused into a single oneDNN call if possible."""
+        if self._uses_onednn and x.shape[0] > 1 and activation in ONEDNN_ACTIVATIONS:
+            return self._onednn_linear(x, *ONEDNN_ACTIVATIONS[activation])
         return activate(self(x), activation)
 
-    def into(self, x: Tensor, out: Tensor) -> None:
-        if self._can_prepare or self._has_blocks:
+    def write_to(self, x: Tensor, out: Tensor) -> None:
+        """Write the result to `out`."""
+        if self._uses_onednn or self._uses_blocks:
             out.copy_(self(x))
             return
-        turned = self._turned if self._turned is not None else self._turn()
+        transposed = self._transposed if self._transposed is not None else self._pack_transposed()
         if self._bias is None:
-            torch.mm(x, turned, out=out)
+            torch.mm(x, transposed, out=out)
         else:
-            torch.addmm(self._bias, x, turned, out=out)
+            torch.addmm(self._bias, x, transposed, out=out)
 
-    def onto(self, stream: Tensor, x: Tensor) -> None:
-        """Add the result to `stream`."""
-        if self._can_prepare or self._has_blocks:
-            stream.add_(self(x))
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Add the result to `residual` in place."""
+        if self._uses_onednn or self._uses_blocks:
+            residual.add_(self(x))
             return
-        stream.addmm_(x, self._turned if self._turned is not None else self._turn())
+        residual.addmm_(x, self._transposed if self._transposed is not None else self._pack_transposed())
         if self._bias is not None:
-            stream.add_(self._bias)
+            residual.add_(self._bias)
 
-    def _in_blocks(self) -> tuple[Tensor, Tensor]:
-        """(block, width, column) and (block, 1, column); the last block is filled up with zeros."""
-        n_more = -self._n_out % BLOCK
+    def _pack_blocks(self) -> tuple[Tensor, Tensor]:
+        """Pack weight and bias as (block, n_in, column) and (block, 1, column). The last block is padded with zeros."""
+        n_padding = -self._n_out % BLOCK_COLUMNS
         bias = self._weights[0].new_zeros(self._n_out) if self._bias is None else self._bias
-        weight = F.pad(self._whole(), (0, 0, 0, n_more)).view(-1, BLOCK, self._n_in)
-        self._blocks = contiguous(weight.transpose(1, 2)), F.pad(bias, (0, n_more)).view(-1, 1, BLOCK)
+        weight = F.pad(self._concatenated_weight(), (0, 0, 0, n_padding)).view(-1, BLOCK_COLUMNS, self._n_in)
+        self._blocks = (
+            contiguous_in_huge_pages(weight.transpose(1, 2)),
+            F.pad(bias, (0, n_padding)).view(-1, 1, BLOCK_COLUMNS),
+        )
         return self._blocks
 
-    def _turn(self) -> Tensor:
-        weight = self._whole()
-        # One row reads a matrix fastest along the longer of its sides.
+    def _pack_transposed(self) -> Tensor:
+        weight = self._concatenated_weight()
+        # A single row is multiplied fastest if the longer side of the matrix is contiguous.
         is_copied = weight.shape[0] >= weight.shape[1] or len(self._weights) > 1
-        self._turned = contiguous(weight.T) if is_copied else weight.T
-        return self._turned
+        self._transposed = contiguous_in_huge_pages(weight.T) if is_copied else weight.T
+        return self._transposed
 
-    def _by_onednn(self, x: Tensor, then: str = "none", algorithm: str = "") -> Tensor:
-        if self._prepared is None:
-            self._prepared = torch.ops.mkldnn._reorder_linear_weight(self._whole())  # noqa: SLF001 - as torch.compile does
-        multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+    def _onednn_linear(self, x: Tensor, activation: str = "none", algorithm: str = "") -> Tensor:
+        if self._onednn_weight is None:
+            # torch.compile uses the same private operators.
+            weight = self._concatenated_weight()
+            self._onednn_weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001
+        linear = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
         rows = x.shape[0]
-        if rows < 4 and self._n_numbers >= FAR:
-            return multiply(F.pad(x, (0, 0, 0, 4 - rows)), self._prepared, self._bias, then, [], algorithm)[:rows]
-        return multiply(x, self._prepared, self._bias, then, [], algorithm)
+        if rows < 4 and self._n_elements >= MIN_PADDED_SIZE:
+            padded = F.pad(x, (0, 0, 0, 4 - rows))
+            return linear(padded, self._onednn_weight, self._bias, activation, [], algorithm)[:rows]
+        return linear(x, self._onednn_weight, self._bias, activation, [], algorithm)
 
-    def _whole(self) -> Tensor:
+    def _concatenated_weight(self) -> Tensor:
         return self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
 
 
 class PackedInt8Linear:
-    """As `PackedLinear`, in whole numbers."""
+    """Equivalent of `PackedLinear` for int8 weights."""
 
-    def __init__(self, parts: Sequence[Int8Linear], scales: Sequence[float]) -> None:
-        is_as_it_is = len(parts) == 1 and scales[0] == 1.0
-        self._linear = parts[0] if is_as_it_is else Int8Linear.side_by_side(parts, scales)
+    def __init__(self, modules: Sequence[Int8Linear], scales: Sequence[float]) -> None:
+        is_unchanged = len(modules) == 1 and scales[0] == 1.0
+        self._linear = modules[0] if is_unchanged else Int8Linear.concatenate(modules, scales)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._linear.forward(x)
 
-    def activated(self, x: Tensor, activation: Activation) -> Tensor:
+    def forward_activated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Apply the layer and the activation."""
         return activate(self._linear.forward(x), activation)
 
-    def into(self, x: Tensor, out: Tensor) -> None:
-        (found, size), bias = self._linear.raw(x), self._linear.bias
-        if size is None or bias is None:
-            out.copy_(found if size is None else found.mul_(size))
+    def write_to(self, x: Tensor, out: Tensor) -> None:
+        """Write the result to `out`."""
+        (y, scale), bias = self._linear.unscaled_matmul(x), self._linear.bias
+        if scale is None or bias is None:
+            out.copy_(y if scale is None else y.mul_(scale))
             if bias is not None:
                 out.add_(bias)
         else:
-            torch.addcmul(bias, found, size, out=out)
+            torch.addcmul(bias, y, scale, out=out)
 
-    def onto(self, stream: Tensor, x: Tensor) -> None:
-        found, size = self._linear.raw(x)
-        if size is None:
-            stream.add_(found)
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Add the result to `residual` in place."""
+        y, scale = self._linear.unscaled_matmul(x)
+        if scale is None:
+            residual.add_(y)
         else:
-            stream.addcmul_(found, size)
+            residual.addcmul_(y, scale)
         if self._linear.bias is not None:
-            stream.add_(self._linear.bias)
+            residual.add_(self._linear.bias)
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    state: list[tuple[int, int]]
-    multiply: PackedLinear | PackedInt8Linear
-    kept: list[Tensor]
-    """The weights, so that no others can come to lie where these did and pass for them."""
+class _CacheEntry:
+    """A packed linear layer and the versions of the weights it was created from."""
+
+    versions: list[tuple[int, int]]
+    linear: PackedLinear | PackedInt8Linear
+    tensors: list[Tensor]
+    """The original weights. Referencing them ensures that no other tensor can be allocated at the same address."""
 
 
 @contextmanager
 def override_forward(
-    modules: Sequence[nn.Linear | Unembedding], forward_of: Callable[[nn.Linear | Unembedding], Callable[..., Tensor]]
+    modules: Sequence[nn.Linear | Unembedding],
+    create_forward: Callable[[nn.Linear | Unembedding], Callable[..., Tensor]],
 ) -> Iterator[None]:
-    """Inside, each module multiplies in the way that `forward_of` gives for it."""
+    """Replace the `forward` method of each module by `create_forward(module)` inside the context."""
     try:
         for module in modules:
-            module.__dict__["forward"] = forward_of(module)
+            module.__dict__["forward"] = create_forward(module)
         yield
     finally:
         for module in modules:
-            # Another thread may have been here meanwhile and taken it away: the usual product is as right.
+            # Another thread may have restored the original method already, which is equally correct.
             module.__dict__.pop("forward", None)
 
 
 class PrepackedWeights:
-    """Prepared copies of a model's weights; made at the first use, and anew where one has changed.
+    """Packed copies of a model's weights, created on first use and updated when a weight has changed.
 
-    A change through `.data` in place is one that torch does not count: it goes unseen.
+    In-place changes through `.data` are not detected, because torch does not count them as a new version.
     """
 
-    def __init__(self, *parts: nn.Module) -> None:
-        modules = [module for part in parts for module in part.modules()]
-        self._modules = [one for one in modules if type(one) is nn.Linear or isinstance(one, Unembedding)]
-        self._made: dict[tuple[nn.Module | float, ...], _Prepared] = {}
-        self.gpu_steps: CUDADecodeStepPool | None = None
-        """Of a GPT, for where it is on a GPU."""
+    def __init__(self, *roots: nn.Module) -> None:
+        modules = [module for root in roots for module in root.modules()]
+        self._modules = [module for module in modules if type(module) is nn.Linear or isinstance(module, Unembedding)]
+        self._cache: dict[tuple[nn.Module | float, ...], _CacheEntry] = {}
+        self.cuda_steps: CUDADecodeStepPool | None = None
+        """Captured decode steps of a GPT, which are used if the model is on a GPU."""
 
     @property
-    def is_possible(self) -> bool:
-        """For float32 on a CPU alone."""
-        return all(_can_pack(module.weight) for module in self._modules)
+    def is_supported(self) -> bool:
+        """Whether all weights are float32 tensors on a CPU."""
+        return all(_is_cpu_float32(module.weight) for module in self._modules)
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """Inside, products use the prepared weights; results differ by rounding alone.
+    def override_linears(self) -> Iterator[None]:
+        """Use the packed weights for all linear layers inside the context. Results differ only by rounding.
 
-        Only for float32 on a CPU; elsewhere nothing changes.
+        Has no effect on weights that are not float32 tensors on a CPU.
         """
-        with override_forward(
-            [one for one in self._modules if _can_pack(one.weight) and not _in_int8(one)], self._forward
-        ):
+        modules = [module for module in self._modules if _is_cpu_float32(module.weight) and not _int8_linear_of(module)]
+        with override_forward(modules, self._create_forward):
             yield
 
-    def product(
-        self, *modules: nn.Linear | Unembedding | Int8Linear, first: float = 1.0
+    def packed_linear(
+        self, *modules: nn.Linear | Unembedding | Int8Linear, first_scale: float = 1.0
     ) -> PackedLinear | PackedInt8Linear:
-        """x times the weights of these modules, one after another: their results side by side.
+        """Return a packed linear layer whose output is the concatenation of the outputs of `modules`.
 
-        `first`: what the first one's result is multiplied by.
+        The output of the first module is multiplied by `first_scale`.
         """
-        made = self._made.get((*modules, first))
-        in_int8 = [part for one in modules if (part := _in_int8(one)) is not None]
-        floats = [one for one in modules if not in_int8 and not isinstance(one, Int8Linear)]
-        tensors = _tensors(floats)
-        state = [tensor_version(tensor) for tensor in tensors]
-        if made is None or made.state != state:
-            scales = [first, *[1.0] * (len(modules) - 1)]
-            multiply = PackedInt8Linear(in_int8, scales) if in_int8 else _product(floats, scales)
-            made = _Prepared(state, multiply, kept=[tensor.detach() for tensor in tensors])
-            self._made[(*modules, first)] = made
-        return made.multiply
+        entry = self._cache.get((*modules, first_scale))
+        int8_modules = [int8 for module in modules if (int8 := _int8_linear_of(module)) is not None]
+        float_modules = [module for module in modules if not int8_modules and not isinstance(module, Int8Linear)]
+        tensors = _weights_and_biases(float_modules)
+        versions = [tensor_version(tensor) for tensor in tensors]
+        if entry is None or entry.versions != versions:
+            scales = [first_scale, *[1.0] * (len(modules) - 1)]
+            linear = PackedInt8Linear(int8_modules, scales) if int8_modules else _pack_linears(float_modules, scales)
+            entry = _CacheEntry(versions, linear, tensors=[tensor.detach() for tensor in tensors])
+            self._cache[(*modules, first_scale)] = entry
+        return entry.linear
 
-    def _forward(self, module: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
-        product = self.product(module)
+    def _create_forward(self, module: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
+        linear = self.packed_linear(module)
 
-        def multiply(x: Tensor) -> Tensor:
-            return product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        def forward(x: Tensor) -> Tensor:
+            return linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
         if not isinstance(module, Unembedding):
-            return multiply
-        return lambda x: module.logits(multiply(x * module.scale if module.scale != 1.0 else x))
+            return forward
+        return lambda x: module.logits(forward(x * module.scale if module.scale != 1.0 else x))
 
 
-def _product(modules: Sequence[nn.Linear | Unembedding], scales: Sequence[float]) -> PackedLinear:
-    both = list(zip(modules, scales, strict=True))
+def _pack_linears(modules: Sequence[nn.Linear | Unembedding], scales: Sequence[float]) -> PackedLinear:
+    pairs = list(zip(modules, scales, strict=True))
     return PackedLinear(
-        [_scale_to_unit(one.weight, scale) for one, scale in both],
-        [None if one.bias is None else _scale_to_unit(one.bias, scale) for one, scale in both],
+        [_scale_tensor(module.weight, scale) for module, scale in pairs],
+        [None if module.bias is None else _scale_tensor(module.bias, scale) for module, scale in pairs],
     )
 
 
-def _scale_to_unit(tensor: Tensor, scale: float) -> Tensor:
+def _scale_tensor(tensor: Tensor, scale: float) -> Tensor:
     return tensor if scale == 1.0 else tensor.detach() * scale
 
 
-def _tensors(modules: Sequence[nn.Linear | Unembedding]) -> list[Tensor]:
-    return [tensor for one in modules for tensor in (one.weight, one.bias) if tensor is not None]
+def _weights_and_biases(modules: Sequence[nn.Linear | Unembedding]) -> list[Tensor]:
+    return [tensor for module in modules for tensor in (module.weight, module.bias) if tensor is not None]
 
 
 def prepack_weights(model: GPT | Seq2Seq | RNNSeq2Seq) -> PrepackedWeights:
-    """Of the half that writes."""
+    """Create prepacked weights for the part of the model that generates tokens: a GPT, or a decoder."""
     if not isinstance(model, GPT):
         return PrepackedWeights(model.decoder, model.unembedding)
-    packing = PrepackedWeights(model)
-    packing.gpu_steps = CUDADecodeStepPool(model)
-    return packing
+    prepacked = PrepackedWeights(model)
+    prepacked.cuda_steps = CUDADecodeStepPool(model)
+    return prepacked
 
 
-def _in_int8(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear | None:
+def _int8_linear_of(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear | None:
     return module.int8 if isinstance(module, Unembedding) else module if isinstance(module, Int8Linear) else None
 
 
-def _can_pack(weight: Tensor) -> bool:
+def _is_cpu_float32(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 

@@ -1,6 +1,7 @@
-"""What generation means, as plainly as it can be said: one text, no cache, all computed anew at each step.
+"""Reference implementations of generation and translation: a single sequence, without a cache.
 
-Every other road must give the same ids. It costs n times as much for n tokens, so nobody else takes it.
+All other implementations must produce the same ids. The full sequence is recomputed at every step, so generating n
+tokens costs n times as much. Only tests use this module.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from qkv.config import SamplingConfig
 from qkv.generation.sampling import choose_next_ids
 from qkv.generation.sequence import FinishReason, GeneratedSequence, LengthLimit, new_sequences
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
-from qkv.nn import using
+from qkv.nn import use_attention_kernel
 
 
 @torch.inference_mode()
@@ -25,28 +26,30 @@ def generate_reference(
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
     stop_ids: frozenset[int] = frozenset(),
 ) -> GeneratedSequence:
-    (text,) = new_sequences([prompt], max_new=max_new, context_length=model.config.context_length)
-    chance = Random(sampling.seed)
-    with using(model, AttentionKernel.PLAIN):
-        while text.finish_reason is None:
-            logits = model(torch.tensor([text.ids], device=model.embedding.token.weight.device))[:, -1]
-            said = torch.zeros_like(logits, dtype=torch.bool)
-            said[0, text.ids] = True
-            number = int(choose_next_ids(logits, sampling, seen_mask=said, uniform=torch.tensor([chance.random()])))
-            text.add(number, float(logits.log_softmax(-1)[0, number]), stop_ids)
-    return text
+    """Continue a prompt, recomputing the full sequence at every step."""
+    (sequence,) = new_sequences([prompt], max_new=max_new, context_length=model.config.context_length)
+    generator = Random(sampling.seed)
+    with use_attention_kernel(model, AttentionKernel.EAGER):
+        while sequence.finish_reason is None:
+            logits = model(torch.tensor([sequence.ids], device=model.embedding.token.weight.device))[:, -1]
+            seen_mask = torch.zeros_like(logits, dtype=torch.bool)
+            seen_mask[0, sequence.ids] = True
+            uniform = torch.tensor([generator.random()])
+            token_id = int(choose_next_ids(logits, sampling, seen_mask=seen_mask, uniform=uniform))
+            sequence.append_token(token_id, float(logits.log_softmax(-1)[0, token_id]), stop_ids)
+    return sequence
 
 
 @torch.inference_mode()
 def translate_reference(
     model: Seq2Seq | RNNSeq2Seq, source: Sequence[int], *, start_id: int, max_new: int, stop_ids: frozenset[int]
 ) -> GeneratedSequence:
-    """The likeliest next id at each step; source and text are read anew each time."""
-    text = GeneratedSequence([start_id], LengthLimit(max_new, FinishReason.LENGTH))
+    """Translate a source greedily, recomputing source and target at every step."""
+    sequence = GeneratedSequence([start_id], LengthLimit(max_new, FinishReason.LENGTH))
     source_ids = torch.tensor([list(source)], device=next(model.parameters()).device)
-    with using(model, AttentionKernel.PLAIN):
-        while text.finish_reason is None:
-            log_p = model(source_ids, torch.tensor([text.ids], device=source_ids.device))[0, -1].log_softmax(-1)
-            number = int(log_p.argmax())
-            text.add(number, float(log_p[number]), stop_ids)
-    return text
+    with use_attention_kernel(model, AttentionKernel.EAGER):
+        while sequence.finish_reason is None:
+            log_p = model(source_ids, torch.tensor([sequence.ids], device=source_ids.device))[0, -1].log_softmax(-1)
+            token_id = int(log_p.argmax())
+            sequence.append_token(token_id, float(log_p[token_id]), stop_ids)
+    return sequence

@@ -1,4 +1,4 @@
-"""From logits to the next token: pure functions, one a setting."""
+"""Sampling of the next token from logits: repetition penalty, temperature, top-k, top-p, min-p and typical sampling."""
 
 from math import log
 
@@ -10,83 +10,96 @@ from qkv.config import SamplingConfig
 
 NextLogits = Float[Tensor, "batch vocabulary"]
 SeenMask = Bool[Tensor, "batch vocabulary"]
-"""True at the ids that a row holds already."""
-OUT = float("-inf")
-COLDEST = 1e-30
-"""float32 cannot divide by less; the likeliest has had all the probability long before."""
+"""`True` for the token ids that a row already contains."""
+FILTERED = float("-inf")
+MIN_TEMPERATURE = 1e-30
+"""Smallest divisor that float32 supports. At this temperature, the most probable token has probability 1 anyway."""
 
-BLOCK, MANY = 256, 64
-"""Numbers that are looked at at once where the greatest is sought, and blocks of them from which on that pays."""
+ARGMAX_BLOCK, MIN_ARGMAX_BLOCKS = 256, 64
+"""Block size of `argmax_by_blocks`, and the number of blocks from which it is faster than `argmax`."""
 
 
-def apply_repetition_penalty(logits: NextLogits, said: SeenMask, penalty: float) -> NextLogits:
-    """The rule of arXiv:1909.05858: what was said loses, whichever sign its logit has."""
-    return torch.where(said, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+def apply_repetition_penalty(logits: NextLogits, seen_mask: SeenMask, penalty: float) -> NextLogits:
+    """Lower the logits of tokens that were already generated (arXiv:1909.05858).
+
+    Positive logits are divided by the penalty and negative ones are multiplied, so both decrease.
+    """
+    return torch.where(seen_mask, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def apply_temperature(logits: NextLogits, temperature: float) -> NextLogits:
-    """Logits over temperature; at 0 the likeliest alone is left, the first of them where several are."""
+    """Divide the logits by the temperature.
+
+    At temperature 0, only the most probable token remains, or the first of them if several are equally probable.
+    """
     if temperature == 0:
         best = logits.argmax(-1, keepdim=True)
-        return torch.full_like(logits, OUT).scatter(-1, best, logits.gather(-1, best))
-    # The greatest becomes 0 first, so that no logit over a small temperature is infinite.
-    return (logits - logits.max(-1, keepdim=True).values) / max(temperature, COLDEST)
+        return torch.full_like(logits, FILTERED).scatter(-1, best, logits.gather(-1, best))
+    # Subtract the maximum first, so that dividing by a small temperature cannot overflow to infinity.
+    return (logits - logits.max(-1, keepdim=True).values) / max(temperature, MIN_TEMPERATURE)
 
 
 def keep_top_k(logits: NextLogits, k: int) -> NextLogits:
-    """The k likeliest; all that are as likely as the k-th stay."""
+    """Keep the `k` most probable tokens, and all tokens as probable as the k-th."""
     if k >= logits.shape[-1]:
         return logits
-    return logits.masked_fill(logits < logits.topk(k).values[:, -1:], OUT)
+    return logits.masked_fill(logits < logits.topk(k).values[:, -1:], FILTERED)
 
 
 def keep_top_p(logits: NextLogits, p: float) -> NextLogits:
-    """The fewest that reach p together; the likeliest always stays."""
+    """Keep the smallest set of most probable tokens whose total probability reaches `p` (nucleus sampling).
+
+    The most probable token is always kept.
+    """
     if p >= 1:
         return logits
     probabilities = logits.softmax(-1)
-    # What is rarer than (1 − p)/V is not among them, for all of it together is less than 1 − p; half of that is
-    # safe from rounding. So few need to be put in order, where sorting thousands would cost more than a model's step.
-    # A GPU would have to wait for their number.
+    # Tokens with a probability below (1 − p) / vocab_size cannot be in the set, because all of them together have
+    # less than 1 − p. The factor 1/2 is a margin for rounding. Only the remaining tokens need sorting: sorting the
+    # full vocabulary would take longer than a step of a small model. On a GPU, computing their number would require
+    # a synchronization, so everything is sorted there.
     n = logits.shape[-1]
     if not logits.is_cuda:
         n = int((probabilities > (1 - p) / n / 2).sum(-1).max())
-    ordered, order = probabilities.topk(n)
-    return _keep_until(p, logits, ordered, order)
+    sorted_probabilities, order = probabilities.topk(n)
+    return _keep_until_cumulative(p, logits, sorted_probabilities, order)
 
 
-def keep_min_p(logits: NextLogits, share: float) -> NextLogits:
-    """Those at least this share as likely as the likeliest."""
-    if share == 0:
+def keep_min_p(logits: NextLogits, min_p: float) -> NextLogits:
+    """Keep tokens with at least `min_p` times the probability of the most probable token."""
+    if min_p == 0:
         return logits
-    return logits.masked_fill(logits < logits.max(-1, keepdim=True).values + log(share), OUT)
+    return logits.masked_fill(logits < logits.max(-1, keepdim=True).values + log(min_p), FILTERED)
 
 
 def keep_typical(logits: NextLogits, p: float) -> NextLogits:
-    """Those whose surprise −log p is nearest to the expected one, until p is reached."""
+    """Keep the tokens whose surprisal is closest to the entropy, until their total probability reaches `p`."""
     if p >= 1:
         return logits
     log_p = logits.log_softmax(-1)
     probabilities = log_p.exp()
-    expected = -(probabilities * log_p).nansum(-1, keepdim=True)
-    order = (-log_p - expected).abs().argsort(dim=-1)
-    return _keep_until(p, logits, probabilities.gather(-1, order), order)
+    entropy = -(probabilities * log_p).nansum(-1, keepdim=True)
+    order = (-log_p - entropy).abs().argsort(dim=-1)
+    return _keep_until_cumulative(p, logits, probabilities.gather(-1, order), order)
 
 
-def _keep_until(p: float, logits: Tensor, ordered: Tensor, order: Tensor) -> Tensor:
-    """What stands in `order` before p is reached; what does not stand there is out."""
-    is_beyond = ordered.cumsum(-1) - ordered >= p
-    return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, is_beyond), OUT)
+def _keep_until_cumulative(p: float, logits: Tensor, sorted_probabilities: Tensor, order: Tensor) -> Tensor:
+    """Keep the tokens in `order` until their cumulative probability reaches `p`, and filter out all others.
 
-
-def process_logits(logits: NextLogits, config: SamplingConfig, said: SeenMask | None = None) -> NextLogits:
-    """The logits after every setting; their softmax is what a token is drawn from.
-
-    `said` is needed where repetition is penalised.
+    `order` may contain only part of the vocabulary. Tokens that it does not contain are filtered out.
     """
-    logits = _wide(logits)
-    if config.repetition_penalty != 1.0 and said is not None:
-        logits = apply_repetition_penalty(logits, said, config.repetition_penalty)
+    is_beyond = sorted_probabilities.cumsum(-1) - sorted_probabilities >= p
+    return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, is_beyond), FILTERED)
+
+
+def process_logits(logits: NextLogits, config: SamplingConfig, seen_mask: SeenMask | None = None) -> NextLogits:
+    """Apply all sampling settings. The next token is sampled from the softmax of the result.
+
+    `seen_mask` is only required if `config.repetition_penalty` is not 1.
+    """
+    logits = _at_least_float32(logits)
+    if config.repetition_penalty != 1.0 and seen_mask is not None:
+        logits = apply_repetition_penalty(logits, seen_mask, config.repetition_penalty)
     logits = apply_temperature(logits, config.temperature)
     if config.top_k is not None:
         logits = keep_top_k(logits, config.top_k)
@@ -99,43 +112,51 @@ def process_logits(logits: NextLogits, config: SamplingConfig, said: SeenMask | 
     return logits
 
 
-def sample_inverse_cdf(logits: NextLogits, chance: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """The id at which the probabilities, added up from id 0, pass `chance`: a number from 0 up to 1, one a row."""
-    reached = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-    wanted = chance.double()[:, None] * reached[:, -1:]
-    return torch.searchsorted(reached, wanted, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
+def sample_inverse_cdf(logits: NextLogits, uniform: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """Sample one id per row by inverting the cumulative distribution.
+
+    `uniform` contains one number in [0, 1) per row. The result is the first id whose cumulative probability exceeds it.
+    """
+    cumulative = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+    # Scale by the total, which differs slightly from 1 because of rounding.
+    threshold = uniform.double()[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
 def choose_next_ids(
-    logits: NextLogits, config: SamplingConfig, *, said: SeenMask | None, chance: Float[Tensor, " batch"] | None
+    logits: NextLogits, config: SamplingConfig, *, seen_mask: SeenMask | None, uniform: Float[Tensor, " batch"] | None
 ) -> Int[Tensor, " batch"]:
-    """The next id of each row: `draw` from `adjusted`; the likeliest, without any drawing, at temperature 0."""
+    """Choose the next id of each row: sampled, or the most probable one at temperature 0."""
     if config.temperature > 0:
-        assert chance is not None, "a draw needs chance"
-        return sample_inverse_cdf(process_logits(logits, config, said), chance)
-    if config.repetition_penalty != 1.0 and said is not None:
-        logits = apply_repetition_penalty(_wide(logits), said, config.repetition_penalty)
+        assert uniform is not None, "sampling requires uniform random numbers"
+        return sample_inverse_cdf(process_logits(logits, config, seen_mask), uniform)
+    if config.repetition_penalty != 1.0 and seen_mask is not None:
+        logits = apply_repetition_penalty(_at_least_float32(logits), seen_mask, config.repetition_penalty)
     return argmax_by_blocks(logits)
 
 
 def argmax_by_blocks(logits: NextLogits) -> Int[Tensor, " batch"]:
-    """`argmax`, the first of equals; torch's own looks at one number after another on a CPU, `amax` at many at once."""
-    n_blocks = logits.shape[-1] // BLOCK
-    if logits.is_cuda or n_blocks < MANY:
+    """Compute `argmax` over the vocabulary. Ties are resolved in favor of the first id.
+
+    On a CPU, `argmax` is not vectorized, but `amax` is. For large vocabularies, it is faster to find the block with
+    the maximum by `amax` and to compute `argmax` only within that block.
+    """
+    n_blocks = logits.shape[-1] // ARGMAX_BLOCK
+    if logits.is_cuda or n_blocks < MIN_ARGMAX_BLOCKS:
         return logits.argmax(-1)
-    n_even = n_blocks * BLOCK
-    highest = logits[:, :n_even].unflatten(-1, (n_blocks, BLOCK)).amax(-1)
+    n_even = n_blocks * ARGMAX_BLOCK
+    block_max = logits[:, :n_even].unflatten(-1, (n_blocks, ARGMAX_BLOCK)).amax(-1)
     if n_even < logits.shape[-1]:
-        highest = torch.cat((highest, logits[:, n_even:].amax(-1, keepdim=True)), dim=-1)
-    # The last block may be short: then it is taken with some of the numbers before it, which are all lower.
-    first = (highest.argmax(-1, keepdim=True) * BLOCK).clamp_(max=logits.shape[-1] - BLOCK)
-    return (first + logits.gather(-1, first + torch.arange(BLOCK)).argmax(-1, keepdim=True)).squeeze(-1)
+        block_max = torch.cat((block_max, logits[:, n_even:].amax(-1, keepdim=True)), dim=-1)
+    # The last block may be short. It is then extended to the left by logits that are lower than its maximum.
+    first = (block_max.argmax(-1, keepdim=True) * ARGMAX_BLOCK).clamp_(max=logits.shape[-1] - ARGMAX_BLOCK)
+    return (first + logits.gather(-1, first + torch.arange(ARGMAX_BLOCK)).argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def gather_log_probabilities(logits: NextLogits, ids: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-    """Of each row's id under the model itself, before any setting."""
-    return _wide(logits).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
+    """Log-probability of each row's id under the model, before any sampling settings."""
+    return _at_least_float32(logits).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
 
 
-def _wide(logits: Tensor) -> Tensor:
+def _at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()

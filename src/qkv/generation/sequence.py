@@ -1,4 +1,4 @@
-"""One text as it grows, and why it ends."""
+"""Token sequences that grow during generation, their length limits and finish reasons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,68 +8,74 @@ from qkv.errors import ContextLengthError, InputError
 
 
 class FinishReason(StrEnum):
-    """Why a text ended."""
+    """Why generation of a sequence stopped."""
 
     STOP = "stop"
-    """It came to an end token, or its reader had enough."""
+    """The sequence reached a stop token, or the caller stopped it."""
     LENGTH = "length"
-    """It reached the number of new tokens asked for."""
+    """The sequence reached the requested number of new tokens."""
     CONTEXT = "context"
-    """The model has no more positions."""
+    """The sequence filled the model's context."""
 
 
 @dataclass(frozen=True)
 class LengthLimit:
-    """How many new tokens a text may get, and what it means to have got them."""
+    """Maximum number of new tokens, and the finish reason to report when it is reached."""
 
-    n_new: int
+    max_new_tokens: int
     finish_reason: FinishReason
 
 
 @dataclass
 class GeneratedSequence:
-    """One row as it grows."""
+    """A prompt and the tokens generated for it so far."""
 
     prompt: list[int]
     limit: LengthLimit
-    new: list[int] = field(default_factory=list)
-    """An end token, where it came to one, is the last of them."""
+    new_ids: list[int] = field(default_factory=list)
+    """Generated token ids. Includes the stop token if one was generated."""
     log_probabilities: list[float] = field(default_factory=list)
-    """Of each new token under the model itself, before temperature and filters."""
+    """Log-probability of each new token under the model, before temperature and filters."""
     finish_reason: FinishReason | None = None
+    """`None` while the sequence is still being generated."""
 
     @property
     def ids(self) -> list[int]:
-        return [*self.prompt, *self.new]
+        return [*self.prompt, *self.new_ids]
 
-    def add(self, number: int, log_probability: float, stop_ids: frozenset[int]) -> None:
-        self.new.append(number)
+    def append_token(self, token_id: int, log_probability: float, stop_ids: frozenset[int]) -> None:
+        """Append a new token and set `finish_reason` if the sequence is complete."""
+        self.new_ids.append(token_id)
         self.log_probabilities.append(log_probability)
-        if number in stop_ids:
+        if token_id in stop_ids:
             self.finish_reason = FinishReason.STOP
-        elif len(self.new) >= self.limit.max_new_tokens:
+        elif len(self.new_ids) >= self.limit.max_new_tokens:
             self.finish_reason = self.limit.finish_reason
 
 
 def new_sequences(prompts: Sequence[Sequence[int]], *, max_new: int, context_length: int) -> list[GeneratedSequence]:
-    """The texts before their first new token; prompts that cannot go on are refused.
+    """Create one sequence per prompt, without any new tokens, and validate the prompts.
 
-    The last new token is never read, so a prompt that fills the context still gets one.
+    The model never reads the last new token, so a prompt that fills the context can still be extended by one token.
     """
     if not prompts:
-        raise InputError("there are 0 prompts; at least 1 is needed")
+        raise InputError("expected at least 1 prompt, got 0")
     if max_new < 1:
-        raise InputError(f"{max_new} new tokens were asked for; at least 1 is needed")
+        raise InputError(f"max_new must be at least 1, got {max_new}")
     return [
         GeneratedSequence(list(prompt), _length_limit(row, len(prompt), max_new, context_length))
         for row, prompt in enumerate(prompts)
     ]
 
 
-def _length_limit(row: int, n_prompt: int, max_new: int, context_length: int) -> LengthLimit:
-    if n_prompt == 0:
-        raise InputError(f"prompt {row} is empty: 0 tokens, there must be at least 1")
-    if n_prompt > context_length:
-        raise ContextLengthError(f"prompt {row} has {n_prompt} tokens; the model's context_length is {context_length}")
-    room = context_length - n_prompt + 1
-    return LengthLimit(max_new, FinishReason.LENGTH) if max_new <= room else LengthLimit(room, FinishReason.CONTEXT)
+def _length_limit(row: int, prompt_length: int, max_new: int, context_length: int) -> LengthLimit:
+    """Limit the new tokens of prompt `row` to `max_new` or to the free context, whichever is smaller."""
+    if prompt_length == 0:
+        raise InputError(f"prompt {row} is empty: expected at least 1 token, got 0")
+    if prompt_length > context_length:
+        raise ContextLengthError(f"prompt {row} has {prompt_length} tokens, but context_length is {context_length}")
+    # One more than the free positions, because the last new token is never fed back to the model.
+    available = context_length - prompt_length + 1
+    if max_new <= available:
+        return LengthLimit(max_new, FinishReason.LENGTH)
+    return LengthLimit(available, FinishReason.CONTEXT)

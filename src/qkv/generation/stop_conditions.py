@@ -1,15 +1,18 @@
-"""Ending a text: at a string, wherever the tokens happen to part it; or where it does nothing but repeat itself."""
+"""Stop strings for streamed text, and detection of endless repetition."""
 
 from collections.abc import Sequence
 
 from qkv.errors import InputError
 
 MIN_REPEATS = 4
-"""So often in a row to the end: a loop, of which a language has fewer by itself."""
+"""Consecutive repeats at the end of a sequence that count as an endless loop. Natural text rarely has this many."""
 
 
 def truncate_repetition(ids: Sequence[int]) -> list[int]:
-    """Up to the end of the first round of what they repeat to their end; all, where they do not."""
+    """Drop all but the first occurrence of a token pattern that repeats until the end of the sequence.
+
+    Returns all ids if no pattern occurs at least `MIN_REPEATS` times in a row at the end.
+    """
     n = len(ids)
     for period in range(1, n // MIN_REPEATS + 1):
         start = n - period
@@ -21,37 +24,41 @@ def truncate_repetition(ids: Sequence[int]) -> list[int]:
 
 
 class StopStrings:
-    """Fed piece by piece; gives back what may be shown, holding back what might yet become a stop string."""
+    """Detects stop strings in streamed text.
+
+    Text that could be the beginning of a stop string is buffered until the following text decides.
+    """
 
     def __init__(self, strings: Sequence[str]) -> None:
         if "" in strings:
-            raise InputError("a stop string is empty: 0 characters, there must be at least 1")
+            raise InputError("stop strings must have at least 1 character, got an empty string")
         self._strings = tuple(strings)
-        self._held = ""
+        self._buffer = ""
         self.is_stopped = False
 
-    def feed(self, piece: str) -> str:
-        """What to show of the text so far unseen; a stop string itself is never shown."""
-        self._held += piece
-        found = [(at + len(string), at) for string in self._strings if (at := self._held.find(string)) >= 0]
-        if found:
-            # The one that is complete first, as if letters came one by one: how the text is parted changes nothing.
+    def feed(self, chunk: str) -> str:
+        """Add a chunk of text and return the text that can be emitted now, without the stop string."""
+        self._buffer += chunk
+        matches = [(at + len(string), at) for string in self._strings if (at := self._buffer.find(string)) >= 0]
+        if matches:
+            # Use the match that ends first, as if the text had arrived one character at a time. The result
+            # therefore does not depend on how the text is split into chunks.
             self.is_stopped = True
-            shown, self._held = self._held[: min(found)[1]], ""
-            return shown
-        n_kept = max((self._n_begun(string) for string in self._strings), default=0)
-        cut = len(self._held) - n_kept
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown
+            emitted, self._buffer = self._buffer[: min(matches)[1]], ""
+            return emitted
+        n_buffered = max((self._partial_match_length(string) for string in self._strings), default=0)
+        split = len(self._buffer) - n_buffered
+        emitted, self._buffer = self._buffer[:split], self._buffer[split:]
+        return emitted
 
     def flush(self) -> str:
-        """The rest, once no more comes."""
-        shown, self._held = self._held, ""
-        return shown
+        """Return the buffered text at the end of the stream."""
+        emitted, self._buffer = self._buffer, ""
+        return emitted
 
-    def _n_begun(self, string: str) -> int:
-        """Characters at the end that are the beginning of this string."""
-        for n in range(min(len(string) - 1, len(self._held)), 0, -1):
-            if self._held.endswith(string[:n]):
+    def _partial_match_length(self, string: str) -> int:
+        """Length of the longest proper prefix of `string` that the buffer ends with."""
+        for n in range(min(len(string) - 1, len(self._buffer)), 0, -1):
+            if self._buffer.endswith(string[:n]):
                 return n
         return 0

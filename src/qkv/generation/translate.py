@@ -1,4 +1,4 @@
-"""A source in, the best texts for it out: ids alone."""
+"""Sequence-to-sequence generation: translate source token ids to target token ids by beam search."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -9,7 +9,7 @@ from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation.beam import Hypothesis, beam_search
 from qkv.generation.cpu_decode_engine import create_cpu_decode_engine
-from qkv.generation.decoder import Decoder, Rows, encode_sources
+from qkv.generation.decoder import Decoder, RowIds, encode_sources
 from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
 from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import FinishReason, LengthLimit
@@ -28,59 +28,68 @@ def translate(
     max_new: Sequence[int],
     stop_ids: frozenset[int],
     beam: BeamConfig = GREEDY,
-    forced: Sequence[Sequence[Sequence[int]]] = (),
-    packing: PrepackedWeights | None = None,
+    constraints: Sequence[Sequence[Sequence[int]]] = (),
+    prepacked: PrepackedWeights | None = None,
     decoding: Decoding = Decoding(),  # noqa: B008 - frozen
 ) -> list[list[Hypothesis]]:
-    """The best `beam.n_best` texts for each source, best first; sources have any lengths.
+    """Translate each source and return its `beam.n_best` hypotheses, best first.
 
-    `start_id`: the id that every text begins with, which is not given back. `max_new`, `forced`: one a source; the
-    model's context bounds a text too. `packing`: of `prepack_weights(model)`, kept from call to call; it takes
-    as long as a few steps to make. `decoding`: what every text has first, and what none may hold.
+    Sources may have different lengths. Every target starts with `start_id`, which is not part of the result. `max_new`
+    and `constraints` have one entry per source. Outputs are also limited by the model's context. `prepacked` is the
+    result of `prepack_weights(model)`. Pass it if you translate repeatedly, because prepacking takes as long as a few
+    decode steps. `decoding` defines the forced first token and the suppressed ids.
     """
     if not sources:
         return []
-    limits = _length_limits(sources, max_new, room=model.config.context_length)
-    # The last new token is never read, and the first one is read without being new.
+    limits = _length_limits(sources, max_new, context_length=model.config.context_length)
+    # The start token takes a slot in the cache, but the last new token does not, because it is never fed back.
     capacity = max(limit.max_new_tokens for limit in limits)
     if not 0 <= start_id < model.config.vocab_size:
-        raise InputError(f"start_id={start_id} is outside the vocabulary of {model.config.vocab_size}")
-    packing = packing or prepack_weights(model)
-    lean = create_cpu_decode_engine(model, packing, capacity=capacity) if isinstance(model, Seq2Seq) else None
-    with packing.used() if lean is None else nullcontext():
-        decoder = encode_sources(model, sources, capacity=capacity, cpu_engine=lean)
-        begun = torch.full((len(sources),), start_id, device=next(model.parameters()).device)
-        logits = initial_logits(decoder, begun, forced_bos_id=decoding.forced_bos_id)
+        raise InputError(f"start_id={start_id} is outside the vocabulary of {model.config.vocab_size} tokens")
+    prepacked = prepacked or prepack_weights(model)
+    is_transformer = isinstance(model, Seq2Seq)
+    cpu_engine = create_cpu_decode_engine(model, prepacked, capacity=capacity) if is_transformer else None
+    with prepacked.override_linears() if cpu_engine is None else nullcontext():
+        decoder = encode_sources(model, sources, capacity=capacity, cpu_engine=cpu_engine)
+        start_ids = torch.full((len(sources),), start_id, device=next(model.parameters()).device)
+        logits = initial_logits(decoder, start_ids, forced_bos_id=decoding.forced_bos_id)
         return beam_search(
             decoder,
             logits,
             limits,
             beam=beam,
             stop_ids=stop_ids,
-            constraints=forced,
+            constraints=constraints,
             suppressed_ids=decoding.suppressed_ids,
         )
 
 
-def initial_logits(decoder: Decoder, begun: Rows, *, then: int | None) -> NextLogits:
-    """After the ids that begin the texts. `then`: what must follow them; as nothing else can, its log p is 0."""
-    logits = decoder.step(begun)
-    if then is not None:
+def initial_logits(decoder: Decoder, start_ids: RowIds, *, forced_bos_id: int | None) -> NextLogits:
+    """Feed the start token of each row and return the logits of the first new token.
+
+    If `forced_bos_id` is set, it gets log-probability 0 and all other tokens are impossible.
+    """
+    logits = decoder.step(start_ids)
+    if forced_bos_id is not None:
         logits = torch.full_like(logits, float("-inf"))
-        logits[:, then] = 0.0
+        logits[:, forced_bos_id] = 0.0
     return logits
 
 
-def _length_limits(sources: Sequence[Sequence[int]], max_new: Sequence[int], *, room: int) -> list[LengthLimit]:
+def _length_limits(
+    sources: Sequence[Sequence[int]], max_new: Sequence[int], *, context_length: int
+) -> list[LengthLimit]:
+    """Validate the sources and limit each target to `max_new` tokens or the context length."""
     if len(max_new) != len(sources):
-        raise InputError(f"max_new has {len(max_new)} numbers for {len(sources)} sources")
+        raise InputError(f"max_new must have one entry per source, got {len(max_new)} for {len(sources)} sources")
     for row, (source, n) in enumerate(zip(sources, max_new, strict=True)):
         if not source:
-            raise InputError(f"source {row} is empty: 0 tokens, there must be at least 1")
-        if len(source) > room:
-            raise ContextLengthError(f"source {row} has {len(source)} tokens; the model's context_length is {room}")
+            raise InputError(f"source {row} is empty: expected at least 1 token, got 0")
+        if len(source) > context_length:
+            raise ContextLengthError(f"source {row} has {len(source)} tokens, but context_length is {context_length}")
         if n < 1:
-            raise InputError(f"source {row}: {n} new tokens were asked for; at least 1 is needed")
+            raise InputError(f"source {row}: max_new must be at least 1, got {n}")
     return [
-        LengthLimit(n, FinishReason.LENGTH) if n < room else LengthLimit(room, FinishReason.CONTEXT) for n in max_new
+        LengthLimit(n, FinishReason.LENGTH) if n < context_length else LengthLimit(context_length, FinishReason.CONTEXT)
+        for n in max_new
     ]

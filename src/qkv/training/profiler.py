@@ -1,0 +1,257 @@
+"""Profile training and generation by category of work, with a lower bound for each category."""
+
+import os
+import re
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent, Interval
+from torch.profiler import ProfilerActivity, record_function
+
+from qkv.choices import ProfileCategory
+from qkv.cost import Precision
+from qkv.cost.devices import DeviceSpec
+from qkv.cost.estimate import Estimate
+from qkv.cost.kernel_launch import KernelLaunch
+from qkv.cost.operation import Phase
+from qkv.cost.roofline import roofline_bound
+from qkv.data.file_io import convert_disk_errors
+from qkv.training.timer import Timer
+from qkv.training.trainer import Trainer
+
+A = TypeVar("A")
+WARMUP_BATCHES, PROFILED_BATCHES = 2, 4
+"""Batches for warm-up and profiling. `Trainer.measure_seconds_per_step` runs each of them twice."""
+_DATA_LABEL = "qkv: data"
+_CATEGORY_PATTERNS = {
+    ProfileCategory.DATA: rf"^{_DATA_LABEL}",
+    ProfileCategory.OPTIMIZER: r"^Optimizer\.|foreach|multi_tensor|adam",
+    ProfileCategory.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa|^attend_text",
+    ProfileCategory.PRODUCTS: (
+        r"mm\b|mm_|addmm|bmm|linear|matmul|gemm|gemv|cutlass|nvjet|splitk|mv\b|dot\b|gru|lstm"
+        r"|^linear_gelu_kernel"
+    ),
+    ProfileCategory.NORM: r"norm",
+    ProfileCategory.EMBEDDING: r"embedding|index_select|indexselect|^embed_(row_)?kernel$",
+    ProfileCategory.LOSS: (
+        r"softmax|nll|cross_entropy|searchsorted|cumsum|topk|sort|argmax|scan|gather|scalar|::item|isfinite"
+        r"|^cross_entropy_row"
+    ),
+    ProfileCategory.COPIES: r"copy|memcpy|memset|::cat|catarray|contiguous|clone|::to$|fill|zero",
+}
+"""Patterns for names of torch operations and GPU kernels, including ours. The first match counts; anything else is
+element-wise."""
+_COMPILED_PATTERNS = {category: re.compile(pattern, re.IGNORECASE) for category, pattern in _CATEGORY_PATTERNS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRates:
+    """Measured rates of the device: FLOP/s of a large matmul, and bytes/s of memory bandwidth."""
+
+    matmul_flops: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Profile of one training step or one generation."""
+
+    seconds: float
+    """Total time, measured without the profiler."""
+    seconds_by_category: Mapping[ProfileCategory, float]
+    """Time by category. The values add up to `seconds`."""
+    bounds: Mapping[ProfileCategory, float]
+    """Lower bound of the time by category for eager kernels at the measured rates. Empty if there is no cost estimate."""
+    rates: DeviceRates | None = None
+
+    @property
+    def bound(self) -> float | None:
+        return sum(self.bounds.values()) if self.bounds else None
+
+
+def profile_training(trainer: Trainer, step_estimate: Estimate, *, trace: Path | None = None) -> Profile:
+    """Profile a few training steps. They train the model, so use a trainer created for this purpose."""
+    load_batch, device = trainer.data.batch, next(trainer.model.parameters()).device
+
+    def load_labeled_batch(step_number: int) -> object:
+        with record_function(_DATA_LABEL):
+            return load_batch(step_number)
+
+    trainer.data = replace(trainer.data, batch=load_labeled_batch)
+    trainer.measure_seconds_per_step(WARMUP_BATCHES)
+    seconds = trainer.measure_seconds_per_step(PROFILED_BATCHES)
+    seconds_by_category = _profile_by_category(
+        lambda: trainer.measure_seconds_per_step(PROFILED_BATCHES),
+        device,
+        seconds=seconds,
+        n_repeats=2 * PROFILED_BATCHES,
+        trace=trace,
+    )
+    rates = measure_device_rates(device, step_estimate.workload.dtype)
+    return Profile(
+        seconds=seconds,
+        seconds_by_category=seconds_by_category,
+        bounds=_bounds_by_category(step_estimate, rates),
+        rates=rates,
+    )
+
+
+def profile_generation(
+    work: Callable[[], A], device: torch.device, *, expected: Estimate | None, trace: Path | None = None
+) -> tuple[A, Profile]:
+    """Run the work twice, once with the profiler, and return its result and profile. Warm it up before."""
+    timer = Timer(device)
+    started = time.perf_counter()
+    result = work()
+    timer.synchronize()
+    seconds = time.perf_counter() - started
+    seconds_by_category = dict(_profile_by_category(work, device, seconds=seconds, n_repeats=1, trace=trace))
+    seconds_by_category[ProfileCategory.SAMPLING] = seconds_by_category.pop(ProfileCategory.LOSS, 0.0)
+    if expected is None:
+        return result, Profile(seconds=seconds, seconds_by_category=seconds_by_category, bounds={})
+    rates = measure_device_rates(device, expected.workload.dtype)
+    return result, Profile(
+        seconds=seconds,
+        seconds_by_category=seconds_by_category,
+        bounds=_bounds_by_category(expected, rates),
+        rates=rates,
+    )
+
+
+def measure_device_rates(device: torch.device, dtype: Precision) -> DeviceRates:
+    """Measure matmul throughput and memory bandwidth of the device, in about 0.5 seconds."""
+    timer = Timer(device, seconds_per_measurement=0.1)
+    is_gpu = device.type == "cuda"
+    torch_dtype = torch.float32 if dtype is Precision.FLOAT32 else torch.bfloat16
+    n = 8192 if is_gpu else 1024
+    a = torch.randn(n, n, device=device).to(torch_dtype)
+    x = torch.ones(2**28 if is_gpu else 2**25, device=device)
+    y = torch.empty_like(x) if is_gpu else x
+    # CPU workloads mostly read memory, so a CPU is measured with a sum. A GPU is measured with a copy.
+    stream = (lambda: y.copy_(x)) if is_gpu else x.sum
+    bytes_moved = x.nbytes * (2 if is_gpu else 1)
+    return DeviceRates(
+        matmul_flops=2 * n**3 / timer.measure_kernel(lambda: a @ a),
+        bandwidth=bytes_moved / timer.measure_kernel(stream),
+    )
+
+
+def _profile_by_category(
+    work: Callable[[], object], device: torch.device, *, seconds: float, n_repeats: int, trace: Path | None
+) -> Mapping[ProfileCategory, float]:
+    """Profile the work and return the seconds per repetition by category.
+
+    CPU times are scaled to the total of `seconds`, because the profiler slows down the CPU.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences start and stop messages on stderr
+    is_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings of the profiler itself
+        with torch.profiler.profile(activities=activities) as profile:
+            started = time.perf_counter()
+            work()
+            Timer(device).synchronize()
+            profiled_seconds = time.perf_counter() - started
+        events = profile.events() or []
+    seconds_by_category: dict[ProfileCategory, float] = defaultdict(float)
+    if is_gpu:
+        kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
+        for kernel, microseconds in zip(
+            kernels, exclusive_times([kernel.time_range for kernel in kernels]), strict=True
+        ):
+            seconds_by_category[_category(kernel.name)] += microseconds / 1e6 / n_repeats
+    else:
+        forward = _forward_categories(events)
+        for event in events:
+            seconds_by_category[_category_in_context(event, forward)] += (
+                event.self_cpu_time_total / 1e6 * seconds / profiled_seconds
+            )
+    seconds_by_category[ProfileCategory.BETWEEN] = max(0.0, seconds - sum(seconds_by_category.values()))
+    if trace is not None:
+        with convert_disk_errors(trace, 0):
+            profile.export_chrome_trace(str(trace))
+    return seconds_by_category
+
+
+def exclusive_times(ranges: Sequence[Interval]) -> list[float]:
+    """Returns the part of each time range that does not overlap with earlier ones.
+
+    A kernel may be started before the previous one has ended and then waits for it.
+    """
+    exclusive, last_end = [0.0] * len(ranges), float("-inf")
+    for index in sorted(range(len(ranges)), key=lambda index: ranges[index].start):
+        exclusive[index] = max(0.0, ranges[index].end - max(ranges[index].start, last_end))
+        last_end = max(last_end, ranges[index].end)
+    return exclusive
+
+
+def _category(name: str) -> ProfileCategory:
+    return next(
+        (category for category, pattern in _COMPILED_PATTERNS.items() if pattern.search(name)),
+        ProfileCategory.ELEMENTWISE,
+    )
+
+
+def _forward_categories(events: Sequence[FunctionEvent]) -> dict[int, ProfileCategory]:
+    """Returns the category of forward operations by sequence number, which their backward operations share."""
+    categories: dict[int, ProfileCategory] = {}
+    for event in events:
+        if event.sequence_nr >= 0 and not _is_gradient(event):
+            categories.setdefault(event.sequence_nr, _category_in_context(event, {}))
+    return categories
+
+
+def _category_in_context(event: FunctionEvent, forward: Mapping[int, ProfileCategory]) -> ProfileCategory:
+    """Returns the category of the outermost caller that has a specific one, so that a copy inside a norm counts as norm."""
+    category, caller = ProfileCategory.ELEMENTWISE, event
+    while caller is not None:
+        if _is_gradient(caller) and caller.sequence_nr in forward:
+            return forward[caller.sequence_nr]
+        if (caller_category := _category(caller.name)) not in (
+            ProfileCategory.ELEMENTWISE,
+            ProfileCategory.COPIES,
+        ) or caller is event:
+            category = caller_category
+        caller = caller.cpu_parent
+    return category
+
+
+def _is_gradient(event: FunctionEvent) -> bool:
+    return event.name.startswith("autograd::") or "Backward" in event.name
+
+
+def _bounds_by_category(estimate: Estimate, rates: DeviceRates) -> dict[ProfileCategory, float]:
+    measured_device = DeviceSpec(
+        name="here", title="this device", float32=rates.matmul_flops, half=rates.matmul_flops, bandwidth=rates.bandwidth,
+        memory=0.0, link=0.0, source="measured",
+    )  # fmt: skip
+    bounds, seconds = roofline_bound(estimate, measured_device), defaultdict[ProfileCategory, float](float)
+    for launch in bounds.launches:
+        times = 1 if launch.phase is Phase.UPDATE else estimate.workload.accumulation_steps
+        seconds[_launch_category(launch)] += times * bounds.of(launch)
+    return seconds
+
+
+def _launch_category(launch: KernelLaunch) -> ProfileCategory:
+    if launch.phase is Phase.UPDATE:
+        return ProfileCategory.OPTIMIZER
+    if launch.name in ("attention", "scores", "softmax", "mix"):
+        return ProfileCategory.ATTENTION
+    if launch.matmuls:
+        return ProfileCategory.PRODUCTS
+    category_by_name = {
+        "norm": ProfileCategory.NORM,
+        "loss": ProfileCategory.LOSS,
+        "embedding": ProfileCategory.EMBEDDING,
+    }
+    return next(
+        (category for word, category in category_by_name.items() if word in launch.part), ProfileCategory.ELEMENTWISE
+    )
