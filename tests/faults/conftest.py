@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.training import Prepared
+from qkv.training import PreparedRun
 from tests.faults.families import make_ready
 from tests.training.processes import go_on_counted, run_to_end
 from tests.training.runs import checkpoints, copy_of, curve
@@ -18,7 +18,7 @@ from tests.training.runs import checkpoints, copy_of, curve
 class Unbroken:
     """A run as it is where nothing goes wrong."""
 
-    prepared: Prepared
+    prepared: PreparedRun
     """Nothing is trained yet."""
     whole: Path
     """Trained to its end, by a process of its own."""

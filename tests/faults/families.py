@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from qkv.training import Prepared, finish_preparing, prepare_run
-from tests.data.pairs import reversed_pairs, write_tsv
+from qkv.training import PreparedRun, finish_preparation, prepare_run
+from tests.data.pair_corpus import reversed_pairs, write_tsv
 from tests.training import runs, test_bert, translations
 
 FAMILIES = ("gpt", "bert", "seq2seq", "rnn")
@@ -23,13 +23,13 @@ def write_data(folder: Path, family: str, **training) -> Path:
     else:
         (test_bert.write_texts if family == "bert" else runs.write_text)(folder / "text.txt")
     chosen = RECIPES[family]
-    (folder / "a.toml").write_text(chosen.replace(training=chosen.training.replace(**training)).as_toml())
+    (folder / "a.toml").write_text(chosen.replace(training=chosen.training.replace(**training)).to_toml())
     return folder
 
 
-def make_ready(folder: Path, family: str) -> Prepared:
+def make_ready(folder: Path, family: str) -> PreparedRun:
     """A new run in `folder`/run."""
     write_data(folder, family)
     prepared = prepare_run(RECIPES[family], folder / "run", folder, progress=lambda _label: lambda _n, _all: None)
-    finish_preparing(prepared)
+    finish_preparation(prepared)
     return prepared

@@ -36,14 +36,14 @@ def files_of(folder: Path) -> list[Path]:
 def is_noticed(run: RunFolder, newest: int, *words: str) -> bool:
     """The checkpoint before is taken, and one line says what is wrong with the newest."""
     said: list[str] = []
-    progress, _ = run.last_good(said.append)
-    before = run.steps()[-2]
-    return progress.step == before and len(said) == 1 and all(w in said[0] for w in (str(run.folder(newest)), *words))
+    progress, _ = run.latest_valid_checkpoint(said.append)
+    before = run.checkpoint_steps()[-2]
+    return progress.step == before and len(said) == 1 and all(w in said[0] for w in (str(run.checkpoint_folder(newest)), *words))
 
 
 def flip_bytes(run: RunFolder, n: int, tally) -> None:
-    chance, newest = random.Random(0), run.steps()[-1]
-    files = files_of(run.folder(newest))
+    chance, newest = random.Random(0), run.checkpoint_steps()[-1]
+    files = files_of(run.checkpoint_folder(newest))
     for path in chance.choices(files, weights=[path.stat().st_size for path in files], k=n):
         whole = path.read_bytes()
         at, bit = chance.randrange(len(whole)), 1 << chance.randrange(8)
@@ -52,12 +52,12 @@ def flip_bytes(run: RunFolder, n: int, tally) -> None:
             file.write(bytes([whole[at] ^ bit]))
         tally.add(f"{path.name} byte {at} bit {bit}", survived=is_noticed(run, newest))
         path.write_bytes(whole)
-    assert run.last_good(pytest.fail)[0].step == newest
+    assert run.latest_valid_checkpoint(pytest.fail)[0].step == newest
 
 
 def cut_short(run: RunFolder, n: int, tally) -> None:
-    chance, newest = random.Random(1), run.steps()[-1]
-    for path in chance.choices(files_of(run.folder(newest)), k=n):
+    chance, newest = random.Random(1), run.checkpoint_steps()[-1]
+    for path in chance.choices(files_of(run.checkpoint_folder(newest)), k=n):
         whole = path.read_bytes()
         size = chance.randrange(len(whole))
         os.truncate(path, size)
@@ -67,8 +67,8 @@ def cut_short(run: RunFolder, n: int, tally) -> None:
 
 def rearrange(run: RunFolder, tally) -> None:
     """Missing, grown, replaced by a folder, one too many, swapped with another, of the checkpoint before."""
-    *_, before, newest = run.steps()
-    folder, aside = run.folder(newest), run.path / "aside"
+    *_, before, newest = run.checkpoint_steps()
+    folder, aside = run.checkpoint_folder(newest), run.path / "aside"
     shutil.copytree(folder, aside)
 
     def attempt(what: str, *words: str) -> None:
@@ -87,7 +87,7 @@ def rearrange(run: RunFolder, tally) -> None:
         attempt(f"{path.name} is a folder")
         path.with_name("more" + path.suffix).write_bytes(b"?")
         attempt("one too many", "more")
-        older = run.folder(before) / path.relative_to(folder)
+        older = run.checkpoint_folder(before) / path.relative_to(folder)
         if older.is_file() and older.read_bytes() != path.read_bytes():
             shutil.copy(older, path)
             attempt(f"{path.name} of the checkpoint before")

@@ -56,7 +56,7 @@ def survives(folder: Path, unbroken, at: int, number: int, *, name: str) -> bool
     except DiskError as error:
         if not LINE.fullmatch(str(error)):
             return False
-    if open_run(folder).run.last_good(pytest.fail)[0].step < STOPPED_AT:
+    if open_run(folder).run.latest_valid_checkpoint(pytest.fail)[0].step < STOPPED_AT:
         return False
     go_on(folder)
     left_over = [path.name for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]

@@ -79,10 +79,10 @@ def stops_well(prepared, family, place, value) -> bool:
         return False
     except TrainingError as error:
         line = str(error)
-    kept = trainer.run.steps()[-1]
+    kept = trainer.run.checkpoint_steps()[-1]
     unchanged = all(p.nan_to_num().equal(before[name].nan_to_num()) for name, p in trainer.model.named_parameters())
     is_said = re.match(rf"step {BAD_STEP}: ", line) and named[0] in line
-    is_safe = f"the checkpoint of step {kept} is intact" in line and trainer.run.last_good(pytest.fail)[0].step == kept
+    is_safe = f"the checkpoint of step {kept} is intact" in line and trainer.run.latest_valid_checkpoint(pytest.fail)[0].step == kept
     return bool(unchanged and is_said and is_safe)
 
 

@@ -23,7 +23,7 @@ PATIENCE = 240.0
 
 def slowly(place: str, folder: str, arguments: list[str]) -> None:
     """Run the command; in this place it creates `there` and waits for `go`, and creates `noted` after a signal."""
-    from qkv.training import bert, pairs, texts, trainer, translation
+    from qkv.training import bert, pair_preparation, text_preparation, trainer, translation
 
     def waiting(function):
         def wait(*given, **named):
@@ -40,8 +40,8 @@ def slowly(place: str, folder: str, arguments: list[str]) -> None:
         return wait
 
     places = {
-        "tokenizer": [(texts, "train_tokenizer"), (pairs, "train_tokenizer")],
-        "store": [(texts, "prepare_store"), (bert, "prepare_sentences"), (translation, "encode_pairs")],
+        "tokenizer": [(text_preparation, "train_tokenizer"), (pair_preparation, "train_tokenizer")],
+        "store": [(text_preparation, "prepare_store"), (bert, "prepare_sentences"), (translation, "encode_pairs")],
         "training": [(trainer.Trainer, "_gradients")],
         "evaluation": [(trainer, "evaluate")],
         "save": [(trainer.RunFolder, "save")],

@@ -36,7 +36,7 @@ def test_a_bert_learns_to_fill_a_hidden_token_of_a_periodic_sequence(seed):
         n_heads=4,
         n_layers=2,
         d_ff=128,
-        masked_word_head=True,
+        masked_lm_head=True,
         init_std=0.05,
     )
     model = BERT(config, seed=seed)

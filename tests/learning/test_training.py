@@ -4,7 +4,7 @@ import torch
 
 from qkv.config import Recipe
 from qkv.text import Tokenizer
-from qkv.training import build_trainer, finish_preparing, prepare_run
+from qkv.training import build_trainer, finish_preparation, prepare_run
 
 TEXT = (
     "In the beginning there was a small model, and it knew nothing. "
@@ -38,7 +38,7 @@ def greedy(model: torch.nn.Module, tokenizer: Tokenizer, prompt: str, n: int) ->
 def test_a_tiny_gpt_learns_a_text_by_heart(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     prepared = prepare_run(recipe(), tmp_path / "run", tmp_path, progress=lambda _label: lambda _done, _all: None)
-    finish_preparing(prepared)
+    finish_preparation(prepared)
     losses = []
     trainer = build_trainer(prepared, device=torch.device("cpu"), report=lambda entry: losses.append(entry["loss"]))
     trainer.train()

@@ -7,8 +7,8 @@ import torch
 
 from qkv.config import Recipe
 from qkv.tasks import load
-from qkv.training import build_trainer, finish_preparing, prepare_run
-from tests.data.pairs import reversed_pairs, write_tsv
+from qkv.training import build_trainer, finish_preparation, prepare_run
+from tests.data.pair_corpus import reversed_pairs, write_tsv
 
 MODELS = {
     "seq2seq": {
@@ -27,8 +27,8 @@ def test_a_translator_learns_to_say_it_backwards_in_capitals(family, rate, tmp_p
         family=family,
         tokenizer={"kind": "char", "vocab_size": 30},
         model={"context_length": 32, "d_model": 64, **MODELS[family]},
-        data={"train": ("pairs.tsv",), "validation_share": 0.02},
-        pairs={"join": 0.0, "examined": 20},
+        data={"train": ("pairs.tsv",), "validation_fraction": 0.02},
+        pairs={"join": 0.0, "n_eval_translations": 20},
         training={
             "steps": 250, "batch_size": 32, "seq_len": 16, "learning_rate": rate, "weight_decay": 0.0,
             "schedule": "linear", "min_lr_ratio": 0.0, "warmup_steps": 20, "eval_every": 250,
@@ -36,7 +36,7 @@ def test_a_translator_learns_to_say_it_backwards_in_capitals(family, rate, tmp_p
         },
     )  # fmt: skip
     prepared = prepare_run(recipe, tmp_path / "run", tmp_path, progress=lambda _label: lambda _n, _all: None)
-    finish_preparing(prepared)
+    finish_preparation(prepared)
     build_trainer(prepared, device=torch.device("cpu"), report=lambda _entry: None).train()
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["validation_accuracy"] >= 0.95, last

@@ -33,7 +33,7 @@ def small_tokenizer() -> Tokenizer:
 def small_bert(tokenizer: Tokenizer, *, seed: int = 1, **changes) -> BERT:
     config = BERTConfig(
         vocab_size=tokenizer.vocab_size, context_length=23, n_layers=2, d_model=22, n_heads=2, d_ff=37,
-        init_std=0.1, masked_word_head=True, next_sentence_head=True,
+        init_std=0.1, masked_lm_head=True, next_sentence_head=True,
     )  # fmt: skip
     return BERT(config.replace(**changes), seed=seed)
 

@@ -33,7 +33,7 @@ class FileOperations:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
-        from qkv.training.run import RunFolder
+        from qkv.training.run_folder import RunFolder
         from qkv.weights import folder
 
         sync, save_file = os.fsync, folder.save_file

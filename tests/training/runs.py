@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from qkv.config import Recipe
-from qkv.training import Prepared, Trainer, build_trainer, finish_preparing, open_run, prepare_run
+from qkv.training import PreparedRun, Trainer, build_trainer, finish_preparation, open_run, prepare_run
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran")
 
@@ -32,31 +32,31 @@ def recipe(**training) -> Recipe:
         family="gpt",
         tokenizer={"kind": "char", "vocab_size": 60},
         model={"context_length": 13, "n_layers": 2, "d_model": 14, "n_heads": 2, "dropout": 0.1},
-        data={"train": ("text.txt",), "validation_share": 0.1},
+        data={"train": ("text.txt",), "validation_fraction": 0.1},
         training=usual | training,
     )
 
 
-def make_ready(folder: Path, **training) -> Prepared:
+def make_ready(folder: Path, **training) -> PreparedRun:
     """A new run in `folder`/run on a text in `folder`."""
     folder.mkdir(exist_ok=True)
     write_text(folder / "text.txt")
     prepared = prepare_run(recipe(**training), folder / "run", folder, progress=lambda _label: lambda _n, _all: None)
-    finish_preparing(prepared)
+    finish_preparation(prepared)
     return prepared
 
 
-def copy_of(prepared: Prepared, folder: Path, **training) -> Prepared:
+def copy_of(prepared: PreparedRun, folder: Path, **training) -> PreparedRun:
     """The same run in another folder, with some of its training settings changed."""
     shutil.copytree(prepared.run.path, folder)
     if training:
         copy = open_run(folder)
         recipe = copy.recipe.replace(training=copy.recipe.training.replace(**training))
-        finish_preparing(replace(copy, recipe=recipe))
+        finish_preparation(replace(copy, recipe=recipe))
     return open_run(folder)
 
 
-def trainer_of(prepared: Prepared, **changes) -> Trainer:
+def trainer_of(prepared: PreparedRun, **changes) -> Trainer:
     return build_trainer(prepared, device=torch.device("cpu"), report=lambda _entry: None, **changes)
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from qkv.training import Score, evaluate
-from qkv.training.objectives import Outcome
+from qkv.training import EvaluationResult, evaluate
+from qkv.training.objectives import LossOutput
 
 
 class Counted:
@@ -20,7 +20,7 @@ class Counted:
 def test_short_batches_weigh_no_more_than_their_targets():
     model = torch.nn.Dropout(0.5)
     batches = [Counted(10.0, 10), Counted(9.0, 3)]
-    score = evaluate(model, lambda batch: Outcome(torch.tensor(batch.total)), batches)
+    score = evaluate(model, lambda batch: LossOutput(torch.tensor(batch.total)), batches)
     assert score.loss == pytest.approx(19 / 13)
     assert model.training
 
@@ -39,8 +39,8 @@ def test_a_model_is_evaluated_without_dropout_and_given_back_as_it_was():
 
 
 def test_perplexity_and_bits_a_byte():
-    score = Score(loss_sum=10 * math.log(2), n_targets=5, n_bytes=4)
+    score = EvaluationResult(loss_sum=10 * math.log(2), n_targets=5, n_bytes=4)
     assert score.perplexity == pytest.approx(4.0)
     assert score.bits_per_byte == pytest.approx(2.5)
-    assert Score(loss_sum=1.0, n_targets=1).bits_per_byte is None
-    assert math.isfinite(Score(loss_sum=1e9, n_targets=1).perplexity)
+    assert EvaluationResult(loss_sum=1.0, n_targets=1).bits_per_byte is None
+    assert math.isfinite(EvaluationResult(loss_sum=1e9, n_targets=1).perplexity)

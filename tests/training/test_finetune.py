@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import ProblemKind
+from qkv.choices import ProblemType
 from qkv.config import FinetuningConfig
-from qkv.data.labelled import labelled_rows
+from qkv.data.labeled_texts import labeled_texts_from_rows
 from qkv.errors import ConfigError, ContextLengthError, InputError
-from qkv.training import RunFolder, Stopped
-from qkv.training.finetune import Material, choose_training, fine_tune, freeze, task_model
-from qkv.training.finetune_data import draw, make_task
+from qkv.training import RunFolder, SignalInterrupt
+from qkv.training.finetune import FinetuneInputs, build_task_model, choose_training_config, fine_tune, freeze
+from qkv.training.finetune_data import build_task, draw
 from qkv.weights.folder import read_tensors
 from tests.training.classifiers import BAD, GOOD, reviews, small_bert, small_tokenizer, words
 
@@ -33,19 +33,19 @@ def tokenizer():
 def gathered(tokenizer, train=None, held_out=None, *, start=None, **settings):
     usual = {"models": ("small",), "train": "t", "epochs": 2, "batch_size": 8, "learning_rate": 3e-3}
     config = FinetuningConfig(**(usual | settings))
-    train = labelled_rows("train", train or reviews(97))
-    held_out = labelled_rows("eval", held_out or reviews(31, seed=500))
-    task = make_task(config, train, held_out)
-    return Material.gather(start or small_bert(tokenizer), tokenizer, task, config, say=quiet)
+    train = labeled_texts_from_rows("train", train or reviews(97))
+    held_out = labeled_texts_from_rows("eval", held_out or reviews(31, seed=500))
+    task = build_task(config, train, held_out)
+    return FinetuneInputs.prepare(start or small_bert(tokenizer), tokenizer, task, config, log=quiet)
 
 
 def tuned(material, folder, *, seed=0, report=quiet, say=quiet):
     folder.mkdir(exist_ok=True)
-    return fine_tune(material, seed=seed, folder=folder, device=torch.device("cpu"), report=report, say=say)
+    return fine_tune(material, seed=seed, folder=folder, device=torch.device("cpu"), report=report, log=say)
 
 
 def weights(folder):
-    return read_tensors(RunFolder(folder).best() / "model.safetensors")
+    return read_tensors(RunFolder(folder).best_checkpoint() / "model.safetensors")
 
 
 def test_classes_are_learnt_and_named(tokenizer, tmp_path):
@@ -53,8 +53,8 @@ def test_classes_are_learnt_and_named(tokenizer, tmp_path):
     assert result.scores["accuracy"] >= 0.95
     assert result.class_names == ["bad", "good"]
     assert np.trace(result.confusion) == round(31 * result.scores["accuracy"])
-    config = json.loads((RunFolder(tmp_path / "a").best() / "config.json").read_text())
-    assert (config["class_names"], config["problem"], config["dropout"]) == (["bad", "good"], "one-class", 0.1)
+    config = json.loads((RunFolder(tmp_path / "a").best_checkpoint() / "config.json").read_text())
+    assert (config["class_names"], config["problem_type"], config["dropout"]) == (["bad", "good"], "single-label", 0.1)
 
 
 def test_the_second_text_of_a_pair_is_read(tokenizer, tmp_path):
@@ -66,13 +66,13 @@ def test_several_labels_are_learnt_each_for_itself(tokenizer, tmp_path):
     told = ("fine", "dull", "great")
     texts = [f"{words(i, told)} {words(i + 900, (*told, 'poor'))}" for i in range(151)]
     rows = [(text, [word for word in told if word in text.split()]) for text in texts]
-    material = gathered(tokenizer, rows, rows[:47], problem="several-labels", epochs=8, learning_rate=1e-2)
+    material = gathered(tokenizer, rows, rows[:47], problem_type="multi-label", epochs=8, learning_rate=1e-2)
     assert tuned(material, tmp_path).scores["f1_micro"] >= 0.7
 
 
 def test_a_number_is_learnt_from_its_mean_on(tokenizer, tmp_path):
     rows = [(" ".join(["film"] * (i % 7) + ["fine"] * (i % 5 + 1)), 50 + 3 * (i % 5)) for i in range(151)]
-    material = gathered(tokenizer, rows, rows[:47], problem="number", epochs=8)
+    material = gathered(tokenizer, rows, rows[:47], problem_type="regression", epochs=8)
     lines = []
     result = tuned(material, tmp_path, report=lines.append)
     assert result.scores["pearson"] >= 0.9
@@ -88,7 +88,7 @@ def test_a_run_resumed_is_the_unbroken_run(tokenizer, tmp_path):
         if entry["step"] == 7 and "loss" in entry:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match="SIGTERM"):
+    with pytest.raises(SignalInterrupt, match="SIGTERM"):
         tuned(material, tmp_path / "cut", report=stop)
     said = []
     again = tuned(material, tmp_path / "cut", report=said.append)
@@ -134,42 +134,42 @@ def test_only_what_may_learn_changes(tokenizer, tmp_path, settings, learns):
 
 def test_more_frozen_layers_than_there_are_is_refused(tokenizer):
     material = gathered(tokenizer, freeze=3)
-    model, _ = task_model(material.start, material.task, material.settings, seed=0)
+    model, _ = build_task_model(material.start, material.task, material.settings, seed=0)
     with pytest.raises(ConfigError, match="freeze=3, but the model has 2 layers"):
-        freeze(model, material.settings, seed=0)
+        freeze_layers(model, material.settings, seed=0)
 
 
 def test_a_new_head_is_said_and_a_fitting_one_is_kept(tokenizer):
     material = gathered(tokenizer)
-    _, new = task_model(material.start, material.task, material.settings, seed=0)
+    _, new = build_task_model(material.start, material.task, material.settings, seed=0)
     assert new == ["classifier.weight", "classifier.bias"]
     before = small_bert(tokenizer, seed=5, class_names=("bad", "good"), n_classes=2)
-    model, new = task_model(before, material.task, material.settings, seed=0)
+    model, new = build_task_model(before, material.task, material.settings, seed=0)
     assert new == []
     assert torch.equal(model.classifier.weight, before.classifier.weight)
     renamed = small_bert(tokenizer, seed=5, class_names=("good", "bad"), n_classes=2)
-    assert task_model(renamed, material.task, material.settings, seed=0)[1] == ["classifier.weight", "classifier.bias"]
+    assert build_task_model(renamed, material.task, material.settings, seed=0)[1] == ["classifier.weight", "classifier.bias"]
 
 
 def test_from_scratch_takes_the_shape_alone(tokenizer):
     material = gathered(tokenizer, from_scratch=True)
-    model, new = task_model(material.start, material.task, material.settings, seed=3)
+    model, new = build_task_model(material.start, material.task, material.settings, seed=3)
     assert len(new) == len(list(model.parameters()))
-    assert not torch.equal(model.blocks[0].attention.query.weight, material.start.blocks[0].attention.query.weight)
+    assert not torch.equal(model.blocks[0].attention.q_proj.weight, material.start.blocks[0].attention.q_proj.weight)
 
 
 def test_a_tenth_is_held_out_where_nothing_else_is_given():
     settings = FinetuningConfig(models=("a",), train="t")
-    task = make_task(settings, labelled_rows("train", reviews(97)), None)
+    task = build_task(settings, labeled_texts_from_rows("train", reviews(97)), None)
     assert (len(task.train.texts), len(task.evaluation.texts)) == (88, 9)
     assert not set(task.train.lines) & set(task.evaluation.lines)
 
 
 def test_pairs_are_not_judged_by_single_texts():
     settings = FinetuningConfig(models=("a",), train="t")
-    pairs = labelled_rows("train", [("a", "b", "x"), ("c", "d", "y")])
+    pairs = labeled_texts_from_rows("train", [("a", "b", "x"), ("c", "d", "y")])
     with pytest.raises(InputError, match="train and eval: one holds pairs, the other single texts"):
-        make_task(settings, pairs, labelled_rows("eval", [("a", "x")]))
+        build_task(settings, pairs, labeled_texts_from_rows("eval", [("a", "x")]))
 
 
 def test_a_text_that_is_too_long_is_refused_or_cut_and_said(tokenizer, tmp_path):
@@ -178,9 +178,9 @@ def test_a_text_that_is_too_long_is_refused_or_cut_and_said(tokenizer, tmp_path)
     with pytest.raises(ContextLengthError, match=message):
         gathered(tokenizer, rows)
     settings = FinetuningConfig(models=("a",), train="t", truncate=True)
-    task = make_task(settings, labelled_rows("train", rows), labelled_rows("eval", reviews(9)))
+    task = build_task(settings, labeled_texts_from_rows("train", rows), labeled_texts_from_rows("eval", reviews(9)))
     said = []
-    material = Material.gather(small_bert(tokenizer), tokenizer, task, settings, say=said.append)
+    material = FinetuneInputs.prepare(small_bert(tokenizer), tokenizer, task, settings, log=said.append)
     assert said == ["train: 1 of 41 texts were cut to 23 tokens"]
     assert len(material.encoded.train[40].ids) == 23
 
@@ -190,9 +190,9 @@ def test_drawn_labels_keep_the_classes_shares(classes, n, seed):
     targets = torch.tensor(classes)
     if n > len(classes):
         with pytest.raises(InputError, match=f"{n} rows were asked for, and there are {len(classes)}"):
-            draw(ProblemKind.ONE_CLASS, targets, n, seed=seed)
+            sample_rows(ProblemType.SINGLE_LABEL, targets, n, seed=seed)
         return
-    rows = draw(ProblemKind.ONE_CLASS, targets, n, seed=seed)
+    rows = sample_rows(ProblemType.SINGLE_LABEL, targets, n, seed=seed)
     assert len(set(rows.tolist())) == n
     there, drawn = np.bincount(classes, minlength=5), np.bincount(targets[rows], minlength=5)
     n_classes = np.count_nonzero(there)
@@ -205,7 +205,7 @@ def test_few_rows_get_many_epochs_and_many_rows_three():
 
     def chosen(n_rows, n_parameters=6_000_000, **changes):
         config = settings.replace(**changes)
-        return choose_training(config, n_rows=n_rows, n_parameters=n_parameters, longest=50)
+        return choose_training_config(config, n_rows=n_rows, n_parameters=n_parameters, longest=50)
 
     small, middle, large = chosen(100), chosen(4500), chosen(67_349)
     assert [t.batch_size for t in (small, middle, large)] == [16, 32, 64]

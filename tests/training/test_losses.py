@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.nn import TokenEmbedding, Unembedding
+from qkv.tensors import IGNORE_INDEX
 from qkv.training import losses
-from qkv.training.losses import NO_TARGET, cross_entropy_sum, unembedded_loss_sum
+from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
 
 N_WORDS, D_MODEL = 23, 7
 
 
-def loss_and_gradients(unembedding, states, targets, *, chunk, smoothing=0.0, road=unembedded_loss_sum):
+def loss_and_gradients(unembedding, states, targets, *, chunk, smoothing=0.0, road=chunked_loss_sum):
     states = states.clone().requires_grad_()
     unembedding.zero_grad()
     loss = road(unembedding, states, targets, chunk=chunk, smoothing=smoothing)
@@ -38,7 +39,7 @@ def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(
         torch.nn.init.normal_(unembedding.bias)
     states = torch.randn(batch, length, D_MODEL)
     targets = torch.randint(0, N_WORDS, (batch, length))
-    targets[torch.rand(batch, length) < 0.3] = NO_TARGET
+    targets[torch.rand(batch, length) < 0.3] = IGNORE_INDEX
     plain = loss_and_gradients(unembedding, states, targets, chunk=None, smoothing=smoothing)
     chunked = loss_and_gradients(unembedding, states, targets, chunk=chunk, smoothing=smoothing)
     for one, other in zip(plain, chunked, strict=True):
@@ -48,7 +49,7 @@ def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(
 def plain_errors(logits, targets, n_words, smoothing, *, wants_errors):
     """What the GPU's kernel says it does."""
     log_p = logits[:, :n_words].float().log_softmax(-1)
-    at, is_wanted = targets.clamp(min=0)[:, None], targets != NO_TARGET
+    at, is_wanted = targets.clamp(min=0)[:, None], targets != IGNORE_INDEX
     aim = torch.full_like(log_p, smoothing / n_words).scatter_add_(1, at, torch.full(at.shape, 1 - smoothing))
     if wants_errors:
         logits[:, n_words:] = 0
@@ -60,12 +61,12 @@ def plain_errors(logits, targets, n_words, smoothing, *, wants_errors):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_gpus_loss_by_its_kernel_is_the_plain_one(chunk, smoothing, bias, monkeypatch):
-    monkeypatch.setitem(sys.modules, "qkv.training.loss_kernel", SimpleNamespace(errors_=plain_errors))
+    monkeypatch.setitem(sys.modules, "qkv.training.loss_kernel", SimpleNamespace(cross_entropy_inplace=plain_errors))
     unembedding = Unembedding(N_WORDS, D_MODEL, bias=bias)
     if unembedding.bias is not None:
         torch.nn.init.normal_(unembedding.bias)
     states, targets = torch.randn(3, 5, D_MODEL), torch.randint(0, N_WORDS, (3, 5))
-    targets[0, ::2] = NO_TARGET
+    targets[0, ::2] = IGNORE_INDEX
 
     def road(unembedding, states, targets, *, chunk, smoothing):
         flat, weight, bias = states.flatten(0, 1), unembedding.weight, unembedding.bias
@@ -91,7 +92,7 @@ def test_a_tied_table_gets_the_gradient_of_both_its_uses():
         torch.manual_seed(1)
         tokens = TokenEmbedding(N_WORDS, D_MODEL)
         unembedding = Unembedding(N_WORDS, D_MODEL, tied_to=tokens)
-        unembedded_loss_sum(unembedding, tokens(ids), targets, chunk=chunk).backward()
+        chunked_loss_sum(unembedding, tokens(ids), targets, chunk=chunk).backward()
         gradients.append(tokens.weight.grad)
     torch.testing.assert_close(*gradients)
 
@@ -100,12 +101,12 @@ def test_without_gradients_the_loss_is_the_same():
     unembedding = Unembedding(N_WORDS, D_MODEL)
     states, targets = torch.randn(2, 11, D_MODEL), torch.randint(0, N_WORDS, (2, 11))
     with torch.no_grad():
-        plain = unembedded_loss_sum(unembedding, states, targets)
-        torch.testing.assert_close(unembedded_loss_sum(unembedding, states, targets, chunk=4), plain)
+        plain = chunked_loss_sum(unembedding, states, targets)
+        torch.testing.assert_close(chunked_loss_sum(unembedding, states, targets, chunk=4), plain)
 
 
 def test_where_nothing_is_predicted_nothing_is_lost():
-    logits, targets = torch.randn(2, 3, N_WORDS), torch.full((2, 3), NO_TARGET)
+    logits, targets = torch.randn(2, 3, N_WORDS), torch.full((2, 3), IGNORE_INDEX)
     assert cross_entropy_sum(logits, targets) == 0
 
 
@@ -135,7 +136,7 @@ def test_the_chunked_loss_never_holds_all_logits():
 def test_the_chunked_loss_lets_its_gradients_go_once_they_are_used():
     unembedding = Unembedding(N_WORDS, D_MODEL)
     states = torch.randn(1, 11, D_MODEL, requires_grad=True)
-    loss = unembedded_loss_sum(unembedding, states, torch.randint(0, N_WORDS, (1, 11)), chunk=4)
+    loss = chunked_loss_sum(unembedding, states, torch.randint(0, N_WORDS, (1, 11)), chunk=4)
     assert len(loss.grad_fn.gradients) == 3
     loss.backward()
     assert not loss.grad_fn.gradients

@@ -12,9 +12,9 @@ from qkv.training.optimizer import (
     Muon,
     build_optimizers,
     clip_gradients,
-    optimizer_tensors,
-    orthogonal,
-    restore_optimizers,
+    load_optimizer_state,
+    optimizer_state_tensors,
+    orthogonalize,
     set_learning_rate,
 )
 
@@ -38,7 +38,7 @@ def step(model, optimizers, seed=0):
 @pytest.mark.parametrize("kind", OptimizerKind)
 def test_clipped_on_the_way_is_clipped_before(kind, limit):
     models = [GPT(CONFIG, seed=1) for _ in range(2)]
-    for model, on_the_way in zip(models, (False, True), strict=True):
+    for model, fuse_into_step in zip(models, (False, True), strict=True):
         optimizers = build_optimizers(model, training(kind))
         for seed in range(3):
             loss = (
@@ -48,7 +48,7 @@ def test_clipped_on_the_way_is_clipped_before(kind, limit):
             norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
             assert 0.01 < norm < 100
             for optimizer in optimizers:
-                clip_gradients(optimizer, norm, limit, on_the_way=on_the_way)
+                clip_gradients(optimizer, norm, limit, fuse_into_step=fuse_into_step)
                 optimizer.step()
                 optimizer.zero_grad()
     for one, other in zip(*(model.parameters() for model in models), strict=True):
@@ -58,7 +58,7 @@ def test_clipped_on_the_way_is_clipped_before(kind, limit):
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 31, 7), (2, 5, 64)])
 def test_an_orthogonal_updates_singular_values_are_near_one(shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    values = torch.linalg.svdvals(orthogonal(matrices))
+    values = torch.linalg.svdvals(orthogonalize(matrices))
     assert values.max() < 1.3
     # A random square matrix has values near 0, which five steps do not lift all the way.
     assert values.median() > 0.65
@@ -69,7 +69,7 @@ def test_an_orthogonal_updates_singular_values_are_near_one(shape):
 def test_an_orthogonal_update_keeps_the_directions():
     matrix = torch.randn(1, 7, 31, generator=torch.Generator().manual_seed(3))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    along = (u.mT @ orthogonal(matrix) @ v.mT)[0]
+    along = (u.mT @ orthogonalize(matrix) @ v.mT)[0]
     assert (along - along.diag().diag()).abs().max() < 1e-3
 
 
@@ -78,7 +78,7 @@ def test_muon_is_an_orthogonal_step_scaled_to_the_longer_side():
     before, gradient = weight.detach().clone(), torch.randn(5, 20)
     weight.grad = gradient
     Muon([weight], lr=0.1, momentum=0.0, weight_decay=0.0).step()
-    expected = before - 0.1 * 0.2 * 20**0.5 * orthogonal(gradient[None])[0]
+    expected = before - 0.1 * 0.2 * 20**0.5 * orthogonalize(gradient[None])[0]
     torch.testing.assert_close(weight.detach(), expected)
 
 
@@ -120,8 +120,8 @@ def test_restored_optimizers_go_on_bit_by_bit(kind):
         step(model, optimizers, seed)
     others = build_optimizers(twin, training(kind))
     twin.load_state_dict(model.state_dict())
-    kept = {name: tensor.clone() for name, tensor in optimizer_tensors(model, optimizers).items()}
-    restore_optimizers(twin, others, kept)
+    kept = {name: tensor.clone() for name, tensor in optimizer_state_tensors(model, optimizers).items()}
+    load_optimizer_state(twin, others, kept)
     for seed in range(3, 6):
         step(model, optimizers, seed)
         step(twin, others, seed)
@@ -133,9 +133,9 @@ def test_the_memory_of_another_optimizer_is_refused():
     model = GPT(CONFIG)
     muon = build_optimizers(model, training(OptimizerKind.MUON))
     step(model, muon)
-    kept = optimizer_tensors(model, muon)
+    kept = optimizer_state_tensors(model, muon)
     with pytest.raises(RunError, match=r"kept 'blocks\.0\..*velocity', this one does not: was the recipe changed"):
-        restore_optimizers(model, build_optimizers(model, training(OptimizerKind.ADAMW)), kept)
+        load_optimizer_state(model, build_optimizers(model, training(OptimizerKind.ADAMW)), kept)
 
 
 def error_after(kind, learning_rate, n_steps=100):
@@ -172,4 +172,4 @@ def test_an_orthogonal_update_is_the_quintic_written_out(shape):
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     expected = x if shape[1] < shape[2] else x.mT
-    torch.testing.assert_close(orthogonal(matrices), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(orthogonalize(matrices), expected, atol=1e-6, rtol=1e-5)

@@ -10,12 +10,19 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent, Interval
 
 import qkv
-from qkv.choices import WorkKind
+from qkv.choices import ProfileCategory
 from qkv.config import GPTConfig
 from qkv.cost import Mode, Precision, estimate
 from qkv.training import profiler
-from qkv.training.profiler import Rates, _kind, measure_rates, own_times, profile_generation, profile_training
-from qkv.training.stopwatch import Stopwatch
+from qkv.training.profiler import (
+    DeviceRates,
+    _kind,
+    exclusive_times,
+    measure_device_rates,
+    profile_generation,
+    profile_training,
+)
+from qkv.training.timer import Timer
 from tests.training.runs import make_ready, trainer_of
 
 CPU = torch.device("cpu")
@@ -52,10 +59,10 @@ def test_the_kinds_add_up_to_the_time_without_the_profiler(monkeypatch):
     monkeypatch.setattr(profiler, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
     monkeypatch.setattr(torch.profiler, "profile", RecordedProfile)
     _, profile = profile_generation(lambda: None, CPU, expected=None)
-    spent = {kind: seconds for kind, seconds in profile.spent.items() if seconds > 0}
+    spent = {kind: seconds for kind, seconds in profile.seconds_by_category.items() if seconds > 0}
     assert profile.seconds == 2.0
     assert spent == pytest.approx(
-        {WorkKind.PRODUCTS: 0.4, WorkKind.ATTENTION: 0.4 * 2.75, WorkKind.BETWEEN: 2 - 0.4 * 3.75}
+        {ProfileCategory.PRODUCTS: 0.4, ProfileCategory.ATTENTION: 0.4 * 2.75, ProfileCategory.BETWEEN: 2 - 0.4 * 3.75}
     )
     assert sum(spent.values()) == pytest.approx(2.0)
 
@@ -72,8 +79,8 @@ def test_each_operation_has_its_kind():
     work()
     result, profile = profile_generation(work, CPU, expected=None)
     assert torch.equal(result, weight @ weight)
-    assert {WorkKind.PRODUCTS, WorkKind.ATTENTION, WorkKind.NORM} <= {
-        kind for kind, s in profile.spent.items() if s > 0
+    assert {ProfileCategory.PRODUCTS, ProfileCategory.ATTENTION, ProfileCategory.NORM} <= {
+        kind for kind, s in profile.seconds_by_category.items() if s > 0
     }
     assert profile.bound is None
 
@@ -87,44 +94,44 @@ def test_a_gradient_is_of_the_kind_of_what_it_is_the_gradient_of():
 
     work()
     _, profile = profile_generation(work, CPU, expected=None)
-    assert profile.spent[WorkKind.ATTENTION] > 0
-    assert profile.spent.get(WorkKind.PRODUCTS, 0.0) == 0
+    assert profile.seconds_by_category[ProfileCategory.ATTENTION] > 0
+    assert profile.seconds_by_category.get(ProfileCategory.PRODUCTS, 0.0) == 0
 
 
 def test_a_training_step_has_data_loss_and_optimizer_and_leaves_a_trace(tmp_path):
     trainer = trainer_of(make_ready(tmp_path / "run", steps=3, save_every=3, eval_every=3))
     step = estimate(GPTConfig(vocab_size=97, context_length=16, d_model=12, n_heads=3, n_layers=2), mode="train")
     profile = profile_training(trainer, step, trace=tmp_path / "trace.json")
-    for kind in (WorkKind.DATA, WorkKind.LOSS, WorkKind.OPTIMIZER, WorkKind.PRODUCTS, WorkKind.EMBEDDING):
-        assert profile.spent[kind] > 0
-    assert profile.bounds.keys() >= {WorkKind.OPTIMIZER, WorkKind.ATTENTION, WorkKind.PRODUCTS, WorkKind.NORM}
+    for kind in (ProfileCategory.DATA, ProfileCategory.LOSS, ProfileCategory.OPTIMIZER, ProfileCategory.PRODUCTS, ProfileCategory.EMBEDDING):
+        assert profile.seconds_by_category[kind] > 0
+    assert profile.bounds.keys() >= {ProfileCategory.OPTIMIZER, ProfileCategory.ATTENTION, ProfileCategory.PRODUCTS, ProfileCategory.NORM}
     assert profile.bound == pytest.approx(sum(profile.bounds.values()))
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
 def test_the_bound_of_products_is_their_flops_at_the_measured_rate(monkeypatch):
     # Memory so fast that every product is bound by its FLOPs.
-    monkeypatch.setattr(profiler, "measure_rates", lambda _device, _dtype: Rates(products=1e11, memory=1e15))
+    monkeypatch.setattr(profiler, "measure_device_rates", lambda _device, _dtype: DeviceRates(matmul_flops=1e11, bandwidth=1e15))
     config = GPTConfig(vocab_size=8192, context_length=512, d_model=512, n_heads=8, n_layers=3)
-    made = estimate(config, mode=Mode.FORWARD, batch=4, length=512, backend="cpu")
+    made = estimate(config, mode=Mode.FORWARD, batch_size=4, seq_len=512, device_type="cpu")
     _, profile = profile_generation(lambda: None, CPU, expected=made)
     products = sum(one.flops for one in made.operations if one.product and not one.is_attention_core)
-    assert profile.rates == Rates(products=1e11, memory=1e15)
-    assert profile.bounds[WorkKind.PRODUCTS] == pytest.approx(products / 1e11)
+    assert profile.rates == DeviceRates(matmul_flops=1e11, bandwidth=1e15)
+    assert profile.bounds[ProfileCategory.PRODUCTS] == pytest.approx(products / 1e11)
 
 
 def test_rates_are_work_by_time(monkeypatch):
-    monkeypatch.setattr(Stopwatch, "kernel", lambda _watch, _work: 0.5)
-    assert measure_rates(CPU, Precision.FLOAT32) == Rates(products=2 * 1024**3 / 0.5, memory=4 * 2**25 / 0.5)
+    monkeypatch.setattr(Timer, "measure_kernel", lambda _timer, _work: 0.5)
+    assert measure_device_rates(CPU, Precision.FLOAT32) == DeviceRates(matmul_flops=2 * 1024**3 / 0.5, bandwidth=4 * 2**25 / 0.5)
 
 
 KERNELS = {
     "generation/triton_batch_kernels.py": [],
     "generation/triton_row_kernels.py": [],
-    "nn/expanding.py": [],
-    "nn/gradient_kernels.py": ["tail", "gelu", "gelu_tile", "gelu_gradient_tile", "copy_part", "beside_tile"],
-    "nn/norm_kernel.py": [],
-    "nn/short_texts.py": [],
+    "nn/linear_gelu_kernel.py": [],
+    "nn/fused_autograd_kernels.py": ["tail", "gelu", "gelu_tile", "gelu_gradient_tile", "copy_part", "beside_tile"],
+    "nn/norm_backward_kernel.py": [],
+    "nn/varlen_kernel.py": [],
     "training/loss_kernel.py": [],
 }
 """Files with kernels of ours, and what of them is element-wise or no kernel by itself."""
@@ -147,9 +154,9 @@ def test_each_kernel_of_ours_has_a_kind(file):
     launched = [name for name in names if not name.startswith("_") and name not in KERNELS[file]]
     assert names
     assert set(KERNELS[file]) <= set(names)
-    assert {name: _kind(name) for name in launched if _kind(name) is WorkKind.ELEMENTWISE} == {}
+    assert {name: _kind(name) for name in launched if _kind(name) is ProfileCategory.ELEMENTWISE} == {}
 
 
 def test_kernels_that_overlap_are_not_counted_twice():
     ranges = [Interval(a, b) for a, b in ((0.0, 10.0), (4.0, 13.0), (5.0, 9.0), (20.0, 21.0), (12.0, 15.0))]
-    assert own_times(ranges) == [10.0, 3.0, 0.0, 1.0, 2.0]
+    assert exclusive_times(ranges) == [10.0, 3.0, 0.0, 1.0, 2.0]

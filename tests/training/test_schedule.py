@@ -55,7 +55,7 @@ def test_noam_is_the_papers_scaled_to_its_peak():
 def test_where_the_last_step_moves_the_rate_goes_on_from_where_it_stood(schedule):
     plain = rates(schedule)
     for steps in (73, 211):
-        moved = rates(schedule, steps=steps, replanned=((53, 101),))
+        moved = rates(schedule, steps=steps, replan_config=((53, 101),))
         assert moved[:54] == plain[:54]
         assert abs(moved[54] - moved[53]) < 0.03
         assert moved[11:] == sorted(moved[11:], reverse=True)
@@ -63,13 +63,13 @@ def test_where_the_last_step_moves_the_rate_goes_on_from_where_it_stood(schedule
 
 
 def test_a_last_step_may_move_more_than_once():
-    twice = rates(ScheduleKind.LINEAR, min_lr_ratio=0.0, replanned=((31, 51), (61, 91)))
+    twice = rates(ScheduleKind.LINEAR, min_lr_ratio=0.0, replan_config=((31, 51), (61, 91)))
     # At 31 half of the way is gone; from there 30 of 60 steps are half of the rest; from 61 on, 40 steps are left.
     assert [twice[31], twice[61], twice[81]] == pytest.approx([0.25, 0.125, 0.0625])
 
 
 def test_a_last_step_that_moves_into_the_warm_up_lets_the_rate_come_down_all_the_same():
-    rate = rates(ScheduleKind.LINEAR, min_lr_ratio=0.0, warmup_steps=31, steps=23, replanned=((7, 101),))
+    rate = rates(ScheduleKind.LINEAR, min_lr_ratio=0.0, warmup_steps=31, steps=23, replan_config=((7, 101),))
     assert rate[:8] == rates(ScheduleKind.LINEAR, warmup_steps=31)[:8]
     assert rate[15] == pytest.approx(0.5 * 16 / 31 / 2)
     assert rate[23] == 0

@@ -5,12 +5,12 @@ import signal
 
 import pytest
 
-from qkv.training.signals import Stopped, stop_at_once, stop_requests
+from qkv.training.signals import SignalInterrupt, raise_on_stop_signals, record_stop_signals
 
 
 def test_inside_the_loop_a_signal_is_noted():
     before = signal.getsignal(signal.SIGTERM)
-    with stop_requests() as stop:
+    with record_stop_signals() as stop:
         assert stop.signal is None
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.signal is signal.SIGTERM
@@ -19,6 +19,6 @@ def test_inside_the_loop_a_signal_is_noted():
 
 
 def test_elsewhere_a_signal_stops_at_once():
-    with pytest.raises(Stopped, match="SIGINT"), stop_at_once():
+    with pytest.raises(SignalInterrupt, match="SIGINT"), raise_on_stop_signals():
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

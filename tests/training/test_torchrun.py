@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from qkv.config import TrainingConfig
 from qkv.errors import ConfigError
-from qkv.training.distributed import ALONE, Alone
+from qkv.training.distributed import SINGLE_PROCESS, SingleProcess
 from tests.training import translations
 from tests.training.processes import command, run_to_end
 from tests.training.runs import recipe, write_text
@@ -32,11 +32,11 @@ RECIPES = {
 }
 
 
-def one_of(rank: int, world: int) -> Alone:
+def one_of(rank: int, world: int) -> SingleProcess:
     """Knows its place and nobody."""
-    ranks = Alone()
-    ranks.rank, ranks.world = rank, world
-    return ranks
+    distributed = SingleProcess()
+    distributed.rank, distributed.world_size = rank, world
+    return distributed
 
 
 @given(n=st.integers(0, 23), world=st.integers(1, 7))
@@ -55,7 +55,7 @@ def test_parts_are_small_enough_for_all_and_divide_the_batch(batch, data):
     assert batch % rows == 0
     assert rows <= micro
     assert batch // rows >= world
-    assert ALONE.fitted(training) is training
+    assert SINGLE_PROCESS.fitted(training) is training
 
 
 def test_fine_tuning_by_several_is_refused_by_one_of_them(tmp_path):
@@ -77,7 +77,7 @@ def test_a_batch_too_small_to_share_is_refused():
 def place(folder: Path, family: str = "gpt", **training) -> Path:
     chosen = RECIPES[family]
     chosen = chosen.replace(training=chosen.training.replace(**training))
-    (folder / "a.toml").write_text(chosen.as_toml())
+    (folder / "a.toml").write_text(chosen.to_toml())
     (write_texts if family == "bert" else write_text)(folder / "text.txt")
     translations.write_tsv(folder / "pairs.tsv", translations.reversed_pairs(200, longest=9))
     return folder

@@ -11,26 +11,27 @@ import torch
 
 from qkv.config import GPTConfig, TrainingConfig
 from qkv.data import prefetch
-from qkv.data.windows import NOTHING, Batch
+from qkv.data.token_batches import TokenBatch
 from qkv.errors import ConfigError, RunError, TrainingError
 from qkv.models import GPT
+from qkv.tensors import IGNORE_INDEX
 from qkv.training import Trainer, TrainingData, open_run
-from qkv.training.gpt import next_token
-from qkv.training.objectives import Measure, Outcome
+from qkv.training.gpt import next_token_objective
+from qkv.training.objectives import LossOutput, Metric
 from qkv.training.optimizer import clip_gradients
 from tests.training.runs import checkpoints, curve, go_on, stopped_after, trainer_of
 
 N_WORDS = 19
 
 
-def batch(lengths, *, seed=0, width=13, documents=None) -> Batch:
+def batch(lengths, *, seed=0, width=13, documents=None) -> TokenBatch:
     """Rows of which only the first `lengths` positions have a target."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, N_WORDS, (len(lengths), width), generator=generator)
     targets = torch.randint(0, N_WORDS, (len(lengths), width), generator=generator)
     for row, length in enumerate(lengths):
-        targets[row, length:] = NOTHING
-    return Batch(ids, targets, documents, torch.tensor(lengths))
+        targets[row, length:] = IGNORE_INDEX
+    return TokenBatch(ids, targets, documents, torch.tensor(lengths))
 
 
 def bare_trainer(run_folder, given, *, model=None, dropout=0.0, **training) -> Trainer:
@@ -40,7 +41,7 @@ def bare_trainer(run_folder, given, *, model=None, dropout=0.0, **training) -> T
     settings = TrainingConfig(
         **{"steps": 4, "batch_size": len(given(0).counts), "seq_len": 13, "warmup_steps": 0, "save_every": 2} | training
     )
-    objective = next_token(model, settings)
+    objective = next_token_objective(model, settings)
     return Trainer(model, settings, objective=objective, data=TrainingData(batch=given), run=run_folder, texts={})
 
 
@@ -73,11 +74,11 @@ def test_packed_documents_are_trained_as_if_they_were_alone(run):
     folder = run().run
     ids = torch.randint(0, N_WORDS, (1, 13))
     targets = torch.randint(0, N_WORDS, (1, 13))
-    packed = Batch(ids, targets, torch.tensor([[4] * 5 + [5] * 8]), torch.tensor([13]))
+    packed = TokenBatch(ids, targets, torch.tensor([[4] * 5 + [5] * 8]), torch.tensor([13]))
     loss, _, together = gradients(bare_trainer(folder, lambda _t: packed, max_grad_norm=None), packed)
     sums, apart = 0.0, {}
     for part in (slice(0, 5), slice(5, 13)):
-        alone = Batch(ids[:, part], targets[:, part], None, torch.tensor([part.stop - part.start]))
+        alone = TokenBatch(ids[:, part], targets[:, part], None, torch.tensor([part.stop - part.start]))
         one, _, grads = gradients(bare_trainer(folder, lambda _t, alone=alone: alone, max_grad_norm=None), alone)
         n = part.stop - part.start
         sums += one * n
@@ -109,9 +110,9 @@ def test_workers_and_ranks_change_no_batch(run, n_workers, across):
         shares = [batches.batch(t, rank=rank, world=n_workers) for rank in range(n_workers)]
         assert torch.equal(one.ids, other.ids)
         assert torch.equal(one.targets, torch.cat([share.targets for share in shares]))
-        assert (one.documents is None) == across
+        assert (one.document_ids is None) == across
         if not across:
-            assert torch.equal(one.documents, torch.cat([share.documents for share in shares]))
+            assert torch.equal(one.document_ids, torch.cat([share.document_ids for share in shares]))
 
 
 def test_a_run_stopped_and_resumed_is_the_unbroken_one(run, trained):
@@ -120,7 +121,7 @@ def test_a_run_stopped_and_resumed_is_the_unbroken_one(run, trained):
         trainer = trainer_of(open_run(stopped.run.path))
         trainer.resume(print)
         stopped_after(trainer, n_steps)
-        assert stopped.run.steps()[-1] == n_steps
+        assert stopped.run.checkpoint_steps()[-1] == n_steps
     go_on(stopped.run.path)
     assert curve(stopped.run.path) == curve(trained.run.path)
     assert checkpoints(stopped.run.path).keys() >= checkpoints(trained.run.path).keys()
@@ -142,7 +143,7 @@ def test_a_signal_during_an_evaluation_cuts_it_short_and_the_resumed_run_does_it
     assert trainer.train().signal is signal.SIGINT
     assert asked == [5, 5]
     assert len(list(sweep())) > 3
-    assert trainer.progress.evaluated_step == 0
+    assert trainer.progress.last_eval_step == 0
     assert go_on(stopped.run.path) == []
     assert curve(stopped.run.path) == curve(trained.run.path)
     assert checkpoints(stopped.run.path) == checkpoints(trained.run.path)
@@ -169,15 +170,15 @@ def test_it_stops_after_so_many_evaluations_without_a_better_loss(run):
     trainer = trainer_of(early)
     trainer.objective = worse_each_time(trainer)
     trainer.train()
-    assert (trainer.progress.step, trainer.progress.best_step, trainer.progress.n_worse) == (6, 2, 2)
-    assert early.run.best() == early.run.folder(2)
+    assert (trainer.progress.step, trainer.progress.best_step, trainer.progress.n_evals_since_best) == (6, 2, 2)
+    assert early.run.best_checkpoint() == early.run.checkpoint_folder(2)
     go_on(early.run.path)
     assert curve(early.run.path)[-1]["step"] == 6
 
 
 def worse_each_time(trainer):
     plain = trainer.objective
-    return lambda part: Outcome(plain(part).loss * (1 if trainer.model.training else 1 + trainer.progress.step))
+    return lambda part: LossOutput(plain(part).loss * (1 if trainer.model.training else 1 + trainer.progress.step))
 
 
 def at_step(trainer, step, poison):
@@ -189,14 +190,14 @@ def fails(trainer, message, kept):
     """It stops with this line, no weight has changed, and the last checkpoint is as it was."""
     with pytest.raises(TrainingError, match=message):
         trainer.train()
-    assert trainer.run.steps()[-1] == kept
-    assert trainer.run.last_good(pytest.fail)[0].step == kept
+    assert trainer.run.checkpoint_steps()[-1] == kept
+    assert trainer.run.latest_valid_checkpoint(pytest.fail)[0].step == kept
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_no_number_is_named_before_the_update(run, value):
     trainer = trainer_of(run(save_every=2))
-    name = "blocks.1.feedforward.expand.weight"
+    name = "blocks.1.feed_forward.up_proj.weight"
     weight = trainer.model.get_parameter(name)
     before = {}
 
@@ -288,7 +289,7 @@ def test_more_steps_can_be_asked_of_a_finished_run(run):
 
 def test_timing_the_steps_takes_no_note(run):
     timed = run()
-    assert trainer_of(timed).seconds_a_step(2) > 0
+    assert trainer_of(timed).measure_seconds_per_step(2) > 0
     assert not timed.run.metrics.exists()
 
 
@@ -303,7 +304,7 @@ def test_the_first_step_with_each_batch_is_not_timed(run):
         return objective(batch)
 
     trainer.objective = slow_for_new_batches
-    assert trainer.seconds_a_step(5, now=lambda: clock[0]) == 1.0
+    assert trainer.measure_seconds_per_step(5, now=lambda: clock[0]) == 1.0
     assert len(batches) == 5
 
 
@@ -317,10 +318,10 @@ def test_what_an_objective_measures_is_logged_as_sums_over_counts_and_an_examina
         rows.append(len(part.ids))
         # 1 right of 1, 2 of 4, 3 of 9 …: sums over counts differ from an average of averages.
         n = torch.tensor(float(len(rows)))
-        return Outcome(plain(part).loss, {"right": Measure(n, n * n)})
+        return LossOutput(plain(part).loss, {"right": Metric(n, n * n)})
 
     trainer.objective = measured
-    trainer.examine = lambda: {"bleu": 12.5, "is_eval": not trainer.model.training}
+    trainer.generation_metrics = lambda: {"bleu": 12.5, "is_eval": not trainer.model.training}
     trainer.train()
     entries = [json.loads(line) for line in ready.run.metrics.read_text().splitlines()]
     assert entries[0]["right"] == pytest.approx((1 + 2 + 3) / (1 + 4 + 9))
@@ -332,7 +333,7 @@ def test_what_an_objective_measures_is_logged_as_sums_over_counts_and_an_examina
 
 
 def test_a_best_by_that_nothing_measures_is_refused(run):
-    trainer = bare_trainer(run().run, lambda _t: batch([5, 3]), best_by="acuracy", eval_every=1)
+    trainer = bare_trainer(run().run, lambda _t: batch([5, 3]), best_metric="acuracy", eval_every=1)
     trainer.data = TrainingData(batch=trainer.data.batch, validation=lambda: [batch([7, 2])])
-    with pytest.raises(ConfigError, match="best_by='acuracy' is not measured here; known: none"):
+    with pytest.raises(ConfigError, match="best_metric='acuracy' is not measured here; known: none"):
         trainer.train()

@@ -9,13 +9,13 @@ from torch.nn import functional as F
 
 from qkv.config import TrainingConfig
 from qkv.data.pair_batches import PairBatch
-from qkv.data.windows import NOTHING
 from qkv.errors import ConfigError, InputError
 from qkv.models import build
-from qkv.training import go_on_preparing, open_run
-from qkv.training.translation import next_target
+from qkv.tensors import IGNORE_INDEX
+from qkv.training import open_run, resume_preparation
+from qkv.training.translation import translation_objective
 from qkv.weights.models import load_model
-from tests.data.pairs import reversed_pairs, write_tsv
+from tests.data.pair_corpus import reversed_pairs, write_tsv
 from tests.training.runs import checkpoints, copy_of, curve, go_on, stopped_after, trainer_of
 from tests.training.translations import make_ready, recipe
 
@@ -30,7 +30,7 @@ def prepared(request, tmp_path_factory):
 def objective_of(prepared, **training):
     model = build(prepared.config, seed=1).eval()
     settings = {"steps": 1, "batch_size": 1, "seq_len": 24, "warmup_steps": 0} | training
-    return model, next_target(model, TrainingConfig(**settings))
+    return model, translation_objective(model, TrainingConfig(**settings))
 
 
 def loss_of(objective, batch) -> float:
@@ -42,7 +42,7 @@ def with_more_padding(batch: PairBatch) -> PairBatch:
         batch,
         source=F.pad(batch.source, (0, 5), value=9),
         ids=F.pad(batch.ids, (0, 5), value=9),
-        targets=F.pad(batch.targets, (0, 5), value=NOTHING),
+        targets=F.pad(batch.targets, (0, 5), value=IGNORE_INDEX),
     )
 
 
@@ -59,7 +59,7 @@ def test_what_comes_later_changes_nothing_and_the_source_does(prepared):
     _, objective = objective_of(prepared)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     first = batch.targets.clone()
-    first[:, 1:] = NOTHING
+    first[:, 1:] = IGNORE_INDEX
     asked = replace(batch, targets=first)
     later = batch.ids.clone()
     later[:, 1:] = 11
@@ -72,7 +72,7 @@ def test_swapped_source_and_target_are_not_the_same_task(prepared):
     model, objective = objective_of(prepared)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     logits = model(batch.source, batch.ids, source_attention_mask=batch.source_attention_mask)
-    expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=NOTHING, reduction="sum")
+    expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
     assert loss_of(objective, batch) == pytest.approx(expected.item(), rel=1e-5)
     texts = (
         prepared.corpus.tokenizer.decode(batch.source[0].tolist()),
@@ -91,7 +91,7 @@ def test_labels_are_smoothed_in_training_alone_and_both_losses_are_measured(prep
     )
     outcome = objective(batch)
     assert outcome.loss.item() == pytest.approx(smoothed, rel=1e-5)
-    assert outcome.measures["plain_loss"].total.item() == pytest.approx(plain, rel=1e-5)
+    assert outcome.measures["unsmoothed_loss"].total.item() == pytest.approx(plain, rel=1e-5)
     right = (logits.argmax(-1) == wanted).sum().item()
     assert outcome.measures["accuracy"].total.item() == right
     assert outcome.measures["accuracy"].count.item() == batch.n_targets
@@ -109,12 +109,12 @@ def test_the_parts_of_a_batch_lose_what_the_batch_loses(prepared):
 
 def test_a_chunked_loss_is_the_whole_one_and_refused_for_an_rnn(prepared):
     if prepared.recipe.family == "rnn":
-        with pytest.raises(ConfigError, match="compiled and loss_chunk are for seq2seq"):
-            objective_of(prepared, loss_chunk=7)
+        with pytest.raises(ConfigError, match="compiled and loss_chunk_size are for seq2seq"):
+            objective_of(prepared, loss_chunk_size=7)
         return
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     _, plain = objective_of(prepared, label_smoothing=0.1)
-    _, chunked = objective_of(prepared, label_smoothing=0.1, loss_chunk=7)
+    _, chunked = objective_of(prepared, label_smoothing=0.1, loss_chunk_size=7)
     assert loss_of(chunked, batch) == pytest.approx(loss_of(plain, batch), rel=1e-5)
 
 
@@ -140,7 +140,7 @@ def test_an_evaluation_has_bleu_chrf_and_samples(prepared, tmp_path):
 def test_what_is_validated_on_is_not_trained_on_and_what_was_dropped_is_said(tmp_path):
     pairs = reversed_pairs(60, shortest=4, longest=9)
     write_tsv(tmp_path / "dev.tsv", pairs[:7])
-    chosen = recipe("rnn", data={"validation": ("dev.tsv",), "validation_share": None}, seq_len=8)
+    chosen = recipe("rnn", data={"validation": ("dev.tsv",), "validation_fraction": None}, seq_len=8)
     prepared = make_ready(tmp_path, chosen)  # pairs.tsv's 200 begin with other lengths than these
     corpus = prepared.corpus
     held_out = {corpus.validation.text(0, i) for i in range(len(corpus.validation))}
@@ -153,7 +153,7 @@ def test_what_is_validated_on_is_not_trained_on_and_what_was_dropped_is_said(tmp
 
 def test_swapped_files_and_unknown_repeats_are_refused(tmp_path):
     write_tsv(tmp_path / "dev.tsv", [(target, source) for source, target in reversed_pairs(20, seed=3)])
-    swapped = recipe("rnn", data={"validation": ("dev.tsv",), "validation_share": None})
+    swapped = recipe("rnn", data={"validation": ("dev.tsv",), "validation_fraction": None})
     with pytest.raises(InputError, match=r"dev.tsv: its sources are in the language"):
         make_ready(tmp_path, swapped)
     with pytest.raises(ConfigError, match=r"pairs.repeat names 'other.tsv', which is not among data.train: pairs.tsv"):
@@ -163,7 +163,7 @@ def test_swapped_files_and_unknown_repeats_are_refused(tmp_path):
 def test_separate_vocabularies_go_into_the_checkpoint(tmp_path):
     prepared = make_ready(tmp_path, recipe("rnn", pairs={"source_vocab_size": 270}, steps=1, warmup_steps=0))
     trainer_of(prepared).train()
-    loaded = load_model(prepared.run.folder(1))
+    loaded = load_model(prepared.run.checkpoint_folder(1))
     assert loaded.model.config.source_vocab_size == 270
     assert loaded.source_tokenizer.encode("a b c") == prepared.corpus.train.tokenizers[0].encode("a b c")
     assert loaded.source_tokenizer.encode("A B") != loaded.tokenizer.encode("A B")
@@ -184,7 +184,7 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         make_ready(tmp_path / "killed", recipe("rnn"))
     monkeypatch.undo()
-    gone_on = go_on_preparing(tmp_path / "killed" / "run", progress=lambda _label: lambda _n, _all: None)
+    gone_on = resume_preparation(tmp_path / "killed" / "run", progress=lambda _label: lambda _n, _all: None)
     for t in (0, 3):
         one, other = (p.corpus.data(p.recipe.training).batch(t) for p in (whole, gone_on))
         assert torch.equal(one.source, other.source)
@@ -213,4 +213,4 @@ def test_compiled_steps_are_the_plain_ones_in_every_shape(tmp_path):
         assert all(torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-4) for a, b in pairs)
     assert len(shapes) == 2
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 8
-    assert compiled.examine()["bleu"] >= 0.0  # decoding, with its cache, runs as written
+    assert compiled.generation_metrics()["bleu"] >= 0.0  # decoding, with its cache, runs as written

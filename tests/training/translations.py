@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from qkv.config import Recipe
-from qkv.training import Prepared, finish_preparing, prepare_run
-from tests.data.pairs import reversed_pairs, write_tsv
+from qkv.training import PreparedRun, finish_preparation, prepare_run
+from tests.data.pair_corpus import reversed_pairs, write_tsv
 
 MODELS = {
     "seq2seq": {
@@ -24,15 +24,15 @@ def recipe(family: str, *, data=None, pairs=None, **training) -> Recipe:
         family=family,
         tokenizer={"vocab_size": 280},
         model=MODELS[family],
-        data={"train": ("pairs.tsv",), "validation_share": 0.1} | (data or {}),
-        pairs={"join": 0.3, "examined": 11} | (pairs or {}),
+        data={"train": ("pairs.tsv",), "validation_fraction": 0.1} | (data or {}),
+        pairs={"join": 0.3, "n_eval_translations": 11} | (pairs or {}),
         training=usual | training,
     )
 
 
-def make_ready(folder: Path, chosen: Recipe) -> Prepared:
+def make_ready(folder: Path, chosen: Recipe) -> PreparedRun:
     folder.mkdir(exist_ok=True)
     write_tsv(folder / "pairs.tsv", reversed_pairs(200, longest=9))
     prepared = prepare_run(chosen, folder / "run", folder, progress=lambda _label: lambda _n, _all: None)
-    finish_preparing(prepared)
+    finish_preparation(prepared)
     return prepared

@@ -1,65 +1,65 @@
-"""Loss to better weights: losses, optimizers, schedule, the loop, the run folder, evaluation."""
+"""Training: objectives, optimizers, schedules, the training loop, run folders and evaluation."""
 
-from qkv.training.choosing import (
-    USUAL_MINUTES,
-    choose_bert,
-    choose_recipe,
-    choose_shape,
-    fit_steps,
-    matmul_rate,
-    own_recipe,
+from qkv.training.distributed import SINGLE_PROCESS, Distributed
+from qkv.training.evaluation import EvaluationResult, evaluate
+from qkv.training.family import TrainingData
+from qkv.training.recipe_selection import (
+    DEFAULT_MINUTES,
+    auto_recipe,
+    choose_bert_recipe,
+    choose_gpt_recipe,
+    choose_model_size,
+    fit_steps_to_time,
+    measure_matmul_flops,
     with_steps,
 )
-from qkv.training.choosing_pairs import choose_translation
-from qkv.training.evaluation import Score, evaluate
-from qkv.training.family import TrainingData
-from qkv.training.pacing import Pace
-from qkv.training.prepare import (
-    Prepared,
+from qkv.training.run_folder import RunFolder, TrainingProgress
+from qkv.training.run_preparation import (
+    PreparedRun,
     build_trainer,
-    finish_preparing,
-    fit_to_time,
-    go_on_preparing,
-    made_by_another,
+    finish_preparation,
+    fit_run_to_time,
+    load_preparation_state,
     open_run,
+    open_shared_run,
     prepare_run,
-    preparing,
+    resume_preparation,
     write_recipe,
 )
-from qkv.training.ranks import ALONE, Ranks
-from qkv.training.run import Progress, RunFolder
-from qkv.training.signals import Stopped, stop_at_once
+from qkv.training.signals import SignalInterrupt, raise_on_stop_signals
+from qkv.training.time_budget import TimeBudget
 from qkv.training.trainer import Trainer
+from qkv.training.translation_recipe_selection import choose_translation_recipe
 
 __all__ = [
-    "ALONE",
-    "USUAL_MINUTES",
-    "Pace",
-    "Prepared",
-    "Progress",
-    "Ranks",
+    "DEFAULT_MINUTES",
+    "SINGLE_PROCESS",
+    "Distributed",
+    "EvaluationResult",
+    "PreparedRun",
     "RunFolder",
-    "Score",
-    "Stopped",
+    "SignalInterrupt",
+    "TimeBudget",
     "Trainer",
     "TrainingData",
+    "TrainingProgress",
+    "auto_recipe",
     "build_trainer",
-    "choose_bert",
-    "choose_recipe",
-    "choose_shape",
-    "choose_translation",
+    "choose_bert_recipe",
+    "choose_gpt_recipe",
+    "choose_model_size",
+    "choose_translation_recipe",
     "evaluate",
-    "finish_preparing",
-    "fit_steps",
-    "fit_to_time",
-    "go_on_preparing",
-    "made_by_another",
-    "matmul_rate",
+    "finish_preparation",
+    "fit_run_to_time",
+    "fit_steps_to_time",
+    "load_preparation_state",
+    "measure_matmul_flops",
     "open_run",
-    "own_recipe",
+    "open_shared_run",
     "prepare_run",
-    "preparing",
-    "stop_at_once",
+    "raise_on_stop_signals",
+    "resume_preparation",
     "with_steps",
     "write_recipe",
 ]

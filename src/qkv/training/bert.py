@@ -1,4 +1,4 @@
-"""How a BERT is pre-trained: which words were hidden, and does the second text follow the first?"""
+"""Pre-training of BERT models: masked language modeling and next-sentence prediction."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,54 +9,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.choices import Precision, SpecialStyle
+from qkv.choices import Precision, SpecialTokenStyle
 from qkv.config import MaskingConfig, Recipe, TrainingConfig
 from qkv.data.masked_batches import MaskedBatch, MaskedBatches
 from qkv.data.sentence_store import SentenceStore, prepare_sentences
-from qkv.data.sources import Progress
+from qkv.data.text_sources import ProgressCallback
 from qkv.errors import ConfigError
 from qkv.models import BERT, Model
 from qkv.nn import check_ids
+from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
-from qkv.training.evaluation import Score, evaluate
-from qkv.training.family import Bars, TrainingData
-from qkv.training.losses import NO_TARGET, cross_entropy_sum
-from qkv.training.objectives import Halves, Measure, Objective, Outcome, Sent, TrainingBatch, autocasting
-from qkv.training.texts import prepare_texts
+from qkv.training.evaluation import EvaluationResult, evaluate
+from qkv.training.family import ProgressBars, TrainingData
+from qkv.training.losses import cross_entropy_sum
+from qkv.training.objectives import (
+    DeviceInputs,
+    LossOutput,
+    Metric,
+    Objective,
+    SplitObjective,
+    TrainingBatch,
+    autocast_factory,
+)
+from qkv.training.text_preparation import prepare_text_stores
 
 VALIDATION_SEED = 0
-"""Not the run's: two runs are measured by the same pairs and the same hidden words."""
+"""Independent of the seed of the run, so that all runs are evaluated on the same pairs and masked tokens."""
 
-
-_ROWS = 32  # judged at once: on a CPU more are not faster
-_Answers = tuple[Tensor, Tensor, Tensor]
-"""Summed −log p, how many are right, how many there are."""
+_EVAL_BATCH_SIZE = 32  # larger batches are not faster on a CPU
+_TaskSums = tuple[Tensor, Tensor, Tensor]
+"""Summed loss, number of correct predictions, number of predictions."""
 
 
 class BERTFamily:
-    """Text files become documents of sentences; pairs and hidden words are drawn from them anew each epoch."""
+    """Trains BERTs on text files, split into documents and sentences.
 
-    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: Bars) -> None:
-        prepare_texts(recipe, folder, data_folder, specials=SpecialStyle.BERT, make=_make, progress=progress)
+    Sentence pairs and masked tokens are sampled again in every epoch.
+    """
+
+    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars) -> None:
+        prepare_text_stores(
+            recipe,
+            folder,
+            data_folder,
+            specials=SpecialTokenStyle.BERT,
+            write_store=_write_sentence_store,
+            progress=progress,
+        )
 
     def open(self, recipe: Recipe, folder: Path) -> "SentenceCorpus":
-        assert recipe.examples is not None
+        assert recipe.masking is not None
         train, validation = SentenceStore.open(folder / "train"), None
         tokenizer = train.store.tokenizer()
         if recipe.data.validation:
             validation = SentenceStore.open(folder / "validation")
-        elif recipe.data.validation_share is not None:
-            train, validation = train.split(recipe.data.validation_share)
-        corpus = SentenceCorpus(tokenizer=tokenizer, examples=recipe.examples, train=train, validation=validation)
-        corpus.data(recipe.training)  # texts that give no pairs are refused now, not after the model is built
+        elif recipe.data.validation_fraction is not None:
+            train, validation = train.split(recipe.data.validation_fraction)
+        corpus = SentenceCorpus(tokenizer=tokenizer, examples=recipe.masking, train=train, validation=validation)
+        corpus.data(recipe.training)  # fails early for texts that yield no pairs, before the model is built
         return corpus
 
     def objective(self, model: BERT, training: TrainingConfig) -> Objective:
-        return masked_words(model, training)
+        return masked_lm_objective(model, training)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceCorpus:
+    """Sentence stores for masked language modeling and next-sentence prediction."""
+
     tokenizer: Tokenizer
     examples: MaskingConfig
     train: SentenceStore
@@ -65,19 +85,21 @@ class SentenceCorpus:
     @property
     def summary(self) -> str:
         n_train, n_held_out = self.n_tokens
-        return f"{n_train:,} tokens of {len(self.train.documents):,} documents to train on, {n_held_out:,} held out"
+        return (
+            f"{n_train:,} tokens of {len(self.train.document_range):,} documents to train on, {n_held_out:,} held out"
+        )
 
     @property
     def n_tokens(self) -> tuple[int, int]:
-        return self.train.n_words, 0 if self.validation is None else self.validation.n_words
+        return self.train.n_text_tokens, 0 if self.validation is None else self.validation.n_text_tokens
 
     def data(self, training: TrainingConfig) -> TrainingData:
         batches = self._batches(self.train, training, rows=training.batch_size, seed=training.seed)
         if self.validation is None:
             return TrainingData(batch=batches.batch)
         held_out = self._batches(self.validation, training, rows=training.micro_batch_size, seed=VALIDATION_SEED)
-        # Whole batches alone, so that a compiled model sees one shape.
-        n = max(1, held_out.choose.n_examples // training.micro_batch_size)
+        # Only full batches, so that a compiled model sees a single shape.
+        n = max(1, held_out.pair_sampler.n_examples // training.micro_batch_size)
         n = n if training.eval_batches is None else min(n, training.eval_batches)
         return TrainingData(batch=batches.batch, validation=lambda: (held_out.batch(t) for t in range(n)))
 
@@ -91,59 +113,82 @@ class SentenceCorpus:
             seed=seed,
         )
 
-    def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:  # noqa: ARG002
+    def generation_metrics(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:  # noqa: ARG002
         return {}
 
 
-def masked_words(model: BERT, config: TrainingConfig) -> Objective:
-    """−Σ log p of the hidden words, plus that of each pair's answer, weighted as if there were as many of these.
+def masked_lm_objective(model: BERT, config: TrainingConfig) -> Objective:
+    """Returns the objective for masked language modeling, plus next-sentence prediction if batches have labels for it.
 
-    So the loss, a target, is the sum of both losses' means, as published. Words are predicted where they are hidden
-    alone: about a seventh of the head's work.
+    The trainer divides the loss by the number of masked tokens. The next-sentence loss is therefore weighted by the
+    masked tokens per row, so that the result is the sum of the two mean losses, as published. Logits are only computed
+    at masked positions, which is about a seventh of all positions.
     """
-    if config.loss_chunk is not None:
-        raise ConfigError("loss_chunk: a bert predicts the hidden words alone; a smaller micro_batch_size saves memory")
+    if config.loss_chunk_size is not None:
+        raise ConfigError(
+            "loss_chunk_size is not supported for BERT, which computes logits at masked positions only; "
+            "reduce micro_batch_size to save memory"
+        )
     device, vocab_size = model.embedding.token.weight.device, model.config.vocab_size
-    autocast = autocasting(config.precision, device)
+    autocast = autocast_factory(config.precision, device)
 
-    def answers(
-        ids: Tensor, segments: Tensor, attention_mask: Tensor, places: Tensor, targets: Tensor, is_wrong: Tensor | None
-    ) -> dict[str, _Answers]:
+    def task_sums(
+        ids: Tensor,
+        segments: Tensor,
+        attention_mask: Tensor,
+        masked_positions: Tensor,
+        targets: Tensor,
+        next_sentence_labels: Tensor | None,
+    ) -> dict[str, _TaskSums]:
         states = model(ids, segments=segments, attention_mask=attention_mask)
-        hidden = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
-        found = {"masked_word": _compared(model.masked_word_logits(hidden), targets)}
-        if is_wrong is not None:
-            found["next_sentence"] = _compared(model.next_sentence_logits(states), is_wrong)
-        return found
+        masked_states = states.gather(1, masked_positions[..., None].expand(-1, -1, states.shape[-1]))
+        sums = {"masked_lm": _loss_and_accuracy_sums(model.masked_word_logits(masked_states), targets)}
+        if next_sentence_labels is not None:
+            sums["next_sentence"] = _loss_and_accuracy_sums(model.next_sentence_logits(states), next_sentence_labels)
+        return sums
 
-    compute = torch.compile(answers, dynamic=False) if config.compile else answers
+    compute = torch.compile(task_sums, dynamic=False) if config.compile else task_sums
 
-    def send(batch: MaskedBatch) -> Sent:
-        # Here, where the ids are still on the CPU: a GPU would end the whole process.
+    def to_device(batch: MaskedBatch) -> DeviceInputs:
+        # Check on the CPU: an invalid id on a GPU triggers a device-side assert that kills the process.
         check_ids(batch.ids, vocab_size)
         check_ids(batch.targets.clamp(min=0), vocab_size)
-        there = batch.to(device)
-        targets_a_row = torch.full((), batch.targets_a_row, device=device)
-        return targets_a_row, there.ids, there.segments, there.attention_mask, there.places, there.targets, there.is_wrong
+        on_device = batch.to(device)
+        targets_per_row = torch.full((), batch.targets_per_row, device=device)
+        return (
+            targets_per_row,
+            on_device.ids,
+            on_device.segments,
+            on_device.attention_mask,
+            on_device.masked_positions,
+            on_device.targets,
+            on_device.next_sentence_labels,
+        )
 
-    def judge(targets_a_row: Tensor, *given: Any) -> Outcome:  # noqa: ANN401 - one family's tensors
+    def compute_loss(targets_per_row: Tensor, *inputs: Any) -> LossOutput:  # noqa: ANN401 - the arguments of `task_sums`
         with autocast():
-            found = compute(*given)
-        measures = {}
-        for name, (loss, n_right, n) in found.items():
-            measures[f"{name}_loss"], measures[f"{name}_accuracy"] = Measure(loss, n), Measure(n_right, n)
-        loss = found["masked_word"][0]
-        if "next_sentence" in found:
-            loss = loss + targets_a_row * found["next_sentence"][0]
-        return Outcome(loss, measures)
+            sums = compute(*inputs)
+        metrics = {}
+        for name, (loss, n_correct, n) in sums.items():
+            metrics[f"{name}_loss"], metrics[f"{name}_accuracy"] = Metric(loss, n), Metric(n_correct, n)
+        loss = sums["masked_lm"][0]
+        if "next_sentence" in sums:
+            loss = loss + targets_per_row * sums["next_sentence"][0]
+        return LossOutput(loss, metrics)
 
-    return Halves(send, judge)
+    return SplitObjective(to_device, compute_loss)
 
 
-def held_out_score(model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path], *, progress: Bars) -> Score:
-    """Both games (or the words alone, without a next-sentence head) on texts that the model has not been trained on."""
+def evaluate_masked_lm(
+    model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path], *, progress: ProgressBars
+) -> EvaluationResult:
+    """Evaluate masked language modeling, and next-sentence prediction if the model has that head, on text files."""
     training = TrainingConfig(
-        steps=1, batch_size=_ROWS, seq_len=model.config.context_length, warmup_steps=0, precision=Precision.FP32
+        steps=1,
+        batch_size=_EVAL_BATCH_SIZE,
+        seq_len=model.config.context_length,
+        warmup_steps=0,
+        precision=Precision.FP32,
     )
     examples = MaskingConfig(next_sentence=model.next_sentence is not None)
     with TemporaryDirectory() as folder:
@@ -151,22 +196,26 @@ def held_out_score(model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path
         corpus = SentenceCorpus(tokenizer=tokenizer, examples=examples, train=store, validation=store)
         batches = corpus.data(training).validation
         assert batches is not None
-        move, n = progress("guessing"), store.n_words
-        return evaluate(model, masked_words(model, training), _watched(batches(), move, n))
+        update_bar, n = progress("evaluating"), store.n_text_tokens
+        return evaluate(model, masked_lm_objective(model, training), _report_progress(batches(), update_bar, n))
 
 
-def _watched(batches: Iterable[TrainingBatch], move: Progress, n_tokens: int) -> Iterator[TrainingBatch]:
-    done = 0
+def _report_progress(
+    batches: Iterable[TrainingBatch], update_bar: ProgressCallback, n_tokens: int
+) -> Iterator[TrainingBatch]:
+    n_done = 0
     for batch in batches:
         yield batch
-        done += batch.n_tokens
-        move(min(done, n_tokens), n_tokens)
+        n_done += batch.n_tokens
+        update_bar(min(n_done, n_tokens), n_tokens)
 
 
-def _compared(logits: Tensor, targets: Tensor) -> _Answers:
-    n_right = (logits.detach().argmax(-1) == targets).sum()
-    return cross_entropy_sum(logits, targets), n_right.float(), (targets != NO_TARGET).sum()
+def _loss_and_accuracy_sums(logits: Tensor, targets: Tensor) -> _TaskSums:
+    n_correct = (logits.detach().argmax(-1) == targets).sum()
+    return cross_entropy_sum(logits, targets), n_correct.float(), (targets != IGNORE_INDEX).sum()
 
 
-def _make(files: list[Path], folder: Path, tokenizer: Tokenizer, progress: Progress) -> SentenceStore:
+def _write_sentence_store(
+    files: list[Path], folder: Path, tokenizer: Tokenizer, progress: ProgressCallback
+) -> SentenceStore:
     return prepare_sentences(files, folder, tokenizer=tokenizer, progress=progress)

@@ -1,4 +1,4 @@
-"""How good a model is on text it was not trained on."""
+"""Evaluation of a model on held-out batches."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,24 +8,24 @@ import torch
 from torch import nn
 
 from qkv.errors import ConfigError
+from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.objectives import Objective, TrainingBatch
-from qkv.training.ranks import ALONE, Ranks
-from qkv.training.run import Progress
+from qkv.training.run_folder import TrainingProgress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
-    """Summed −log p over a number of targets, and the bytes of text they stand for where that is known."""
+class EvaluationResult:
+    """Summed loss over the evaluated targets, with the number of text bytes they represent if known."""
 
     loss_sum: float
     n_targets: int
     n_bytes: int | None = None
-    measures: Mapping[str, float] = field(default_factory=dict)
-    """What else the objective measures, by name."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further metrics of the objective, by name."""
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """Mean loss in nats per target."""
         return self.loss_sum / self.n_targets
 
     @property
@@ -39,70 +39,82 @@ class Score:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, objective: Objective, batches: Iterable[TrainingBatch], *, ranks: Ranks = ALONE
-) -> Score:
-    """Sums of sums over counts: an average of averages would weigh short batches too much.
+    model: nn.Module,
+    objective: Objective,
+    batches: Iterable[TrainingBatch],
+    *,
+    distributed: Distributed = SINGLE_PROCESS,
+) -> EvaluationResult:
+    """Evaluate the model on all batches without gradients.
 
-    `ranks` share the batches; this process takes all unless said.
+    Losses and metrics are summed over all batches and divided by the total counts, because an average of batch averages
+    would give small batches too much weight. The ranks of `distributed` share the batches.
     """
     was_training = model.training
     model.eval()
     sums: dict[str, tuple[float, float]] = {"": (0.0, 0.0)}
     try:
-        for batch, counts in ranks.shared(batches):
-            outcome = objective(batch)
-            found = {"": (float(outcome.loss), float(batch.n_targets))}
-            found |= {name: (float(one.total), float(one.count)) for name, one in outcome.measures.items()}
-            for name, (total, count) in found.items():
-                before = sums.get(name, (0.0, 0.0))
-                sums[name] = (before[0] + total, before[1] + count) if counts else before
+        for batch, counts in distributed.shard_batches(batches):
+            output = objective(batch)
+            batch_sums = {"": (float(output.loss), float(batch.n_targets))}
+            batch_sums |= {name: (float(metric.total), float(metric.count)) for name, metric in output.metrics.items()}
+            for name, (total, count) in batch_sums.items():
+                previous = sums.get(name, (0.0, 0.0))
+                sums[name] = (previous[0] + total, previous[1] + count) if counts else previous
     finally:
         model.train(was_training)
-    added = ranks.summed(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
-    (loss_sum, n_targets), *rest = added
-    measures = {name: of / max(count, 1.0) for name, (of, count) in zip(list(sums)[1:], rest, strict=True)}
-    return Score(loss_sum=loss_sum, n_targets=max(1, int(n_targets)), measures=measures)
+    totals = distributed.all_reduce_sum(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
+    (loss_sum, n_targets), *metric_totals = totals
+    metrics = {
+        name: total / max(count, 1.0) for name, (total, count) in zip(list(sums)[1:], metric_totals, strict=True)
+    }
+    return EvaluationResult(loss_sum=loss_sum, n_targets=max(1, int(n_targets)), metrics=metrics)
 
 
-class EvaluationStopped(Exception):  # noqa: N818 - nothing is wrong
-    """A signal came; what was summed so far is thrown away."""
+class EvaluationInterrupt(Exception):  # noqa: N818 - control flow, not an error
+    """Raised when a stop signal interrupts an evaluation. The partial sums are discarded."""
 
 
-def unless(is_stopped: Callable[[], bool], batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
-    """The batches, as long as nobody wants the end; asked before each of them."""
+def until_stopped(is_stopped: Callable[[], bool], batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
+    """Yield the batches and raise `EvaluationInterrupt` as soon as `is_stopped()` returns True."""
     for batch in batches:
         if is_stopped():
-            raise EvaluationStopped
+            raise EvaluationInterrupt
         yield batch
 
 
-def judged(progress: Progress, score: Score, *, best_by: str | None) -> Progress:
-    """Where the run stands after this evaluation: is it the best so far, and how many were worse since?"""
-    measure = chosen_measure(best_by, score.measures)
-    if not is_better(score.loss, progress.best_loss, measure=measure, best_measure=progress.best_measure):
-        return replace(progress, evaluated_step=progress.step, n_worse=progress.n_worse + 1)
+def update_best(progress: TrainingProgress, result: EvaluationResult, *, best_metric: str | None) -> TrainingProgress:
+    """Returns the progress after an evaluation, with a new best result or one more evaluation without improvement."""
+    metric = select_metric(best_metric, result.metrics)
+    if not is_improvement(result.loss, progress.best_loss, metric=metric, best_metric_value=progress.best_metric_value):
+        return replace(progress, last_eval_step=progress.step, n_evals_since_best=progress.n_evals_since_best + 1)
     return replace(
         progress,
-        evaluated_step=progress.step,
-        best_loss=score.loss,
-        best_measure=measure,
+        last_eval_step=progress.step,
+        best_loss=result.loss,
+        best_metric_value=metric,
         best_step=progress.step,
-        n_worse=0,
+        n_evals_since_best=0,
     )
 
 
-def chosen_measure(best_by: str | None, measures: Mapping[str, float]) -> float | None:
-    if best_by is None:
+def select_metric(best_metric: str | None, metrics: Mapping[str, float]) -> float | None:
+    """Returns the value of the metric that decides which checkpoint is best, or None if the loss decides."""
+    if best_metric is None:
         return None
-    if best_by not in measures:
-        raise ConfigError(f"best_by={best_by!r} is not measured here; known: {', '.join(measures) or 'none'}")
-    return measures[best_by]
+    if best_metric not in metrics:
+        raise ConfigError(
+            f"best_metric={best_metric!r} is not a metric of this run; available: {', '.join(metrics) or 'none'}"
+        )
+    return metrics[best_metric]
 
 
-def is_better(loss: float, best_loss: float | None, *, measure: float | None, best_measure: float | None) -> bool:
-    """By the measure where there is one; where it is equal, or there is none, by the loss."""
+def is_improvement(
+    loss: float, best_loss: float | None, *, metric: float | None, best_metric_value: float | None
+) -> bool:
+    """Compare by the metric if there is one, and by the loss if there is none or the metrics are equal."""
     if best_loss is None:
         return True
-    if measure is not None and best_measure is not None and measure != best_measure:
-        return measure > best_measure
+    if metric is not None and best_metric_value is not None and metric != best_metric_value:
+        return metric > best_metric_value
     return loss < best_loss

@@ -1,4 +1,4 @@
-"""Which family a recipe trains."""
+"""Registry of the model families that can be trained."""
 
 from qkv.errors import ConfigError
 from qkv.training.bert import BERTFamily
@@ -14,7 +14,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family_of(name: str) -> Family:
+def get_family(name: str) -> Family:
+    """Returns the model family with this name. Raises ConfigError if it cannot be trained."""
     if name not in FAMILIES:
-        raise ConfigError(f"family={name!r} cannot be trained yet; these can: {', '.join(FAMILIES)}")
+        raise ConfigError(f"family={name!r} cannot be trained: must be one of {', '.join(FAMILIES)}")
     return FAMILIES[name]

@@ -1,4 +1,4 @@
-"""What training needs to know of a family: how its data are made ready, and what it learns from them."""
+"""Interface of a model family for training: data preparation, corpus and objective."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from qkv.config import Recipe, TrainingConfig
-from qkv.data.sources import Progress
+from qkv.data.text_sources import ProgressCallback
 from qkv.models import Model
 from qkv.text import Tokenizer
 from qkv.training.objectives import Objective, TrainingBatch
 
-Bars = Callable[[str], Progress]
-"""`bars(label)` gives a bar to move, and takes the one before away."""
+ProgressBars = Callable[[str], ProgressCallback]
+"""`bars(label)` starts a new progress bar, replacing the previous one, and returns its update function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Batch t for every t, and the validation batches, always the same."""
+    """Training batches by step, and validation batches, which are the same at every evaluation."""
 
     batch: Callable[[int], TrainingBatch]
     validation: Callable[[], Iterable[TrainingBatch]] | None = None
@@ -25,37 +25,37 @@ class TrainingData:
 
 @runtime_checkable
 class Corpus(Protocol):
-    """A family's data, ready on disk."""
+    """Prepared data of a model family."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
     def summary(self) -> str:
-        """How much there is: `1,234 tokens to train on, 56 held out`."""
+        """Size of the corpus as text, for example `1,234 tokens to train on, 56 held out`."""
         ...
 
     @property
     def n_tokens(self) -> tuple[int, int]:
-        """To train on, and held out."""
+        """Number of training tokens and of held-out tokens."""
         ...
 
     def data(self, training: TrainingConfig) -> TrainingData: ...
 
-    def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:
-        """What an evaluation logs besides loss and measures: scores of whole outputs, samples. {}: nothing."""
+    def generation_metrics(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:
+        """Returns metrics of generated outputs, such as BLEU, for an evaluation. Empty for families that have none."""
         ...
 
 
 @runtime_checkable
 class Family(Protocol):
-    """One family's way through a run."""
+    """Training interface of a model family."""
 
-    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: Bars) -> None:
-        """Make tokenizer and stores in `folder`; what a killed call finished is kept."""
+    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars) -> None:
+        """Write tokenizer and stores to `folder`. Finished parts of an interrupted call are reused."""
         ...
 
     def open(self, recipe: Recipe, folder: Path) -> Corpus: ...
 
-    def objective(self, model: Any, training: TrainingConfig) -> Objective:  # noqa: ANN401 - each family its own model
+    def objective(self, model: Any, training: TrainingConfig) -> Objective:  # noqa: ANN401 - the model type depends on the family
         ...

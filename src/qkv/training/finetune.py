@@ -1,4 +1,4 @@
-"""Fine-tuning: a pre-trained BERT and labelled texts in, a model for the task out, by the trainer of every run."""
+"""Fine-tuning of pre-trained BERT models for classification and regression."""
 
 import json
 import math
@@ -10,82 +10,85 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qkv.choices import ProblemKind, ScheduleKind
+from qkv.choices import ProblemType, ScheduleKind
 from qkv.config import FinetuningConfig, TrainingConfig
-from qkv.data.buckets import Buckets, Sequences, Targets
-from qkv.data.disk import write_whole
+from qkv.data.file_io import write_atomically
+from qkv.data.labeled_batches import LabeledBatches, RaggedSequences, Targets
 from qkv.errors import ConfigError, RunError
 from qkv.models import BERT
-from qkv.text import EncodedPair, Tokenizer, tokenizer_files
-from qkv.training.classify import STEP_MEASURES, answers, class_of_text
+from qkv.text import Encoding, Tokenizer, tokenizer_files
+from qkv.training.classification import STEP_METRICS, classification_objective, predict_rows
 from qkv.training.family import TrainingData
-from qkv.training.finetune_data import Encoded, LabelledTask, draw, encode_task
+from qkv.training.finetune_data import EncodedTask, LabeledTask, encode_task, sample_rows
 from qkv.training.lora import add_lora
-from qkv.training.measures import confusion, measure
-from qkv.training.run import RunFolder, Say
-from qkv.training.signals import Stopped
-from qkv.training.trainer import Report, Trainer
+from qkv.training.run_folder import LogFunction, RunFolder
+from qkv.training.signals import SignalInterrupt
+from qkv.training.task_metrics import compute_task_metrics, confusion_matrix
+from qkv.training.trainer import MetricsCallback, Trainer
 from qkv.weights.models import load_model
 
-RESULT = "result.json"
-UPDATES = 2000
-"""A run aims at so many: below, small sets leave BERT unfinished (arXiv:2006.04884); above, time goes for little."""
+RESULT_FILE = "result.json"
+TARGET_UPDATES = 2000
+"""Target number of updates. Fewer leave small tasks underfitted (arXiv:2006.04884), and more bring little."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 20
-EVALUATIONS = 10
-ROWS_AT_ONCE = 256
-"""Of an evaluation."""
-BASE_RATE, BASE_PARAMETERS = 5e-5, 110e6
-"""BERT base's usual learning rate; others' goes with 1/√parameters, which meets the published 2e-4 of 5M models and
-3e-5 of BERT large."""
+N_EVALUATIONS = 10
+EVAL_BATCH_SIZE = 256
+"""Rows per batch in evaluations."""
+BASE_LEARNING_RATE, BASE_PARAMETERS = 5e-5, 110e6
+"""Usual learning rate of BERT base. It is scaled by 1/√parameters for other sizes, which matches the published
+values of 2e-4 for 5M parameters and 3e-5 for BERT large."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """What came of one run."""
+class FinetuneResult:
+    """Result of one fine-tuning run, saved as result.json."""
 
     seed: int
     scores: dict[str, float]
-    """On the evaluation rows, with the best checkpoint; the chief figure first."""
+    """Metrics of the best checkpoint on the evaluation rows, with the main metric first."""
     n_parameters: int
     n_train: int
     n_evaluation: int
-    n_cut: int
+    n_truncated: int
     epochs: int
-    """Planned."""
+    """Planned number of epochs."""
     steps: int
-    """Made before the run ended."""
+    """Number of steps when the run ended."""
     best_step: int
     seconds: float
-    """Of training steps."""
+    """Time spent in training steps."""
     learning_rate: float
     class_names: list[str] | None
     confusion: list[list[int]] | None
-    """Row: the true class; column: the one answered."""
+    """Confusion matrix with true classes as rows and predicted classes as columns."""
     planned_steps: int | None = None
-    """More than `steps` where the run stopped early; None in a run of before this was kept."""
+    """Planned number of steps, which exceeds `steps` if the run stopped early. None in results of older versions."""
 
     @property
-    def epochs_made(self) -> float:
+    def epochs_completed(self) -> float:
         return self.epochs * self.steps / (self.planned_steps or self.steps)
 
 
-def choose_training(settings: FinetuningConfig, *, n_rows: int, n_parameters: int, longest: int) -> TrainingConfig:
-    """Few rows: small batches and many epochs, for it is updates that teach. Many rows: larger ones, three epochs.
+def choose_training_config(
+    settings: FinetuningConfig, *, n_rows: int, n_parameters: int, longest: int
+) -> TrainingConfig:
+    """Choose the training settings from the size of the task and the model.
 
-    Random weights, thin matrices beside frozen ones and a head alone have further to go than trained weights, and
-    nothing to forget: they learn faster.
+    Few rows use small batches and many epochs, because the number of updates matters. Many rows use larger batches and
+    three epochs. Randomly initialized weights, LoRA matrices and a head on a frozen model use a higher learning rate,
+    because they start far from a solution and have no pre-training to forget.
     """
-    size = settings.batch_size or (16 if n_rows < 500 else 32 if n_rows < 20_000 else 64)
-    n_batches = math.ceil(n_rows / size)
-    epochs = settings.epochs or min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(UPDATES / n_batches)))
-    faster = (
+    batch_size = settings.batch_size or (16 if n_rows < 500 else 32 if n_rows < 20_000 else 64)
+    n_batches = math.ceil(n_rows / batch_size)
+    epochs = settings.epochs or min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(TARGET_UPDATES / n_batches)))
+    rate_factor = (
         5.0 if settings.freeze == "all" or settings.lora_rank is not None else 2.0 if settings.from_scratch else 1.0
     )
-    rate = min(1e-3, BASE_RATE * (BASE_PARAMETERS / n_parameters) ** 0.5 * faster)
+    rate = min(1e-3, BASE_LEARNING_RATE * (BASE_PARAMETERS / n_parameters) ** 0.5 * rate_factor)
     steps = epochs * n_batches
     return TrainingConfig(
         steps=steps,
-        batch_size=size,
+        batch_size=batch_size,
         seq_len=longest,
         learning_rate=settings.learning_rate or rate,
         min_lr_ratio=0.0,
@@ -96,114 +99,122 @@ def choose_training(settings: FinetuningConfig, *, n_rows: int, n_parameters: in
         lora_rank=settings.lora_rank,
         layer_decay=settings.layer_decay,
         precision=settings.precision,
-        compile=settings.compiled,
-        eval_every=math.ceil(steps / EVALUATIONS),
+        compile=settings.compile,
+        eval_every=math.ceil(steps / N_EVALUATIONS),
         save_every=steps,
         keep_checkpoints=1,
         patience=settings.patience,
-        best_by=None if settings.problem is ProblemKind.NUMBER else STEP_MEASURES[settings.problem],
+        best_metric=None if settings.problem_type is ProblemType.REGRESSION else STEP_METRICS[settings.problem_type],
     )
 
 
-def task_model(start: BERT, task: LabelledTask, settings: FinetuningConfig, *, seed: int) -> tuple[BERT, list[str]]:
-    """The model with a head for the task, and the names of weights that are new.
+def build_task_model(
+    start: BERT, task: LabeledTask, settings: FinetuningConfig, *, seed: int
+) -> tuple[BERT, list[str]]:
+    """Returns the model with a head for the task, and the names of the randomly initialized weights.
 
-    A head that answers the same question with the same classes is kept: one may go on fine-tuning.
+    An existing head with the same problem type and classes is kept, so that fine-tuning can be continued.
     """
-    given = start.config
-    config = given.replace(
+    start_config = start.config
+    config = start_config.replace(
         class_names=task.class_names,
         n_classes=task.n_outputs,
-        problem=task.problem,
+        problem_type=task.problem_type,
         pooler=True,
-        masked_word_head=False,
+        masked_lm_head=False,
         next_sentence_head=False,
         sentence_embedding=None,
         dropout=settings.dropout,
     )
     model = BERT(config, seed=seed)
-    same_head = (given.class_names, given.problem, given.n_classes) == (task.class_names, task.problem, task.n_outputs)
-    trained = {} if settings.from_scratch else start.state_dict()
-    kept = {
-        name: trained[name]
+    same_head = (start_config.class_names, start_config.problem_type, start_config.n_classes) == (
+        task.class_names,
+        task.problem_type,
+        task.n_outputs,
+    )
+    start_weights = {} if settings.from_scratch else start.state_dict()
+    copied = {
+        name: start_weights[name]
         for name in model.state_dict()
-        if name in trained and (same_head or not name.startswith("classifier."))
+        if name in start_weights and (same_head or not name.startswith("classifier."))
     }
-    model.load_state_dict(kept, strict=False)
-    if task.problem is ProblemKind.NUMBER and "classifier.bias" not in kept and model.classifier is not None:
-        # The mean is the best first guess; from 0 on, the first epoch would go for finding it.
+    model.load_state_dict(copied, strict=False)
+    if task.problem_type is ProblemType.REGRESSION and "classifier.bias" not in copied and model.classifier is not None:
+        # Start at the mean of the targets. Starting at 0 would spend the first epoch on learning it.
         torch.nn.init.constant_(model.classifier.bias, float(task.train_targets.mean()))
-    return model, [name for name, _ in model.named_parameters() if name not in kept]
+    return model, [name for name, _ in model.named_parameters() if name not in copied]
 
 
-def freeze(model: BERT, settings: FinetuningConfig, *, seed: int) -> None:
-    """Leave to learn what the settings say; the pooler and the head always do."""
+def freeze_layers(model: BERT, settings: FinetuningConfig, *, seed: int) -> None:
+    """Freeze the layers selected by the settings, or add LoRA. The pooler and the head always stay trainable."""
     n_layers = model.config.n_layers
     if settings.lora_rank is not None:
         add_lora(model, rank=settings.lora_rank, seed=seed)
     elif settings.freeze:
         n = n_layers if settings.freeze == "all" else settings.freeze
         if n > n_layers:
-            raise ConfigError(f"freeze={n}, but the model has {n_layers} layers")
-        below = ("embedding.", *(f"blocks.{layer}." for layer in range(n)))
+            raise ConfigError(f"freeze={n} must be at most the number of layers, {n_layers}")
+        frozen_prefixes = ("embedding.", *(f"blocks.{layer}." for layer in range(n)))
         if settings.freeze == "all":
-            below = (*below, "relation.", "final_norm.")
+            frozen_prefixes = (*frozen_prefixes, "relative_positions.", "final_norm.")
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(not name.startswith(below))
+            parameter.requires_grad_(not name.startswith(frozen_prefixes))
     for head in (model.pooler, model.classifier):
         if head is not None:
             head.requires_grad_(requires_grad=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
-    """What all runs of one model on one task share."""
+class FinetuneInputs:
+    """Inputs shared by all fine-tuning runs of one model on one task."""
 
     start: BERT
     tokenizer: Tokenizer
-    task: LabelledTask
-    encoded: Encoded
+    task: LabeledTask
+    encoded: EncodedTask
     settings: FinetuningConfig
 
     @classmethod
-    def gather(
-        cls, start: BERT, tokenizer: Tokenizer, task: LabelledTask, settings: FinetuningConfig, *, say: Say
-    ) -> "Material":
-        """The texts become ids here, once for all seeds."""
+    def prepare(
+        cls, start: BERT, tokenizer: Tokenizer, task: LabeledTask, settings: FinetuningConfig, *, log: LogFunction
+    ) -> "FinetuneInputs":
+        """Tokenize the texts of the task, once for all seeds."""
         length = start.config.context_length
-        encoded = encode_task(task, tokenizer, context_length=length, truncate=settings.truncate, say=say)
+        encoded = encode_task(task, tokenizer, context_length=length, truncate=settings.truncate, log=log)
         return cls(start=start, tokenizer=tokenizer, task=task, encoded=encoded, settings=settings)
 
 
 def fine_tune(
-    material: Material, *, seed: int, folder: Path, device: torch.device, report: Report, say: Say
-) -> Result:  # fmt: skip
-    """One run in `folder`, begun or gone on with; one that is finished is only told of."""
-    if (folder / RESULT).is_file():
-        return _read_result(folder / RESULT)
-    task, encoded, settings = material.task, material.encoded, material.settings
-    model, new = task_model(material.start, task, settings, seed=seed)
-    if new and not settings.from_scratch:
-        say(f"new, with random weights: {', '.join(new)}")
+    inputs: FinetuneInputs, *, seed: int, folder: Path, device: torch.device, report: MetricsCallback, log: LogFunction
+) -> FinetuneResult:
+    """Start or resume one fine-tuning run in `folder`. If it is finished already, its saved result is returned."""
+    if (folder / RESULT_FILE).is_file():
+        return _load_result(folder / RESULT_FILE)
+    task, encoded, settings = inputs.task, inputs.encoded, inputs.settings
+    model, new_weights = build_task_model(inputs.start, task, settings, seed=seed)
+    if new_weights and not settings.from_scratch:
+        log(f"randomly initialized weights: {', '.join(new_weights)}")
     rows = np.arange(len(encoded.train))
-    if settings.n_labels is not None:
-        rows = draw(task.problem, task.train_targets, settings.n_labels, seed=seed)
+    if settings.n_train_rows is not None:
+        rows = sample_rows(task.problem_type, task.train_targets, settings.n_train_rows, seed=seed)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     longest = max(len(row.ids) for row in (*encoded.train, *encoded.evaluation))
-    training = choose_training(settings, n_rows=len(rows), n_parameters=n_parameters, longest=longest)
+    training = choose_training_config(settings, n_rows=len(rows), n_parameters=n_parameters, longest=longest)
     training = training.replace(seed=seed)
-    freeze(model, settings, seed=seed)
-    trainer = _trainer(material, model.to(device), training, rows=rows, run=RunFolder(folder), report=report)
-    trainer.resume(say)
+    freeze_layers(model, settings, seed=seed)
+    trainer = _build_finetune_trainer(
+        inputs, model.to(device), training, rows=rows, run=RunFolder(folder), report=report
+    )
+    trainer.resume(log)
     stop = trainer.train()
     if stop.signal is not None and trainer.progress.step < training.steps:
-        raise Stopped(stop.signal)
-    result = Result(
+        raise SignalInterrupt(stop.signal)
+    result = FinetuneResult(
         seed=seed,
         n_parameters=n_parameters,
         n_train=len(rows),
         n_evaluation=len(encoded.evaluation),
-        n_cut=encoded.n_cut,
+        n_truncated=encoded.n_truncated,
         epochs=training.steps // math.ceil(len(rows) / training.batch_size),
         steps=trainer.progress.step,
         planned_steps=training.steps,
@@ -211,65 +222,74 @@ def fine_tune(
         seconds=round(trainer.progress.seconds, 3),
         learning_rate=training.learning_rate,
         class_names=None if task.class_names is None else list(task.class_names),
-        **_judged(material, trainer.run.best(), training, device),
+        **_evaluate_checkpoint(inputs, trainer.run.best_checkpoint(), training, device),
     )
-    write_whole(folder / RESULT, json.dumps(asdict(result), indent=1).encode())
+    write_atomically(folder / RESULT_FILE, json.dumps(asdict(result), indent=1).encode())
     return result
 
 
-def _trainer(
-    material: Material, model: BERT, training: TrainingConfig, *, rows: NDArray[np.int64], run: RunFolder,
-    report: Report,
-) -> Trainer:  # fmt: skip
-    task, encoded = material.task, material.encoded
+def _build_finetune_trainer(
+    inputs: FinetuneInputs,
+    model: BERT,
+    training: TrainingConfig,
+    *,
+    rows: NDArray[np.int64],
+    run: RunFolder,
+    report: MetricsCallback,
+) -> Trainer:
+    task, encoded = inputs.task, inputs.encoded
     device = model.embedding.token.weight.device
-    batches = _buckets(material, [encoded.train[row] for row in rows], task.train_targets[rows], training, device)
-    held_out = _buckets(material, encoded.evaluation, task.evaluation_targets, training, device)
+    batches = _build_buckets(inputs, [encoded.train[row] for row in rows], task.train_targets[rows], training, device)
+    held_out = _build_buckets(inputs, encoded.evaluation, task.evaluation_targets, training, device)
     return Trainer(
         model,
         training,
-        objective=class_of_text(model, training, variance=task.variance),
-        data=TrainingData(batch=batches.batch, validation=lambda: held_out.sweep(ROWS_AT_ONCE)),
+        objective=classification_objective(model, training, variance=task.variance),
+        data=TrainingData(batch=batches.batch, validation=lambda: held_out.eval_batches(EVAL_BATCH_SIZE)),
         run=run,
         texts={
             "config.json": json.dumps(model.config.model_dump(mode="json", exclude_none=True), indent=2),
-            **tokenizer_files(material.tokenizer),
+            **tokenizer_files(inputs.tokenizer),
         },
         report=lambda entry: report({**entry, "of": training.steps}),
     )
 
 
-def _buckets(
-    material: Material, rows: list[EncodedPair], targets: Targets, training: TrainingConfig, device: torch.device
-) -> Buckets:
-    return Buckets(
-        Sequences(rows),
+def _build_buckets(
+    inputs: FinetuneInputs, rows: list[Encoding], targets: Targets, training: TrainingConfig, device: torch.device
+) -> LabeledBatches:
+    return LabeledBatches(
+        RaggedSequences(rows),
         targets,
         batch_size=training.batch_size,
         seed=training.seed,
-        pad_id=material.encoded.pad_id,
-        multiple=8 if device.type == "cuda" else 1,
-        max_width=material.start.config.context_length,
+        pad_id=inputs.encoded.pad_id,
+        width_multiple=8 if device.type == "cuda" else 1,
+        max_width=inputs.start.config.context_length,
     )
 
 
-def _judged(material: Material, checkpoint: Path, training: TrainingConfig, device: torch.device) -> dict[str, Any]:
-    """The scores of what lies on disk: that is what will be used."""
-    task = material.task
+def _evaluate_checkpoint(
+    inputs: FinetuneInputs, checkpoint: Path, training: TrainingConfig, device: torch.device
+) -> dict[str, Any]:
+    """Evaluate the saved checkpoint, because that is the model that will be used."""
+    task = inputs.task
     model = load_model(checkpoint).model
     assert isinstance(model, BERT)
-    truth = task.evaluation_targets.numpy()
-    rows = _buckets(material, material.encoded.evaluation, task.evaluation_targets, training, device)
-    found = answers(model.to(device), rows.sweep(ROWS_AT_ONCE), precision=material.settings.precision)
-    is_table = task.problem is ProblemKind.ONE_CLASS
+    targets = task.evaluation_targets.numpy()
+    rows = _build_buckets(inputs, inputs.encoded.evaluation, task.evaluation_targets, training, device)
+    predictions = predict_rows(
+        model.to(device), rows.eval_batches(EVAL_BATCH_SIZE), precision=inputs.settings.precision
+    )
+    has_classes = task.problem_type is ProblemType.SINGLE_LABEL
     return {
-        "scores": measure(task.problem, found, truth, n_classes=task.n_outputs),
-        "confusion": confusion(found, truth, n_classes=task.n_outputs).tolist() if is_table else None,
+        "scores": compute_task_metrics(task.problem_type, predictions, targets, n_classes=task.n_outputs),
+        "confusion": confusion_matrix(predictions, targets, n_classes=task.n_outputs).tolist() if has_classes else None,
     }
 
 
-def _read_result(path: Path) -> Result:
+def _load_result(path: Path) -> FinetuneResult:
     try:
-        return Result(**json.loads(path.read_text(encoding="utf-8")))
+        return FinetuneResult(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path}: not the result of a run: {error}") from None
+        raise RunError(f"{path}: invalid fine-tuning result: {error}") from None

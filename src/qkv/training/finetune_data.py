@@ -1,4 +1,4 @@
-"""What is learnt by fine-tuning: labelled texts read, checked against each other, and made ids once for all seeds."""
+"""Data of fine-tuning tasks: labeled texts, targets and tokenization."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,24 +8,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.choices import ProblemKind, Role
+from qkv.choices import ProblemType, SpecialToken
 from qkv.config import FinetuningConfig
-from qkv.data.labelled import Columns, Labelled, read_labelled
-from qkv.data.order import Permutation
+from qkv.data.keyed_random import Permutation
+from qkv.data.labeled_texts import ColumnNames, LabeledTexts, read_labeled_texts
 from qkv.errors import ContextLengthError, InputError
-from qkv.text import EncodedPair, Tokenizer, encode_cut, encode_rows
-from qkv.training.run import Say
+from qkv.text import Encoding, Tokenizer, encode_texts, encode_truncated
+from qkv.training.run_folder import LogFunction
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledTask:
-    """Two sets of texts, and what the outputs of a model for them mean."""
+class LabeledTask:
+    """Training and evaluation texts with their targets, and the meaning of the model outputs."""
 
-    problem: ProblemKind
+    problem_type: ProblemType
     class_names: tuple[str, ...] | None
-    """None where the answer is a number."""
-    train: Labelled
-    evaluation: Labelled
+    """Names of the classes. None for regression."""
+    train: LabeledTexts
+    evaluation: LabeledTexts
     train_targets: Tensor
     evaluation_targets: Tensor
 
@@ -35,113 +35,129 @@ class LabelledTask:
 
     @property
     def variance(self) -> float:
-        """Of the numbers to learn; 1 where classes are learnt."""
-        if self.problem is not ProblemKind.NUMBER:
+        """Variance of the targets for regression, and 1 for classification."""
+        if self.problem_type is not ProblemType.REGRESSION:
             return 1.0
         return float(self.train_targets.var(correction=0)) or 1.0
 
 
-def read_task(settings: FinetuningConfig) -> LabelledTask:
-    """Both files; without one for evaluation a tenth of the rows is held out."""
-    train = read_rows(settings, settings.train)
-    return make_task(settings, train, None if settings.evaluation is None else read_rows(settings, settings.evaluation))
+def load_task(settings: FinetuningConfig) -> LabeledTask:
+    """Load the task from its files. Without an evaluation file, 10 % of the training rows are held out."""
+    train = load_labeled_rows(settings, settings.train)
+    return build_task(
+        settings, train, None if settings.evaluation is None else load_labeled_rows(settings, settings.evaluation)
+    )
 
 
-def read_rows(settings: FinetuningConfig, path: str | Path) -> Labelled:
-    columns = Columns(text=settings.text, label=settings.label)
-    is_number = settings.problem is ProblemKind.NUMBER
-    return read_labelled(path, columns, is_number=is_number, several=settings.problem is ProblemKind.SEVERAL_LABELS)
+def load_labeled_rows(settings: FinetuningConfig, path: str | Path) -> LabeledTexts:
+    columns = ColumnNames(text=settings.text_columns, label=settings.label_column)
+    is_number = settings.problem_type is ProblemType.REGRESSION
+    return read_labeled_texts(
+        path, columns, is_numeric=is_number, multi_label=settings.problem_type is ProblemType.MULTI_LABEL
+    )
 
 
-def make_task(settings: FinetuningConfig, train: Labelled, evaluation: Labelled | None) -> LabelledTask:
-    """From rows that are read already."""
-    problem = settings.problem
+def build_task(settings: FinetuningConfig, train: LabeledTexts, evaluation: LabeledTexts | None) -> LabeledTask:
+    """Build the task from loaded rows. If `evaluation` is None, 10 % of the training rows are held out."""
+    problem_type = settings.problem_type
     if evaluation is not None and train.is_pairs != evaluation.is_pairs:
-        raise InputError(f"{train.name} and {evaluation.name}: one holds pairs, the other single texts")
-    names = None if problem is ProblemKind.NUMBER else train.class_names()
-    targets = targets_of(problem, train, names)
+        raise InputError(f"{train.name} and {evaluation.name}: one contains pairs and the other single texts")
+    names = None if problem_type is ProblemType.REGRESSION else train.class_names()
+    targets = build_targets(problem_type, train, names)
     if evaluation is not None:
-        held_out = targets_of(problem, evaluation, names)
+        evaluation_targets = build_targets(problem_type, evaluation, names)
     else:
-        held = draw(problem, targets, max(1, len(targets) // 10), seed=settings.seed)
-        kept = np.setdiff1d(np.arange(len(targets)), held)
-        if not len(kept):
-            raise InputError(f"{train.name}: 1 row is too few to hold some out; give --eval FILE")
-        train, evaluation = _part(train, kept), _part(train, held)
-        targets, held_out = targets[kept], targets[held]
-    return LabelledTask(
-        problem=problem,
+        evaluation_rows = sample_rows(problem_type, targets, max(1, len(targets) // 10), seed=settings.seed)
+        train_rows = np.setdiff1d(np.arange(len(targets)), evaluation_rows)
+        if not len(train_rows):
+            raise InputError(f"{train.name}: cannot hold out evaluation rows from 1 row; specify --eval FILE")
+        train, evaluation = _select_rows(train, train_rows), _select_rows(train, evaluation_rows)
+        targets, evaluation_targets = targets[train_rows], targets[evaluation_rows]
+    return LabeledTask(
+        problem_type=problem_type,
         class_names=names,
         train=train,
         evaluation=evaluation,
         train_targets=targets,
-        evaluation_targets=held_out,
+        evaluation_targets=evaluation_targets,
     )
 
 
-def draw(problem: ProblemKind, targets: Tensor, n: int, *, seed: int) -> NDArray[np.int64]:
-    """Row numbers of n rows by chance; of classes each gets its share, and at least one while there are enough."""
+def sample_rows(problem_type: ProblemType, targets: Tensor, n: int, *, seed: int) -> NDArray[np.int64]:
+    """Sample n row numbers without replacement.
+
+    For single-label classification the sample is stratified, with at least one row per class if n allows.
+    """
     if n > len(targets):
-        raise InputError(f"{n} rows were asked for, and there are {len(targets)}")
+        raise InputError(f"cannot sample {n} rows from {len(targets)}")
     shuffled = Permutation(len(targets), seed, 7)(np.arange(len(targets)))
-    if problem is not ProblemKind.ONE_CLASS:
+    if problem_type is not ProblemType.SINGLE_LABEL:
         return np.sort(shuffled[:n])
     classes = targets.numpy()[shuffled]
-    # A row's rank is the share of its class that is taken once it is; the first of each class comes before all.
-    rank = np.empty(len(classes))
-    for number in np.unique(classes):
-        own = np.flatnonzero(classes == number)
-        rank[own] = np.arange(len(own)) / len(own)
-    return np.sort(shuffled[np.argsort(rank, kind="stable")[:n]])
+    # Sort rows by the fraction of their class that precedes them. The first row of every class has priority 0.
+    priority = np.empty(len(classes))
+    for class_id in np.unique(classes):
+        class_rows = np.flatnonzero(classes == class_id)
+        priority[class_rows] = np.arange(len(class_rows)) / len(class_rows)
+    return np.sort(shuffled[np.argsort(priority, kind="stable")[:n]])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoded:
-    """The task's texts as one model reads them."""
+class EncodedTask:
+    """The texts of a task as token ids of one model."""
 
-    train: list[EncodedPair]
-    evaluation: list[EncodedPair]
+    train: list[Encoding]
+    evaluation: list[Encoding]
     pad_id: int
-    n_cut: int
+    n_truncated: int
 
 
-def encode_task(task: LabelledTask, tokenizer: Tokenizer, *, context_length: int, truncate: bool, say: Say) -> Encoded:
-    both, n_cut = [], 0
-    for labelled in (task.train, task.evaluation):
-        encoded = encode_rows(tokenizer, labelled.texts)
-        long = [row for row, one in enumerate(encoded) if len(one.ids) > context_length]
-        if long and not truncate:
+def encode_task(
+    task: LabeledTask, tokenizer: Tokenizer, *, context_length: int, truncate: bool, log: LogFunction
+) -> EncodedTask:
+    encoded_sets, n_truncated = [], 0
+    for labeled in (task.train, task.evaluation):
+        encoded = encode_texts(tokenizer, labeled.texts)
+        too_long = [row for row, encoding in enumerate(encoded) if len(encoding.ids) > context_length]
+        if too_long and not truncate:
             raise ContextLengthError(
-                f"{labelled.place(long[0])}: {len(encoded[long[0]].ids):,} tokens, but the model's context_length is "
-                f"{context_length}; {len(long)} of {len(encoded):,} rows are too long: --truncate cuts them"
+                f"{labeled.place(too_long[0])}: {len(encoded[too_long[0]].ids):,} tokens exceed context_length="
+                f"{context_length}; {len(too_long)} of {len(encoded):,} rows are too long; use --truncate"
             )
-        for row in long:
-            encoded[row] = encode_cut(tokenizer, labelled.texts[row], context_length)
-        if long:
-            say(f"{labelled.name}: {len(long):,} of {len(encoded):,} texts were cut to {context_length} tokens")
-        n_cut += len(long)
-        both.append(encoded)
-    pad_id = tokenizer.find(Role.PAD)
-    return Encoded(train=both[0], evaluation=both[1], pad_id=0 if pad_id is None else pad_id, n_cut=n_cut)
+        for row in too_long:
+            encoded[row] = encode_truncated(tokenizer, labeled.texts[row], context_length)
+        if too_long:
+            log(
+                f"{labeled.name}: {len(too_long):,} of {len(encoded):,} texts were truncated to {context_length} tokens"
+            )
+        n_truncated += len(too_long)
+        encoded_sets.append(encoded)
+    pad_id = tokenizer.find_special_id(SpecialToken.PAD)
+    return EncodedTask(
+        train=encoded_sets[0],
+        evaluation=encoded_sets[1],
+        pad_id=0 if pad_id is None else pad_id,
+        n_truncated=n_truncated,
+    )
 
 
-def targets_of(problem: ProblemKind, labelled: Labelled, names: tuple[str, ...] | None) -> Tensor:
-    """Class numbers, a table of 0 and 1, or numbers; `names` None: numbers."""
+def build_targets(problem_type: ProblemType, labeled: LabeledTexts, names: tuple[str, ...] | None) -> Tensor:
+    """Returns class ids, a 0/1 label matrix, or numbers if `names` is None."""
     if names is None:
-        return torch.tensor(labelled.numbers(), dtype=torch.float32)
-    numbers = labelled.class_numbers(names)
-    if problem is ProblemKind.ONE_CLASS:
-        return torch.tensor([number for (number,) in numbers])
-    table = torch.zeros(len(numbers), len(names))
-    for row, own in enumerate(numbers):
-        table[row, list(own)] = 1.0
-    return table
+        return torch.tensor(labeled.numeric_labels(), dtype=torch.float32)
+    class_ids = labeled.class_indices(names)
+    if problem_type is ProblemType.SINGLE_LABEL:
+        return torch.tensor([class_id for (class_id,) in class_ids])
+    matrix = torch.zeros(len(class_ids), len(names))
+    for row, row_classes in enumerate(class_ids):
+        matrix[row, list(row_classes)] = 1.0
+    return matrix
 
 
-def _part(labelled: Labelled, rows: NDArray[np.int64]) -> Labelled:
-    return Labelled(
-        name=labelled.name,
-        texts=[labelled.texts[row] for row in rows],
-        labels=[labelled.labels[row] for row in rows],
-        lines=[labelled.lines[row] for row in rows],
+def _select_rows(labeled: LabeledTexts, rows: NDArray[np.int64]) -> LabeledTexts:
+    return LabeledTexts(
+        name=labeled.name,
+        texts=[labeled.texts[row] for row in rows],
+        labels=[labeled.labels[row] for row in rows],
+        lines=[labeled.lines[row] for row in rows],
     )

@@ -1,4 +1,4 @@
-"""How a GPT is trained: windows of a token store in, the next token of every position out."""
+"""Training of GPT models: next-token prediction on windows of a token store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,35 +8,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.choices import SpecialStyle
+from qkv.choices import SpecialTokenStyle
 from qkv.config import Recipe, TrainingConfig
 from qkv.data import TokenSource
-from qkv.data.windows import Batch, Batches, Sweep
+from qkv.data.token_batches import EvalTokenBatches, TokenBatch, TokenBatches
 from qkv.models import GPT, Model
 from qkv.nn import check_ids
 from qkv.text import Tokenizer
-from qkv.training.family import Bars, TrainingData
-from qkv.training.losses import unembedded_loss_sum
-from qkv.training.objectives import Halves, Objective, Outcome, Sent, autocasting
-from qkv.training.texts import make_store, open_parts, prepare_texts
+from qkv.training.family import ProgressBars, TrainingData
+from qkv.training.losses import chunked_loss_sum
+from qkv.training.objectives import DeviceInputs, LossOutput, Objective, SplitObjective, autocast_factory
+from qkv.training.text_preparation import open_token_splits, prepare_text_stores, prepare_token_store
 
 
 class GPTFamily:
-    """Text files become one stream of ids, documents parted by their end token."""
+    """Trains GPTs on text files, tokenized into one stream of ids with an end token after each document."""
 
-    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: Bars) -> None:
-        prepare_texts(recipe, folder, data_folder, specials=SpecialStyle.GPT, make=make_store, progress=progress)
+    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars) -> None:
+        prepare_text_stores(
+            recipe,
+            folder,
+            data_folder,
+            specials=SpecialTokenStyle.GPT,
+            write_store=prepare_token_store,
+            progress=progress,
+        )
 
     def open(self, recipe: Recipe, folder: Path) -> "TextCorpus":
-        store, train, validation = open_parts(recipe, folder)
+        store, train, validation = open_token_splits(recipe, folder)
         return TextCorpus(tokenizer=store.tokenizer(), train=train, validation=validation)
 
     def objective(self, model: GPT, training: TrainingConfig) -> Objective:
-        return next_token(model, training)
+        return next_token_objective(model, training)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextCorpus:
+    """Token stores for next-token prediction."""
+
     tokenizer: Tokenizer
     train: TokenSource
     validation: TokenSource | None
@@ -51,48 +60,48 @@ class TextCorpus:
         return self.train.n_tokens, 0 if self.validation is None else self.validation.n_tokens
 
     def data(self, training: TrainingConfig) -> TrainingData:
-        batches = Batches(
+        batches = TokenBatches(
             source=self.train,
             context_length=training.seq_len,
             batch_size=training.batch_size,
             seed=training.seed,
-            across_documents=training.cross_documents,
+            cross_documents=training.cross_documents,
         )
         if self.validation is None:
             return TrainingData(batch=batches.batch)
-        sweep = Sweep(
+        sweep = EvalTokenBatches(
             source=self.validation,
             context_length=training.seq_len,
             batch_size=training.micro_batch_size,
-            across_documents=training.cross_documents,
+            cross_documents=training.cross_documents,
         )
         n = len(sweep) if training.eval_batches is None else min(len(sweep), training.eval_batches)
         return TrainingData(batch=batches.batch, validation=lambda: (sweep.batch(t) for t in range(n)))
 
-    def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:  # noqa: ARG002
+    def generation_metrics(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:  # noqa: ARG002
         return {}
 
 
-def next_token(model: GPT, config: TrainingConfig) -> Objective:
-    """At every position a distribution over what comes next; the sum of −log p of what came."""
+def next_token_objective(model: GPT, config: TrainingConfig) -> Objective:
+    """Returns the objective that predicts the next token at every position."""
     device, vocab_size = model.embedding.token.weight.device, model.config.vocab_size
-    autocast = autocasting(config.precision, device)
+    autocast = autocast_factory(config.precision, device)
 
-    def loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+    def loss_sum(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         states = model.states(ids, documents=documents)
-        return unembedded_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk)
+        return chunked_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk_size)
 
-    compute = torch.compile(loss, dynamic=False) if config.compile else loss
+    compute = torch.compile(loss_sum, dynamic=False) if config.compile else loss_sum
 
-    def send(batch: Batch) -> Sent:
-        # Here, where the ids are still on the CPU: a GPU would end the whole process.
+    def to_device(batch: TokenBatch) -> DeviceInputs:
+        # Check on the CPU: an invalid id on a GPU triggers a device-side assert that kills the process.
         check_ids(batch.ids, vocab_size)
         check_ids(batch.targets.clamp(min=0), vocab_size)
-        there = batch.to(device)
-        return there.ids, there.targets, there.documents
+        on_device = batch.to(device)
+        return on_device.ids, on_device.targets, on_device.document_ids
 
-    def judge(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Outcome:
+    def compute_loss(ids: Tensor, targets: Tensor, documents: Tensor | None) -> LossOutput:
         with autocast():
-            return Outcome(compute(ids, targets, documents))
+            return LossOutput(compute(ids, targets, documents))
 
-    return Halves(send, judge)
+    return SplitObjective(to_device, compute_loss)

@@ -1,4 +1,4 @@
-"""Which of several processes is still there: each gives a sign every second, and looks for the others'."""
+"""Heartbeat between the processes of a distributed run, to detect processes that died or hang."""
 
 import threading
 import time
@@ -7,68 +7,75 @@ from datetime import timedelta
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
-EVERY = 1.0
-SILENCE = 15.0
-"""Seconds after which a process counts as gone: it was killed where nobody saw it, is frozen, or its machine is off."""
-
-
-SAID = "said"
-"""How many wanted to say why all of them end."""
+INTERVAL_SECONDS = 1.0
+TIMEOUT_SECONDS = 15.0
+"""A process that sent no heartbeat for this long counts as lost: it was killed, hangs, or its machine is down."""
+_ERROR_REPORTS_KEY = "error_reports"
+"""Store key that counts the processes that asked to report the error. Only the first one reports it."""
 
 
 class Heartbeat:
-    """A thread that calls `lost` when another process has been silent for too long; with why, if none said it yet."""
+    """Background thread that calls `on_peer_lost` when another process has sent no heartbeat for too long.
 
-    def __init__(self, store: Store, *, rank: int, world: int, lost: Callable[[str], None]) -> None:
+    The argument is the reason, or an empty string if another process already reports the error.
+    """
+
+    def __init__(self, store: Store, *, rank: int, world_size: int, on_peer_lost: Callable[[str], None]) -> None:
         self._store = store
         self._rank = rank
-        self._keys = [f"beat/{other}" for other in range(world)]
-        self._lost = lost
-        self._is_over = threading.Event()
-        self._was_said = False
-        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+        self._keys = [f"heartbeat/{other}" for other in range(world_size)]
+        self._on_peer_lost = on_peer_lost
+        self._stopped = threading.Event()
+        self._is_reported = False
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         store.set(self._keys[rank], "0")
         store.wait(self._keys, timedelta(minutes=5))
         self._thread.start()
 
     @classmethod
-    def connected(
-        cls, host: str, port: int, *, part: str, rank: int, world: int, lost: Callable[[str], None]
+    def connect(
+        cls, host: str, port: int, *, prefix: str, rank: int, world_size: int, on_peer_lost: Callable[[str], None]
     ) -> "Heartbeat":
-        """By a connection of its own: on a shared one it would wait behind what others wait for."""
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
-        return cls(PrefixStore(part, store), rank=rank, world=world, lost=lost)
+        """Create a heartbeat with its own connection to the store.
 
-    def is_first(self) -> bool:
-        """True for the one process that asks first; where nobody can be asked any more, for the second of all."""
+        On a shared connection, heartbeats would block behind other pending operations.
+        """
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
+        return cls(PrefixStore(prefix, store), rank=rank, world_size=world_size, on_peer_lost=on_peer_lost)
+
+    def claim_error_report(self) -> bool:
+        """Returns True for the first process that calls this method, and False for all others.
+
+        If the store is no longer reachable, rank 0 (which hosts it) is gone, and rank 1 reports the error.
+        """
         try:
-            return self._store.add(SAID, 1) == 1
+            return self._store.add(_ERROR_REPORTS_KEY, 1) == 1
         except DistError:
-            return self._rank == 1 and not self._was_said
+            return self._rank == 1 and not self._is_reported
 
     def stop(self) -> None:
-        self._is_over.set()
-        self._thread.join(5 * EVERY)
+        self._stopped.set()
+        self._thread.join(5 * INTERVAL_SECONDS)
 
-    def _end(self, why: str) -> None:
-        self._lost(why if self.is_first() else "")
+    def _report_loss(self, reason: str) -> None:
+        self._on_peer_lost(reason if self.claim_error_report() else "")
 
-    def _watch(self) -> None:
-        n, seen = 0, {key: (b"", time.monotonic()) for key in self._keys}
-        while not self._is_over.wait(EVERY):
-            n += 1
+    def _run(self) -> None:
+        n_sent, last_change = 0, {key: (b"", time.monotonic()) for key in self._keys}
+        while not self._stopped.wait(INTERVAL_SECONDS):
+            n_sent += 1
             try:
-                self._store.set(self._keys[self._rank], str(n))
+                self._store.set(self._keys[self._rank], str(n_sent))
                 beats = self._store.multi_get(self._keys)
-                self._was_said = self._store.add(SAID, 0) > 0
+                self._is_reported = self._store.add(_ERROR_REPORTS_KEY, 0) > 0
             except (DistError, RuntimeError):
-                if not self._is_over.is_set():
-                    self._end("the process that the others meet at is gone")
+                if not self._stopped.is_set():
+                    self._report_loss("lost the connection to the process that hosts the store")
                 return
             now = time.monotonic()
-            for number, (key, beat) in enumerate(zip(self._keys, beats, strict=True)):
-                if seen[key][0] != beat:
-                    seen[key] = (beat, now)
-                elif now - seen[key][1] > SILENCE:
-                    self._end(f"rank {number} has given no sign for {SILENCE:.0f} s")
+            for rank, (key, beat) in enumerate(zip(self._keys, beats, strict=True)):
+                if last_change[key][0] != beat:
+                    last_change[key] = (beat, now)
+                elif now - last_change[key][1] > TIMEOUT_SECONDS:
+                    self._report_loss(f"rank {rank} sent no heartbeat for {TIMEOUT_SECONDS:.0f} s")
                     return

@@ -1,4 +1,4 @@
-"""Training a little instead of everything: two thin matrices beside each attention matrix. arXiv:2106.09685."""
+"""Low-rank adaptation (LoRA) of attention projections. See arXiv:2106.09685."""
 
 import torch
 from torch import Tensor, nn
@@ -8,14 +8,16 @@ from qkv.errors import ConfigError
 from qkv.nn import Attention
 
 
-class LowRank(nn.Module):
-    """W + up·down, both of rank r; `up` starts at zero, so the model starts as it was."""
+class LoRAParametrization(nn.Module):
+    """Parametrization W + up·down of rank r. `up` is initialized to zero, so that the initial model is unchanged."""
 
     def __init__(self, weight: Tensor, rank: int, generator: torch.Generator) -> None:
         super().__init__()
         n_out, n_in = weight.shape
         if rank > min(n_out, n_in):
-            raise ConfigError(f"lora_rank={rank} must not be more than the matrix's smaller side {min(n_out, n_in)}")
+            raise ConfigError(
+                f"lora_rank={rank} must be at most {min(n_out, n_in)}, the smaller side of the weight matrix"
+            )
         self.down = nn.Parameter(torch.empty(rank, n_in).normal_(std=n_in**-0.5, generator=generator))
         self.up = nn.Parameter(torch.zeros(n_out, rank))
 
@@ -24,25 +26,25 @@ class LowRank(nn.Module):
 
 
 def add_lora(model: nn.Module, *, rank: int, seed: int) -> None:
-    """Freeze the model and put a `LowRank` beside every query, key, value and output matrix of its attentions."""
+    """Freeze the model and add LoRA to the q, k, v and output projections of every attention module."""
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(requires_grad=False)
     for attention in [part for part in model.modules() if isinstance(part, Attention)]:
-        for matrix in (attention.query, attention.key, attention.value, attention.output):
+        for matrix in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
             if isinstance(matrix, nn.Linear):
                 device = matrix.weight.device
-                low_rank = LowRank(matrix.weight, rank, generator).to(device)
+                low_rank = LoRAParametrization(matrix.weight, rank, generator).to(device)
                 parametrize.register_parametrization(matrix, "weight", low_rank)
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights under their plain names, each tensor once, what LoRA added multiplied in."""
+    """Returns the model weights under their original names, with the LoRA updates merged in."""
     merged: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        owner, _, rest = name.partition(".parametrizations.")
-        if not rest:
+        module_name, _, suffix = name.partition(".parametrizations.")
+        if not suffix:
             merged[name] = parameter
-        elif rest.endswith(".original"):
-            weight = rest.removesuffix(".original")
-            merged[f"{owner}.{weight}"] = getattr(model.get_submodule(owner), weight)
+        elif suffix.endswith(".original"):
+            weight = suffix.removesuffix(".original")
+            merged[f"{module_name}.{weight}"] = getattr(model.get_submodule(module_name), weight)
     return merged

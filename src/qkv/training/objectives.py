@@ -1,4 +1,4 @@
-"""What a model is trained to do: a batch in, the summed loss out."""
+"""Training objectives: the interface between batches, models and the trainer."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from qkv.choices import Precision
 from qkv.errors import ConfigError
-from qkv.training.losses import Summed
+from qkv.training.losses import LossSum
 
 
 @runtime_checkable
 class TrainingBatch(Protocol):
-    """A batch of any family: the trainer splits it and counts its targets, its own objective reads it."""
+    """A batch of any model family. The trainer only splits it and counts targets; the objective reads its tensors."""
 
     @property
     def n_targets(self) -> int: ...
@@ -27,51 +27,57 @@ class TrainingBatch(Protocol):
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Something worth knowing besides the loss, as a sum and a count: right answers of all answers, say."""
+class Metric:
+    """A metric logged in addition to the loss, stored as a sum and a count so that batches can be combined exactly.
 
-    total: Summed
+    For accuracy, `total` is the number of correct predictions and `count` the number of predictions.
+    """
+
+    total: LossSum
     count: Tensor
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an objective says of a batch. Everything stays on the device: the trainer asks for numbers once a step."""
+class LossOutput:
+    """Loss and metrics of one batch, as tensors on the device. The trainer copies them to the host once per step."""
 
-    loss: Summed
-    """The sum over the batch's targets; the trainer divides by how many the whole batch has."""
-    measures: Mapping[str, Measure] = field(default_factory=dict)
-    """By the name they are logged under; shown as total/count."""
+    loss: LossSum
+    """Sum over the targets of this micro-batch. The trainer divides it by the number of targets in the full batch."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics by their key in metrics.jsonl. The logged value is total/count."""
 
 
-Objective = Callable[[Any], Outcome]
-"""From one family's batch to −Σ log p of its targets."""
-Sent = tuple[Tensor | None, ...]
-"""All that a step reads of a batch, on the device."""
+Objective = Callable[[Any], LossOutput]
+"""Maps a batch of the model's family to its loss, −Σ log p(target), and metrics."""
+DeviceInputs = tuple[Tensor | None, ...]
+"""The tensors of a batch that a step reads, on the device."""
 
 
 @dataclass(frozen=True)
-class Halves:
-    """An objective in two, so that the second can be recorded: it sees tensors on the device alone."""
+class SplitObjective:
+    """An objective split into a host part and a device part. The device part can be captured in a CUDA graph."""
 
-    send: Callable[[Any], Sent]
-    """Refuses what is no batch of this model's while it is on the CPU; then it is sent."""
-    judge: Callable[..., Outcome]
-    """Takes what was sent."""
+    to_device: Callable[[Any], DeviceInputs]
+    """Validates the batch on the CPU and copies its tensors to the device."""
+    loss: Callable[..., LossOutput]
+    """Computes the loss from the tensors that `to_device` returned. It must not read any value back to the host."""
 
-    def __call__(self, batch: Any) -> Outcome:  # noqa: ANN401 - one family's batch
-        return self.judge(*self.send(batch))
+    def __call__(self, batch: Any) -> LossOutput:  # noqa: ANN401 - the batch type depends on the family
+        return self.loss(*self.to_device(batch))
 
 
-def is_mixed(precision: Precision, device: torch.device) -> bool:
-    """Whether products run in bfloat16."""
+def uses_bfloat16(precision: Precision, device: torch.device) -> bool:
+    """Returns True if matrix products run in bfloat16. `auto` selects bfloat16 on CUDA devices only."""
     return precision is Precision.BF16 or (precision is Precision.AUTO and device.type == "cuda")
 
 
-def autocasting(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """A maker of contexts in which products run in that precision."""
-    if not is_mixed(precision, device):
+def autocast_factory(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Returns a function that creates an autocast context for this precision (a null context for float32)."""
+    if not uses_bfloat16(precision, device):
         return nullcontext
-    if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001 - there is no public question
-        raise ConfigError("precision='bf16' on this CPU would be about 60 times slower than fp32; leave it at 'auto'")
+    if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001 - torch has no public API for this check
+        raise ConfigError(
+            "precision='bf16' is about 60 times slower than fp32 on this CPU, which lacks AVX512-BF16; "
+            "use precision='auto'"
+        )
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

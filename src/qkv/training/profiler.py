@@ -68,7 +68,7 @@ class Profile:
     seconds_by_category: Mapping[ProfileCategory, float]
     """Time by category. The values add up to `seconds`."""
     bounds: Mapping[ProfileCategory, float]
-    """Lower bound of the time by category for eager kernels at the measured rates. Empty if there is no cost estimate."""
+    """Lower bound of the time of eager kernels at the measured rates, by category. Empty without a cost estimate."""
     rates: DeviceRates | None = None
 
     @property
@@ -210,7 +210,7 @@ def _forward_categories(events: Sequence[FunctionEvent]) -> dict[int, ProfileCat
 
 
 def _category_in_context(event: FunctionEvent, forward: Mapping[int, ProfileCategory]) -> ProfileCategory:
-    """Returns the category of the outermost caller that has a specific one, so that a copy inside a norm counts as norm."""
+    """Returns the category of the outermost caller that has a specific one. A copy inside a norm counts as norm."""
     category, caller = ProfileCategory.ELEMENTWISE, event
     while caller is not None:
         if _is_gradient(caller) and caller.sequence_nr in forward:
@@ -230,13 +230,19 @@ def _is_gradient(event: FunctionEvent) -> bool:
 
 def _bounds_by_category(estimate: Estimate, rates: DeviceRates) -> dict[ProfileCategory, float]:
     measured_device = DeviceSpec(
-        name="here", title="this device", float32=rates.matmul_flops, half=rates.matmul_flops, bandwidth=rates.bandwidth,
-        memory=0.0, link=0.0, source="measured",
-    )  # fmt: skip
+        name="here",
+        title="this device",
+        float32=rates.matmul_flops,
+        half=rates.matmul_flops,
+        bandwidth=rates.bandwidth,
+        memory=0.0,
+        link=0.0,
+        source="measured",
+    )
     bounds, seconds = roofline_bound(estimate, measured_device), defaultdict[ProfileCategory, float](float)
     for launch in bounds.launches:
         times = 1 if launch.phase is Phase.UPDATE else estimate.workload.accumulation_steps
-        seconds[_launch_category(launch)] += times * bounds.of(launch)
+        seconds[_launch_category(launch)] += times * bounds.kernel_seconds(launch)
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of each step, a pure function of the step."""
+"""Learning-rate schedules."""
 
 import math
 
@@ -7,37 +7,37 @@ from qkv.config import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
-    """For update number `step`, counted from 0."""
-    progress = _way(config, step)
-    is_warm = step >= config.warmup_steps
-    highest = config.learning_rate if is_warm else config.learning_rate * (step + 1) / config.warmup_steps
-    if not is_warm and progress == 0:
-        return highest
-    lowest = config.min_lr_ratio
+    """Returns the learning rate of update `step` (starting at 0). It depends on the config and the step only."""
+    progress = _decay_progress(config, step)
+    is_warmed_up = step >= config.warmup_steps
+    peak = config.learning_rate if is_warmed_up else config.learning_rate * (step + 1) / config.warmup_steps
+    if not is_warmed_up and progress == 0:
+        return peak
+    minimum = config.min_lr_ratio
     match config.schedule:
         case ScheduleKind.CONSTANT:
-            share = 1.0
+            factor = 1.0
         case ScheduleKind.COSINE:
-            share = lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * progress))
+            factor = minimum + (1 - minimum) * 0.5 * (1 + math.cos(math.pi * progress))
         case ScheduleKind.LINEAR:
-            share = lowest + (1 - lowest) * (1 - progress)
+            factor = minimum + (1 - minimum) * (1 - progress)
         case ScheduleKind.WSD:
-            left = (1 - progress) / config.decay_fraction
-            share = lowest + (1 - lowest) * min(1.0, left)
+            remaining = (1 - progress) / config.decay_fraction
+            factor = minimum + (1 - minimum) * min(1.0, remaining)
         case ScheduleKind.NOAM:
-            share = min(1.0, math.sqrt(max(1, config.warmup_steps) / (step + 1)))
-    return highest * share
+            factor = min(1.0, math.sqrt(max(1, config.warmup_steps) / (step + 1)))
+    return peak * factor
 
 
-def _way(config: TrainingConfig, step: int) -> float:
-    """The share of the way down that is done at `step`; it begins after the warm-up and is even.
+def _decay_progress(config: TrainingConfig, step: int) -> float:
+    """Returns the fraction of the decay that is completed at `step`. The decay starts after the warm-up.
 
-    Where the last step was moved, what is left of the way is shared out among the steps that are left; in the warm-up,
-    too, which may be longer than the time.
+    If the number of steps was changed during the run (`config.replans`), the remaining decay is spread evenly over the
+    remaining steps. This also applies during the warm-up, which may be longer than the replanned run.
     """
     done, start = 0.0, config.warmup_steps
     for at, steps in (*config.replans, (step, config.steps)):
-        until = min(at, step)
-        done += (1 - done) * max(0, until - start) / max(1, steps - start)
-        start = until
+        end = min(at, step)
+        done += (1 - done) * max(0, end - start) / max(1, steps - start)
+        start = end
     return done

@@ -1,6 +1,8 @@
-"""Being asked to stop: in the loop the first signal ends the run after its step, elsewhere at once.
+"""Handling of SIGINT and SIGTERM.
 
-Exit codes are those that shells give: 130 for Ctrl-C (SIGINT), 143 for SIGTERM. A second signal always leaves at once.
+Inside the training loop, the first signal ends the run after the current step. Elsewhere it raises `SignalInterrupt`.
+A second signal always kills the process. Exit codes follow the shell convention: 130 for SIGINT (Ctrl-C), 143 for
+SIGTERM.
 """
 
 import signal
@@ -8,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-CAUGHT = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopped(KeyboardInterrupt):
-    """Raised by a signal that comes where there is no step to finish."""
+class SignalInterrupt(KeyboardInterrupt):
+    """Raised when a stop signal arrives outside the training loop."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
@@ -20,47 +22,47 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Which signal came, if one did."""
+    """Records the stop signal that was received, if any."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        _next_one_kills()
+        _restore_default_handlers()
         self.signal = signal.Signals(number)
 
 
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Inside the `with`, a signal is noted and nothing else."""
+def record_stop_signals() -> Iterator[StopRequest]:
+    """Context manager in which a stop signal is recorded in the yielded `StopRequest` and has no other effect."""
     request = StopRequest()
-    with _handled_by(request.receive):
+    with _install_handler(request.receive):
         yield request
 
 
 @contextmanager
-def stop_at_once() -> Iterator[None]:
-    """Inside the `with`, a signal raises `Stopped`."""
+def raise_on_stop_signals() -> Iterator[None]:
+    """Context manager in which a stop signal raises `SignalInterrupt`."""
 
     def receive(number: int, _frame: FrameType | None) -> None:
-        _next_one_kills()
-        raise Stopped(number)
+        _restore_default_handlers()
+        raise SignalInterrupt(number)
 
-    with _handled_by(receive):
+    with _install_handler(receive):
         yield
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in CAUGHT}
+def _install_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        for number, former in before.items():
-            signal.signal(number, former)
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)
 
 
-def _next_one_kills() -> None:
-    # By the system itself, so that it works even while Python waits for a long operation.
-    for number in CAUGHT:
+def _restore_default_handlers() -> None:
+    # The default handler of the operating system works even while Python waits in a long native call.
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Several processes, started by torchrun: copies of the model (DDP), or one model in pieces (FSDP)."""
+"""Distributed training with torchrun: data parallelism (DDP) and fully sharded data parallelism (FSDP)."""
 
 import os
 import time
@@ -18,11 +18,11 @@ from qkv.cost.workload import Sharding
 from qkv.errors import ConfigError
 from qkv.models import Model, build
 from qkv.nn import Block
-from qkv.training.heartbeat import EVERY, Heartbeat
-from qkv.training.objectives import Measure, Objective, Outcome
-from qkv.training.pieces import PIECES, is_cut, whole, write_pieces
-from qkv.training.ranks import Ranks, Tensors, Texts
-from qkv.training.run import Progress, RunFolder
+from qkv.training.distributed import Distributed, Tensors, Texts
+from qkv.training.heartbeat import INTERVAL_SECONDS, Heartbeat
+from qkv.training.objectives import LossOutput, Metric, Objective
+from qkv.training.run_folder import RunFolder, TrainingProgress
+from qkv.training.sharded_tensors import SHARDS_FOLDER, full_tensor, is_sharded, save_sharded
 from qkv.training.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -30,211 +30,237 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TEXT_BYTES = 4096  # a path may be so long
+_TEXT_BYTES = 4096  # maximum path length on Linux
 
 
-def is_of_another(error: RuntimeError) -> bool:
-    """Whether it says that another process broke off, not that something is wrong in this one."""
+def is_peer_failure(error: RuntimeError) -> bool:
+    """Returns True if the error means that another process disconnected, not that this process failed."""
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in ("gloo", "nccl"))
 
 
-def own_device(device: torch.device) -> torch.device:
-    """Of a machine's GPUs, each of its processes takes its own."""
-    number, n = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+def local_device(device: torch.device) -> torch.device:
+    """Select the GPU that belongs to this process's local rank. A CPU device is returned unchanged."""
+    local_rank, n_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if device.type != "cuda":
         return device
-    if number >= n:
-        raise ConfigError(f"process {number} of this machine has no GPU: there are {n}; torchrun --nproc-per-node {n}")
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
+    if local_rank >= n_gpus:
+        raise ConfigError(
+            f"local rank {local_rank} has no GPU: this machine has {n_gpus}; "
+            f"start torchrun with --nproc-per-node {n_gpus}"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
 
 
-class _Together(Ranks):
-    """What both kinds share: small words between processes go over the CPUs, gradients over what the devices have."""
+class _TorchrunDistributed(Distributed):
+    """Collective operations shared by DDP and FSDP.
 
-    def __init__(self, device: torch.device, lost: Callable[[str], None]) -> None:
-        """`lost` is called, from another thread, when another process is gone, and must end this one.
+    Gradients use the backend of the device. Control messages use a separate gloo group on the CPU.
+    """
 
-        It gets the reason where this process is to say it, else no text.
+    def __init__(self, device: torch.device, on_peer_lost: Callable[[str], None]) -> None:
+        """`on_peer_lost` is called from another thread when another process is gone, and must end this process.
+
+        Its argument is the reason if this process should report it, and an empty string otherwise.
         """
-        # torchrun's own store outlives a restart, and what the dead wrote there must not be taken for the living's.
-        part = f"qkv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        store, self.rank, self.world = next(dist.rendezvous("env://"))
+        # torchrun's store survives a restart. A prefix per restart hides the keys that the previous processes wrote.
+        prefix = f"qkv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        store, self.rank, self.world_size = next(dist.rendezvous("env://"))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.PrefixStore(part, store), rank=self.rank, world_size=self.world)
+        dist.init_process_group(
+            backend, store=dist.PrefixStore(prefix, store), rank=self.rank, world_size=self.world_size
+        )
         self._device = device
-        # While one prepares its data or writes, the others may wait for days: the heartbeat sees who is dead.
-        words = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-        assert isinstance(words, dist.ProcessGroup)  # which it is for those who are in the group
-        self._words = words
+        # Ranks may wait for a long time while rank 0 prepares data, so this group has a very long timeout. The
+        # heartbeat detects processes that died.
+        control_group = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+        assert isinstance(
+            control_group, dist.ProcessGroup
+        )  # new_group returns a placeholder only to ranks outside the group
+        self._control_group = control_group
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._heartbeat = Heartbeat.connected(*address, part=part, rank=self.rank, world=self.world, lost=lost)
+        self._heartbeat = Heartbeat.connect(
+            *address, prefix=prefix, rank=self.rank, world_size=self.world_size, on_peer_lost=on_peer_lost
+        )
 
-    def summed(self, numbers: Tensor) -> Tensor:
-        dist.all_reduce(numbers)
-        return numbers
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values)
+        return values
 
-    def of_first(self, number: Callable[[], int | float]) -> float:
-        told = torch.tensor(number() if self.is_first else 0.0, dtype=torch.float64)
-        dist.broadcast(told, 0, group=self._words)
-        return float(told)
+    def broadcast_from_rank0(self, compute: Callable[[], int | float]) -> float:
+        result = torch.tensor(compute() if self.is_main_process else 0.0, dtype=torch.float64)
+        dist.broadcast(result, 0, group=self._control_group)
+        return float(result)
 
-    def texts(self, text: str) -> list[str]:
-        mine = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
-        said = text.encode()[:_TEXT_BYTES]
-        mine[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
-        every = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(every, mine, group=self._words)
-        return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in every]
+    def all_gather_str(self, text: str) -> list[str]:
+        buffer = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        encoded = text.encode()[:_TEXT_BYTES]
+        buffer[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        buffers = [torch.empty_like(buffer) for _ in range(self.world_size)]
+        dist.all_gather(buffers, buffer, group=self._control_group)
+        return [bytes(gathered.tolist()).rstrip(b"\0").decode(errors="replace") for gathered in buffers]
 
     def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
         number = torch.tensor(0 if stop.signal is None else stop.signal.value)
-        dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._words)
+        dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._control_group)
         if number:
             stop.signal = Signals(int(number))
         return stop.signal if number else None
 
-    def wait(self) -> None:
-        dist.barrier(group=self._words)
+    def barrier(self) -> None:
+        dist.barrier(group=self._control_group)
 
-    def speaks(self) -> bool:
-        """Whether it is this process that says why all of them end: the first to know does."""
-        return self._heartbeat.is_first()
+    def claim_error_report(self) -> bool:
+        """Returns True on exactly one rank: the first that asks reports the error for all ranks."""
+        return self._heartbeat.claim_error_report()
 
-    def linger(self) -> None:
-        """Before an end that is none of all: the first is where the others ask who speaks, unless torchrun is."""
-        if self.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            time.sleep(2 * EVERY)
+    def keep_store_alive(self) -> None:
+        """On an abnormal exit, rank 0 stays up briefly if torchrun does not host the store.
+
+        The other ranks query the store on rank 0 to decide which rank reports the error.
+        """
+        if self.is_main_process and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            time.sleep(2 * INTERVAL_SECONDS)
 
     def close(self) -> None:
-        """When all have come to their end."""
-        self.wait()
+        """Wait for all ranks, then shut down the process group."""
+        self.barrier()
         self._heartbeat.stop()
         dist.destroy_process_group()
 
 
-class Copies(_Together):
-    """Each process has all of the model and takes its parts of every batch (DDP)."""
+class DDP(_TorchrunDistributed):
+    """Distributed data parallelism: every rank holds the full model and processes its micro-batches of every batch."""
 
     sharding = Sharding.DDP
-    _shared: DistributedDataParallel | None = None
+    _wrapped: DistributedDataParallel | None = None
 
-    def share(self, model: nn.Module, objective: Objective) -> Objective:
-        on = None if self._device.type == "cpu" else [self._device]
-        shared = self._shared = DistributedDataParallel(
-            _Judged(model, objective), device_ids=on, gradient_as_bucket_view=True
+    def wrap_objective(self, model: nn.Module, objective: Objective) -> Objective:
+        device_ids = None if self._device.type == "cpu" else [self._device]
+        wrapped = self._wrapped = DistributedDataParallel(
+            _ObjectiveModule(model, objective), device_ids=device_ids, gradient_as_bucket_view=True
         )
-        return lambda part: _outcome(shared(part))
+        return lambda micro_batch: _to_loss_output(wrapped(micro_batch))
 
-    def shared(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """As for all; the gradients are sent once, with the last of the items."""
-        before: tuple[T, bool] | None = None
-        for now in super().shared(items):
-            if before is not None:
-                self._sends(False)
-                yield before
-            before = now
-        if before is not None:
-            self._sends(True)
-            yield before
+    def shard_batches(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """As in the base class. Gradients are synchronized only in the backward pass of the last item."""
+        previous: tuple[T, bool] | None = None
+        for current in super().shard_batches(items):
+            if previous is not None:
+                self._set_gradient_sync(False)
+                yield previous
+            previous = current
+        if previous is not None:
+            self._set_gradient_sync(True)
+            yield previous
 
-    def examined(self, model: Model, examine: Callable[[Model], Mapping[str, Any]]) -> Mapping[str, Any]:
-        return examine(model) if self.is_first else {}
+    def evaluate_on_rank0(
+        self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        return compute_metrics(model) if self.is_main_process else {}
 
-    def save(self, run: RunFolder, progress: Progress, *, tensors: Tensors, texts: Texts) -> None:
-        if self.is_first:
+    def save_checkpoint(self, run: RunFolder, progress: TrainingProgress, *, tensors: Tensors, texts: Texts) -> None:
+        if self.is_main_process:
             run.save(progress, tensors=tensors, texts=texts)
-        self.wait()
+        self.barrier()
 
-    def _sends(self, yes: bool) -> None:  # noqa: FBT001
-        if self._shared is not None:
-            self._shared.require_backward_grad_sync = yes
+    def _set_gradient_sync(self, enabled: bool) -> None:  # noqa: FBT001
+        if self._wrapped is not None:
+            self._wrapped.require_backward_grad_sync = enabled
 
 
-class Pieces(_Together):
-    """Each process has a piece of every weight, gradient and optimizer state (FSDP); a block at work is whole."""
+class FSDP(_TorchrunDistributed):
+    """Fully sharded data parallelism: every rank holds a shard of each weight, gradient and optimizer state.
+
+    The full weights of a block are gathered only while the block is computed.
+    """
 
     sharding = Sharding.FSDP
-    _shared: "FSDPModule | None" = None
+    _wrapped: "FSDPModule | None" = None
 
-    def fitted(self, training: TrainingConfig) -> TrainingConfig:
-        for setting, is_used in (("compile", training.compile), ("lora_rank", training.lora_rank is not None)):
-            if is_used:
+    def fit_micro_batch_size(self, training: TrainingConfig) -> TrainingConfig:
+        for setting, is_enabled in (("compile", training.compile), ("lora_rank", training.lora_rank is not None)):
+            if is_enabled:
                 raise ConfigError(f"--sharding fsdp cannot be used with {setting}; --sharding ddp can")
-        return super().fitted(training)
+        return super().fit_micro_batch_size(training)
 
-    def share(self, model: nn.Module, objective: Objective) -> Objective:
+    def wrap_objective(self, model: nn.Module, objective: Objective) -> Objective:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(self._device.type, (self.world,))
+        mesh = init_device_mesh(self._device.type, (self.world_size,))
         for block in [part for part in model.modules() if isinstance(part, Block)]:
             fully_shard(block, mesh=mesh)
-        judge = _Judged(model, objective)
-        shared = self._shared = fully_shard(judge, mesh=mesh)
+        module = _ObjectiveModule(model, objective)
+        wrapped = self._wrapped = fully_shard(module, mesh=mesh)
 
-        def judged(part: Any) -> Outcome:  # noqa: ANN401 - each family its own batch
-            outcome = _outcome(judge(part))
+        def sharded_objective(micro_batch: Any) -> LossOutput:  # noqa: ANN401 - the batch type depends on the family
+            output = _to_loss_output(module(micro_batch))
             if not torch.is_grad_enabled():
-                shared.reshard()  # else what was gathered here would be taken for the weights of the next step
-            return outcome
+                wrapped.reshard()  # without it, the next training step would use these gathered weights
+            return output
 
-        return judged
+        return sharded_objective
 
-    def examined(self, model: Model, examine: Callable[[Model], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """On a whole copy, which the first makes: generation asks for weights outside the parts' own calls."""
-        gathered = self._gathered(dict(model.named_parameters()))
-        if not self.is_first:
+    def evaluate_on_rank0(
+        self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Evaluate an unsharded copy of the model on rank 0.
+
+        Generation reads weights outside the forward calls that gather them, so it cannot use the sharded model.
+        """
+        gathered = self._gather_on_rank0(dict(model.named_parameters()))
+        if not self.is_main_process:
             return {}
         copy = build(model.config).to(self._device)
-        others = copy.load_state_dict(gathered, strict=False).unexpected_keys
-        assert not others  # and tied weights alone are missing: they are there under one of their names
+        unexpected = copy.load_state_dict(gathered, strict=False).unexpected_keys
+        assert not unexpected  # tied weights may be missing: they are listed under one of their names only
         copy.eval()
-        return examine(copy)
+        return compute_metrics(copy)
 
-    def save(self, run: RunFolder, progress: Progress, *, tensors: Tensors, texts: Texts) -> None:
-        """The weights to use in one file, which the first writes; what going on needs, by each its own pieces."""
-        used, resume = tensors["model.safetensors"], tensors["resume.safetensors"]
-        cut = {name: tensor for name, tensor in resume.items() if is_cut(tensor)}
-        kept = {name: tensor for name, tensor in resume.items() if name not in cut}
-        gathered = self._gathered(used)
+    def save_checkpoint(self, run: RunFolder, progress: TrainingProgress, *, tensors: Tensors, texts: Texts) -> None:
+        """Rank 0 writes the full model weights in one file; every rank writes its shards of the resume state."""
+        weights, resume = tensors["model.safetensors"], tensors["resume.safetensors"]
+        sharded = {name: tensor for name, tensor in resume.items() if is_sharded(tensor)}
+        unsharded = {name: tensor for name, tensor in resume.items() if name not in sharded}
+        gathered = self._gather_on_rank0(weights)
 
-        def write(aside: str) -> None:
-            write_pieces(cut, Path(self.texts(aside)[0]) / PIECES)
+        def write_shards(partial_folder: str) -> None:
+            save_sharded(sharded, Path(self.all_gather_str(partial_folder)[0]) / SHARDS_FOLDER)
 
-        if self.is_first:
-            files = {"model.safetensors": gathered, "resume.safetensors": kept}
-            run.save(progress, tensors=files, texts=texts, further=lambda aside: write(str(aside)))
+        if self.is_main_process:
+            files = {"model.safetensors": gathered, "resume.safetensors": unsharded}
+            run.save(progress, tensors=files, texts=texts, further=lambda folder: write_shards(str(folder)))
         else:
-            write("")
-        self.wait()
+            write_shards("")
+        self.barrier()
 
-    def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole, in the first's main memory, one after the other."""
+    def _gather_on_rank0(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gather full tensors into the CPU memory of rank 0, one at a time to limit the peak memory of the device."""
         gathered = {}
         for name, tensor in tensors.items():
-            full = whole(tensor.detach())
-            if self.is_first:
+            full = full_tensor(tensor.detach())
+            if self.is_main_process:
                 gathered[name] = full.cpu()
         return gathered
 
 
-SHARED_BY: dict[Sharding, type[_Together]] = {Sharding.DDP: Copies, Sharding.FSDP: Pieces}
+DISTRIBUTED_CLASSES: dict[Sharding, type[_TorchrunDistributed]] = {Sharding.DDP: DDP, Sharding.FSDP: FSDP}
 
 
-class _Judged(nn.Module):
-    """The model and what is asked of it as one call, for both ways of sharing begin and end with a module's forward."""
+class _ObjectiveModule(nn.Module):
+    """Wraps model and objective in one module, because DDP and FSDP hook into the forward call of a module."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
 
-    def forward(self, part: Any) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:  # noqa: ANN401
-        outcome = self.objective(part)
-        return outcome.loss, {name: (one.total.detach(), one.count) for name, one in outcome.measures.items()}
+    def forward(self, micro_batch: Any) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:  # noqa: ANN401
+        output = self.objective(micro_batch)
+        return output.loss, {name: (metric.total.detach(), metric.count) for name, metric in output.metrics.items()}
 
 
-def _outcome(found: tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]) -> Outcome:
-    loss, measures = found
-    return Outcome(loss, {name: Measure(total, count) for name, (total, count) in measures.items()})
+def _to_loss_output(result: tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]) -> LossOutput:
+    loss, metrics = result
+    return LossOutput(loss, {name: Metric(total, count) for name, (total, count) in metrics.items()})

@@ -1,4 +1,4 @@
-"""The loop: batch, loss, gradient, update; evaluate, save, stop when asked."""
+"""The training loop: gradient steps, evaluation, checkpoints, and stopping on signals."""
 
 import math
 import statistics
@@ -14,283 +14,338 @@ from torch import Tensor, nn
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
 from qkv.errors import InputError, TrainingError
-from qkv.training.gradient_accumulation import accumulate_gradients
-from qkv.training.ema import Averaged
-from qkv.training.evaluation import EvaluationStopped, evaluate, judged, unless
+from qkv.training.async_metrics import PendingMetrics, StepMetrics, StepOutput, copy_to_host_async, pin_batch
+from qkv.training.cuda_graph_step import CUDAGraphStep, can_capture
+from qkv.training.distributed import SINGLE_PROCESS, Distributed
+from qkv.training.ema import EMA
+from qkv.training.evaluation import EvaluationInterrupt, evaluate, until_stopped, update_best
 from qkv.training.family import TrainingData
-from qkv.training.finite import bad_weight, first_bad
-from qkv.training.objectives import Halves, Objective, Outcome, Sent, TrainingBatch
-from qkv.training.optimizer import build_optimizers, clip_gradients, set_learning_rate, skip_where
-from qkv.training.pacing import Pace
-from qkv.training.pieces import is_cut
-from qkv.training.products import with_quick_products
-from qkv.training.ranks import ALONE, Ranks
-from qkv.training.reading import Known, Made, Unread, pinned, sent
-from qkv.training.replaying import Replay, is_replayed
-from qkv.training.run import Progress, RunFolder, read_progress, this_machine
+from qkv.training.finite_check import find_first_nonfinite, find_nonfinite_weight
+from qkv.training.gradient_accumulation import accumulate_gradients
+from qkv.training.objectives import DeviceInputs, LossOutput, Objective, SplitObjective, TrainingBatch
+from qkv.training.onednn_linear import use_onednn_linear
+from qkv.training.optimizer import build_optimizers, clip_gradients, set_learning_rate, skip_step_if
+from qkv.training.run_folder import RunFolder, TrainingProgress, describe_environment, load_progress
 from qkv.training.schedule import learning_rate
-from qkv.training.signals import StopRequest, stop_requests
-from qkv.training.state import State
-from qkv.training.stopwatch import keep_freed_memory
+from qkv.training.sharded_tensors import is_sharded
+from qkv.training.signals import StopRequest, record_stop_signals
+from qkv.training.time_budget import TimeBudget
+from qkv.training.timer import retain_freed_memory
+from qkv.training.training_state import TrainingState
 
-Report = Callable[[Mapping[str, Any]], None]
-"""Called with each line that goes into metrics.jsonl, for a progress bar to draw."""
+MetricsCallback = Callable[[Mapping[str, Any]], None]
+"""Called with each entry that is written to metrics.jsonl, for example to update a progress bar."""
 
 
 class Trainer:
-    """Trains one model in one run folder. Every number is a pure function of config, data and step."""
+    """Trains one model in one run folder.
+
+    Batches, dropout and learning rate are pure functions of the config, the data and the step, so that a resumed run
+    computes the same numbers as an uninterrupted one.
+    """
 
     def __init__(
-        self, model: nn.Module, config: TrainingConfig, *, objective: Objective, data: TrainingData, run: RunFolder,
-        texts: Mapping[str, str], report: Report = lambda _entry: None,
-        examine: Callable[[], Mapping[str, Any]] = dict, ranks: Ranks = ALONE,
-    ) -> None:  # fmt: skip
-        """`texts`: files that go into each checkpoint beside the weights, such as config.json.
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        objective: Objective,
+        data: TrainingData,
+        run: RunFolder,
+        texts: Mapping[str, str],
+        report: MetricsCallback = lambda _entry: None,
+        generation_metrics: Callable[[], Mapping[str, Any]] = dict,
+        distributed: Distributed = SINGLE_PROCESS,
+    ) -> None:
+        """`texts` are files by name that are saved with the weights in each checkpoint, such as config.json.
 
-        `examine`: what an evaluation logs besides loss and measures, such as the quality of whole outputs.
-        `ranks`: the processes that share the work; this one alone unless said.
+        `generation_metrics` returns further metrics of an evaluation, such as BLEU of generated translations.
+        `distributed` is the context of the processes that share the work (default: a single process).
         """
-        self.ranks = ranks
+        self.distributed = distributed
         self.model = model
         self.config = config
-        self.objective = ranks.share(model, with_quick_products(model, objective, config))
+        self.objective = distributed.wrap_objective(model, use_onednn_linear(model, objective, config))
         self.data = data
         self.run = run
         self.texts = texts
-        self.report, self.examine = report, examine
+        self.report, self.generation_metrics = report, generation_metrics
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         if self._device.type == "cpu":
-            keep_freed_memory()  # a step of GPT-2 124M takes an eighth less time, and the same numbers come out
-        self.progress = Progress(made_on=this_machine(self._device) + ranks.label)
+            retain_freed_memory()  # makes a step of GPT-2 124M about 12 % faster without changing its results
+        self.progress = TrainingProgress(
+            environment=describe_environment(self._device) + distributed.environment_suffix
+        )
         self._saved_step: int | None = None
-        self._replay: Replay[Made] | None = Replay() if is_replayed(self.objective, config, self._device) else None
-        self.optimizers = build_optimizers(model, config, is_recorded=self._replay is not None)
-        self.averaged = None if config.ema_decay is None else Averaged(model, config.ema_decay)
-        # torch's AdamW in pieces cannot be told on the device to leave a step out.
-        self._reads_late = self._device.type == "cuda" and not any(is_cut(p) for p in self._parameters)
-        self._is_bad = torch.zeros((), device=self._device)
-        """1 from the first step on whose loss is no number: though that is seen late, no update is made any more."""
-        self._unread: tuple[Unread, float, Progress] | None = None
+        self._graph_step: CUDAGraphStep[StepOutput] | None = (
+            CUDAGraphStep() if can_capture(self.objective, config, self._device) else None
+        )
+        self.optimizers = build_optimizers(model, config, capturable=self._graph_step is not None)
+        self.ema = None if config.ema_decay is None else EMA(model, config.ema_decay)
+        # Reading metrics one step late requires skipping updates on the device after a non-finite loss. torch's AdamW
+        # does not support that for sharded tensors.
+        self._async_metrics = self._device.type == "cuda" and not any(is_sharded(p) for p in self._parameters)
+        self._found_nonfinite = torch.zeros((), device=self._device)
+        """Set to 1 at the first non-finite loss. The device skips all later updates, even though the host only notices
+        one step later."""
+        self._pending: tuple[PendingMetrics, float, TrainingProgress] | None = None
 
-    def train(self, pace: Pace | None = None) -> StopRequest:
-        """Go on until the last step, which `pace` may move, early stopping, or a signal; where it stopped is saved."""
+    def train(self, time_budget: TimeBudget | None = None) -> StopRequest:
+        """Train until the last step, early stopping or a stop signal, and save a checkpoint at the end.
+
+        With a `time_budget`, the number of steps is recalculated if throughput changes during the run.
+        """
         self.model.train()
-        self._check_weights()
-        with stop_requests() as stop, closing(prefetch(self._batch, self.progress.step)) as batches:
+        self._check_weights_finite()
+        with record_stop_signals() as stop, closing(prefetch(self._load_batch, self.progress.step)) as batches:
             while True:
                 self._evaluate_if_due(stop)
-                plan = None if pace is None else pace.plan(self.config, self.progress, self.ranks)
-                self._save_if_due(must=plan is not None or self.ranks.any_rank_stopping(stop) is not None or self._is_done)
-                if pace is not None and plan is not None:
-                    pace.keep(plan)
-                    self.config = plan
-                # A signal may have come since that question: then this step ends the run only if it was saved.
+                new_config = (
+                    None if time_budget is None else time_budget.replan(self.config, self.progress, self.distributed)
+                )
+                self._save_if_due(
+                    force=new_config is not None
+                    or self.distributed.any_rank_stopping(stop) is not None
+                    or self._is_done
+                )
+                if time_budget is not None and new_config is not None:
+                    time_budget.on_replan(new_config)
+                    self.config = new_config
+                # A signal may have arrived after `force` was evaluated. The run ends at this step only if it was saved.
                 is_saved = self._saved_step == self.progress.step
-                if is_saved and (self._is_done or self.ranks.any_rank_stopping(stop) is not None):
+                if is_saved and (self._is_done or self.distributed.any_rank_stopping(stop) is not None):
                     return stop
-                self._step(next(batches))
+                self._run_step(next(batches))
 
-    def resume(self, say: Callable[[str], None]) -> None:
-        """Take up the run's last good checkpoint; a run that was cut off before its first one begins anew."""
-        step = self.ranks.of_first(lambda: self.run.last_good(say)[0].step if self.run.steps() else -1)
+    def resume(self, log: Callable[[str], None]) -> None:
+        """Restore the latest valid checkpoint. A run that was interrupted before its first checkpoint starts over."""
+        step = self.distributed.broadcast_from_rank0(
+            lambda: self.run.latest_valid_checkpoint(log)[0].step if self.run.checkpoint_steps() else -1
+        )
         if step >= 0:
-            folder = self.run.folder(int(step))
-            progress = read_progress(folder, int(step))
-            self._state().restore(folder)
-            made_on = self.progress.made_on
-            if progress.made_on != made_on:
-                say(f"the run was made on {progress.made_on}, this is {made_on}: the last bits may differ")
+            folder = self.run.checkpoint_folder(int(step))
+            progress = load_progress(folder, int(step))
+            self._training_state().restore(folder)
+            environment = self.progress.environment
+            if progress.environment != environment:
+                log(
+                    f"the run was trained with {progress.environment}, but this is {environment}: "
+                    "results may differ by rounding"
+                )
             self.progress, self._saved_step = progress, progress.step
-        if self.ranks.is_first:
-            self.run.tidy(self.progress, say)
-            self.run.rotate(keep=self.config.keep_checkpoints, best=self.progress.best_step)
-        self.ranks.wait()
+        if self.distributed.is_main_process:
+            self.run.roll_back_to(self.progress, log)
+            self.run.delete_old_checkpoints(keep=self.config.keep_checkpoints, best=self.progress.best_step)
+        self.distributed.barrier()
 
     @property
     def _is_done(self) -> bool:
         patience = self.config.patience
-        return self.progress.step >= self.config.steps or (patience is not None and self.progress.n_worse >= patience)
+        return self.progress.step >= self.config.steps or (
+            patience is not None and self.progress.n_evals_since_best >= patience
+        )
 
-    def _batch(self, t: int) -> TrainingBatch:
+    def _load_batch(self, t: int) -> TrainingBatch:
         batch = self.data.batch(t)
-        return pinned(batch) if self._device.type == "cuda" else batch
+        return pin_batch(batch) if self._device.type == "cuda" else batch
 
-    def _step(self, batch: TrainingBatch) -> None:
+    def _run_step(self, batch: TrainingBatch) -> None:
         started = time.perf_counter()
         step = self.progress.step
         rate = learning_rate(self.config, step)
-        made = self._work(batch, step, rate)
-        self.settle()
+        pending = self._train_on(batch, step, rate)
+        self.flush_metrics()
         n_tokens = self.progress.n_tokens + batch.n_tokens
         seconds = self.progress.seconds + time.perf_counter() - started
         self.progress = replace(self.progress, step=step + 1, n_tokens=n_tokens, seconds=seconds)
-        self._unread = made, rate, self.progress
-        if not self._reads_late:
-            self.settle()
+        self._pending = pending, rate, self.progress
+        if not self._async_metrics:
+            self.flush_metrics()
 
-    def settle(self) -> None:
-        """Read and log the last step, where that was left until the next one is under way."""
-        if self._unread is None:
+    def flush_metrics(self) -> None:
+        """Read and log the metrics of the last step, if they are still pending."""
+        if self._pending is None:
             return
-        (made, rate, progress), self._unread = self._unread, None
-        done = {"learning_rate": rate, "tokens": progress.n_tokens, "seconds": round(progress.seconds, 4)}
-        self._log({"step": progress.step, **self._known(made).logged(), **done})
+        (pending, rate, progress), self._pending = self._pending, None
+        counters = {"learning_rate": rate, "tokens": progress.n_tokens, "seconds": round(progress.seconds, 4)}
+        self._log_entry({"step": progress.step, **self._read_metrics(pending).to_log_entry(), **counters})
 
-    def _known(self, made: Unread) -> Known:
-        """Its numbers, or the end of the run where they are none."""
-        known = made.read()
-        if math.isfinite(known.loss) and math.isfinite(known.norm):
-            return known
-        batch, step = made.batch, made.step
-        if self._reads_late:
-            self._gradients(batch, step)  # again, for their names: the weights are still those of that step
-        bad = first_bad(self.model, lambda: (outcome.loss for outcome, _ in self._outcomes(batch, step)))
-        # Gradients are everyone's; whose part it began in knows better.
-        bad = next((found for found in self.ranks.texts(bad) if "gradient" not in found), bad)
-        raise self._stopping(f"loss {known.loss}: {bad} is not a finite number", step=step)
+    def _read_metrics(self, pending: PendingMetrics) -> StepMetrics:
+        """Wait for the metrics of a step. Raises TrainingError if the loss or the gradient norm is not finite."""
+        metrics = pending.read()
+        if math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm):
+            return metrics
+        batch, step = pending.batch, pending.step
+        if self._async_metrics:
+            # Recompute the gradients, which the update has freed. The weights are still those of this step, because the
+            # device skipped all later updates.
+            self._compute_gradients(batch, step)
+        culprit = find_first_nonfinite(
+            self.model, lambda: (output.loss for output, _ in self._micro_batch_losses(batch, step))
+        )
+        # Non-finite gradients spread to all ranks. The rank whose micro-batch caused them finds an earlier tensor.
+        culprit = next((name for name in self.distributed.all_gather_str(culprit) if "gradient" not in name), culprit)
+        raise self._training_error(f"loss {metrics.loss}: {culprit} is not finite", step=step)
 
-    def _work(self, batch: TrainingBatch, step: int, rate: float) -> Unread:
-        """Gradients and update."""
+    def _train_on(self, batch: TrainingBatch, step: int, rate: float) -> PendingMetrics:
+        """Compute the gradients of a batch and apply the update, eagerly or by replaying a CUDA graph."""
         if batch.n_targets == 0:
-            raise self._stopping("the batch has no target to predict")
+            raise self._training_error("the batch has no targets")
         for optimizer in self.optimizers:
             set_learning_rate(optimizer, rate)
-        if self._replay is None:
-            made = self._gradients(batch, step)
-            if not self._reads_late:
-                self._known(made)
-            self._update(made.made)
+        if self._graph_step is None:
+            pending = self._compute_gradients(batch, step)
+            if not self._async_metrics:
+                # Check before the update, so that the weights stay as they were if the loss is not finite.
+                self._read_metrics(pending)
+            self._apply_update(pending.output)
         else:
-            made = self._replayed(batch, step, self._replay)
-        if self.averaged is not None:
-            self.averaged.update(self.progress.step)
-        return made
+            pending = self._train_with_graph(batch, step, self._graph_step)
+        if self.ema is not None:
+            self.ema.update(self.progress.step)
+        return pending
 
-    def _gradients(self, batch: TrainingBatch, step: int) -> Unread:
-        """Leave the batch's gradients in the model. Nothing here waits for a GPU."""
-        return sent(self._added(self._outcomes(batch, step), batch.n_targets), batch, step)
+    def _compute_gradients(self, batch: TrainingBatch, step: int) -> PendingMetrics:
+        """Accumulate the gradients of the batch in the model without synchronizing with the device."""
+        return copy_to_host_async(self._accumulate(self._micro_batch_losses(batch, step), batch.n_targets), batch, step)
 
-    def _replayed(self, batch: TrainingBatch, step: int, replay: Replay[Made]) -> Unread:
-        """The same with its update, by what was recorded of a step before."""
+    def _train_with_graph(
+        self, batch: TrainingBatch, step: int, graph_step: CUDAGraphStep[StepOutput]
+    ) -> PendingMetrics:
+        """Compute gradients and apply the update through a CUDA graph that is captured once input shapes repeat."""
         objective = self.objective
-        assert isinstance(objective, Halves)
-        self._seed(step)
-        with self._refusing():
-            given = objective.send(batch)
+        assert isinstance(objective, SplitObjective)
+        self._set_seed(step)
+        with self._wrap_input_errors():
+            tensors = objective.to_device(batch)
 
-        def work(inputs: Sent) -> Made:
-            *there, n_targets = inputs
+        def step_function(device_inputs: DeviceInputs) -> StepOutput:
+            *inputs, n_targets = device_inputs
             assert n_targets is not None
-            made = self._added([(objective.judge(*there), True)], n_targets)
-            self._update(made)
-            return made
+            output = self._accumulate([(objective.loss(*inputs), True)], n_targets)
+            self._apply_update(output)
+            return output
 
         n_targets = torch.full((), float(batch.n_targets), device=self._device)
-        return sent(replay((*given, n_targets), work), batch, step)
+        return copy_to_host_async(graph_step((*tensors, n_targets), step_function), batch, step)
 
-    def _added(self, outcomes: Iterable[tuple[Outcome, bool]], n_targets: int | Tensor) -> Made:
-        made = accumulate_gradients(outcomes, n_targets, parameters=self._parameters, ranks=self.ranks)
-        if self._reads_late:
-            torch.maximum(self._is_bad, made.numbers[:2].isfinite().all().logical_not().float(), out=self._is_bad)
-        return made
+    def _accumulate(self, outputs: Iterable[tuple[LossOutput, bool]], n_targets: int | Tensor) -> StepOutput:
+        output = accumulate_gradients(outputs, n_targets, parameters=self._parameters, distributed=self.distributed)
+        if self._async_metrics:
+            torch.maximum(
+                self._found_nonfinite,
+                output.values[:2].isfinite().all().logical_not().float(),
+                out=self._found_nonfinite,
+            )
+        return output
 
-    def _outcomes(self, batch: TrainingBatch, step: int) -> Iterator[tuple[Outcome, bool]]:
-        """Of each part that fits in memory and is this process's; and whether it counts."""
-        for (i, part), counts in self.ranks.shared(enumerate(batch.split(self.config.micro_batch_size))):
-            self._seed(step, part=i)
-            with self._refusing():
-                outcome = self.objective(part)
-            yield outcome, counts
+    def _micro_batch_losses(self, batch: TrainingBatch, step: int) -> Iterator[tuple[LossOutput, bool]]:
+        """Yield the loss of each micro-batch of this rank and whether it counts (see `Distributed.shard_batches`)."""
+        for (i, micro_batch), counts in self.distributed.shard_batches(
+            enumerate(batch.split(self.config.micro_batch_size))
+        ):
+            self._set_seed(step, micro_batch=i)
+            with self._wrap_input_errors():
+                output = self.objective(micro_batch)
+            yield output, counts
 
-    def _seed(self, step: int, *, part: int = 0) -> None:
-        """Dropout, too, is a function of (seed, step, part), so nothing of it need be saved."""
-        torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + part)
+    def _set_seed(self, step: int, *, micro_batch: int = 0) -> None:
+        """Seed dropout from (seed, step, micro-batch), so that checkpoints do not need to store the random state."""
+        torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + micro_batch)
 
     @contextmanager
-    def _refusing(self) -> Iterator[None]:
+    def _wrap_input_errors(self) -> Iterator[None]:
         try:
             yield
         except InputError as error:
-            raise self._stopping(f"{error}, in a batch of {self.run.path}") from None
+            raise self._training_error(f"{error}, in a batch of {self.run.path}") from None
 
-    def seconds_a_step(self, n: int = 9, *, now: Callable[[], float] = time.perf_counter) -> float:
-        """Measured on the first batches; the model is changed by it, so use one made for that.
+    def measure_seconds_per_step(self, n_batches: int = 9, *, clock: Callable[[], float] = time.perf_counter) -> float:
+        """Returns the median time of a training step on the first `n_batches` batches.
 
-        Each batch is taken twice and timed the second time: the first also compiles, allocates, and makes a GPU's
-        libraries choose their kernels for its shape. The median, for the machine may be busy for a moment.
+        This trains the model, so use a trainer created for this purpose. Each batch runs twice and only the second run
+        is timed, because the first one also compiles, allocates memory and selects GPU kernels for its shape. The
+        median is robust against short interruptions by other processes.
         """
         self.model.train()
         seconds = []
-        for step in (*range(n), *range(n)):
-            started = now()
-            self._known(self._work(self._batch(step), step, learning_rate(self.config, step)))
-            seconds.append(now() - started)
-        return self.ranks.of_first(lambda: statistics.median(seconds[n:]))
+        for step in (*range(n_batches), *range(n_batches)):
+            started = clock()
+            self._read_metrics(self._train_on(self._load_batch(step), step, learning_rate(self.config, step)))
+            seconds.append(clock() - started)
+        return self.distributed.broadcast_from_rank0(lambda: statistics.median(seconds[n_batches:]))
 
-    def _update(self, made: Made) -> None:
+    def _apply_update(self, output: StepOutput) -> None:
         for optimizer in self.optimizers:
             if self.config.max_grad_norm is not None:
-                clip_gradients(optimizer, made.norm, self.config.max_grad_norm, on_the_way=self._replay is not None)
-            if self._reads_late:
-                skip_where(self._is_bad, optimizer)
+                clip_gradients(
+                    optimizer, output.grad_norm, self.config.max_grad_norm, fuse_into_step=self._graph_step is not None
+                )
+            if self._async_metrics:
+                skip_step_if(self._found_nonfinite, optimizer)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def _evaluate_if_due(self, stop: StopRequest) -> None:
         progress = self.progress
         is_due = progress.step > 0 and (progress.step % self.config.eval_every == 0 or self._is_done)
-        if self.data.validation is None or not is_due or progress.evaluated_step == progress.step:
+        if self.data.validation is None or not is_due or progress.last_eval_step == progress.step:
             return
-        self.settle()
+        self.flush_metrics()
         patience = self.config.patience
-        # An evaluation that a resumed run will do again may be cut short; one that can end the run is finished.
-        may_end_run = self._is_done or (patience is not None and progress.n_worse + 1 >= patience)
+        # A stop signal may interrupt an evaluation, because the resumed run repeats it. An evaluation that can end the
+        # run is always finished.
+        may_end_run = self._is_done or (patience is not None and progress.n_evals_since_best + 1 >= patience)
         try:
-            with nullcontext() if self.averaged is None else self.averaged.in_place():
+            with nullcontext() if self.ema is None else self.ema.apply_to_model():
                 batches = self.data.validation()
                 if not may_end_run:
-                    batches = unless(lambda: self.ranks.any_rank_stopping(stop) is not None, batches)
-                score = evaluate(self.model, self.objective, batches, ranks=self.ranks)
+                    batches = until_stopped(lambda: self.distributed.any_rank_stopping(stop) is not None, batches)
+                result = evaluate(self.model, self.objective, batches, distributed=self.distributed)
                 self.model.eval()
-                examined = self.examine()
+                extra_metrics = self.generation_metrics()
                 self.model.train()
-        except EvaluationStopped:
+        except EvaluationInterrupt:
             return
-        if not math.isfinite(score.loss):
-            raise self._stopping(f"validation loss {score.loss} is not a finite number", undone="nothing was saved")
-        self.progress = judged(progress, score, best_by=self.config.best_by)
-        measures = {f"validation_{name}": value for name, value in score.measures.items()}
+        if not math.isfinite(result.loss):
+            raise self._training_error(f"validation loss {result.loss} is not finite", consequence="nothing was saved")
+        self.progress = update_best(progress, result, best_metric=self.config.best_metric)
+        metrics = {f"validation_{name}": value for name, value in result.metrics.items()}
         is_best = self.progress.best_step == progress.step
-        self._log({"step": progress.step, "validation_loss": score.loss, **measures, **examined, "is_best": is_best})
+        self._log_entry(
+            {"step": progress.step, "validation_loss": result.loss, **metrics, **extra_metrics, "is_best": is_best}
+        )
 
-    def _save_if_due(self, *, must: bool) -> None:
+    def _save_if_due(self, *, force: bool) -> None:
         progress, step = self.progress, self.progress.step
         is_due = step > 0 and (step % self.config.save_every == 0 or progress.best_step == step)
-        if not (is_due or must) or self._saved_step == step:
+        if not (is_due or force) or self._saved_step == step:
             return
-        self.settle()
-        self._check_weights()
+        self.flush_metrics()
+        self._check_weights_finite()
         progress = self.progress = replace(progress, metrics_bytes=self.run.metrics_bytes())
-        self.ranks.save(self.run, progress, tensors=self._state().tensors(), texts=self.texts)
+        self.distributed.save_checkpoint(self.run, progress, tensors=self._training_state().tensors(), texts=self.texts)
         self._saved_step = step
-        if self.ranks.is_first:
-            self.run.rotate(keep=self.config.keep_checkpoints, best=progress.best_step)
+        if self.distributed.is_main_process:
+            self.run.delete_old_checkpoints(keep=self.config.keep_checkpoints, best=progress.best_step)
 
-    def _log(self, entry: Mapping[str, Any]) -> None:
-        if self.ranks.is_first:
+    def _log_entry(self, entry: Mapping[str, Any]) -> None:
+        if self.distributed.is_main_process:
             self.run.log(entry)
             self.report(entry)
 
-    def _state(self) -> State:
-        return State(self.model, self.optimizers, averaged=self.averaged, is_lora=self.config.lora_rank is not None)
+    def _training_state(self) -> TrainingState:
+        return TrainingState(self.model, self.optimizers, ema=self.ema, is_lora=self.config.lora_rank is not None)
 
-    def _check_weights(self) -> None:
-        """What is not a number never gets into a checkpoint."""
-        if (bad := bad_weight(self.model)) is not None:
-            raise self._stopping(f"{bad} is not a finite number", undone="nothing was saved")
+    def _check_weights_finite(self) -> None:
+        """Raise TrainingError if a weight is not finite, so that no checkpoint ever contains such weights."""
+        if (culprit := find_nonfinite_weight(self.model)) is not None:
+            raise self._training_error(f"{culprit} is not finite", consequence="nothing was saved")
 
-    def _stopping(self, reason: str, *, undone: str = "no update was made", step: int | None = None) -> TrainingError:
-        kept = self.run.steps()
-        last = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no checkpoint yet"
-        return TrainingError(f"step {self.progress.step if step is None else step}: {reason}; {undone}, {last}")
+    def _training_error(
+        self, reason: str, *, consequence: str = "no update was applied", step: int | None = None
+    ) -> TrainingError:
+        saved_steps = self.run.checkpoint_steps()
+        last = f"the checkpoint of step {saved_steps[-1]} is intact" if saved_steps else "there is no checkpoint yet"
+        return TrainingError(f"step {self.progress.step if step is None else step}: {reason}; {consequence}, {last}")

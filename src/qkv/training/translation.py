@@ -1,4 +1,4 @@
-"""How a translator is trained: a source and the true target so far in, the next token of the target out."""
+"""Training of translation models with teacher forcing."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.config import PairsConfig, Recipe, Seq2SeqConfig, TrainingConfig
 from qkv.data.pair_batches import PairBatch, PairBatches
 from qkv.data.pair_store import PAIRS_FILE, PairStore, encode_pairs
@@ -19,28 +19,31 @@ from qkv.errors import ConfigError
 from qkv.generation.translate import translate
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Block, check_ids
+from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
-from qkv.text.closeness import closeness
-from qkv.training.family import Bars, TrainingData
-from qkv.training.losses import NO_TARGET, cross_entropy_sum, unembedded_loss_sum
-from qkv.training.objectives import Measure, Objective, Outcome, autocasting
-from qkv.training.pairs import clean_pairs, pair_tokenizers, pairs_of
+from qkv.text.translation_metrics import score_translations
+from qkv.training.family import ProgressBars, TrainingData
+from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
+from qkv.training.objectives import LossOutput, Metric, Objective, autocast_factory
+from qkv.training.pair_preparation import get_pairs_config, prepare_pair_tokenizers, write_clean_pairs
 
 N_SAMPLES = 3
-"""Translations that an evaluation shows whole."""
-_AT_ONCE = 100  # sentences translated together
+"""Number of sample translations that an evaluation logs."""
+_TRANSLATION_BATCH_SIZE = 100
 
 
 class TranslationFamily:
-    """Pairs are cleaned, given one vocabulary or two, and kept as two stores side by side."""
+    """Trains translation models on sentence pairs, with a joint vocabulary or one per language."""
 
-    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: Bars) -> None:
-        settings = pairs_of(recipe)
-        if settings.examined and (recipe.data.validation or recipe.data.validation_share):
-            closeness(["now"], ["now"], n_draws=0)  # a missing sacrebleu is better said now than at an evaluation
+    def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars) -> None:
+        settings = get_pairs_config(recipe)
+        if settings.n_eval_translations and (recipe.data.validation or recipe.data.validation_fraction):
+            score_translations(
+                ["now"], ["now"], n_bootstrap_samples=0
+            )  # fails now, not at the first evaluation, if sacrebleu is missing
         if not (folder / "train" / PAIRS_FILE).exists():
-            clean_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
-        tokenizers = pair_tokenizers(recipe, folder / "train", data_folder, progress("training the tokenizer"))
+            write_clean_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
+        tokenizers = prepare_pair_tokenizers(recipe, folder / "train", data_folder, progress("training the tokenizer"))
         for part in ("train", "validation"):
             if (folder / part / PAIRS_FILE).exists():
                 encode_pairs(folder / part, tokenizers, progress=progress)
@@ -48,18 +51,20 @@ class TranslationFamily:
     def open(self, recipe: Recipe, folder: Path) -> "PairsCorpus":
         has_validation = (folder / "validation" / PAIRS_FILE).exists()
         return PairsCorpus(
-            settings=pairs_of(recipe),
+            settings=get_pairs_config(recipe),
             training=recipe.training,
             train=PairStore.open(folder / "train"),
             validation=PairStore.open(folder / "validation") if has_validation else None,
         )
 
     def objective(self, model: Seq2Seq | RNNSeq2Seq, training: TrainingConfig) -> Objective:
-        return next_target(model, training)
+        return translation_objective(model, training)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairsCorpus:
+    """Sentence pairs for translation, stored as parallel token stores."""
+
     settings: PairsConfig
     training: TrainingConfig
     train: PairStore
@@ -67,19 +72,20 @@ class PairsCorpus:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The target's, which is also the source's unless that has one of its own."""
+        """Tokenizer of the target side, which is also that of the source side if the vocabulary is joint."""
         return self.train.tokenizers[1]
 
     @property
     def summary(self) -> str:
         dropped = dict(self.train.record.dropped) | {"too long": self._batches(self.training).n_too_long}
-        said = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
+        reasons = ", ".join_fraction(f"{n:,} {reason}" for reason, n in dropped.items() if n)
         held_out = 0 if self.validation is None else len(self.validation)
-        return f"{len(self.train):,} pairs to train on{f' (left out: {said})' if said else ''}, {held_out:,} held out"
+        excluded = f" (excluded: {reasons})" if reasons else ""
+        return f"{len(self.train):,} pairs to train on{excluded}, {held_out:,} held out"
 
     @property
     def n_tokens(self) -> tuple[int, int]:
-        """Of the targets, which are what is learnt."""
+        """Number of target tokens for training and held out."""
         return self.train.target.n_tokens, 0 if self.validation is None else self.validation.target.n_tokens
 
     def data(self, training: TrainingConfig) -> TrainingData:
@@ -88,130 +94,145 @@ class PairsCorpus:
             return TrainingData(batch=batches.batch)
         held_out = PairBatches(
             store=self.validation,
-            times=self.validation.times({}),
+            repeats=self.validation.pair_repeats({}),
             length=training.seq_len,
             batch_size=training.micro_batch_size,
             seed=0,
         )
         n = min(held_out.n_batches, training.eval_batches or held_out.n_batches)
-        return TrainingData(batch=batches.batch, validation=lambda: (held_out.sweep(t) for t in range(n)))
+        return TrainingData(batch=batches.batch, validation=lambda: (held_out.eval_batch(t) for t in range(n)))
 
-    def examine(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:
-        """BLEU and chrF of greedy translations of some held-out pairs, and the first few of them."""
+    def generation_metrics(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:
+        """Translate some held-out sentences greedily and return BLEU, chrF and a few samples."""
         assert isinstance(model, Seq2Seq | RNNSeq2Seq)
         store = self.validation
-        if store is None or not self.settings.examined:
+        if store is None or not self.settings.n_eval_translations:
             return {}
-        fitting = np.flatnonzero(store.lengths[0] + 2 <= training.seq_len)
-        # Evenly from the whole file, which may be in some order.
-        numbers = fitting[
-            np.linspace(0, len(fitting) - 1, min(len(fitting), self.settings.examined)).astype(int)
+        fitting_rows = np.flatnonzero(store.lengths[0] + 2 <= training.seq_len)
+        # Spread evenly over the file, because it may be sorted.
+        rows = fitting_rows[
+            np.linspace(0, len(fitting_rows) - 1, min(len(fitting_rows), self.settings.n_eval_translations)).astype(int)
         ].tolist()
-        sources, references = ([store.text(side, number) for number in numbers] for side in (0, 1))
-        with uncompiled():
-            written = self._translated(model, sources)
-        scores = closeness(written, references, n_draws=0)
-        shown = zip(sources, written, references, strict=True)
+        sources, references = ([store.text(side, row) for row in rows] for side in (0, 1))
+        with force_eager():
+            translations = self._translate_greedily(model, sources)
+        scores = score_translations(translations, references, n_bootstrap_samples=0)
+        examples = zip(sources, translations, references, strict=True)
         return {
             "bleu": scores["BLEU"].score,
             "chrf": scores["chrF"].score,
             "samples": [
-                *(f"{one} → {other} ({wanted})" for one, other, wanted in islice(shown, N_SAMPLES)),
+                *(
+                    f"{source} → {translation} ({reference})"
+                    for source, translation, reference in islice(examples, N_SAMPLES)
+                ),
                 f"BLEU {scores['BLEU'].signature}",
             ],
         }
 
-    def _translated(self, model: Seq2Seq | RNNSeq2Seq, sources: list[str]) -> list[str]:
-        of_source, of_target = self.train.tokenizers
-        encoded = of_source.encode_batch(sources)
-        # Sentences of like length together: none waits long for another's end.
+    def _translate_greedily(self, model: Seq2Seq | RNNSeq2Seq, sources: list[str]) -> list[str]:
+        source_tokenizer, target_tokenizer = self.train.tokenizers
+        encoded = source_tokenizer.encode_batch(sources)
+        # Batch sentences of similar length, so that short ones do not wait for long ones.
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-        written = [""] * len(encoded)
-        for start in range(0, len(order), _AT_ONCE):
-            some = order[start : start + _AT_ONCE]
+        translations = [""] * len(encoded)
+        for start in range(0, len(order), _TRANSLATION_BATCH_SIZE):
+            batch = order[start : start + _TRANSLATION_BATCH_SIZE]
             best = translate(
                 model,
-                [encoded[i] for i in some],
-                first=of_target.id_of(Role.BEGIN),
-                max_new=[2 * len(encoded[i]) + 10 for i in some],
-                stop_ids=frozenset({of_target.id_of(Role.END)}),
+                [encoded[i] for i in batch],
+                start_id=target_tokenizer.special_id(SpecialToken.BOS),
+                max_new=[2 * len(encoded[i]) + 10 for i in batch],
+                stop_ids=frozenset({target_tokenizer.special_id(SpecialToken.EOS)}),
             )
-            for i, (hypothesis, *_) in zip(some, best, strict=True):
-                written[i] = of_target.decode(hypothesis.ids)
-        return written
+            for i, (hypothesis, *_) in zip(batch, best, strict=True):
+                translations[i] = target_tokenizer.decode(hypothesis.ids)
+        return translations
 
     def _batches(self, training: TrainingConfig) -> PairBatches:
         return PairBatches(
             store=self.train,
-            times=self.train.times(self.settings.repeat),
+            repeats=self.train.pair_repeats(self.settings.repeat),
             length=training.seq_len,
             batch_size=training.batch_size,
             seed=training.seed,
-            join=self.settings.join,
+            join_fraction=self.settings.join_fraction,
         )
 
 
-def next_target(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objective:
-    """At every target position a distribution over what comes next, from the source and the true tokens before it.
+def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objective:
+    """Returns the objective that predicts the next target token from the source and the preceding target tokens.
 
-    Labels are smoothed in training alone: what is validated is −log p itself.
+    Label smoothing applies in training only. The validation loss is the plain negative log-likelihood.
     """
-    if isinstance(model, RNNSeq2Seq) and (config.compile or config.loss_chunk is not None):
-        raise ConfigError("an rnn's recurrence is one call into a library: compiled and loss_chunk are for seq2seq")
+    if isinstance(model, RNNSeq2Seq) and (config.compile or config.loss_chunk_size is not None):
+        raise ConfigError(
+            "compile and loss_chunk_size are not supported for family='rnn', whose recurrence is a single library call"
+        )
     device, settings = next(model.parameters()).device, model.config
-    is_of_pictures = isinstance(settings, Seq2SeqConfig) and settings.d_patch is not None
-    autocast = autocasting(config.precision, device)
-    judged = _compiled(model) if config.compile else _judged
+    has_image_source = isinstance(settings, Seq2SeqConfig) and settings.d_patch is not None
+    autocast = autocast_factory(config.precision, device)
+    loss_function = _compile_blocks(model) if config.compile else _token_loss_sums
 
-    def score(there: PairBatch, smoothing: float) -> tuple[Tensor, ...]:
+    def compute_sums(on_device: PairBatch, smoothing: float) -> tuple[Tensor, ...]:
         if isinstance(model, RNNSeq2Seq):
-            logits = model(there.source, there.ids, source_attention_mask=there.source_attention_mask)
-            return judged(logits, there.targets, smoothing)
-        states = model.states(there.ids, model.encode(there.source, attention_mask=there.source_attention_mask))
-        if config.loss_chunk is None:
-            return judged(model.unembedding(states), there.targets, smoothing)
-        chunk = config.loss_chunk
-        return (unembedded_loss_sum(model.unembedding, states, there.targets, chunk=chunk, smoothing=smoothing),)
+            logits = model(on_device.source, on_device.ids, source_attention_mask=on_device.source_attention_mask)
+            return loss_function(logits, on_device.targets, smoothing)
+        states = model.states(
+            on_device.ids, model.encode(on_device.source, attention_mask=on_device.source_attention_mask)
+        )
+        if config.loss_chunk_size is None:
+            return loss_function(model.unembedding(states), on_device.targets, smoothing)
+        chunk = config.loss_chunk_size
+        return (chunked_loss_sum(model.unembedding, states, on_device.targets, chunk=chunk, smoothing=smoothing),)
 
-    def objective(batch: PairBatch) -> Outcome:
-        # Here, where the ids are still on the CPU: a GPU would end the whole process.
-        if not is_of_pictures:
+    def objective(batch: PairBatch) -> LossOutput:
+        # Check on the CPU: an invalid id on a GPU triggers a device-side assert that kills the process.
+        if not has_image_source:
             check_ids(batch.source, settings.source_vocab_size)
         check_ids(batch.ids, settings.vocab_size)
         check_ids(batch.targets.clamp(min=0), settings.vocab_size)
         is_training = torch.is_grad_enabled()
-        with autocast(), nullcontext() if is_training else uncompiled():
-            loss, *rest = score(batch.to(device), config.label_smoothing if is_training else 0.0)
-        if not rest:
-            return Outcome(loss)
-        plain, is_right, n = rest
-        measures = {"accuracy": Measure(is_right.float(), n)}
+        with autocast(), nullcontext() if is_training else force_eager():
+            loss, *metric_sums = compute_sums(batch.to(device), config.label_smoothing if is_training else 0.0)
+        if not metric_sums:
+            return LossOutput(loss)
+        unsmoothed_loss, n_correct, n = metric_sums
+        metrics = {"accuracy": Metric(n_correct.float(), n)}
         if is_training and config.label_smoothing:
-            measures["plain_loss"] = Measure(plain, n)
-        return Outcome(loss, measures)
+            metrics["unsmoothed_loss"] = Metric(unsmoothed_loss, n)
+        return LossOutput(loss, metrics)
 
     return objective
 
 
-def _compiled(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, Tensor, float], tuple[Tensor, ...]]:
-    """The model's blocks in place, and `_judged`.
+def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, Tensor, float], tuple[Tensor, ...]]:
+    """Compile the blocks of the model in place and return the compiled loss function.
 
-    Block by block, with rows and lengths left open: all blocks of a kind share one piece of code, so it is made in
-    seconds, once for all the shapes that batches have. The whole model at once takes minutes.
+    All blocks of a kind share the compiled code, and dynamic shapes cover all batches, so compilation takes seconds.
+    Compiling the full model at once would take minutes.
     """
     for block in model.modules():
         if isinstance(block, Block):
             block.compile(dynamic=True)
-    return torch.compile(_judged, dynamic=True)
+    return torch.compile(_token_loss_sums, dynamic=True)
 
 
-def _judged(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
-    """Loss, loss without smoothing, right tokens, all tokens."""
-    is_right = (logits.detach().argmax(-1) == targets).sum()
-    plain = cross_entropy_sum(logits.detach(), targets)
-    return cross_entropy_sum(logits, targets, smoothing=smoothing), plain, is_right, (targets != NO_TARGET).sum()
+def _token_loss_sums(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+    """Returns the loss, the loss without label smoothing, the number of correct tokens and the number of tokens."""
+    n_correct = (logits.detach().argmax(-1) == targets).sum()
+    unsmoothed_loss = cross_entropy_sum(logits.detach(), targets)
+    return (
+        cross_entropy_sum(logits, targets, smoothing=smoothing),
+        unsmoothed_loss,
+        n_correct,
+        (targets != IGNORE_INDEX).sum(),
+    )
 
 
-def uncompiled() -> AbstractContextManager[object]:
-    """Inside the `with`, what was compiled for training runs as it is written: other shapes, a cache, no gradients."""
+def force_eager() -> AbstractContextManager[object]:
+    """Context manager in which compiled code runs eagerly.
+
+    Evaluation and generation have other shapes, a cache and no gradients, and would trigger recompilation.
+    """
     return torch.compiler.set_stance("force_eager")

@@ -1,0 +1,84 @@
+"""Training objective and prediction for text classification and regression."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.choices import Precision, ProblemType
+from qkv.config import TrainingConfig
+from qkv.data.labeled_batches import LabeledBatch
+from qkv.models import BERT
+from qkv.training.objectives import LossOutput, Metric, Objective, autocast_factory
+
+STEP_METRICS = {
+    ProblemType.SINGLE_LABEL: "accuracy",
+    ProblemType.MULTI_LABEL: "label_accuracy",
+    ProblemType.REGRESSION: "absolute_error",
+}
+"""Metric that is logged in every step. `label_accuracy` counts every label of every text separately."""
+
+
+def classification_objective(model: BERT, config: TrainingConfig, *, variance: float = 1.0) -> Objective:
+    """Returns the objective for the problem of the model: cross-entropy, binary cross-entropy or squared error.
+
+    For regression, `variance` is the variance of the targets, so that the loss is the unexplained fraction of it.
+    """
+    device, problem_type = model.embedding.token.weight.device, model.config.problem
+    autocast = autocast_factory(config.precision, device)
+
+    def loss_and_metric(batch: LabeledBatch) -> tuple[Tensor, Tensor]:
+        logits = compute_class_logits(model, batch).float()
+        match problem_type:
+            case ProblemType.SINGLE_LABEL:
+                return F.cross_entropy(logits, batch.targets, reduction="sum"), logits.argmax(-1) == batch.targets
+            case ProblemType.MULTI_LABEL:
+                loss = F.binary_cross_entropy_with_logits(logits, batch.targets, reduction="sum")
+                return loss, (logits > 0) == batch.targets.bool()
+            case ProblemType.REGRESSION:
+                error = logits.squeeze(-1) - batch.targets
+                return error.square().sum() / variance, error.abs()
+
+    # Dynamic shapes, because the sequence length differs between batches.
+    compute = torch.compile(loss_and_metric, dynamic=True) if config.compile else loss_and_metric
+    name = STEP_METRICS[problem_type]
+
+    def objective(batch: LabeledBatch) -> LossOutput:
+        with autocast():
+            loss, metric_values = compute(batch.to(device))
+        return LossOutput(
+            loss, {name: Metric(metric_values.float().sum(), torch.full((), metric_values.numel(), device=device))}
+        )
+
+    return objective
+
+
+def compute_class_logits(model: BERT, batch: LabeledBatch) -> Tensor:
+    """Compute the logits of the classifier. Segment ids are only passed to models that use them."""
+    segments = batch.segments if model.config.uses_segment_ids else None
+    return model.class_logits(model(batch.ids, segments=segments, attention_mask=batch.attention_mask))
+
+
+@torch.inference_mode()
+def predict_rows(model: BERT, batches: Iterable[LabeledBatch], *, precision: Precision) -> NDArray:
+    """Predict every row, in the original order: class ids, a 0/1 matrix of labels, or numbers."""
+    device = model.embedding.token.weight.device
+    model.eval()
+    rows, logits = [], []
+    with autocast_factory(precision, device)():
+        for batch in batches:
+            rows.append(batch.rows)
+            logits.append(compute_class_logits(model, batch.to(device)).float())
+    all_logits = torch.cat(logits).cpu().numpy()
+    ordered = np.empty_like(all_logits)
+    ordered[torch.cat(rows).numpy()] = all_logits
+    match model.config.problem:
+        case ProblemType.SINGLE_LABEL:
+            return ordered.argmax(-1)
+        case ProblemType.MULTI_LABEL:
+            return (ordered > 0).astype(np.int64)
+        case ProblemType.REGRESSION:
+            return ordered[:, 0].astype(np.float64)

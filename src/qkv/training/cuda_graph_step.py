@@ -1,0 +1,81 @@
+"""CUDA graph capture and replay of training steps.
+
+A step of a small model runs thousands of kernels of a few microseconds each, which is less than the time to launch
+them. Replaying a captured graph costs the CPU a single launch.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+
+from qkv.config import TrainingConfig
+from qkv.training.objectives import DeviceInputs, Objective, SplitObjective
+
+T = TypeVar("T")
+WARMUP_STEPS = 2
+"""Eager steps before the capture, for one-time work: compilation, kernel selection, optimizer state allocation."""
+
+
+def can_capture(objective: Objective, config: TrainingConfig, device: torch.device) -> bool:
+    """Returns True if training steps can be captured in a CUDA graph.
+
+    This requires a compiled model, a CUDA device, a single process (the objectives of several processes are wrapped and
+    no longer a `SplitObjective`) and one micro-batch per batch: a second micro-batch would have to add to the gradients
+    of the first, which the capture of one micro-batch has already freed.
+    """
+    has_one_micro_batch = config.micro_batch_size == config.batch_size
+    is_capturable = has_one_micro_batch and config.compile and not config.activation_checkpointing
+    return device.type == "cuda" and is_capturable and isinstance(objective, SplitObjective)
+
+
+class CUDAGraphStep(Generic[T]):
+    """Runs a step eagerly at first, then captures it in a CUDA graph once the input shapes have repeated.
+
+    The capture happens at the third consecutive call with the same shapes. Inputs with other shapes keep running
+    eagerly. The returned tensors are overwritten by the next call.
+    """
+
+    def __init__(self, capture: Callable[[Callable[[], T]], Callable[[], T]] | None = None) -> None:
+        self._capture = capture_graph if capture is None else capture
+        self._static_inputs: DeviceInputs = ()
+        self._n_repeats = 0
+        """Number of consecutive calls with the same input shapes, including the last one."""
+        self._shapes: list[torch.Size | None] = []
+        self._replay: Callable[[], T] | None = None
+
+    def __call__(self, inputs: DeviceInputs, step_function: Callable[[DeviceInputs], T]) -> T:
+        """Run or replay `step_function`, which must not read values back to the host.
+
+        All other tensors that it reads or modifies must keep their memory addresses between calls.
+        """
+        shapes = [None if tensor is None else tensor.shape for tensor in inputs]
+        if self._replay is None:
+            self._n_repeats = self._n_repeats + 1 if shapes == self._shapes else 1
+            self._shapes = shapes
+            if self._n_repeats > WARMUP_STEPS:
+                self._static_inputs = inputs
+                self._replay = self._capture(lambda: step_function(inputs))
+        if self._replay is None or shapes != self._shapes:
+            return step_function(inputs)
+        for static, new in zip(self._static_inputs, inputs, strict=True):
+            if static is not None and new is not None and new is not static:
+                static.copy_(new)
+        return self._replay()
+
+
+def capture_graph(step_function: Callable[[], T]) -> Callable[[], T]:
+    """Capture the kernels that `step_function` launches, without running them, and return a function that replays them.
+
+    The mode `thread_local` only forbids synchronizing calls in this thread, because the prefetch thread pins batches
+    during the capture.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        output = step_function()
+
+    def replay() -> T:
+        graph.replay()
+        return output
+
+    return replay

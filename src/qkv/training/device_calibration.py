@@ -1,0 +1,288 @@
+"""Calibration of a device: measure its kernels at a grid of sizes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import nn
+
+from qkv.choices import Activation, AttentionKernel
+from qkv.cost.calibration import Calibration, TimingTable, TimingTableBuilder, merge_fastest
+from qkv.cost.workload import Precision
+from qkv.training import kernel_benchmarks
+from qkv.training.kernel_benchmarks import KernelBenchmark
+from qkv.training.launch_overhead import LaunchOverheads
+from qkv.training.timer import Timer, WorkFunction
+
+CalibrationLog = Callable[[str], None]
+ELEMENTWISE = (
+    "add",
+    "gate",
+    "layer",
+    "rms",
+    "lookup",
+    "softmax",
+    "rotary",
+    *(activation.value for activation in Activation),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Sizes to measure. Points above `max_flops` are extrapolated from smaller ones."""
+
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    n_elements: tuple[int, ...]
+    groups: tuple[int, ...]
+    lengths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    max_flops: int | float
+    max_scores: int
+    """Maximum number of attention scores of one measurement."""
+    stream: tuple[int, ...]
+    """Total bytes of the weights that are read one after the other."""
+    recurrence: tuple[tuple[int, ...], ...] = ((2, 8, 32, 200), (1, 16, 64), (32, 128, 512))
+    """Numbers of steps, batch sizes and state widths."""
+    d_heads: tuple[int, ...] = (32, 128)
+    """Head widths for attention."""
+    unaligned_matmul: tuple[tuple[int, ...], int, int]
+    """Rows, inner size and columns of matmuls that are also measured with columns that are not a multiple of 8."""
+
+
+CPU = Grid(
+    rows=(1, 2, 8, 32, 128, 512, 2048),
+    widths=(64, 256, 1024, 4096),
+    n_elements=(2**8, 2**12, 2**15, 2**18, 2**20, 2**22, 2**23, 2**24),
+    groups=(2, 8, 64),
+    lengths=(8, 32, 128, 512, 2048),
+    contexts=(16, 128, 1024, 4096),
+    max_flops=1.2e9,
+    max_scores=2**24,
+    stream=(2**20, 2**23, 2**25, 2**26, 2**28),
+    unaligned_matmul=((8, 128), 256, 4096),
+)
+# d_head=64 is the most common on GPUs and is measured directly. Narrower heads are treated as 64.
+GPU = Grid(
+    rows=(1, 8, 64, 512, 4096, 32768),
+    widths=(64, 256, 1024, 4096, 16384),
+    n_elements=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27),
+    groups=(4, 16, 128, 1024),
+    lengths=(16, 64, 256, 1024, 4096, 16384),
+    contexts=(16, 256, 2048, 16384),
+    max_flops=2e12,
+    max_scores=2**29,
+    stream=(2**22, 2**25, 2**27, 2**30),
+    unaligned_matmul=((64, 1024, 8192), 768, 50304),
+    d_heads=(64, 128),
+    recurrence=((2, 32, 200), (1, 64), (64, 512)),
+)
+
+
+def calibrate(
+    device: torch.device,
+    dtype: Precision,
+    report: CalibrationLog = lambda _line: None,
+    *,
+    grid: Grid | None = None,
+    seconds_per_measurement: float = 0.02,
+) -> Calibration:
+    """Measure the kernels of the device. Takes 30 to 60 seconds, during which the device should be idle otherwise."""
+    started = time.perf_counter()
+    training_dtype = dtype.training_precision
+    timer = Timer(device, seconds_per_measurement=seconds_per_measurement)
+    grid = grid or (GPU if timer.is_gpu else CPU)
+    tables: dict[str, TimingTable] = {}
+    launch_overheads = LaunchOverheads(timer, dtype=dtype, training_dtype=training_dtype)
+    for is_training in (False, True):
+        benchmark = KernelBenchmark(
+            device=device, dtype=training_dtype if is_training else dtype, is_training=is_training
+        )
+        measured: dict[str, TimingTable] = {}
+        # Recurrences and launches depend on the CPU, which other processes slow down temporarily. Both are measured
+        # several times and the minimum counts.
+        for kind, measure in (
+            ("recurrences", _measure_recurrences),
+            ("matmuls", _measure_matmuls),
+            ("attention", _measure_attention),
+            ("element-wise", _measure_elementwise),
+            ("recurrences (second pass)", _measure_recurrences),
+        ):
+            report(f"{time.perf_counter() - started:.0f} s: {kind}, {benchmark.dtype.value}")
+            if measure is not _measure_recurrences:
+                launch_overheads.measure()
+            measured = merge_fastest(measured, measure(timer, benchmark, grid))
+        tables |= {f"{name}.{'train' if is_training else 'infer'}": table for name, table in measured.items()}
+    tables["stream"] = _measure_weight_stream(
+        timer, KernelBenchmark(device=device, dtype=dtype, is_training=False), grid
+    )
+    return Calibration(
+        device=device_name(device),
+        kind=device.type,
+        dtype=dtype,
+        n_threads=torch.get_num_threads(),
+        torch_version=torch.__version__.partition("+")[0],
+        duration=time.perf_counter() - started,
+        tables=tables,
+        launch_overheads=launch_overheads.overheads(),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the name of the GPU, or the number of CPU threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    n = torch.get_num_threads()
+    return f"cpu, {n} thread{'s' if n > 1 else ''}"
+
+
+def _measure_table(
+    timer: Timer,
+    axes: tuple[tuple[int, ...], ...],
+    make: Callable[..., WorkFunction | None],
+    exponents: tuple[int, ...] = (),
+    *,
+    capture: bool = True,
+) -> TimingTable:
+    """Measure `make(*point)` at every grid point. `make` returns None for points that are too expensive."""
+    builder = TimingTableBuilder(axes=axes, exponents=exponents)
+    for point in product(*axes):
+        work = make(*point)
+        if work is not None:
+            builder.measured[point] = timer.measure_kernel(work, capture=capture)
+    if timer.is_gpu:
+        torch.cuda.empty_cache()  # memory of captured graphs is not reused otherwise
+    return builder.build()
+
+
+def _measure_matmuls(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> dict[str, TimingTable]:
+    max_flops = grid.max_flops / (3 if benchmark.is_training else 1)
+
+    def make(rows: int, inner: int, columns: int) -> WorkFunction | None:
+        return (
+            kernel_benchmarks.build_matmul(benchmark, rows, inner, columns)
+            if 2 * rows * inner * columns <= max_flops
+            else None
+        )
+
+    return {
+        "product": _measure_table(timer, (grid.rows, grid.widths, grid.widths), make),
+        "misaligned": _measure_unaligned_matmul(timer, benchmark, grid),
+    }
+
+
+def _measure_unaligned_matmul(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> TimingTable:
+    """Measure how much slower a matmul is if its columns are only a multiple of 1, 2 or 4, by its number of rows."""
+    all_rows, inner, columns = grid.unaligned_matmul
+    ratios = []
+    for rows in all_rows:
+        aligned, *unaligned = (
+            timer.measure_kernel(kernel_benchmarks.build_matmul(benchmark, rows, inner, columns - offset))
+            for offset in (0, 7, 6, 4)
+        )
+        ratios += [seconds / aligned for seconds in unaligned]
+    return TimingTable(axes=(all_rows, (1, 2, 4)), exponents=(0, 0), seconds=tuple(ratios))
+
+
+def _measure_attention(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> dict[str, TimingTable]:
+    # Attention gets a higher limit, because long contexts matter most for it.
+    max_flops = 4 * grid.max_flops / (4 if benchmark.is_training else 1)
+    tables = {}
+    for kernel, causal in (
+        (AttentionKernel.FUSED, True),
+        (AttentionKernel.FUSED, False),
+        (AttentionKernel.EAGER, True),
+    ):
+
+        def make(
+            groups: int,
+            n: int,
+            d_head: int,
+            kernel: AttentionKernel = kernel,
+            causal: bool = causal,  # noqa: FBT001
+        ) -> WorkFunction | None:
+            n_scores = groups * n * n
+            if 4 * d_head * n_scores > max_flops or (kernel is AttentionKernel.EAGER and n_scores > grid.max_scores):
+                return None
+            return kernel_benchmarks.build_attention(benchmark, groups, n, d_head, kernel=kernel, causal=causal)
+
+        name = f"{'causal' if causal and kernel is AttentionKernel.FUSED else 'full'}-{kernel.value}"
+        tables[name] = _measure_table(timer, (grid.groups, grid.lengths, grid.d_heads), make, exponents=(1, 2, 1))
+    if benchmark.is_training:
+        return tables
+    for kernel in AttentionKernel:
+
+        def step(groups: int, n: int, d_head: int, kernel: AttentionKernel = kernel) -> WorkFunction | None:
+            is_too_large = groups * n * d_head > grid.n_elements[-1]
+            return (
+                None
+                if is_too_large
+                else kernel_benchmarks.build_decode_attention(benchmark, groups, n, d_head, kernel=kernel)
+            )
+
+        tables[f"decode-{kernel.value}"] = _measure_table(timer, (grid.groups, grid.contexts, grid.d_heads), step)
+    return tables
+
+
+def _measure_recurrences(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> dict[str, TimingTable]:
+    tables = {}
+    for bidirectional in (False, True):
+
+        def make(steps: int, batch: int, d_state: int, bidirectional: bool = bidirectional) -> WorkFunction | None:  # noqa: FBT001
+            flops = 12 * steps * batch * d_state**2 * (3 if bidirectional else 1) * (3 if benchmark.is_training else 1)
+            if flops > min(grid.max_flops, 2e10):
+                return None
+            return kernel_benchmarks.build_recurrence(benchmark, steps, batch, d_state, bidirectional=bidirectional)
+
+        # A recurrence may synchronize with the device at every step, so it cannot be captured in a CUDA graph.
+        tables["bidirectional" if bidirectional else "unidirectional"] = _measure_table(
+            timer, grid.recurrence, make, exponents=(1, 1, 2), capture=False
+        )
+    gru, lstm = (
+        timer.measure_kernel(
+            kernel_benchmarks.build_recurrence(
+                benchmark, *(axis[1] for axis in grid.recurrence), bidirectional=False, cell=cell
+            ),
+            capture=False,
+        )
+        for cell in (nn.GRU, nn.LSTM)
+    )
+    tables["lstm"] = TimingTable(axes=((1,),), seconds=(lstm / gru,))
+    return tables
+
+
+def _measure_elementwise(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> dict[str, TimingTable]:
+    axes = (grid.n_elements,)
+    tables = {}
+    for kind in ELEMENTWISE:
+        # The gradient of an embedding may synchronize with the device, so it cannot be captured.
+        can_capture = not (kind == "lookup" and benchmark.is_training)
+        tables[kind] = _measure_table(
+            timer,
+            axes,
+            lambda n, kind=kind: kernel_benchmarks.build_elementwise(benchmark, kind, n),
+            capture=can_capture,
+        )
+    if benchmark.dtype is Precision.MIXED:
+        tables["cast"] = _measure_table(timer, axes, lambda n: kernel_benchmarks.build_cast(benchmark, n))
+    if benchmark.is_training:
+        tables["bias"] = _measure_table(timer, axes, lambda n: kernel_benchmarks.build_bias_gradient(benchmark, n))
+        tables["loss"] = _measure_table(timer, axes, lambda n: kernel_benchmarks.build_cross_entropy(benchmark, n))
+        tables["fill"] = _measure_table(timer, axes, lambda n: kernel_benchmarks.build_zero_fill(benchmark, n))
+        tables["update"] = _measure_table(
+            timer, axes, lambda n: kernel_benchmarks.build_optimizer_update(benchmark, n), capture=False
+        )
+    return tables
+
+
+def _measure_weight_stream(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> TimingTable:
+    """Measure the seconds per byte of reading weights, by the total number of bytes."""
+    seconds = []
+    for n_bytes in grid.stream:
+        read_weights, real_bytes = kernel_benchmarks.build_weight_stream(
+            benchmark, n_bytes, side=4096 if timer.is_gpu else 1024
+        )
+        seconds.append(timer.measure_kernel(read_weights) / real_bytes)
+    return TimingTable(axes=(grid.stream,), exponents=(0,), seconds=tuple(seconds))

@@ -1,0 +1,139 @@
+"""Distributed context of a training run: the interface and its single-process implementation.
+
+A batch is split into the same micro-batches for any number of processes, and each process takes some of them. Gradients
+are summed over all processes and divided by the number of targets in the full batch, so that the results do not depend
+on the number of processes, except for rounding.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from signal import Signals
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from qkv.config import TrainingConfig
+from qkv.cost.workload import Sharding
+from qkv.errors import ConfigError
+from qkv.models import Model
+from qkv.training.objectives import Objective
+from qkv.training.run_folder import RunFolder, TrainingProgress
+from qkv.training.signals import StopRequest
+
+T = TypeVar("T")
+Tensors = Mapping[str, Mapping[str, Tensor]]
+Texts = Mapping[str, str]
+
+
+class Distributed(ABC):
+    """Collective operations of a training run. Every process must call them in the same order."""
+
+    rank: int
+    world_size: int
+    sharding: Sharding
+
+    @property
+    def is_main_process(self) -> bool:
+        """True on rank 0, which writes the run folder, logs metrics and shows progress."""
+        return self.rank == 0
+
+    @property
+    def environment_suffix(self) -> str:
+        """Suffix for the environment description, because the world size affects rounding."""
+        return "" if self.world_size == 1 else f", {self.world_size} ranks"
+
+    def fit_micro_batch_size(self, training: TrainingConfig) -> TrainingConfig:
+        """Returns the config with a micro-batch size that gives every process at least one micro-batch."""
+        if training.batch_size < self.world_size:
+            raise ConfigError(
+                f"batch_size={training.batch_size} is smaller than the number of processes, {self.world_size}"
+            )
+        max_rows = min(training.micro_batch_size, training.batch_size // self.world_size)
+        rows = next(n for n in range(max_rows, 0, -1) if training.batch_size % n == 0)
+        return training if rows == training.micro_batch_size else training.replace(micro_batch_size=rows)
+
+    def shard_batches(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """Yield this rank's items and whether each of them counts.
+
+        All ranks process the same number of items, because FSDP gathers weights collectively. If the items do not
+        divide evenly, some ranks repeat an item that another rank also processes, and the repeated item does not count.
+        """
+        remaining = iter(items)
+        while group := list(islice(remaining, self.world_size)):
+            yield group[min(self.rank, len(group) - 1)], self.rank < len(group)
+
+    @abstractmethod
+    def wrap_objective(self, model: nn.Module, objective: Objective) -> Objective:
+        """Returns the objective with gradients averaged over all ranks. Call it before the optimizers are created."""
+
+    @abstractmethod
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Returns the sum of `values` over all ranks. `values` may be modified in place."""
+
+    @abstractmethod
+    def broadcast_from_rank0(self, compute: Callable[[], int | float]) -> float:
+        """Call `compute` on rank 0 only and return its result on every rank."""
+
+    @abstractmethod
+    def all_gather_str(self, text: str) -> list[str]:
+        """Returns the strings of all ranks in rank order."""
+
+    @abstractmethod
+    def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
+        """Returns the stop signal that any rank has received, or None."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until every rank has called this method."""
+
+    @abstractmethod
+    def evaluate_on_rank0(
+        self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Returns `compute_metrics(model)` on rank 0 and an empty mapping on the other ranks."""
+
+    @abstractmethod
+    def save_checkpoint(self, run: RunFolder, progress: TrainingProgress, *, tensors: Tensors, texts: Texts) -> None:
+        """Write a checkpoint to the run folder. Every rank must call this method."""
+
+
+class SingleProcess(Distributed):
+    """A run in a single process, where every collective operation is trivial."""
+
+    rank, world_size, sharding = 0, 1, Sharding.DDP
+
+    def wrap_objective(self, model: nn.Module, objective: Objective) -> Objective:  # noqa: ARG002
+        return objective
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        return values
+
+    def broadcast_from_rank0(self, compute: Callable[[], int | float]) -> float:
+        return float(compute())
+
+    def all_gather_str(self, text: str) -> list[str]:
+        return [text]
+
+    def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
+        return stop.signal
+
+    def barrier(self) -> None:
+        pass
+
+    def evaluate_on_rank0(
+        self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        return compute_metrics(model)
+
+    def save_checkpoint(self, run: RunFolder, progress: TrainingProgress, *, tensors: Tensors, texts: Texts) -> None:
+        run.save(progress, tensors=tensors, texts=texts)
+
+
+SINGLE_PROCESS = SingleProcess()
+
+
+def is_launched_by_torchrun() -> bool:
+    """Returns True if the environment variables that torchrun sets are present."""
+    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()

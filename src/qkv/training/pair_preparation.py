@@ -1,0 +1,131 @@
+"""Preparation of sentence pairs: cleaning, held-out split and tokenizers."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+
+from qkv.choices import SpecialTokenStyle
+from qkv.config import PairsConfig, Recipe
+from qkv.data.pair_files import PairFile, PairFilter, check_not_swapped, take_sample
+from qkv.data.pair_split import Pair, split_pairs
+from qkv.data.pair_store import SIDES, TEXTS_FILE, iterate_pair_texts, write_pairs
+from qkv.data.text_sources import ProgressCallback
+from qkv.errors import ConfigError, InputError
+from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
+from qkv.training.text_preparation import TOKENIZER_CHARACTERS, resolve_data_files
+
+
+def get_pairs_config(recipe: Recipe) -> PairsConfig:
+    assert recipe.pairs is not None  # guaranteed by the validation of Recipe
+    return recipe.pairs
+
+
+def write_clean_pairs(recipe: Recipe, folder: Path, data_folder: Path, progress: ProgressCallback) -> None:
+    """Clean the sentence pairs and write them to the training and validation stores.
+
+    Validation is written first, so that an existing training store implies that both are complete.
+    """
+    settings = get_pairs_config(recipe)
+    train = _find_pair_files(recipe.data.train, data_folder, settings)
+    validation = _find_pair_files(recipe.data.validation, data_folder, settings)
+    if unknown := [name for name in settings.repeat if name not in train]:
+        raise ConfigError(f"pairs.repeat has the key '{unknown[0]}', which is not in data.train: {', '.join(train)}")
+    first = take_sample(next(iter(train.values()))[0].read())
+    for file in chain.from_iterable((*train.values(), *validation.values())):
+        check_not_swapped(first, file.read(), name=str(file.source))
+    cleaner = PairFilter(max_length_ratio=settings.max_length_ratio)
+    if validation:
+        # Validation is cleaned first. The same cleaner then drops its pairs from the training data as duplicates.
+        write_pairs(_read_clean_pairs(validation, cleaner, progress), folder / "validation", dropped=cleaner.dropped)
+        cleaner.dropped.clear()
+    pairs = _read_clean_pairs(train, cleaner, progress)
+    if recipe.data.validation_fraction is not None:
+        pairs = _hold_out_pairs(pairs, recipe.data.validation_fraction, folder, seed=recipe.training.seed)
+    write_pairs(pairs, folder / "train", dropped=cleaner.dropped)
+
+
+def _find_pair_files(patterns: tuple[str, ...], data_folder: Path, settings: PairsConfig) -> dict[str, list[PairFile]]:
+    return {
+        pattern: [
+            PairFile.from_source(path, settings.target_suffix) for path in resolve_data_files((pattern,), data_folder)
+        ]
+        for pattern in patterns
+    }
+
+
+def _read_clean_pairs(
+    files: Mapping[str, list[PairFile]], cleaner: PairFilter, progress: ProgressCallback
+) -> dict[str, Iterable[Pair]]:
+    """Read and clean the files lazily, one after the other."""
+
+    def read_files(pair_files: list[PairFile]) -> Iterator[Pair]:
+        return chain.from_iterable(cleaner(file.read(progress)) for file in pair_files)
+
+    return {name: read_files(pair_files) for name, pair_files in files.items()}
+
+
+def _hold_out_pairs(
+    files: Mapping[str, Iterable[Pair]], fraction: float, folder: Path, *, seed: int
+) -> dict[str, list[Pair]]:
+    """Hold out a fraction of the pairs for validation and return the remaining pairs for training.
+
+    The split is by connected components, so that no validation sentence occurs in training.
+    """
+    pairs_by_file = {name: list(pairs) for name, pairs in files.items()}
+    all_pairs = list(chain.from_iterable(pairs_by_file.values()))
+    n_held_out = round(fraction * len(all_pairs))
+    if not 0 < n_held_out < len(all_pairs):
+        raise InputError(f"{len(all_pairs)} pairs are too few to hold out {fraction:.0%} for validation")
+    split = split_pairs(all_pairs, n_dev=n_held_out, n_test=0, seed=seed)
+    write_pairs({"held out": [all_pairs[i] for i in split.dev]}, folder / "validation", dropped={})
+    train_rows, remaining, first = set(split.train.tolist()), {}, 0
+    for name, pairs in pairs_by_file.items():
+        remaining[name] = [pair for i, pair in enumerate(pairs, first) if i in train_rows]
+        first += len(pairs)
+    return remaining
+
+
+def prepare_pair_tokenizers(
+    recipe: Recipe, folder: Path, data_folder: Path, progress: ProgressCallback
+) -> dict[str, Tokenizer]:
+    """Prepare the source and target tokenizers.
+
+    Each one is taken from an interrupted earlier call, loaded from the path in the recipe, or trained on the pairs.
+    """
+    settings = get_pairs_config(recipe)
+    is_joint = settings.source_vocab_size is None
+    sizes = {"source": settings.source_vocab_size or 0, "target": recipe.tokenizer.vocab_size}
+    tokenizers: dict[str, Tokenizer] = {}
+    for side in SIDES:
+        tokenizer_folder = folder / ("source" if is_joint else side)
+        if (tokenizer_folder / "tokenizer.json").is_file():
+            tokenizers[side] = load_tokenizer(tokenizer_folder)
+        elif is_joint and tokenizers:
+            tokenizers[side] = tokenizers["source"]
+        elif recipe.tokenizer.path is not None and (is_joint or side == "target"):
+            tokenizers[side] = load_tokenizer(data_folder / recipe.tokenizer.path)
+        else:
+            size = sizes["target" if is_joint else side]
+            tokenizers[side] = _train_pair_tokenizer(recipe, folder, None if is_joint else side, size=size)
+    n_ids = tokenizers["target"].vocab_size
+    if recipe.tokenizer.path is not None and n_ids != recipe.tokenizer.vocab_size:
+        raise ConfigError(
+            f"tokenizer.vocab_size={recipe.tokenizer.vocab_size}, but {recipe.tokenizer.path} has {n_ids}"
+        )
+    progress(1, 1)
+    return tokenizers
+
+
+def _train_pair_tokenizer(recipe: Recipe, folder: Path, side: str | None, *, size: int) -> Tokenizer:
+    settings = recipe.tokenizer
+    # Every n-th pair of a very large corpus is enough.
+    step = 1 + (folder / TEXTS_FILE).stat().st_size // (2 * TOKENIZER_CHARACTERS)
+    texts = iterate_pair_texts(folder, side=side, repeat=get_pairs_config(recipe).repeat, step=step)
+    return train_tokenizer(
+        settings.kind,
+        texts,
+        vocab_size=size,
+        style=SpecialTokenStyle.SEQ2SEQ,
+        lowercase=settings.lowercase,
+        spaced=True,
+    )

@@ -1,0 +1,188 @@
+"""Automatic selection of a recipe from the size of the data, the available time and the speed of the device."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.choices import OptimizerKind, ScheduleKind
+from qkv.config import Recipe, TrainingConfig
+from qkv.data import find_sources
+
+GPT_SIZES = ((2, 64, 2), (3, 96, 3), (4, 128, 4), (5, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8), (12, 768, 12))
+"""Available model sizes (n_layers, d_model, n_heads), from small to large."""
+TRAINING_EFFICIENCY = 0.35
+"""Fraction of the measured matmul throughput that training a small model reaches."""
+
+MIN_EVAL_BATCHES = 8
+"""Minimum number of batches per evaluation, because fewer give a noisy loss."""
+SMALL_MODEL_CHECKPOINTS = 12
+"""Checkpoints to keep of a small model: nearly all that `with_steps` saves, for `qkv inspect --view timeline`."""
+MIN_STEPS = 20
+"""Minimum number of steps of a run, however little time there is."""
+DEFAULT_MINUTES = 5.0
+"""Default training time if neither a time nor a number of steps is specified."""
+
+
+def auto_recipe(files: list[str], choose: Callable[..., Recipe], *, seconds: float, device: torch.device) -> Recipe:
+    """Choose a recipe for the files with `choose`, which is `choose_gpt_recipe` or a function with the same interface.
+
+    The recipe depends on the total size of the files, the available time and the matmul throughput of the device.
+    """
+    return choose(
+        [str(Path(file).resolve()) for file in files],
+        n_bytes=sum(source.size for source in find_sources(files)),
+        seconds=seconds,
+        flops_per_second=measure_matmul_flops(device),
+    )
+
+
+def choose_gpt_recipe(files: list[str], *, n_bytes: int, seconds: float, flops_per_second: float) -> Recipe:
+    """Choose a GPT recipe. `flops_per_second` is the matmul throughput of the device.
+
+    The number of steps is provisional. `fit_steps_to_time` sets it once the time per step is known.
+    """
+    kind, vocab_size = _choose_tokenizer(n_bytes)
+    n_layers, d_model, n_heads = choose_model_size(
+        n_bytes=n_bytes, flops=seconds * flops_per_second * TRAINING_EFFICIENCY
+    )
+    seq_len = 128 if d_model <= 128 else 256
+    batch_size = 16 if d_model <= 256 else 64
+    model: dict[str, Any] = {
+        "context_length": seq_len,
+        "n_layers": n_layers,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "positions": "rotary",
+        "norm": "rms",
+        # A gated feed-forward of 8/3·d_model has as many parameters as a plain one of 4·d_model. With it the model has
+        # the architecture of Llama, so that `qkv convert` can export it.
+        "d_ff": 32 * round(8 * d_model / 3 / 32),
+        "gated": True,
+        "activation": "silu",
+        "attention_bias": False,
+        "feed_forward_bias": False,
+        "dropout": 0.1,
+    }
+    return Recipe(
+        family="gpt",
+        tokenizer={"kind": kind, "vocab_size": vocab_size},  # type: ignore[arg-type]
+        model=model,
+        data={"train": tuple(files), "validation_fraction": 0.05},  # type: ignore[arg-type]
+        training=_training_config(d_model, batch_size=batch_size, seq_len=seq_len, warmup_steps=50),
+    )
+
+
+def choose_bert_recipe(
+    files: list[str], *, n_bytes: int, seconds: float, flops_per_second: float, next_sentence: bool
+) -> Recipe:
+    """Choose a BERT recipe with the published architecture, which other libraries can load. See `choose_gpt_recipe`.
+
+    The WordPiece vocabulary is trained by the `tokenizers` library, which breaks ties randomly, so two runs on the same
+    text may have different vocabularies.
+    """
+    n_layers, d_model, n_heads = choose_model_size(
+        n_bytes=n_bytes, flops=seconds * flops_per_second * TRAINING_EFFICIENCY
+    )
+    batch_size = 32 if d_model <= 256 else 128
+    model = {"context_length": 128, "n_layers": n_layers, "d_model": d_model, "n_heads": n_heads, "dropout": 0.1}
+    vocab_size = 2048 if n_bytes < 1_000_000 else 4096 if n_bytes < 30_000_000 else 8192
+    return Recipe(
+        family="bert",
+        tokenizer={"kind": "wordpiece", "vocab_size": vocab_size, "lowercase": True},  # type: ignore[arg-type]
+        model=model,
+        data={"train": tuple(files), "validation_fraction": 0.05},  # type: ignore[arg-type]
+        examples={"next_sentence": next_sentence},  # type: ignore[arg-type]
+        training=_training_config(d_model, batch_size=batch_size, seq_len=128, warmup_steps=100),
+    )
+
+
+def _training_config(d_model: int, *, batch_size: int, seq_len: int, warmup_steps: int) -> TrainingConfig:
+    """Training settings by model width. Narrow models tolerate a higher learning rate. The steps are provisional."""
+    return TrainingConfig(
+        steps=1000,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        optimizer=OptimizerKind.MUON,
+        learning_rate=8e-3 if d_model <= 128 else 4e-3 if d_model <= 256 else 2e-3,
+        schedule=ScheduleKind.LINEAR,
+        min_lr_ratio=0.0,
+        warmup_steps=warmup_steps,
+        eval_every=100,
+        keep_checkpoints=checkpoints_to_keep(d_model),
+    )
+
+
+def checkpoints_to_keep(d_model: int) -> int:
+    """Number of checkpoints to keep, by model width. Each takes 12 bytes per parameter (30 MB at d_model=192)."""
+    return SMALL_MODEL_CHECKPOINTS if d_model <= 192 else 2
+
+
+def choose_model_size(*, n_bytes: int, flops: float) -> tuple[int, int, int]:
+    """Choose the largest size that can train on four tokens per parameter and has at most five parameters per byte."""
+    chosen = GPT_SIZES[0]
+    for n_layers, d_model, n_heads in GPT_SIZES:
+        n_parameters = 12 * n_layers * d_model**2
+        n_tokens = flops / (6 * n_parameters)
+        if n_tokens >= 4 * n_parameters and n_parameters <= 5 * n_bytes:
+            chosen = (n_layers, d_model, n_heads)
+    return chosen
+
+
+def _choose_tokenizer(n_bytes: int) -> tuple[str, int]:
+    """Choose the tokenizer and its vocabulary size. Rare tokens are not learned from a short text."""
+    if n_bytes < 200_000:
+        return "char", 1024
+    return "bpe", 1024 if n_bytes < 3_000_000 else 2048 if n_bytes < 30_000_000 else 4096
+
+
+def fit_steps_to_time(recipe: Recipe, *, seconds: float, seconds_per_step: float) -> Recipe:
+    """Returns the recipe with as many steps as fit into `seconds`."""
+    return with_steps(recipe, max(MIN_STEPS, steps_in_budget(seconds / seconds_per_step, n_evaluations=11)))
+
+
+def steps_in_budget(n_affordable: float, *, n_evaluations: int) -> int:
+    """Returns how many training steps to plan if `n_affordable` steps would fill the available time.
+
+    10 % of the time is reserved for evaluation and checkpoints. Short runs reserve more, because each evaluation has at
+    least `MIN_EVAL_BATCHES` batches.
+    """
+    return math.floor(min(0.9 * n_affordable, 0.95 * n_affordable - n_evaluations * MIN_EVAL_BATCHES / 3))
+
+
+def with_steps(recipe: Recipe, steps: int) -> Recipe:
+    """Returns the recipe with this number of steps and ten evaluations and checkpoints.
+
+    A validation batch costs a third of a training step, so ten evaluations of steps/60 batches are 6 % of the work.
+    """
+    eval_every = max(1, steps // 10)
+    training = recipe.training.replace(
+        steps=steps,
+        warmup_steps=min(100, steps // 10),
+        eval_every=eval_every,
+        save_every=eval_every,
+        eval_batches=max(MIN_EVAL_BATCHES, steps // 60),
+    )
+    return recipe.replace(training=training)
+
+
+def measure_matmul_flops(device: torch.device) -> float:
+    """Measure the FLOP/s of a large matrix product, in about 0.2 seconds."""
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    best = math.inf
+    for _ in range(4):
+        _synchronize(device)
+        started = time.perf_counter()
+        _ = a @ a
+        _synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * n**3 / best
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

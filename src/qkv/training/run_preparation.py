@@ -1,0 +1,215 @@
+"""Preparation of runs: data, tokenizer, model and trainer of a recipe. Interrupted preparations can be resumed."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from qkv.config import ModelConfig, Recipe, load_recipe
+from qkv.config.base import Config
+from qkv.data.file_io import convert_disk_errors, write_atomically
+from qkv.errors import ConfigError, InputError, RunError
+from qkv.models import Model, build
+from qkv.text import tokenizer_files
+from qkv.training.activation_checkpoint import enable_activation_checkpointing
+from qkv.training.data_fingerprints import check_fingerprints, record_fingerprints
+from qkv.training.distributed import SINGLE_PROCESS, Distributed
+from qkv.training.families import get_family
+from qkv.training.family import Corpus, ProgressBars
+from qkv.training.lora import add_lora
+from qkv.training.recipe_selection import fit_steps_to_time
+from qkv.training.run_folder import RunFolder
+from qkv.training.text_preparation import resolve_data_files
+from qkv.training.trainer import MetricsCallback, Trainer
+from qkv.training.translation import PairsCorpus
+from qkv.weights.models import SOURCE_TOKENIZER
+
+RECIPE_FILE = "recipe.toml"
+PREPARATION_FILE = "preparation.json"
+DATA_FOLDER = "data"
+MIN_BATCHES = 4
+"""Training data with fewer batches repeats every few steps, so the model memorizes it."""
+MIN_HELD_OUT_TOKENS = 500
+"""Minimum number of held-out tokens. The loss varies by about 2 nats between tokens, so the standard error of the
+mean over fewer tokens is about 0.1 or more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run folder with a finished tokenizer and finished token stores."""
+
+    run: RunFolder
+    recipe: Recipe
+    corpus: Corpus
+
+    @property
+    def config(self) -> ModelConfig:
+        """Model config with the vocabulary size of the tokenizer."""
+        return self.recipe.build_model_config(self.corpus.tokenizer.vocab_size)
+
+    @property
+    def data_warning(self) -> str:
+        """Warning about too little training or held-out data, or an empty string."""
+        n_train, n_held_out = self.corpus.n_tokens
+        batch_tokens = self.recipe.training.batch_size * self.recipe.training.seq_len
+        warnings = []
+        if n_train < MIN_BATCHES * batch_tokens:
+            size = f"{n_train:,} training tokens are less than {MIN_BATCHES} batches of {batch_tokens:,}"
+            warnings.append(f"{size}: the model will memorize them")
+        if 0 < n_held_out < MIN_HELD_OUT_TOKENS:
+            warnings.append(
+                f"{n_held_out:,} held-out tokens are fewer than {MIN_HELD_OUT_TOKENS}: "
+                "the validation loss will be noisy"
+            )
+        return "; ".join(warnings)
+
+
+class PreparationState(Config):
+    """Inputs of the preparation besides the recipe, saved until it is finished so that it can be resumed."""
+
+    data: str
+    """Folder that the data files of the recipe are relative to."""
+    seconds: float | None = None
+    """Time budget to which the number of steps still has to be fitted."""
+
+
+def prepare_run(
+    recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars, seconds: float | None = None
+) -> PreparedRun:
+    """Create a run folder, train or load the tokenizer and tokenize the data.
+
+    `seconds` is stored for `fit_run_to_time`, so that a resumed preparation knows the time budget. Call
+    `finish_preparation` afterwards. The folder is deleted if the input is invalid.
+    """
+    resolve_data_files((*recipe.data.train, *recipe.data.validation), data_folder)
+    run = RunFolder.create(folder)
+    state = PreparationState(data=str(data_folder.resolve()), seconds=seconds)
+    write_atomically(run.path / PREPARATION_FILE, state.model_dump_json().encode())
+    write_recipe(run, recipe)
+    try:
+        with run.locked():
+            return resume_preparation(run.path, progress=progress)
+    except (ConfigError, InputError):
+        run.discard()
+        raise
+
+
+def load_preparation_state(folder: Path) -> PreparationState | None:
+    """Returns the state of an unfinished preparation, or None if it is finished."""
+    path = folder / PREPARATION_FILE
+    try:
+        return PreparationState(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    except (OSError, ValueError, TypeError, ConfigError) as error:
+        raise RunError(f"{path}: invalid preparation state: {error}") from None
+
+
+def resume_preparation(folder: Path, *, progress: ProgressBars) -> PreparedRun:
+    """Continue an interrupted preparation. A finished tokenizer and finished shards are reused."""
+    state, recipe = load_preparation_state(folder), _load_run_recipe(folder)
+    assert state is not None
+    get_family(recipe.family).prepare(recipe, folder / DATA_FOLDER, Path(state.data), progress=progress)
+    return _open_corpus(folder, recipe)
+
+
+def fit_run_to_time(
+    prepared: PreparedRun, *, device: torch.device, seconds: float, distributed: Distributed = SINGLE_PROCESS
+) -> PreparedRun:
+    """Returns the run with as many steps as fit into `seconds`, measured on a temporary model."""
+    trainer = build_trainer(prepared, device=device, report=lambda _entry: None, distributed=distributed)
+    recipe = fit_steps_to_time(prepared.recipe, seconds=seconds, seconds_per_step=trainer.seconds_a_step())
+    return replace(prepared, recipe=recipe)
+
+
+def finish_preparation(prepared: PreparedRun) -> None:
+    """Record the data fingerprints and the final recipe. The run can then be resumed without the original data."""
+    record_fingerprints(prepared.run.path, prepared.run.path / DATA_FOLDER)
+    write_recipe(prepared.run, prepared.recipe)
+    with convert_disk_errors(prepared.run.path, 0):
+        (prepared.run.path / PREPARATION_FILE).unlink(missing_ok=True)
+
+
+def open_run(folder: Path) -> PreparedRun:
+    """Open a prepared run. Raises RunError if the preparation is unfinished or the data has changed."""
+    recipe = _load_run_recipe(folder)
+    if load_preparation_state(folder) is not None:
+        raise RunError(f"{folder}: the preparation was interrupted; resume it: qkv train --resume {folder}")
+    check_fingerprints(folder)
+    return _open_corpus(folder, recipe)
+
+
+def open_shared_run(folder: Path) -> PreparedRun:
+    """Open a run that another process has prepared with `prepare_run`, without checking the data."""
+    return _open_corpus(folder, _load_run_recipe(folder))
+
+
+def _open_corpus(folder: Path, recipe: Recipe) -> PreparedRun:
+    corpus = get_family(recipe.family).open(recipe, folder / DATA_FOLDER)
+    return PreparedRun(run=RunFolder(folder), recipe=recipe, corpus=corpus)
+
+
+def _load_run_recipe(folder: Path) -> Recipe:
+    if not (folder / RECIPE_FILE).is_file():
+        raise RunError(f"{folder}: not a run folder, because it contains no {RECIPE_FILE}")
+    return load_recipe(folder / RECIPE_FILE)
+
+
+def build_trainer(
+    prepared: PreparedRun,
+    *,
+    device: torch.device,
+    report: MetricsCallback,
+    start: Model | None = None,
+    distributed: Distributed = SINGLE_PROCESS,
+) -> Trainer:
+    """Build the model and its trainer. If `start` is given, training starts from its weights; its config must match."""
+    training, corpus = distributed.fit_micro_batch_size(prepared.recipe.training), prepared.corpus
+    model = build(prepared.config, seed=training.seed)
+    if start is not None:
+        _copy_weights(start, model)
+    if training.activation_checkpointing:
+        enable_activation_checkpointing(model)
+    if training.lora_rank is not None:
+        add_lora(model, rank=training.lora_rank, seed=training.seed)
+    model.to(device)
+    return Trainer(
+        model,
+        training,
+        objective=get_family(prepared.recipe.family).objective(model, training),
+        data=corpus.data(training),
+        run=prepared.run,
+        texts=_checkpoint_texts(prepared.config, corpus),
+        report=report,
+        # Only translation has generation metrics. For the other families this avoids gathering a sharded model.
+        generation_metrics=(
+            lambda: distributed.evaluate_on_rank0(
+                model, lambda full_model: corpus.generation_metrics(full_model, training)
+            )
+        )
+        if isinstance(corpus, PairsCorpus)
+        else dict,
+        distributed=distributed,
+    )
+
+
+def _checkpoint_texts(config: ModelConfig, corpus: Corpus) -> dict[str, str]:
+    texts = {}
+    if isinstance(corpus, PairsCorpus) and corpus.settings.source_vocab_size is not None:
+        texts[SOURCE_TOKENIZER] = corpus.train.tokenizers[0].backend.to_str()
+    return texts | {
+        "config.json": json.dumps(config.model_dump(mode="json", exclude_none=True), indent=2),
+        **tokenizer_files(corpus.tokenizer),
+    }
+
+
+def _copy_weights(start: Model, model: Model) -> None:
+    for field in type(model.config).model_fields:
+        expected, actual = getattr(model.config, field), getattr(start.config, field)
+        if expected != actual and field not in ("dropout", "init_std"):
+            raise ConfigError(f"the initial model has {field}={actual}, but the recipe has {field}={expected}")
+    model.load_state_dict(start.state_dict())
+
+
+def write_recipe(run: RunFolder, recipe: Recipe) -> None:
+    """Write the recipe to the run folder."""
+    write_atomically(run.path / RECIPE_FILE, recipe.to_toml().encode())

@@ -1,0 +1,97 @@
+"""Preparation of text data: resolve files, train or load the tokenizer, and write token stores."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from qkv.choices import SpecialTokenStyle
+from qkv.config import Recipe
+from qkv.data import TokenSource, TokenStore, find_sources, is_unfinished, prepare_store, read_texts
+from qkv.data.text_sources import ProgressCallback
+from qkv.data.token_store import INDEX_FILE
+from qkv.errors import ConfigError, InputError
+from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
+from qkv.training.family import ProgressBars
+
+TOKENIZER_CHARACTERS = 100_000_000
+"""Maximum number of characters to train a tokenizer on. More text takes longer without improving it."""
+
+
+def resolve_data_files(patterns: tuple[str, ...], data_folder: Path) -> list[Path]:
+    """Expand file patterns relative to the data folder. Raises InputError if a pattern matches no file."""
+    files = []
+    for pattern in patterns:
+        path = data_folder / pattern
+        matches = sorted(path.parent.glob(path.name)) if "*" in pattern else [path]
+        if not matches:
+            raise InputError(f"{path}: no matching file")
+        files += matches
+    find_sources(files)
+    return files
+
+
+def prepare_text_stores(
+    recipe: Recipe,
+    folder: Path,
+    data_folder: Path,
+    *,
+    specials: SpecialTokenStyle,
+    write_store: Callable[[list[Path], Path, Tokenizer, ProgressCallback], object],
+    progress: ProgressBars,
+) -> None:
+    """Prepare the tokenizer and the stores for training and validation. Results of an interrupted call are reused."""
+    files = resolve_data_files(recipe.data.train, data_folder)
+    if (folder / "train" / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(folder / "train")
+    else:
+        bar = progress("training the tokenizer")
+        tokenizer = load_or_train_tokenizer(recipe, files, data_folder, specials=specials, progress=bar)
+    write_store(files, folder / "train", tokenizer, progress("reading the text"))
+    if recipe.data.validation:
+        files = resolve_data_files(recipe.data.validation, data_folder)
+        write_store(files, folder / "validation", tokenizer, progress("reading validation"))
+
+
+def load_or_train_tokenizer(
+    recipe: Recipe, files: list[Path], data_folder: Path, *, specials: SpecialTokenStyle, progress: ProgressCallback
+) -> Tokenizer:
+    """Load the tokenizer of the recipe, or train one on the files."""
+    settings = recipe.tokenizer
+    if settings.path is not None:
+        tokenizer = load_tokenizer(data_folder / settings.path)
+        n_ids = tokenizer.vocab_size
+        if n_ids != settings.vocab_size:
+            raise ConfigError(f"tokenizer.vocab_size={settings.vocab_size}, but {settings.path} has {n_ids}")
+        return tokenizer
+    texts = read_texts(files, max_characters=TOKENIZER_CHARACTERS, progress=progress)
+    return train_tokenizer(
+        settings.kind,
+        texts,
+        vocab_size=settings.vocab_size,
+        style=specials,
+        lowercase=settings.lowercase,
+    )
+
+
+def prepare_token_store(files: list[Path], folder: Path, tokenizer: Tokenizer, progress: ProgressCallback) -> None:
+    """Tokenize the files into a token store. Finished stores and shards are reused."""
+    if is_unfinished(folder) or not (folder / INDEX_FILE).exists():
+        prepare_store(files, folder, tokenizer=tokenizer, progress=progress)
+
+
+def open_token_splits(recipe: Recipe, stores: Path) -> tuple[TokenStore, TokenSource, TokenSource | None]:
+    """Open the training store and return it with its training and validation parts.
+
+    Validation uses its own store, the end of the training store, or nothing, depending on the recipe.
+    """
+    store = TokenStore.open(stores / "train")
+    if recipe.data.validation:
+        return store, store, TokenStore.open(stores / "validation")
+    if recipe.data.validation_fraction is None:
+        return store, store, None
+    boundary = round(store.n_tokens * (1 - recipe.data.validation_fraction))
+    if not 0 < boundary < store.n_tokens:
+        raise InputError(
+            f"{', '.join(recipe.data.train)}: {store.n_tokens} tokens are too few to hold out "
+            f"{recipe.data.validation_fraction:.0%} for validation"
+        )
+    return store, store.slice(0, boundary), store.slice(boundary, store.n_tokens)

@@ -1,0 +1,168 @@
+"""Timing of work on a device.
+
+Each measurement reports a low quantile or the minimum of several runs, because other processes can only slow work down.
+"""
+
+import ctypes
+import resource
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+WorkFunction = Callable[[], object]
+MAX_WARMUP_SECONDS = 1 / 3
+MAX_EXTENSION = 4
+"""Measurements may take this many times longer than planned to collect runs without interruptions."""
+MAX_REPEATS = 32
+"""Maximum number of calls in a CUDA graph. It times a kernel of 2 µs to about 1 %."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc
+
+
+def retain_freed_memory() -> bool:
+    """Make glibc retain freed memory of allocations up to 1 GiB. Returns False if the C library does not support it.
+
+    By default, glibc may return allocations of 32 MiB and more to the system, depending on the history of the process.
+    The next allocation then takes a page fault per 4 KiB, which doubles the time of eager attention at 2048 positions.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+class Timer:
+    """Measures latency and kernel time on a device, spending about `seconds_per_measurement` on each measurement."""
+
+    def __init__(self, device: torch.device, *, seconds_per_measurement: float = 0.02) -> None:
+        self.device = device
+        self.is_gpu = device.type == "cuda"
+        self.seconds_per_measurement = seconds_per_measurement
+        # With a single thread, process time excludes the time in which other processes use the core.
+        self.now = time.process_time if not self.is_gpu and torch.get_num_threads() == 1 else time.perf_counter
+
+    def synchronize(self) -> None:
+        """Wait until a GPU has finished all queued work."""
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def measure_latency(self, work: WorkFunction, *, seconds: float | None = None, is_warm: bool = False) -> float:
+        """Returns the time from the call until the device has finished, as the lower quartile of several runs.
+
+        On a CPU, runs that were interrupted by other processes are excluded if enough others exist.
+        """
+        if not is_warm:
+            self._warm_up(work)
+        times, uninterrupted = [], []
+        seconds = self.seconds_per_measurement if seconds is None else seconds
+        started = self.now()
+        while len(times) < 3 or (
+            self._should_continue(self.now() - started, seconds, len(uninterrupted)) and len(times) < 200
+        ):
+            self.synchronize()
+            interrupted, before = _n_preemptions(), self.now()
+            work()
+            self.synchronize()
+            times.append(self.now() - before)
+            if _n_preemptions() == interrupted:
+                uninterrupted.append(times[-1])
+        return statistics.quantiles(uninterrupted if len(uninterrupted) > 2 else times, n=4)[0]
+
+    def _should_continue(self, spent: float, seconds: float, n_uninterrupted: int) -> bool:
+        return spent < seconds or (
+            self.now is time.perf_counter
+            and not self.is_gpu
+            and n_uninterrupted < 3
+            and spent < MAX_EXTENSION * seconds
+        )
+
+    def _warm_up(self, work: WorkFunction) -> None:
+        """Run at least three calls and 20 ms, because the first calls load and select kernels.
+
+        The warm-up ends after a third of a second for very long work.
+        """
+        started, calls = self.now(), 0
+        while (
+            calls < 3 or self.now() - started < self.seconds_per_measurement
+        ) and self.now() - started < MAX_WARMUP_SECONDS:
+            self.synchronize()
+            work()
+            calls += 1
+        self.synchronize()
+
+    def measure_kernel(self, work: WorkFunction, *, capture: bool = True) -> float:
+        """Returns the time on the device only. With `capture`, a GPU replays a CUDA graph to exclude launches."""
+        if not self.is_gpu:
+            return self._measure_on_cpu(work)
+        # Only work that never synchronizes with the device can be captured.
+        if capture and (replay := _capture_repeated(work, self._n_repeats(work))) is not None:
+            graph, n = replay
+            return self._measure_with_events(graph.replay) / n
+        n = self._n_repeats(work)
+        return self._measure_with_events(lambda: [work() for _ in range(n)]) / n
+
+    def _measure_on_cpu(self, work: WorkFunction) -> float:
+        """Measure on a CPU, with several calls per clock reading if a single call is too short."""
+        work()
+        before = self.now()
+        work()
+        once = max(self.now() - before, 1e-7)
+        n = max(1, min(100, int(self.seconds_per_measurement / 8 / once)))
+        times = []
+        for _ in range(5 if once < self.seconds_per_measurement else 1):
+            before = self.now()
+            for _ in range(n):
+                work()
+            times.append((self.now() - before) / n)
+        return min(once, *times)
+
+    def _n_repeats(self, work: WorkFunction) -> int:
+        """Returns how many calls take about 0.5 ms, up to MAX_REPEATS."""
+        work()
+        return max(1, min(MAX_REPEATS, int(0.0005 / max(self._measure_with_events(work), 1e-7))))
+
+    def _measure_with_events(self, work: WorkFunction) -> float:
+        """Measure GPU time between two CUDA events. Returns the minimum of four runs."""
+        work()
+        times = []
+        for _ in range(4):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self.synchronize()
+            start.record()
+            work()
+            end.record()
+            self.synchronize()
+            times.append(start.elapsed_time(end) / 1000)
+        return min(times)
+
+
+def _n_preemptions() -> int:
+    """Returns how often the scheduler has preempted this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _capture_repeated(work: WorkFunction, n: int) -> tuple["torch.cuda.CUDAGraph", int] | None:
+    """Capture n calls of the work in a CUDA graph. Returns None if it cannot be captured.
+
+    The capture is started and ended explicitly, because the context manager of torch empties the allocator cache each
+    time, which would take longer than everything else.
+    """
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                work()
+            torch.cuda.synchronize()
+            graph.capture_begin()
+            try:
+                for _ in range(n):
+                    work()
+            finally:
+                graph.capture_end()
+    except RuntimeError:
+        return None
+    torch.cuda.current_stream().wait_stream(side)
+    return graph, n

@@ -1,0 +1,62 @@
+"""Conversion of the training state to checkpoint tensors and back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from qkv.errors import RunError, WeightsError
+from qkv.training.ema import EMA
+from qkv.training.lora import merged_weights
+from qkv.training.optimizer import load_optimizer_state, optimizer_state_tensors
+from qkv.training.run_folder import load_checkpoint
+from qkv.training.sharded_tensors import shard_like
+from qkv.weights.names import NameTable, Rename
+from qkv.weights.tensors import fill
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that training modifies: model weights, optimizer state and EMA weights."""
+
+    model: nn.Module
+    optimizers: list[Optimizer]
+    ema: EMA | None
+    is_lora: bool
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Returns the tensors of each checkpoint file.
+
+        model.safetensors holds the weights for inference. resume.safetensors holds the optimizer state, and the raw
+        training weights if they differ from those for inference (EMA or LoRA).
+        """
+        resume = {f"optimizer/{name}": t for name, t in optimizer_state_tensors(self.model, self.optimizers).items()}
+        if self.ema is None and not self.is_lora:
+            return {"model.safetensors": dict(self.model.named_parameters()), "resume.safetensors": resume}
+        resume |= {f"weights/{name}": parameter for name, parameter in self.model.named_parameters()}
+        weights = merged_weights(self.model) if self.ema is None else self.ema.weights
+        return {"model.safetensors": weights, "resume.safetensors": resume}
+
+    @torch.no_grad()
+    def restore(self, folder: Path) -> None:
+        """Load the state from a checkpoint folder."""
+        parameters = dict(self.model.named_parameters())
+        weights, resume = load_checkpoint(folder, parameters)
+        raw_weights = {key.removeprefix("weights/"): t for key, t in resume.items() if key.startswith("weights/")}
+        names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
+        try:
+            tensors = {name: shard_like(t, parameters.get(name, t)) for name, t in (raw_weights or weights).items()}
+            fill(self.model, tensors, NameTable(renames=[Rename(name, (name,)) for name in names]), most_faults=2)
+        except WeightsError as error:
+            raise RunError(
+                f"{folder}: the checkpoint does not fit the model; was the recipe changed? {error}"
+            ) from None
+        if self.ema is not None:
+            for name, average in self.ema.weights.items():
+                average.copy_(shard_like(weights[name], average))
+        optimizer_state = {
+            key.removeprefix("optimizer/"): t for key, t in resume.items() if key.startswith("optimizer/")
+        }
+        load_optimizer_state(self.model, self.optimizers, optimizer_state)

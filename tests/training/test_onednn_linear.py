@@ -1,0 +1,129 @@
+"""oneDNN's onednn_linear in a training step: the same numbers as torch's own, for large matrices of a GPT alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qkv.choices import ScheduleKind
+from qkv.config import GPTConfig, TrainingConfig
+from qkv.data.token_batches import TokenBatch
+from qkv.models import GPT
+from qkv.training import Trainer, TrainingData, onednn_linear
+from qkv.training.activation_checkpoint import enable_activation_checkpointing
+from qkv.training.gpt import next_token_objective
+from qkv.training.run_folder import RunFolder
+
+pytestmark = pytest.mark.skipif(not onednn_linear._has_onednn(), reason="torch has no oneDNN here")
+
+TRAINING = TrainingConfig(
+    steps=3, batch_size=2, seq_len=7, learning_rate=1e-2, schedule=ScheduleKind.CONSTANT, warmup_steps=0
+)
+
+
+def gpt() -> GPT:
+    return GPT(GPTConfig(vocab_size=61, context_length=7, d_model=20, n_heads=5, n_layers=2, tie_embeddings=False))
+
+
+def batch() -> TokenBatch:
+    ids = torch.randint(61, (2, 8), generator=torch.Generator().manual_seed(3))
+    return TokenBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), None, torch.full((2,), 7))
+
+
+def losses(folder: Path, *, recomputes: bool = False) -> list[float]:
+    folder.mkdir(exist_ok=True)
+    model, told = gpt().train(), list[float]()
+    training = TRAINING.replace(activation_checkpointing=recomputes)
+    if recomputes:
+        enable_activation_checkpointing(model)
+    trainer = Trainer(
+        model,
+        training,
+        objective=next_token_objective(model, training),
+        data=TrainingData(batch=lambda _: batch()),
+        run=RunFolder(folder),
+        texts={},
+        report=lambda entry: told.append(entry["loss"]),
+    )
+    for _ in range(3):
+        trainer._step(batch())
+    return told
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of the weights that oneDNN multiplied by in forward passes."""
+    seen, whole = list[torch.Size](), onednn_linear.onednn_linear
+
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        seen.append(weight.shape)
+        return whole(x, weight, bias)
+
+    monkeypatch.setattr(onednn_linear, "onednn_linear", product)
+    return seen
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_and_its_gradients_are_torchs_own(has_bias: bool) -> None:
+    x, weight = torch.randn(2, 3, 7, requires_grad=True), torch.randn(5, 7, requires_grad=True)
+    given = [x, weight, *([torch.randn(5, requires_grad=True)] if has_bias else [])]
+    bias = given[2] if has_bias else None
+    upstream = torch.randn(2, 3, 5)
+    torch.testing.assert_close(onednn_linear.onednn_linear(x, weight, bias), F.linear(x, weight, bias))
+    ours = torch.autograd.grad(onednn_linear.onednn_linear(x, weight, bias), given, upstream)
+    torch.testing.assert_close(ours, torch.autograd.grad(F.linear(x, weight, bias), given, upstream))
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    x, weight = torch.randn(3, 7, requires_grad=True), torch.randn(5, 7)
+    onednn_linear.onednn_linear(x, weight, None).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 7))
+
+
+def test_training_goes_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[torch.Size]) -> None:
+    usual = losses(tmp_path / "usual")
+    assert not counted
+    monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
+    quick = losses(tmp_path / "quick")
+    assert len(counted) == 3 * (2 * 6 + 1)
+    assert quick == pytest.approx(usual, abs=1e-5)
+
+
+def test_activations_can_be_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = losses(tmp_path / "usual")
+    monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
+    assert losses(tmp_path / "again", recomputes=True) == pytest.approx(usual, abs=1e-5)
+
+
+def test_small_matrices_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[torch.Size]
+) -> None:
+    monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 61 * 20)
+    losses(tmp_path)
+    assert set(counted) == {torch.Size((61, 20)), torch.Size((80, 20)), torch.Size((20, 80))}
+
+
+def test_what_is_compiled_or_no_gpt_keeps_its_objective() -> None:
+    model = gpt()
+    objective = next_token_objective(model, TRAINING)
+    compiled = TRAINING.model_copy(update={"compile": True})
+    assert onednn_linear.use_onednn_linear(model, objective, compiled) is objective
+    assert onednn_linear.use_onednn_linear(nn.Linear(7, 5), objective, TRAINING) is objective
+    assert onednn_linear.use_onednn_linear(gpt().double(), objective, TRAINING) is objective
+    assert onednn_linear.use_onednn_linear(model, objective, TRAINING) is not objective
+
+
+def test_modules_are_as_before_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
+    model = gpt()
+
+    def fail(_: object) -> None:
+        assert "forward" in vars(model.unembedding)
+        raise KeyError("planted")
+
+    with pytest.raises(KeyError, match="planted"):
+        onednn_linear.use_onednn_linear(model, fail, TRAINING)(batch())  # type: ignore[arg-type]
+    assert not any("forward" in vars(part) for part in model.modules())
