@@ -71,10 +71,10 @@ class CellKind(StrEnum):
     LSTM = "lstm"
 
 
-class Kernel(StrEnum):
+class AttentionKernel(StrEnum):
     """Which road computes attention."""
 
-    PLAIN = "plain"
+    EAGER = "eager"
     """Explicit scores and softmax: the specification."""
     FUSED = "fused"
     """torch's fused scaled-dot-product attention."""
@@ -118,7 +118,7 @@ class TokenizerKind(StrEnum):
     CHARACTER = "char"
 
 
-class SpecialStyle(StrEnum):
+class SpecialTokenStyle(StrEnum):
     """Which special tokens a trained tokenizer has, and what it puts around a text."""
 
     GPT = "gpt"
@@ -129,27 +129,27 @@ class SpecialStyle(StrEnum):
     """<pad> <bos> <eos> <unk>; <bos> A <eos>."""
 
 
-class Role(StrEnum):
+class SpecialToken(StrEnum):
     """What a special token is for; the value is Hugging Face's word in `tokenizer_config.json`."""
 
-    BEGIN = "bos_token"
-    END = "eos_token"
+    BOS = "bos_token"
+    EOS = "eos_token"
     """Ends a text; GPT's <|endoftext|> is both BEGIN and END."""
     PAD = "pad_token"
-    UNKNOWN = "unk_token"
-    CLASSIFY = "cls_token"
-    SEPARATE = "sep_token"
+    UNK = "unk_token"
+    CLS = "cls_token"
+    SEP = "sep_token"
     MASK = "mask_token"
 
 
-class ProblemKind(StrEnum):
+class ProblemType(StrEnum):
     """What a classification head answers; Hugging Face calls it `problem_type`."""
 
-    ONE_CLASS = "one-class"
+    SINGLE_LABEL = "single-label"
     """One of several classes: softmax."""
-    SEVERAL_LABELS = "several-labels"
+    MULTI_LABEL = "multi-label"
     """Each label for itself, yes or no: sigmoid."""
-    NUMBER = "number"
+    REGRESSION = "regression"
     """A number, as it stands."""
 
 
@@ -171,7 +171,7 @@ class Pooling(StrEnum):
     """The first token's state."""
 
 
-class Averaging(StrEnum):
+class AlignmentAveraging(StrEnum):
     """Which of the weights between a source and its translation are averaged into one table."""
 
     ALL = "all"
@@ -180,7 +180,7 @@ class Averaging(StrEnum):
     """The heads of the layer that points at words most sharply."""
 
 
-class Stack(StrEnum):
+class AttentionKind(StrEnum):
     """Whose attentions, layer by layer."""
 
     SELF = "self"
@@ -222,7 +222,7 @@ class ViewKind(StrEnum):
     TIMELINE = "timeline"
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     """What a check of `qkv verify` ended in."""
 
     PASSED = "passed"
@@ -231,7 +231,7 @@ class Verdict(StrEnum):
     """It does not apply to the model, or what it needs is missing here; the reason is told."""
 
 
-class FloatKind(StrEnum):
+class DType(StrEnum):
     """The numbers that a model answers in."""
 
     FLOAT32 = "float32"
@@ -239,7 +239,7 @@ class FloatKind(StrEnum):
     """Half the memory, a GPU's fast products, three digits."""
 
 
-class WorkKind(StrEnum):
+class ProfileCategory(StrEnum):
     """What a model's time goes to."""
 
     PRODUCTS = "matrix products"

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from qkv.config import FinetuningSettings, GPTConfig, RNNConfig, SamplingConfig
-from qkv.config.base import nearest
+from qkv.config.base import suggest_closest
 from qkv.cost.workload import Workload
 from qkv.errors import ConfigError
 
@@ -101,7 +101,7 @@ def test_a_message_speaks_of_a_table_of_settings_never_of_a_class():
     with pytest.raises(ConfigError, match=r"^finetuning: unknown key 'epoch'; did you mean 'epochs'\?$"):
         FinetuningSettings(epoch=2)
     with pytest.raises(ConfigError, match=r"^batch=0: input should be"):
-        Workload(batch=0, length=3)
+        Workload(batch_size=0, seq_len=3)
 
 
 def test_a_misspelt_key_is_told_before_the_one_it_leaves_missing():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from qkv.choices import HeadLayout, NormPosition, PositionKind, ProblemKind
+from qkv.choices import HeadLayout, NormPosition, PositionKind, ProblemType
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, save_config
 from qkv.errors import ConfigError
 
@@ -66,12 +66,16 @@ def test_berts_heads_on_cls_need_the_pooler(head):
 
 def test_class_names_say_how_many_classes_there_are():
     config = BERTConfig(**GPT, class_names=["no", "maybe", "yes"])
-    assert (config.class_names, config.n_classes, config.problem) == (("no", "maybe", "yes"), 3, ProblemKind.ONE_CLASS)
+    assert (config.class_names, config.n_classes, config.problem_type) == (
+        ("no", "maybe", "yes"),
+        3,
+        ProblemType.SINGLE_LABEL,
+    )
 
 
 def test_one_output_is_a_number_unless_said():
-    assert BERTConfig(**GPT, n_classes=1).problem is ProblemKind.NUMBER
-    assert BERTConfig(**GPT, n_classes=1, problem="several-labels").problem is ProblemKind.SEVERAL_LABELS
+    assert BERTConfig(**GPT, n_classes=1).problem_type is ProblemType.REGRESSION
+    assert BERTConfig(**GPT, n_classes=1, problem_type="multi-label").problem_type is ProblemType.MULTI_LABEL
 
 
 @pytest.mark.parametrize(
@@ -80,9 +84,15 @@ def test_one_output_is_a_number_unless_said():
         ({"class_names": ["a", "b"], "n_classes": 3}, "n_classes=3, but class_names has 2 names"),
         ({"class_names": ["a", "b", "a"]}, "class_names has 'a' twice"),
         ({"class_names": []}, "bert: class_names=.*at least 1 item"),
-        ({"problem": "number"}, r"problem='number', but there is no classification head \(n_classes, class_names\)"),
-        ({"n_classes": 2, "problem": "number"}, "problem='number' has one output, not n_classes=2"),
-        ({"n_classes": 1, "problem": "one-class"}, "problem='one-class' needs at least 2 classes, not n_classes=1"),
+        (
+            {"problem_type": "regression"},
+            r"problem_type='regression', but there is no classification head \(n_classes, class_names\)",
+        ),
+        ({"n_classes": 2, "problem_type": "regression"}, "problem_type='regression' has one output, not n_classes=2"),
+        (
+            {"n_classes": 1, "problem_type": "single-label"},
+            "problem_type='single-label' needs at least 2 classes, not n_classes=1",
+        ),
     ],
 )
 def test_classes_that_contradict_each_other_are_refused(settings, message):
@@ -93,8 +103,8 @@ def test_classes_that_contradict_each_other_are_refused(settings, message):
 @pytest.mark.parametrize("ending", ["json", "toml"])
 def test_a_bert_with_names_and_pooling_is_the_same_after_a_file(tmp_path, ending):
     config = BERTConfig(
-        **GPT, n_segments=0, class_names=["bad", "good"], problem="several-labels",
-        sentence_embedding={"pooling": "cls", "normalise": True},
+        **GPT, n_segments=0, class_names=["bad", "good"], problem_type="multi-label",
+        sentence_embedding={"pooling": "cls", "normalize": True},
     )  # fmt: skip
     save_config(config, tmp_path / f"config.{ending}")
     assert load_config(tmp_path / f"config.{ending}") == config

@@ -56,7 +56,7 @@ def test_gpt3s_attention_weights_are_four_d_squared_a_layer():
     weights = sum(
         projection.weight.numel()
         for part in attentions
-        for projection in (part.query, part.key, part.value, part.output)
+        for projection in (part.q_proj, part.k_proj, part.v_proj, part.out_proj)
     )
     assert len(attentions) == 96
     assert weights == 4 * 96 * 12288**2 == 57_982_058_496

@@ -9,7 +9,7 @@ from tests.training.runs import recipe
 
 @pytest.fixture
 def path(tmp_path):
-    (tmp_path / "a.toml").write_text(recipe().as_toml())
+    (tmp_path / "a.toml").write_text(recipe().to_toml())
     return tmp_path / "a.toml"
 
 
@@ -18,7 +18,9 @@ def test_a_recipe_comes_back_from_its_own_file(path):
 
 
 def test_settings_are_changed_by_their_dotted_names(path):
-    changed = load_recipe(path, ("training.steps=7", "model.norm=rms", "data.train=['b.txt']", "training.max_grad_norm=0.5"))
+    changed = load_recipe(
+        path, ("training.steps=7", "model.norm=rms", "data.train=['b.txt']", "training.max_grad_norm=0.5")
+    )
     assert changed.training.steps == 7
     assert changed.model["norm"] == "rms"
     assert changed.data.train == ("b.txt",)
@@ -33,10 +35,10 @@ def test_settings_are_changed_by_their_dotted_names(path):
         ("model.n_layer=7", "unknown key 'n_layer'; did you mean 'n_layers'?"),
         ("training.seq_len=99", "training.seq_len=99 must not be more than model.context_length=13"),
         ("model.vocab_size=9", "model.vocab_size is the tokenizer's: set tokenizer.vocab_size"),
-        ("data.validation=['c.txt']", "data: validation files and validation_share were both given; choose one"),
+        ("data.validation=['c.txt']", "data: validation files and validation_fraction were both given; choose one"),
         ("data.train=[]", "train"),
         ("training.steps.more=1", "'training.steps.more=1': steps is a value, not a table of settings"),
-        ("pairs.join=0.1", "pairs: is for translation (seq2seq, rnn), and family='gpt'"),
+        ("pairs.join_fraction=0.1", "pairs: is for translation (seq2seq, rnn), and family='gpt'"),
         ("training.label_smoothing=0.1", "training.label_smoothing=0.1 is for translation (seq2seq, rnn)"),
         ("steps", "'steps' is no setting; write name=value, such as training.steps=200"),
         ("family=lstm", "family='lstm'"),
@@ -75,7 +77,7 @@ def test_a_missing_recipe_is_said(tmp_path):
 
 
 def test_nothing_is_left_out_of_the_written_recipe():
-    written = recipe().as_toml()
+    written = recipe().to_toml()
     assert "micro_batch_size = 2" in written
     assert "weight_decay = 0.1" in written
     assert isinstance(recipe(), Recipe)

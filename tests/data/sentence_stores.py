@@ -52,5 +52,5 @@ def unmasked(batch) -> np.ndarray:
     ids = batch.ids.clone()
     used = batch.targets >= 0
     rows = used.nonzero()[:, 0]
-    ids[rows, batch.places[used]] = batch.targets[used]
+    ids[rows, batch.masked_positions[used]] = batch.targets[used]
     return ids.numpy()

@@ -48,5 +48,5 @@ class Computed:
         ends = (positions % self.length == self.length - 1) | (positions == self.n_tokens - 1)
         return np.where(ends, self.end_id, positions % 9973 + 1)
 
-    def documents(self, start, stop):
+    def document_ids(self, start, stop):
         return np.arange(start, stop, dtype=np.int64) // self.length

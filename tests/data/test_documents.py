@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.data import documents, find_sources, read_documents
-from qkv.data.documents import read_parts
-from qkv.data.sources import Source, open_source
+from qkv.data.documents import read_chunks
+from qkv.data.text_sources import TextSource, open_source
 from qkv.errors import InputError, MissingExtraError
-from qkv.text import MAX_PART, cut
+from qkv.text import MAX_CHUNK_CHARACTERS, split_into_chunks
 
 STORIES = "Once upon a time.\nThe end.\n<|endoftext|>\n\nÑandú 😀  \n<|endoftext|>\r\n\n<|endoftext|> \nLast"
 EXPECTED = ["Once upon a time.\nThe end.", "Ñandú 😀", "Last"]
@@ -158,12 +158,12 @@ def test_documents_are_the_same_whatever_is_read_at_a_time(pieces, block):
     text = "".join(pieces)
     expected = [d.strip() for d in documents._SEPARATOR.split(text) if d.strip()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_BLOCK", block)
-        parts = list(read_parts(Source("a.txt", named=False), io.BytesIO(text.encode())))
+        patch.setattr(documents, "_BLOCK_BYTES", block)
+        parts = list(read_chunks(TextSource("a.txt", is_explicit=False), io.BytesIO(text.encode())))
     found, open_ = [], ""
     for part in parts:
         open_ += part.text
-        if part.ends:
+        if part.is_last:
             found.append(open_)
             open_ = ""
     assert (found, open_) == (expected, "")
@@ -172,36 +172,38 @@ def test_documents_are_the_same_whatever_is_read_at_a_time(pieces, block):
 @given(text=st.lists(words.filter(lambda w: "<" not in w), max_size=60).map("".join), block=st.integers(1, 50))
 def test_a_long_document_comes_in_the_same_parts_whatever_is_read_at_a_time(text, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_BLOCK", block)
-        patch.setattr(documents, "MAX_PART", 13)
-        patch.setattr(documents, "cut", partial(cut, max_part=13))
-        parts = list(read_parts(Source("a.txt", named=False), io.BytesIO(text.encode())))
+        patch.setattr(documents, "_BLOCK_BYTES", block)
+        patch.setattr(documents, "MAX_CHUNK_CHARACTERS", 13)
+        patch.setattr(documents, "split_into_chunks", partial(split_into_chunks, max_characters=13))
+        parts = list(read_chunks(TextSource("a.txt", is_explicit=False), io.BytesIO(text.encode())))
     assert "".join(part.text for part in parts) == text.strip()
-    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True] * bool(parts)
-    assert [part.text for part in parts] == (list(cut(text.strip(), max_part=13)) if text.strip() else [])
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True] * bool(parts)
+    assert [part.text for part in parts] == (
+        list(split_into_chunks(text.strip(), max_characters=13)) if text.strip() else []
+    )
 
 
 def test_one_line_of_many_megabytes_comes_in_parts(file):
-    line = "word " * (2 * MAX_PART)
-    source = Source(str(file("a.txt", line)))
+    line = "word " * (2 * MAX_CHUNK_CHARACTERS)
+    source = TextSource(str(file("a.txt", line)))
     with open_source(source) as (opened, stream):
-        parts = list(read_parts(source, stream))
+        parts = list(read_chunks(source, stream))
     assert len(parts) > 9
-    assert all(len(part.text) <= MAX_PART for part in parts)
-    assert all(after.text.startswith(" w") and not before.ends for before, after in pairwise(parts))
+    assert all(len(part.text) <= MAX_CHUNK_CHARACTERS for part in parts)
+    assert all(after.text.startswith(" w") and not before.is_last for before, after in pairwise(parts))
     assert "".join(part.text for part in parts) == line.strip()
     assert opened.n_bytes == len(line)
 
 
 @pytest.mark.parametrize("rest", ["", "\nmore"])
 def test_the_rest_of_a_line_that_was_cut_is_no_separator(rest, monkeypatch):
-    monkeypatch.setattr(documents, "_BLOCK", 26)
-    monkeypatch.setattr(documents, "MAX_PART", 13)
-    monkeypatch.setattr(documents, "cut", partial(cut, max_part=13))
+    monkeypatch.setattr(documents, "_BLOCK_BYTES", 26)
+    monkeypatch.setattr(documents, "MAX_CHUNK_CHARACTERS", 13)
+    monkeypatch.setattr(documents, "split_into_chunks", partial(split_into_chunks, max_characters=13))
     text = "x" * 13 + "<|endoftext|>" + rest
-    parts = list(read_parts(Source("a.txt"), io.BytesIO(text.encode())))
+    parts = list(read_chunks(TextSource("a.txt"), io.BytesIO(text.encode())))
     assert "".join(part.text for part in parts) == text
-    assert [part.ends for part in parts].count(True) == 1
+    assert [part.is_last for part in parts].count(True) == 1
 
 
 @pytest.mark.parametrize("chosen", ["[:-3]", "[-3:]", "[:2]", "[4:]", "[1:-2]", "[-5:-1]", "[-6:3]", "[:]", "[-99:]"])

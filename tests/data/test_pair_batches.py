@@ -8,9 +8,9 @@ import torch
 from qkv.choices import SpecialToken
 from qkv.data import prefetch
 from qkv.data.pair_batches import PairBatches
-from qkv.data.windows import NOTHING
 from qkv.errors import ConfigError, InputError
-from tests.data.pairs import pair_store, pair_tokenizer, reversed_pairs
+from qkv.tensors import IGNORE_INDEX
+from tests.data.pair_corpus import pair_store, pair_tokenizer, reversed_pairs
 
 FILES = {"a": list(dict.fromkeys(reversed_pairs(311, longest=13))), "b": [("a a", "A A"), ("h " * 29, "H " * 29)]}
 
@@ -21,7 +21,7 @@ def store(tmp_path_factory):
 
 
 def batches(store, **changes):
-    given = {"times": store.times({}), "length": 32, "batch_size": 5, "seed": 7, "join": 0.4}
+    given = {"repeats": store.pair_repeats({}), "length": 32, "batch_size": 5, "seed": 7, "join_fraction": 0.4}
     return PairBatches(store=store, **(given | changes))
 
 
@@ -30,9 +30,9 @@ def texts(batch) -> list[tuple[str, str]]:
     decode = pair_tokenizer().decode
     rows = zip(batch.source.tolist(), batch.source_lengths.tolist(), batch.targets.tolist(), strict=True)
     return [
-        (decode(source[:n]), decode([i for i in targets if i != NOTHING]))
+        (decode(source[:n]), decode([i for i in targets if i != IGNORE_INDEX]))
         for source, n, targets in rows
-        if targets[0] != NOTHING
+        if targets[0] != IGNORE_INDEX
     ]
 
 
@@ -52,17 +52,17 @@ def test_a_batch_is_the_same_whenever_and_by_however_many_workers(store):
     assert not is_same(batches(store, seed=8).batch(0), alone[0])
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_the_ranks_rows_in_order_are_the_whole_batch(store, world):
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_ranks_rows_in_order_are_the_whole_batch(store, world_size):
     made = batches(store)
     for t in range(11):
-        parts = [made.batch(t, rank=rank, world=world) for rank in range(world)]
+        parts = [made.batch(t, rank=rank, world_size=world_size) for rank in range(world_size)]
         assert torch.equal(torch.cat([part.targets for part in parts]), made.batch(t).targets)
 
 
 @pytest.mark.parametrize("join", [0.0, 0.5])
 def test_each_pair_is_taken_once_an_epoch_or_as_often_as_asked(store, join):
-    made = batches(store, join=join, times=store.times({"b": 3}))
+    made = batches(store, join_fraction=join, repeats=store.pair_repeats({"b": 3}))
     said = Counter()
     for epoch in (0, 1):
         said.clear()
@@ -80,7 +80,7 @@ def test_each_pair_is_taken_once_an_epoch_or_as_often_as_asked(store, join):
 
 
 def test_without_joining_an_epoch_is_the_very_pairs_in_another_order_each_time(store):
-    made = batches(store, join=0.0)
+    made = batches(store, join_fraction=0.0)
     epochs = [
         [pair for t in range(made.n_batches) for pair in texts(made.batch(e * made.n_batches + t))] for e in (0, 1)
     ]
@@ -90,7 +90,7 @@ def test_without_joining_an_epoch_is_the_very_pairs_in_another_order_each_time(s
 
 
 def test_another_epoch_puts_other_pairs_together(store):
-    made = batches(store, join=0.0)
+    made = batches(store, join_fraction=0.0)
     first, second = (
         {frozenset(texts(made.batch(e * made.n_batches + t))) for t in range(made.n_batches)} for e in (0, 1)
     )
@@ -98,7 +98,7 @@ def test_another_epoch_puts_other_pairs_together(store):
 
 
 def test_joined_pairs_stand_one_after_the_other_on_both_sides(store):
-    made = batches(store, join=0.9)
+    made = batches(store, join_fraction=0.9)
     known = {source.strip(): target.strip() for pairs in FILES.values() for source, target in pairs}
     n_joined = 0
     for t in range(made.n_batches):
@@ -113,7 +113,9 @@ def test_joined_pairs_stand_one_after_the_other_on_both_sides(store):
 
 
 def test_a_row_is_begun_ended_padded_and_shifted_by_one(store):
-    begin, end, pad = (pair_tokenizer().id_of(role) for role in (SpecialToken.BOS, SpecialToken.EOS, SpecialToken.PAD))
+    begin, end, pad = (
+        pair_tokenizer().special_id(role) for role in (SpecialToken.BOS, SpecialToken.EOS, SpecialToken.PAD)
+    )
     batch = batches(store).batch(3)
     for row in range(len(batch.ids)):
         n_source, n = int(batch.source_lengths[row]), int(batch.counts[row])
@@ -124,7 +126,7 @@ def test_a_row_is_begun_ended_padded_and_shifted_by_one(store):
         ids, targets = batch.ids[row].tolist(), batch.targets[row].tolist()
         assert ids[0] == begin
         assert ids[1:n] == targets[: n - 1]
-        assert (targets[n - 1], set(targets[n:]) <= {NOTHING}) == (end, True)
+        assert (targets[n - 1], set(targets[n:]) <= {IGNORE_INDEX}) == (end, True)
     assert batch.source_attention_mask.sum(1).tolist() == batch.source_lengths.tolist()
 
 
@@ -145,7 +147,7 @@ def test_the_parts_of_a_batch_are_the_batch(store):
 
 def test_a_sweep_takes_every_pair_once(store):
     made = batches(store)
-    swept = [pair for t in range(made.n_batches) for pair in texts(made.sweep(t))]
+    swept = [pair for t in range(made.n_batches) for pair in texts(made.eval_batch(t))]
     assert sorted(swept) == sorted((s.strip(), t.strip()) for pairs in FILES.values() for s, t in pairs)
 
 
@@ -153,6 +155,6 @@ def test_long_pairs_are_left_out_and_counted(store):
     made = batches(store, length=16)
     assert made.n_too_long == 1
     with pytest.raises(InputError, match=r"none of .* pairs fits into length=8 tokens"):
-        batches(store, length=8, times=0 * store.times({}))
+        batches(store, length=8, repeats=0 * store.pair_repeats({}))
     with pytest.raises(ConfigError, match="length=7 must be at least 8"):
         batches(store, length=7)

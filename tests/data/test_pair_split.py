@@ -6,26 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.pair_split import components, fold, leak, split_pairs
+from qkv.data.pair_split import connected_components, leakage, normalize_sentence, split_pairs
 from qkv.errors import InputError
-from tests.data.pairs import reversed_pairs
+from tests.data.pair_corpus import reversed_pairs
 
 WORDS = st.sampled_from(["Go!", "go", "¿Qué?", "que", "Sí.", "No.", "yes", "stop", "alto", "a", "b", "c", "?!", "..."])
 
 
 @pytest.mark.parametrize(("one", "other"), [("¡Ven aquí!", "ven  aquí"), ("It's ME.", "it s me"), ("a_b", "A b")])
 def test_capitals_and_punctuation_are_folded(one, other):
-    assert fold(one) == fold(other)
+    assert normalize_sentence(one) == normalize_sentence(other)
 
 
 def test_accents_are_not_folded_and_what_is_punctuation_alone_stays():
-    assert fold("sí") != fold("si")
-    assert fold(" ?! ") == "?!"
+    assert normalize_sentence("sí") != normalize_sentence("si")
+    assert normalize_sentence(" ?! ") == "?!"
 
 
 def test_pairs_that_share_a_sentence_by_a_chain_are_one_component():
     pairs = [("uno", "one"), ("Uno.", "a one"), ("dos", "two"), ("un", "a one!"), ("tres", "three"), ("two", "2")]
-    numbers = components(pairs).tolist()
+    numbers = connected_components(pairs).tolist()
     assert numbers[0] == numbers[1] == numbers[3]
     assert numbers[2] == numbers[5]
     assert len({numbers[0], numbers[2], numbers[4]}) == 3
@@ -40,7 +40,10 @@ def test_no_sentence_of_one_part_is_in_another_and_nothing_is_lost(pairs, n_dev,
     parts = split_pairs(distinct, n_dev=n_dev, n_test=n_test, seed=seed)
     assert (len(parts.dev), len(parts.test)) == (n_dev, n_test)
     assert sorted([*parts.train, *parts.dev, *parts.test]) == list(range(len(distinct)))
-    sentences = [{fold(text) for i in part for text in distinct[i]} for part in (parts.train, parts.dev, parts.test)]
+    sentences = [
+        {normalize_sentence(text) for i in part for text in distinct[i]}
+        for part in (parts.train, parts.dev, parts.test)
+    ]
     for one, other in combinations(sentences, 2):
         assert not one & other
 
@@ -48,10 +51,10 @@ def test_no_sentence_of_one_part_is_in_another_and_nothing_is_lost(pairs, n_dev,
 def test_a_random_split_leaks_and_says_so():
     pairs = reversed_pairs(400, longest=3)
     parts = split_pairs(pairs, n_dev=0, n_test=100, by_component=False)
-    assert leak(pairs, parts.test, parts.train) > 0.3
+    assert leakage(pairs, parts.test, parts.train) > 0.3
     few = reversed_pairs(2000, shortest=5)
     parts = split_pairs(few, n_dev=0, n_test=100)
-    assert leak(few, parts.test, parts.train) == 0.0
+    assert leakage(few, parts.test, parts.train) == 0.0
 
 
 def test_another_seed_is_another_split_and_the_same_the_same():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.choices import SpecialStyle, TokenizerKind
+from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.text import Tokenizer, train_tokenizer
 
 TEXTS = [
@@ -26,5 +26,5 @@ def published(name: str) -> Path:
 
 
 @cache
-def trained(kind: TokenizerKind, style: SpecialStyle | None = None, vocab_size: int = 401) -> Tokenizer:
+def trained(kind: TokenizerKind, style: SpecialTokenStyle | None = None, vocab_size: int = 401) -> Tokenizer:
     return train_tokenizer(kind, TEXTS, vocab_size=vocab_size, style=style)

@@ -9,7 +9,7 @@ from qkv.errors import ConfigError
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 """A whole number of things there must be at least one of."""
-NEAR = 0.65
+MIN_SIMILARITY = 0.65
 """Of difflib's likeness: a word with two letters exchanged (gtp) is nearer, one with a few in common is not."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -21,11 +21,11 @@ class Config(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _in_one_line(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
+    def _convert_validation_error(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
         try:
             return handler(data)
         except ValidationError as error:
-            raise ConfigError(_sentence(cls, error)) from None
+            raise ConfigError(_format_validation_error(cls, error)) from None
 
     def replace(self, **changes: Any) -> Self:  # noqa: ANN401
         """A copy with some settings changed, checked anew.
@@ -35,28 +35,28 @@ class Config(BaseModel):
         return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
 
 
-def nearest(word: str, known: list[str]) -> str:
+def suggest_closest(word: str, known: list[str]) -> str:
     """“; did you mean 'x'?”, or nothing where no known word is near or begins with it."""
     longer = [one for one in known if len(word) > 2 and one.startswith(word)]
-    close = longer or get_close_matches(word, known, n=1, cutoff=NEAR)
+    close = longer or get_close_matches(word, known, n=1, cutoff=MIN_SIMILARITY)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def _sentence(cls: type[Config], error: ValidationError) -> str:
+def _format_validation_error(cls: type[Config], error: ValidationError) -> str:
     # A misspelt key is also a missing one; the misspelling is what the reader must be told.
     first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])
     match first["type"]:
         case "extra_forbidden":
-            what = f"unknown key '{field}'{nearest(field, list(cls.model_fields))}"
+            what = f"unknown key '{field}'{suggest_closest(field, list(cls.model_fields))}"
         case "missing":
             what = f"{field} is missing"
         case _:
             what = f"{field}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-    return _table(cls) + what
+    return _table_prefix(cls) + what
 
 
-def _table(cls: type[Config]) -> str:
+def _table_prefix(cls: type[Config]) -> str:
     """“training: ” for `TrainingConfig`, as a recipe calls it; a class's own name says nothing to who writes a file."""
     name = cls.__name__
     table = name.removesuffix("Config").removesuffix("Settings")

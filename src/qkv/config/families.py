@@ -13,7 +13,7 @@ from qkv.choices import (
     PoolerActivation,
     Pooling,
     PositionKind,
-    ProblemKind,
+    ProblemType,
     ScoreKind,
     SinusoidStyle,
 )
@@ -21,12 +21,12 @@ from qkv.config.base import Config, Count, Fraction
 from qkv.errors import ConfigError
 
 
-def _default_d_head(given: dict[str, Any]) -> int:
-    return max(1, given["d_model"] // given["n_heads"])
+def _default_d_head(fields: dict[str, Any]) -> int:
+    return max(1, fields["d_model"] // fields["n_heads"])
 
 
-def _default_d_value(given: dict[str, Any]) -> int:
-    return given["d_head"] if given["head_layout"] is HeadLayout.SPLIT else given["d_model"]
+def _default_d_value(fields: dict[str, Any]) -> int:
+    return fields["d_head"] if fields["head_layout"] is HeadLayout.SPLIT else fields["d_model"]
 
 
 class RopeScaling(Config):
@@ -42,11 +42,10 @@ class RopeScaling(Config):
     """More turns than this: kept; a smooth change between the two."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _check_frequency_factors(self) -> Self:
         if self.low_freq_factor >= self.high_freq_factor:
             raise ConfigError(
-                f"low_freq_factor={self.low_freq_factor} must be less than "
-                f"high_freq_factor={self.high_freq_factor}"
+                f"low_freq_factor={self.low_freq_factor} must be less than high_freq_factor={self.high_freq_factor}"
             )
         return self
 
@@ -61,7 +60,7 @@ class TransformerConfig(Config):
     n_heads: Count
 
     head_layout: HeadLayout = HeadLayout.SPLIT
-    n_kv_heads: Count = Field(default_factory=lambda given: given["n_heads"])
+    n_kv_heads: Count = Field(default_factory=lambda fields: fields["n_heads"])
     """Fewer than n_heads: each key/value head serves a group of query heads."""
     d_head: Count = Field(default_factory=_default_d_head)
     """Width of one query or key; d_model / n_heads unless said."""
@@ -75,7 +74,7 @@ class TransformerConfig(Config):
     sliding_window: Count | None = None
     """See only what stands less than this many positions away, on both sides where one may look ahead; None: all."""
 
-    d_ff: Count = Field(default_factory=lambda given: 4 * given["d_model"])
+    d_ff: Count = Field(default_factory=lambda fields: 4 * fields["d_model"])
     activation: Activation = Activation.GELU_TANH
     gated: bool = False
     """Feed-forward with a gate: activation(xW_gate) ⊙ xW_in."""
@@ -109,14 +108,14 @@ class TransformerConfig(Config):
     """Spread of the random weights a new model starts from."""
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         if "d_head" not in self.model_fields_set and self.d_model % self.n_heads:
             raise ConfigError(f"d_model={self.d_model} must be a multiple of n_heads={self.n_heads}")
         if self.n_kv_heads > self.n_heads:
             raise ConfigError(f"n_kv_heads={self.n_kv_heads} must not be more than n_heads={self.n_heads}")
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
-        self._check_layout()
+        self._check_head_layout()
         if self.positions is PositionKind.ROTARY and self.d_head % 2:
             raise ConfigError(f"rotary positions turn pairs: d_head={self.d_head} must be even")
         if self.rope_scaling is not None and self.positions is not PositionKind.ROTARY:
@@ -132,7 +131,7 @@ class TransformerConfig(Config):
             )
         return self
 
-    def _check_layout(self) -> None:
+    def _check_head_layout(self) -> None:
         if self.head_layout is HeadLayout.SPLIT:
             if not self.output_projection and self.n_heads * self.d_value != self.d_model:
                 raise ConfigError(
@@ -156,18 +155,18 @@ class SentenceEmbedding(Config):
     """How a model that was trained for sentence vectors makes them, as sentence-transformers keeps it."""
 
     pooling: Pooling = Pooling.MEAN
-    normalise: bool = False
+    normalize: bool = False
     """Divide each vector by its length."""
     max_tokens: Count | None = None
     """Longest text it was trained on, [CLS] and [SEP] counted; None: the context length."""
 
 
-def _default_n_classes(given: dict[str, Any]) -> int | None:
-    return None if given["class_names"] is None else len(given["class_names"])
+def _default_n_classes(fields: dict[str, Any]) -> int | None:
+    return None if fields["class_names"] is None else len(fields["class_names"])
 
 
-def _default_problem(given: dict[str, Any]) -> ProblemKind:
-    return ProblemKind.NUMBER if given["n_classes"] == 1 else ProblemKind.ONE_CLASS
+def _default_problem(fields: dict[str, Any]) -> ProblemType:
+    return ProblemType.REGRESSION if fields["n_classes"] == 1 else ProblemType.SINGLE_LABEL
 
 
 class BERTConfig(TransformerConfig):
@@ -186,41 +185,41 @@ class BERTConfig(TransformerConfig):
     pooler: bool = True
     """tanh(W·[CLS]): what next-sentence and classification heads read."""
     pooler_activation: PoolerActivation = PoolerActivation.TANH
-    masked_word_head: bool = False
+    masked_lm_head: bool = False
     next_sentence_head: bool = False
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """What each output of the classification head means, in order."""
     n_classes: Count | None = Field(default_factory=_default_n_classes)
     """Outputs of the classification head; None: there is no such head."""
-    problem: ProblemKind = Field(default_factory=_default_problem)
+    problem_type: ProblemType = Field(default_factory=_default_problem)
     """What the classification head answers; one output is a number unless said."""
     sentence_embedding: SentenceEmbedding | None = None
 
     @property
-    def parts_pairs(self) -> bool:
+    def uses_segment_ids(self) -> bool:
         """Whether segments tell a pair's texts apart: DistilBERT has none of them, RoBERTa one for all."""
         return self.n_segments > 1
 
     @model_validator(mode="after")
-    def _heads_have_a_pooler(self) -> Self:
+    def _check_pooler(self) -> Self:
         if not self.pooler and (self.next_sentence_head or self.n_classes is not None):
             raise ConfigError("pooler=False, but next_sentence_head and n_classes read the pooler")
         return self
 
     @model_validator(mode="after")
-    def _classes_agree(self) -> Self:
-        names, n, problem = self.class_names, self.n_classes, self.problem.value
+    def _check_classes(self) -> Self:
+        names, n, problem_type = self.class_names, self.n_classes, self.problem_type.value
         if names is not None and n != len(names):
             raise ConfigError(f"n_classes={n}, but class_names has {len(names)} names")
         if names is not None and len(set(names)) < len(names):
             twice = next(name for i, name in enumerate(names) if name in names[:i])
             raise ConfigError(f"class_names has {twice!r} twice")
-        if n is None and self.problem is not ProblemKind.ONE_CLASS:
-            raise ConfigError(f"problem={problem!r}, but there is no classification head (n_classes, class_names)")
-        if self.problem is ProblemKind.NUMBER and n != 1:
-            raise ConfigError(f"problem='number' has one output, not n_classes={n}")
-        if self.problem is ProblemKind.ONE_CLASS and n == 1:
-            raise ConfigError("problem='one-class' needs at least 2 classes, not n_classes=1")
+        if n is None and self.problem_type is not ProblemType.SINGLE_LABEL:
+            raise ConfigError(f"problem={problem_type!r}, but there is no classification head (n_classes, class_names)")
+        if self.problem_type is ProblemType.REGRESSION and n != 1:
+            raise ConfigError(f"problem_type='regression' has one output, not n_classes={n}")
+        if self.problem_type is ProblemType.SINGLE_LABEL and n == 1:
+            raise ConfigError("problem_type='single-label' needs at least 2 classes, not n_classes=1")
         return self
 
 
@@ -235,14 +234,14 @@ class Seq2SeqConfig(TransformerConfig):
     final_norm: bool = False
     positions: PositionKind = PositionKind.SINUSOIDAL
     scale_embedding: bool = True
-    source_vocab_size: Count = Field(default_factory=lambda given: given["vocab_size"])
+    source_vocab_size: Count = Field(default_factory=lambda fields: fields["vocab_size"])
     share_embeddings: bool = True
     """One token table for source and target; only where both have one vocabulary."""
     d_patch: Count | None = None
     """The source is a picture, cut into patches of so many numbers; None: it is ids."""
 
     @model_validator(mode="after")
-    def _picture_has_no_words(self) -> Self:
+    def _check_image_source(self) -> Self:
         has_words = self.share_embeddings or self.source_vocab_size != self.vocab_size
         if self.d_patch is not None and has_words:
             raise ConfigError(
@@ -252,7 +251,7 @@ class Seq2SeqConfig(TransformerConfig):
         return self
 
     @model_validator(mode="after")
-    def _share_one_vocabulary(self) -> Self:
+    def _check_shared_embeddings(self) -> Self:
         if self.share_embeddings and self.source_vocab_size != self.vocab_size:
             raise ConfigError(
                 f"share_embeddings needs one vocabulary: source_vocab_size={self.source_vocab_size}, "
@@ -266,7 +265,7 @@ class RNNConfig(Config):
 
     family: Literal["rnn"] = "rnn"
     vocab_size: Count
-    source_vocab_size: Count = Field(default_factory=lambda given: given["vocab_size"])
+    source_vocab_size: Count = Field(default_factory=lambda fields: fields["vocab_size"])
     d_model: Count
     """Width of embeddings, of the decoder's state, and of the encoder's two directions together."""
     n_encoder_layers: Count = 1
@@ -280,7 +279,7 @@ class RNNConfig(Config):
     init_std: float = Field(default=0.08, gt=0)
 
     @model_validator(mode="after")
-    def _two_directions(self) -> Self:
+    def _check_even_width(self) -> Self:
         if self.d_model % 2:
             raise ConfigError(f"two directions share d_model={self.d_model}, which must be even")
         return self

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from qkv.config.base import nearest
+from qkv.config.base import suggest_closest
 from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import ConfigError
 
@@ -26,7 +26,7 @@ def config_from_dict(settings: dict[str, Any]) -> ModelConfig:
     if family is None:
         raise ConfigError(f"family is missing; it is one of {', '.join(FAMILIES)}")
     if not isinstance(family, str) or family not in FAMILIES:
-        hint = nearest(str(family), list(FAMILIES))
+        hint = suggest_closest(str(family), list(FAMILIES))
         raise ConfigError(f"unknown family {family!r}; it is one of {', '.join(FAMILIES)}{hint}")
     return FAMILIES[family](**settings)
 
@@ -35,7 +35,7 @@ def load_config(path: str | Path) -> ModelConfig:
     """The config in a .json or .toml file; its `family` says which kind it is."""
     path = Path(path)
     try:
-        settings = _parse(path)
+        settings = _parse_config_file(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -58,22 +58,22 @@ def save_config(config: ModelConfig, path: str | Path) -> None:
         case ".toml":
             text = tomli_w.dumps(settings)
         case _:
-            raise ConfigError(_unknown_ending(path))
+            raise ConfigError(_unknown_suffix_message(path))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _parse(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds, checked by the caller
+def _parse_config_file(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds, checked by the caller
     match path.suffix:
         case ".json":
             return json.loads(path.read_text(encoding="utf-8"))
         case ".toml":
             return tomllib.loads(path.read_text(encoding="utf-8"))
         case _:
-            raise ConfigError(_unknown_ending(path))
+            raise ConfigError(_unknown_suffix_message(path))
 
 
-def _unknown_ending(path: Path) -> str:
+def _unknown_suffix_message(path: Path) -> str:
     return f"{path}: a config ends in .json or .toml, not '{path.suffix}'"

@@ -6,20 +6,20 @@ from typing import Literal, Self
 import tomli_w
 from pydantic import Field, model_validator
 
-from qkv.choices import Precision, ProblemKind
+from qkv.choices import Precision, ProblemType
 from qkv.config.base import Config, Count, Fraction
-from qkv.config.recipe import load_settings
+from qkv.config.recipe import load_toml_settings
 from qkv.errors import ConfigError
 
 
 class FinetuningSettings(Config):
     """How, whatever the model and the data."""
 
-    text: tuple[str, ...] = Field(default=(), max_length=2)
+    text_columns: tuple[str, ...] = Field(default=(), max_length=2)
     """Columns of the text, or of the pair's two; none: `text`, else `text_a` and `text_b`."""
-    label: str | None = None
-    problem: ProblemKind = ProblemKind.ONE_CLASS
-    n_labels: Count | None = None
+    label_column: str | None = None
+    problem_type: ProblemType = ProblemType.SINGLE_LABEL
+    n_train_rows: Count | None = None
     """Learn from so many rows alone, drawn anew for each seed, each class by its share."""
     truncate: bool = False
     """Cut what is longer than the context; otherwise that is an error."""
@@ -31,7 +31,7 @@ class FinetuningSettings(Config):
     lora_rank: Count | None = None
     layer_decay: float | None = Field(default=None, gt=0, le=1)
 
-    seeds: Count = 1
+    n_seeds: Count = 1
     """How many runs, from `seed` on; they differ in the head's first weights, the order of the rows, and dropout."""
     seed: int = Field(default=0, ge=0)
     epochs: Count | None = None
@@ -41,10 +41,10 @@ class FinetuningSettings(Config):
     patience: Count | None = 5
     """Stop after this many evaluations without a better one; there are ten in a run."""
     precision: Precision = Precision.AUTO
-    compiled: bool = False
+    compile: bool = False
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         if isinstance(self.freeze, int) and self.freeze < 0:
             raise ConfigError(f"freeze={self.freeze} must be a number of layers, or 'all'")
         if self.freeze and self.lora_rank is not None:
@@ -64,15 +64,15 @@ class FinetuningConfig(FinetuningSettings):
     """None: a tenth of the training rows is held out."""
 
     @model_validator(mode="after")
-    def _models_differ(self) -> Self:
+    def _check_models_differ(self) -> Self:
         if len(set(self.models)) < len(self.models):
             raise ConfigError(f"models={list(self.models)}: each may be there once")
         return self
 
-    def as_toml(self) -> str:
+    def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
 def load_finetuning(path: Path, overrides: tuple[str, ...] = ()) -> FinetuningConfig:
     """A file of settings, some of them changed: `epochs=2`."""
-    return load_settings(FinetuningConfig, path, overrides)
+    return load_toml_settings(FinetuningConfig, path, overrides)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from qkv.choices import Activation, NormKind, NormPosition, PositionKind
-from qkv.config.base import nearest
+from qkv.config.base import suggest_closest
 from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.config.files import ModelConfig
 from qkv.errors import ConfigError
 
 
-def _gpt2(n_layers: int, d_model: int, n_heads: int, context_length: int = 1024) -> GPTConfig:
+def _gpt2_config(n_layers: int, d_model: int, n_heads: int, context_length: int = 1024) -> GPTConfig:
     return GPTConfig(
         vocab_size=50257,
         context_length=context_length,
@@ -20,7 +20,7 @@ def _gpt2(n_layers: int, d_model: int, n_heads: int, context_length: int = 1024)
     )
 
 
-def _llama(context_length: int, **shape: Any) -> GPTConfig:  # noqa: ANN401
+def _llama_config(context_length: int, **shape: Any) -> GPTConfig:  # noqa: ANN401
     return GPTConfig(
         context_length=context_length,
         n_layers=32,
@@ -37,7 +37,7 @@ def _llama(context_length: int, **shape: Any) -> GPTConfig:  # noqa: ANN401
     )
 
 
-def _bert(n_layers: int, d_model: int, n_heads: int, vocab_size: int = 30522) -> BERTConfig:
+def _bert_config(n_layers: int, d_model: int, n_heads: int, vocab_size: int = 30522) -> BERTConfig:
     return BERTConfig(
         vocab_size=vocab_size,
         context_length=512,
@@ -47,7 +47,7 @@ def _bert(n_layers: int, d_model: int, n_heads: int, vocab_size: int = 30522) ->
     )
 
 
-def _paper(d_model: int, n_heads: int) -> Seq2SeqConfig:
+def _transformer_2017(d_model: int, n_heads: int) -> Seq2SeqConfig:
     """arXiv:1706.03762: 37,000 joint subwords, no biases in attention."""
     return Seq2SeqConfig(
         vocab_size=37000,
@@ -61,7 +61,7 @@ def _paper(d_model: int, n_heads: int) -> Seq2SeqConfig:
     )
 
 
-def _t5_small() -> Seq2SeqConfig:
+def _t5_small_config() -> Seq2SeqConfig:
     return Seq2SeqConfig(
         vocab_size=32128,
         context_length=512,
@@ -84,21 +84,21 @@ def _t5_small() -> Seq2SeqConfig:
     )
 
 
-def _nano(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+def _nano_settings(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     # At this width a spread of 0.02 leaves the start too quiet: learning waits for hundreds of steps.
     common = {"vocab_size": 512, "context_length": 128, "d_model": 64, "n_heads": 4, "init_std": 0.05}
     return {**common, **changes}
 
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
-    "gpt-nano": lambda: GPTConfig(**_nano(n_layers=2)),
-    "gpt2": lambda: _gpt2(12, 768, 12),
-    "gpt2-medium": lambda: _gpt2(24, 1024, 16),
-    "gpt2-large": lambda: _gpt2(36, 1280, 20),
-    "gpt2-xl": lambda: _gpt2(48, 1600, 25),
-    "gpt3": lambda: _gpt2(96, 12288, 96, context_length=2048),
+    "gpt-nano": lambda: GPTConfig(**_nano_settings(n_layers=2)),
+    "gpt2": lambda: _gpt2_config(12, 768, 12),
+    "gpt2-medium": lambda: _gpt2_config(24, 1024, 16),
+    "gpt2-large": lambda: _gpt2_config(36, 1280, 20),
+    "gpt2-xl": lambda: _gpt2_config(48, 1600, 25),
+    "gpt3": lambda: _gpt2_config(96, 12288, 96, context_length=2048),
     "llama-nano": lambda: GPTConfig(
-        **_nano(
+        **_nano_settings(
             n_layers=2,
             n_kv_heads=2,
             positions=PositionKind.ROTARY,
@@ -109,21 +109,21 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
             feed_forward_bias=False,
         )
     ),
-    "llama-2-7b": lambda: _llama(4096, vocab_size=32000, d_ff=11008),
-    "llama-3-8b": lambda: _llama(8192, vocab_size=128256, d_ff=14336, n_kv_heads=8, rope_theta=500000.0),
-    "bert-nano": lambda: BERTConfig(**_nano(n_layers=2)),
-    "bert-tiny": lambda: _bert(2, 128, 2),
-    "bert-small": lambda: _bert(4, 512, 8),
-    "bert-medium": lambda: _bert(8, 512, 8),
-    "bert-base": lambda: _bert(12, 768, 12),
-    "bert-base-cased": lambda: _bert(12, 768, 12, vocab_size=28996),
-    "bert-base-zh": lambda: _bert(12, 768, 12, vocab_size=21128),
-    "bert-base-multi": lambda: _bert(12, 768, 12, vocab_size=119547),
-    "bert-large": lambda: _bert(24, 1024, 16),
-    "transformer-nano": lambda: Seq2SeqConfig(**_nano(n_encoder_layers=2, n_decoder_layers=2)),
-    "transformer-base": lambda: _paper(512, 8),
-    "transformer-big": lambda: _paper(1024, 16),
-    "t5-small": _t5_small,
+    "llama-2-7b": lambda: _llama_config(4096, vocab_size=32000, d_ff=11008),
+    "llama-3-8b": lambda: _llama_config(8192, vocab_size=128256, d_ff=14336, n_kv_heads=8, rope_theta=500000.0),
+    "bert-nano": lambda: BERTConfig(**_nano_settings(n_layers=2)),
+    "bert-tiny": lambda: _bert_config(2, 128, 2),
+    "bert-small": lambda: _bert_config(4, 512, 8),
+    "bert-medium": lambda: _bert_config(8, 512, 8),
+    "bert-base": lambda: _bert_config(12, 768, 12),
+    "bert-base-cased": lambda: _bert_config(12, 768, 12, vocab_size=28996),
+    "bert-base-zh": lambda: _bert_config(12, 768, 12, vocab_size=21128),
+    "bert-base-multi": lambda: _bert_config(12, 768, 12, vocab_size=119547),
+    "bert-large": lambda: _bert_config(24, 1024, 16),
+    "transformer-nano": lambda: Seq2SeqConfig(**_nano_settings(n_encoder_layers=2, n_decoder_layers=2)),
+    "transformer-base": lambda: _transformer_2017(512, 8),
+    "transformer-big": lambda: _transformer_2017(1024, 16),
+    "t5-small": _t5_small_config,
     "rnn-nano": lambda: RNNConfig(vocab_size=512, d_model=64),
 }
 
@@ -131,6 +131,6 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 def preset(name: str, **changes: Any) -> ModelConfig:  # noqa: ANN401
     """The config of that name, with some settings changed: `preset("gpt2", context_length=256)`."""
     if name not in PRESETS:
-        raise ConfigError(f"unknown preset '{name}'{nearest(name, list(PRESETS))}; known: {', '.join(PRESETS)}")
+        raise ConfigError(f"unknown preset '{name}'{suggest_closest(name, list(PRESETS))}; known: {', '.join(PRESETS)}")
     config = PRESETS[name]()
     return config.replace(**changes) if changes else config

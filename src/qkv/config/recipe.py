@@ -33,13 +33,13 @@ class DataConfig(Config):
 
     train: tuple[str, ...] = Field(min_length=1)
     validation: tuple[str, ...] = ()
-    validation_share: float | None = Field(default=None, gt=0, lt=1)
+    validation_fraction: float | None = Field(default=None, gt=0, lt=1)
     """Without validation files: this share of the text, its end, is kept for validation."""
 
     @model_validator(mode="after")
-    def _one_or_the_other(self) -> Self:
-        if self.validation and self.validation_share is not None:
-            raise ConfigError("data: validation files and validation_share were both given; choose one")
+    def _check_validation_source(self) -> Self:
+        if self.validation and self.validation_fraction is not None:
+            raise ConfigError("data: validation files and validation_fraction were both given; choose one")
         return self
 
 
@@ -50,19 +50,19 @@ class Recipe(Config):
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: dict[str, Any]
     data: DataConfig
-    pairs: PairsConfig | None = Field(default_factory=lambda given: _if_pairs(given.get("family", "")))
+    pairs: PairsConfig | None = Field(default_factory=lambda fields: _default_pairs(fields.get("family", "")))
     """Translation's alone."""
-    examples: MaskingConfig | None = Field(default_factory=lambda given: _if_examples(given.get("family", "")))
+    masking: MaskingConfig | None = Field(default_factory=lambda fields: _default_masking(fields.get("family", "")))
     """BERT's alone."""
     training: TrainingConfig
-    start_from: str | None = None
+    init_from: str | None = None
     """A model whose weights the run begins with."""
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if self.pairs is not None and _if_pairs(self.family) is None:
+    def _check_consistency(self) -> Self:
+        if self.pairs is not None and _default_pairs(self.family) is None:
             raise ConfigError(f"pairs: is for translation (seq2seq, rnn), and family={self.family!r}")
-        if self.examples is not None and _if_examples(self.family) is None:
+        if self.masking is not None and _default_masking(self.family) is None:
             raise ConfigError(f"examples: are for bert, and family={self.family!r}")
         if self.training.label_smoothing and self.pairs is None:
             raise ConfigError(
@@ -71,7 +71,7 @@ class Recipe(Config):
             )
         if not self.training.cross_documents and self.family != "gpt":
             raise ConfigError(f"training.cross_documents=false is for gpt, and family={self.family!r}")
-        config = self.model_config_for(self.tokenizer.vocab_size)
+        config = self.build_model_config(self.tokenizer.vocab_size)
         if self.training.seq_len > config.context_length:
             raise ConfigError(
                 f"training.seq_len={self.training.seq_len} must not be more than "
@@ -79,36 +79,36 @@ class Recipe(Config):
             )
         return self
 
-    def model_config_for(self, vocab_size: int) -> ModelConfig:
+    def build_model_config(self, vocab_size: int) -> ModelConfig:
         """The model's config, now that the tokenizer's size is known."""
         if "vocab_size" in self.model:
             raise ConfigError("model.vocab_size is the tokenizer's: set tokenizer.vocab_size")
         settings = {**self.model, "family": self.family, "vocab_size": vocab_size}
         if self.pairs is not None and self.pairs.source_vocab_size is not None:
             settings["source_vocab_size"] = self.pairs.source_vocab_size
-        if self.examples is not None:
-            heads = {"masked_word_head": True, "next_sentence_head": self.examples.next_sentence}
+        if self.masking is not None:
+            heads = {"masked_lm_head": True, "next_sentence_head": self.masking.next_sentence}
             settings = {**heads, **settings}
         return config_from_dict(settings)
 
-    def as_toml(self) -> str:
+    def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-def _if_pairs(family: str) -> PairsConfig | None:
+def _default_pairs(family: str) -> PairsConfig | None:
     return PairsConfig() if family in ("seq2seq", "rnn") else None
 
 
-def _if_examples(family: str) -> MaskingConfig | None:
+def _default_masking(family: str) -> MaskingConfig | None:
     return MaskingConfig() if family == "bert" else None
 
 
 def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
     """A recipe file, with some settings changed: `training.steps=200`."""
-    return load_settings(Recipe, Path(path), overrides)
+    return load_toml_settings(Recipe, Path(path), overrides)
 
 
-def load_settings(kind: type[C], path: Path, overrides: tuple[str, ...] = ()) -> C:
+def load_toml_settings(kind: type[C], path: Path, overrides: tuple[str, ...] = ()) -> C:
     """Settings of any kind from a TOML file."""
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -117,14 +117,14 @@ def load_settings(kind: type[C], path: Path, overrides: tuple[str, ...] = ()) ->
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
-        _override(settings, override)
+        _apply_override(settings, override)
     try:
         return kind(**settings)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _override(settings: dict[str, Any], override: str) -> None:
+def _apply_override(settings: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"'{override}' is no setting; write name=value, such as training.steps=200")

@@ -35,13 +35,13 @@ class BeamConfig(Config):
     """How many texts to give back."""
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
     """A text's score is Σ log p ÷ length^this: 0 favours short ones, 1 is the mean, more favours long ones."""
-    min_new: int = Field(default=0, ge=0)
+    min_new_tokens: int = Field(default=0, ge=0)
     """A text may not end before it has so many tokens."""
-    no_repeat_ngram: Count | None = None
+    no_repeat_ngram_size: Count | None = None
     """No n tokens in a row come twice."""
 
     @model_validator(mode="after")
-    def _no_more_than_there_are(self) -> Self:
+    def _check_n_best(self) -> Self:
         if self.n_best > self.n_beams:
             raise ConfigError(f"n_best={self.n_best} must be at most n_beams={self.n_beams}")
         return self

@@ -18,7 +18,7 @@ class TrainingConfig(Config):
     the last step; the schedule goes on from where it stood."""
     batch_size: Count
     """Sequences an update sees."""
-    micro_batch_size: Count = Field(default_factory=lambda given: given["batch_size"])
+    micro_batch_size: Count = Field(default_factory=lambda fields: fields["batch_size"])
     """Sequences in memory at once; gradients add up to the same update."""
     seq_len: Count
     """Tokens of a sequence."""
@@ -53,24 +53,24 @@ class TrainingConfig(Config):
 
     precision: Precision = Precision.AUTO
     compile: bool = False
-    loss_chunk: Count | None = None
+    loss_chunk_size: Count | None = None
     """Positions whose logits are held at once; None: all of them."""
-    checkpoint_activations: bool = False
+    activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its insides."""
 
     eval_every: Count = 250
     eval_batches: Count | None = None
     """Validation batches an evaluation takes; None: all there are."""
-    save_every: Count = Field(default_factory=lambda given: given["eval_every"])
+    save_every: Count = Field(default_factory=lambda fields: fields["eval_every"])
     keep_checkpoints: Count = 2
     """How many of the last checkpoints stay, besides the best."""
     patience: Count | None = None
     """Stop after this many evaluations without a better one."""
-    best_by: str | None = None
+    best_metric: str | None = None
     """The measure by which an evaluation is the best, more being better; None: the loss, less being better."""
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.batch_size % self.micro_batch_size:
             raise ConfigError(
                 f"batch_size={self.batch_size} must be a multiple of micro_batch_size={self.micro_batch_size}"

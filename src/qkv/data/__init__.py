@@ -1,20 +1,20 @@
 """Text files to token stores to batches.
 
-The names here need no torch; the batches themselves are in `qkv.data.windows`, which does.
+The names here need no torch; the batches themselves are in `qkv.data.token_batches`, which does.
 """
 
 from qkv.data.documents import read_documents, read_texts
-from qkv.data.order import Permutation
+from qkv.data.keyed_random import Permutation
 from qkv.data.prefetch import prefetch
-from qkv.data.prepare import is_unfinished, prepare_store
-from qkv.data.sources import find_sources
-from qkv.data.store import StorePart, TokenSource, TokenStore
+from qkv.data.text_sources import find_sources
+from qkv.data.token_store import TokenSource, TokenStore, TokenStoreSlice
+from qkv.data.token_store_writer import is_unfinished, prepare_store
 
 __all__ = [
     "Permutation",
-    "StorePart",
     "TokenSource",
     "TokenStore",
+    "TokenStoreSlice",
     "find_sources",
     "is_unfinished",
     "prefetch",

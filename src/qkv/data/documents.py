@@ -1,7 +1,7 @@
 """Documents out of files: one a file, one a separator, one a JSON line, one a table row.
 
 Nothing is ever held whole but a JSON or table line: a long document comes in parts, cut where no token changes
-(see `qkv.text.cut`). White space at a document's ends is not part of it; documents without text are passed over.
+(see `qkv.text.chunks`). White space at a document's ends is not part of it; documents without text are passed over.
 """
 
 import codecs
@@ -15,34 +15,34 @@ from io import BufferedIOBase
 from itertools import chain, islice
 from pathlib import Path
 
-from qkv.data.sources import Progress, Source, find_sources, open_source
+from qkv.data.text_sources import ProgressCallback, TextSource, find_sources, open_source
 from qkv.errors import InputError
-from qkv.text import END_OF_TEXT, MAX_PART, cut
-from qkv.text.cut import seam
+from qkv.text import END_OF_TEXT, MAX_CHUNK_CHARACTERS, split_into_chunks
+from qkv.text.chunks import find_split_point
 
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 _SEPARATOR = re.compile(rf"^[^\S\n]*{re.escape(END_OF_TEXT)}[^\S\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DocumentChunk:
     """A document, or a part of a long one; joined without anything between, the parts are the document."""
 
     text: str
-    ends: bool
+    is_last: bool
     """Whether the document ends here."""
 
 
 def read_documents(paths: Sequence[str | Path], *, field: str = "text") -> Iterator[str]:
-    """Every document whole, for texts known to be of sensible length; `read_parts` for all others."""
+    """Every document whole, for texts known to be of sensible length; `read_chunks` for all others."""
     for source in find_sources(paths):
         with open_source(source) as (_, stream):
-            parts: list[str] = []
-            for part in read_parts(source, stream, field=field):
-                parts.append(part.text)
-                if part.ends:
-                    yield "".join(parts)
-                    parts = []
+            chunks: list[str] = []
+            for chunk in read_chunks(source, stream, field=field):
+                chunks.append(chunk.text)
+                if chunk.is_last:
+                    yield "".join(chunks)
+                    chunks = []
 
 
 def read_texts(
@@ -50,7 +50,7 @@ def read_texts(
     *,
     field: str = "text",
     max_characters: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Iterator[str]:
     """Parts of documents for those who do not ask where one ends, such as a tokenizer's training.
 
@@ -60,9 +60,9 @@ def read_texts(
     total, done, n_characters = sum(source.size for source in sources), 0, 0
     for source in sources:
         with open_source(source) as (opened, stream):
-            for part in read_parts(source, stream, field=field):
-                yield part.text
-                n_characters += len(part.text)
+            for chunk in read_chunks(source, stream, field=field):
+                yield chunk.text
+                n_characters += len(chunk.text)
                 if progress is not None:
                     progress(done + opened.n_bytes, total)
                 if max_characters is not None and n_characters >= max_characters:
@@ -70,122 +70,122 @@ def read_texts(
             done += opened.n_bytes
 
 
-def read_parts(source: Source, stream: BufferedIOBase, *, field: str = "text") -> Iterator[Part]:
+def read_chunks(source: TextSource, stream: BufferedIOBase, *, field: str = "text") -> Iterator[DocumentChunk]:
     """By the file's ending. `field` is the key of a .jsonl line, or a table's column.
 
     A column is named as the first row names it, or counted from 1 where the table has no such row.
     A .csv may quote; in a .tsv a quotation mark is a character like any other.
     """
     empty = True
-    parts = _by_ending(source, stream, field)
-    for part in parts if source.documents is None else _some(parts, *source.documents):
+    chunks = _read_by_file_type(source, stream, field)
+    for chunk in chunks if source.document_slice is None else _slice_documents(chunks, *source.document_slice):
         empty = False
-        yield part
-    if empty and source.named:
+        yield chunk
+    if empty and source.is_explicit:
         raise InputError(f"{source.name}: is empty: it holds no text")
 
 
-def _by_ending(source: Source, stream: BufferedIOBase, field: str) -> Iterator[Part]:
-    match source.ending:
+def _read_by_file_type(source: TextSource, stream: BufferedIOBase, field: str) -> Iterator[DocumentChunk]:
+    match source.file_type:
         case ".jsonl":
-            texts = _json_texts(source.name, stream, field)
+            texts = _read_json_texts(source.name, stream, field)
         case ".csv" | ".tsv":
-            texts = _table_texts(source.name, stream, field, tabs=source.ending == ".tsv")
+            texts = _read_table_texts(source.name, stream, field, tabs=source.file_type == ".tsv")
         case _:
-            return _plain_parts(_blocks(source.name, stream))
-    return (part for text in texts for part in _parts_of(text))
+            return _split_plain_text(_read_text_blocks(source.name, stream))
+    return (chunk for text in texts for chunk in _split_document(text))
 
 
-def _some(parts: Iterator[Part], start: int | None, stop: int | None) -> Iterator[Part]:
+def _slice_documents(chunks: Iterator[DocumentChunk], start: int | None, stop: int | None) -> Iterator[DocumentChunk]:
     """The parts of documents[start:stop]. What counts from the end holds so many documents in memory."""
-    documents = _gathered(parts)
+    documents = _group_by_document(chunks)
     if start is not None and start < 0:
         last = deque(enumerate(documents), maxlen=-start)
         n = last[-1][0] + 1 if last else 0
         end = n if stop is None else stop + n if stop < 0 else stop
         chosen = (document for number, document in last if number < end)
     elif stop is not None and stop < 0:
-        chosen = islice(_but_last(documents, -stop), start, None)
+        chosen = islice(_all_but_last(documents, -stop), start, None)
     else:
         chosen = islice(documents, start, stop)
     return chain.from_iterable(chosen)
 
 
-def _gathered(parts: Iterator[Part]) -> Iterator[list[Part]]:
-    document: list[Part] = []
-    for part in parts:
-        document.append(part)
-        if part.ends:
+def _group_by_document(chunks: Iterator[DocumentChunk]) -> Iterator[list[DocumentChunk]]:
+    document: list[DocumentChunk] = []
+    for chunk in chunks:
+        document.append(chunk)
+        if chunk.is_last:
             yield document
             document = []
 
 
-def _but_last(documents: Iterator[list[Part]], n: int) -> Iterator[list[Part]]:
-    held: deque[list[Part]] = deque()
+def _all_but_last(documents: Iterator[list[DocumentChunk]], n: int) -> Iterator[list[DocumentChunk]]:
+    delayed: deque[list[DocumentChunk]] = deque()
     for document in documents:
-        held.append(document)
-        if len(held) > n:
-            yield held.popleft()
+        delayed.append(document)
+        if len(delayed) > n:
+            yield delayed.popleft()
 
 
-def _parts_of(document: str) -> Iterator[Part]:
+def _split_document(document: str) -> Iterator[DocumentChunk]:
     document = document.strip()
     if document:
-        *firsts, last = cut(document)
+        *firsts, last = split_into_chunks(document)
         for first in firsts:
-            yield Part(first, ends=False)
-        yield Part(last, ends=True)
+            yield DocumentChunk(first, is_last=False)
+        yield DocumentChunk(last, is_last=True)
 
 
-def _plain_parts(blocks: Iterator[str]) -> Iterator[Part]:
+def _split_plain_text(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
     """A document a separator line; a long one leaves in parts before its end is seen."""
-    buffer, begun = "", False
+    buffer, has_started = "", False
     for block in blocks:
         buffer += block
         complete = buffer.rfind("\n") + 1  # the last line may still become a separator, or cease to be one
         start = 0
-        for found in _SEPARATOR.finditer(buffer, 0, complete):
-            if found.start() == 0 and begun:
+        for separator in _SEPARATOR.finditer(buffer, 0, complete):
+            if separator.start() == 0 and has_started:
                 continue  # this is the middle of a line that was cut
-            yield from _rest(buffer[start : found.start()], begun=begun)
-            start, begun = found.end(), False
-        buffer = buffer[start:] if begun else buffer[start:].lstrip()
-        while len(buffer.rstrip()) > MAX_PART:
-            end = seam(buffer, start=0, stop=MAX_PART)
-            yield Part(buffer[:end], ends=False)
-            buffer, begun = buffer[end:], True
+            yield from _finish_document(buffer[start : separator.start()], has_started=has_started)
+            start, has_started = separator.end(), False
+        buffer = buffer[start:] if has_started else buffer[start:].lstrip()
+        while len(buffer.rstrip()) > MAX_CHUNK_CHARACTERS:
+            end = find_split_point(buffer, start=0, stop=MAX_CHUNK_CHARACTERS)
+            yield DocumentChunk(buffer[:end], is_last=False)
+            buffer, has_started = buffer[end:], True
     start = 0
-    for found in _SEPARATOR.finditer(buffer):
-        if not (found.start() == 0 and begun):
-            yield from _rest(buffer[start : found.start()], begun=begun)
-            start, begun = found.end(), False
-    yield from _rest(buffer[start:], begun=begun)
+    for separator in _SEPARATOR.finditer(buffer):
+        if not (separator.start() == 0 and has_started):
+            yield from _finish_document(buffer[start : separator.start()], has_started=has_started)
+            start, has_started = separator.end(), False
+    yield from _finish_document(buffer[start:], has_started=has_started)
 
 
-def _rest(text: str, *, begun: bool) -> Iterator[Part]:
+def _finish_document(text: str, *, has_started: bool) -> Iterator[DocumentChunk]:
     """The end of a document whose beginning has left already, or all of it."""
-    if not begun:
-        yield from _parts_of(text)
+    if not has_started:
+        yield from _split_document(text)
         return
-    *firsts, last = cut(text.rstrip())
+    *firsts, last = split_into_chunks(text.rstrip())
     for first in firsts:
-        yield Part(first, ends=False)
-    yield Part(last, ends=True)
+        yield DocumentChunk(first, is_last=False)
+    yield DocumentChunk(last, is_last=True)
 
 
-def _blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
+def _read_text_blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
     """Text in blocks of one size, whatever the decompressor gives at a time."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     offset, line = 0, 1
     while True:
-        data = _fill(stream)
+        data = _read_block(stream)
         pending = len(decoder.getstate()[0])
-        _refuse_binary(name, data, offset=offset)
+        _check_not_binary(name, data, offset=offset)
         try:
             text = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
             line += error.object.count(b"\n", 0, error.start)
-            raise _not_utf8(name, error, offset=offset - pending, line=line) from None
+            raise _utf8_error(name, error, offset=offset - pending, line=line) from None
         offset += len(data)
         line += text.count("\n")
         if text:
@@ -194,37 +194,37 @@ def _blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
             return
 
 
-def _fill(stream: BufferedIOBase) -> bytes:
-    got: list[bytes] = []
-    missing = _BLOCK
+def _read_block(stream: BufferedIOBase) -> bytes:
+    blocks: list[bytes] = []
+    missing = _BLOCK_BYTES
     while missing and (data := stream.read(missing)):
-        got.append(data)
+        blocks.append(data)
         missing -= len(data)
-    return b"".join(got)
+    return b"".join(blocks)
 
 
 def read_lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
     offset = 0
     for number, data in enumerate(stream, start=1):
-        _refuse_binary(name, data, offset=offset)
+        _check_not_binary(name, data, offset=offset)
         try:
             yield data.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise _not_utf8(name, error, offset=offset, line=number) from None
+            raise _utf8_error(name, error, offset=offset, line=number) from None
         offset += len(data)
 
 
-def _refuse_binary(name: str, data: bytes, *, offset: int) -> None:
+def _check_not_binary(name: str, data: bytes, *, offset: int) -> None:
     if (nul := data.find(b"\0")) >= 0:
         raise InputError(f"{name}: byte {offset + nul} is NUL: this is a binary file, not text")
 
 
-def _not_utf8(name: str, error: UnicodeDecodeError, *, offset: int, line: int) -> InputError:
+def _utf8_error(name: str, error: UnicodeDecodeError, *, offset: int, line: int) -> InputError:
     byte = error.object[error.start]
     return InputError(f"{name}: line {line}: byte {offset + error.start} (0x{byte:02X}) is not UTF-8")
 
 
-def _json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
+def _read_json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
     for number, line in enumerate(read_lines(name, stream), start=1):
         if not line.strip():
             continue
@@ -247,7 +247,7 @@ def _json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
         yield text
 
 
-def _table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bool) -> Iterator[str]:
+def _read_table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bool) -> Iterator[str]:
     csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KB, is far below a document
     layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
     rows = csv.reader(read_lines(name, stream), **layout)
@@ -255,7 +255,7 @@ def _table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bool) -
         column = int(field) - 1 if field.isdigit() else None
         for row in rows:
             if column is None:
-                column = _column(name, row, field)
+                column = _find_column(name, row, field)
                 continue
             if not row:
                 continue
@@ -268,7 +268,7 @@ def _table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bool) -
         raise InputError(f"{name}: line {rows.line_num}: not a table: {error}") from None
 
 
-def _column(name: str, header: list[str], field: str) -> int:
+def _find_column(name: str, header: list[str], field: str) -> int:
     if field not in header:
         raise InputError(f"{name}: has no column '{field}' (it has: {', '.join(header)[:200]})")
     return header.index(field)

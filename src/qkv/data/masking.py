@@ -11,27 +11,27 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.config.masking import MaskingConfig
-from qkv.data.order import Indices, keyed_draws, keyed_fractions
-from qkv.data.windows import NOTHING
+from qkv.data.keyed_random import Indices, keyed_uint64, keyed_uniform
 from qkv.errors import InputError
+from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
 
 _UNUSED = np.iinfo(np.int64).max
-_ONE = np.uint64(1)
-_BLANKS = ("Ġ", "▁")
+_UINT64_ONE = np.uint64(1)
+_SPACE_SYMBOLS = ("Ġ", "▁")
 
 
-class Disguise(IntEnum):
+class Replacement(IntEnum):
     """What stands where a word is asked for."""
 
     MASK = 0
     RANDOM = 1
-    ITSELF = 2
+    UNCHANGED = 2
 
 
-class _Draw(IntEnum):
+class _MaskingStream(IntEnum):
     """What a number is drawn for: each has a stream of its own. `next_sentence` has those from 0 on."""
 
     ORDER = 10
@@ -40,98 +40,103 @@ class _Draw(IntEnum):
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedRows:
     ids: Indices
-    places: Indices
+    masked_positions: Indices
     """Where words are asked for, in order; every row has the same number of slots."""
     targets: Indices
-    """The words that stood there; NOTHING in the slots a row does not need, whose place is 0."""
+    """The words that stood there; IGNORE_INDEX in the slots a row does not need, whose place is 0."""
 
 
-class Masking:
+class TokenMasker:
     """Hides words of rows up to `length` tokens, special ones included."""
 
     def __init__(self, tokenizer: Tokenizer, config: MaskingConfig, *, length: int) -> None:
         self.config = config
-        self.mask_id = tokenizer.id_of(Role.MASK)
-        self.n_slots = config.n_slots(length)
+        self.mask_id = tokenizer.special_id(SpecialToken.MASK)
+        self.max_masked_tokens = config.max_masked_tokens(length)
         self._is_special = np.zeros(tokenizer.vocab_size, bool)
         self._is_special[list(tokenizer.special_ids)] = True
-        self._ordinary = np.flatnonzero(~self._is_special)
-        self._continues = _continuations(tokenizer) if config.whole_words else None
+        self._ordinary_ids = np.flatnonzero(~self._is_special)
+        self._continues = _find_word_continuations(tokenizer) if config.whole_word_masking else None
 
-    def __call__(self, ids: Indices, examples: Indices, *, seed: int) -> Masked:
+    def __call__(self, ids: Indices, examples: Indices, *, seed: int) -> MaskedRows:
         """`examples`: each row's number, from which its chance is drawn."""
-        order, n_words = self._random_order(ids, examples, seed)
-        rounding, turn = keyed_fractions(examples * 2 + np.arange(2)[:, None], seed, _Draw.ROUNDING)[..., None]
-        wanted = np.floor(self.config.hidden_share * n_words + rounding).astype(np.int64)
-        wanted = np.minimum(np.clip(wanted, 1, self.n_slots), n_words)
+        order, n_maskable = self._random_order(ids, examples, seed)
+        rounding, offset = keyed_uniform(examples * 2 + np.arange(2)[:, None], seed, _MaskingStream.ROUNDING)[..., None]
+        n_masked = np.floor(self.config.masked_fraction * n_maskable + rounding).astype(np.int64)
+        n_masked = np.minimum(np.clip(n_masked, 1, self.max_masked_tokens), n_maskable)
         if self._continues is None:
-            order = order[:, : self.n_slots]
-            chosen = np.arange(self.n_slots) < wanted
+            order = order[:, : self.max_masked_tokens]
+            is_masked = np.arange(self.max_masked_tokens) < n_masked
         else:
-            chosen = _whole(order, np.take_along_axis(self._word_starts(ids), order, 1), wanted, n_words)
-        along = ((np.cumsum(chosen, 1) - 1) / np.maximum(chosen.sum(1, keepdims=True), 1) + turn) % 1.0
-        limits = (self.config.mask_share, self.config.mask_share + self.config.random_share)
-        disguises = np.searchsorted(limits, along, side="right")
-        return self._hide(ids, np.where(chosen, order * len(Disguise) + disguises, _UNUSED), examples, seed)
+            is_masked = _select_whole_words(
+                order, np.take_along_axis(self._word_starts(ids), order, 1), n_masked, n_maskable
+            )
+        phase = ((np.cumsum(is_masked, 1) - 1) / np.maximum(is_masked.sum(1, keepdims=True), 1) + offset) % 1.0
+        limits = (self.config.mask_token_fraction, self.config.mask_token_fraction + self.config.random_token_fraction)
+        kinds = np.searchsorted(limits, phase, side="right")
+        return self._replace_tokens(ids, np.where(is_masked, order * len(Replacement) + kinds, _UNUSED), examples, seed)
 
     def _random_order(self, ids: Indices, examples: Indices, seed: int) -> tuple[Indices, Indices]:
         """Each row's places in random order, its words first, pieces of a whole word together; how many words."""
         length = ids.shape[1]
-        keys = keyed_draws(examples[:, None] * length + np.arange(length), seed, _Draw.ORDER)
+        keys = keyed_uint64(examples[:, None] * length + np.arange(length), seed, _MaskingStream.ORDER)
         if self._continues is not None:
             keys = np.take_along_axis(keys, self._word_starts(ids), 1)
         # The place is the key's end: a plain sort, the same on every machine, brings the places in order.
         n_bits = np.uint64((length - 1).bit_length())
-        keys = ((keys >> n_bits >> _ONE) << n_bits) | np.arange(length, dtype=np.uint64)
+        keys = ((keys >> n_bits >> _UINT64_ONE) << n_bits) | np.arange(length, dtype=np.uint64)
         is_special = self._is_special[ids]
-        keys[is_special] |= _ONE << np.uint64(63)
+        keys[is_special] |= _UINT64_ONE << np.uint64(63)
         keys.sort(axis=1)
-        places = (keys & ((_ONE << n_bits) - _ONE)).astype(np.int64)
-        return places, length - is_special.sum(1, keepdims=True)
+        masked_positions = (keys & ((_UINT64_ONE << n_bits) - _UINT64_ONE)).astype(np.int64)
+        return masked_positions, length - is_special.sum(1, keepdims=True)
 
     def _word_starts(self, ids: Indices) -> Indices:
         """For each place, where its word begins."""
         assert self._continues is not None
         return np.maximum.accumulate(np.where(self._continues[ids], 0, np.arange(ids.shape[1])), axis=1)
 
-    def _hide(self, ids: Indices, packed: Indices, examples: Indices, seed: int) -> Masked:
+    def _replace_tokens(self, ids: Indices, packed: Indices, examples: Indices, seed: int) -> MaskedRows:
         """`packed`: place and disguise of what is chosen, as one number, so that one sort orders both."""
-        packed = np.sort(packed, axis=1)[:, : self.n_slots]
+        packed = np.sort(packed, axis=1)[:, : self.max_masked_tokens]
         is_used = packed != _UNUSED
-        places, disguises = np.divmod(np.where(is_used, packed, Disguise.ITSELF), len(Disguise))
-        there = np.take_along_axis(ids, places, 1)
-        slots = examples[:, None] * self.n_slots + np.arange(self.n_slots)
-        drawn = (keyed_fractions(slots, seed, _Draw.WORD) * len(self._ordinary)).astype(np.int64)
-        shown = np.where(disguises == Disguise.RANDOM, self._ordinary[drawn], there)
-        shown[disguises == Disguise.MASK] = self.mask_id
-        hidden = ids.copy()
-        np.put_along_axis(hidden, places, shown, 1)
-        return Masked(hidden, places, np.where(is_used, there, NOTHING))
+        masked_positions, kinds = np.divmod(np.where(is_used, packed, Replacement.UNCHANGED), len(Replacement))
+        original_ids = np.take_along_axis(ids, masked_positions, 1)
+        slots = examples[:, None] * self.max_masked_tokens + np.arange(self.max_masked_tokens)
+        random_indices = (keyed_uniform(slots, seed, _MaskingStream.WORD) * len(self._ordinary_ids)).astype(np.int64)
+        replacements = np.where(kinds == Replacement.RANDOM, self._ordinary_ids[random_indices], original_ids)
+        replacements[kinds == Replacement.MASK] = self.mask_id
+        masked_ids = ids.copy()
+        np.put_along_axis(masked_ids, masked_positions, replacements, 1)
+        return MaskedRows(masked_ids, masked_positions, np.where(is_used, original_ids, IGNORE_INDEX))
 
 
-def _whole(order: Indices, words: Indices, wanted: Indices, n_words: Indices) -> NDArray[np.bool_]:
+def _select_whole_words(order: Indices, words: Indices, n_masked: Indices, n_maskable: Indices) -> NDArray[np.bool_]:
     """Which of an order's places are chosen; a word that the limit would cut is left out for later ones of one piece.
 
     `words`: the word that each place of the order belongs to.
     """
     ranks = np.arange(order.shape[1])
-    at_limit = np.take_along_axis(words, np.minimum(wanted, order.shape[1] - 1), 1)
-    is_cut = (words == at_limit) & (wanted < n_words)
-    chosen = (ranks < wanted) & ~is_cut
-    is_alone = (words != np.roll(words, 1, 1)) & (words != np.roll(words, -1, 1))
-    later = is_alone & ~is_cut & (ranks >= wanted) & (ranks < n_words)
-    return chosen | (later & (np.cumsum(later, 1) <= wanted - chosen.sum(1, keepdims=True)))
+    at_limit = np.take_along_axis(words, np.minimum(n_masked, order.shape[1] - 1), 1)
+    is_cut = (words == at_limit) & (n_masked < n_maskable)
+    is_masked = (ranks < n_masked) & ~is_cut
+    is_single_token_word = (words != np.roll(words, 1, 1)) & (words != np.roll(words, -1, 1))
+    is_substitute = is_single_token_word & ~is_cut & (ranks >= n_masked) & (ranks < n_maskable)
+    return is_masked | (is_substitute & (np.cumsum(is_substitute, 1) <= n_masked - is_masked.sum(1, keepdims=True)))
 
 
-def _continuations(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+def _find_word_continuations(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """Which ids go on with a word: ##pieces in a WordPiece, those without a blank before them in other vocabularies."""
-    tokens = [tokenizer.token(number) for number in range(tokenizer.vocab_size)]
+    tokens = [tokenizer.id_to_token(token_id) for token_id in range(tokenizer.vocab_size)]
     if any(token.startswith("##") for token in tokens):
         return np.array([token.startswith("##") for token in tokens])
-    if any(token.startswith(_BLANKS) for token in tokens):
+    if any(token.startswith(_SPACE_SYMBOLS) for token in tokens):
         return np.array(
-            [number not in tokenizer.special_ids and not t.startswith(_BLANKS) for number, t in enumerate(tokens)]
+            [
+                token_id not in tokenizer.special_ids and not t.startswith(_SPACE_SYMBOLS)
+                for token_id, t in enumerate(tokens)
+            ]
         )
-    raise InputError("whole_words: this tokenizer's pieces do not show where a word begins")
+    raise InputError("whole_word_masking: this tokenizer's pieces do not show where a word begins")

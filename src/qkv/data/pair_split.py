@@ -10,67 +10,65 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qkv.data.order import Permutation
+from qkv.data.keyed_random import Indices, Permutation
 from qkv.errors import InputError
 
 Pair = tuple[str, str]
-Numbers = NDArray[np.int64]
 
-_NO_LETTER = re.compile(r"[\W_]+")
+_NON_LETTERS = re.compile(r"[\W_]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class PairSplit:
     """Which pairs, by number, in the order they came."""
 
-    train: Numbers
-    dev: Numbers
-    test: Numbers
+    train: Indices
+    dev: Indices
+    test: Indices
 
 
-def fold(text: str) -> str:
+def normalize_sentence(text: str) -> str:
     """Without capitals and punctuation: `Come on!` and `come on` are one sentence."""
-    return _NO_LETTER.sub(" ", text.casefold()).strip() or text.strip()
+    return _NON_LETTERS.sub(" ", text.casefold()).strip() or text.strip()
 
 
 def split_pairs(
     pairs: Sequence[Pair], *, n_dev: int, n_test: int, seed: int = 0, by_component: bool = True
-) -> Split:  # fmt: skip
+) -> PairSplit:  # fmt: skip
     """Parts of so many pairs; of fewer, but at least half as many, where the components are too large to fit exactly.
 
-    `by_component` False divides pair by pair, as most people do; `leak` says what that costs.
+    `by_component` False divides pair by pair, as most people do; `leakage` says what that costs.
     """
     n = len(pairs)
     if n_dev + n_test >= n:
         raise InputError(f"{n} pairs cannot give {n_dev} for dev and {n_test} for test, and some for training")
-    group = components(pairs) if by_component else np.arange(n)
+    group = connected_components(pairs) if by_component else np.arange(n)
     sizes = np.bincount(group)
     part = np.zeros(len(sizes), np.int8)
     asked = {1: n_dev, 2: n_test}
-    room = dict(asked)
+    remaining = dict(asked)
     # The largest component stays in training, where it may be most of everything.
     largest = int(sizes.argmax())
     for number in Permutation(len(sizes), seed)(np.arange(len(sizes))):
-        for which, left in room.items():
-            if sizes[number] <= left and (number != largest or not by_component):
-                part[number] = which
-                room[which] = left - int(sizes[number])
+        for part_id, n_left in remaining.items():
+            if sizes[number] <= n_left and (number != largest or not by_component):
+                part[number] = part_id
+                remaining[part_id] = n_left - int(sizes[number])
                 break
-        if not any(room.values()):
+        if not any(remaining.values()):
             break
-    if any(2 * room[which] > asked[which] for which in asked):
+    if any(2 * remaining[part_id] > asked[part_id] for part_id in asked):
         raise InputError(
             f"{n} pairs fall into {len(sizes)} components, the largest of {sizes[largest]} pairs: not even half of "
             f"{n_dev} for dev and {n_test} for test can be had of them"
         )
-    of_pair = part[group]
-    train, dev, test = (np.flatnonzero(of_pair == which) for which in (0, 1, 2))
-    return Split(train=train, dev=dev, test=test)
+    pair_parts = part[group]
+    train, dev, test = (np.flatnonzero(pair_parts == part_id) for part_id in (0, 1, 2))
+    return PairSplit(train=train, dev=dev, test=test)
 
 
-def components(pairs: Sequence[Pair]) -> Numbers:
+def connected_components(pairs: Sequence[Pair]) -> Indices:
     """For each pair the number of its component."""
     sentences: dict[str, int] = {}
     parent: list[int] = []
@@ -85,7 +83,7 @@ def components(pairs: Sequence[Pair]) -> Numbers:
     for pair in pairs:
         nodes = []
         for text in pair:
-            node = sentences.setdefault(fold(text), len(parent))
+            node = sentences.setdefault(normalize_sentence(text), len(parent))
             if node == len(parent):
                 parent.append(node)
             nodes.append(node)
@@ -94,8 +92,8 @@ def components(pairs: Sequence[Pair]) -> Numbers:
     return np.unique([root(node) for node in ends], return_inverse=True)[1].astype(np.int64)
 
 
-def leak(pairs: Sequence[Pair], asked: Numbers, among: Numbers) -> float:
-    """Share of the pairs `asked` with a sentence, folded, that also stands in a pair of `among`."""
-    seen = {fold(text) for number in among for text in pairs[number]}
-    n_leaked = sum(any(fold(text) in seen for text in pairs[number]) for number in asked)
+def leakage(pairs: Sequence[Pair], asked: Indices, train: Indices) -> float:
+    """Share of the pairs `asked` with a sentence, folded, that also stands in a pair of `train`."""
+    training_sentences = {normalize_sentence(text) for number in train for text in pairs[number]}
+    n_leaked = sum(any(normalize_sentence(text) in training_sentences for text in pairs[number]) for number in asked)
     return n_leaked / max(1, len(asked))

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.config.base import Config
-from qkv.data.disk import read_object, write_whole, writing
+from qkv.data.file_io import convert_disk_errors, read_json_object, write_atomically
 from qkv.data.pair_split import Pair
-from qkv.data.prepare import is_unfinished, prepare_store
-from qkv.data.sources import Progress
-from qkv.data.store import INDEX_FILE, TokenStore, Whole
+from qkv.data.text_sources import ProgressCallback
+from qkv.data.token_store import INDEX_FILE, NonNegativeInt, TokenStore
+from qkv.data.token_store_writer import is_unfinished, prepare_store
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer
 
@@ -28,16 +28,16 @@ PAIRS_FILE, TEXTS_FILE = "pairs.json", "pairs.jsonl"
 SIDES = ("source", "target")
 
 
-class PairsRecord(Config):
+class PairStoreIndex(Config):
     """Pairs of each file, in the order they stand in the stores."""
 
-    files: dict[str, Whole]
-    dropped: dict[str, Whole]
+    files: dict[str, NonNegativeInt]
+    dropped: dict[str, NonNegativeInt]
 
 
 def write_pairs(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]) -> None:
     """The texts, to be encoded next; `dropped` is read when all pairs have been."""
-    with writing(folder, 0):
+    with convert_disk_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
         counts = dict.fromkeys(files, 0)
         with (folder / TEXTS_FILE).open("w", encoding="utf-8") as stream:
@@ -45,11 +45,13 @@ def write_pairs(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: M
                 for pair in pairs:
                     stream.write(json.dumps(dict(zip(SIDES, pair, strict=True))) + "\n")
                     counts[name] += 1
-    write_whole(folder / PAIRS_FILE, PairsRecord(files=counts, dropped=dict(dropped)).model_dump_json().encode())
+    write_atomically(
+        folder / PAIRS_FILE, PairStoreIndex(files=counts, dropped=dict(dropped)).model_dump_json().encode()
+    )
 
 
 def encode_pairs(
-    folder: Path, tokenizers: Mapping[str, Tokenizer], *, progress: Callable[[str], Progress]
+    folder: Path, tokenizers: Mapping[str, Tokenizer], *, progress: Callable[[str], ProgressCallback]
 ) -> None:  # fmt: skip
     """What is finished is kept; the texts are not needed after this."""
     texts = folder / TEXTS_FILE
@@ -57,7 +59,7 @@ def encode_pairs(
         if is_unfinished(folder / side) or not (folder / side / INDEX_FILE).exists():
             bar = progress(f"reading the {side}s")
             prepare_store([texts], folder / side, tokenizer=tokenizers[side], field=side, progress=bar)
-    with writing(texts, 0):
+    with convert_disk_errors(texts, 0):
         texts.unlink(missing_ok=True)
 
 
@@ -67,13 +69,13 @@ class PairStore:
 
     source: TokenStore
     target: TokenStore
-    record: PairsRecord
+    record: PairStoreIndex
 
     @classmethod
     def open(cls, folder: Path) -> "PairStore":
         path = folder / PAIRS_FILE
         try:
-            record = PairsRecord(**read_object(path))
+            record = PairStoreIndex(**read_json_object(path))
         except (ConfigError, TypeError) as error:
             raise InputError(f"{path}: {error}") from None
         stores = [TokenStore.open(folder / side) for side in SIDES]
@@ -97,7 +99,7 @@ class PairStore:
         ends = np.stack([store.document_ends() for store in (self.source, self.target)])
         return ends - self.starts - 1
 
-    def times(self, repeat: Mapping[str, int]) -> NDArray[np.int64]:
+    def pair_repeats(self, repeat: Mapping[str, int]) -> NDArray[np.int64]:
         """How often an epoch takes each pair, from how often it takes each file's."""
         counts = [np.full(n, repeat.get(name, 1)) for name, n in self.record.files.items()]
         return np.concatenate(counts).astype(np.int64)
@@ -113,15 +115,15 @@ class PairStore:
         return self.tokenizers[side].decode(store.document(number)[:-1].tolist())
 
 
-def pair_texts(folder: Path, *, side: str | None, repeat: Mapping[str, int], step: int = 1) -> Iterator[str]:
+def iterate_pair_texts(folder: Path, *, side: str | None, repeat: Mapping[str, int], step: int = 1) -> Iterator[str]:
     """Every n-th of the texts of `write_pairs`, for a tokenizer's training: of one side, or of both.
 
     Those of a file that an epoch takes several times come as often.
     """
-    counts = PairsRecord(**read_object(folder / PAIRS_FILE)).files
-    times = chain.from_iterable([repeat.get(name, 1)] * n for name, n in counts.items())
+    counts = PairStoreIndex(**read_json_object(folder / PAIRS_FILE)).files
+    pair_repeats = chain.from_iterable([repeat.get(name, 1)] * n for name, n in counts.items())
     with (folder / TEXTS_FILE).open(encoding="utf-8") as stream:
-        for line, often in islice(zip(stream, times, strict=True), None, None, step):
+        for line, n_repeats in islice(zip(stream, pair_repeats, strict=True), None, None, step):
             record = json.loads(line)
-            for _ in range(often):
+            for _ in range(n_repeats):
                 yield from record.values() if side is None else (record[side],)

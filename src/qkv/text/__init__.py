@@ -1,24 +1,24 @@
 """Text to ids and back: train, load and save a tokenizer; decode a stream without splitting a character."""
 
-from qkv.text.cut import MAX_PART, cut
-from qkv.text.files import load_tokenizer, save_tokenizer, tokenizer_files
-from qkv.text.fitting import encode_cut, encode_rows
-from qkv.text.streaming import StreamingDecoder, stream_text
-from qkv.text.tokenizer import EncodedPair, Piece, Tokenizer
-from qkv.text.train import END_OF_TEXT, train_tokenizer
+from qkv.text.chunks import MAX_CHUNK_CHARACTERS, split_into_chunks
+from qkv.text.encoding import encode_texts, encode_truncated
+from qkv.text.streaming_decoder import StreamingDecoder, stream_text
+from qkv.text.tokenizer import Encoding, Tokenizer, TokenSpan
+from qkv.text.tokenizer_files import load_tokenizer, save_tokenizer, tokenizer_files
+from qkv.text.tokenizer_training import END_OF_TEXT, train_tokenizer
 
 __all__ = [
     "END_OF_TEXT",
-    "MAX_PART",
-    "EncodedPair",
-    "Piece",
+    "MAX_CHUNK_CHARACTERS",
+    "Encoding",
     "StreamingDecoder",
+    "TokenSpan",
     "Tokenizer",
-    "cut",
-    "encode_cut",
-    "encode_rows",
+    "encode_texts",
+    "encode_truncated",
     "load_tokenizer",
     "save_tokenizer",
+    "split_into_chunks",
     "stream_text",
     "tokenizer_files",
     "train_tokenizer",

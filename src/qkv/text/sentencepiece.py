@@ -10,13 +10,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from qkv.errors import InputError
 from qkv.text.sentencepiece_file import UNIGRAM, PieceKind, SentencePieceFile, read_sentencepiece
 
-BLANK = "▁"
+SPACE_SYMBOL = "▁"
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
-NEVER = -1e6
+UNUSED_SCORE = -1e6
 """The score of what this file has no piece for: far below any sum of log p, so that no text is cut into it."""
 
 
-def sentencepiece_backend(
+def build_sentencepiece_backend(
     file: Path, vocabulary: Mapping[str, int] | None = None, *, n_sentinels: int = 0
 ) -> tokenizers.Tokenizer:
     """`vocabulary`: piece to id, where the file's own order is not the ids'. An end follows every text.
@@ -28,14 +28,14 @@ def sentencepiece_backend(
     if read.model_type != UNIGRAM:
         raise InputError(f"{file}: is of model_type {read.model_type}, not {UNIGRAM} (unigram); give a tokenizer.json")
     sentinels = [f"<extra_id_{i}>" for i in reversed(range(n_sentinels))]
-    scores = {piece: NEVER if kind is PieceKind.UNUSED else score for piece, score, kind in read.pieces}
+    scores = {piece: UNUSED_SCORE if kind is PieceKind.UNUSED else score for piece, score, kind in read.pieces}
     scores |= dict.fromkeys(sentinels, 0.0)
-    names = list(scores) if vocabulary is None else _by_id(file, vocabulary)
+    names = list(scores) if vocabulary is None else _pieces_in_id_order(file, vocabulary)
     for needed in (END, UNKNOWN):
         if needed not in names:
             raise InputError(f"{file}: there is no {needed} among the {len(names)} pieces")
     model = models.Unigram(
-        [(name, scores.get(name, NEVER)) for name in names],
+        [(name, scores.get(name, UNUSED_SCORE)) for name in names],
         unk_id=names.index(UNKNOWN),
         byte_fallback="<0x0A>" in names,
     )
@@ -44,7 +44,7 @@ def sentencepiece_backend(
     # Multilingual models are told a language by a token such as >>fr<<, which users write before their text.
     languages = [name for name in names if re.fullmatch(r">>.+<<", name)]
     backend = tokenizers.Tokenizer(model)
-    _set_road(backend, read, special)
+    _set_text_pipeline(backend, read, special)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in languages])
     backend.post_processor = processors.TemplateProcessing(
@@ -53,7 +53,7 @@ def sentencepiece_backend(
     return backend
 
 
-def _by_id(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
+def _pieces_in_id_order(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
     names = sorted(vocabulary, key=lambda name: vocabulary[name])
     for number, name in enumerate(names):
         if vocabulary[name] != number:
@@ -61,7 +61,7 @@ def _by_id(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
     return names
 
 
-def _set_road(backend: tokenizers.Tokenizer, read: SentencePieceFile, special: list[str]) -> None:
+def _set_text_pipeline(backend: tokenizers.Tokenizer, read: SentencePieceFile, special: list[str]) -> None:
     """How a text becomes what the pieces are looked for in, and back."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(read.charsmap)] if read.charsmap else []
     if read.remove_extra_whitespaces:
@@ -73,13 +73,13 @@ def _set_road(backend: tokenizers.Tokenizer, read: SentencePieceFile, special: l
     spelt = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in special)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Metaspace(replacement=BLANK, prepend_scheme=scheme, split=read.split_by_whitespace),
+            pre_tokenizers.Metaspace(replacement=SPACE_SYMBOL, prepend_scheme=scheme, split=read.split_by_whitespace),
             pre_tokenizers.Split(Regex(spelt), "isolated"),
         ]
     )
-    words = decoders.Metaspace(replacement=BLANK, prepend_scheme=scheme)
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), words]) if _has_bytes(read) else words
+    words = decoders.Metaspace(replacement=SPACE_SYMBOL, prepend_scheme=scheme)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), words]) if _has_byte_pieces(read) else words
 
 
-def _has_bytes(read: SentencePieceFile) -> bool:
+def _has_byte_pieces(read: SentencePieceFile) -> bool:
     return any(kind is PieceKind.BYTE for *_, kind in read.pieces)

@@ -46,27 +46,33 @@ def read_sentencepiece(file: Path) -> SentencePieceFile:
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from None
     try:
-        return _model(data)
+        return _parse_model(data)
     except (IndexError, ValueError, struct.error) as error:
         raise InputError(f"{file}: not a SentencePiece model: {error}") from None
 
 
-def _model(data: bytes) -> SentencePieceFile:
+def _parse_model(data: bytes) -> SentencePieceFile:
     pieces: list[tuple[str, float, PieceKind]] = []
     trainer: dict[int, bytes | int] = {}
     normalizer: dict[int, bytes | int] = {}
-    for number, value in _fields(data):
+    for number, value in _iterate_protobuf_fields(data):
         match number:
             case 1:
-                own = dict(_fields(_bytes(value)))
-                if 1 not in own:
+                piece_fields = dict(_iterate_protobuf_fields(_expect_bytes(value)))
+                if 1 not in piece_fields:
                     raise ValueError(f"piece {len(pieces)} has no text")
-                (score,) = struct.unpack("<f", _bytes(own.get(2, b"\0" * 4)))
-                pieces.append((_bytes(own[1]).decode(), score, PieceKind(int(own.get(3, PieceKind.NORMAL)))))
+                (score,) = struct.unpack("<f", _expect_bytes(piece_fields.get(2, b"\0" * 4)))
+                pieces.append(
+                    (
+                        _expect_bytes(piece_fields[1]).decode(),
+                        score,
+                        PieceKind(int(piece_fields.get(3, PieceKind.NORMAL))),
+                    )
+                )
             case 2:
-                trainer = dict(_fields(_bytes(value)))
+                trainer = dict(_iterate_protobuf_fields(_expect_bytes(value)))
             case 3:
-                normalizer = dict(_fields(_bytes(value)))
+                normalizer = dict(_iterate_protobuf_fields(_expect_bytes(value)))
             case _:
                 pass
     if not pieces:
@@ -75,50 +81,50 @@ def _model(data: bytes) -> SentencePieceFile:
         pieces=pieces,
         model_type=int(trainer.get(3, UNIGRAM)),
         split_by_whitespace=bool(trainer.get(22, True)),
-        charsmap=_bytes(normalizer.get(2, b"")),
+        charsmap=_expect_bytes(normalizer.get(2, b"")),
         add_dummy_prefix=bool(normalizer.get(3, True)),
         remove_extra_whitespaces=bool(normalizer.get(4, True)),
     )
 
 
-def _bytes(value: bytes | int) -> bytes:
+def _expect_bytes(value: bytes | int) -> bytes:
     if isinstance(value, int):
         raise ValueError(f"a number, {value}, stands where text is expected")  # noqa: TRY004 - the file's fault
     return value
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+def _iterate_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
     """Number and value of each field of a protobuf message: a whole number, or bytes (fixed widths too)."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
+    offset = 0
+    while offset < len(data):
+        key, offset = _read_varint(data, offset)
         match key & 7:
             case 0:
-                value, at = _varint(data, at)
+                value, offset = _read_varint(data, offset)
                 yield key >> 3, value
                 continue
             case 1:
                 n = 8
             case 2:
-                n, at = _varint(data, at)
+                n, offset = _read_varint(data, offset)
             case 5:
                 n = 4
             case kind:
-                raise ValueError(f"byte {at}: no field has the wire type {kind}")
-        if at + n > len(data):
-            raise ValueError(f"byte {at}: a field of {n} bytes, but {len(data) - at} are left")
-        yield key >> 3, data[at : at + n]
-        at += n
+                raise ValueError(f"byte {offset}: no field has the wire type {kind}")
+        if offset + n > len(data):
+            raise ValueError(f"byte {offset}: a field of {n} bytes, but {len(data) - offset} are left")
+        yield key >> 3, data[offset : offset + n]
+        offset += n
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     """A whole number, seven bits a byte, the lowest first; and where it ends."""
     number = shift = 0
     while True:
-        byte = data[at]
+        byte = data[offset]
         number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return number, at
+            return number, offset
         if shift > 63:
-            raise ValueError(f"byte {at}: a number of more than 64 bits")
+            raise ValueError(f"byte {offset}: a number of more than 64 bits")

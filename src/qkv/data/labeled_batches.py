@@ -1,0 +1,135 @@
+"""Labelled texts as batches of like length, so that little of a batch is padding.
+
+An epoch takes the rows in a keyed order, some batches' worth at a time, and sorts those by length. The batches then
+come in a keyed order of their own, so that length says nothing about time. Batch t is a pure function of (seed, t).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qkv.data.keyed_random import Permutation
+from qkv.tensors import AttentionMask, Ids
+from qkv.text import Encoding
+
+BATCHES_PER_POOL = 50
+"""Batches' worth of rows that are sorted together: enough that a batch's lengths hardly differ."""
+
+Targets = Int[Tensor, "row"] | Float[Tensor, "row"] | Float[Tensor, "row class"]
+"""Class numbers, or numbers, or a table with 1 for each label a text has."""
+
+
+class RaggedSequences:
+    """Ragged rows of ids, one after another in one array."""
+
+    def __init__(self, rows: Sequence[Encoding]) -> None:
+        self.lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.ids = np.concatenate([np.array(row.ids, dtype=np.int64) for row in rows])
+        self.segments = np.concatenate([np.array(row.segments, dtype=np.int64) for row in rows])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledBatch:
+    ids: Ids
+    segments: Ids | None
+    """None: one text a row."""
+    attention_mask: AttentionMask | None
+    """None: all rows are equally long."""
+    targets: Targets
+    rows: Int[Tensor, "row"]
+    """Which rows of the data these are."""
+    n_tokens: int
+    """Without padding."""
+
+    @property
+    def n_targets(self) -> int:
+        return self.targets.numel()
+
+    def split(self, n_rows: int) -> "Iterator[LabelledBatch]":
+        for start in range(0, len(self.ids), n_rows):
+            part = slice(start, start + n_rows)
+            yield replace(
+                self,
+                ids=self.ids[part],
+                segments=None if self.segments is None else self.segments[part],
+                attention_mask=None if self.attention_mask is None else self.attention_mask[part],
+                targets=self.targets[part],
+                rows=self.rows[part],
+            )
+
+    def to(self, device: torch.device | str) -> "LabelledBatch":
+        return replace(
+            self,
+            ids=self.ids.to(device, non_blocking=True),
+            segments=None if self.segments is None else self.segments.to(device, non_blocking=True),
+            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+        )
+
+
+class LabeledBatches:
+    """`batch(t)` for training, endless; `eval_batches` for every row once."""
+
+    def __init__(
+        self, sequences: RaggedSequences, targets: Targets, *, batch_size: int, seed: int, pad_id: int, width_multiple: int = 1,
+        max_width: int | None = None,
+    ) -> None:  # fmt: skip
+        """`width_multiple`: widths are rounded up to a multiple of it, as GPUs like it, but not past `max_width`."""
+        self._sequences = sequences
+        self._targets = targets
+        self._batch_size = batch_size
+        self._seed = seed
+        self._pad_id = pad_id
+        self._width_multiple = width_multiple
+        self._max_width = max_width or width_multiple * int(sequences.lengths.max())
+        self._epoch_batches = lru_cache(maxsize=2)(self._shuffle_into_batches)
+
+    @property
+    def n_batches(self) -> int:
+        """In an epoch; the last few rows make a smaller one."""
+        return -(-len(self._sequences) // self._batch_size)
+
+    def batch(self, t: int) -> LabeledBatch:
+        epoch, number = divmod(t, self.n_batches)
+        return self._build_batch(self._epoch_batches(epoch)[number])
+
+    def eval_batches(self, n_rows: int) -> Iterator[LabeledBatch]:
+        """Every row once, from short to long."""
+        by_length = np.argsort(self._sequences.lengths, kind="stable")
+        for start in range(0, len(by_length), n_rows):
+            yield self._build_batch(by_length[start : start + n_rows])
+
+    def _shuffle_into_batches(self, epoch: int) -> list[NDArray[np.int64]]:
+        n = len(self._sequences)
+        rows = Permutation(n, self._seed, epoch, 0)(np.arange(n))
+        pools = np.arange(n) // (BATCHES_PER_POOL * self._batch_size)
+        rows = rows[np.lexsort((self._sequences.lengths[rows], pools))]
+        batches = Permutation(self.n_batches, self._seed, epoch, 1)(np.arange(self.n_batches))
+        return [rows[number * self._batch_size : (number + 1) * self._batch_size] for number in batches]
+
+    def _build_batch(self, rows: NDArray[np.int64]) -> LabeledBatch:
+        sequences = self._sequences
+        lengths = sequences.lengths[rows]
+        width = min(-(-int(lengths.max()) // self._width_multiple) * self._width_multiple, self._max_width)
+        columns = np.arange(width)
+        attention_mask = columns < lengths[:, None]
+        indices = np.where(attention_mask, sequences.starts[rows][:, None] + columns, 0)
+        segments = sequences.segments[indices] * attention_mask
+        return LabeledBatch(
+            ids=torch.from_numpy(np.where(attention_mask, sequences.ids[indices], self._pad_id)),
+            segments=torch.from_numpy(segments) if segments.any() else None,
+            attention_mask=None if attention_mask.all() else torch.from_numpy(attention_mask),
+            targets=self._targets[torch.from_numpy(rows)],
+            rows=torch.from_numpy(rows),
+            n_tokens=int(lengths.sum()),
+        )

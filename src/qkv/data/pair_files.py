@@ -1,0 +1,119 @@
+"""Sentences and their translations, out of files: read, cleaned, and checked for swapped sides."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+
+from qkv.data.documents import read_lines
+from qkv.data.pair_split import Pair
+from qkv.data.text_sources import ProgressCallback, TextSource, find_single_file, open_source
+from qkv.errors import InputError
+
+_MIN_RATIO_LENGTH = 12  # characters: below, a ratio of lengths says nothing (`Go!`, `¡Váyase!`)
+_SAMPLE_SIZE = 2000  # pairs whose words tell one language from another
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFile:
+    """Source⇥target a line; or, with a target, one language a file, line by line."""
+
+    source: Path
+    target: Path | None = None
+
+    @classmethod
+    def from_source(cls, source: Path, target_suffix: str | None) -> "PairFile":
+        """corpus.es, and corpus.en beside it; compression stays: corpus.es.xz, corpus.en.xz."""
+        if target_suffix is None:
+            return cls(source=source)
+        ending = TextSource(str(source)).file_type
+        stem, _, compression = source.name.rpartition(ending) if ending else (source.name, "", "")
+        target = source.with_name(stem + target_suffix + compression)
+        if not target.is_file():
+            raise InputError(f"{target}: there is no such file; it should hold the targets of {source}")
+        return cls(source=source, target=target)
+
+    def read(self, progress: ProgressCallback | None = None) -> Iterator[Pair]:
+        """Every line's pair, in order, white space at its ends taken off; sides may be empty."""
+        return self._read_tab_separated(progress) if self.target is None else self._read_aligned(self.target, progress)
+
+    def _read_tab_separated(self, progress: ProgressCallback | None) -> Iterator[Pair]:
+        for number, line in enumerate(_read_pair_lines(self.source, progress), 1):
+            source, tab, target = line.partition("\t")
+            if line.strip() and not tab:
+                raise InputError(f"{self.source}: line {number}: has 1 column; a pair has 2, source⇥target")
+            # Further columns, such as Tatoeba's names of authors, are not part of the pair.
+            yield source.strip(), target.partition("\t")[0].strip()
+
+    def _read_aligned(self, target: Path, progress: ProgressCallback | None) -> Iterator[Pair]:
+        for number, (source_line, target_line) in enumerate(
+            zip_longest(_read_pair_lines(self.source, progress), _read_pair_lines(target, None)), 1
+        ):
+            if source_line is None or target_line is None:
+                short, long = (self.source, target) if source_line is None else (target, self.source)
+                raise InputError(f"{short}: has {number - 1} lines, {long} has more; they must be aligned")
+            yield source_line.strip(), target_line.strip()
+
+
+class PairFilter:
+    """Passes on what is worth learning from, and counts what is not; sees all files of a corpus one after another."""
+
+    def __init__(self, *, max_length_ratio: float) -> None:
+        self.max_length_ratio = max_length_ratio
+        self.dropped: Counter[str] = Counter()
+        self._pair_hashes: set[int] = set()
+
+    def __call__(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        for pair in pairs:
+            if (reason := self._rejection_reason(pair)) is None:
+                yield pair
+            else:
+                self.dropped[reason] += 1
+
+    def _rejection_reason(self, pair: Pair) -> str | None:
+        low, high = sorted(map(len, pair))
+        if low == 0:
+            return "empty"
+        if high > self.max_length_ratio * max(low, _MIN_RATIO_LENGTH):
+            return "uneven"
+        key = hash(pair)  # two of a million pairs meet in 64 bits once in 10⁷ corpora
+        if key in self._pair_hashes:
+            return "repeated"
+        self._pair_hashes.add(key)
+        return None
+
+
+def check_not_swapped(first: Sequence[Pair], second: Iterable[Pair], *, name: str) -> None:
+    """An error where the second file's sources speak the language of the first one's targets, and the other way."""
+    sources, targets = (_count_words(first, side) for side in (0, 1))
+    sample = take_sample(second)
+    is_swapped = all(
+        _shared_fraction(words := _count_words(sample, side), other_side) > 2 * _shared_fraction(words, same_side)
+        for side, same_side, other_side in ((0, sources, targets), (1, targets, sources))
+    )
+    if is_swapped:
+        raise InputError(f"{name}: its sources are in the language of the other files' targets: are its sides swapped?")
+
+
+def take_sample(pairs: Iterable[Pair]) -> list[Pair]:
+    """Enough of them to know the two languages by."""
+    return list(islice(pairs, _SAMPLE_SIZE))
+
+
+def _count_words(pairs: Iterable[Pair], side: int) -> Counter[str]:
+    return Counter(word for pair in pairs for word in pair[side].split())
+
+
+def _shared_fraction(words: Counter[str], vocabulary: Counter[str]) -> float:
+    """How many of the words are among the known ones."""
+    return sum(n for word, n in words.items() if word in vocabulary) / max(1, words.total())
+
+
+def _read_pair_lines(path: Path, progress: ProgressCallback | None) -> Iterator[str]:
+    source = find_single_file(path)
+    with open_source(source) as (opened, stream):
+        for number, line in enumerate(read_lines(source.name, stream)):
+            if progress is not None and number % 1024 == 0:
+                progress(opened.n_bytes, source.size)
+            yield line

@@ -1,0 +1,63 @@
+"""Where does a sentence end?
+
+After . ! ? or … (with the quotes and brackets that close there) and blanks, unless the next word is in small letters
+or the full stop belongs to an abbreviation or an initial; after 。！？; and at a blank line. Rules, not a model: about
+one end in fifty is wrong ("in the U.S. Army …"), which next-sentence pairs do not mind.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import chain, islice
+
+from qkv.data.documents import DocumentChunk
+from qkv.data.shard_writer import EncodedChunks, pack_encoded_chunks
+from qkv.text import Tokenizer
+
+_END = re.compile(r"(?P<mark>[.!?…]+)[\"'”’»)\]]*\s+|[。！？]+[」』”’]*\s*|\n[^\S\n]*\n\s*")
+_LAST_WORD = re.compile(r"[^\W_][\w.]*$")
+_MAX_ABBREVIATION_LENGTH = 12  # characters of a last word that are looked at: longer ones are no abbreviations
+_ABBREVIATION = re.compile(
+    r"mrs?|ms|dr|st|prof|rev|hon|gen|col|capt|lt|sgt|maj|adm|gov|sen|rep|pres|messrs|mme|mlle|jr|sr|esq|vs|cf|viz|al|"
+    r"e\.?g|i\.?e|etc|a\.m|p\.m|ca|vols?|figs?|eq|sec|ch|chap|pp|eds?|trans|approx|dept|est|inc|ltd|co|corp|bros|"
+    r"jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mt|ft|ave|blvd|u\.s|u\.k|u\.n|ph\.d|[a-hj-z]",
+    re.IGNORECASE,
+)
+"""A single letter is an initial ("J. S. Bach"), but for I, which often ends a sentence."""
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences in order, without the blanks between them."""
+    starts = [0, *(match.end() for match in _END.finditer(text) if _is_end(text, match))]
+    sentences = (text[start:end].strip() for start, end in zip(starts, [*starts[1:], len(text)], strict=True))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _is_end(text: str, match: re.Match[str]) -> bool:
+    mark, end = match["mark"], match.end()
+    if mark is None or text.count("\n", match.start(), end) > 1:
+        return True
+    if end < len(text) and text[end].islower():
+        return False
+    if mark != ".":
+        return True
+    before = match.start()
+    word = _LAST_WORD.search(text, max(0, before - _MAX_ABBREVIATION_LENGTH), before)
+    return word is None or not _ABBREVIATION.fullmatch(word[0])
+
+
+def encode_sentences(
+    tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str
+) -> EncodedChunks:
+    """As `encode_chunks`, with `end_id` after every sentence.
+
+    A document that comes in parts has none where it was cut, so the halves of a sentence become one again.
+    """
+    split = [split_sentences(chunk.text) for chunk in chunks]
+    encoded = iter(tokenizer.encode_batch([*chain.from_iterable(split)], add_special_tokens=False))
+    rows: list[list[int]] = []
+    for sentences, chunk in zip(split, chunks, strict=True):
+        ids = [number for row in islice(encoded, len(sentences)) if row for number in (*row, end_id)]
+        if not chunk.is_last:
+            ids = ids[:-1]
+        rows.append(ids or [end_id] * chunk.is_last)
+    return pack_encoded_chunks(rows, chunks, dtype=dtype)

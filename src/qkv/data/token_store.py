@@ -1,0 +1,299 @@
+"""Token ids on disk, memory-mapped: shards, where each document ends, and an index that is checked.
+
+index.json            counts, the tokenizer's fingerprint, sources, the hash of every file
+tokens-00000.bin      ids, uint16 where the vocabulary allows it, else uint32; little endian
+documents-00000.bin   for the n documents that end in this shard: n ends in it (exclusive), n UTF-8 lengths; uint64
+tokenizer.json, tokenizer_config.json
+"""
+
+import json
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from qkv.config.base import Config, Count
+from qkv.data.file_io import read_json_object
+from qkv.errors import ConfigError, InputError
+from qkv.text import Tokenizer, load_tokenizer
+
+INDEX_FILE = "index.json"
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+
+
+@runtime_checkable
+class TokenSource(Protocol):
+    """What windows need: a store, a part of one, or an object that computes its tokens."""
+
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def n_documents(self) -> int: ...
+    @property
+    def end_id(self) -> int:
+        """The token that ends every document."""
+        ...
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]: ...
+    def document_ids(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The number of the document that each token belongs to; its end token too."""
+        ...
+
+
+class ShardRecord(Config):
+    n_tokens: Count
+    n_documents: NonNegativeInt
+    """That end in this shard: a long document may go on in the next."""
+    n_bytes: NonNegativeInt
+    """UTF-8 bytes of the text in this shard."""
+    tokens_hash: str
+    documents_hash: str
+
+
+class SourceRecord(Config):
+    name: str
+    size: NonNegativeInt
+    hash: str
+
+
+class StoreIndex(Config):
+    format: Literal[1] = 1
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: Count
+    end_id: NonNegativeInt
+    tokenizer: str
+    """The tokenizer's fingerprint."""
+    n_tokens: Count
+    n_documents: Count
+    n_bytes: NonNegativeInt
+    """UTF-8 bytes of all documents, end tokens not counted: the divisor of bits a byte."""
+    shards: tuple[ShardRecord, ...]
+    sources: tuple[SourceRecord, ...]
+
+
+def tokens_file(folder: Path, number: int) -> Path:
+    return folder / f"tokens-{number:05d}.bin"
+
+
+def documents_file(folder: Path, number: int) -> Path:
+    return folder / f"documents-{number:05d}.bin"
+
+
+class TokenStore:
+    """A finished store. Opening reads the index alone; shards are mapped when first used."""
+
+    def __init__(self, folder: Path, index: StoreIndex) -> None:
+        self.folder = folder
+        self.index = index
+        # Where each shard starts, in tokens and in documents; the totals stand last.
+        self._first_token = _cumulative_starts([shard.n_tokens for shard in index.shards])
+        self._first_document = _cumulative_starts([shard.n_documents for shard in index.shards])
+        self._tokens: dict[int, NDArray[Any]] = {}
+        self._ends: dict[int, NDArray[np.uint64]] = {}
+
+    @classmethod
+    def open(cls, folder: str | Path, *, verify: bool = False) -> Self:
+        """Checks the index and every file's size; with `verify`, also every byte against its hash."""
+        folder = Path(folder)
+        store = cls(folder, _read_index(folder / INDEX_FILE))
+        for number, shard in enumerate(store.index.shards):
+            check_shard(folder, number, shard, itemsize=store._dtype.itemsize, verify=verify)
+        return store
+
+    @property
+    def n_tokens(self) -> int:
+        return self.index.n_tokens
+
+    @property
+    def n_documents(self) -> int:
+        return self.index.n_documents
+
+    @property
+    def n_bytes(self) -> int:
+        return self.index.n_bytes
+
+    @property
+    def vocab_size(self) -> int:
+        return self.index.vocab_size
+
+    @property
+    def end_id(self) -> int:
+        return self.index.end_id
+
+    def tokenizer(self) -> Tokenizer:
+        """The one the store was made with."""
+        tokenizer = load_tokenizer(self.folder)
+        if tokenizer.fingerprint != self.index.tokenizer:
+            raise InputError(f"{self.folder}: tokenizer.json is not the one that made this store's tokens")
+        return tokenizer
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        self._check_range(start, stop)
+        parts = [self._shard_tokens(shard)[low:high] for shard, low, high in self._shard_ranges(start, stop)]
+        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+
+    def take(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens at these places, in any order."""
+        if len(self.index.shards) == 1:
+            return self._shard_tokens(0)[positions].astype(np.int64)
+        tokens = np.empty(positions.shape, np.int64)
+        shards = np.searchsorted(self._first_token, positions, side="right") - 1
+        for shard in np.unique(shards):
+            in_shard = shards == shard
+            tokens[in_shard] = self._shard_tokens(int(shard))[positions[in_shard] - self._first_token[shard]]
+        return tokens
+
+    def document_ends(self) -> NDArray[np.int64]:
+        """Where every document ends, exclusive."""
+        shards = range(len(self.index.shards))
+        return np.concatenate([self._shard_ends(n).astype(np.int64) + self._first_token[n] for n in shards])
+
+    def document_ids(self, start: int, stop: int) -> NDArray[np.int64]:
+        self._check_range(start, stop)
+        parts = []
+        for shard, low, high in self._shard_ranges(start, stop):
+            # `side=right`: a document's end is exclusive, so the token at it belongs to the next.
+            local = np.searchsorted(self._shard_ends(shard), np.arange(low, high, dtype=np.uint64), side="right")
+            parts.append(local + self._first_document[shard])
+        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+
+    def document(self, number: int) -> NDArray[np.int64]:
+        """All ids of one document, its end token too."""
+        if not 0 <= number < self.n_documents:
+            raise InputError(f"document {number} of a store with {self.n_documents}")
+        start = 0 if number == 0 else self._document_end(number - 1)
+        return self.read(start, self._document_end(number))
+
+    def _document_end(self, number: int) -> int:
+        shard = int(np.searchsorted(self._first_document, number, side="right")) - 1
+        return int(self._first_token[shard]) + int(self._shard_ends(shard)[number - self._first_document[shard]])
+
+    def document_bytes(self) -> NDArray[np.int64]:
+        """UTF-8 bytes of every document."""
+        tables = [self._document_table(shard) for shard in range(len(self.index.shards))]
+        return np.concatenate([table[len(table) // 2 :] for table in tables]).astype(np.int64)
+
+    def slice(self, start: int, stop: int) -> "StorePart":
+        """Tokens [start, stop) as a store of its own: a training or a validation part."""
+        return TokenStoreSlice(self, start, stop)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.index.dtype).newbyteorder("<")
+
+    def _shard_ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(shard, from, to) for each shard that holds some of the range."""
+        spans = []
+        shard = int(np.searchsorted(self._first_token, start, side="right")) - 1
+        while start < stop:
+            first, last = int(self._first_token[shard]), int(self._first_token[shard + 1])
+            spans.append((shard, start - first, min(stop, last) - first))
+            start, shard = last, shard + 1
+        return spans
+
+    def _shard_tokens(self, shard: int) -> NDArray[Any]:
+        if shard not in self._tokens:
+            # As a plain array: a memmap's own indexing is several times slower.
+            self._tokens[shard] = np.asarray(np.memmap(tokens_file(self.folder, shard), dtype=self._dtype, mode="r"))
+        return self._tokens[shard]
+
+    def _shard_ends(self, shard: int) -> NDArray[np.uint64]:
+        if shard not in self._ends:
+            table = self._document_table(shard)
+            self._ends[shard] = table[: len(table) // 2]
+        return self._ends[shard]
+
+    def _document_table(self, shard: int) -> NDArray[np.uint64]:
+        if not self.index.shards[shard].n_documents:  # an empty file cannot be mapped
+            return np.empty(0, np.uint64)
+        return np.memmap(documents_file(self.folder, shard), dtype="<u8", mode="r")
+
+    def _check_range(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.n_tokens:
+            raise InputError(f"tokens {start} to {stop} of a store with {self.n_tokens}")
+
+
+class TokenStoreSlice:
+    """A run of a source's tokens; its documents are counted from 0 again."""
+
+    def __init__(self, source: TokenSource, start: int, stop: int) -> None:
+        if not 0 <= start < stop <= source.n_tokens:
+            raise InputError(f"a part from {start} to {stop} of a store with {source.n_tokens} tokens")
+        self._source = source
+        self._start = start
+        self.n_tokens = stop - start
+        self.end_id = source.end_id
+        self._first = int(source.document_ids(start, start + 1)[0])
+        self.n_documents = int(source.document_ids(stop - 1, stop)[0]) - self._first + 1
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        self._check_range(start, stop)
+        return self._source.read(self._start + start, self._start + stop)
+
+    def document_ids(self, start: int, stop: int) -> NDArray[np.int64]:
+        self._check_range(start, stop)
+        return self._source.document_ids(self._start + start, self._start + stop) - self._first
+
+    def _check_range(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.n_tokens:
+            raise InputError(f"tokens {start} to {stop} of a part with {self.n_tokens}")
+
+
+def check_shard(folder: Path, number: int, shard: ShardRecord, *, itemsize: int, verify: bool) -> None:
+    tokens, document_ids = tokens_file(folder, number), documents_file(folder, number)
+    _check_file_size(tokens, shard.n_tokens * itemsize)
+    _check_file_size(document_ids, shard.n_documents * 16)
+    if verify:
+        _check_file_hash(tokens, shard.tokens_hash)
+        _check_file_hash(document_ids, shard.documents_hash)
+
+
+def serialize_index(index: StoreIndex) -> bytes:
+    """The index as written, with its own hash in it."""
+    content = index.model_dump(mode="json")
+    return (json.dumps({**content, "hash": _hash_content(content)}, indent=1) + "\n").encode()
+
+
+def _read_index(path: Path) -> StoreIndex:
+    if not path.is_file():
+        raise InputError(f"{path.parent}: holds no token store ({INDEX_FILE} is missing)")
+    content = read_json_object(path)
+    stored_hash = content.pop("hash", None)
+    try:
+        index = StoreIndex(**content)
+    except (ConfigError, TypeError) as error:
+        raise InputError(f"{path}: {error}") from None
+    if stored_hash != _hash_content(content):
+        raise InputError(f"{path}: was changed after it was written: its hash does not fit")
+    for name in ("n_tokens", "n_documents", "n_bytes"):
+        total = sum(getattr(shard, name) for shard in index.shards)
+        if total != getattr(index, name):
+            raise InputError(f"{path}: {name} is {getattr(index, name)}, and its shards hold {total}")
+    return index
+
+
+def _hash_content(content: dict[str, Any]) -> str:
+    return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=32).hexdigest()
+
+
+def _check_file_size(path: Path, expected: int) -> None:
+    if not path.is_file():
+        raise InputError(f"{path}: is missing from the store")
+    if path.stat().st_size != expected:
+        raise InputError(f"{path}: has {path.stat().st_size} bytes, and the index says {expected}")
+
+
+def _check_file_hash(path: Path, expected: str) -> None:
+    digest = blake2b(digest_size=32)
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != expected:
+        raise InputError(f"{path}: was changed after it was written: its hash does not fit")
+
+
+def _cumulative_starts(counts: list[int]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)

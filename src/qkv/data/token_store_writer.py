@@ -1,0 +1,295 @@
+"""Text files into a token store: in parallel, in one order, going on after a kill where it stopped.
+
+The store's bytes depend on the sources, the tokenizer and the shard size alone. Each finished shard is synced,
+renamed into place and noted in `progress.json` with the place in the sources where the next one begins.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from qkv.choices import SpecialToken
+from qkv.config.base import Config
+from qkv.data.documents import DocumentChunk, read_chunks
+from qkv.data.file_io import convert_disk_errors, read_json_object, write_atomically
+from qkv.data.sentence_splitter import encode_sentences
+from qkv.data.shard_writer import EncodedChunks, ShardWriter, disable_tokenizer_threads, encode_chunks
+from qkv.data.text_sources import STANDARD_INPUT, ProgressCallback, TextSource, find_sources, open_source
+from qkv.data.token_store import (
+    INDEX_FILE,
+    ShardRecord,
+    SourceRecord,
+    StoreIndex,
+    TokenStore,
+    check_shard,
+    serialize_index,
+)
+from qkv.errors import ConfigError, InputError
+from qkv.text import Tokenizer, save_tokenizer
+
+PROGRESS_FILE = "progress.json"
+SHARD_TOKENS = 1 << 25
+"""A kill costs at most this many tokens' work: a minute or so on two cores."""
+
+_GROUP_CHARACTERS = (
+    1 << 20
+)  # characters a worker encodes at a time: large against the cost of a call, small against memory
+
+
+def available_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def prepare_store(
+    paths: Sequence[str | Path],
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer,
+    field: str = "text",
+    n_workers: int | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    sentences: bool = False,
+    progress: ProgressCallback | None = None,
+) -> TokenStore:
+    """`folder` is new or empty, or holds this very store unfinished: then finished shards are kept.
+
+    With `sentences`, the separator stands after each one, not at a document's end alone (see `SentenceStore`).
+    `n_workers` None takes every core this process may use. For `field` see `read_chunks`.
+    """
+    folder = Path(folder)
+    sources = find_sources(paths)
+    end_id = tokenizer.special_id(SpecialToken.SEP) if sentences else _document_end_id(tokenizer)
+    plan = _make_plan(sources, tokenizer=tokenizer, field=field, shard_tokens=shard_tokens, sentences=sentences)
+    state = _begin_or_resume(folder, plan, tokenizer)
+    if not (folder / INDEX_FILE).exists():
+        encode = partial(encode_sentences if sentences else encode_chunks, tokenizer, end_id=end_id, dtype=plan.dtype)
+        groups = _encode_groups(_read_chunk_groups(sources, field, state), encode, n_workers or available_cores())
+        total = 0 if any(source.name == STANDARD_INPUT for source in sources) else sum(plan.sizes)
+        state = _write_shards(folder, state, groups, progress=progress, total=total)
+        _write_index(folder, state, tokenizer=tokenizer, end_id=end_id)
+    with convert_disk_errors(folder, 0):
+        (folder / PROGRESS_FILE).unlink(missing_ok=True)
+    return TokenStore.open(folder)
+
+
+class PreparationPlan(Config):
+    """What decides the store's bytes; a store is continued only under the same plan."""
+
+    sources: tuple[str, ...]
+    sizes: tuple[int, ...]
+    modified_ns: tuple[int, ...]
+    """When each source was last written, in nanoseconds."""
+    tokenizer: str
+    dtype: str
+    field: str
+    shard_tokens: int
+    sentences: bool = False
+
+
+class PreparationState(Config):
+    """How far a store has come, at the end of a shard."""
+
+    plan: PreparationPlan
+    shards: tuple[ShardRecord, ...] = ()
+    sources: tuple[SourceRecord, ...] = ()
+    """Those read to their end."""
+    n_chunks: int = 0
+    """Of the next source, already in a shard."""
+    open_document_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _ChunkGroup:
+    """Parts of one source that are encoded together."""
+
+    chunks: list[DocumentChunk]
+    n_chunks: int
+    """Of this source, up to the end of this group."""
+    bytes_read: int
+    """Bytes of all sources read so far."""
+    finished_source: SourceRecord | None
+    """Set with a source's last group."""
+
+
+def is_unfinished(folder: str | Path) -> bool:
+    """Whether `prepare_store` began here and can go on."""
+    return (Path(folder) / PROGRESS_FILE).is_file()
+
+
+def _document_end_id(tokenizer: Tokenizer) -> int:
+    for role in (SpecialToken.EOS, SpecialToken.SEP):
+        if (end_id := tokenizer.find_special_id(role)) is not None:
+            return end_id
+    raise InputError("the tokenizer has neither eos_token nor sep_token: nothing can mark a document's end")
+
+
+def _make_plan(
+    sources: list[TextSource], *, tokenizer: Tokenizer, field: str, shard_tokens: int, sentences: bool
+) -> PreparationPlan:
+    if shard_tokens < 1:
+        raise ConfigError(f"shard_tokens={shard_tokens} must be at least 1")
+    files = [None if source.name == STANDARD_INPUT else Path(source.path).stat() for source in sources]
+    return PreparationPlan(
+        sources=tuple(source.name for source in sources),
+        sizes=tuple(0 if file is None else file.st_size for file in files),
+        modified_ns=tuple(0 if file is None else file.st_mtime_ns for file in files),
+        tokenizer=tokenizer.fingerprint,
+        dtype="uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
+        field=field,
+        shard_tokens=shard_tokens,
+        sentences=sentences,
+    )
+
+
+def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) -> PreparationState:
+    """The state to go on from, with everything on disk that it needs."""
+    if is_unfinished(folder):
+        state = _read_preparation_state(folder / PROGRESS_FILE)
+        if state.plan == plan and STANDARD_INPUT not in plan.sources:
+            for number, shard in enumerate(state.shards):
+                itemsize = 2 if plan.dtype == "uint16" else 4
+                check_shard(folder, number, shard, itemsize=itemsize, verify=True)
+            save_tokenizer(tokenizer, folder)
+            return state
+        if state.shards or (folder / INDEX_FILE).exists():
+            differs = [
+                name for name in PreparationPlan.model_fields if getattr(plan, name) != getattr(state.plan, name)
+            ]
+            raise InputError(
+                f"{folder}: holds an unfinished store that cannot be continued: "
+                f"other {', '.join(differs) or 'standard input'}; name a new folder"
+            )
+    elif folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file, not a folder")
+    elif (folder / INDEX_FILE).exists():
+        raise InputError(f"{folder}: already holds a finished store; name a new folder")
+    elif folder.is_dir() and (existing := sorted(p.name for p in folder.iterdir() if p.suffix != ".partial")):
+        raise InputError(f"{folder}: is not empty (it holds {existing[0]}); name a new folder")
+    state = PreparationState(plan=plan)
+    with convert_disk_errors(folder, 0):
+        folder.mkdir(parents=True, exist_ok=True)
+    _write_preparation_state(folder, state)
+    save_tokenizer(tokenizer, folder)
+    return state
+
+
+def _read_chunk_groups(sources: list[TextSource], field: str, state: PreparationState) -> Iterator[_ChunkGroup]:
+    """What is still to do. A group never holds parts of two sources."""
+    bytes_read = sum(record.size for record in state.sources)
+    for number in range(len(state.sources), len(sources)):
+        source = sources[number]
+        skipped = state.n_chunks if number == len(state.sources) else 0
+        with open_source(source) as (opened, stream):
+            chunks: list[DocumentChunk] = []
+            n_chunks = size = 0
+            for chunk in read_chunks(source, stream, field=field):
+                n_chunks += 1
+                if n_chunks <= skipped:
+                    continue
+                chunks.append(chunk)
+                size += len(chunk.text)
+                if size >= _GROUP_CHARACTERS:
+                    yield _ChunkGroup(chunks, n_chunks, bytes_read + opened.n_bytes, finished_source=None)
+                    chunks, size = [], 0
+            digest = opened.finish()
+            bytes_read += opened.n_bytes
+            record = SourceRecord(name=source.name, size=opened.n_bytes, hash=digest)
+        yield _ChunkGroup(chunks, n_chunks, bytes_read, finished_source=record)
+
+
+def _encode_groups(
+    groups: Iterator[_ChunkGroup], encode: Callable[[list[DocumentChunk]], EncodedChunks], n_workers: int
+) -> Iterator[tuple[_ChunkGroup, EncodedChunks]]:
+    """Encoded by several threads at once (`tokenizers` works outside Python's lock), in the groups' own order."""
+    waiting: deque[tuple[_ChunkGroup, Future[EncodedChunks]]] = deque()
+    with disable_tokenizer_threads(), ThreadPoolExecutor(n_workers, thread_name_prefix="encode") as pool:
+        try:
+            for group in groups:
+                waiting.append((group, pool.submit(encode, group.chunks)))
+                if len(waiting) > 2 * n_workers:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for group, future in waiting:
+                yield group, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def _write_shards(
+    folder: Path,
+    state: PreparationState,
+    groups: Iterator[tuple[_ChunkGroup, EncodedChunks]],
+    *,
+    progress: ProgressCallback | None,
+    total: int,
+) -> PreparationState:
+    sources = list(state.sources)
+    writer: ShardWriter | None = None
+    try:
+        for group, encoded in groups:
+            if encoded.lengths:
+                writer = writer or ShardWriter(folder, len(state.shards), open_document_bytes=state.open_document_bytes)
+                writer.add(group.chunks, encoded)
+            n_chunks = group.n_chunks
+            if group.finished_source is not None:
+                sources.append(group.finished_source)
+                n_chunks = 0
+            if writer is not None and writer.n_tokens >= state.plan.shard_tokens:
+                state = _finish_shard(folder, state, writer, sources=sources, n_chunks=n_chunks)
+                writer = None
+            if progress is not None:
+                progress(group.bytes_read, total)
+        if writer is not None:
+            state = _finish_shard(folder, state, writer, sources=sources, n_chunks=0)
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
+    return state.replace(sources=tuple(sources))
+
+
+def _finish_shard(
+    folder: Path, state: PreparationState, writer: ShardWriter, *, sources: list[SourceRecord], n_chunks: int
+) -> PreparationState:
+    state = state.replace(
+        shards=(*state.shards, writer.finish()),
+        sources=tuple(sources),
+        n_chunks=n_chunks,
+        open_document_bytes=writer.open_document_bytes,
+    )
+    _write_preparation_state(folder, state)
+    return state
+
+
+def _write_index(folder: Path, state: PreparationState, *, tokenizer: Tokenizer, end_id: int) -> None:
+    if not state.shards:
+        raise InputError(f"{', '.join(state.plan.sources)[:200]}: hold no text")
+    index = StoreIndex(
+        dtype="uint16" if state.plan.dtype == "uint16" else "uint32",
+        vocab_size=tokenizer.vocab_size,
+        end_id=end_id,
+        tokenizer=tokenizer.fingerprint,
+        n_tokens=sum(shard.n_tokens for shard in state.shards),
+        n_documents=sum(shard.n_documents for shard in state.shards),
+        n_bytes=sum(shard.n_bytes for shard in state.shards),
+        shards=state.shards,
+        sources=state.sources,
+    )
+    write_atomically(folder / INDEX_FILE, serialize_index(index))
+
+
+def _write_preparation_state(folder: Path, state: PreparationState) -> None:
+    write_atomically(folder / PROGRESS_FILE, state.model_dump_json(indent=1).encode())
+
+
+def _read_preparation_state(path: Path) -> PreparationState:
+    try:
+        return PreparationState(**read_json_object(path))
+    except (ConfigError, TypeError) as error:
+        raise InputError(f"{path}: {error}") from None

@@ -1,0 +1,196 @@
+"""A new tokenizer from texts. The training itself is `tokenizers`' own."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
+from qkv.errors import ConfigError, InputError
+from qkv.text.chunks import split_into_chunks
+from qkv.text.rust_errors import convert_rust_errors
+from qkv.text.tokenizer import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+
+_SPECIAL_TOKENS: dict[SpecialTokenStyle, dict[SpecialToken, str]] = {
+    SpecialTokenStyle.GPT: {SpecialToken.BOS: END_OF_TEXT, SpecialToken.EOS: END_OF_TEXT},
+    SpecialTokenStyle.BERT: {
+        SpecialToken.PAD: "[PAD]",
+        SpecialToken.UNK: "[UNK]",
+        SpecialToken.CLS: "[CLS]",
+        SpecialToken.SEP: "[SEP]",
+        SpecialToken.MASK: "[MASK]",
+    },
+    SpecialTokenStyle.SEQ2SEQ: {
+        SpecialToken.PAD: "<pad>",
+        SpecialToken.BOS: "<bos>",
+        SpecialToken.EOS: "<eos>",
+        SpecialToken.UNK: "<unk>",
+    },
+}
+_DEFAULT_STYLE = {
+    TokenizerKind.BPE: SpecialTokenStyle.GPT,
+    TokenizerKind.WORDPIECE: SpecialTokenStyle.BERT,
+    TokenizerKind.UNIGRAM: SpecialTokenStyle.SEQ2SEQ,
+    TokenizerKind.CHARACTER: SpecialTokenStyle.GPT,
+}
+
+
+def train_tokenizer(
+    kind: TokenizerKind,
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    style: SpecialTokenStyle | None = None,
+    lowercase: bool = False,
+    spaced: bool = False,
+) -> Tokenizer:
+    """At most `vocab_size` ids, special ones included; fewer where the texts are too small for them.
+
+    `style` None takes the kind's usual one: GPT's for bpe and char, BERT's for wordpiece, seq2seq's for unigram.
+    `spaced`, for bpe: a text's first word is spelt as any other, with a space before it, which decoding takes off
+    again. Then the ids of two sentences in a row are those of the first and those of the second.
+    The same texts give the same bpe and char tokenizer each time; in wordpiece and unigram `tokenizers` breaks
+    ties between equally good pieces by chance.
+    """
+    roles = dict(_SPECIAL_TOKENS[style or _DEFAULT_STYLE[kind]])
+    if kind is not TokenizerKind.BPE:  # bytes are never unknown
+        roles.setdefault(SpecialToken.UNK, "<unk>")
+    names = list(dict.fromkeys(roles.values()))
+    min_size = len(names) + (256 if kind is TokenizerKind.BPE else 1)
+    if vocab_size < min_size:
+        raise ConfigError(f"vocab_size={vocab_size} is too small: {kind} with these special tokens needs {min_size}")
+    backend = _create_untrained_backend(kind, unknown=roles.get(SpecialToken.UNK), lowercase=lowercase)
+    if spaced and kind is TokenizerKind.BPE:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    with convert_rust_errors(f"a {kind} tokenizer of {vocab_size} cannot be trained on this text"):
+        _train_backend(kind, backend, _iterate_chunks(texts), roles=roles, vocab_size=vocab_size)
+        # Set after training, which drops it.
+        if (processor := _build_template(backend, roles)) is not None:
+            backend.post_processor = processor
+    tokenizer = Tokenizer(backend, roles)
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"vocab_size={vocab_size} is too small: this text's characters alone need {tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+def _create_untrained_backend(kind: TokenizerKind, *, unknown: str | None, lowercase: bool) -> tokenizers.Tokenizer:
+    match kind:
+        case TokenizerKind.BPE:
+            backend = tokenizers.Tokenizer(models.BPE())
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            backend.decoder = decoders.ByteLevel()
+        case TokenizerKind.WORDPIECE:
+            backend = tokenizers.Tokenizer(models.WordPiece(vocab={}, unk_token=unknown or ""))
+            backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            backend.decoder = decoders.WordPiece()
+        case TokenizerKind.UNIGRAM:
+            backend = tokenizers.Tokenizer(models.Unigram())
+            backend.pre_tokenizer = pre_tokenizers.Metaspace()
+            backend.decoder = decoders.Metaspace()
+        case TokenizerKind.CHARACTER:  # a BPE without merges leaves every character alone
+            backend = tokenizers.Tokenizer(models.BPE(vocab={}, merges=[], unk_token=unknown))
+            backend.decoder = decoders.Fuse()
+    if kind is TokenizerKind.WORDPIECE:
+        backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    elif lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    return backend
+
+
+def _train_backend(
+    kind: TokenizerKind,
+    backend: tokenizers.Tokenizer,
+    chunks: Iterator[str],
+    *,
+    roles: dict[SpecialToken, str],
+    vocab_size: int,
+) -> None:
+    names = list(dict.fromkeys(roles.values()))
+    match kind:
+        case TokenizerKind.BPE:
+            trainer = trainers.BpeTrainer(
+                vocab_size=vocab_size,
+                special_tokens=names,
+                initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                show_progress=False,
+            )
+        case TokenizerKind.WORDPIECE:
+            trainer = trainers.WordPieceTrainer(
+                vocab_size=vocab_size,
+                special_tokens=names,
+                # A letter may need two entries, `a` and `##a`; rarer letters become unknown.
+                limit_alphabet=max((vocab_size - len(names)) // 2, 1),
+                show_progress=False,
+            )
+        case TokenizerKind.UNIGRAM:
+            trainer = trainers.UnigramTrainer(
+                vocab_size=vocab_size - len(names) + 1,
+                special_tokens=[roles[SpecialToken.UNK]],
+                unk_token=roles[SpecialToken.UNK],
+                show_progress=False,
+            )
+        case TokenizerKind.CHARACTER:
+            trainer = None
+            _set_character_vocabulary(backend, chunks, names=names, vocab_size=vocab_size)
+    if trainer is not None:
+        backend.train_from_iterator(chunks, trainer)
+    if kind is TokenizerKind.UNIGRAM:
+        _round_unigram_scores(backend)
+    # Only now for unigram: its model would read a special token that it knows out of plain text.
+    backend.add_special_tokens(names)
+
+
+def _round_unigram_scores(backend: tokenizers.Tokenizer) -> None:
+    """Six decimals come back from JSON as they went; `tokenizers` reads longer ones a last digit off."""
+    model = json.loads(backend.to_str())["model"]
+    unknown, *pieces = [(token, round(score, 6)) for token, score in model["vocab"]]
+    pieces.sort(key=lambda piece: (-piece[1], piece[0]))
+    backend.model = models.Unigram([unknown, *pieces], unk_id=model["unk_id"], byte_fallback=False)
+
+
+def _set_character_vocabulary(
+    backend: tokenizers.Tokenizer, chunks: Iterator[str], *, names: list[str], vocab_size: int
+) -> None:
+    counts: Counter[str] = Counter()
+    for chunk in chunks:
+        counts.update(chunk if backend.normalizer is None else backend.normalizer.normalize_str(chunk))
+    most = sorted(counts, key=lambda character: (-counts[character], character))
+    tokens = names + sorted(most[: vocab_size - len(names)])
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    backend.model = models.BPE(vocab=vocabulary, merges=[], unk_token=backend.model.unk_token)
+
+
+def _build_template(
+    backend: tokenizers.Tokenizer, roles: dict[SpecialToken, str]
+) -> processors.TemplateProcessing | None:
+    first, last = (
+        (roles.get(SpecialToken.CLS), roles.get(SpecialToken.SEP))
+        if SpecialToken.CLS in roles
+        else (roles.get(SpecialToken.BOS), roles.get(SpecialToken.EOS))
+    )
+    if first is None or last is None or first == last:  # GPT's one token parts documents: data's business
+        return None
+    again = "" if SpecialToken.CLS in roles else f"{first}:1 "
+    return processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} {again}$B:1 {last}:1",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (first, last)],
+    )
+
+
+def _iterate_chunks(texts: Iterable[str]) -> Iterator[str]:
+    """Cut so that no text, however long, is worked on whole."""
+    empty = True
+    for text in texts:
+        if text:
+            empty = False
+            yield from split_into_chunks(text)
+    if empty:
+        raise InputError("there is no text to train a tokenizer on")

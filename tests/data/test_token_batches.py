@@ -1,0 +1,227 @@
+"""Batch t is a pure function of (seed, t); each token is a target once an epoch; documents keep apart."""
+
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.data.token_batches import EvalTokenBatches, TokenBatches
+from qkv.data.token_store import TokenStoreSlice
+from qkv.errors import ConfigError, InputError
+from qkv.tensors import IGNORE_INDEX
+from tests.data.stores import Computed, small_store
+
+sizes = st.tuples(st.integers(1, 200), st.integers(1, 23), st.integers(1, 31), st.integers(1, 11))
+
+
+class Numbered:
+    """Token i is i + 1, so that a target tells where it stands; documents of one length."""
+
+    end_id = 0
+
+    def __init__(self, n_tokens, length):
+        self.n_tokens, self.length = n_tokens, length
+        self.n_documents = -(-n_tokens // length)
+
+    def read(self, start, stop):
+        assert 0 <= start <= stop <= self.n_tokens
+        return np.arange(start, stop, dtype=np.int64) + 1
+
+    def document_ids(self, start, stop):
+        return np.arange(start, stop, dtype=np.int64) // self.length
+
+
+def same(first, second):
+    pairs = [(first.ids, second.ids), (first.targets, second.targets), (first.counts, second.counts)]
+    if first.document_ids is not None or second.document_ids is not None:
+        pairs.append((first.document_ids, second.document_ids))
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def joined(parts):
+    fields = ["ids", "targets", "counts", *(["document_ids"] if parts[0].document_ids is not None else [])]
+    return {field: torch.cat([getattr(part, field) for part in parts]) for field in fields}
+
+
+@pytest.mark.parametrize("across", [True, False])
+@given(sizes=sizes, seed=st.integers(0, 99))
+def test_an_epoch_has_every_token_as_a_target_exactly_once(across, sizes, seed):
+    n_tokens, length, context, batch_size = sizes
+    batches = TokenBatches(
+        source=Numbered(n_tokens, length),
+        context_length=context,
+        batch_size=batch_size,
+        seed=seed,
+        cross_documents=across,
+    )
+    n_batches = -(-2 * batches.n_windows // batch_size)
+    rows = joined([batches.batch(t) for t in range(n_batches)])["targets"]
+    for epoch in (0, 1):
+        targets = rows[epoch * batches.n_windows : (epoch + 1) * batches.n_windows]
+        targets = targets[targets != IGNORE_INDEX]
+        assert Counter(targets.tolist()) == Counter(range(1, n_tokens + 1))
+
+
+@given(sizes=sizes, t=st.integers(0, 50), seed=st.integers(0, 99))
+def test_a_target_follows_its_input(sizes, t, seed):
+    n_tokens, length, context, batch_size = sizes
+    batch = TokenBatches(
+        source=Numbered(n_tokens, length), context_length=context, batch_size=batch_size, seed=seed
+    ).batch(t)
+    assert batch.ids.shape == batch.targets.shape == (batch_size, context)
+    assert batch.ids.dtype == batch.targets.dtype == torch.int64
+    there = batch.targets != IGNORE_INDEX
+    assert torch.equal(batch.targets[there], batch.ids[there] % n_tokens + 1)
+    assert torch.equal(there.sum(1), batch.counts)
+    assert batch.n_targets == int(there.sum())
+
+
+@given(sizes=sizes, t=st.integers(0, 50), world_size=st.sampled_from([1, 2, 4]), across=st.booleans())
+def test_the_ranks_rows_are_the_batch_of_one(sizes, t, world_size, across):
+    n_tokens, length, context, batch_size = sizes
+    batches = TokenBatches(
+        source=Numbered(n_tokens, length),
+        context_length=context,
+        batch_size=batch_size * world_size,
+        seed=3,
+        cross_documents=across,
+    )
+    parts = joined([batches.batch(t, rank=rank, world_size=world_size) for rank in range(world_size)])
+    whole = batches.batch(t)
+    assert all(torch.equal(part, getattr(whole, field)) for field, part in parts.items())
+
+
+def test_a_batch_is_the_same_whatever_was_asked_before():
+    batches = [TokenBatches(source=Numbered(997, 13), context_length=7, batch_size=5, seed=11) for _ in range(2)]
+    forwards = [batches[0].batch(t) for t in range(60)]
+    assert all(same(forwards[t], batches[1].batch(t)) for t in reversed(range(60)))
+
+
+def test_seeds_and_epochs_move_the_windows():
+    def starts(seed, t):
+        source = Numbered(10_007, 13)
+        batch = TokenBatches(source=source, context_length=7, batch_size=1430, seed=seed).batch(t)
+        return batch.ids[:, 0]
+
+    first, second, other = starts(0, 0), starts(0, 1), starts(1, 0)
+    # Window borders move too, not their order alone: by chance one window in seven has its start again.
+    assert len(set(first.tolist()) & set(second.tolist())) < 700
+    assert not torch.equal(first, other)
+    assert (first.diff() == 7).float().mean() < 0.01
+
+
+@given(sizes=sizes, t=st.integers(0, 50))
+def test_a_position_works_for_the_document_of_its_target(sizes, t):
+    n_tokens, length, context, batch_size = sizes
+    batch = TokenBatches(
+        source=Numbered(n_tokens, length),
+        context_length=context,
+        batch_size=batch_size,
+        seed=5,
+        cross_documents=False,
+    ).batch(t)
+    for ids, targets, documents in zip(batch.ids, batch.targets, batch.document_ids, strict=True):
+        for position in range(context):
+            if targets[position] == IGNORE_INDEX:
+                continue
+            number = (int(targets[position]) - 1) // length
+            assert documents[position] % -(-n_tokens // length) == number
+            if position and documents[position] == documents[position - 1]:
+                assert targets[position - 1] == ids[position]  # one document: no border between
+                assert (int(ids[position]) - 1) // length == number
+            elif position:  # a new document begins with the token that ended the one before
+                assert int(targets[position] - 1) % length == 0
+
+
+def test_documents_keep_their_own_numbers_but_past_the_end_of_the_text():
+    source = Numbered(100, 13)
+    batches = TokenBatches(source=source, context_length=10, batch_size=10, seed=0, cross_documents=False)
+    batch = batches.batch(0)
+    outside = (batch.document_ids >= source.n_documents) & (batch.targets != IGNORE_INDEX)
+    wrapped = (batch.targets[:, :1] > batch.targets) & (batch.targets != IGNORE_INDEX)
+    assert torch.equal(outside, wrapped)
+    assert wrapped.any()
+    assert batch.document_ids.min() == 0
+
+
+def test_packed_stories_begin_and_end_with_the_end_token(tmp_path):
+    store = small_store(tmp_path)
+    batch = TokenBatches(source=store, context_length=211, batch_size=3, seed=0, cross_documents=False).batch(0)
+    for ids, targets, documents in zip(batch.ids, batch.targets, batch.document_ids, strict=True):
+        changes = torch.nonzero(documents.diff()).flatten()
+        assert len(changes) > 1
+        assert (ids[changes + 1] == store.end_id).all()
+        assert (targets[changes] == store.end_id).all()
+        assert (ids[1:] == targets[:-1]).all()
+
+
+@pytest.mark.parametrize("across", [True, False])
+@given(sizes=sizes, world_size=st.sampled_from([1, 2, 4]))
+def test_a_sweep_has_every_token_once_and_in_order(across, sizes, world_size):
+    n_tokens, length, context, batch_size = sizes
+    source = Numbered(n_tokens, length)
+    sweep = EvalTokenBatches(source=source, context_length=context, batch_size=batch_size, cross_documents=across)
+    parts = [sweep.batch(t, rank=rank, world_size=world_size) for t in range(len(sweep)) for rank in range(world_size)]
+    whole = joined(parts)
+    there = whole["targets"] != IGNORE_INDEX
+    assert whole["targets"][there].tolist() == list(range(1, n_tokens + 1))
+    assert torch.equal(whole["ids"][there], whole["targets"][there] - 1)  # and 0, the end token, before the first
+    assert sum(part.n_targets for part in parts) == n_tokens
+    if not across:
+        assert torch.equal(whole["document_ids"][there], (whole["targets"][there] - 1) // length)
+    assert len(list(sweep)) == len(sweep)
+
+
+def test_a_part_of_a_store_is_batched_alike():
+    part = TokenStoreSlice(Numbered(500, 13), 100, 300)
+    batches = TokenBatches(source=part, context_length=7, batch_size=29, seed=1, cross_documents=False)
+    assert set(batches.batch(0).ids.flatten().tolist()) <= set(range(101, 301))
+    assert batches.n_windows == 29
+
+
+def test_a_trillion_tokens_take_no_more_memory_than_a_million():
+    def peak_memory(n_tokens):
+        tracemalloc.start()
+        batches = TokenBatches(
+            source=Computed(n_tokens, 997), context_length=128, batch_size=16, seed=7, cross_documents=False
+        )
+        for t in (0, 1, batches.n_windows // 16, 10 * batches.n_windows):
+            batches.batch(t)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak_memory(10**4)  # the first call pays for what Python keeps
+    assert peak_memory(10**12) < 1.2 * peak_memory(10**6) + 20_000
+
+
+def test_how_far_an_epoch_is():
+    batches = TokenBatches(source=Numbered(100, 7), context_length=10, batch_size=5, seed=0)
+    assert [batches.epoch(t) for t in (0, 1, 2, 5)] == [0.0, 0.5, 1.0, 2.5]
+
+
+def test_a_batch_moves_as_a_whole():
+    batch = TokenBatches(source=Numbered(100, 7), context_length=10, batch_size=5, seed=0, cross_documents=False).batch(
+        0
+    )
+    assert batch.to("meta").ids.is_meta
+    assert batch.to("meta").targets.is_meta
+    assert batch.to("meta").document_ids.is_meta
+    assert batch.to("meta").n_targets == 50  # counts stay where they can be read without waiting
+
+
+def test_what_cannot_be_is_refused_with_both_numbers():
+    source = Numbered(100, 7)
+    with pytest.raises(ConfigError, match="context_length=0 and batch_size=3"):
+        TokenBatches(source=source, context_length=0, batch_size=3, seed=0)
+    batches = TokenBatches(source=source, context_length=5, batch_size=3, seed=0)
+    with pytest.raises(ConfigError, match="rank=2 must be from 0 to world=2"):
+        batches.batch(0, rank=2, world_size=2)
+    with pytest.raises(InputError, match="batch -1"):
+        batches.batch(-1)
+    with pytest.raises(InputError, match="batch 7 of a sweep of 7"):
+        EvalTokenBatches(source=source, context_length=5, batch_size=3).batch(7)
