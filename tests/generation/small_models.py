@@ -1,4 +1,4 @@
-"""Small random models whose probabilities are far from even, in float64 so that two roads agree to the last id."""
+"""Small random models with uneven probabilities, in float64 so that implementations agree on every id."""
 
 import torch
 
@@ -7,16 +7,16 @@ from qkv.config import GPTConfig
 from qkv.models import GPT
 from tests.agreement.families import shaken
 
-VOCABULARY, CONTEXT = 23, 29
+VOCAB_SIZE, CONTEXT = 23, 29
 
 
-def small_gpt(*, seed: int = 0, vocabulary: int = VOCABULARY, context: int = CONTEXT, **settings) -> GPT:
-    chosen = {"d_model": 12, "n_heads": 3, "n_layers": 2, "positions": PositionKind.ROTARY, **settings}
-    return shaken(GPTConfig(vocab_size=vocabulary, context_length=context, **chosen), seed)
+def small_gpt(*, seed: int = 0, vocab_size: int = VOCAB_SIZE, context: int = CONTEXT, **settings) -> GPT:
+    options = {"d_model": 12, "n_heads": 3, "n_layers": 2, "positions": PositionKind.ROTARY, **settings}
+    return shaken(GPTConfig(vocab_size=vocab_size, context_length=context, **options), seed)
 
 
 @torch.no_grad()
-def rescored(model: GPT, prompt: list[int], new: list[int]) -> list[float]:
-    """log p of each new id by one full pass."""
-    log_p = model(torch.tensor([[*prompt, *new]])).log_softmax(-1)[0]
-    return [float(log_p[len(prompt) - 1 + i, number]) for i, number in enumerate(new)]
+def score_with_full_pass(model: GPT, prompt: list[int], new_ids: list[int]) -> list[float]:
+    """Log-probability of each new id, computed by one full pass."""
+    log_p = model(torch.tensor([[*prompt, *new_ids]])).log_softmax(-1)[0]
+    return [float(log_p[len(prompt) - 1 + i, token_id]) for i, token_id in enumerate(new_ids)]
