@@ -1,4 +1,4 @@
-"""A text seen in one pass or with the cache gives the same rows; words, places and labels of what was read."""
+"""Activation caches with and without a KV cache agree, and model inputs have correct words and labels."""
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ from tests.inspection.examples import FAMILIES, TEXT, reading, task
 @pytest.mark.parametrize("cached_from", [1, 3])
 def test_rows_seen_while_generating_with_the_cache_are_those_of_one_pass(family, cached_from):
     model, text = task(family).model, reading(family)
-    whole, stepped = run_with_cache(model, text), run_with_cache(model, text, cached_from=cached_from)
-    close(stepped.logits, whole.logits)
-    for stack in whole.stacks:
-        close(stepped.table(stack), whole.table(stack))
-        assert torch.equal(stepped.visible(stack), whole.visible(stack))
+    full, stepped = run_with_cache(model, text), run_with_cache(model, text, cached_from=cached_from)
+    close(stepped.logits, full.logits)
+    for stack in full.stacks:
+        close(stepped.all_weights(stack), full.all_weights(stack))
+        assert torch.equal(stepped.visible_mask(stack), full.visible_mask(stack))
     name = "decoder.states" if family == "rnn" else f"{'decoder.' if family == 'seq2seq' else ''}blocks.1.resid_post"
-    close(stepped.stream(name), whole.stream(name))
+    close(stepped.get_activation(name), full.get_activation(name))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,7 +49,7 @@ def test_a_word_is_found_at_its_tokens_and_the_one_before_the_pronoun_is_meant()
     assert places == [n for n in second if own.tokens[n] != "."]
     assert own.find_word("cat", before=places[0]) == first
     assert "".join(own.tokens[n] for n in first).strip() == "cat"
-    with pytest.raises(InputError, match=r"the word 'ca' is not in the text"):
+    with pytest.raises(InputError, match="'ca'"):
         own.find_word("ca")
 
 
@@ -89,18 +89,18 @@ def test_a_word_of_a_translation_is_found_on_both_sides_of_the_decoder(family, t
 
 
 def test_what_cannot_be_read_is_refused_in_one_line():
-    with pytest.raises(ContextLengthError, match=r"the text has \d+ tokens, the model's context_length is 41"):
+    with pytest.raises(ContextLengthError, match=r"\d+ tokens.*context_length.*\b41\b"):
         prepare_input(task("gpt"), "cat " * 99)
-    with pytest.raises(InputError, match="a GPT reads one text; two were given"):
+    with pytest.raises(InputError, match="GPT"):
         prepare_input(task("gpt"), TEXT, TEXT)
-    with pytest.raises(InputError, match="the translation was not given"):
+    with pytest.raises(InputError, match="translation"):
         prepare_input(task("rnn"), TEXT)
-    with pytest.raises(ConfigError, match="it has no cache"):
+    with pytest.raises(ConfigError, match=r"cached_from.*BERT"):
         run_with_cache(task("bert").model, reading("bert"), cached_from=1)
-    with pytest.raises(InputError, match=r"layer 2 is outside the 2 layers \(0 … 1\)"):
+    with pytest.raises(InputError, match=r"layer 2.*\b2 layers \(0 … 1\)"):
         run_with_cache(task("gpt").model, reading("gpt")).weights(AttentionKind.SELF, 2)
-    with pytest.raises(InputError, match="no attention 'cross'; it has: self"):
-        run_with_cache(task("gpt").model, reading("gpt")).table(AttentionKind.CROSS)
+    with pytest.raises(InputError, match=r"'cross'.*self"):
+        run_with_cache(task("gpt").model, reading("gpt")).all_weights(AttentionKind.CROSS)
 
 
 def test_ids_that_were_generated_are_read_as_they_are():

@@ -1,4 +1,4 @@
-"""The heat map: saved in every format, not blank, and its numbers where they belong."""
+"""Heatmaps are saved in every format, are not blank, and show their values."""
 
 import io
 import sys
@@ -15,45 +15,45 @@ from qkv.inspection.coreference import CoreferenceView
 MATRIX = torch.tensor([[0.9, 0.1, 0.0], [0.25, 0.5, 0.25]])
 
 
-def one(matrix=MATRIX, **settings):
+def heatmap(matrix=MATRIX, **settings):
     rows = [f"q{i}" for i in range(matrix.shape[0])]
     columns = [f"k{i}" for i in range(matrix.shape[1])]
     return Heatmap(matrix=matrix, rows=rows, columns=columns, **settings)
 
 
-def pixels(plot_view):
+def pixels(figure):
     file = io.BytesIO()
-    plot_view.savefig(file, format="png")
+    figure.savefig(file, format="png")
     file.seek(0)
     return imread(file)
 
 
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_a_heat_map_is_saved_in_every_format(ending, magic, tmp_path):
+def test_a_heatmap_is_saved_in_every_format(ending, magic, tmp_path):
     path = tmp_path / f"map.{ending}"
-    plot_heatmaps(one(title="head 0")).savefig(path)
+    plot_heatmaps(heatmap(title="head 0")).savefig(path)
     assert path.read_bytes().startswith(magic)
     assert path.stat().st_size > 2000
 
 
-def test_a_heat_map_is_not_blank_and_shows_its_numbers():
-    picture = pixels(plot_heatmaps(one()))
+def test_a_heatmap_is_not_blank_and_depends_on_its_values():
+    picture = pixels(plot_heatmaps(heatmap()))
     assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 50
-    assert not np.array_equal(picture, pixels(plot_heatmaps(one(MATRIX.flip(0)))))
+    assert not np.array_equal(picture, pixels(plot_heatmaps(heatmap(MATRIX.flip(0)))))
 
 
 def test_rows_and_columns_are_labelled():
-    plot_view = plot_heatmaps(one(title="head 3", row_axis="target", column_axis="source"), title="All")
-    axis = plot_view.axes[0]
+    figure = plot_heatmaps(heatmap(title="head 3", row_axis="target", column_axis="source"), title="All")
+    axis = figure.axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["q0", "q1"]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["k0", "k1", "k2"]
     assert (axis.get_ylabel(), axis.get_xlabel(), axis.get_title()) == ("target", "source", "head 3")
-    assert plot_view.get_suptitle() == "All"
+    assert figure.get_suptitle() == "All"
     assert {text.get_text() for text in axis.texts} == {"0.90", "0.10", "0.00", "0.25", "0.50"}
 
 
-def test_the_picture_holds_the_matrix_row_by_row():
-    image = plot_heatmaps(one()).axes[0].images[0]
+def test_the_image_contains_the_matrix():
+    image = plot_heatmaps(heatmap()).axes[0].images[0]
     np.testing.assert_allclose(image.get_array(), MATRIX.numpy())
 
 
@@ -67,9 +67,9 @@ def test_the_picture_holds_the_matrix_row_by_row():
         ([[1.0, 2.0]], True, (-2.0, 2.0)),
     ],
 )
-def test_colours_span_the_values(matrix, is_signed, limits):
-    plot_view = plot_heatmaps(one(torch.tensor(matrix), is_signed=is_signed))
-    assert plot_view.axes[0].images[0].get_clim() == limits
+def test_the_color_range_spans_the_values(matrix, is_signed, limits):
+    figure = plot_heatmaps(heatmap(torch.tensor(matrix), is_signed=is_signed))
+    assert figure.axes[0].images[0].get_clim() == limits
 
 
 @pytest.mark.parametrize("is_signed", [False, True])
@@ -85,51 +85,51 @@ def test_colours_span_the_values(matrix, is_signed, limits):
     ],
     ids=["masked", "all masked", "zeros", "nan", "bfloat16", "with a graph"],
 )
-def test_hard_matrices_are_drawn_too(matrix, is_signed):
-    assert pixels(plot_heatmaps(one(matrix, is_signed=is_signed))).std() > 0
+def test_matrices_with_special_values_are_plotted(matrix, is_signed):
+    assert pixels(plot_heatmaps(heatmap(matrix, is_signed=is_signed))).std() > 0
 
 
-def test_what_the_mask_forbids_says_so():
-    plot_view = plot_heatmaps(one(torch.tensor([[0.0, float("-inf")]])))
-    assert [text.get_text() for text in plot_view.axes[0].texts] == ["0.00", "−∞"]
+def test_masked_cells_show_minus_infinity():
+    figure = plot_heatmaps(heatmap(torch.tensor([[0.0, float("-inf")]])))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.00", "−∞"]
 
 
-def test_maps_stand_side_by_side():
-    plot_view = plot_heatmaps(one(), one(torch.randn(5, 7)))
-    assert [axis.images[0].get_array().shape for axis in plot_view.axes[:2]] == [(2, 3), (5, 7)]
+def test_heatmaps_are_plotted_side_by_side():
+    figure = plot_heatmaps(heatmap(), heatmap(torch.randn(5, 7)))
+    assert [axis.images[0].get_array().shape for axis in figure.axes[:2]] == [(2, 3), (5, 7)]
 
 
-def test_numbers_can_be_left_out_and_are_where_there_are_too_many():
-    assert not plot_heatmaps(one(show_numbers=False)).axes[0].texts
-    assert not plot_heatmaps(one(torch.rand(15, 15))).axes[0].texts
+def test_cell_values_can_be_hidden_and_are_hidden_in_large_matrices():
+    assert not plot_heatmaps(heatmap(show_numbers=False)).axes[0].texts
+    assert not plot_heatmaps(heatmap(torch.rand(15, 15))).axes[0].texts
 
 
-def test_labels_must_fit_the_matrix():
-    with pytest.raises(ShapeError, match=r"the matrix is \(2, 3\), there are 3 row labels and 3 column labels"):
+def test_the_number_of_labels_must_match_the_matrix():
+    with pytest.raises(ShapeError, match=r"\(2, 3\).*\b3 row labels.*\b3 column labels"):
         Heatmap(matrix=MATRIX, rows="abc", columns="abc")
 
 
-def test_no_map_is_refused():
-    with pytest.raises(ShapeError, match="0 heat maps were given, there must be at least 1"):
+def test_plotting_no_heatmap_raises():
+    with pytest.raises(ShapeError, match=r"\b1\b.*\b0\b"):
         plot_heatmaps()
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch):
+def test_a_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"figures need matplotlib: pip install 'qkv\[plot\]'"):
+    with pytest.raises(MissingExtraError, match=r"matplotlib: pip install 'qkv\[plot\]'"):
         new_figure(width=1.0, height=1.0)
 
 
-def test_a_notebook_shows_a_figure_by_itself():
+def test_a_notebook_displays_a_figure_automatically():
     assert new_figure(width=1.0, height=1.0)._repr_png_().startswith(b"\x89PNG")
 
 
-def test_the_knock_outs_axis_says_which_sign_means_that_a_look_was_needed():
+def test_the_knock_out_axis_explains_its_sign():
     view = CoreferenceView(
         text="a cat it",
         pronoun="it",
         candidates=["a", "cat"],
-        places=[[2], [0], [1]],
+        positions=[[2], [0], [1]],
         attention=[0.2, 0.3],
         rollout=[0.2, 0.3],
         value_weighted=[0.2, 0.3],
@@ -137,4 +137,6 @@ def test_the_knock_outs_axis_says_which_sign_means_that_a_look_was_needed():
         remarks=[],
     )
     labels = [axis.get_xlabel() for axis in plot_view(view, title="a cat it").axes]
-    assert labels == ["share of 'it'"] * 3 + ["change of log p (nats)\nbelow 0: the look was needed"]
+    assert all("'it'" in label for label in labels[:3])
+    assert "nats" in labels[3]
+    assert "negative" in labels[3]

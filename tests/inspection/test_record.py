@@ -1,4 +1,4 @@
-"""Recording: by name and pattern, several passes, weights from the fused kernel with their error."""
+"""Recording by name and pattern, over several passes, and weights recomputed for the fused kernel."""
 
 import pytest
 import torch
@@ -24,26 +24,26 @@ def seq2seq(**changes):
     return shaken(Seq2SeqConfig(**{**SMALL, **both, **changes}))
 
 
-def weights_of_the_plain_road(model, name, run):
-    """What really passes the tap when the weights are computed on the way."""
-    seen = []
-    stop = dict(model.named_modules())[name].watch(seen.append)
+def eager_weights(model, name, run):
+    """Returns what passes the tap when the eager kernel computes the weights."""
+    recorded = []
+    stop = dict(model.named_modules())[name].observe(recorded.append)
     with use_attention_kernel(model, AttentionKernel.EAGER):
         run()
     stop()
-    return seen
+    return recorded
 
 
 def test_a_tap_is_recorded_by_name():
     model, ids = gpt(), some_ids(1, 3, 7)
-    with record(model, "final", "blocks.0.resid_pre") as trace:
+    with record(model, "last_hidden_state", "blocks.0.resid_pre") as trace:
         model(ids)
-    close(trace["final"], model.states(ids))
+    close(trace["last_hidden_state"], model.hidden_states(ids))
     assert trace["blocks.0.resid_pre"].shape == (3, 7, 10)
-    assert trace.names == ["blocks.0.resid_pre", "final"]
+    assert trace.names == ["blocks.0.resid_pre", "last_hidden_state"]
 
 
-def test_the_residual_stream_is_the_sum_of_what_was_written():
+def test_the_residual_stream_is_the_sum_of_sublayer_outputs():
     model = gpt()
     with record(model, "blocks.*") as trace:
         model(some_ids(1, 3, 7))
@@ -53,18 +53,18 @@ def test_the_residual_stream_is_the_sum_of_what_was_written():
     assert torch.equal(trace["blocks.0.resid_post"], trace["blocks.1.resid_pre"])
 
 
-def test_recording_ends_with_the_with():
+def test_recording_ends_with_the_with_block():
     model = gpt()
-    with record(model, "final") as trace:
+    with record(model, "last_hidden_state") as trace:
         model(some_ids(1, 3, 7))
     model(some_ids(2, 3, 7))
-    assert trace.n_passes("final") == 1
+    assert trace.n_passes("last_hidden_state") == 1
     with Operators() as operators, torch.no_grad():
         model(some_ids(2, 3, 7))
     assert operators.n_fused == 2
 
 
-def test_recording_ends_when_the_pass_fails_too():
+def test_recording_ends_when_the_forward_pass_fails():
     model = gpt()
     with pytest.raises(InputError), record(model) as trace:
         model(torch.full((3, 7), 99))
@@ -74,7 +74,7 @@ def test_recording_ends_when_the_pass_fails_too():
 
 @pytest.mark.parametrize("positions", PositionKind)
 @pytest.mark.parametrize("n_kv_heads", [5, 1])
-def test_recomputed_weights_are_those_of_the_plain_road(positions, n_kv_heads):
+def test_recomputed_weights_equal_eager_weights(positions, n_kv_heads):
     model = gpt(
         positions=positions, n_kv_heads=n_kv_heads, sliding_window=3, relative_buckets=8, relative_max_distance=13
     )
@@ -84,11 +84,11 @@ def test_recomputed_weights_are_those_of_the_plain_road(positions, n_kv_heads):
         model(ids, attention_mask=attention_mask)
     for i in range(2):
         name = f"blocks.{i}.attention.weights"
-        (plain,) = weights_of_the_plain_road(model, name, lambda: model(ids, attention_mask=attention_mask))
+        (plain,) = eager_weights(model, name, lambda: model(ids, attention_mask=attention_mask))
         close(trace[name], plain)
 
 
-def test_scores_are_recorded_with_the_fused_kernel_on():
+def test_scores_are_recorded_with_the_fused_kernel():
     model = gpt()
     with torch.no_grad(), Operators() as operators, record(model, "blocks.0.attention.scores") as trace:
         model(some_ids(1, 3, 7))
@@ -105,7 +105,7 @@ def test_overlapping_patterns_record_a_pass_once():
     assert {trace.n_passes(name) for name in trace.names} == {1}
 
 
-def test_only_the_rows_asked_for_are_computed():
+def test_only_the_requested_rows_are_computed():
     model = gpt()
     with record(model, "*.weights") as trace:
         model(some_ids(1, 3, 7))
@@ -113,9 +113,9 @@ def test_only_the_rows_asked_for_are_computed():
     close(seen.weights(rows=[5, 2]), seen.weights()[:, :, [5, 2]])
     assert seen.weights(rows=[3]).shape == (3, 5, 1, 7)
     close(seen.scores(rows=[4]), seen.scores()[:, :, [4]])
-    with pytest.raises(InputError, match=r"row 7 is outside the 7 queries \(0 … 6\)"):
+    with pytest.raises(InputError, match=r"row 7.*\b7 queries \(0 … 6\)"):
         seen.weights(rows=[0, 7])
-    with pytest.raises(InputError, match="row -1 is outside the 7 queries"):
+    with pytest.raises(InputError, match=r"row -1.*\b7 queries"):
         seen.weights(rows=[-1])
 
 
@@ -128,13 +128,12 @@ def test_the_error_is_small(dtype, limit):
     assert all(trace.attention(f"blocks.{i}.attention").error < limit for i in range(2))
 
 
-def test_the_error_is_real():
-    """A kernel that did something else than the weights shown is found out."""
+def test_the_error_detects_a_wrong_kernel_result():
     model = gpt()
     with record(model, "*.weights") as trace:
         model(some_ids(1, 3, 7))
     seen = trace.attention("blocks.0.attention")
-    other = seen.heads.clone()
+    other = seen.head_outputs.clone()
     other[1, 2, 3, 1] += 0.25
     assert AttentionRecord(seen.inputs, other).error == pytest.approx(0.25)
 
@@ -142,22 +141,22 @@ def test_the_error_is_real():
 def test_each_step_of_a_cached_generation_is_a_pass():
     model, ids = gpt(), some_ids(1, 3, 7)
     cache = model.new_cache(batch=3)
-    with record(model, "*.weights", "final") as trace:
-        for piece in ids.split((4, 1, 1, 1), dim=1):
-            model(piece, cache=cache)
+    with record(model, "*.weights", "last_hidden_state") as trace:
+        for chunk in ids.split((4, 1, 1, 1), dim=1):
+            model(chunk, cache=cache)
     name = "blocks.1.attention.weights"
-    assert trace.n_passes(name) == trace.n_passes("final") == trace.n_passes("blocks.1.attention") == 4
+    assert trace.n_passes(name) == trace.n_passes("last_hidden_state") == trace.n_passes("blocks.1.attention") == 4
     assert [trace.at(name, i).shape for i in range(4)] == [(3, 5, 4, 4), (3, 5, 1, 5), (3, 5, 1, 6), (3, 5, 1, 7)]
-    (whole,) = weights_of_the_plain_road(model, name, lambda: model(ids))
-    close(trace.at(name, 0), whole[:, :, :4, :4])
+    (full,) = eager_weights(model, name, lambda: model(ids))
+    close(trace.at(name, 0), full[:, :, :4, :4])
     for step in range(1, 4):
-        close(trace.at(name, step), whole[:, :, 3 + step : 4 + step, : 4 + step])
+        close(trace.at(name, step), full[:, :, 3 + step : 4 + step, : 4 + step])
     close(trace[name], trace.at(name, 3))
     assert trace.attention("blocks.1.attention", 2).error < 1e-12
 
 
-def test_what_was_recorded_stays_when_the_cache_goes_on():
-    """Rows of different lengths: later passes write slots that an earlier one showed as empty."""
+def test_records_do_not_change_when_the_cache_is_written_again():
+    """With rows of different lengths, later passes write slots that were empty before."""
     model = gpt()
     attention_mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
     cache = model.new_cache(batch=2)
@@ -165,12 +164,12 @@ def test_what_was_recorded_stays_when_the_cache_goes_on():
         model(some_ids(1, 2, 5), attention_mask=attention_mask, cache=cache)
         before = {name: trace.at(name, 0).clone() for name in trace.names}
         model(some_ids(2, 2, 3), cache=cache)
-    for name, kept in before.items():
-        assert torch.equal(trace.at(name, 0), kept), name
+    for name, expected in before.items():
+        assert torch.equal(trace.at(name, 0), expected), name
 
 
 @pytest.mark.parametrize("positions", [PositionKind.LEARNED, PositionKind.RELATIVE])
-def test_nothing_recorded_holds_on_to_the_graph(positions):
+def test_recorded_tensors_are_detached_from_the_graph(positions):
     model = gpt(positions=positions, relative_buckets=8, relative_max_distance=13)
     with record(model) as trace:
         model(some_ids(1, 3, 7))
@@ -195,7 +194,7 @@ def test_changed_scores_are_recorded_with_the_weights_they_give():
     close(trace["blocks.0.attention.weights"], torch.full((3, 5, 7, 7), 1 / 7, dtype=torch.float64))
 
 
-def test_a_cut_edge_is_recorded_as_cut():
+def test_a_masked_edge_is_recorded_with_weight_zero():
     model = gpt()
     with mask_attention(model, "blocks.0.attention", query=4, key=1), record(model, "*.weights") as trace:
         model(some_ids(1, 3, 7))
@@ -203,7 +202,7 @@ def test_a_cut_edge_is_recorded_as_cut():
     assert trace.attention("blocks.0.attention").error < 1e-12
 
 
-def test_beams_that_share_a_source_are_recorded_one_a_row():
+def test_beams_that_share_a_source_are_recorded_as_separate_rows():
     model, ids = seq2seq(), some_ids(1, 6, 7)
     source = model.encode(some_source(1, 2, 5))
     with record(model, "decoder.blocks.1.cross_attention.*") as trace:
@@ -232,34 +231,34 @@ def test_an_rnns_weights_are_recorded(kind):
     close(trace["decoder.attention.head_outputs"][:, 0], weights[:, 0] @ trace["encoder.states"])
 
 
-def test_bert_and_the_front_door():
+def test_qkv_record_works_with_a_bert():
     model = shaken(BERTConfig(**SMALL, n_layers=2))
     with qkv.record(model, "blocks.*.attention.weights") as trace:
         model(some_ids(1, 3, 7))
     assert trace["blocks.1.attention.weights"].shape == (3, 5, 7, 7)
 
 
-def test_an_unknown_tap_names_the_nearest():
+def test_an_unknown_tap_suggests_the_closest_one():
     with (
-        pytest.raises(TapError, match=r"no tap is named 'blocks\.0\.atention\.weights'; did you mean 'blocks\.0\.att"),
+        pytest.raises(TapError, match=r"'blocks\.0\.atention\.weights'; did you mean 'blocks\.0\.att"),
         record(gpt(), "blocks.0.atention.weights"),
     ):
         pass
 
 
-def test_what_was_not_recorded_says_what_was():
+def test_a_missing_record_lists_the_recorded_taps():
     model = gpt()
     with record(model, "blocks.0.attention.weights") as trace:
         pass
-    with pytest.raises(TapError, match="nothing was recorded at 'final'; recorded: nothing"):
-        trace["final"]
+    with pytest.raises(TapError, match=r"'final'.*none"):
+        trace["last_hidden_state"]
     with record(model, "blocks.0.attention.weights") as trace:
         model(some_ids(1, 3, 7))
-    recorded = r"recorded: blocks\.0\.attention\.scores, blocks\.0\.attention\.weights"
-    with pytest.raises(TapError, match=rf"nothing was recorded at 'blocks\.1\.attention\.weights'; {recorded}"):
+    recorded = r"blocks\.0\.attention\.scores, blocks\.0\.attention\.weights"
+    with pytest.raises(TapError, match=rf"'blocks\.1\.attention\.weights'.*{recorded}"):
         trace["blocks.1.attention.weights"]
-    with pytest.raises(TapError, match=rf"nothing was recorded at 'blocks\.1\.attention'; {recorded}"):
+    with pytest.raises(TapError, match=rf"'blocks\.1\.attention'.*{recorded}"):
         trace.attention("blocks.1.attention")
-    with pytest.raises(TapError, match=r"pass 1 of 'blocks\.0\.attention' was asked for, 1 were recorded"):
+    with pytest.raises(TapError, match=r"pass 1 of 'blocks\.0\.attention'.*\b1 pass"):
         trace.at("blocks.0.attention.weights", 1)
     assert trace.n_passes("blocks.0.attention.queries") == 0

@@ -32,7 +32,11 @@ def test_a_view_is_shown_in_a_line(view):
 def test_of_a_tensor_the_shape_and_of_a_long_list_the_length_is_shown():
     tokens = [f"token {number}" for number in range(11)]
     one = CrossAttention(
-        weights=torch.zeros(2, 3, 11, 11), source=tokens, target=tokens, source_word_ids=[None] * 11, target_word_ids=[0] * 11
+        weights=torch.zeros(2, 3, 11, 11),
+        source=tokens,
+        target=tokens,
+        source_word_ids=[None] * 11,
+        target_word_ids=[0] * 11,
     )
     assert repr(one).startswith(
         "CrossAttention(weights=<2×3×11×11>, source=['token 0', … 11 in all], target=['token 0', … 11 in all]"

@@ -11,7 +11,7 @@ from qkv.models import build
 def test_every_tap_has_the_name_of_its_place():
     names = list(named_taps(build(preset("gpt-nano"))))
     assert names[:2] == ["embedding.tokens", "embedding.sum"]
-    assert names[-2:] == ["final", "unembedding.logits"]
+    assert names[-2:] == ["last_hidden_state", "unembedding.logits"]
     for name in ("resid_pre", "resid_mid", "resid_post", "attention.weights", "feed_forward.hidden"):
         assert f"blocks.1.{name}" in names
 

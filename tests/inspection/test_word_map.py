@@ -46,7 +46,7 @@ def test_two_vectors_and_equal_vectors_have_a_map():
     assert spread == pytest.approx([1, 0])
     assert points[:, 1].abs().max() < 1e-6
     assert project_to_2d(torch.ones(3, 2))[0].abs().max() == 0
-    with pytest.raises(ShapeError, match="a map needs at least 2 vectors, not 1"):
+    with pytest.raises(ShapeError, match=r"\b2 vectors.*\b1\b"):
         project_to_2d(vectors(1))
 
 
@@ -79,5 +79,5 @@ def test_wide_letters_are_not_written_over():
 
 
 def test_each_vector_needs_its_word():
-    with pytest.raises(ShapeError, match="there are 5 vectors, 4 words and 0 groups"):
+    with pytest.raises(ShapeError, match="5 vectors, 4 words and 0 groups"):
         plot_word_map(vectors(), WORDS[:4])

@@ -8,7 +8,7 @@ from qkv.choices import TokenizerKind
 from qkv.config import GPTConfig
 from qkv.tasks import LanguageModel
 from qkv.text import Tokenizer, save_tokenizer
-from qkv.weights.folder import write_folder
+from qkv.weights.atomic_folder import write_folder
 from tests.agreement.families import shaken
 from tests.text.samples import trained
 

@@ -15,7 +15,7 @@ from qkv.generation.decoder import pad_sequences
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
 from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
-from qkv.weights.folder import write_folder
+from qkv.weights.atomic_folder import write_folder
 from tests.learning.practice import practise
 
 WORDS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]

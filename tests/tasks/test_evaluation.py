@@ -48,10 +48,10 @@ def test_several_labels_may_be_none(tmp_path):
 
 def test_what_cannot_be_judged_is_refused_in_words(tmp_path):
     path = table(tmp_path / "rows.tsv", [("x", "good"), ("the cat " * 40, "bad")])
-    with pytest.raises(ContextLengthError, match=r"text 2 has 8. tokens, the model takes 43"):
+    with pytest.raises(ContextLengthError, match=r"text 2 has 8. tokens.*\b43\b"):
         evaluate_classifier(small_bert(), path, columns=ColumnNames())
     assert evaluate_classifier(small_bert(), path, columns=ColumnNames(), truncate=True)["rows"] == 2
-    with pytest.raises(InputError, match=r"line 2: the label 'good' is not among the 2 of training \(a, b\)"):
+    with pytest.raises(InputError, match=r"line 2.*'good'.*\b2\b.*a, b"):
         evaluate_classifier(small_bert(class_names=("a", "b")), path, columns=ColumnNames())
-    with pytest.raises(InputError, match="no classification head to judge; it can "):
+    with pytest.raises(InputError, match=r"classification head.*embed"):
         evaluate_classifier(small_bert(class_names=None), path, columns=ColumnNames())

@@ -123,9 +123,9 @@ def test_generate_takes_the_settings_by_name():
     greedy = task.generate("The cat", max_new=9, temperature=0, seed=3)
     assert greedy == task.generate("The cat", max_new=9, temperature=0, seed=4)
     assert task.generate("The cat", max_new=9, temperature=3, seed=3) != greedy
-    with pytest.raises(ConfigError, match="unknown key 'temprature'; did you mean 'temperature'"):
+    with pytest.raises(ConfigError, match=r"'temprature'.*'temperature'"):
         task.generate("The cat", temprature=1)
-    with pytest.raises(ConfigError, match=r"temperature=-1: input should be greater than or equal to 0"):
+    with pytest.raises(ConfigError, match=r"temperature=-1.*\b0\b"):
         task.generate("The cat", temperature=-1)
 
 
@@ -134,7 +134,7 @@ def test_an_empty_prompt_is_the_beginning_of_a_text():
     assert task.encode("") == [task.tokenizer.special_id(SpecialToken.BOS)]
     assert task.generate("", max_new=3, temperature=0)
     without = LanguageModel(task.model, Tokenizer(task.tokenizer.backend, {}))
-    with pytest.raises(InputError, match="the prompt is empty: 0 tokens, and this tokenizer has none for the beg"):
+    with pytest.raises(InputError, match=r"\b0 tokens"):
         without.generate("")
 
 
@@ -145,7 +145,7 @@ def test_a_prompt_at_the_context_and_beyond():
     assert len(task.encode(prompt)) == CONTEXT
     (got,) = task.generate_batch([prompt])
     assert (len(got.ids), got.finish_reason) == (1, FinishReason.CONTEXT)
-    with pytest.raises(ContextLengthError, match=rf"prompt 0 has \d+ tokens; the model's context_length is {CONTEXT}"):
+    with pytest.raises(ContextLengthError, match=rf"prompt 0 has \d+ tokens.*context_length.*\b{CONTEXT}\b"):
         task.generate(prompt + " and more")
 
 
@@ -241,5 +241,5 @@ def test_a_model_that_sees_the_future_is_not_scored():
     config = GPTConfig(
         vocab_size=tokenizer.vocab_size, context_length=9, d_model=2, n_heads=1, n_layers=1, causal=False
     )
-    with pytest.raises(InputError, match="causal=False sees the tokens it is asked for"):
+    with pytest.raises(InputError, match="causal=False"):
         LanguageModel(GPT(config), tokenizer).score("The cat")

@@ -60,12 +60,12 @@ def test_a_file_is_loaded_by_its_first_bytes(tmp_path):
     again = load_pretrained(tmp_path / "model.anything")
     write_gguf(again, tmp_path / "again.gguf")
     assert_same_weights(again, load_pretrained(tmp_path / "again.gguf"))
-    with pytest.raises(InputError, match=r"model\.anything: is a file; a folder with config\.json"):
+    with pytest.raises(InputError, match=r"model\.anything: .*config\.json"):
         resolve_model_folder(tmp_path / "model.anything")
 
 
 def test_an_empty_folder_is_no_model(tmp_path):
-    with pytest.raises(InputError, match=r"holds no model \(config\.json\) and no run \(checkpoints/\)"):
+    with pytest.raises(InputError, match=r"\(config\.json\).*\(checkpoints/\)"):
         load(tmp_path)
 
 
@@ -76,6 +76,6 @@ def test_a_name_with_one_slash_is_asked_of_the_hub(monkeypatch, tmp_path):
     load("org/some-model.v2")
     assert asked == ["org/some-model.v2"]
     for path in ("./a/b", "a/b/c", "/a/b", "../b", "a/"):
-        with pytest.raises(InputError, match="there is no such folder or file"):
+        with pytest.raises(InputError, match="shipped model"):
             load(path)
     assert len(asked) == 1

@@ -64,8 +64,8 @@ def test_what_is_sent_begins_at_multiples_of_16_bytes_in_one_piece(model):
 
 
 def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):
-    monkeypatch.setattr(packed_encoder, "TOKENS", 20)
-    monkeypatch.setattr(packed_encoder, "TEXTS", 3)
+    monkeypatch.setattr(packed_encoder, "MAX_TOKENS_PER_ROW", 20)
+    monkeypatch.setattr(packed_encoder, "MAX_TEXTS_PER_ROW", 3)
     lengths = [7, 1, 25, 3, 2, 1, 13, 5]
     rows = list(pack_by_length(lengths))
     assert sorted(place for row in rows for place in row) == list(range(8))
@@ -80,7 +80,7 @@ def test_the_batches_of_a_gpu_are_those_of_a_cpu(model, monkeypatch):
         for i, place in enumerate(batch.indices)
     }
     monkeypatch.setattr("qkv.tasks.batch_encoder.can_pack", lambda _: True)
-    monkeypatch.setattr(packed_encoder, "TOKENS", 20)
+    monkeypatch.setattr(packed_encoder, "MAX_TOKENS_PER_ROW", 20)
     for batch in BatchEncoder(model).batches(rows, None):
         for i, place in enumerate(batch.indices):
             n = len(rows[place])
@@ -112,16 +112,16 @@ def test_a_gpu_packs_where_torch_has_the_kernel_alone(model, other):
 
 def test_a_cpu_packs_nothing_and_compiles_nothing(model):
     assert not can_pack(model)
-    with pytest.raises(InputError, match="compiling is for a GPU and 16-bit numbers"):
+    with pytest.raises(InputError, match="device='cuda', dtype='bfloat16'"):
         BatchEncoder(model).compile()
 
 
 def test_packed_texts_are_one_row_and_none_longer_than_the_context(model):
     starts = torch.tensor([0, 3, 7], dtype=torch.int32)
-    with pytest.raises(ConfigError, match="packed texts are one row without padding; there are 2 rows"):
+    with pytest.raises(ConfigError, match=r"\b2\b"):
         model(torch.ones(2, 7, dtype=torch.long), documents=Varlen(cu_seqlens=starts, max_seqlen=4))
     row = torch.ones(1, 7, dtype=torch.long)
-    with pytest.raises(ConfigError, match="packed texts are one row without padding; attention_mask was given"):
+    with pytest.raises(ConfigError, match="attention_mask"):
         model(row, attention_mask=row.bool(), documents=Varlen(cu_seqlens=starts, max_seqlen=4))
-    with pytest.raises(ContextLengthError, match="14 tokens, but the model's context_length is 13"):
+    with pytest.raises(ContextLengthError, match=r"\b14 tokens.*context_length.*\b13\b"):
         model(torch.ones(1, 7, dtype=torch.long), documents=Varlen(cu_seqlens=starts, max_seqlen=14))

@@ -77,7 +77,7 @@ def test_vectors_have_length_1_unless_the_model_was_trained_otherwise():
     torch.testing.assert_close(small_bert().embed(TEXTS).norm(dim=-1), torch.ones(len(TEXTS)).double())
     task = small_bert(sentence_embedding=SentenceEmbedding(pooling=Pooling.CLS, max_tokens=7))
     assert torch.equal(task.embed(["the cat"]), small_bert().embed(["the cat"], pooling=Pooling.CLS, normalize=False))
-    with pytest.raises(ContextLengthError, match="text 2 has 8 tokens, the model takes 7: --truncate"):
+    with pytest.raises(ContextLengthError, match=r"text 2 has 8 tokens.*\b7\b.*--truncate"):
         task.embed(["x", "the cat the cat the cat"])
 
 
@@ -165,7 +165,7 @@ def test_the_segments_of_a_pair_are_read(few_at_once):
     alone = [task.next_sentence_probability([pair])[0] for pair in PAIRS]
     assert task.next_sentence_probability(PAIRS) == pytest.approx(alone, abs=1e-6)
     assert max(alone) - min(alone) > 1e-3
-    with pytest.raises(InputError, match="text 2 is one text; what follows is asked of a pair"):
+    with pytest.raises(InputError, match="text 2"):
         task.next_sentence_probability([PAIRS[0], "x"])
     assert segments.any()
     without = small_bert(n_segments=0)
@@ -181,14 +181,14 @@ def test_the_nearest_texts_come_first():
     assert second.cosine == pytest.approx(float(cosines.sort(descending=True).values[1]))
     ((only,),) = task.find_similar(["the dog"], ["x"], n=7)
     assert only.index == 0
-    with pytest.raises(InputError, match="0 texts to compare with"):
+    with pytest.raises(InputError, match=r"\b1 candidate.*\b0\b"):
         task.find_similar(["the dog"], [])
 
 
 @pytest.mark.parametrize("row", [LONG, (LONG, "x"), ("x", LONG)])
 def test_a_text_longer_than_the_context_is_cut_only_when_asked_and_it_is_said(row):
     task = small_bert()
-    with pytest.raises(ContextLengthError, match=rf"text 2 has \d+ tokens, the model takes {CONTEXT}: --truncate"):
+    with pytest.raises(ContextLengthError, match=rf"text 2 has \d+ tokens.*\b{CONTEXT}\b.*--truncate"):
         task.classify(["x", row])
     assert len(task.classify(["x", row], truncate=True)) == 2
     short, cut = task.encode(["x", row], truncate=True)
@@ -199,9 +199,9 @@ def test_a_text_longer_than_the_context_is_cut_only_when_asked_and_it_is_said(ro
 
 def test_a_mask_that_is_missing_or_cut_off_is_named():
     task = small_bert()
-    with pytest.raises(InputError, match=r"text 2: has no \[MASK\]: nothing to fill"):
+    with pytest.raises(InputError, match=r"text 2: .*\[MASK\]$"):
         task.fill_mask(["a [MASK]", "a cat"])
-    with pytest.raises(InputError, match=rf"text 1: has no \[MASK\] among its first {CONTEXT} tokens"):
+    with pytest.raises(InputError, match=rf"text 1: .*\[MASK\].*\b{CONTEXT} tokens"):
         task.fill_mask([LONG + "[MASK]"], truncate=True)
 
 
@@ -231,7 +231,7 @@ def test_one_string_has_one_answer():
 
 
 def test_an_unknown_pooling_is_refused_with_those_there_are():
-    with pytest.raises(InputError, match="pooling='max' is not known; it is one of mean, cls"):
+    with pytest.raises(InputError, match=r"pooling='max'.*mean, cls"):
         small_bert().embed(["x"], pooling="max")
 
 

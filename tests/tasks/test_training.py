@@ -29,12 +29,12 @@ def test_the_same_recipe_in_the_same_folder_goes_on_and_has_nothing_left_to_do(r
 
 
 def test_another_recipe_does_not_go_on_with_a_run(run):
-    with pytest.raises(RunError, match="a run of another recipe"):
+    with pytest.raises(RunError, match=r"recipe.*--resume"):
         qkv.train(recipe(steps=4), run, data=run.parent, device="cpu")
 
 
 def test_a_device_that_is_none_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(InputError, match="--device gpu: it is cpu, cuda or auto"):
+    with pytest.raises(InputError, match=r"--device gpu: .*cpu, cuda, auto"):
         qkv.train(recipe(steps=3), tmp_path / "run", data=tmp_path, device="gpu")
     assert not (tmp_path / "run").exists()
 
@@ -49,12 +49,12 @@ def test_a_text_is_enough_and_the_time_it_may_take(tmp_path):
     assert qkv.train(tmp_path / "book.txt", run, minutes=0.02, device="cpu", report=told.append) == run
     assert told == []
     write_text(tmp_path / "other.txt")
-    with pytest.raises(RunError, match="a run of another recipe"):
+    with pytest.raises(RunError, match=r"recipe.*--resume"):
         qkv.train(tmp_path / "other.txt", run, minutes=0.02, device="cpu")
 
 
 def test_a_text_that_is_not_there_is_named_before_anything_is_written(tmp_path):
-    with pytest.raises(InputError, match=r"none\.txt: there is no such file or folder"):
+    with pytest.raises(InputError, match=r"none\.txt: "):
         qkv.train(tmp_path / "none.txt", tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
@@ -69,7 +69,7 @@ def test_a_recipe_can_be_given_a_time_and_then_goes_on_with_a_run_of_its_own_alo
     assert told == []
     other = recipe(steps=3)
     other = other.replace(training=other.training.replace(learning_rate=0.5))
-    with pytest.raises(RunError, match="a run of another recipe"):
+    with pytest.raises(RunError, match=r"recipe.*--resume"):
         qkv.train(other, run, **given)
 
 
@@ -77,7 +77,7 @@ def test_nobody_else_can_train_there_while_the_steps_are_fitted(tmp_path, monkey
     fitted = []
 
     def fit(prepared, **_named):
-        with pytest.raises(RunError, match="another process is training here"), prepared.run.locked():
+        with pytest.raises(RunError, match="process"), prepared.run.locked():
             pass
         fitted.append(prepared.run.path)
         return prepared
@@ -89,5 +89,5 @@ def test_nobody_else_can_train_there_while_the_steps_are_fitted(tmp_path, monkey
 
 
 def test_a_time_that_is_none_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"minutes=-1\.0 must be more than 0"):
+    with pytest.raises(InputError, match=r"minutes=-1\.0.*\b0$"):
         qkv.train(recipe(steps=3), tmp_path / "run", minutes=-1.0, data=tmp_path, device="cpu")

@@ -21,7 +21,7 @@ def plot_loss_curve(metrics_path: Path, *, unit: str = "nats per token") -> "Fig
         if metrics_path.exists()
         else []
     )
-    training_points = [(line["step"], line.get("plain_loss", line["loss"])) for line in lines if "loss" in line]
+    training_points = [(line["step"], line.get("unsmoothed_loss", line["loss"])) for line in lines if "loss" in line]
     evaluations = [line for line in lines if "validation_loss" in line]
     validation_points = [(line["step"], line["validation_loss"]) for line in evaluations]
     if not training_points:

@@ -41,7 +41,7 @@ class BatchEncoder:
 
     def __init__(self, model: BERT) -> None:
         self.model = model
-        self._packing = PrepackedWeights(model)
+        self._prepacked = PrepackedWeights(model)
         self._compiled: PackedEncoder | None = None
 
     def compile(self) -> None:
@@ -55,7 +55,7 @@ class BatchEncoder:
         device, config = self.model.embedding.token.weight.device, self.model.config
         lengths = [len(row) for row in ids]
         packed_encoder = (self._compiled or PackedEncoder(self.model)) if can_pack(self.model) else None
-        encode = create_cpu_encoder(self.model, self._packing) or self.model
+        encode = create_cpu_encoder(self.model, self._prepacked) or self.model
         max_tokens = ENCODER_BATCH_TOKENS.get(device.type, DEFAULT_ENCODER_BATCH_TOKENS)
         for indices in batch_by_length(lengths, max_tokens) if packed_encoder is None else pack_by_length(lengths):
             batch_ids = [ids[index] for index in indices]

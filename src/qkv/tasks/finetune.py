@@ -25,7 +25,7 @@ from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune
 from qkv.training.finetune_data import LabeledTask, build_task, load_labeled_rows, load_task
 from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.trainer import MetricsCallback
-from qkv.weights.folder import digest
+from qkv.weights.atomic_folder import digest
 
 CONFIG_FILE = "finetune.toml"
 DIGEST_FILE = "data.json"
@@ -103,7 +103,7 @@ def finetune(
         folder = RunFolder.create(Path(out or temporary)).path
         name = config.models[0]
         runs = _run_all_seeds(
-            pretrained, task, config, name=name, folder=folder, device=target, reports=_no_reports, say=_discard
+            pretrained, task, config, name=name, folder=folder, device=target, reports=_no_reports, log=_discard
         )
         finetuned = load_as(TextEncoder, runs.best)
     scores = {name: runs.mean(name) for name in runs.metrics}
@@ -145,7 +145,7 @@ def resume_finetuning(out: Path) -> FinetuneRun:
 
 
 def run_finetuning(
-    finetune_run: FinetuneRun, *, device: torch.device, reports: ReportFactory, say: LogFunction
+    finetune_run: FinetuneRun, *, device: torch.device, reports: ReportFactory, log: LogFunction
 ) -> Iterator[ModelRuns]:
     """Fine-tune each model with every seed. Runs that are already complete are only reported.
 
@@ -164,7 +164,7 @@ def run_finetuning(
                     folder=folder,
                     device=device,
                     reports=reports,
-                    say=say,
+                    log=log,
                 )
         except (ConfigError, InputError, WeightsError):
             if not any(run.path.rglob("checkpoints")):
@@ -197,17 +197,17 @@ def _run_all_seeds(
     folder: Path,
     device: torch.device,
     reports: ReportFactory,
-    say: LogFunction,
+    log: LogFunction,
 ) -> ModelRuns:
-    def log_for_model(line: str) -> None:
-        say(f"{name}: {line}")
+    def log_for_model(message: str) -> None:
+        log(f"{name}: {message}")
 
     inputs = FinetuneInputs.prepare(pretrained.model, pretrained.tokenizer, task, settings, log=log_for_model)
     evaluation_rows = task.evaluation
     if (
         len(evaluation_rows.texts) < MIN_EVALUATION_ROWS and name == settings.models[0]
     ):  # the same for all models, so reported only once
-        say(
+        log(
             f"{evaluation_rows.name}: the scores are unreliable with only {len(evaluation_rows.texts)} "
             f"evaluation rows (fewer than {MIN_EVALUATION_ROWS})"
         )
@@ -223,11 +223,11 @@ def _run_all_seeds(
             inputs, seed=seed, folder=seed_folder, device=device, report=reports(name, seed), log=log_new_parts
         )
         results.append(result)
-        _save_plots(seed_folder, result, say)
+        _save_plots(seed_folder, result, log)
     return ModelRuns(name=name, results=results, folders=folders)
 
 
-def _save_plots(folder: Path, result: FinetuneResult, say: LogFunction) -> None:
+def _save_plots(folder: Path, result: FinetuneResult, log: LogFunction) -> None:
     try:
         with convert_disk_errors(folder, 0):
             unit = "nats per text" if result.class_names else "share of the variance"
@@ -238,7 +238,7 @@ def _save_plots(folder: Path, result: FinetuneResult, say: LogFunction) -> None:
                 figure = plot_confusion_matrix(np.array(result.confusion), result.class_names, title=title)
                 figure.savefig(folder / "confusion.png")
     except MissingExtraError as error:
-        say(str(error))
+        log(str(error))
 
 
 def _load_labelled(rows: RowSource, name: str, settings: FinetuningConfig) -> LabeledTexts:

@@ -62,7 +62,7 @@ class LanguageModel:
         self.name = name
         self.remarks = remarks
         """Notes for the user."""
-        self._packing = prepack_weights(model)
+        self._prepacked = prepack_weights(model)
 
     def __repr__(self) -> str:
         return describe_task("LanguageModel", self.model, self.name) + ")"
@@ -136,7 +136,7 @@ class LanguageModel:
             max_new=max_new,
             sampling=sampling,
             stop_ids=self.stop_ids,
-            prepacked=self._packing,
+            prepacked=self._prepacked,
             with_logits=with_logits,
         ):
             decoder, stop_filter = decoders[step.row], stops[step.row]
@@ -154,7 +154,7 @@ class LanguageModel:
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
             ids = [self.encode(prompt) for prompt in prompts[start : start + PROMPTS_PER_BATCH]]
             results = beam_generate(
-                self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids, prepacked=self._packing
+                self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids, prepacked=self._prepacked
             )
             for prompt_ids, hypotheses in zip(ids, results, strict=True):
                 continuations.append([self._to_beam_continuation(prompt_ids, hypothesis) for hypothesis in hypotheses])
@@ -189,15 +189,15 @@ class LanguageModel:
         begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []
 
-        def encoded() -> Iterator[list[int]]:
+        def encode_documents() -> Iterator[list[int]]:
             for document in documents:
                 text = document.strip()
                 ids = [begin, *self.tokenizer.encode(text, add_special_tokens=False), end]
                 sizes.append((len(ids) - 1, len(text.encode())))
                 yield ids
 
-        for token_id, loss_sum in enumerate(document_losses(self.model, encoded())):
-            n_targets, n_bytes = sizes[token_id]
+        for index, loss_sum in enumerate(document_losses(self.model, encode_documents())):
+            n_targets, n_bytes = sizes[index]
             yield EvaluationResult(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
 
     def _decode_token(self, decoder: StreamingDecoder, token_id: int) -> str:

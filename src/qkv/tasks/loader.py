@@ -15,9 +15,9 @@ from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
 from qkv.training.run_folder import RunFolder
 from qkv.weights.hub import download
-from qkv.weights.int8 import in_int8
-from qkv.weights.models import Loaded, load_model, needs_tokenizer
-from qkv.weights.single_file import load_file_model
+from qkv.weights.int8_storage import use_int8_linears
+from qkv.weights.model_loader import ModelBundle, load_model, require_tokenizer
+from qkv.weights.single_file import load_single_file
 from qkv.zoo import shipped
 
 Task = LanguageModel | TextEncoder | Translator
@@ -58,9 +58,9 @@ def resolve_model_folder(name: str | Path) -> Path:
     return path
 
 
-def load_pretrained(name: str | Path) -> Loaded:
+def load_pretrained(name: str | Path) -> ModelBundle:
     path = resolve_model_path(name)
-    return load_file_model(path) if path.is_file() else load_model(path)
+    return load_single_file(path) if path.is_file() else load_model(path)
 
 
 def load(name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DType | str = DType.FLOAT32) -> Task:
@@ -75,9 +75,9 @@ def load(name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DT
         check_int8()
     loaded = load_pretrained(name)
     if int8:
-        in_int8(loaded.model)
+        use_int8_linears(loaded.model)
     loaded.model.to(torch_device, torch_dtype)
-    tokenizer = needs_tokenizer(loaded, Path(name))
+    tokenizer = require_tokenizer(loaded, Path(name))
     match loaded.model:
         case GPT():
             return LanguageModel(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
@@ -85,7 +85,7 @@ def load(name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DT
             return TextEncoder(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
         case Seq2Seq() | RNNSeq2Seq():
             return Translator(
-                loaded.model, tokenizer, source=loaded.source_tokenizer, name=str(name), decoding=loaded.decoding
+                loaded.model, tokenizer, source=loaded.source_tokenizer, name=str(name), generation_config=loaded.generation_config
             )
 
 

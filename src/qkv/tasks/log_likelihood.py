@@ -87,7 +87,7 @@ def _score_documents(model: GPT, documents: list[list[int]], max_batch_tokens: i
 def _window_losses(model: GPT, batch: list[DocumentWindow]) -> list[float]:
     ids, targets = (table.to(model.embedding.token.weight.device) for table in _pad_windows(batch))
     # Padding is on the right, where causal attention ignores it, so no padding mask is needed.
-    states = model.states(ids)
+    states = model.hidden_states(ids)
     rows, columns = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
     states, targets = states[rows, columns], targets[rows, columns]
     sums = torch.zeros(len(batch), dtype=torch.float64, device=rows.device)

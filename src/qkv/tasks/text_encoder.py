@@ -51,6 +51,8 @@ class MaskPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class FilledText:
+    """A text with its masks filled, and the predictions for each mask."""
+
     text: str
     """The text with the most likely token in place of each mask, chosen independently."""
     predictions: list[list[MaskPrediction]]
@@ -107,11 +109,11 @@ class TextEncoder:
         truncate: bool = False,
         max_tokens: int | None = None,
         parse_special_tokens: bool = False,
-        first: int = 1,
+        first_number: int = 1,
     ) -> list[EncodedText]:
         """Tokenize texts. Texts that are already encoded are returned unchanged.
 
-        `max_tokens` lowers the limit below the context length. `first` is the number of the first text in error
+        `max_tokens` lowers the limit below the context length. `first_number` is the number of the first text in error
         messages.
         """
         texts = [texts] if isinstance(texts, str) else texts
@@ -121,7 +123,7 @@ class TextEncoder:
             rows, encode_texts(self.tokenizer, rows, parse_special_tokens=parse_special_tokens), strict=True
         )
         encoded_texts = []
-        for number, text in enumerate(texts, start=first):
+        for number, text in enumerate(texts, start=first_number):
             if isinstance(text, EncodedText):
                 encoded = text
             else:
@@ -211,7 +213,7 @@ class TextEncoder:
             if not self.has_mask(encoded):
                 scope = f" in its first {len(encoded.ids)} tokens" if encoded.n_truncated else ""
                 raise InputError(f"text {encoded.number}: contains no {self.tokenizer.id_to_token(mask)}{scope}")
-        filled: list[list[list[MaskPrediction]]] = [[] for _ in encoded_texts]
+        predictions: list[list[list[MaskPrediction]]] = [[] for _ in encoded_texts]
         for batch in self._batches(encoded_texts):
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_word_logits(batch.states[rows, columns][None])[0].float()
@@ -228,18 +230,18 @@ class TextEncoder:
                 needs_word.to(probabilities.device)[:, None] & self._is_continuation.to(probabilities.device)
             ] = 0.0
             best = probabilities.topk(min(n, self.tokenizer.vocab_size))
-            for row, ids, probabilities in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
-                guesses = zip(ids, probabilities, strict=True)
-                filled[batch.indices[row]].append([MaskPrediction(i, self._display_token(i), p) for i, p in guesses])
+            for row, ids, values in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
+                pairs = zip(ids, values, strict=True)
+                predictions[batch.indices[row]].append([MaskPrediction(i, self._display_token(i), p) for i, p in pairs])
         return [
             FilledText(text=self._fill_text(encoded, masks), predictions=masks)
-            for encoded, masks in zip(encoded_texts, filled, strict=True)
+            for encoded, masks in zip(encoded_texts, predictions, strict=True)
         ]
 
     @cached_property
     def _is_continuation(self) -> Bool[Tensor, " id"]:
         """Whether each id continues a word."""
-        names = (self.tokenizer.id_to_token(number) for number in range(self.tokenizer.vocab_size))
+        names = (self.tokenizer.id_to_token(token_id) for token_id in range(self.tokenizer.vocab_size))
         return torch.tensor([name.startswith("##") for name in names])
 
     def _masks_after_words(self, encoded: EncodedText) -> list[bool]:
@@ -266,11 +268,13 @@ class TextEncoder:
             return self.classify([texts], truncate=truncate)[0]
         self._require_head("classifier", "classification head", "classify")
         encoded_texts = self.encode(texts, truncate=truncate)
-        answers: dict[int, Classification] = {}
+        classifications: dict[int, Classification] = {}
         for batch in self._batches(encoded_texts):
             logits = self.model.class_logits(batch.states).float()
-            answers |= {index: self._to_classification(row) for index, row in zip(batch.indices, logits, strict=True)}
-        return [answers[index] for index in range(len(encoded_texts))]
+            classifications |= {
+                index: self._to_classification(row) for index, row in zip(batch.indices, logits, strict=True)
+            }
+        return [classifications[index] for index in range(len(encoded_texts))]
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -314,22 +318,22 @@ class TextEncoder:
         segments = [encoded.segments for encoded in encoded_texts] if has_pairs else None
         return self._encoder.batches([encoded.ids for encoded in encoded_texts], segments)
 
-    def _require_head(self, part: str, head: str, verb: str) -> None:
-        if getattr(self.model, part) is None:
+    def _require_head(self, attribute: str, head_name: str, action: str) -> None:
+        if getattr(self.model, attribute) is None:
             supported = ", ".join(self.capabilities)
             raise InputError(
-                f"{self.name or 'this model'} has no {head}, so it cannot {verb} (it supports: {supported})"
+                f"{self.name or 'this model'} has no {head_name}, so it cannot {action} (it supports: {supported})"
             )
 
-    def _display_token(self, number: int) -> str:
-        text = self.tokenizer.decode([number], skip_special_tokens=False).strip()
-        return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.tokenizer.id_to_token(number)
+    def _display_token(self, token_id: int) -> str:
+        text = self.tokenizer.decode([token_id], skip_special_tokens=False).strip()
+        return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.tokenizer.id_to_token(token_id)
 
-    def _fill_text(self, encoded: EncodedText, masks: list[list[MaskPrediction]]) -> str:
+    def _fill_text(self, encoded: EncodedText, predictions: list[list[MaskPrediction]]) -> str:
         text, mask_text = "\t".join(encoded.texts), self.tokenizer.special_tokens[SpecialToken.MASK]
-        for guesses in masks:
+        for mask_predictions in predictions:
             before, _, after = text.partition(mask_text)
-            token = guesses[0].token
+            token = mask_predictions[0].token
             text = (before.rstrip() + token[2:] if token.startswith("##") else before + token) + after
         return text
 

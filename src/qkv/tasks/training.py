@@ -61,7 +61,7 @@ def train(
         if is_new and seconds is not None:
             prepared = fit_run_to_time(prepared, device=torch_device, seconds=seconds)
             time_budget = TimeBudget(
-                seconds, keep=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan))
+                seconds, on_replan=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan))
             )
         if is_new:
             finish_preparation(prepared)

@@ -21,7 +21,7 @@ from qkv.tasks.text_utils import contains_term, has_words, split_to_fit, to_sent
 from qkv.text import Tokenizer
 from qkv.text.token_display import token_text
 from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
-from qkv.weights.decoding import Decoding
+from qkv.weights.generation_config import GenerationConfig
 
 SOURCE_TOKENS_PER_BATCH = 1024
 """Maximum source tokens per batch, including padding. Each source takes as many rows as there are beams."""
@@ -88,7 +88,7 @@ class Translator:
         *,
         source: Tokenizer | None = None,
         name: str = "",
-        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
+        generation_config: GenerationConfig = GenerationConfig(),  # noqa: B008 - frozen
     ) -> None:
         """`source` is the source tokenizer, if it differs from the target tokenizer."""
         if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
@@ -97,9 +97,9 @@ class Translator:
         self.tokenizer = tokenizer
         self.source_tokenizer = source or tokenizer
         self.name = name
-        self.decoding = decoding
+        self.generation_config = generation_config
         # With several trained tasks, the caller must choose one.
-        self.prefix = next(iter(decoding.prefixes.values())) if len(decoding.prefixes) == 1 else ""
+        self.prefix = next(iter(generation_config.task_prefixes.values())) if len(generation_config.task_prefixes) == 1 else ""
         """Text added before every source, such as T5's `translate English to German: `. Set it with `with_prefix`."""
         self._prepacked = prepack_weights(model)
 
@@ -107,15 +107,15 @@ class Translator:
         return describe_task("Translator", self.model, self.name) + ")"
 
     def with_prefix(self, prefix: str) -> "Translator":
-        """Returns a copy for another task: a name in `decoding.prefixes`, or any other prefix."""
+        """Returns a copy for another task: a name in `generation_config.task_prefixes`, or any other prefix."""
         other = copy(self)
-        other.prefix = self.decoding.prefixes.get(prefix, prefix)
+        other.prefix = self.generation_config.task_prefixes.get(prefix, prefix)
         return other
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes for the user."""
-        prefixes = self.decoding.prefixes
+        prefixes = self.generation_config.task_prefixes
         if self.prefix:
             return (f"{self.prefix!r} is added before each text",)
         if prefixes:
@@ -148,15 +148,15 @@ class Translator:
 
         A model trained on single sentences omits most of a long text or repeats itself.
         """
-        return self.decoding.max_joined is not None
+        return self.generation_config.max_joined is not None
 
     def split_text(self, text: str) -> list[str]:
         """Split a text at sentence boundaries, or between words if a single sentence is too long.
 
-        Sentences are joined up to `decoding.max_joined` tokens, or up to the context length.
+        Sentences are joined up to `generation_config.max_joined` tokens, or up to the context length.
         """
         context_length = self.model.config.context_length
-        max_joined = min(context_length, self.decoding.max_joined or context_length)
+        max_joined = min(context_length, self.generation_config.max_joined or context_length)
         return split_to_fit(
             text,
             lambda part: self._count_source_tokens(part) <= context_length,
@@ -193,7 +193,7 @@ class Translator:
                 max_new=[2 * len(sources[index]) + 10 if max_new is None else max_new for index in indices],
                 constraints=[self._glossary_constraints(prepared[index], glossary) for index in indices],
                 prepacked=self._prepacked,
-                decoding=self.decoding,
+                generation_config=self.generation_config,
             )
             results_by_index.update(zip(indices, results, strict=True))
         return [
@@ -206,8 +206,8 @@ class Translator:
     @property
     def decoder_start_id(self) -> int:
         """The first decoder input id: the configured one, the begin token, or the padding token."""
-        if self.decoding.decoder_start_id is not None:
-            return self.decoding.decoder_start_id
+        if self.generation_config.decoder_start_id is not None:
+            return self.generation_config.decoder_start_id
         begin = self.tokenizer.find_special_id(SpecialToken.BOS)
         return self.tokenizer.special_id(SpecialToken.PAD) if begin is None else begin
 

@@ -88,7 +88,7 @@ def _contextual_vector(task: LanguageModel | TextEncoder, item: str, mark: re.Ma
     batch = torch.tensor([ids], device=task.model.embedding.token.weight.device)
     match task.model:
         case GPT() as model:
-            states = model.states(batch)
+            states = model.hidden_states(batch)
         case BERT() as model:
             states = model(batch)
     return states[0, positions].mean(0)

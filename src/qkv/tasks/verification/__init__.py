@@ -88,7 +88,7 @@ _COMPUTATION_CHECKS = {
 }
 _STORAGE_CHECKS = {
     "saved": Check(
-        partial(storage_checks.compare_round_trip, save_format=storage_checks.OWN),
+        partial(storage_checks.compare_round_trip, save_format=storage_checks.NATIVE),
         0.0,
         "saved and reloaded in the native format",
     ),
@@ -108,7 +108,7 @@ _STORAGE_CHECKS = {
         "saved and reloaded in the Hugging Face format",
     ),
     "transformers": Check(
-        storage_checks.transformers,
+        storage_checks.compare_with_transformers,
         CROSS_LIBRARY_TOLERANCE,
         "outputs of transformers compared with eager",
         is_quick=False,
@@ -165,9 +165,8 @@ def verify(
     run = Path(name) if (Path(name) / "checkpoints").is_dir() else None
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         case = VerificationCase(loaded=load_pretrained(name), texts=texts, folder=Path(folder), run=run)
-        _ = (
-            case.reference_outputs
-        )  # computed first so that its time counts toward no check, and so that unusable texts fail immediately
+        # Computed first so that its time counts toward no check, and so that unusable texts fail immediately.
+        _ = case.reference_outputs
         device_case = None if torch_device.type == "cpu" else case.to_device(torch_device)
         for check, check_spec in (CHECKS if device_case is None else _DEVICE_CHECKS | CHECKS).items():
             progress(check)
@@ -186,7 +185,7 @@ def _run_check(name: str, check: Check, case: VerificationCase, *, skip: bool) -
             difference, reason = None, f"the difference is {difference}"
     except NotCheckedError as error:
         verdict, reason = CheckStatus.NOT_CHECKED, str(error)
-    except Exception as error:  # noqa: BLE001 - whatever breaks on a road, that road is broken; the others are tried
+    except Exception as error:  # noqa: BLE001 - any exception fails this check, and the others still run
         verdict, reason = CheckStatus.FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return CheckResult(
         check=name,

@@ -16,7 +16,7 @@ from qkv.models import BERT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import use_attention_kernel
 from qkv.tasks.translator import Translator
 from qkv.tasks.verification.implementations import Example, forward
-from qkv.weights.models import Loaded
+from qkv.weights.model_loader import ModelBundle
 
 MAX_EXAMPLE_TOKENS = 64
 """Maximum length of an example. It is enough for every check and keeps large models fast."""
@@ -33,7 +33,7 @@ class VerificationCase:
     The eager implementation (explicit softmax, no cache, one text at a time) is the specification.
     """
 
-    loaded: Loaded
+    loaded: ModelBundle
     texts: Sequence[str]
     folder: Path
     """An empty folder for files that the checks write."""
@@ -64,7 +64,7 @@ class VerificationCase:
         The limit varies between texts so that their lengths differ.
         """
         max_tokens = min(MAX_EXAMPLE_TOKENS, self.model.config.context_length // 2)
-        lengths = (max_tokens - number % (1 + max_tokens // 3) for number in count())
+        lengths = (max_tokens - index % (1 + max_tokens // 3) for index in count())
         tokenized = [
             Example(*(tensor[:, :length].to(self.device) for tensor in tensors))
             for length, tensors in zip(lengths, self._tokenize_texts(), strict=False)
@@ -98,7 +98,7 @@ class VerificationCase:
             ]
         if not is_pair:
             return [(torch.tensor([tokenizer.encode(text)]),) for text in self.texts if text]
-        task = Translator(model, tokenizer, source=self.loaded.source_tokenizer, decoding=self.loaded.decoding)
+        task = Translator(model, tokenizer, source=self.loaded.source_tokenizer, generation_config=self.loaded.generation_config)
         sources = [task.source_tokenizer.encode(task.prepare_source(text)) for text in self.texts]
         targets = [[task.decoder_start_id, *tokenizer.encode(text, add_special_tokens=False)] for text in self.texts]
         return [
@@ -141,6 +141,6 @@ def max_relative_difference(actual: Iterable[Iterable[Tensor]], expected: Iterab
         for actual_tensor, expected_tensor in zip(actual_tensors, expected_tensors, strict=True):
             if actual_tensor.shape != expected_tensor.shape:
                 return float("inf")
-            expected = expected_tensor.cpu()
-            shares.append((actual_tensor.cpu() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+            reference = expected_tensor.cpu()
+            shares.append((actual_tensor.cpu() - reference).abs().max() / reference.abs().max().clamp(min=1.0))
     return float(torch.stack(shares).max())

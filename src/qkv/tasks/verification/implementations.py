@@ -40,10 +40,10 @@ def forward(
 
 
 def forward_in_chunks(
-    model: GPT | Seq2Seq | RNNSeq2Seq, ids: Ids, cuts: Iterable[int], *, source: SourceIds | None = None
+    model: GPT | Seq2Seq | RNNSeq2Seq, ids: Ids, split_points: Iterable[int], *, source: SourceIds | None = None
 ) -> Logits:
     """Process the ids in chunks with a KV cache, or with the state of an RNN."""
-    chunks = torch.tensor_split(ids, list(cuts), dim=1)
+    chunks = torch.tensor_split(ids, list(split_points), dim=1)
     if isinstance(model, GPT):
         cache = model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
         return torch.cat([model(chunk, cache=cache) for chunk in chunks], dim=1)
@@ -51,18 +51,20 @@ def forward_in_chunks(
     if isinstance(model, Seq2Seq):
         states, cache = model.encode(source), model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
         return torch.cat([model.decode(chunk, states, cache=cache) for chunk in chunks], dim=1)
-    start, source_cache, steps = model.encode(source), SourceCache(), []
-    state = start.state
+    encoded, source_cache, step_logits = model.encode(source), SourceCache(), []
+    state = encoded.state
     for chunk in chunks:
-        logits, state = model.decode(chunk, start.source, state, cache=source_cache)
-        steps.append(logits)
-    return torch.cat(steps, dim=1)
+        logits, state = model.decode(chunk, encoded.source, state, cache=source_cache)
+        step_logits.append(logits)
+    return torch.cat(step_logits, dim=1)
 
 
 def forward_packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
     """Process all texts in one row, with document ids that prevent attention between texts."""
     lengths = [text.shape[1] for text in texts]
-    documents = torch.cat([torch.full((n,), number, device=texts[0].device) for number, n in enumerate(lengths)])[None]
+    documents = torch.cat([torch.full((n,), document, device=texts[0].device) for document, n in enumerate(lengths)])[
+        None
+    ]
     return list(model(torch.cat(list(texts), dim=1), documents=documents)[0].split(lengths))
 
 

@@ -18,41 +18,41 @@ from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_r
 from qkv.training.family import TrainingData
 from qkv.training.run_folder import RunFolder, load_checkpoint
 from qkv.training.run_preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
-from qkv.weights.ct2 import save_ct2, vocabulary
+from qkv.weights.ctranslate2_export import save_ct2, vocabulary
 from qkv.weights.gguf_file import write_gguf
-from qkv.weights.int8 import LARGEST
-from qkv.weights.models import Loaded, own_names
-from qkv.weights.save import Numbers, save_hf, save_int8, save_own
-from qkv.weights.tensors import published
+from qkv.weights.int8_storage import LARGEST
+from qkv.weights.model_loader import ModelBundle, native_name_table
+from qkv.weights.save import StorageDType, save_hf, save_int8, save_native
+from qkv.weights.state_dict import published
 
 
 class SaveFormat(NamedTuple):
     """A file format: the name of the saved file or folder, and the function that writes it."""
 
     name: str
-    write: Callable[[Loaded, Path], object]
+    write: Callable[[ModelBundle, Path], object]
 
 
-OWN, INT8, HF, CT2 = (
-    SaveFormat("own", save_own),
+NATIVE, INT8, HF, CT2 = (
+    SaveFormat("native", save_native),
     SaveFormat("int8", save_int8),
     SaveFormat("hf", save_hf),
     SaveFormat("ct2", save_ct2),
 )
-GGUF = SaveFormat("model.gguf", partial(write_gguf, numbers=Numbers.F32))
+GGUF = SaveFormat("model.gguf", partial(write_gguf, dtype=StorageDType.F32))
 
 
 def compare_round_trip(case: VerificationCase, *, save_format: SaveFormat) -> float:
     """Compare outputs and all weights after saving and reloading. No text uses every weight."""
     reloaded = _reload(case, save_format).model
-    actual, expected = (list(published(model, own_names(model)).values()) for model in (reloaded, case.model))
+    actual, expected = (list(published(model, native_name_table(model)).values()) for model in (reloaded, case.model))
     return max_relative_difference([*case.compute_outputs(reloaded), actual], [*case.reference_outputs, expected])
 
 
 def compare_int8_weights(case: VerificationCase) -> float:
     """Returns the largest change of a weight, in quantization steps of its row."""
     reloaded = _reload(case, INT8)
-    before, after = (published(model, own_names(model)) for model in (case.model, reloaded.model))
+    before, after = (published(model, native_name_table(model)) for model in (case.model, reloaded.model))
     rows = [(weight.flatten(1), after[name].flatten(1)) for name, weight in before.items() if weight.dim() > 1]
     steps = [(actual - other).abs().amax(1) / (actual.abs().amax(1) / LARGEST + 1e-30) for actual, other in rows]
     return float(torch.cat(steps).max())
@@ -62,13 +62,13 @@ def compare_int8_outputs(case: VerificationCase) -> float:
     """Returns the relative RMS change of the outputs. A constant shared by all logits is ignored."""
     output_pairs = (case.compute_outputs(_reload(case, INT8).model), case.reference_outputs)
     actual, expected = (
-        torch.cat([(example - example.mean(-1, keepdim=True)).flatten() for example, *_ in outputs])
+        torch.cat([(output - output.mean(-1, keepdim=True)).flatten() for output, *_ in outputs])
         for outputs in output_pairs
     )
     return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
-def transformers(case: VerificationCase) -> float:
+def compare_with_transformers(case: VerificationCase) -> float:
     try:
         import transformers as library
     except ImportError:
@@ -83,7 +83,7 @@ def transformers(case: VerificationCase) -> float:
         (example.ids,) if example.source is None else (example.source, None, example.ids) for example in case.examples
     ]
     return max_relative_difference(
-        ([model(*arguments)[0]] for arguments in inputs), (answers[:1] for answers in case.reference_outputs)
+        ([model(*arguments)[0]] for arguments in inputs), (outputs[:1] for outputs in case.reference_outputs)
     )
 
 
@@ -100,14 +100,13 @@ def compare_ctranslate2(case: VerificationCase) -> float:
         [source_words[i] for i in example.source[0].tolist()] for example in case.examples if example.source is not None
     ]
     targets = [[words[i] for i in example.ids[0, 1:].tolist()] for example in case.examples]
-    reader: Any = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
-    actual_log_probs = [
-        [torch.tensor(example.log_probs[:-1])] for example in reader.score_batch(sources, targets)
-    ]  # without the end token
+    translator: Any = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
+    # The last log-probability is that of the end token, which the examples do not have.
+    actual_log_probs = [[torch.tensor(score.log_probs[:-1])] for score in translator.score_batch(sources, targets)]
     expected_log_probs = []
-    for example, (answer,) in zip(case.examples, case.reference_outputs, strict=True):
-        logits = answer[0, :-1].clone()
-        logits[:, sorted(loaded.decoding.suppressed_ids)] = float("-inf")
+    for example, (output,) in zip(case.examples, case.reference_outputs, strict=True):
+        logits = output[0, :-1].clone()
+        logits[:, sorted(loaded.generation_config.suppressed_ids)] = float("-inf")
         expected_log_probs.append([logits.log_softmax(-1).gather(1, example.ids[0, 1:, None])[:, 0]])
     return max_relative_difference(actual_log_probs, expected_log_probs)
 
@@ -127,7 +126,7 @@ def compare_resumed_training(case: VerificationCase) -> float:
         for n in steps:
             _train_until(replace(prepared, run=run), last_step=progress.step + n)
     once, twice = (load_checkpoint(RunFolder(case.folder / name).checkpoint_folder(progress.step + 2)) for name in ends)
-    return max_relative_difference((part.values() for part in twice), (part.values() for part in once))
+    return max_relative_difference((tensors.values() for tensors in twice), (tensors.values() for tensors in once))
 
 
 @torch.enable_grad()
@@ -162,11 +161,11 @@ def _save_once(case: VerificationCase, save_format: SaveFormat) -> Path:
     return target
 
 
-def _reload(case: VerificationCase, save_format: SaveFormat) -> Loaded:
+def _reload(case: VerificationCase, save_format: SaveFormat) -> ModelBundle:
     reloaded = load_pretrained(_save_once(case, save_format))
-    actual, expected = (example.source_tokenizer or example.tokenizer for example in (case.loaded, reloaded))
-    if actual is not None and (
-        expected is None or expected.encode_batch(case.texts) != actual.encode_batch(case.texts)
+    expected, actual = (loaded.source_tokenizer or loaded.tokenizer for loaded in (case.loaded, reloaded))
+    if expected is not None and (
+        actual is None or actual.encode_batch(case.texts) != expected.encode_batch(case.texts)
     ):
         raise WeightsError("the reloaded tokenizer encodes the texts differently")
     return reloaded
