@@ -22,7 +22,7 @@ class Card:
     task: str
     summary: str
     parameters: int
-    licence: str
+    license: str
     scores: dict[str, float]
 
     @property
@@ -51,7 +51,7 @@ def read_card(folder: Path) -> Card:
             task=said["task"],
             summary=said["summary"],
             parameters=int(said["parameters"]),
-            licence=said["licence"],
+            license=said["license"],
             scores={name: float(value) for name, value in scores.items()},
         )
     except KeyError as error:
