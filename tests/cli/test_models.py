@@ -38,7 +38,7 @@ def test_the_table_needs_no_torch_and_fits_a_terminal():
     assert head.split()[:5] == ["NAME", "COMMAND", "PARAMETERS", "ON", "DISK"]
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(shipped())
     assert any("stories    generate   12,219,984" in line for line in lines)
-    assert any(line.endswith(" bits a byte (TinyStories test)") for line in lines)
+    assert any(line.endswith(" bits per byte (TinyStories test)") for line in lines)
     assert max(map(len, lines)) <= 100
 
 
@@ -86,7 +86,7 @@ def test_a_folder_that_is_not_there_is_named(command):
 def test_json_has_an_object_a_model():
     models = {model["name"]: model for model in map(json.loads, run("--json").splitlines())}
     assert models.keys() == shipped().keys()
-    assert models["stories"]["scores"]["bits a byte (TinyStories test)"] <= 0.52
+    assert models["stories"]["scores"]["bits per byte (TinyStories test)"] <= 0.52
     assert models["stories"]["bytes"] == read_card(shipped()["stories"]).n_bytes
 
 
