@@ -1,16 +1,18 @@
-"""The tensors by name, and what each axis word means.
+"""Named tensor types and the meaning of their axes.
 
-batch      sequences side by side (b)
-position   tokens of one sequence (n; T in the lectures)
-source     tokens of the sequence that a decoder reads beside its own
-query      positions that look (n); key: positions looked at (m; T̄ in the lectures)
-head       attention heads (h); kv_head: key/value heads, each shared by h / h_kv query heads
-d_model    width of the residual stream (d); d_head of a query or key; d_value of a head's value
-d_patch    numbers of one patch of a picture, where that is the source
-vocabulary tokens the model knows (V)
-new        positions of this pass, which a cache does not hold yet
-text       rows of a batch where several share one source; source_batch: the sources they share
-width      any of the widths above
+batch          sequences in the batch (b)
+position       tokens of one sequence (n; T in the lectures)
+source         tokens of the source sequence that a decoder cross-attends to
+query, key     positions that attend (n) and positions attended to (m; T̄ in the lectures)
+head, kv_head  attention heads (h) and key/value heads, each shared by h / h_kv query heads
+d_model        width of the residual stream (d)
+d_head         width of a query or key of one head; d_value: width of a value
+d_patch        number of values in one image patch, when the source is an image
+vocabulary     tokens in the vocabulary (V)
+new            positions of the current forward pass that are not in the cache yet
+text           batch rows when several of them share one source (beams)
+source_batch   sources shared by those rows
+width          any of the widths above
 """
 
 from jaxtyping import Bool, Float, Int
@@ -20,10 +22,10 @@ Ids = Int[Tensor, "batch position"]
 Positions = Int[Tensor, "#batch position"]
 QueryPositions = Int[Tensor, "#batch query"]
 KeyPositions = Int[Tensor, "#batch key"]
-IsToken = Bool[Tensor, "batch position"]
-"""True where a real token stands, False at padding."""
+AttentionMask = Bool[Tensor, "batch position"]
+"""True for real tokens and False for padding."""
 SourceIds = Int[Tensor, "batch source"]
-SourceIsToken = Bool[Tensor, "batch source"]
+SourceAttentionMask = Bool[Tensor, "batch source"]
 Patches = Float[Tensor, "batch source d_patch"]
 
 Residual = Float[Tensor, "batch position d_model"]
@@ -32,10 +34,13 @@ Logits = Float[Tensor, "batch position vocabulary"]
 Queries = Float[Tensor, "batch head query d_head"]
 Keys = Float[Tensor, "batch kv_head key d_head"]
 Values = Float[Tensor, "batch kv_head key d_value"]
-HeadResults = Float[Tensor, "batch head query d_value"]
+HeadOutputs = Float[Tensor, "batch head query d_value"]
 Scores = Float[Tensor, "batch head query key"]
-Weights = Float[Tensor, "batch head query key"]
-"""Attention weights: every row sums to 1, or is all zeros where nothing may be seen."""
+AttentionWeights = Float[Tensor, "batch head query key"]
+"""Each row sums to 1, or is all zeros if every key is masked."""
 ScoreBias = Float[Tensor, "#batch head #query key"]
-Visible = Bool[Tensor, "#batch #head #query key"]
-"""True = may look."""
+DenseMask = Bool[Tensor, "#batch #head #query key"]
+"""True where the query may attend to the key."""
+
+IGNORE_INDEX = -100
+"""Target of positions without a prediction target, as in `torch.nn.functional.cross_entropy(ignore_index=-100)`."""

@@ -70,7 +70,7 @@ def test_berts_heads_do_not_see_padding_on_the_right(config, seed, n):
     padded, alone = model(ids, attention_mask=attention_mask), model(ids[:, :n])
     close(model.class_logits(padded), model.class_logits(alone))
     close(model.next_sentence_logits(padded), model.next_sentence_logits(alone))
-    close(model.masked_word_logits(padded)[:, :n], model.masked_word_logits(alone))
+    close(model.masked_lm_logits(padded)[:, :n], model.masked_lm_logits(alone))
 
 
 @given(seq2seqs(), seeds, paddings(n=SOURCE_LENGTH), paddings(n=LENGTH))

@@ -65,7 +65,7 @@ def test_selected_rows_go_on_as_if_they_had_been_there_from_the_start(config, se
     ids, more = some_ids(seed, 3, 5), some_ids(seed + 1, len(rows), 2)
     cache = model.new_cache(batch=3)
     model(ids, cache=cache)
-    cache.select(torch.tensor(rows))
+    cache.reorder(torch.tensor(rows))
     close(model(more, cache=cache), model(torch.cat((ids[rows], more), dim=1))[:, 5:])
 
 
@@ -76,7 +76,7 @@ def test_a_ragged_cache_is_selected_with_its_lengths():
     attention_mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
     cache = model.new_cache(batch=2)
     model(ids, attention_mask=attention_mask, cache=cache)
-    cache.select(torch.tensor([1, 0]))
+    cache.reorder(torch.tensor([1, 0]))
     logits = model(more, cache=cache)
     close(logits[0], model(torch.cat((ids[1, :2], more[0]))[None])[0, 2:])
     close(logits[1], model(torch.cat((ids[0], more[1]))[None])[0, 5:])

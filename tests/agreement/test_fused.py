@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import HeadLayout, AttentionKernel, PositionKind
+from qkv.choices import AttentionKernel, HeadLayout, PositionKind
 from qkv.config import GPTConfig
-from qkv.nn import CAUSAL, Lookup, Mask, attend_fused, use_attention_kernel
+from qkv.nn import CAUSAL, AttentionInputs, Mask, fused_attention, use_attention_kernel
 from tests.agreement.families import berts, close, gpts, seeds, seq2seqs, shaken, some_ids, some_source
 from tests.agreement.operators import Operators
 
@@ -17,7 +17,7 @@ def both_roads(model, run):
     with torch.no_grad():
         with Operators() as fused_operators:
             fused = run(model)
-        with use_attention_kernel(model, AttentionKernel.PLAIN), Operators() as plain_operators:
+        with use_attention_kernel(model, AttentionKernel.EAGER), Operators() as plain_operators:
             plain = run(model)
     return fused, plain, fused_operators, plain_operators
 
@@ -83,7 +83,7 @@ def gradients(model, kernel):
 def test_gradients_agree(positions):
     model = shaken(GPTConfig(vocab_size=23, context_length=29, d_model=12, n_heads=3, n_layers=2,
                              positions=positions, relative_buckets=8, relative_max_distance=13))  # fmt: skip
-    plain, fused = gradients(model, AttentionKernel.PLAIN), gradients(model, AttentionKernel.FUSED)
+    plain, fused = gradients(model, AttentionKernel.EAGER), gradients(model, AttentionKernel.FUSED)
     assert plain.keys() == fused.keys()
     for name in plain:
         close(fused[name], plain[name])
@@ -92,10 +92,10 @@ def test_gradients_agree(positions):
 MASKS = {
     "none": None,
     "causal": CAUSAL,
-    "window": Mask(causal=True, window=2),
+    "window": Mask(causal=True, sliding_window=2),
     "padding": Mask(key_padding_mask=torch.tensor([[True, True, False, True, False]] * 3)),
     "documents": Mask(causal=True, documents=torch.tensor([[0, 0, 1, 1, 1]] * 3)),
-    "one head's table": Mask(table=torch.rand(3, 6, 5, 5, generator=torch.Generator().manual_seed(7)) < 0.5),
+    "one head's table": Mask(dense=torch.rand(3, 6, 5, 5, generator=torch.Generator().manual_seed(7)) < 0.5),
 }
 
 
@@ -106,10 +106,10 @@ def test_every_kind_of_mask_keeps_the_fused_kernel(mask, with_bias, n_kv_heads):
     queries = torch.randn(3, 6, 5, 4, dtype=torch.float64)
     keys, values = torch.randn(2, 3, n_kv_heads, 5, 4, dtype=torch.float64)
     bias = torch.randn(1, 6, 5, 5, dtype=torch.float64) if with_bias else None
-    lookup = Lookup(queries=queries, keys=keys, values=values, scale=0.5, mask=mask, bias=bias)
+    lookup = AttentionInputs(queries=queries, keys=keys, values=values, scale=0.5, mask=mask, bias=bias)
     with Operators() as operators:
-        fused = attend_fused(lookup)
-    close(fused, lookup.mix(lookup.weights()))
+        fused = fused_attention(lookup)
+    close(fused, lookup.weighted_values(lookup.weights()))
     assert (operators.n_fused, operators.n_softmax) == (1, 0)
 
 

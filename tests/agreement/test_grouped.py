@@ -66,7 +66,7 @@ def test_each_key_value_head_serves_neighbouring_query_heads(n_kv_heads, seed):
     with torch.no_grad():
         attention.v_proj.weight.unflatten(0, (n_kv_heads, -1))[0] = 0.0
     results = []
-    attention.heads.watch(results.append)
+    attention.head_outputs.observe(results.append)
     attention(torch.randn(3, 7, 11, dtype=torch.float64))
     is_silent = (results[0] == 0).all(-1).all(-1).all(0)
     group = N_HEADS // n_kv_heads

@@ -14,7 +14,7 @@ from qkv.generation.cpu_decode_engine import supports_cpu_decode_engine
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import build
 from qkv.nn import Int8Linear
-from qkv.weights.int8 import in_int8
+from qkv.weights.int8_storage import use_int8_linears
 from tests.text.samples import DATA
 
 SIZES = {"vocab_size": 31, "context_length": 23, "d_model": 24, "n_heads": 6, "d_ff": 37}
@@ -34,7 +34,7 @@ def inputs(model):
 
 def said(model):
     answer = model(*inputs(model))
-    return model.masked_word_logits(answer) if isinstance(model.config, BERTConfig) else answer
+    return model.masked_lm_logits(answer) if isinstance(model.config, BERTConfig) else answer
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -42,7 +42,7 @@ def said(model):
 def test_every_family_says_nearly_the_same(name):
     model = build(CONFIGS[name], seed=1).eval()
     before = said(model)
-    in_int8(model)
+    use_int8_linears(model)
     apart = (said(model) - before).norm() / before.norm()
     assert 0 < float(apart) < 0.05
     assert not any(type(part) is torch.nn.Linear for part in model.modules())
@@ -51,22 +51,22 @@ def test_every_family_says_nearly_the_same(name):
 def test_the_lean_road_is_open_to_it_and_says_nearly_the_same():
     model = build(CONFIGS["untied gpt"], seed=1).eval()
     prompts, asked = [[3, 4, 5], [6]], {"max_new": 1, "sampling": SamplingConfig(temperature=0)}
-    in_int8(model)
+    use_int8_linears(model)
     assert supports_cpu_decode_engine(model, prepack_weights(model))
     lean = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
-    stop = model.final.observe(lambda _: None)
+    stop = model.last_hidden_state.observe(lambda _: None)
     own = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
     stop()
     assert torch.allclose(torch.tensor(lean), torch.tensor(own), rtol=0.02)
     pair = build(CONFIGS["seq2seq"], seed=1).eval()
-    in_int8(pair)
+    use_int8_linears(pair)
     assert translate(pair, [[3, 4]], start_id=1, max_new=[5], stop_ids=frozenset({2}))
 
 
 def test_an_rnn_is_refused():
     model = build(RNNConfig(vocab_size=11, source_vocab_size=13, d_model=6, **LAYERS))
     with pytest.raises(InputError, match="int8 arithmetic is for Transformers; this model is an RNN"):
-        in_int8(model)
+        use_int8_linears(model)
 
 
 def bits_per_byte(task, documents):

@@ -85,7 +85,7 @@ def test_the_shipped_stories_go_on_with_the_same_ids_by_both_roads():
     task = qkv.load("stories")
     prompts = [task.encode(text) for text in ("Once upon a time", "The sea was", "One day a little dog named")]
     lean = generate(task.model, prompts, max_new=40, sampling=GREEDY)
-    with record(task.model, "final"):  # who looks inside is on the model's own road
+    with record(task.model, "last_hidden_state"):  # who looks inside is on the model's own road
         own = generate(task.model, prompts, max_new=40, sampling=GREEDY)
     assert [text.new_ids for text in lean] == [text.new_ids for text in own]
     apart = [a - b for one, other in zip(lean, own, strict=True)
@@ -97,7 +97,7 @@ def test_beams_find_the_same_by_both_roads():
     model = small(**LLAMA)
     asked = {"max_new": 7, "beam": qkv.config.BeamConfig(n_beams=3, n_best=3), "stop_ids": frozenset({2})}
     lean = beam_generate(model, PROMPTS["ragged"], **asked)
-    with record(model, "final"):
+    with record(model, "last_hidden_state"):
         own = beam_generate(model, PROMPTS["ragged"], **asked)
     assert [[one.ids for one in found] for found in lean] == [[one.ids for one in found] for found in own]
 

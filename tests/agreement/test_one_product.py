@@ -30,8 +30,8 @@ def assert_same(ones, others):
 
 
 def test_results_and_gradients_are_the_same(attention, monkeypatch):
-    relation = Rotary(4)(torch.arange(N)[None], torch.arange(N)[None], torch.float32)
-    for given in ({}, {"relation": relation}):
+    position_info = Rotary(4)(torch.arange(N)[None], torch.arange(N)[None], torch.float32)
+    for given in ({}, {"position_info": position_info}):
         assert_same(*(results(attention, at_once, monkeypatch, **given) for at_once in (True, False)))
 
 

@@ -35,7 +35,7 @@ def test_reordered_beams_with_a_cache_equal_a_fresh_pass(config, seed, n, data):
     rows = torch.tensor([row // n * n + beam for row, beam in enumerate(within)])
     cache = model.new_cache(batch=2 * n)
     model.decode(ids, source, cache=cache)
-    cache.select(rows)
+    cache.reorder(rows)
     fresh = model.decode(torch.cat((ids[rows], more), dim=1), repeated(source, n))
     close(model.decode(more, source, cache=cache), fresh[:, 5:])
 

@@ -13,14 +13,14 @@ SMALL = {"vocab_size": 23, "context_length": 11, "d_model": 10, "n_heads": 5, "n
 
 @pytest.fixture
 def model():
-    return shaken(BERTConfig(**SMALL, masked_word_head=True, next_sentence_head=True, n_classes=3))
+    return shaken(BERTConfig(**SMALL, masked_lm_head=True, next_sentence_head=True, n_classes=3))
 
 
 def test_each_head_reads_the_states(model):
     states = model(some_ids(1, 4, 7))
     assert states.shape == (4, 7, 10)
-    assert model.pooled(states).shape == (4, 10)
-    assert model.masked_word_logits(states).shape == (4, 7, 23)
+    assert model.pooled_output(states).shape == (4, 10)
+    assert model.masked_lm_logits(states).shape == (4, 7, 23)
     assert model.next_sentence_logits(states).shape == (4, 2)
     assert model.class_logits(states).shape == (4, 3)
 
@@ -28,20 +28,20 @@ def test_each_head_reads_the_states(model):
 def test_the_pooler_reads_cls_alone(model):
     states = torch.randn(4, 7, 10, dtype=torch.float64)
     pooled = torch.tanh(states[:, 0] @ model.pooler.weight.T + model.pooler.bias)
-    close(model.pooled(states), pooled)
+    close(model.pooled_output(states), pooled)
     close(model.class_logits(states), pooled @ model.classifier.weight.T + model.classifier.bias)
     close(model.next_sentence_logits(states), pooled @ model.next_sentence.weight.T + model.next_sentence.bias)
 
 
 def test_the_masked_word_head_ends_in_the_token_table(model):
-    assert model.masked_word.unembedding.weight is model.embedding.token.weight
-    assert model.masked_word.unembedding.bias.shape == (23,)
+    assert model.masked_lm.unembedding.weight is model.embedding.token.weight
+    assert model.masked_lm.unembedding.bias.shape == (23,)
 
 
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("masked_word_logits", "this BERT has no masked-word head; build it with masked_word_head=True"),
+        ("masked_lm_logits", "this BERT has no masked-word head; build it with masked_lm_head=True"),
         ("next_sentence_logits", "this BERT has no next-sentence head; build it with next_sentence_head=True"),
         ("class_logits", "this BERT has no classification head; build it with n_classes"),
         ("pooled", "this BERT has no pooler; build it with pooler=True"),

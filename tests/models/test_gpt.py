@@ -18,11 +18,11 @@ def model():
 
 def test_every_position_gets_a_logit_for_every_token(model):
     assert model(some_ids(1, 3, 7)).shape == (3, 7, 23)
-    assert model.states(some_ids(1, 3, 7)).shape == (3, 7, 10)
+    assert model.hidden_states(some_ids(1, 3, 7)).shape == (3, 7, 10)
 
 
 def test_logits_are_the_states_times_the_token_table(model):
-    states = model.states(some_ids(1, 3, 7))
+    states = model.hidden_states(some_ids(1, 3, 7))
     close(model(some_ids(1, 3, 7)), states @ model.embedding.token.weight.T)
 
 
@@ -140,12 +140,12 @@ def test_without_its_mask_gpt_is_an_encoder_like_bert(positions):
     state["embedding.segment.weight"] = torch.zeros(1, 10)
     bert.load_state_dict(state)
     ids = some_ids(1, 3, 7)
-    close(gpt.states(ids), bert(ids))
+    close(gpt.hidden_states(ids), bert(ids))
     masked = GPT(gpt.config.replace(causal=True)).double().eval()
     if positions != "relative":  # its buckets are others when only the past is seen
         masked.load_state_dict(gpt.state_dict())
-        assert not torch.allclose(masked.states(ids), bert(ids))
-        close(masked.states(ids)[:, :1], bert(ids[:, :1]))
+        assert not torch.allclose(masked.hidden_states(ids), bert(ids))
+        close(masked.hidden_states(ids)[:, :1], bert(ids[:, :1]))
 
 
 def test_ids_of_another_shape_or_type_are_refused(model, unchecked):

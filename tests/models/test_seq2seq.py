@@ -31,19 +31,19 @@ def test_encode_then_decode_is_forward(model):
 
 def test_every_decoder_layer_reads_the_encoders_last_output(model):
     """Lecture E's question: which of four wirings."""
-    with qkv.record(model, "encoder.final", "decoder.blocks.*.cross.keys") as trace:
+    with qkv.record(model, "encoder.last_hidden_state", "decoder.blocks.*.cross_attention.keys") as trace:
         model(some_source(1, 3, 5), some_ids(1, 3, 7))
     for i, block in enumerate(model.decoder.blocks):
-        keys = block.cross.key(trace["encoder.final"]).unflatten(2, (5, 2)).transpose(1, 2)
-        close(trace[f"decoder.blocks.{i}.cross.keys"], keys)
+        keys = block.cross_attention.k_proj(trace["encoder.last_hidden_state"]).unflatten(2, (5, 2)).transpose(1, 2)
+        close(trace[f"decoder.blocks.{i}.cross_attention.keys"], keys)
 
 
 def test_the_source_passes_every_encoder_layer(model):
     with qkv.record(model, "encoder.*") as trace:
         source = model.encode(some_source(1, 3, 5))
-    assert torch.equal(source.states, trace["encoder.final"])
-    assert torch.equal(trace["encoder.final"], trace["encoder.blocks.1.residual_post"])
-    assert torch.equal(trace["encoder.blocks.0.residual_post"], trace["encoder.blocks.1.residual_pre"])
+    assert torch.equal(source.states, trace["encoder.last_hidden_state"])
+    assert torch.equal(trace["encoder.last_hidden_state"], trace["encoder.blocks.1.resid_post"])
+    assert torch.equal(trace["encoder.blocks.0.resid_post"], trace["encoder.blocks.1.resid_pre"])
 
 
 def test_without_a_source_mask_and_with_one_of_tokens_alone_are_the_same(model):
@@ -93,9 +93,9 @@ def test_the_sources_keys_and_values_are_computed_once(model):
     n_before = cache.n_bytes
     first = model.decode(ids[:, :1], source, cache=cache)
     assert cache.n_bytes - n_before == 2 * 3 * 5 * 10 * 3 * 8  # key + value, rows, source, width, layers, bytes
-    kept = [part.kept for part in cache.sources]
+    kept = [part.keys_values for part in cache.sources]
     model.decode(ids[:, 1:2], source, cache=cache)
-    assert all(part.kept is before for part, before in zip(cache.sources, kept, strict=True))
+    assert all(part.keys_values is before for part, before in zip(cache.sources, kept, strict=True))
     assert first.shape == (3, 1, 23)
 
 

@@ -3,48 +3,60 @@
 import pytest
 import torch
 
-from qkv.choices import HeadLayout, Kernel
+from qkv.choices import AttentionKernel, HeadLayout
 from qkv.errors import ConfigError, ShapeError
-from qkv.nn import CAUSAL, Attention, Heads, KVCache, Lookup, Mask, Relation, attend, attend_fused, using, weights_of
+from qkv.nn import (
+    CAUSAL,
+    Attention,
+    AttentionInputs,
+    HeadConfig,
+    KVCache,
+    Mask,
+    PositionInfo,
+    fused_attention,
+    masked_softmax,
+    scaled_dot_product_attention,
+    use_attention_kernel,
+)
 
 BATCH, N, N_KEYS, D_MODEL, N_HEADS, D_HEAD, D_VALUE = 2, 7, 5, 13, 3, 4, 11
 
-kernels = pytest.mark.parametrize("kernel", list(Kernel))
+kernels = pytest.mark.parametrize("kernel", list(AttentionKernel))
 
 
-def heads(layout: HeadLayout = HeadLayout.SPLIT, *, n_heads: int = N_HEADS, n_kv_heads: int = N_HEADS) -> Heads:
+def heads(layout: HeadLayout = HeadLayout.SPLIT, *, n_heads: int = N_HEADS, n_kv_heads: int = N_HEADS) -> HeadConfig:
     d_value = D_VALUE if layout is HeadLayout.SPLIT else D_MODEL
-    return Heads(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=D_HEAD, d_value=d_value, layout=layout)
+    return HeadConfig(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=D_HEAD, d_value=d_value, layout=layout)
 
 
 def one_head(attention: Attention, x: torch.Tensor, head: int) -> torch.Tensor:
     """softmax(QKᵀ/√d)V of one head with matrices of its own, (position, d_value), of the first sequence."""
-    shape = attention.shape
+    shape = attention.head_config
     kv = head // (shape.n_heads // shape.n_kv_heads)
 
     def project(linear: torch.nn.Linear, i: int, width: int) -> torch.Tensor:
         own = slice(i * width, (i + 1) * width)
         return x[0] @ linear.weight[own].T + linear.bias[own]
 
-    q = project(attention.query, head, shape.d_head)
-    k = project(attention.key, kv, shape.d_head)
-    v = project(attention.value, kv, shape.d_value)
+    q = project(attention.q_proj, head, shape.d_head)
+    k = project(attention.k_proj, kv, shape.d_head)
+    v = project(attention.v_proj, kv, shape.d_value)
     return torch.softmax(q @ k.T / shape.d_head**0.5, dim=-1) @ v
 
 
 @kernels
 def test_matrices_of_each_head_one_product_and_a_loop_give_the_same(kernel):
     attention, x = Attention(D_MODEL, heads()), torch.randn(1, N, D_MODEL)
-    with using(attention, kernel):
+    with use_attention_kernel(attention, kernel):
         one_product = attention(x)[0]
     looped = torch.stack([one_head(attention, x, head) for head in range(N_HEADS)])
     queries, keys, values = (
         torch.stack(linear(x)[0].split(width, dim=-1))[None]
-        for linear, width in ((attention.query, D_HEAD), (attention.key, D_HEAD), (attention.value, D_VALUE))
+        for linear, width in ((attention.q_proj, D_HEAD), (attention.k_proj, D_HEAD), (attention.v_proj, D_VALUE))
     )
-    batched = attend(queries, keys, values, kernel=kernel)[0]
+    batched = scaled_dot_product_attention(queries, keys, values, kernel=kernel)[0]
     torch.testing.assert_close(batched, looped)
-    torch.testing.assert_close(one_product, attention.output(looped.transpose(0, 1).flatten(1)))
+    torch.testing.assert_close(one_product, attention.out_proj(looped.transpose(0, 1).flatten(1)))
 
 
 @kernels
@@ -57,8 +69,8 @@ def test_each_layout_joins_its_heads_in_its_own_way(layout, kernel):
         HeadLayout.POOLED: sum(results),
         HeadLayout.POOLED_MEAN: sum(results) / N_HEADS,
     }[layout]
-    with using(attention, kernel):
-        torch.testing.assert_close(attention(x)[0], attention.output(joined))
+    with use_attention_kernel(attention, kernel):
+        torch.testing.assert_close(attention(x)[0], attention.out_proj(joined))
 
 
 @pytest.mark.parametrize(("h", "d"), [(2, 6), (3, 12)])
@@ -66,7 +78,7 @@ def test_a_layer_has_as_many_weights_as_the_lecture_counts(h, d):
     """Split: 4d². Pooled: (2 + h)d², and d² more with W_O. Free value width d_v: 2d² + 2hd·d_v."""
 
     def count(layout: HeadLayout, d_value: int, *, output_projection: bool = True) -> int:
-        shape = Heads(n_heads=h, n_kv_heads=h, d_head=d // h, d_value=d_value, layout=layout)
+        shape = HeadConfig(n_heads=h, n_kv_heads=h, d_head=d // h, d_value=d_value, layout=layout)
         attention = Attention(d, shape, bias=False, output_projection=output_projection)
         return sum(parameter.numel() for parameter in attention.parameters())
 
@@ -80,15 +92,15 @@ def test_a_layer_has_as_many_weights_as_the_lecture_counts(h, d):
 def test_heads_share_a_key_value_head_in_groups_that_stand_together(kernel):
     attention, x = Attention(D_MODEL, heads(n_heads=6, n_kv_heads=2)), torch.randn(1, N, D_MODEL)
     expected = torch.cat([one_head(attention, x, head) for head in range(6)], dim=-1)
-    with using(attention, kernel):
-        torch.testing.assert_close(attention(x)[0], attention.output(expected))
+    with use_attention_kernel(attention, kernel):
+        torch.testing.assert_close(attention(x)[0], attention.out_proj(expected))
 
 
 @kernels
 def test_cross_attention_looks_at_the_source_alone(kernel):
     attention = Attention(D_MODEL, heads())
     x, source = torch.randn(BATCH, N, D_MODEL), torch.randn(BATCH, N_KEYS, D_MODEL)
-    with using(attention, kernel):
+    with use_attention_kernel(attention, kernel):
         got = attention(x, source=source)
         # A query's answer depends on itself and the source, not on its neighbours.
         alone = attention(x[:, 3:4], source=source)
@@ -100,7 +112,7 @@ def test_rows_that_share_a_source_get_what_each_would_get_with_its_copy(kernel):
     attention = Attention(D_MODEL, heads())
     x, source = torch.randn(6, N, D_MODEL), torch.randn(2, N_KEYS, D_MODEL)
     attention_mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()
-    with using(attention, kernel):
+    with use_attention_kernel(attention, kernel):
         shared = attention(x, source=source, mask=Mask(key_padding_mask=attention_mask))
         copied = attention(
             x, source=source.repeat_interleave(3, 0), mask=Mask(key_padding_mask=attention_mask.repeat_interleave(3, 0))
@@ -110,7 +122,7 @@ def test_rows_that_share_a_source_get_what_each_would_get_with_its_copy(kernel):
 
 def test_the_scores_are_divided_by_the_root_of_the_head_width():
     queries, keys = torch.randn(1, 1, N, D_HEAD), torch.randn(1, 1, N_KEYS, D_HEAD)
-    lookup = Lookup(queries=queries, keys=keys, values=keys, scale=D_HEAD**-0.5)
+    lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=D_HEAD**-0.5)
     expected = torch.einsum("nd,md->nm", queries[0, 0], keys[0, 0]) / 2.0
     torch.testing.assert_close(lookup.scores()[0, 0], expected)
     assert Attention(D_MODEL, heads()).scale == 0.5
@@ -124,47 +136,47 @@ def test_a_bias_is_added_to_the_scores_before_the_softmax(kernel):
     bias = torch.zeros(1, N_HEADS, N, N)
     for head in range(N_HEADS):
         bias[:, head, :, head + 1] = 1e4
-    values = attention.value(x)[0].view(N, N_HEADS, D_VALUE)
+    values = attention.v_proj(x)[0].view(N, N_HEADS, D_VALUE)
     picked = torch.cat([values[head + 1, head] for head in range(N_HEADS)])
-    with using(attention, kernel):
-        got = attention(x, relation=Relation(bias=bias))
-    torch.testing.assert_close(got[0], attention.output(picked).expand(N, -1))
+    with use_attention_kernel(attention, kernel):
+        got = attention(x, position_info=PositionInfo(bias=bias))
+    torch.testing.assert_close(got[0], attention.out_proj(picked).expand(N, -1))
 
 
 @kernels
 def test_a_bias_and_a_causal_mask_work_together(kernel):
     queries, keys, values = (torch.randn(BATCH, N_HEADS, N, D_HEAD) for _ in range(3))
     bias = torch.randn(1, N_HEADS, N, N)
-    lookup = Lookup(queries=queries, keys=keys, values=values, scale=0.5, mask=CAUSAL, bias=bias)
+    lookup = AttentionInputs(queries=queries, keys=keys, values=values, scale=0.5, mask=CAUSAL, bias=bias)
     scores = queries @ keys.mT * 0.5 + bias + torch.full((N, N), float("-inf")).triu(1)
     expected = scores.softmax(-1) @ values
-    got = attend_fused(lookup) if kernel is Kernel.FUSED else lookup.mix(lookup.weights())
+    got = fused_attention(lookup) if kernel is AttentionKernel.FUSED else lookup.weighted_values(lookup.weights())
     torch.testing.assert_close(got, expected)
 
 
 def test_some_rows_of_a_lookup_are_the_rows_of_the_whole():
     queries, keys = torch.randn(BATCH, N_HEADS, N, D_HEAD), torch.randn(BATCH, N_HEADS, N, D_HEAD)
     bias = torch.randn(1, N_HEADS, N, N)
-    lookup = Lookup(queries=queries, keys=keys, values=keys, scale=0.5, mask=CAUSAL, bias=bias)
+    lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=0.5, mask=CAUSAL, bias=bias)
     rows = torch.tensor([4, 1])
-    torch.testing.assert_close(lookup.rows(rows).weights(), lookup.weights()[:, :, rows])
+    torch.testing.assert_close(lookup.select_queries(rows).weights(), lookup.weights()[:, :, rows])
 
 
 def test_weights_are_a_softmax_with_zeros_where_nothing_is_seen():
     scores = torch.tensor([[[[0.0, 0.0], [float("-inf"), 1.0], [float("-inf")] * 2]]])
-    assert weights_of(scores).tolist() == [[[[0.5, 0.5], [0.0, 1.0], [0.0, 0.0]]]]
+    assert masked_softmax(scores).tolist() == [[[[0.5, 0.5], [0.0, 1.0], [0.0, 0.0]]]]
     scores.requires_grad_()
-    weights_of(scores).square().sum().backward()
+    masked_softmax(scores).square().sum().backward()
     assert bool(scores.grad.isfinite().all())
 
 
 @kernels
 @pytest.mark.parametrize("n_first", [1, 4, 6])
 def test_a_cached_step_equals_the_same_rows_of_the_full_pass(n_first, kernel):
-    attention, x = Attention(6, Heads.split(6, 3)).eval(), torch.randn(BATCH, N, 6)
+    attention, x = Attention(6, HeadConfig.split(6, 3)).eval(), torch.randn(BATCH, N, 6)
     whole = attention(x, mask=CAUSAL)
     cache = KVCache(n_layers=1, batch=BATCH, capacity=N, key_shape=(3, 2), value_shape=(3, 2), like=x)
-    with using(attention, kernel), torch.no_grad():
+    with use_attention_kernel(attention, kernel), torch.no_grad():
         for rows in (slice(0, n_first), slice(n_first, N)):
             positions = cache.reserve(batch=BATCH, n_new=rows.stop - rows.start)
             step = attention(x[:, rows], mask=Mask(causal=True, query_positions=positions), cache=cache.layers[0])
@@ -173,8 +185,8 @@ def test_a_cached_step_equals_the_same_rows_of_the_full_pass(n_first, kernel):
 
 def test_dropout_works_in_training_alone():
     attention, x = Attention(D_MODEL, heads(), dropout=0.9), torch.randn(BATCH, N, D_MODEL)
-    for kernel in Kernel:
-        with using(attention, kernel):
+    for kernel in AttentionKernel:
+        with use_attention_kernel(attention, kernel):
             attention.eval()
             quiet = attention(x)
             assert torch.equal(attention(x), quiet)
@@ -184,10 +196,10 @@ def test_dropout_works_in_training_alone():
 
 def test_using_a_kernel_ends_with_the_with_even_after_an_error():
     attention = Attention(D_MODEL, heads())
-    with pytest.raises(ShapeError), using(attention, Kernel.PLAIN):  # noqa: PT012
-        assert attention.kernel is Kernel.PLAIN
+    with pytest.raises(ShapeError), use_attention_kernel(attention, AttentionKernel.EAGER):  # noqa: PT012
+        assert attention.kernel is AttentionKernel.EAGER
         attention(torch.randn(1, 0, D_MODEL))
-    assert attention.kernel is Kernel.FUSED
+    assert attention.kernel is AttentionKernel.FUSED
 
 
 def test_without_an_output_projection_the_heads_must_be_as_wide_as_the_model():
@@ -199,15 +211,15 @@ def test_without_an_output_projection_the_heads_must_be_as_wide_as_the_model():
 
 def test_heads_that_cannot_be_are_refused_with_both_numbers():
     with pytest.raises(ConfigError, match="d_model=13 must be a multiple of n_heads=3"):
-        Heads.split(13, 3)
+        HeadConfig.split(13, 3)
     with pytest.raises(ConfigError, match="d_model=13 must be a multiple of n_heads=0"):
-        Heads.split(13, 0)
+        HeadConfig.split(13, 0)
     with pytest.raises(ConfigError, match="n_heads=3 must be a multiple of n_kv_heads=2"):
         heads(n_kv_heads=2)
     with pytest.raises(ConfigError, match="n_heads=3 must be a multiple of n_kv_heads=6"):
         heads(n_kv_heads=6)
     with pytest.raises(ConfigError, match="d_head=0 must be at least 1"):
-        Heads(n_heads=1, n_kv_heads=1, d_head=0, d_value=1)
+        HeadConfig(n_heads=1, n_kv_heads=1, d_head=0, d_value=1)
 
 
 def test_inputs_of_the_wrong_shape_are_refused_with_both_numbers(unchecked):
@@ -227,15 +239,15 @@ def test_inputs_of_the_wrong_shape_are_refused_with_both_numbers(unchecked):
 def test_bare_attention_refuses_widths_and_counts_that_differ(unchecked):
     q, k = torch.randn(1, 1, N, 4), torch.randn(1, 1, N_KEYS, 3)
     with pytest.raises(ShapeError, match="queries have width 4 and keys 3"):
-        attend(q, k, k)
+        scaled_dot_product_attention(q, k, k)
     with pytest.raises(ShapeError, match="there are 5 keys and 7 values"):
-        attend(k, k, q)
+        scaled_dot_product_attention(k, k, q)
 
 
 @kernels
 def test_a_mask_of_the_wrong_shape_is_refused_with_both_numbers(kernel, unchecked):
     attention, x = Attention(D_MODEL, heads()), torch.randn(BATCH, N, D_MODEL)
-    with using(attention, kernel):
+    with use_attention_kernel(attention, kernel):
         with pytest.raises(ShapeError, match="key_padding_mask covers 5 keys, there are 7"):
             attention(x, mask=Mask(key_padding_mask=torch.ones(BATCH, 5, dtype=torch.bool)))
         with pytest.raises(ShapeError, match="key_padding_mask has 3 rows, the scores have 2"):
@@ -243,17 +255,17 @@ def test_a_mask_of_the_wrong_shape_is_refused_with_both_numbers(kernel, unchecke
         with pytest.raises(ShapeError, match="documents has 3 rows, the scores have 2"):
             attention(x, mask=Mask(documents=torch.ones(3, N, dtype=torch.long)))
         with pytest.raises(ShapeError, match=r"table is \(1, 1, 6, 6\), the scores are \(2, 3, 7, 7\)"):
-            attention(x, mask=Mask(table=torch.ones(1, 1, 6, 6, dtype=torch.bool)))
+            attention(x, mask=Mask(dense=torch.ones(1, 1, 6, 6, dtype=torch.bool)))
         with pytest.raises(ShapeError, match=r"table is \(3, 1, 1, 7\), the scores are \(2, 3, 7, 7\)"):
-            attention(x, mask=Mask(table=torch.ones(3, 1, 1, N, dtype=torch.bool)))
+            attention(x, mask=Mask(dense=torch.ones(3, 1, 1, N, dtype=torch.bool)))
         with pytest.raises(ShapeError, match=r"table is \(1, 1, 1, 1\), the scores are \(2, 3, 7, 7\)"):
-            attention(x, mask=Mask(table=torch.ones(1, 1, 1, 1, dtype=torch.bool)))
+            attention(x, mask=Mask(dense=torch.ones(1, 1, 1, 1, dtype=torch.bool)))
 
 
-@pytest.mark.parametrize("kernel", list(Kernel))
+@pytest.mark.parametrize("kernel", list(AttentionKernel))
 def test_heads_and_rows_that_do_not_fit_are_refused_with_their_numbers(kernel, unchecked):
     queries = torch.randn(2, 3, 5, 7)
     for rows, n_heads in ((2, 2), (2, 6), (1, 3)):
         keys = torch.randn(rows, n_heads, 11, 7)
         with pytest.raises(ShapeError, match=f"queries have 2 rows of 3 heads, keys {rows} of {n_heads}"):
-            attend(queries, keys, keys, kernel=kernel)
+            scaled_dot_product_attention(queries, keys, keys, kernel=kernel)

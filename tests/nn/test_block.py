@@ -5,16 +5,16 @@ import torch
 
 from qkv.choices import NormPosition
 from qkv.errors import ConfigError
-from qkv.nn import CAUSAL, ALiBi, Attention, Block, Blocks, FeedForward, Heads, LayerNorm, Mask, Source
+from qkv.nn import CAUSAL, ALiBi, Attention, Block, Blocks, FeedForward, HeadConfig, LayerNorm, Mask, Source
 
 BATCH, N, N_SOURCE, D_MODEL, N_HEADS, D_FF = 2, 7, 5, 6, 3, 11
 
 
 def block(norm_position: NormPosition = NormPosition.PRE, *, cross: bool = False, dropout: float = 0.0) -> Block:
     built = Block(
-        attention=Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)),
-        cross=Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)) if cross else None,
-        feedforward=FeedForward(D_MODEL, D_FF),
+        attention=Attention(D_MODEL, HeadConfig.split(D_MODEL, N_HEADS)),
+        cross_attention=Attention(D_MODEL, HeadConfig.split(D_MODEL, N_HEADS)) if cross else None,
+        feed_forward=FeedForward(D_MODEL, D_FF),
         norms=[LayerNorm(D_MODEL) for _ in range(3 if cross else 2)],
         norm_position=norm_position,
         dropout=dropout,
@@ -32,14 +32,14 @@ def stream() -> torch.Tensor:
 def test_a_pre_norm_block_adds_what_its_parts_make_of_a_normed_copy():
     part, x = block(NormPosition.PRE), stream()
     mid = x + part.attention(part.attention_norm(x), mask=CAUSAL)
-    expected = mid + part.feedforward(part.feedforward_norm(mid))
+    expected = mid + part.feed_forward(part.feed_forward_norm(mid))
     torch.testing.assert_close(part(x, mask=CAUSAL), expected)
 
 
 def test_a_post_norm_block_norms_each_sum():
     part, x = block(NormPosition.POST), stream()
     mid = part.attention_norm(x + part.attention(x, mask=CAUSAL))
-    expected = part.feedforward_norm(mid + part.feedforward(mid))
+    expected = part.feed_forward_norm(mid + part.feed_forward(mid))
     torch.testing.assert_close(part(x, mask=CAUSAL), expected)
 
 
@@ -47,8 +47,8 @@ def test_cross_attention_stands_between_and_reads_the_source_as_it_is():
     part, x, states = block(NormPosition.PRE, cross=True), stream(), torch.randn(BATCH, N_SOURCE, D_MODEL)
     source = Source(states=states, mask=Mask(key_padding_mask=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()))
     mid = x + part.attention(part.attention_norm(x), mask=CAUSAL)
-    crossed = mid + part.cross(part.cross_norm(mid), source=states, mask=source.mask)
-    expected = crossed + part.feedforward(part.feedforward_norm(crossed))
+    crossed = mid + part.cross_attention(part.cross_attention_norm(mid), source=states, mask=source.mask)
+    expected = crossed + part.feed_forward(part.feed_forward_norm(crossed))
     torch.testing.assert_close(part(x, mask=CAUSAL, source=source), expected)
 
 
@@ -64,17 +64,17 @@ def test_padding_of_the_source_changes_nothing():
 @pytest.mark.parametrize("norm_position", list(NormPosition))
 def test_the_taps_hold_the_stream_and_what_is_written_to_it(norm_position):
     part, x, seen = block(norm_position, cross=True), stream(), {}
-    names = ["residual_pre", "attention_write", "residual_mid", "cross_write", "residual_cross"]
-    for name in (*names, "feedforward_write", "residual_post"):
-        getattr(part, name).watch(lambda passing, name=name: seen.__setitem__(name, passing))
+    names = ["resid_pre", "attention_out", "resid_mid", "cross_attention_out", "resid_cross"]
+    for name in (*names, "feed_forward_out", "resid_post"):
+        getattr(part, name).observe(lambda passing, name=name: seen.__setitem__(name, passing))
     out = part(x, source=Source(states=torch.randn(BATCH, N_SOURCE, D_MODEL)))
-    assert list(seen) == [*names, "feedforward_write", "residual_post"]
-    assert torch.equal(seen["residual_pre"], x)
-    assert torch.equal(seen["residual_post"], out)
+    assert list(seen) == [*names, "feed_forward_out", "resid_post"]
+    assert torch.equal(seen["resid_pre"], x)
+    assert torch.equal(seen["resid_post"], out)
     for before, write, after, norm in (
-        ("residual_pre", "attention_write", "residual_mid", part.attention_norm),
-        ("residual_mid", "cross_write", "residual_cross", part.cross_norm),
-        ("residual_cross", "feedforward_write", "residual_post", part.feedforward_norm),
+        ("resid_pre", "attention_out", "resid_mid", part.attention_norm),
+        ("resid_mid", "cross_attention_out", "resid_cross", part.cross_attention_norm),
+        ("resid_cross", "feed_forward_out", "resid_post", part.feed_forward_norm),
     ):
         total = seen[before] + seen[write]
         torch.testing.assert_close(seen[after], norm(total) if norm_position is NormPosition.POST else total)
@@ -88,14 +88,14 @@ def test_dropout_works_in_training_alone():
     assert not torch.equal(part(x), part(x))
 
 
-@pytest.mark.parametrize("mask", [None, CAUSAL, Mask(causal=True, window=2)])
+@pytest.mark.parametrize("mask", [None, CAUSAL, Mask(causal=True, sliding_window=2)])
 def test_a_stack_is_its_blocks_one_after_another(mask):
     first, second, x = block(), block(), stream()
     positions = torch.arange(N)[None]
     relation = ALiBi(N_HEADS)
-    got = Blocks([first, second])(x, positions=positions, relation=relation, mask=mask)
-    related = relation(positions, positions)
-    expected = second(first(x, mask=mask, relation=related), mask=mask, relation=related)
+    got = Blocks([first, second])(x, positions=positions, relative_positions=relation, mask=mask)
+    position_info = relation(positions, positions)
+    expected = second(first(x, mask=mask, position_info=position_info), mask=mask, position_info=position_info)
     torch.testing.assert_close(got, expected)
 
 

@@ -123,7 +123,7 @@ def test_once_ragged_new_tokens_are_written_at_each_rows_end(n_new):
 def test_when_the_longest_row_leaves_the_others_have_its_room():
     cache = new_cache()
     cache.reserve(batch=BATCH, n_new=9, attention_mask=torch.arange(9) < torch.tensor([[9], [4], [1]]))
-    cache.select(torch.tensor([1, 2]))
+    cache.reorder(torch.tensor([1, 2]))
     assert cache.n_filled == 4
     cache.reserve(batch=2, n_new=7)
     with pytest.raises(CacheError, match="the cache holds 11 tokens a row, 12 are needed"):
@@ -139,7 +139,7 @@ def test_selected_rows_are_kept_in_their_order_with_repeats():
         layer.append(keys, values)
     before = [(layer.keys, layer.values) for layer in cache.layers]
     rows = torch.tensor([2, 0, 2, 1])
-    cache.select(rows)
+    cache.reorder(rows)
     assert cache.batch == 4
     assert cache.lengths.tolist() == [3, 4, 3, 2]
     for layer, (old_keys, old_values) in zip(cache.layers, before, strict=True):
@@ -225,8 +225,8 @@ def test_another_source_is_refused_once_one_is_kept():
 def test_a_source_of_which_some_rows_are_left_is_still_the_same():
     states, rows = torch.randn(3, 5, 13), torch.tensor([0, 2])
     cache = filled_from(states)
-    keys, values = cache.sources[0].kept
-    cache.sources[0].kept = keys[rows], values[rows]
+    keys, values = cache.sources[0].keys_values
+    cache.sources[0].keys_values = keys[rows], values[rows]
     cache.check_source(states[rows])
     cache.check_source(states[rows])
 

@@ -41,8 +41,8 @@ def test_the_input_is_token_times_scale_plus_segment_plus_position_then_normed()
 def test_the_taps_hold_the_bare_tokens_and_the_sum():
     part = InputEmbedding(TokenEmbedding(VOCABULARY, D_MODEL), position=LearnedPositions(N, D_MODEL), scale=2.0)
     seen = {}
-    part.tokens.watch(lambda passing: seen.__setitem__("tokens", passing))
-    part.sum.watch(lambda passing: seen.__setitem__("sum", passing))
+    part.tokens.observe(lambda passing: seen.__setitem__("tokens", passing))
+    part.sum.observe(lambda passing: seen.__setitem__("sum", passing))
     ids = drawn_ids()
     out = part(ids, torch.arange(N)[None])
     assert torch.equal(seen["tokens"], part.token.weight[ids] * 2.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qkv.nn import huge_pages
-from qkv.nn.huge_pages import PAGE, contiguous
+from qkv.nn.huge_pages import HUGE_PAGE_BYTES, contiguous_in_huge_pages
 
 ROLLUP = Path("/proc/self/smaps_rollup")
 
@@ -20,22 +20,22 @@ def n_huge() -> int:
 
 def has_pages() -> bool:
     """Whether this system, as it is now, gives huge pages to one who asks."""
-    if not huge_pages.CAN_ASK or not ROLLUP.exists():
+    if not huge_pages.HAS_MADVISE_HUGEPAGE or not ROLLUP.exists():
         return False
-    before, room = n_huge(), mmap.mmap(-1, 8 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    before, room = n_huge(), mmap.mmap(-1, 8 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         room.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
         return False
     room.write(b"1" * len(room))
-    return n_huge() - before >= 4 * PAGE
+    return n_huge() - before >= 4 * HUGE_PAGE_BYTES
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (7, 601, 331)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_lies_otherwise_is_laid_out_in_order(shape, dtype):
     turned = torch.randn(shape, dtype=dtype).transpose(1, 2)
-    laid = contiguous(turned)
+    laid = contiguous_in_huge_pages(turned)
     assert laid.is_contiguous()
     assert laid.dtype is dtype
     assert torch.equal(laid, turned)
@@ -44,16 +44,16 @@ def test_what_lies_otherwise_is_laid_out_in_order(shape, dtype):
 
 
 def test_where_nobody_can_ask_all_is_as_usual(monkeypatch):
-    monkeypatch.setattr(huge_pages, "CAN_ASK", False)
+    monkeypatch.setattr(huge_pages, "HAS_MADVISE_HUGEPAGE", False)
     monkeypatch.delattr(mmap, "mmap")
     turned = torch.randn(701, 997).T
-    assert torch.equal(contiguous(turned), turned)
+    assert torch.equal(contiguous_in_huge_pages(turned), turned)
 
 
 @pytest.mark.skipif(not has_pages(), reason="this system gives no huge pages")
 def test_large_weights_lie_in_huge_pages():
     before = n_huge()
-    kept = contiguous(torch.ones(PAGE, 2).T)  # 4 pages of it
-    assert n_huge() - before >= 3 * PAGE
+    kept = contiguous_in_huge_pages(torch.ones(HUGE_PAGE_BYTES, 2).T)  # 4 pages of it
+    assert n_huge() - before >= 3 * HUGE_PAGE_BYTES
     del kept
-    assert n_huge() - before < 3 * PAGE, "and are given back"
+    assert n_huge() - before < 3 * HUGE_PAGE_BYTES, "and are given back"

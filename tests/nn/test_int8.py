@@ -33,7 +33,7 @@ def test_a_row_is_off_by_at_most_half_a_step_of_its_own_range(rows, has_bias):
 def test_maps_side_by_side_give_the_very_results_of_each():
     parts = [a_map(n)[0] for n in (11, 3, 7)]
     x = torch.randn(5, 37)
-    both = Int8Linear.side_by_side(parts, [0.25, 1.0, 2.0])
+    both = Int8Linear.concatenate(parts, [0.25, 1.0, 2.0])
     assert torch.equal(
         both(x), torch.cat([part(x) * scale for part, scale in zip(parts, [0.25, 1.0, 2.0], strict=True)], 1)
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.choices import NormKind
-from qkv.nn import LayerNorm, RMSNorm, norm
+from qkv.nn import LayerNorm, RMSNorm, make_norm
 
 BATCH, N, D_MODEL = 2, 7, 5
 
@@ -14,19 +14,19 @@ BATCH, N, D_MODEL = 2, 7, 5
 def test_layer_norm_divides_by_the_populations_variance():
     """1, 2, 3, 4, 5: mean 3, variance 2 when divided by d = 5 (2.5 when divided by d − 1)."""
     x = torch.tensor([[[1.0, 2.0, 3.0, 4.0, 5.0]]])
-    got = LayerNorm(5, epsilon=1e-12)(x)
+    got = LayerNorm(5, eps=1e-12)(x)
     torch.testing.assert_close(got, (x - 3.0) / 2**0.5)
 
 
 def test_layer_norm_puts_a_vector_on_the_hyperplane_at_length_root_d():
-    got = LayerNorm(D_MODEL, epsilon=1e-12)(torch.randn(BATCH, N, D_MODEL))
+    got = LayerNorm(D_MODEL, eps=1e-12)(torch.randn(BATCH, N, D_MODEL))
     torch.testing.assert_close(got.sum(-1), torch.zeros(BATCH, N), atol=1e-5, rtol=0)
     torch.testing.assert_close(got.norm(dim=-1), torch.full((BATCH, N), D_MODEL**0.5))
 
 
 def test_rms_norm_divides_by_the_root_mean_square_and_takes_no_mean_away():
     x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
-    torch.testing.assert_close(RMSNorm(4, epsilon=1e-12)(x), x / 7.5**0.5)
+    torch.testing.assert_close(RMSNorm(4, eps=1e-12)(x), x / 7.5**0.5)
 
 
 @pytest.mark.parametrize("kind", list(NormKind))
@@ -44,14 +44,14 @@ def test_weight_and_bias_come_after_the_norm(kind):
 
 @given(st.floats(0.5, 50), st.sampled_from(NormKind))
 def test_a_norm_does_not_see_the_size_of_its_input(factor, kind):
-    part, x = norm(kind, D_MODEL, epsilon=1e-12), torch.randn(1, 1, D_MODEL)
+    part, x = make_norm(kind, D_MODEL, eps=1e-12), torch.randn(1, 1, D_MODEL)
     torch.testing.assert_close(part(x * factor), part(x), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", list(NormKind))
 def test_epsilon_stands_inside_the_root(kind):
     x = torch.tensor([[[0.3, -0.3]]])
-    got = norm(kind, 2, epsilon=0.16)(x)
+    got = make_norm(kind, 2, eps=0.16)(x)
     torch.testing.assert_close(got, x / 0.5)  # √(0.09 + 0.16)
 
 

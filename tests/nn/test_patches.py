@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from qkv.errors import InputError, ShapeError
-from qkv.nn import check_patches, cut_in_patches
+from qkv.nn import check_patches, split_into_patches
 
 
 def test_each_patch_holds_its_own_square_row_by_row_from_the_top_left():
     pictures = torch.rand(2, 6, 9, 5)
-    patches = cut_in_patches(pictures, 3)
+    patches = split_into_patches(pictures, 3)
     assert patches.shape == (2, 2 * 3, 3 * 3 * 5)
     for row in range(2):
         for column in range(3):
@@ -19,7 +19,7 @@ def test_each_patch_holds_its_own_square_row_by_row_from_the_top_left():
 
 def test_a_picture_that_does_not_come_out_even_is_refused():
     with pytest.raises(ShapeError, match="pictures of 6×7 pixels cannot be cut into patches of 3×3"):
-        cut_in_patches(torch.rand(1, 6, 7, 1), 3)
+        split_into_patches(torch.rand(1, 6, 7, 1), 3)
 
 
 def test_whole_numbers_are_no_patches():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qkv.choices import SinusoidStyle
 from qkv.errors import ConfigError, ContextLengthError
-from qkv.nn import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoid
+from qkv.nn import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoidal_encoding
 
 BATCH, N, D_MODEL = 2, 7, 10
 
@@ -37,19 +37,19 @@ def by_hand(position: int, style: SinusoidStyle) -> list[float]:
 @styles
 def test_each_style_puts_its_frequencies_where_its_lecture_says(style):
     expected = torch.tensor([[by_hand(position, style) for position in range(N)]], dtype=torch.float64)
-    torch.testing.assert_close(sinusoid(places(), D_MODEL, style, dtype=torch.float64), expected)
-    torch.testing.assert_close(sinusoid(places(), D_MODEL, style), expected.float())
+    torch.testing.assert_close(sinusoidal_encoding(places(), D_MODEL, style, dtype=torch.float64), expected)
+    torch.testing.assert_close(sinusoidal_encoding(places(), D_MODEL, style), expected.float())
 
 
 def test_the_first_position_is_0_1_0_1_interleaved():
-    assert sinusoid(places(1), 6).tolist() == [[[0, 1, 0, 1, 0, 1]]]
-    assert sinusoid(places(1), 6, SinusoidStyle.HALVES).tolist() == [[[0, 0, 0, 1, 1, 1]]]
+    assert sinusoidal_encoding(places(1), 6).tolist() == [[[0, 1, 0, 1, 0, 1]]]
+    assert sinusoidal_encoding(places(1), 6, SinusoidStyle.HALVES).tolist() == [[[0, 0, 0, 1, 1, 1]]]
 
 
 @styles
 @pytest.mark.parametrize("d_model", [4, 64])
 def test_any_two_of_the_first_thousand_rows_differ(style, d_model):
-    rows = sinusoid(places(1000), d_model, style)[0]
+    rows = sinusoidal_encoding(places(1000), d_model, style)[0]
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     assert float((distances + torch.eye(1000)).min()) > 1e-3
 
@@ -57,12 +57,12 @@ def test_any_two_of_the_first_thousand_rows_differ(style, d_model):
 @given(st.integers(0, 500), st.integers(0, 500), st.sampled_from(SinusoidStyle))
 def test_the_product_of_two_rows_depends_on_their_distance_alone(position, distance, style):
     both = torch.tensor([[0, distance, position, position + distance]])
-    start, away, here, there = sinusoid(both, D_MODEL, style, dtype=torch.float64)[0]
+    start, away, here, there = sinusoidal_encoding(both, D_MODEL, style, dtype=torch.float64)[0]
     torch.testing.assert_close(start @ away, here @ there)
 
 
 def test_far_positions_are_exact_although_float32_cannot_hold_their_angles():
-    got = float(sinusoid(torch.tensor([[100_003]]), 2)[0, 0, 0])
+    got = float(sinusoidal_encoding(torch.tensor([[100_003]]), 2)[0, 0, 0])
     assert got == pytest.approx(math.sin(100_003), abs=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_far_positions_are_exact_although_float32_cannot_hold_their_angles():
 def test_sinusoids_are_added_to_the_tokens(style):
     tokens = torch.randn(BATCH, N, D_MODEL)
     got = SinusoidalPositions(style=style)(tokens, places())
-    torch.testing.assert_close(got, tokens + sinusoid(places(), D_MODEL, style))
+    torch.testing.assert_close(got, tokens + sinusoidal_encoding(places(), D_MODEL, style))
 
 
 @styles
@@ -78,7 +78,7 @@ def test_concatenated_positions_are_projected_to_the_models_width(style):
     part, tokens = ConcatenatedPositions(D_MODEL, style=style), torch.randn(BATCH, N, D_MODEL)
     assert sum(parameter.numel() for parameter in part.parameters()) == 2 * D_MODEL**2
     of_token, of_position = part.project.weight.split(D_MODEL, dim=1)
-    expected = tokens @ of_token.T + sinusoid(places(), D_MODEL, style) @ of_position.T
+    expected = tokens @ of_token.T + sinusoidal_encoding(places(), D_MODEL, style) @ of_position.T
     torch.testing.assert_close(part(tokens, places()), expected)
 
 
@@ -101,4 +101,4 @@ def test_more_tokens_than_the_table_has_rows_are_refused_with_both_numbers():
 
 def test_an_odd_width_is_refused():
     with pytest.raises(ConfigError, match="d_model=7 must be even"):
-        sinusoid(places(), 7)
+        sinusoidal_encoding(places(), 7)

@@ -65,9 +65,9 @@ def by_hand(part: StateAttention, query: torch.Tensor, key: torch.Tensor) -> tor
         case ScoreKind.DOT:
             return query @ key
         case ScoreKind.GENERAL:
-            return query @ part.key.weight @ key
+            return query @ part.k_proj.weight @ key
         case ScoreKind.ADDITIVE:
-            return part.similarity.weight[0] @ torch.tanh(part.query.weight @ query + part.key.weight @ key)
+            return part.score_proj.weight[0] @ torch.tanh(part.q_proj.weight @ query + part.k_proj.weight @ key)
     raise ValueError(part.kind)
 
 
@@ -76,7 +76,7 @@ def test_each_score_is_its_formula_and_the_answer_is_the_weighted_sum_of_states(
     part = StateAttention(D_MODEL, kind=kind)
     queries, states = torch.randn(1, N, D_MODEL), torch.randn(1, N_SOURCE, D_MODEL)
     seen = []
-    part.scores.watch(seen.append)
+    part.scores.observe(seen.append)
     got = part(queries, states)
     scores = torch.stack([torch.stack([by_hand(part, q, k) for k in states[0]]) for q in queries[0]])
     torch.testing.assert_close(seen[0][0, 0], scores)
@@ -125,7 +125,7 @@ def test_the_decoder_joins_context_and_state(cell):
     source, x = torch.randn(BATCH, N_SOURCE, D_MODEL), torch.randn(BATCH, N, D_MODEL)
     first = tuple(torch.randn(1, BATCH, D_MODEL) for _ in range(1 if cell is CellKind.GRU else 2))
     seen = []
-    part.states.watch(seen.append)
+    part.states.observe(seen.append)
     out, _ = part(x, first, source=source)
     context = torch.softmax(seen[0] @ source.mT, dim=-1) @ source
     torch.testing.assert_close(out, torch.tanh(part.combine(torch.cat((context, seen[0]), dim=-1))))
@@ -155,7 +155,7 @@ def test_a_gpus_library_is_told_to_be_exact_until_the_last_of_two_threads_has_it
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     with ExitStack() as first, ExitStack() as second:
         for thread in (first, second):
-            thread.enter_context(recurrent._EXACT)
+            thread.enter_context(recurrent._WITHOUT_CUDNN_TF32)
             assert not torch.backends.cudnn.allow_tf32
         first.close()
         assert not torch.backends.cudnn.allow_tf32

@@ -102,7 +102,7 @@ def bert_configs(draw, positions: PositionKind | None = None) -> BERTConfig:
         n_segments=draw(st.integers(0, 3)),
         pooler=pooler,
         pooler_activation=draw(st.sampled_from(PoolerActivation)),
-        masked_word_head=draw(st.booleans()),
+        masked_lm_head=draw(st.booleans()),
         next_sentence_head=pooler and draw(st.booleans()),
         n_classes=draw(st.none() | st.integers(1, 5)) if pooler else None,
     )

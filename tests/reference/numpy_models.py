@@ -58,10 +58,10 @@ def bert(
         out["next_sentence"] = _linear(w, "next_sentence", out["pooled"])
     if s["n_classes"] is not None:
         out["classes"] = _linear(w, "classifier", out["pooled"])
-    if s["masked_word_head"]:
-        hidden = _activation(s["activation"], _linear(w, "masked_word.dense", states))
-        hidden = _norm(s, w, "masked_word.norm", hidden)
-        out["masked_word"] = _unembed(s, w, hidden, tied="embedding.token.weight", prefix="masked_word.")
+    if s["masked_lm_head"]:
+        hidden = _activation(s["activation"], _linear(w, "masked_lm.dense", states))
+        hidden = _norm(s, w, "masked_lm.norm", hidden)
+        out["masked_lm"] = _unembed(s, w, hidden, tied="embedding.token.weight", prefix="masked_lm.")
     return out
 
 
@@ -149,7 +149,7 @@ def _stack(
 ):  # fmt: skip
     """All blocks and the last norm; `source`: what cross-attention reads, and who may look at it."""
     is_pre = s["norm_position"] == "pre"
-    bias = _distance_bias(s, w, f"{prefix}relation", places, is_bidirectional=is_bidirectional)
+    bias = _distance_bias(s, w, f"{prefix}relative_positions", places, is_bidirectional=is_bidirectional)
     turning = places if s["positions"] == "rotary" else None
 
     def add(x: Array, norm: str, sublayer):
@@ -160,9 +160,9 @@ def _stack(
         own = partial(_attention, s, w, f"{name}.attention", visible=visible, bias=bias, turning=turning)
         x = add(x, f"{name}.attention_norm", own)
         if source is not None:
-            cross = partial(_attention, s, w, f"{name}.cross", source=source[0], visible=source[1])
-            x = add(x, f"{name}.cross_norm", cross)
-        x = add(x, f"{name}.feedforward_norm", partial(_feedforward, s, w, f"{name}.feedforward"))
+            cross = partial(_attention, s, w, f"{name}.cross_attention", source=source[0], visible=source[1])
+            x = add(x, f"{name}.cross_attention_norm", cross)
+        x = add(x, f"{name}.feed_forward_norm", partial(_feed_forward, s, w, f"{name}.feed_forward"))
     return _norm(s, w, f"{prefix}final_norm", x) if s["final_norm"] else x
 
 
@@ -174,9 +174,9 @@ def _attention(
     results = []
     for head in range(h):
         kv_head = head * s["n_kv_heads"] // h
-        q = _one_head(s, w, f"{name}.query", x, head, d_head)
-        k = _one_head(s, w, f"{name}.key", source, kv_head, d_head)
-        v = _one_head(s, w, f"{name}.value", source, kv_head, d_value)
+        q = _one_head(s, w, f"{name}.q_proj", x, head, d_head)
+        k = _one_head(s, w, f"{name}.k_proj", source, kv_head, d_head)
+        v = _one_head(s, w, f"{name}.v_proj", source, kv_head, d_value)
         if turning is not None:
             q, k = turn(s, q, turning), turn(s, k, turning)
         scores = q @ k.T / (math.sqrt(d_head) if s["scale_scores"] else 1.0)
@@ -190,7 +190,7 @@ def _attention(
             mixed = sum(results)
         case "pooled-mean":
             mixed = sum(results) / h
-    return _linear(w, f"{name}.output", mixed, bias=s["attention_bias"]) if s["output_projection"] else mixed
+    return _linear(w, f"{name}.out_proj", mixed, bias=s["attention_bias"]) if s["output_projection"] else mixed
 
 
 def _one_head(s: Settings, w: Weights, name: str, x: Array, head: int, width: int) -> Array:
@@ -230,14 +230,14 @@ def _norm(s: Settings, w: Weights, name: str, x: Array) -> Array:
     return out + w[f"{name}.bias"] if s["norm_bias"] else out
 
 
-def _feedforward(s: Settings, w: Weights, name: str, x: Array) -> Array:
+def _feed_forward(s: Settings, w: Weights, name: str, x: Array) -> Array:
     bias = s["feed_forward_bias"]
-    hidden = _linear(w, f"{name}.expand", x, bias=bias)
+    hidden = _linear(w, f"{name}.up_proj", x, bias=bias)
     if s["gated"]:
-        hidden = hidden * _activation(s["activation"], _linear(w, f"{name}.gate", x, bias=bias))
+        hidden = hidden * _activation(s["activation"], _linear(w, f"{name}.gate_proj", x, bias=bias))
     else:
         hidden = _activation(s["activation"], hidden)
-    return _linear(w, f"{name}.contract", hidden, bias=bias)
+    return _linear(w, f"{name}.down_proj", hidden, bias=bias)
 
 
 def _activation(kind: str, x: Array) -> Array:

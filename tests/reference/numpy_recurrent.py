@@ -81,11 +81,11 @@ def _look(s: Settings, w: Weights, state: Array, states: Array) -> Array:
         case "dot":
             scores = np.array([state @ key for key in states])
         case "general":
-            scores = np.array([state @ w["decoder.attention.key.weight"] @ key for key in states])
+            scores = np.array([state @ w["decoder.attention.k_proj.weight"] @ key for key in states])
         case "additive":
-            of_query = w["decoder.attention.query.weight"] @ state
-            of_key = w["decoder.attention.key.weight"]
-            v = w["decoder.attention.similarity.weight"][0]
+            of_query = w["decoder.attention.q_proj.weight"] @ state
+            of_key = w["decoder.attention.k_proj.weight"]
+            v = w["decoder.attention.score_proj.weight"][0]
             scores = np.array([v @ np.tanh(of_query + of_key @ key) for key in states])
     weights = np.exp(scores - scores.max())
     context = (weights / weights.sum()) @ states

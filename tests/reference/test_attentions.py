@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers as hf
 
-from qkv.choices import Stack
-from qkv.inspection import see
-from qkv.inspection.reading import Reading, Tokens
+from qkv.choices import AttentionKind
+from qkv.inspection import run_with_cache
+from qkv.inspection.model_input import ModelInput, TokenizedText
 from tests.reference.published_shapes import Case, bert, sides
 from tests.reference.test_transformers import loaded
 
@@ -26,16 +26,16 @@ CASES = {
 }  # fmt: skip
 
 
-def side(n: int, seed: int) -> Tokens:
+def side(n: int, seed: int) -> TokenizedText:
     ids = torch.randint(1, 31, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return Tokens(text="", ids=ids, tokens=["x"] * n, words=[None] * n, spans=[None] * n, is_special=[False] * n)
+    return TokenizedText(text="", ids=ids, tokens=["x"] * n, words=[None] * n, spans=[None] * n, is_special=[False] * n)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_weights_shown_are_the_published_eager_attentions(name):
     theirs = CASES[name].published()
     own, source = side(11, 5), side(7, 3) if name == "marian" else None
-    seen = see(loaded(theirs), Reading(own=own, source=source, chosen=None if name == "bert" else own.ids[1:]))
+    seen = run_with_cache(loaded(theirs), ModelInput(sequence=own, source=source, chosen=None if name == "bert" else own.ids[1:]))
     inputs = {"input_ids": torch.tensor([own.ids])}
     if source is not None:
         inputs = {"input_ids": torch.tensor([source.ids]), "decoder_input_ids": torch.tensor([own.ids])}
@@ -43,14 +43,14 @@ def test_the_weights_shown_are_the_published_eager_attentions(name):
         answer = theirs(**inputs, output_attentions=True)
     if name == "marian":
         expected = {
-            Stack.ENCODER: answer.encoder_attentions, Stack.DECODER: answer.decoder_attentions,
-            Stack.CROSS: answer.cross_attentions,
+            AttentionKind.ENCODER: answer.encoder_attentions, AttentionKind.DECODER: answer.decoder_attentions,
+            AttentionKind.CROSS: answer.cross_attentions,
         }  # fmt: skip
     else:
-        expected = {Stack.SELF: answer.attentions}
+        expected = {AttentionKind.SELF: answer.attentions}
     assert list(expected) == seen.stacks
     for stack, layers in expected.items():
-        found = seen.table(stack)
+        found = seen.all_weights(stack)
         assert found.shape == torch.cat(layers).shape
         assert (found - torch.cat(layers)).abs().max() <= TOLERANCE
     assert seen.error <= TOLERANCE

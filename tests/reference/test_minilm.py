@@ -12,7 +12,7 @@ import torch
 import transformers as hf
 
 from qkv.config import SentenceEmbedding
-from qkv.weights.models import load_model
+from qkv.weights.model_loader import load_model
 from qkv.weights.save import save_hf
 
 hf.logging.set_verbosity_error()
@@ -45,7 +45,7 @@ def states(model, batch):
 
 
 def test_its_pooling_is_read(loaded):
-    assert loaded.model.config.sentence_embedding == SentenceEmbedding(normalise=True, max_tokens=256)
+    assert loaded.model.config.sentence_embedding == SentenceEmbedding(normalize=True, max_tokens=256)
     assert loaded.remarks == ()
 
 
@@ -55,7 +55,7 @@ def test_its_states_and_pooler_are_those_of_transformers(loaded, theirs):
         expected = theirs(**batch)
     given, at = states(loaded.model, batch), batch["attention_mask"].bool()
     assert (given - expected.last_hidden_state)[at].abs().max() <= 1e-5
-    assert (loaded.model.pooled(given) - expected.pooler_output).abs().max() <= 1e-5
+    assert (loaded.model.pooled_output(given) - expected.pooler_output).abs().max() <= 1e-5
 
 
 def test_its_ids_are_those_of_transformers(loaded):

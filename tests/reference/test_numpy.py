@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.choices import Kernel, PositionKind
+from qkv.choices import AttentionKernel, PositionKind
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
-from qkv.nn import using
+from qkv.nn import use_attention_kernel
 from tests.reference import numpy_models, numpy_recurrent
 from tests.reference.drawing import (
     CONTEXT_LENGTH,
@@ -24,7 +24,7 @@ from tests.reference.drawing import (
 )
 
 seeds = st.integers(0, 2**32 - 1)
-kernels = st.sampled_from(Kernel)
+kernels = st.sampled_from(AttentionKernel)
 each_kind_of_positions = pytest.mark.parametrize("positions", list(PositionKind))
 
 
@@ -60,7 +60,7 @@ def assert_all_settings_are_drawn(config: GPTConfig | BERTConfig | Seq2SeqConfig
     """A setting added later is red here until the reference knows it."""
     not_drawn = set(type(config).model_fields) - config.model_fields_set
     derived_now_and_then = {"d_head", "d_value"}
-    read_outside_of_the_model = {"family", "init_std", "class_names", "problem", "sentence_embedding"}
+    read_outside_of_the_model = {"family", "init_std", "class_names", "problem_type", "sentence_embedding"}
     assert not_drawn <= derived_now_and_then | read_outside_of_the_model
 
 
@@ -82,7 +82,7 @@ def as_tensors(given: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(value) for name, value in given.items()}
 
 
-def check_gpt(config: GPTConfig, seed: int, kernel: Kernel) -> None:
+def check_gpt(config: GPTConfig, seed: int, kernel: AttentionKernel) -> None:
     assert_all_settings_are_drawn(config)
     rng = np.random.default_rng(seed)
     model = with_random_weights(GPT(config), rng)
@@ -91,11 +91,11 @@ def check_gpt(config: GPTConfig, seed: int, kernel: Kernel) -> None:
     weights = Watched(arrays(model), tied=tied_names(model))
     expected = numpy_models.gpt(config.model_dump(), weights, ids, **masks)
     assert not weights.unread
-    with using(model, kernel):
+    with use_attention_kernel(model, kernel):
         assert_agree(model(torch.from_numpy(ids), **as_tensors(masks)), expected, masks.get("attention_mask"))
 
 
-def check_bert(config: BERTConfig, seed: int, kernel: Kernel) -> None:
+def check_bert(config: BERTConfig, seed: int, kernel: AttentionKernel) -> None:
     assert_all_settings_are_drawn(config)
     rng = np.random.default_rng(seed)
     model = with_random_weights(BERT(config), rng)
@@ -107,13 +107,13 @@ def check_bert(config: BERTConfig, seed: int, kernel: Kernel) -> None:
     weights = Watched(arrays(model), tied=tied_names(model))
     expected = numpy_models.bert(config.model_dump(), weights, ids, **given_in)
     assert not weights.unread
-    with using(model, kernel):
+    with use_attention_kernel(model, kernel):
         states = model(torch.from_numpy(ids), **as_tensors(given_in))
     assert_agree(states, expected.pop("states"), at)
     first = None if at is None else at[:, 0]
     heads = {
         "pooled": (model.pooled, first),
-        "masked_word": (model.masked_word_logits, at),
+        "masked_lm": (model.masked_lm_logits, at),
         "next_sentence": (model.next_sentence_logits, first),
         "classes": (model.class_logits, first),
     }
@@ -122,7 +122,7 @@ def check_bert(config: BERTConfig, seed: int, kernel: Kernel) -> None:
         assert_agree(head(states), values, where)
 
 
-def check_seq2seq(config: Seq2SeqConfig, seed: int, kernel: Kernel) -> None:
+def check_seq2seq(config: Seq2SeqConfig, seed: int, kernel: AttentionKernel) -> None:
     assert_all_settings_are_drawn(config)
     rng = np.random.default_rng(seed)
     model = with_random_weights(Seq2Seq(config), rng)
@@ -140,7 +140,7 @@ def check_seq2seq(config: Seq2SeqConfig, seed: int, kernel: Kernel) -> None:
     weights = Watched(arrays(model), tied=tied_names(model))
     expected = numpy_models.seq2seq(config.model_dump(), weights, given_source, ids, **masks)
     assert not weights.unread
-    with using(model, kernel):
+    with use_attention_kernel(model, kernel):
         got = model(torch.from_numpy(given_source), torch.from_numpy(ids), **as_tensors(masks))
     assert_agree(got, expected, masks.get("attention_mask"))
 

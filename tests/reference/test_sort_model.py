@@ -42,11 +42,11 @@ def our_names(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "unembedding.weight": stored["lm_head.weight"],
     }
     parts = {
-        "attn.c_proj": "attention.output",
+        "attn.c_proj": "attention.out_proj",
         "ln_1": "attention_norm",
-        "ln_2": "feedforward_norm",
-        "mlp.c_fc": "feedforward.expand",
-        "mlp.c_proj": "feedforward.contract",
+        "ln_2": "feed_forward_norm",
+        "mlp.c_fc": "feed_forward.up_proj",
+        "mlp.c_proj": "feed_forward.down_proj",
     }
     for kind in ("weight", "bias"):
         ours[f"final_norm.{kind}"] = stored[f"transformer.ln_f.{kind}"]
@@ -54,7 +54,7 @@ def our_names(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             for theirs, name in parts.items():
                 ours[f"blocks.{i}.{name}.{kind}"] = stored[f"transformer.h.{i}.{theirs}.{kind}"]
             joined = stored[f"transformer.h.{i}.attn.c_attn.{kind}"].chunk(3)
-            for name, part in zip(("query", "key", "value"), joined, strict=True):
+            for name, part in zip(("q_proj", "k_proj", "v_proj"), joined, strict=True):
                 ours[f"blocks.{i}.attention.{name}.{kind}"] = part
     return ours
 
@@ -79,15 +79,15 @@ PLACES = {
     "k": "blocks.0.attention.keys",
     "v": "blocks.0.attention.values",
     "attSm": "blocks.0.attention.weights",
-    "yProj": "blocks.0.attention_write",
-    "attnResid": "blocks.0.residual_mid",
-    "gelu": "blocks.0.feedforward.hidden",
-    "mlp": "blocks.0.feedforward_write",
-    "mlpResid": "blocks.0.residual_post",
-    "block0": "blocks.0.residual_post",
-    "block1": "blocks.1.residual_post",
-    "block2": "blocks.2.residual_post",
-    "ln_f": "final",
+    "yProj": "blocks.0.attention_out",
+    "attnResid": "blocks.0.resid_mid",
+    "gelu": "blocks.0.feed_forward.hidden",
+    "mlp": "blocks.0.feed_forward_out",
+    "mlpResid": "blocks.0.resid_post",
+    "block0": "blocks.0.resid_post",
+    "block1": "blocks.1.resid_post",
+    "block2": "blocks.2.resid_post",
+    "ln_f": "last_hidden_state",
     "lm_head": "unembedding.logits",
 }
 
@@ -102,8 +102,8 @@ def test_every_stored_activation_is_reproduced(model, stored, theirs):
 MODULES = {
     "pos_emb": "embedding.position.table",
     "ln1": "blocks.0.attention_norm",
-    "ln2": "blocks.0.feedforward_norm",
-    "fc": "blocks.0.feedforward.expand",
+    "ln2": "blocks.0.feed_forward_norm",
+    "fc": "blocks.0.feed_forward.up_proj",
 }
 
 
@@ -122,7 +122,7 @@ def test_the_stored_parts_of_attention_are_reproduced(model, stored):
         model(stored["idx"].long())
     queries, keys, values, heads = (
         trace[f"blocks.0.attention.{name}"].transpose(1, 2).flatten(2)
-        for name in ("queries", "keys", "values", "heads")
+        for name in ("queries", "keys", "values", "head_outputs")
     )
     joined = torch.cat((queries, keys, values), dim=-1)
     torch.testing.assert_close(joined, stored["qkv"], rtol=1e-4, atol=1e-5)

@@ -4,19 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from qkv.choices import Activation, CellKind, Kernel, NormPosition
+from qkv.choices import Activation, AttentionKernel, CellKind, NormPosition
 from qkv.nn import (
     CAUSAL,
     Attention,
     Block,
     FeedForward,
-    Heads,
+    HeadConfig,
     LayerNorm,
     Mask,
     RecurrentEncoder,
     RMSNorm,
     Source,
-    using,
+    use_attention_kernel,
 )
 from tests.reference.drawing import arrays
 from tests.reference.numpy_recurrent import gru_step, lstm_step
@@ -24,7 +24,7 @@ from tests.reference.numpy_recurrent import gru_step, lstm_step
 BATCH, N, N_SOURCE, N_HEADS, D_HEAD, D_FF = 2, 7, 5, 3, 4, 19
 D_MODEL = N_HEADS * D_HEAD
 
-kernels = pytest.mark.parametrize("kernel", list(Kernel))
+kernels = pytest.mark.parametrize("kernel", list(AttentionKernel))
 
 
 def randomised(module: nn.Module) -> nn.Module:
@@ -51,17 +51,17 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 def copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
     """torch keeps W_Q, W_K, W_V one below another in one matrix."""
-    parts = (ours.query, ours.key, ours.value)
+    parts = (ours.q_proj, ours.k_proj, ours.v_proj)
     with torch.no_grad():
         for part, weight, bias in zip(parts, theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True):
             part.weight.copy_(weight)
             part.bias.copy_(bias)
-    ours.output.load_state_dict(theirs.out_proj.state_dict())
+    ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
 
 
 def attentions() -> tuple[Attention, nn.MultiheadAttention]:
     theirs = randomised(nn.MultiheadAttention(D_MODEL, N_HEADS, batch_first=True))
-    ours = Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)).double().eval()
+    ours = Attention(D_MODEL, HeadConfig.split(D_MODEL, N_HEADS)).double().eval()
     copy_attention(ours, theirs)
     return ours, theirs
 
@@ -74,7 +74,7 @@ def test_self_attention_equals_torch_multihead_attention(kernel, is_causal, is_p
     x = drawn(BATCH, N, D_MODEL)
     attention_mask = padding(N) if is_padded else None
     mask = Mask(causal=is_causal, key_padding_mask=attention_mask) if is_causal or is_padded else None
-    with using(ours, kernel):
+    with use_attention_kernel(ours, kernel):
         got = ours(x, mask=mask)
     expected, _ = theirs(
         x,
@@ -93,7 +93,7 @@ def test_cross_attention_equals_torch_multihead_attention(kernel, is_padded):
     ours, theirs = attentions()
     x, source = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL)
     attention_mask = padding(N_SOURCE) if is_padded else None
-    with using(ours, kernel):
+    with use_attention_kernel(ours, kernel):
         got = ours(x, source=source, mask=None if attention_mask is None else Mask(key_padding_mask=attention_mask))
     expected, _ = theirs(
         x, source, source, key_padding_mask=None if attention_mask is None else ~attention_mask, need_weights=False
@@ -105,7 +105,7 @@ def test_the_weights_of_each_head_equal_torch_multihead_attention():
     ours, theirs = attentions()
     x, source = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL)
     seen = []
-    end = ours.weights.watch(seen.append)
+    end = ours.weights.observe(seen.append)
     ours(x, source=source)
     end()
     _, expected = theirs(x, source, source, average_attn_weights=False)
@@ -114,9 +114,9 @@ def test_the_weights_of_each_head_equal_torch_multihead_attention():
 
 def block(norm_position: NormPosition, activation: Activation, *, cross: bool) -> Block:
     return Block(
-        attention=Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)),
-        cross=Attention(D_MODEL, Heads.split(D_MODEL, N_HEADS)) if cross else None,
-        feedforward=FeedForward(D_MODEL, D_FF, activation=activation),
+        attention=Attention(D_MODEL, HeadConfig.split(D_MODEL, N_HEADS)),
+        cross_attention=Attention(D_MODEL, HeadConfig.split(D_MODEL, N_HEADS)) if cross else None,
+        feed_forward=FeedForward(D_MODEL, D_FF, activation=activation),
         norms=[LayerNorm(D_MODEL) for _ in range(3 if cross else 2)],
         norm_position=norm_position,
     ).double()
@@ -124,15 +124,15 @@ def block(norm_position: NormPosition, activation: Activation, *, cross: bool) -
 
 def copy_layer(ours: Block, theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> None:
     copy_attention(ours.attention, theirs.self_attn)
-    ours.feedforward.expand.load_state_dict(theirs.linear1.state_dict())
-    ours.feedforward.contract.load_state_dict(theirs.linear2.state_dict())
+    ours.feed_forward.up_proj.load_state_dict(theirs.linear1.state_dict())
+    ours.feed_forward.down_proj.load_state_dict(theirs.linear2.state_dict())
     ours.attention_norm.load_state_dict(theirs.norm1.state_dict())
     if isinstance(theirs, nn.TransformerDecoderLayer):
-        copy_attention(ours.cross, theirs.multihead_attn)
-        ours.cross_norm.load_state_dict(theirs.norm2.state_dict())
-        ours.feedforward_norm.load_state_dict(theirs.norm3.state_dict())
+        copy_attention(ours.cross_attention, theirs.multihead_attn)
+        ours.cross_attention_norm.load_state_dict(theirs.norm2.state_dict())
+        ours.feed_forward_norm.load_state_dict(theirs.norm3.state_dict())
     else:
-        ours.feedforward_norm.load_state_dict(theirs.norm2.state_dict())
+        ours.feed_forward_norm.load_state_dict(theirs.norm2.state_dict())
 
 
 layers = pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_block_equals_torch_transformer_encoder_layer(norm_position, activatio
     ours = block(norm_position, activation, cross=False)
     copy_layer(ours, theirs)
     x, attention_mask = drawn(BATCH, N, D_MODEL), padding(N)
-    with using(ours, kernel):
+    with use_attention_kernel(ours, kernel):
         got = ours(x, mask=Mask(key_padding_mask=attention_mask))
     # Gradients on: torch's fast path for inference leaves zeros at padding.
     expected = theirs(x, src_key_padding_mask=~attention_mask)
@@ -182,7 +182,7 @@ def test_a_block_with_a_source_equals_torch_transformer_decoder_layer(norm_posit
     ours = block(norm_position, activation, cross=True)
     copy_layer(ours, theirs)
     x, source, attention_mask = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL), padding(N_SOURCE)
-    with using(ours, kernel):
+    with use_attention_kernel(ours, kernel):
         got = ours(x, mask=CAUSAL, source=Source(states=source, mask=Mask(key_padding_mask=attention_mask)))
     expected = theirs(x, source, tgt_mask=torch.ones(N, N, dtype=torch.bool).triu(1), memory_key_padding_mask=~attention_mask)
     assert_close(got, expected)
@@ -191,7 +191,7 @@ def test_a_block_with_a_source_equals_torch_transformer_decoder_layer(norm_posit
 @pytest.mark.parametrize("epsilon", [1e-5, 0.3])
 def test_layer_norm_equals_torch_layer_norm(epsilon):
     theirs = randomised(nn.LayerNorm(D_MODEL, eps=epsilon))
-    ours = LayerNorm(D_MODEL, epsilon=epsilon).double()
+    ours = LayerNorm(D_MODEL, eps=epsilon).double()
     ours.load_state_dict(theirs.state_dict())
     x = drawn(BATCH, N, D_MODEL)
     assert_close(ours(x), theirs(x))
@@ -200,7 +200,7 @@ def test_layer_norm_equals_torch_layer_norm(epsilon):
 @pytest.mark.parametrize("epsilon", [1e-5, 0.3])
 def test_rms_norm_equals_torch_rms_norm(epsilon):
     theirs = randomised(nn.RMSNorm(D_MODEL, eps=epsilon))
-    ours = RMSNorm(D_MODEL, epsilon=epsilon).double()
+    ours = RMSNorm(D_MODEL, eps=epsilon).double()
     ours.load_state_dict(theirs.state_dict())
     x = drawn(BATCH, N, D_MODEL)
     assert_close(ours(x), theirs(x))

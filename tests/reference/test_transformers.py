@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 from qkv.models import build
-from qkv.weights import config_from_published, load_published, published_from_config, to_published
+from qkv.weights import config_from_published, load_published_weights, to_published_config, to_published_weights
 from tests.reference.published_shapes import CASES, DECODERS, ENCODERS, NO_IDS, PAIRS, sides
 
 TOLERANCE = 1e-4
@@ -17,7 +17,7 @@ def loaded(theirs):
     """Our model with their weights."""
     tensors = theirs.state_dict()
     ours = build(config_from_published(theirs.config.to_dict(), tensors), seed=3).eval()
-    load_published(ours, tensors)
+    load_published_weights(ours, tensors)
     return ours
 
 
@@ -78,7 +78,7 @@ def test_an_encoder_gives_the_published_states_and_every_head(name, side):
         assert_agree(states, answer.hidden_states[-1], attention_mask, tolerance=1e-5)
         for head, expected in heads_of(answer, name).items():
             # The pooler reads the first position, which is padding when that stands on the left.
-            rows = attention_mask if head == "masked_word_logits" else attention_mask[:, 0]
+            rows = attention_mask if head == "masked_lm_logits" else attention_mask[:, 0]
             assert_agree(getattr(ours, head)(states), expected, rows)
 
 
@@ -88,11 +88,11 @@ def heads_of(answer, name: str) -> dict[str, torch.Tensor]:
             return {} if name.startswith("distilbert") else {"pooled": answer.pooler_output}
         case "both games":
             return {
-                "masked_word_logits": answer.prediction_logits,
+                "masked_lm_logits": answer.prediction_logits,
                 "next_sentence_logits": answer.seq_relationship_logits,
             }
         case "masked words":
-            return {"masked_word_logits": answer.logits}
+            return {"masked_lm_logits": answer.logits}
         case "next sentence":
             return {"next_sentence_logits": answer.logits}
         case _:
@@ -139,7 +139,7 @@ def test_an_encoder_decoder_gives_the_published_logits(name, side):
 @pytest.mark.parametrize("name", CASES)
 def test_what_was_loaded_is_given_back_to_the_byte(name):
     theirs = CASES[name].published()
-    given, back = theirs.state_dict(), to_published(loaded(theirs))
+    given, back = theirs.state_dict(), to_published_weights(loaded(theirs))
     given = {CASES[name].prefix + key: tensor for key, tensor in given.items()}
     for key, tensor in back.items():
         assert torch.equal(tensor, given[key]), key
@@ -155,7 +155,7 @@ def test_transformers_rebuilds_the_model_from_what_we_publish(name):
     case = CASES[name]
     theirs = case.published()
     ours = loaded(theirs)
-    settings, tensors = published_from_config(ours.config), to_published(ours)
+    settings, tensors = to_published_config(ours.config), to_published_weights(ours)
     again = case.model(case.config(**{**NO_IDS, **settings})).eval()
     if not ours.config.tie_embeddings and case.config is hf.T5Config:
         again.lm_head.weight = torch.nn.Parameter(again.lm_head.weight.clone())
@@ -207,7 +207,7 @@ def test_a_swapped_pair_of_tensors_would_be_seen(name):
     inputs = (some_ids(31), some_ids(31, 7)) if name in PAIRS else (some_ids(31),)
     with torch.no_grad():
         before = ours(*inputs)
-        load_published(ours, wrong)
+        load_published_weights(ours, wrong)
         assert (ours(*inputs) - before).abs().max() > 100 * TOLERANCE
 
 

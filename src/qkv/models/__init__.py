@@ -1,4 +1,4 @@
-"""The wholes: config in, logits out; ids only, no text."""
+"""Complete models: GPT, BERT, encoder–decoder Transformer and RNN, which take token ids and return logits."""
 
 from typing import assert_never
 
@@ -14,7 +14,10 @@ __all__ = ["BERT", "GPT", "Model", "RNNSeq2Seq", "RNNSource", "Seq2Seq", "build"
 
 
 def build(config: ModelConfig, *, seed: int = 0) -> Model:
-    """The model a config describes; inside `with torch.device("meta"):` nothing is allocated."""
+    """Returns a model with random weights for the given config.
+
+    Inside `with torch.device("meta"):`, no memory is allocated.
+    """
     match config:
         case GPTConfig():
             return GPT(config, seed=seed)

@@ -1,4 +1,4 @@
-"""From a config's settings to the parts they describe."""
+"""Build the modules of a model from its config."""
 
 from qkv.choices import PositionKind
 from qkv.config import TransformerConfig
@@ -9,7 +9,7 @@ from qkv.nn import (
     Blocks,
     ConcatenatedPositions,
     FeedForward,
-    Heads,
+    HeadConfig,
     InputEmbedding,
     KVCache,
     LayerNorm,
@@ -17,21 +17,21 @@ from qkv.nn import (
     PatchEmbedding,
     RelativeBias,
     RMSNorm,
+    RopeScalingRule,
     Rotary,
     SinusoidalPositions,
-    Slowing,
     TokenEmbedding,
     Unembedding,
-    norm,
+    make_norm,
 )
 
 
 def build_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    return norm(config.norm, config.d_model, epsilon=config.norm_eps, bias=config.norm_bias)
+    return make_norm(config.norm, config.d_model, eps=config.norm_eps, bias=config.norm_bias)
 
 
 def build_attention(config: TransformerConfig) -> Attention:
-    heads = Heads(
+    head_config = HeadConfig(
         n_heads=config.n_heads,
         n_kv_heads=config.n_kv_heads,
         d_head=config.d_head,
@@ -40,7 +40,7 @@ def build_attention(config: TransformerConfig) -> Attention:
     )
     return Attention(
         config.d_model,
-        heads,
+        head_config,
         bias=config.attention_bias,
         output_projection=config.output_projection,
         scale_scores=config.scale_scores,
@@ -48,30 +48,30 @@ def build_attention(config: TransformerConfig) -> Attention:
     )
 
 
-def build_blocks(config: TransformerConfig, n_layers: int, *, cross: bool = False) -> Blocks:
-    def one() -> Block:
+def build_blocks(config: TransformerConfig, n_layers: int, *, cross_attention: bool = False) -> Blocks:
+    def build_block() -> Block:
         return Block(
             attention=build_attention(config),
-            cross=build_attention(config) if cross else None,
-            feedforward=FeedForward(
+            cross_attention=build_attention(config) if cross_attention else None,
+            feed_forward=FeedForward(
                 config.d_model,
                 config.d_ff,
                 activation=config.activation,
                 gated=config.gated,
                 bias=config.feed_forward_bias,
             ),
-            norms=[build_norm(config) for _ in range(3 if cross else 2)],
+            norms=[build_norm(config) for _ in range(3 if cross_attention else 2)],
             norm_position=config.norm_position,
             dropout=config.dropout,
         )
 
-    return Blocks([one() for _ in range(n_layers)])
+    return Blocks([build_block() for _ in range(n_layers)])
 
 
-def build_relation(config: TransformerConfig, *, bidirectional: bool) -> Rotary | ALiBi | RelativeBias | None:
+def build_relative_positions(config: TransformerConfig, *, bidirectional: bool) -> Rotary | ALiBi | RelativeBias | None:
     match config.positions:
         case PositionKind.ROTARY:
-            return Rotary(config.d_head, base=config.rope_theta, slowing=_slowing(config))
+            return Rotary(config.d_head, theta=config.rope_theta, scaling=_rope_scaling_rule(config))
         case PositionKind.ALIBI:
             return ALiBi(config.n_heads)
         case PositionKind.RELATIVE:
@@ -85,11 +85,11 @@ def build_relation(config: TransformerConfig, *, bidirectional: bool) -> Rotary 
             return None
 
 
-def _slowing(config: TransformerConfig) -> Slowing | None:
+def _rope_scaling_rule(config: TransformerConfig) -> RopeScalingRule | None:
     scaling = config.rope_scaling
     if scaling is None:
         return None
-    return Slowing(
+    return RopeScalingRule(
         factor=scaling.factor,
         original_context_length=scaling.original_context_length,
         low=scaling.low_freq_factor,
@@ -130,9 +130,14 @@ def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unem
 
 
 def build_cache(
-    config: TransformerConfig, like: TokenEmbedding | PatchEmbedding, *, n_layers: int, batch: int, capacity: int,
+    config: TransformerConfig,
+    like: TokenEmbedding | PatchEmbedding,
+    *,
+    n_layers: int,
+    batch: int,
+    capacity: int,
     chunk: int | None = None,
-) -> KVCache:  # fmt: skip
+) -> KVCache:
     return KVCache(
         n_layers=n_layers,
         batch=batch,

@@ -1,4 +1,4 @@
-"""GPT: a decoder-only Transformer. Ids in, a logit for every token of the vocabulary at every position out."""
+"""GPT: decoder-only Transformer language model."""
 
 from torch import nn
 
@@ -9,66 +9,89 @@ from qkv.models.build import (
     build_cache,
     build_embedding,
     build_norm,
-    build_relation,
+    build_relative_positions,
     build_unembedding,
 )
-from qkv.models.placing import causal_mask, check_length, mask_of, place
-from qkv.nn import KVCache, Tap, TokenEmbedding, check_ids, initialise
-from qkv.tensors import Ids, IsToken, Logits, Residual
+from qkv.models.inputs import build_causal_mask, build_mask, check_length, position_ids
+from qkv.nn import KVCache, Tap, TokenEmbedding, check_ids, init_weights
+from qkv.tensors import AttentionMask, Ids, Logits, Residual
 
 
 class GPT(nn.Module):
-    """GPT-2, Llama and everything between, by its config. Weights alone: the cache is an argument."""
+    """Decoder-only Transformer. The config selects the architecture, from GPT-2 to Llama.
+
+    The model holds only weights. The KV cache is an argument of `forward`.
+    """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
         tokens = TokenEmbedding(config.vocab_size, config.d_model)
         self.embedding = build_embedding(config, tokens)
-        self.relation = build_relation(config, bidirectional=not config.causal)
+        self.relative_positions = build_relative_positions(config, bidirectional=not config.causal)
         self.blocks = build_blocks(config, config.n_layers)
         self.final_norm = build_norm(config) if config.final_norm else nn.Identity()
-        self.final = Tap()
+        self.last_hidden_state = Tap()
         self.unembedding = build_unembedding(config, tokens)
-        initialise(self, std=config.init_std, n_residual_writes=2 * config.n_layers, seed=seed)
+        # Each block writes to the residual stream twice: attention and feed-forward.
+        init_weights(self, std=config.init_std, n_residual_writes=2 * config.n_layers, seed=seed)
 
     def forward(
         self,
         ids: Ids,
         *,
-        attention_mask: IsToken | None = None,
+        attention_mask: AttentionMask | None = None,
         documents: Ids | None = None,
         cache: KVCache | None = None,
     ) -> Logits:
-        """`attention_mask` marks padding, left or right; `documents` numbers packed texts that must not see each other."""
-        return self.unembedding(self.states(ids, attention_mask=attention_mask, documents=documents, cache=cache))
+        """Returns the logits of the next token at every position.
 
-    def states(
+        `attention_mask` is False at padding, which may be on either side. `documents` numbers packed texts that must
+        not attend to each other.
+        """
+        hidden_states = self.hidden_states(ids, attention_mask=attention_mask, documents=documents, cache=cache)
+        return self.unembedding(hidden_states)
+
+    def hidden_states(
         self,
         ids: Ids,
         *,
-        attention_mask: IsToken | None = None,
+        attention_mask: AttentionMask | None = None,
         documents: Ids | None = None,
         cache: KVCache | None = None,
     ) -> Residual:
-        """The last residual stream, normed: what the unembedding reads."""
+        """Returns the residual stream after the last block and the final norm, the input of the unembedding."""
         if cache is not None and not self.config.causal:
-            raise ConfigError("a cache holds the past; with causal=False there is none, every position sees all")
-        check_ids(ids, self.config.vocab_size)  # before the cache moves on
+            raise ConfigError("a cache requires a causal model, but the config has causal=False")
+        # Checked before position_ids, so that invalid input leaves the cache unchanged.
+        check_ids(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length, cache)
-        positions = place(ids, attention_mask=attention_mask, documents=documents, cache=cache)
+        positions = position_ids(ids, attention_mask=attention_mask, documents=documents, cache=cache)
         x = self.embedding(ids, positions)
         if self.config.causal:
-            mask = causal_mask(
-                positions, window=self.config.sliding_window, attention_mask=attention_mask, documents=documents, cache=cache
+            mask = build_causal_mask(
+                positions,
+                sliding_window=self.config.sliding_window,
+                attention_mask=attention_mask,
+                documents=documents,
+                cache=cache,
             )
         else:
-            mask = mask_of(positions, causal=False, window=self.config.sliding_window, attention_mask=attention_mask, documents=documents)
-        x = self.blocks(x, positions=positions, relation=self.relation, mask=mask, cache=cache)
-        return self.final(self.final_norm(x))
+            mask = build_mask(
+                positions,
+                causal=False,
+                sliding_window=self.config.sliding_window,
+                attention_mask=attention_mask,
+                documents=documents,
+            )
+        x = self.blocks(x, positions=positions, relative_positions=self.relative_positions, mask=mask, cache=cache)
+        return self.last_hidden_state(self.final_norm(x))
 
     def new_cache(self, *, batch: int, capacity: int | None = None, chunk: int | None = None) -> KVCache:
-        """Room for `capacity` tokens a row; the whole context unless said. `chunk`: taken so many at a time."""
+        """Returns an empty cache for `capacity` tokens per row (default: the context length).
+
+        If `chunk` is set, memory is allocated in steps of at least `chunk` tokens per row.
+        """
         return build_cache(
             self.config,
             self.embedding.token,

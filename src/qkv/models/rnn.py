@@ -1,4 +1,4 @@
-"""The RNN encoder–decoder with attention: what the Transformer replaced."""
+"""RNN encoder–decoder with attention."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from torch import nn
 
 from qkv.config import RNNConfig
 from qkv.errors import ShapeError
-from qkv.models.placing import check_attention_mask, check_length, check_rows
+from qkv.models.inputs import check_attention_mask, check_length, check_source_batch
 from qkv.nn import (
     AttentiveDecoder,
     Mask,
@@ -17,21 +17,24 @@ from qkv.nn import (
     TokenEmbedding,
     Unembedding,
     check_ids,
-    initialise,
+    init_weights,
 )
-from qkv.tensors import Ids, Logits, SourceIds, SourceIsToken
+from qkv.tensors import Ids, Logits, SourceAttentionMask, SourceIds
 
 
 @dataclass(frozen=True, kw_only=True)
 class RNNSource:
-    """What the decoder starts from: the encoder's states to look at, and its own first state."""
+    """Encoder states to attend to, and the initial state of the decoder."""
 
     source: Source
     state: State
 
 
 class RNNSeq2Seq(nn.Module):
-    """Bidirectional encoder, decoder whose states look at the encoder's (or not: attention='none')."""
+    """Bidirectional recurrent encoder and recurrent decoder with attention to the encoder states.
+
+    With `attention="none"` in the config, the decoder receives only the encoder's last state.
+    """
 
     def __init__(self, config: RNNConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -60,33 +63,39 @@ class RNNSeq2Seq(nn.Module):
             tied_to=self.embedding if config.tie_embeddings else None,
             bias=True,
         )
-        initialise(self, std=config.init_std, seed=seed)
+        init_weights(self, std=config.init_std, seed=seed)
 
-    def forward(self, source_ids: SourceIds, ids: Ids, *, source_attention_mask: SourceIsToken | None = None) -> Logits:
-        """The true target prefix in, a prediction at each of its positions out; padding goes on the right."""
+    def forward(
+        self, source_ids: SourceIds, ids: Ids, *, source_attention_mask: SourceAttentionMask | None = None
+    ) -> Logits:
+        """Returns the logits at every target position, given the true target prefix (teacher forcing).
+
+        Targets must be padded on the right.
+        """
         start = self.encode(source_ids, attention_mask=source_attention_mask)
         return self.decode(ids, start.source, start.state)[0]
 
-    def encode(self, source_ids: SourceIds, *, attention_mask: SourceIsToken | None = None) -> RNNSource:
+    def encode(self, source_ids: SourceIds, *, attention_mask: SourceAttentionMask | None = None) -> RNNSource:
+        """Run the encoder."""
         check_ids(source_ids, self.config.source_vocab_size)
         check_length(source_ids.shape[1], self.config.context_length)
         check_attention_mask(attention_mask, source_ids)
-        states, first = self.encoder(self.dropout(self.source_embedding(source_ids)), attention_mask)
+        states, initial_state = self.encoder(self.dropout(self.source_embedding(source_ids)), attention_mask)
         mask = None if attention_mask is None else Mask(key_padding_mask=attention_mask)
-        return RNNSource(source=Source(states=states, mask=mask), state=first)
+        return RNNSource(source=Source(states=states, mask=mask), state=initial_state)
 
     def decode(
         self, ids: Ids, source: Source, state: State, *, cache: SourceCache | None = None
     ) -> tuple[Logits, State]:
-        """Any number of steps on from `state`; one id a row is a decoder's single step.
+        """Run the decoder from `state` over one or more ids per row, and return the logits and the new state.
 
-        `cache` keeps what attention makes of the source, for the steps that follow.
+        `cache` stores the attention keys of the source for later steps.
         """
         check_ids(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length)
         if state[0].shape[1] != ids.shape[0]:
-            raise ShapeError(f"the state is of {state[0].shape[1]} rows, the ids have {ids.shape[0]}")
-        check_rows(ids, source)
+            raise ShapeError(f"the state has {state[0].shape[1]} rows, but the ids have {ids.shape[0]}")
+        check_source_batch(ids, source)
         x = self.dropout(self.embedding(ids))
         states, state = self.decoder(x, state, source=source.states, mask=source.mask, cache=cache)
         return self.unembedding(self.dropout(states)), state

@@ -1,4 +1,4 @@
-"""The encoder–decoder Transformer: a source (a text, or a picture) read whole, a target written token by token."""
+"""Encoder–decoder Transformer for text or image sources."""
 
 from torch import nn
 
@@ -8,93 +8,114 @@ from qkv.models.build import (
     build_cache,
     build_embedding,
     build_norm,
-    build_relation,
+    build_relative_positions,
     build_unembedding,
 )
-from qkv.models.placing import causal_mask, check_length, check_rows, mask_of, place
-from qkv.nn import KVCache, Mask, PatchEmbedding, Source, Tap, TokenEmbedding, check_ids, check_patches, initialise
-from qkv.tensors import Ids, IsToken, Logits, Patches, Residual, SourceIds, SourceIsToken
+from qkv.models.inputs import build_causal_mask, build_mask, check_length, check_source_batch, position_ids
+from qkv.nn import KVCache, Mask, PatchEmbedding, Source, Tap, TokenEmbedding, check_ids, check_patches, init_weights
+from qkv.tensors import AttentionMask, Ids, Logits, Patches, Residual, SourceAttentionMask, SourceIds
 
 
-class Side(nn.Module):
-    """Encoder or decoder: embedding, blocks, norm."""
+class TransformerStack(nn.Module):
+    """Embedding, blocks and final norm of an encoder or decoder."""
 
     def __init__(self, config: Seq2SeqConfig, tokens: TokenEmbedding | PatchEmbedding, *, is_decoder: bool) -> None:
         super().__init__()
         self.embedding = build_embedding(config, tokens)
-        self.relation = build_relation(config, bidirectional=not is_decoder)
+        self.relative_positions = build_relative_positions(config, bidirectional=not is_decoder)
         n_layers = config.n_decoder_layers if is_decoder else config.n_encoder_layers
-        self.blocks = build_blocks(config, n_layers, cross=is_decoder)
+        self.blocks = build_blocks(config, n_layers, cross_attention=is_decoder)
         self.final_norm = build_norm(config) if config.final_norm else nn.Identity()
-        self.final = Tap()
+        self.last_hidden_state = Tap()
 
 
 class Seq2Seq(nn.Module):
-    """Every decoder layer reads the encoder's *last* output."""
+    """Encoder–decoder Transformer. Every decoder layer cross-attends to the output of the last encoder layer."""
 
     def __init__(self, config: Seq2SeqConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
         tokens = TokenEmbedding(config.vocab_size, config.d_model)
-        self.encoder = Side(config, _of_source(config, tokens), is_decoder=False)
-        self.decoder = Side(config, tokens, is_decoder=True)
+        self.encoder = TransformerStack(config, _build_source_embedding(config, tokens), is_decoder=False)
+        self.decoder = TransformerStack(config, tokens, is_decoder=True)
         self.unembedding = build_unembedding(config, tokens)
-        initialise(self, std=config.init_std, seed=seed)
+        init_weights(self, std=config.init_std, seed=seed)
 
     def forward(
         self,
         source: SourceIds | Patches,
         ids: Ids,
         *,
-        source_attention_mask: SourceIsToken | None = None,
-        attention_mask: IsToken | None = None,
+        source_attention_mask: SourceAttentionMask | None = None,
+        attention_mask: AttentionMask | None = None,
     ) -> Logits:
-        """Training's road: the true target prefix in, a prediction at each of its positions out."""
-        return self.decode(ids, self.encode(source, attention_mask=source_attention_mask), attention_mask=attention_mask)
+        """Returns the logits at every target position, given the true target prefix (teacher forcing)."""
+        encoded = self.encode(source, attention_mask=source_attention_mask)
+        return self.decode(ids, encoded, attention_mask=attention_mask)
 
-    def encode(self, source: SourceIds | Patches, *, attention_mask: SourceIsToken | None = None) -> Source:
-        """Ids; patches where the config has a `d_patch`."""
+    def encode(self, source: SourceIds | Patches, *, attention_mask: SourceAttentionMask | None = None) -> Source:
+        """Run the encoder on token ids, or on patches if the config has a `d_patch`."""
         if self.config.d_patch is None:
             check_ids(source, self.config.source_vocab_size)
         else:
             check_patches(source, self.config.d_patch)
         check_length(source.shape[1], self.config.context_length)
-        positions = place(source, attention_mask=attention_mask)
+        positions = position_ids(source, attention_mask=attention_mask)
+        encoder = self.encoder
+        x = encoder.blocks(
+            encoder.embedding(source, positions),
+            positions=positions,
+            relative_positions=encoder.relative_positions,
+            mask=build_mask(
+                positions, causal=False, sliding_window=self.config.sliding_window, attention_mask=attention_mask
+            ),
+        )
+        # Cross-attention masks only padding: the sliding window does not apply between source and target.
         mask = None if attention_mask is None else Mask(key_padding_mask=attention_mask)
-        own = mask_of(positions, causal=False, window=self.config.sliding_window, attention_mask=attention_mask)
-        side = self.encoder
-        x = side.blocks(side.embedding(source, positions), positions=positions, relation=side.relation, mask=own)
-        return Source(states=side.final(side.final_norm(x)), mask=mask)
+        return Source(states=encoder.last_hidden_state(encoder.final_norm(x)), mask=mask)
 
     def decode(
-        self, ids: Ids, source: Source, *, attention_mask: IsToken | None = None, cache: KVCache | None = None
+        self, ids: Ids, source: Source, *, attention_mask: AttentionMask | None = None, cache: KVCache | None = None
     ) -> Logits:
-        """Several rows of ids may share one source, as the hypotheses of a beam do: they stand side by side."""
-        return self.unembedding(self.states(ids, source, attention_mask=attention_mask, cache=cache))
+        """Returns the logits at every target position.
 
-    def states(
-        self, ids: Ids, source: Source, *, attention_mask: IsToken | None = None, cache: KVCache | None = None
+        Several consecutive rows of ids may share one source, as the beams of a beam search do.
+        """
+        return self.unembedding(self.hidden_states(ids, source, attention_mask=attention_mask, cache=cache))
+
+    def hidden_states(
+        self, ids: Ids, source: Source, *, attention_mask: AttentionMask | None = None, cache: KVCache | None = None
     ) -> Residual:
-        # All of these before the cache moves on.
+        """Returns the decoder states after the final norm, the input of the unembedding."""
+        # Checked before position_ids, so that invalid input leaves the cache unchanged.
         check_ids(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length, cache)
-        check_rows(ids, source)
+        check_source_batch(ids, source)
         if cache is not None:
             cache.check_source(source.states)
-        positions = place(ids, attention_mask=attention_mask, cache=cache)
-        side = self.decoder
-        x = side.blocks(
-            side.embedding(ids, positions),
+        positions = position_ids(ids, attention_mask=attention_mask, cache=cache)
+        decoder = self.decoder
+        x = decoder.blocks(
+            decoder.embedding(ids, positions),
             positions=positions,
-            relation=side.relation,
-            mask=causal_mask(positions, window=self.config.sliding_window, attention_mask=attention_mask, documents=None, cache=cache),
+            relative_positions=decoder.relative_positions,
+            mask=build_causal_mask(
+                positions,
+                sliding_window=self.config.sliding_window,
+                attention_mask=attention_mask,
+                documents=None,
+                cache=cache,
+            ),
             cache=cache,
             source=source,
         )
-        return side.final(side.final_norm(x))
+        return decoder.last_hidden_state(decoder.final_norm(x))
 
     def new_cache(self, *, batch: int, capacity: int | None = None) -> KVCache:
-        """For one source batch: its cross-attention part is filled at the first step and then kept."""
+        """Returns an empty cache for one source batch.
+
+        Its cross-attention keys and values are computed in the first decode step and then reused.
+        """
         return build_cache(
             self.config,
             self.decoder.embedding.token,
@@ -104,7 +125,7 @@ class Seq2Seq(nn.Module):
         )
 
 
-def _of_source(config: Seq2SeqConfig, tokens: TokenEmbedding) -> TokenEmbedding | PatchEmbedding:
+def _build_source_embedding(config: Seq2SeqConfig, tokens: TokenEmbedding) -> TokenEmbedding | PatchEmbedding:
     if config.d_patch is not None:
         return PatchEmbedding(config.d_patch, config.d_model)
     return tokens if config.share_embeddings else TokenEmbedding(config.source_vocab_size, config.d_model)

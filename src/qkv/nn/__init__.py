@@ -1,51 +1,50 @@
-"""The parts, built from numbers: one attention for all families, and everything around it."""
+"""Building blocks of the models: attention, masks, caches, positions, norms, feed-forward and recurrent layers."""
 
-from qkv.nn.attention import Attention, Heads, using
+from qkv.nn.attention import Attention, HeadConfig, use_attention_kernel
 from qkv.nn.block import Block, Blocks, Source
-from qkv.nn.cache import AtEnds, KVCache, LayerCache, SourceCache
+from qkv.nn.cache import AppendSlots, KVCache, LayerCache, SourceCache
+from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax, scaled_dot_product_attention
 from qkv.nn.embedding import InputEmbedding, TokenEmbedding, Unembedding, check_ids
-from qkv.nn.feedforward import FeedForward, activate
-from qkv.nn.initialise import initialise
+from qkv.nn.feed_forward import FeedForward, activate
+from qkv.nn.init import init_weights
 from qkv.nn.int8 import Int8Linear, check_int8
-from qkv.nn.lookup import Lookup, attend, attend_fused, weights_of
 from qkv.nn.mask import CAUSAL, Mask
-from qkv.nn.memory import SoftMemory
-from qkv.nn.norm import LayerNorm, RMSNorm, norm
-from qkv.nn.packed import Packed
-from qkv.nn.patches import PatchEmbedding, check_patches, cut_in_patches
-from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoid
+from qkv.nn.norm import LayerNorm, RMSNorm, make_norm
+from qkv.nn.patches import PatchEmbedding, check_patches, split_into_patches
+from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoidal_encoding
 from qkv.nn.recurrent import AttentiveDecoder, RecurrentEncoder, State, StateAttention
-from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary, Slowing, alibi_slopes
-from qkv.nn.tap import Tap, is_looked_at
+from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, Rotary, alibi_slopes
+from qkv.nn.soft_memory import SoftMemory
+from qkv.nn.tap import Tap, has_hooks
+from qkv.nn.varlen import Varlen
 
 __all__ = [
     "CAUSAL",
     "ALiBi",
-    "AtEnds",
+    "AppendSlots",
     "Attention",
+    "AttentionInputs",
     "AttentiveDecoder",
     "Block",
     "Blocks",
     "ConcatenatedPositions",
     "FeedForward",
-    "Heads",
+    "HeadConfig",
     "InputEmbedding",
     "Int8Linear",
     "KVCache",
     "LayerCache",
     "LayerNorm",
     "LearnedPositions",
-    "Lookup",
     "Mask",
-    "Packed",
     "PatchEmbedding",
+    "PositionInfo",
     "RMSNorm",
     "RecurrentEncoder",
-    "Relation",
     "RelativeBias",
+    "RopeScalingRule",
     "Rotary",
     "SinusoidalPositions",
-    "Slowing",
     "SoftMemory",
     "Source",
     "SourceCache",
@@ -54,18 +53,19 @@ __all__ = [
     "Tap",
     "TokenEmbedding",
     "Unembedding",
+    "Varlen",
     "activate",
     "alibi_slopes",
-    "attend",
-    "attend_fused",
     "check_ids",
     "check_int8",
     "check_patches",
-    "cut_in_patches",
-    "initialise",
-    "is_looked_at",
-    "norm",
-    "sinusoid",
-    "using",
-    "weights_of",
+    "fused_attention",
+    "has_hooks",
+    "init_weights",
+    "make_norm",
+    "masked_softmax",
+    "scaled_dot_product_attention",
+    "sinusoidal_encoding",
+    "split_into_patches",
+    "use_attention_kernel",
 ]

@@ -1,4 +1,4 @@
-"""Attention with weights of its own: many heads, over its own input or over a source."""
+"""Multi-head attention with learned projections, for self-attention and cross-attention."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,23 +9,23 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.choices import HeadLayout, Kernel
+from qkv.choices import AttentionKernel, HeadLayout
 from qkv.errors import ConfigError, ShapeError
 from qkv.nn.cache import LayerCache, SourceCache
-from qkv.nn.gradients import projected, trains_compiled
-from qkv.nn.lookup import Lookup, attend_fused, weights_of
+from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax
+from qkv.nn.fused_autograd import fused_qkv, is_compiled_for_training
 from qkv.nn.mask import Mask
-from qkv.nn.relation import Relation
-from qkv.nn.tap import Tap, is_looked_at
-from qkv.tensors import HeadResults, Residual
+from qkv.nn.relative_positions import PositionInfo
+from qkv.nn.tap import Tap, has_hooks
+from qkv.tensors import HeadOutputs, Residual
 
-TOKENS_FOR_ONE_PRODUCT = 1024
-"""From so many on, on a GPU: below, copying three matrices into one costs as much as it saves."""
+MIN_TOKENS_FOR_FUSED_QKV = 1024
+"""Below this number of tokens, concatenating the three weight matrices costs as much as the single matmul saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
-    """How many heads, how wide, and how their results become one vector."""
+class HeadConfig:
+    """Number and width of the attention heads, and how their outputs are combined."""
 
     n_heads: int
     n_kv_heads: int
@@ -41,46 +41,57 @@ class Heads:
             raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
 
     @classmethod
-    def split(cls, d_model: int, n_heads: int) -> "Heads":
-        """The usual ones: n_heads pieces of d_model / n_heads."""
+    def split(cls, d_model: int, n_heads: int) -> "HeadConfig":
+        """The usual layout: `n_heads` heads of width d_model / n_heads."""
         if n_heads < 1 or d_model % n_heads:
             raise ConfigError(f"d_model={d_model} must be a multiple of n_heads={n_heads}")
         width = d_model // n_heads
         return cls(n_heads=n_heads, n_kv_heads=n_heads, d_head=width, d_value=width)
 
     @property
-    def d_result(self) -> int:
-        """Width of the heads' results together, before the output projection."""
+    def d_combined(self) -> int:
+        """Width of the combined head outputs, before the output projection."""
         return self.n_heads * self.d_value if self.layout is HeadLayout.SPLIT else self.d_value
 
 
 class Attention(nn.Module):
-    """Multi-head attention: over its own input (self), or over a source (cross).
+    """Multi-head attention over the input itself (self-attention) or over a source (cross-attention).
 
-    Taps: `queries`, `keys` and `values` as they meet (after rotary positions), `lookup` (all of these with the
-    mask), `scores`, `weights`, and `heads`, each head's result before the output projection. Watching any of
-    them leaves the fused kernel on, save `scores` and `weights`, which only the plain road has; at these two and
-    at `lookup`, rows that share a source are one row.
+    Taps: `queries`, `keys` and `values` (after rotary embeddings), `inputs` (all of these with the mask), `scores`,
+    `weights`, and `head_outputs`, the output of each head before the output projection. Observing them keeps the
+    fused kernel enabled, except `scores` and `weights`, which exist only in the step-by-step implementation.
+    At `inputs`, `scores` and `weights`, rows that share a source are folded into one row.
     """
 
     def __init__(
-        self, d_model: int, heads: Heads, *, bias: bool = True, output_projection: bool = True,
-        scale_scores: bool = True, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        d_model: int,
+        head_config: HeadConfig,
+        *,
+        bias: bool = True,
+        output_projection: bool = True,
+        scale_scores: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        if not output_projection and heads.d_result != d_model:
-            raise ConfigError(f"without output_projection the heads' width {heads.d_result} must be d_model={d_model}")
+        if not output_projection and head_config.d_combined != d_model:
+            raise ConfigError(
+                f"without output_projection, the combined width of the heads must equal d_model={d_model}, "
+                f"got {head_config.d_combined}"
+            )
         self.d_model = d_model
-        self.shape = heads
-        self.scale = heads.d_head**-0.5 if scale_scores else 1.0
+        self.head_config = head_config
+        # Dot products of d_head independent terms have a standard deviation of √d_head. Dividing by it keeps the
+        # softmax away from saturation.
+        self.scale = head_config.d_head**-0.5 if scale_scores else 1.0
         self.has_bias, self.dropout = bias, dropout
-        self.kernel = Kernel.FUSED
-        self.query = nn.Linear(d_model, heads.n_heads * heads.d_head, bias=bias)
-        self.key = nn.Linear(d_model, heads.n_kv_heads * heads.d_head, bias=bias)
-        self.value = nn.Linear(d_model, heads.n_kv_heads * heads.d_value, bias=bias)
-        self.output = nn.Linear(heads.d_result, d_model, bias=bias) if output_projection else nn.Identity()
+        self.kernel = AttentionKernel.FUSED
+        self.q_proj = nn.Linear(d_model, head_config.n_heads * head_config.d_head, bias=bias)
+        self.k_proj = nn.Linear(d_model, head_config.n_kv_heads * head_config.d_head, bias=bias)
+        self.v_proj = nn.Linear(d_model, head_config.n_kv_heads * head_config.d_value, bias=bias)
+        self.out_proj = nn.Linear(head_config.d_combined, d_model, bias=bias) if output_projection else nn.Identity()
         self.queries, self.keys, self.values = Tap(), Tap(), Tap()
-        self.lookup, self.scores, self.weights, self.heads = Tap(), Tap(), Tap(), Tap()
+        self.inputs, self.scores, self.weights, self.head_outputs = Tap(), Tap(), Tap(), Tap()
 
     def forward(
         self,
@@ -88,62 +99,74 @@ class Attention(nn.Module):
         *,
         source: Float[Tensor, "source_batch key d_model"] | None = None,
         mask: Mask | None = None,
-        relation: Relation | None = None,
+        position_info: PositionInfo | None = None,
         cache: LayerCache | SourceCache | None = None,
     ) -> Residual:
-        """`source`: what to look at, where it is not x itself. A source batch may serve several rows of x each."""
-        self._check(x, source)
-        query, *key_and_value = self._at_once(x) if source is None and self._pays_at_once(x) else (self.query(x),)
-        queries = self._heads_of(query, self.shape.n_heads)
-        if relation is not None:
-            queries = relation.rotate(queries)
-        keys, values = self._keys_and_values(x if source is None else source, key_and_value, relation, cache)
-        n_shared = queries.shape[0] // keys.shape[0]
-        lookup = Lookup(
-            queries=_fold(self.queries(queries), n_shared),
+        """Attend from `x` to `source`, or to `x` itself if no source is passed.
+
+        Each row of the source may be shared by several consecutive rows of x (the beams of a beam search).
+        """
+        self._check_inputs(x, source)
+        if source is None and self._can_fuse_qkv(x):
+            query, *key_value = self._project_fused_qkv(x)
+        else:
+            query, key_value = self.q_proj(x), []
+        queries = self._split_heads(query, self.head_config.n_heads)
+        if position_info is not None:
+            queries = position_info.rotate(queries)
+        keys, values = self._project_keys_values(x if source is None else source, key_value, position_info, cache)
+        beams_per_source = queries.shape[0] // keys.shape[0]
+        inputs = AttentionInputs(
+            queries=_fold_beams(self.queries(queries), beams_per_source),
             keys=self.keys(keys),
             values=self.values(values),
             scale=self.scale,
             mask=mask,
-            bias=None if relation is None else relation.bias,
+            bias=None if position_info is None else position_info.bias,
             query_positions=None if cache is None else cache.query_positions,
-            n_shared=n_shared,
+            beams_per_source=beams_per_source,
         )
-        heads = self.heads(lookup.of_each_text(self._mix(self.lookup(lookup))))
-        return self.output(self._join(heads))
+        head_outputs = self.head_outputs(inputs.unfold_beams(self._attend(self.inputs(inputs))))
+        return self.out_proj(self._merge_heads(head_outputs))
 
-    def _pays_at_once(self, x: Tensor) -> bool:
-        """On a GPU, where the weights' copy is small beside the product.
+    def _can_fuse_qkv(self, x: Tensor) -> bool:
+        """Whether one matmul for queries, keys and values is faster than three and gives the same result.
 
-        Not where another layer stands for one of the three, or a hook waits for what it gives.
+        A replaced projection (for example a LoRA layer) or a hook on a projection requires separate matmuls.
         """
-        if not x.is_cuda or x.shape[0] * x.shape[1] < TOKENS_FOR_ONE_PRODUCT:
+        if not x.is_cuda or x.shape[0] * x.shape[1] < MIN_TOKENS_FOR_FUSED_QKV:
             return False
-        return all(type(part) is nn.Linear and not is_looked_at(part) for part in (self.query, self.key, self.value))
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        return all(type(projection) is nn.Linear and not has_hooks(projection) for projection in projections)
 
-    def _at_once(self, x: Tensor) -> list[Tensor]:
-        """Query, key and value by one product: three small ones leave part of a GPU idle."""
-        parts = (self.query, self.key, self.value)
-        weight, widths = torch.cat([part.weight for part in parts]), [part.out_features for part in parts]
-        bias = torch.cat([part.bias for part in parts]) if self.has_bias else None
-        if bias is not None and trains_compiled(x):
-            return list(projected(x, weight, bias, widths))
+    def _project_fused_qkv(self, x: Tensor) -> list[Tensor]:
+        """Project to queries, keys and values with one matmul. Three small ones would not fill a GPU."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([projection.weight for projection in projections])
+        widths = [projection.out_features for projection in projections]
+        bias = torch.cat([projection.bias for projection in projections]) if self.has_bias else None
+        if bias is not None and is_compiled_for_training(x):
+            return list(fused_qkv(x, weight, bias, widths))
         return list(F.linear(x, weight, bias).split(widths, dim=-1))
 
-    def _keys_and_values(
+    def _project_keys_values(
         self,
-        looked_at: Tensor,
-        made: list[Tensor],
-        relation: Relation | None,
+        source: Tensor,
+        projected: list[Tensor],
+        position_info: PositionInfo | None,
         cache: LayerCache | SourceCache | None,
     ) -> tuple[Tensor, Tensor]:
-        """`made`: key and value of what is looked at, where they were made with the query."""
+        """Returns the keys and values to attend to, including cached ones.
+
+        `projected` holds the key and value projections if they were already computed together with the query.
+        """
 
         def project() -> tuple[Tensor, Tensor]:
-            key, value = made or (self.key(looked_at), self.value(looked_at))
-            keys = self._heads_of(key, self.shape.n_kv_heads)
-            values = self._heads_of(value, self.shape.n_kv_heads)
-            return (keys if relation is None else relation.rotate(keys)), values
+            key, value = projected or (self.k_proj(source), self.v_proj(source))
+            keys = self._split_heads(key, self.head_config.n_kv_heads)
+            values = self._split_heads(value, self.head_config.n_kv_heads)
+            # Keys are rotated before they are cached, because their absolute positions never change.
+            return (keys if position_info is None else position_info.rotate(keys)), values
 
         match cache:
             case None:
@@ -153,56 +176,61 @@ class Attention(nn.Module):
             case LayerCache():
                 return cache.append(*project())
 
-    def _mix(self, lookup: Lookup) -> HeadResults:
-        wants_weights = any(tap.is_changed or tap.is_watched for tap in (self.scores, self.weights))
+    def _attend(self, inputs: AttentionInputs) -> HeadOutputs:
+        needs_weights = any(tap.has_interventions or tap.has_observers for tap in (self.scores, self.weights))
         dropout = self.dropout if self.training else 0.0
-        if self.kernel is Kernel.FUSED and not wants_weights:
-            return attend_fused(lookup, dropout=dropout)
-        weights = self.weights(weights_of(self.scores(lookup.scores())))
-        return lookup.mix(F.dropout(weights, dropout))
+        if self.kernel is AttentionKernel.FUSED and not needs_weights:
+            return fused_attention(inputs, dropout=dropout)
+        weights = self.weights(masked_softmax(self.scores(inputs.scores())))
+        return inputs.weighted_values(F.dropout(weights, dropout))
 
-    def _heads_of(self, projected: Tensor, n_heads: int) -> Tensor:
+    def _split_heads(self, projected: Tensor, n_heads: int) -> Tensor:
+        """(batch, position, head · width) → (batch, head, position, width)."""
         batch, n, _ = projected.shape
         return projected.view(batch, n, n_heads, -1).transpose(1, 2)
 
-    def _join(self, heads: HeadResults) -> Tensor:
-        match self.shape.layout:
+    def _merge_heads(self, head_outputs: HeadOutputs) -> Tensor:
+        match self.head_config.layout:
             case HeadLayout.SPLIT:
-                return heads.transpose(1, 2).flatten(2)
+                return head_outputs.transpose(1, 2).flatten(2)
             case HeadLayout.POOLED:
-                return heads.sum(1)
+                return head_outputs.sum(1)
             case HeadLayout.POOLED_MEAN:
-                return heads.mean(1)
+                return head_outputs.mean(1)
 
-    def _check(self, x: Tensor, source: Tensor | None) -> None:
-        for name, given in (("x", x), ("source", source)):
-            if given is None:
+    def _check_inputs(self, x: Tensor, source: Tensor | None) -> None:
+        for name, tensor in (("x", x), ("source", source)):
+            if tensor is None:
                 continue
-            if given.shape[-1] != self.d_model:
-                raise ShapeError(f"attention of d_model={self.d_model} was given {name} of width {given.shape[-1]}")
-            if given.shape[1] == 0:
-                raise ShapeError(f"attention was given {name} of 0 positions; there must be at least 1")
+            if tensor.shape[-1] != self.d_model:
+                raise ShapeError(f"{name} has width {tensor.shape[-1]}, but attention expects d_model={self.d_model}")
+            if tensor.shape[1] == 0:
+                raise ShapeError(f"{name} has 0 positions, but attention needs at least 1")
         if source is not None and x.shape[0] % source.shape[0]:
-            raise ShapeError(f"{x.shape[0]} rows of x cannot share {source.shape[0]} sources evenly")
+            raise ShapeError(
+                f"the number of rows of x must be a multiple of the number of sources, "
+                f"got {x.shape[0]} rows and {source.shape[0]} sources"
+            )
 
 
-def _fold(queries: Tensor, n_shared: int) -> Tensor:
-    """Rows that share a source become further queries of that source: nothing of the source is copied."""
-    if n_shared == 1:
+def _fold_beams(queries: Tensor, beams_per_source: int) -> Tensor:
+    """Move the beams of a source into the query axis, so that they share its keys and values without a copy."""
+    if beams_per_source == 1:
         return queries
     rows, n_heads, n, width = queries.shape
-    grouped = queries.view(rows // n_shared, n_shared, n_heads, n, width).transpose(1, 2)
-    return grouped.reshape(rows // n_shared, n_heads, n_shared * n, width)
+    n_sources = rows // beams_per_source
+    grouped = queries.view(n_sources, beams_per_source, n_heads, n, width).transpose(1, 2)
+    return grouped.reshape(n_sources, n_heads, beams_per_source * n, width)
 
 
 @contextmanager
-def using(model: nn.Module, kernel: Kernel) -> Iterator[None]:
-    """Every attention of the model takes that road inside the `with`."""
-    before = [(part, part.kernel) for part in model.modules() if isinstance(part, Attention)]
-    for part, _ in before:
-        part.kernel = kernel
+def use_attention_kernel(model: nn.Module, kernel: AttentionKernel) -> Iterator[None]:
+    """Context manager that makes every attention layer of the model use the given kernel."""
+    previous = [(module, module.kernel) for module in model.modules() if isinstance(module, Attention)]
+    for module, _ in previous:
+        module.kernel = kernel
     try:
         yield
     finally:
-        for part, old in before:
-            part.kernel = old
+        for module, old_kernel in previous:
+            module.kernel = old_kernel

@@ -1,4 +1,4 @@
-"""One layer of a Transformer, and a stack of them."""
+"""Transformer blocks: attention and feed-forward sub-layers around the residual stream."""
 
 from dataclasses import dataclass
 
@@ -10,129 +10,142 @@ from qkv.choices import NormPosition
 from qkv.errors import CacheError, ConfigError
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache, LayerCache, SourceCache
-from qkv.nn.feedforward import FeedForward
-from qkv.nn.gradients import forked, trains_compiled
+from qkv.nn.feed_forward import FeedForward
+from qkv.nn.fused_autograd import fused_norm_residual, is_compiled_for_training
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm, RMSNorm
-from qkv.nn.relation import ALiBi, Relation, RelativeBias, Rotary
-from qkv.nn.tap import Tap, is_looked_at
+from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, Rotary
+from qkv.nn.tap import Tap, has_hooks
 from qkv.tensors import Positions, Residual
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a decoder reads: the encoder's last output, and which of it is padding."""
+    """Encoder output that a decoder cross-attends to, with its padding mask."""
 
     states: Float[Tensor, "batch key d_model"]
     mask: Mask | None = None
 
-    def select(self, rows: Int[Tensor, " row"]) -> "Source":
-        """These sources alone, in this order."""
+    def reorder(self, rows: Int[Tensor, " row"]) -> "Source":
+        """Returns only the given rows, in the given order."""
         attention_mask = None if self.mask is None else self.mask.key_padding_mask
         mask = None if attention_mask is None else Mask(key_padding_mask=attention_mask.index_select(0, rows))
         return Source(states=self.states.index_select(0, rows), mask=mask)
 
-    def written_out(self) -> "Source":
+    def materialize_mask(self) -> "Source":
+        """Returns the source with a dense mask, so that the decoder layers do not each compute it."""
         if self.mask is None:
             return self
-        mask = self.mask.written_out(1, self.states.shape[1], self.states.device)
+        mask = self.mask.materialize(1, self.states.shape[1], self.states.device)
         return Source(states=self.states, mask=mask)
 
 
 class Block(nn.Module):
-    """Attention, then (in a decoder with a source) cross-attention, then feed-forward.
+    """Transformer block: attention, optional cross-attention, then feed-forward.
 
-    Each adds to the residual stream: from a normed copy (pre), or followed by a norm of the sum (post).
-    Taps: `residual_pre`, `residual_mid` (after attention), `residual_cross`, `residual_post`, and what each
-    sub-layer writes: `attention_write`, `cross_write`, `feedforward_write`.
+    The output of each sub-layer is added to the residual stream. With pre-norm, the sub-layer reads a normalized copy
+    of the stream. With post-norm, the sum is normalized.
+
+    Taps: the residual stream at `resid_pre`, `resid_mid` (after attention), `resid_cross` (after cross-attention) and
+    `resid_post`, and the sub-layer outputs `attention_out`, `cross_attention_out` and `feed_forward_out`.
     """
 
     def __init__(
-        self, *, attention: Attention, feedforward: FeedForward, norms: list[LayerNorm | RMSNorm],
-        norm_position: NormPosition, cross: Attention | None = None, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        """`norms`: for attention, for cross-attention if there is one, for feed-forward."""
+        self,
+        *,
+        attention: Attention,
+        feed_forward: FeedForward,
+        norms: list[LayerNorm | RMSNorm],
+        norm_position: NormPosition,
+        cross_attention: Attention | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        """`norms` holds one norm per sub-layer, in the order in which the sub-layers run."""
         super().__init__()
         self.norm_position = norm_position
         self.attention_norm, self.attention = norms[0], attention
-        if cross is not None:
-            self.cross_norm, self.cross = norms[1], cross
-            self.residual_cross, self.cross_write = Tap(), Tap()
+        if cross_attention is not None:
+            self.cross_attention_norm, self.cross_attention = norms[1], cross_attention
+            self.resid_cross, self.cross_attention_out = Tap(), Tap()
         else:
-            self.cross = None
-        self.feedforward_norm, self.feedforward = norms[-1], feedforward
+            self.cross_attention = None
+        self.feed_forward_norm, self.feed_forward = norms[-1], feed_forward
         self.dropout = nn.Dropout(dropout)
-        self.residual_pre, self.residual_mid, self.residual_post = Tap(), Tap(), Tap()
-        self.attention_write, self.feedforward_write = Tap(), Tap()
+        self.resid_pre, self.resid_mid, self.resid_post = Tap(), Tap(), Tap()
+        self.attention_out, self.feed_forward_out = Tap(), Tap()
 
     def forward(
         self,
         x: Residual,
         *,
         mask: Mask | None = None,
-        relation: Relation | None = None,
+        position_info: PositionInfo | None = None,
         cache: tuple[LayerCache, SourceCache] | None = None,
         source: Source | None = None,
     ) -> Residual:
-        if (self.cross is None) != (source is None):
-            has, given = ("no" if part is None else "a" for part in (self.cross, source))
-            raise ConfigError(f"a block with {has} cross-attention was given {given} source")
-        own, of_source = cache if cache is not None else (None, None)
-        x, read = self._before(self.attention_norm, self.residual_pre(x))
-        write = self.attention(read, mask=mask, relation=relation, cache=own)
-        del read  # with a name it would be held longer than it is needed, as would what is written
-        x = self.residual_mid(self._add(self.attention_norm, x, self.attention_write(write)))
-        del write
-        if self.cross is not None and source is not None:
-            x, read = self._before(self.cross_norm, x)
-            write = self.cross(read, source=source.states, mask=source.mask, cache=of_source)
-            del read
-            x = self.residual_cross(self._add(self.cross_norm, x, self.cross_write(write)))
-            del write
-        x, read = self._before(self.feedforward_norm, x)
-        write = self.feedforward(read)
-        del read
-        return self.residual_post(self._add(self.feedforward_norm, x, self.feedforward_write(write)))
+        if self.cross_attention is None and source is not None:
+            raise ConfigError("the block has no cross-attention, but a source was passed")
+        if self.cross_attention is not None and source is None:
+            raise ConfigError("the block has cross-attention, but no source was passed")
+        self_cache, source_cache = cache if cache is not None else (None, None)
+        x, normed = self._sublayer_input(self.attention_norm, self.resid_pre(x))
+        out = self.attention(normed, mask=mask, position_info=position_info, cache=self_cache)
+        # A local variable would keep the tensor alive during the next sub-layer and raise the peak memory.
+        del normed
+        x = self.resid_mid(self._add_to_residual(self.attention_norm, x, self.attention_out(out)))
+        del out
+        if self.cross_attention is not None and source is not None:
+            x, normed = self._sublayer_input(self.cross_attention_norm, x)
+            out = self.cross_attention(normed, source=source.states, mask=source.mask, cache=source_cache)
+            del normed
+            x = self.resid_cross(self._add_to_residual(self.cross_attention_norm, x, self.cross_attention_out(out)))
+            del out
+        x, normed = self._sublayer_input(self.feed_forward_norm, x)
+        out = self.feed_forward(normed)
+        del normed
+        return self.resid_post(self._add_to_residual(self.feed_forward_norm, x, self.feed_forward_out(out)))
 
-    def _before(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream, and what a sub-layer reads of it."""
+    def _sublayer_input(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the residual stream and the sub-layer's input (normalized with pre-norm)."""
         if self.norm_position is NormPosition.POST:
             return x, x
-        is_ours = trains_compiled(x) and x.dtype is torch.bfloat16 and not is_looked_at(norm)
-        if is_ours and isinstance(norm, LayerNorm | RMSNorm):
-            return forked(x, norm)
+        can_fuse = is_compiled_for_training(x) and x.dtype is torch.bfloat16 and not has_hooks(norm)
+        if can_fuse and isinstance(norm, LayerNorm | RMSNorm):
+            return fused_norm_residual(x, norm)
         return x, norm(x)
 
-    def _add(self, norm: nn.Module, x: Tensor, write: Tensor) -> Tensor:
-        x = x + self.dropout(write)
+    def _add_to_residual(self, norm: nn.Module, x: Tensor, out: Tensor) -> Tensor:
+        x = x + self.dropout(out)
         return norm(x) if self.norm_position is NormPosition.POST else x
 
 
 class Blocks(nn.ModuleList):
-    """Blocks one on another; mask and positions are worked out once for all of them."""
+    """Stack of blocks that share one dense mask and one set of rotary angles or position biases."""
 
     def forward(
         self,
         x: Residual,
         *,
         positions: Positions,
-        relation: Rotary | ALiBi | RelativeBias | None = None,
+        relative_positions: Rotary | ALiBi | RelativeBias | None = None,
         mask: Mask | None = None,
         cache: KVCache | None = None,
         source: Source | None = None,
     ) -> Residual:
-        """`positions`: where the tokens of x stand, for `relation` to use."""
+        """`positions` are the position ids of x, from which `relative_positions` computes angles or biases."""
         if cache is not None and len(cache.layers) != len(self):
-            raise CacheError(f"the cache is for {len(cache.layers)} layers, the model has {len(self)}")
+            raise CacheError(f"the cache has {len(cache.layers)} layers, but the model has {len(self)}")
         n_keys = x.shape[1] if cache is None else cache.n_filled
         if mask is not None:
-            mask = mask.written_out(x.shape[1], n_keys, x.device)
-        related = None
-        if relation is not None:
-            keys_stand = positions if cache is None else torch.arange(n_keys, device=x.device)[None]
-            related = relation(positions, keys_stand, x.dtype)
-        source = None if source is None else source.written_out()
-        kept = None if cache is None else list(zip(cache.layers, cache.sources, strict=True))
+            mask = mask.materialize(x.shape[1], n_keys, x.device)
+        position_info = None
+        if relative_positions is not None:
+            # Slot j of a cache holds the token at position j, so the cached keys have positions 0 … n_keys − 1.
+            key_positions = positions if cache is None else torch.arange(n_keys, device=x.device)[None]
+            position_info = relative_positions(positions, key_positions, x.dtype)
+        source = None if source is None else source.materialize_mask()
+        layer_caches = None if cache is None else list(zip(cache.layers, cache.sources, strict=True))
         for i, block in enumerate(self):
-            x = block(x, mask=mask, relation=related, cache=None if kept is None else kept[i], source=source)
+            layer_cache = None if layer_caches is None else layer_caches[i]
+            x = block(x, mask=mask, position_info=position_info, cache=layer_cache, source=source)
         return x

@@ -1,4 +1,4 @@
-"""Ids to vectors at the bottom of a model, vectors to logits at its top."""
+"""Token embedding, input embedding with positions and segments, and unembedding to logits."""
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from qkv.tensors import Ids, Logits, Patches, Positions, Residual
 
 
 class TokenEmbedding(nn.Module):
-    """One vector a token: the same as one-hot × table, by look-up."""
+    """Embedding table with one vector per token."""
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
@@ -26,26 +26,26 @@ class TokenEmbedding(nn.Module):
 
 
 def check_ids(ids: Tensor, vocab_size: int) -> None:
-    """Refuse what is no batch of sequences of ids, empty sequences, and ids outside the vocabulary.
+    """Raises an error unless `ids` is a non-empty integer batch of shape (batch, position) within the vocabulary.
 
-    Values are looked at on the CPU alone: elsewhere a look would wait for the device, and inside a compiled
-    graph it would break the graph. What feeds a GPU checks its ids before they leave the CPU.
+    Values are checked only on the CPU. On a GPU the check would synchronize with the device, and in a compiled graph
+    it would break the graph. Code that feeds a GPU checks the ids before it copies them.
     """
     if ids.ndim != 2:
-        raise ShapeError(f"ids have {ids.ndim} axes, shape {tuple(ids.shape)}; they need 2, (batch, position)")
+        raise ShapeError(f"ids must have 2 axes (batch, position), got {ids.ndim} axes with shape {tuple(ids.shape)}")
     if ids.dtype not in (torch.int64, torch.int32):
-        raise InputError(f"ids are {ids.dtype}, they must be torch.int64 or torch.int32")
+        raise InputError(f"ids have dtype {ids.dtype}, expected torch.int64 or torch.int32")
     if ids.shape[1] == 0:
-        raise InputError("the sequence is empty: 0 ids, there must be at least 1")
+        raise InputError("the sequence is empty: got 0 ids, expected at least 1")
     if ids.shape[0] == 0:
-        raise InputError("the batch is empty: 0 sequences, there must be at least 1")
-    outside = _outside(ids, vocab_size)
+        raise InputError("the batch is empty: got 0 sequences, expected at least 1")
+    outside = _find_id_outside(ids, vocab_size)
     if outside is not None:
-        raise InputError(f"id {outside} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")
+        raise InputError(f"id {outside} is outside the vocabulary of {vocab_size} tokens (0 … {vocab_size - 1})")
 
 
-def _outside(ids: Tensor, n: int) -> int | None:
-    """One of the ids that is not among 0 … n − 1, where it may be looked at."""
+def _find_id_outside(ids: Tensor, n: int) -> int | None:
+    """Returns an id that is not in 0 … n − 1, or `None` if there is none or if the values cannot be checked."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     low, high = (int(end) for end in ids.aminmax())
@@ -55,9 +55,9 @@ def _outside(ids: Tensor, n: int) -> int | None:
 
 
 class InputEmbedding(nn.Module):
-    """Token (· scale) + position + segment, then norm and dropout where the model has them.
+    """Sum of token (· scale), position and segment embeddings, followed by an optional norm and dropout.
 
-    Taps: `tokens`, the bare token vectors; `sum`, what the first block reads.
+    Taps: `tokens`, the (scaled) token embeddings, and `sum`, the input of the first block.
     """
 
     def __init__(
@@ -82,53 +82,56 @@ class InputEmbedding(nn.Module):
     def forward(self, ids: Ids | Patches, positions: Positions, segments: Ids | None = None) -> Residual:
         x = self.tokens(self.token(ids) * self.scale)
         if self.segment is not None:
-            x = x + self._segments(ids, segments)
+            x = x + self._embed_segments(ids, segments)
         elif segments is not None:
-            raise ConfigError("segments were given, but this embedding has none (n_segments is not set)")
+            raise ConfigError("segments were passed, but the embedding has no segments (n_segments is not set)")
         if self.position is not None:
             x = self.position(x, positions)
-        return self.sum(_as_products_run(self.dropout(x if self.norm is None else self.norm(x))))
+        return self.sum(_cast_to_autocast_dtype(self.dropout(x if self.norm is None else self.norm(x))))
 
-    def _segments(self, ids: Tensor, segments: Tensor | None) -> Tensor:
+    def _embed_segments(self, ids: Tensor, segments: Tensor | None) -> Tensor:
         if segments is None:
             segments = torch.zeros_like(ids)
         if segments.shape != ids.shape:
-            raise ShapeError(f"segments have shape {tuple(segments.shape)}, ids {tuple(ids.shape)}")
+            raise ShapeError(f"segments have shape {tuple(segments.shape)}, but ids have shape {tuple(ids.shape)}")
         assert self.segment is not None
         n_segments = self.segment.weight.shape[0]
-        outside = _outside(segments, n_segments)
+        outside = _find_id_outside(segments, n_segments)
         if outside is not None:
             raise InputError(f"segment {outside} is outside the model's {n_segments} segments (0 … {n_segments - 1})")
         return self.segment(segments)
 
 
-def _as_products_run(x: Residual) -> Residual:
-    """In what is compiled for a GPU, the stream has the precision of autocast's products; norms stay in float32.
+def _cast_to_autocast_dtype(x: Residual) -> Residual:
+    """Cast the residual stream to the autocast dtype if the model is compiled for a GPU. Norms still use float32.
 
-    A GPU would take twice as long to read and write it in float32.
+    Reading and writing the stream in float32 would take twice as long.
     """
     is_compiled = x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda")
     return x.to(torch.get_autocast_dtype("cuda")) if is_compiled else x
 
 
 class Unembedding(nn.Module):
-    """One logit a token of the vocabulary: x·Wᵀ (+ b), W the token table itself where it is tied.
+    """Linear layer from the residual stream to logits, x·Wᵀ (+ b), optionally tied to the token embedding.
 
-    Lecture E writes xW_E; W_E is V×d, so the product needs the transpose.
+    Lecture E writes xW_E, but W_E has shape V×d, so the product needs its transpose.
     """
 
     def __init__(
-        self, vocab_size: int, d_model: int, *, tied_to: TokenEmbedding | None = None, bias: bool = False,
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        tied_to: TokenEmbedding | None = None,
+        bias: bool = False,
         scale: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.scale = scale
-        self.weight = (
-            nn.Parameter(torch.empty(vocab_size, d_model).normal_()) if tied_to is None else tied_to.weight
-        )
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model).normal_()) if tied_to is None else tied_to.weight
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.int8: Int8Linear | None = None
-        """In the weights' place, where the model computes so."""
+        """Replaces the weights if the model runs in int8."""
         self.logits = Tap()
 
     def forward(self, x: Residual) -> Logits:

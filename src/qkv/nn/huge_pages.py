@@ -1,7 +1,8 @@
-"""Where do weights lie that are read anew for every token? In pages of 2 MiB, where the system has them.
+"""Allocation of weights in 2 MiB memory pages.
 
-Memory comes in pages of 4 KiB, and where each of them lies has to be looked up: a CPU that reads hundreds of megabytes
-a token does little else. Linux gives larger pages to those who ask; elsewhere, and for what is small, nothing changes.
+Memory is usually mapped in pages of 4 KiB. A CPU that reads hundreds of megabytes of weights per token spends most of
+its time on address translation. Linux provides larger pages on request. On other systems, and for small tensors, a
+normal contiguous tensor is returned.
 """
 
 import mmap
@@ -10,15 +11,16 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-PAGE = 2**21
-CAN_ASK = hasattr(mmap, "MADV_HUGEPAGE")
+HUGE_PAGE_BYTES = 2**21
+HAS_MADVISE_HUGEPAGE = hasattr(mmap, "MADV_HUGEPAGE")
 
 
-def contiguous(tensor: Tensor) -> Tensor:
-    """As `tensor.contiguous()`; always a copy where it is large."""
-    if tensor.nbytes < PAGE or not CAN_ASK or tensor.device.type != "cpu":
+def contiguous_in_huge_pages(tensor: Tensor) -> Tensor:
+    """Like `tensor.contiguous()`, but copies large CPU tensors into huge pages."""
+    if tensor.nbytes < HUGE_PAGE_BYTES or not HAS_MADVISE_HUGEPAGE or tensor.device.type != "cpu":
         return tensor.contiguous()
-    room = mmap.mmap(-1, -(-tensor.nbytes // PAGE) * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without them
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(room, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
+    n_bytes = -(-tensor.nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    buffer = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # the kernel may be built without huge pages
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)

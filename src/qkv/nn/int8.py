@@ -1,8 +1,9 @@
-"""A linear map computed in 8-bit whole numbers: the weights once for all, what they multiply at each call.
+"""Linear layer computed in 8-bit integers.
 
-FBGEMM's product on x86. It rounds all that it is given to 7 bits of one range (with 8, CPUs without VNNI would cut off
-sums), so that one large row would leave nothing of the others; each row is therefore brought to the same size before.
-What a row gets still depends a little on the rows beside it.
+Weights are quantized once, and activations at every call, with FBGEMM on x86. FBGEMM quantizes a whole activation
+tensor with a single scale and 7 bits (with 8, CPUs without VNNI would saturate), so one large row would leave no
+precision for the others. Each row is therefore divided by its maximum first. The result of a row still depends
+slightly on the other rows.
 """
 
 import warnings
@@ -14,32 +15,35 @@ from torch import Tensor, nn
 
 from qkv.errors import InputError
 
-LEAST = 1e-30
-"""In the place of the size of a row of zeros."""
+MIN_ROW_MAX = 1e-30
+"""Lower bound on the maximum of a row, which avoids a division by zero for rows of zeros."""
 
 
 class Int8Linear(nn.Module):
-    """x·Wᵀ + b, W being whole numbers from −127 to 127, times a scale a row. It cannot be trained, saved or moved."""
+    """Linear layer x·Wᵀ + b, where W is stored as integers from −127 to 127 with one scale per row.
+
+    The layer is for inference only. It cannot be trained, saved or moved to another device.
+    """
 
     def __init__(
-        self, whole: Int8[Tensor, "out in"], scale: Float[Tensor, " out"], bias: Float[Tensor, " out"] | None
+        self, int_weight: Int8[Tensor, "out in"], scale: Float[Tensor, " out"], bias: Float[Tensor, " out"] | None
     ) -> None:
         super().__init__()
         check_int8()
-        safe = torch.where(scale > 0, scale, 1.0)  # a row of zeros
-        zero = torch.zeros(len(scale), dtype=torch.long)
+        safe_scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros has scale 0
+        zero_points = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings():
-            # torch calls its quantized tensors deprecated, but FBGEMM's product takes its weights as nothing else.
+            # PyTorch has deprecated quantized tensors, but FBGEMM accepts weights in no other form.
             warnings.filterwarnings("ignore", message=".*quantized tensor creation functions", category=UserWarning)
-            weight = torch._make_per_channel_quantized_tensor(whole, safe, zero, 0)  # noqa: SLF001
+            weight = torch._make_per_channel_quantized_tensor(int_weight, safe_scale, zero_points, 0)  # noqa: SLF001
         self._packed = torch.ops.quantized.linear_prepack(weight, None)
         self.bias = None if bias is None else bias.detach()
 
     @classmethod
-    def side_by_side(cls, parts: "Sequence[Int8Linear]", scales: Sequence[float]) -> "Int8Linear":
-        """One map that gives the results of all, each times its scale, one after another."""
-        weights = [torch.ops.quantized.linear_unpack(part._packed)[0] for part in parts]  # noqa: SLF001 - its own class
-        biases = [part.bias * scale for part, scale in zip(parts, scales, strict=True) if part.bias is not None]
+    def concatenate(cls, layers: "Sequence[Int8Linear]", scales: Sequence[float]) -> "Int8Linear":
+        """Returns one layer that concatenates the outputs of `layers`, each multiplied by its scale."""
+        weights = [torch.ops.quantized.linear_unpack(layer._packed)[0] for layer in layers]  # noqa: SLF001 - same class
+        biases = [layer.bias * scale for layer, scale in zip(layers, scales, strict=True) if layer.bias is not None]
         return cls(
             torch.cat([weight.int_repr() for weight in weights]),
             torch.cat(
@@ -49,23 +53,26 @@ class Int8Linear(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-        y, size = self.raw(x)
-        y = y if size is None else y.mul_(size)
+        y, row_scale = self.unscaled_matmul(x)
+        y = y if row_scale is None else y.mul_(row_scale)
         return y if self.bias is None else y.add_(self.bias)
 
-    def raw(self, x: Float[Tensor, "*rows in"]) -> tuple[Float[Tensor, "*rows out"], Float[Tensor, "*rows 1"] | None]:
-        """x·Wᵀ as a product and the sizes of the rows, by which it is still to be multiplied; None: by nothing."""
-        multiply = torch.ops.quantized.linear_dynamic.default
+    def unscaled_matmul(
+        self, x: Float[Tensor, "*rows in"]
+    ) -> tuple[Float[Tensor, "*rows out"], Float[Tensor, "*rows 1"] | None]:
+        """Returns x·Wᵀ without row scales and bias, and the scale of each row (`None` if no scaling is needed)."""
+        matmul = torch.ops.quantized.linear_dynamic.default
         if x.numel() == x.shape[-1]:
-            return multiply(x.contiguous(), self._packed, True), None
-        size = x.abs().amax(-1, keepdim=True).clamp_min_(LEAST)
-        return multiply(x / size, self._packed, True), size
+            return matmul(x.contiguous(), self._packed, True), None
+        row_max = x.abs().amax(-1, keepdim=True).clamp_min_(MIN_ROW_MAX)
+        return matmul(x / row_max, self._packed, True), row_max
 
 
 def check_int8() -> None:
-    """Refuse a machine whose torch has no such product."""
+    """Raises `InputError` if this build of PyTorch has no FBGEMM int8 matmul."""
     engine = torch.backends.quantized.engine
     if engine not in ("x86", "fbgemm"):
         raise InputError(
-            f"int8 arithmetic needs FBGEMM, which torch has on x86 with AVX2; here its engine is {engine!r}"
+            f"int8 inference requires FBGEMM, which PyTorch provides on x86 CPUs with AVX2; "
+            f"the quantized engine on this machine is {engine!r}"
         )

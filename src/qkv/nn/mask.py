@@ -1,4 +1,4 @@
-"""Which positions may look at which."""
+"""Attention masks as rules: causal, sliding window, padding and packed documents."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -8,128 +8,134 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.errors import ConfigError, InputError, ShapeError
-from qkv.nn.packed import Packed
-from qkv.tensors import KeyPositions, Positions, QueryPositions, Visible
+from qkv.nn.varlen import Varlen
+from qkv.tensors import DenseMask, KeyPositions, Positions, QueryPositions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mask:
-    """A rule, kept as a rule so that attention can choose the cheapest kernel. `None` in its place: all is visible.
+    """Which keys each query may attend to. `None` in place of a mask means that every key is visible.
 
-    All parts of the rule must allow a look. True means *may look*, everywhere.
+    The mask stays a rule until a kernel needs a dense tensor, so that attention can choose the cheapest kernel.
+    A query may attend to a key only if every part of the rule allows it. True always means "may attend".
     """
 
     causal: bool = False
-    """A query sees keys at its own position and before."""
-    window: int | None = None
-    """A query sees keys less than this many positions away."""
+    """A query attends to keys at its own position and before it."""
+    sliding_window: int | None = None
+    """A query attends only to keys that are fewer than this many positions away."""
     key_padding_mask: Bool[Tensor, "batch key"] | None = None
-    """Nobody sees a key where this is False: padding."""
+    """`False` marks padding keys, which are never attended to."""
     documents: Int[Tensor, "batch position"] | None = None
-    """Packed texts: a query sees keys of the same number alone (self-attention without a cache)."""
-    packed: Packed | None = None
-    """The same for a single row, told by where each text begins: a GPU needs no table for it."""
+    """Document number of each position. A query attends only to keys of its own document (self-attention without
+    a cache)."""
+    varlen: Varlen | None = None
+    """The same for a single packed row, given by sequence boundaries. GPU kernels need no dense mask for it."""
     query_positions: QueryPositions | None = None
-    """Where the queries stand; None: 0, 1, 2 …"""
+    """Positions of the queries; `None` means 0, 1, 2, …"""
     key_positions: KeyPositions | None = None
-    sees_itself: bool = False
-    """Said by one who knows: every query may see the key at its own position, so none sees nothing."""
-    table: Visible | None = None
-    """The rule written out, once for all layers; see `written_out`."""
+    """Positions of the keys; `None` means 0, 1, 2, …"""
+    no_empty_rows: bool = False
+    """The caller guarantees that every query may attend to at least the key at its own position."""
+    dense: DenseMask | None = None
+    """The rule as a boolean tensor, computed once for all layers by `materialize`."""
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise ConfigError(f"window={self.window} must be at least 1")
-        for name, given in (("key_padding_mask", self.key_padding_mask), ("table", self.table)):
-            # 0 and 1 as numbers would be added to the scores.
-            if given is not None and given.dtype != torch.bool:
-                raise InputError(f"the mask's {name} is {given.dtype}, it must be torch.bool: True = may look")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ConfigError(f"sliding_window={self.sliding_window} must be at least 1")
+        for name, tensor in (("key_padding_mask", self.key_padding_mask), ("dense", self.dense)):
+            # scaled_dot_product_attention would add a mask of 0s and 1s to the scores instead of masking with it.
+            if tensor is not None and tensor.dtype != torch.bool:
+                raise InputError(f"mask {name} has dtype {tensor.dtype}, expected torch.bool (True = may attend)")
 
     @property
-    def is_causal_alone(self) -> bool:
-        """Nothing but the lower triangle, so a kernel may draw it without a table."""
+    def is_causal_only(self) -> bool:
+        """Whether causality is the only rule, so that a kernel can apply it without a dense mask."""
         return (
             self.causal
-            and self.window is None
+            and self.sliding_window is None
             and self.key_padding_mask is None
             and self.documents is None
-            and self.packed is None
+            and self.varlen is None
             and self.query_positions is None
             and self.key_positions is None
         )
 
     @property
-    def is_packed_alone(self) -> bool:
-        """Nothing but texts one after another, in each of which all see all."""
-        others = (self.window, self.key_padding_mask, self.documents, self.query_positions, self.key_positions)
-        return self.packed is not None and not self.causal and all(other is None for other in others)
+    def is_varlen_only(self) -> bool:
+        """Whether the sequence boundaries of a packed row are the only rule."""
+        others = (self.sliding_window, self.key_padding_mask, self.documents, self.query_positions, self.key_positions)
+        return self.varlen is not None and not self.causal and all(other is None for other in others)
 
-    def written_out(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
-        """The same rule with its table computed; a pure causal square and a GPU's packed row are left to the kernel."""
-        if self.table is not None or (self.is_causal_alone and n_queries == n_keys):
-            return self
-        if self.is_packed_alone and device.type == "cuda":
-            return self
-        return replace(self, table=self.visible(n_queries, n_keys, device))
+    def materialize(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
+        """Returns the mask with `dense` computed, unless a kernel can apply the rule directly.
 
-    def visible(self, n_queries: int, n_keys: int, device: torch.device) -> Visible:
-        """The table of who sees whom, (batch or 1, 1, queries or 1, keys)."""
-        if self.table is not None:
-            return self.table
-        self._check(n_queries, n_keys)
-        seen = torch.ones(1, 1, 1, n_keys, dtype=torch.bool, device=device)
-        if self.causal or self.window is not None:
+        A square causal mask and, on a GPU, a packed row are left as rules.
+        """
+        if self.dense is not None or (self.is_causal_only and n_queries == n_keys):
+            return self
+        if self.is_varlen_only and device.type == "cuda":
+            return self
+        return replace(self, dense=self.to_dense(n_queries, n_keys, device))
+
+    def to_dense(self, n_queries: int, n_keys: int, device: torch.device) -> DenseMask:
+        """Returns the mask as a boolean tensor of shape (batch or 1, 1, n_queries or 1, n_keys)."""
+        if self.dense is not None:
+            return self.dense
+        self._check_lengths(n_queries, n_keys)
+        visible = torch.ones(1, 1, 1, n_keys, dtype=torch.bool, device=device)
+        if self.causal or self.sliding_window is not None:
             distance = (
-                self._stand(self.query_positions, n_queries, device)[:, None, :, None]
-                - (self._stand(self.key_positions, n_keys, device)[:, None, None, :])
+                self._positions_or_range(self.query_positions, n_queries, device)[:, None, :, None]
+                - (self._positions_or_range(self.key_positions, n_keys, device)[:, None, None, :])
             )
             if self.causal:
-                seen = seen & (distance >= 0)
-            if self.window is not None:
-                seen = seen & (distance.abs() < self.window)
+                visible = visible & (distance >= 0)
+            if self.sliding_window is not None:
+                visible = visible & (distance.abs() < self.sliding_window)
         if self.key_padding_mask is not None:
-            seen = seen & self.key_padding_mask[:, None, None, :]
-        if self.packed is not None:
-            numbers = self.packed.numbers(n_keys)
-            seen = seen & (numbers[:, None, :, None] == numbers[:, None, None, :])
+            visible = visible & self.key_padding_mask[:, None, None, :]
+        if self.varlen is not None:
+            sequences = self.varlen.sequence_indices(n_keys)
+            visible = visible & (sequences[:, None, :, None] == sequences[:, None, None, :])
         if self.documents is not None:
-            seen = seen & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
-        return seen
+            visible = visible & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
+        return visible
 
-    def check_fits(self, *, batch: int, n_heads: int, n_queries: int, n_keys: int) -> None:
-        """Refuse scores of another shape than the rule is for."""
-        if self.table is not None:
-            needed = (batch, n_heads, n_queries, n_keys)
-            is_fitting = all(has in (1, needs) for has, needs in zip(self.table.shape, needed, strict=True))
-            if not is_fitting or self.table.shape[3] != n_keys:
-                raise ShapeError(f"the mask's table is {tuple(self.table.shape)}, the scores are {needed}")
+    def check_shapes(self, *, batch: int, n_heads: int, n_queries: int, n_keys: int) -> None:
+        """Raises `ShapeError` if the mask does not fit scores of shape (batch, n_heads, n_queries, n_keys)."""
+        if self.dense is not None:
+            expected = (batch, n_heads, n_queries, n_keys)
+            fits = all(size in (1, wanted) for size, wanted in zip(self.dense.shape, expected, strict=True))
+            if not fits or self.dense.shape[3] != n_keys:
+                raise ShapeError(f"dense mask has shape {tuple(self.dense.shape)}, but the scores have {expected}")
             return
-        self._check(n_queries, n_keys)
+        self._check_lengths(n_queries, n_keys)
         for name in ("key_padding_mask", "documents", "query_positions", "key_positions"):
-            rows = getattr(self, name)
-            if rows is not None and rows.shape[0] not in (1, batch):
-                raise ShapeError(f"the mask's {name} has {rows.shape[0]} rows, the scores have {batch}")
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape[0] not in (1, batch):
+                raise ShapeError(f"mask {name} has {tensor.shape[0]} rows, but the scores have {batch}")
 
     @staticmethod
-    def _stand(positions: Positions | None, n: int, device: torch.device) -> Positions:
+    def _positions_or_range(positions: Positions | None, n: int, device: torch.device) -> Positions:
         return torch.arange(n, device=device)[None] if positions is None else positions
 
-    def _check(self, n_queries: int, n_keys: int) -> None:
+    def _check_lengths(self, n_queries: int, n_keys: int) -> None:
         if self.key_padding_mask is not None and self.key_padding_mask.shape[1] != n_keys:
-            raise ShapeError(f"the mask's key_padding_mask covers {self.key_padding_mask.shape[1]} keys, there are {n_keys}")
+            raise ShapeError(f"key_padding_mask covers {self.key_padding_mask.shape[1]} keys, but there are {n_keys}")
         if self.documents is not None and not self.documents.shape[1] == n_queries == n_keys:
             raise ShapeError(
-                f"the mask's documents cover {self.documents.shape[1]} positions, "
-                f"there are {n_queries} queries and {n_keys} keys"
+                f"mask documents cover {self.documents.shape[1]} positions, "
+                f"but there are {n_queries} queries and {n_keys} keys"
             )
         if self.causal and self.query_positions is None and n_queries != n_keys:
-            raise ShapeError(f"a causal mask over {n_queries} queries and {n_keys} keys needs query_positions")
-        for name, given, n in (
+            raise ShapeError(f"a causal mask over {n_queries} queries and {n_keys} keys requires query_positions")
+        for name, positions, n in (
             ("query_positions", self.query_positions, n_queries),
             ("key_positions", self.key_positions, n_keys),
         ):
-            if given is not None and given.shape[1] != n:
-                raise ShapeError(f"the mask's {name} cover {given.shape[1]} positions, there are {n}")
+            if positions is not None and positions.shape[1] != n:
+                raise ShapeError(f"mask {name} cover {positions.shape[1]} positions, but there are {n}")
 
 
 CAUSAL = Mask(causal=True)

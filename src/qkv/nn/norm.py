@@ -1,4 +1,4 @@
-"""Bringing a vector to a standard size: LayerNorm and RMSNorm."""
+"""LayerNorm and RMSNorm."""
 
 import torch
 from torch import nn
@@ -9,33 +9,33 @@ from qkv.tensors import Residual
 
 
 class LayerNorm(nn.Module):
-    """(x − mean) / √(variance + ε) · γ + β over one token's numbers; the variance is the population's (÷ d)."""
+    """Layer normalization, (x − mean) / √(variance + ε) · γ + β, with the biased variance (divided by d)."""
 
-    def __init__(self, d_model: int, *, epsilon: float = 1e-5, bias: bool = True) -> None:
+    def __init__(self, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
 
     def forward(self, x: Residual) -> Residual:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.Module):
-    """x / √(mean of x² + ε) · γ: no mean taken away, no β. arXiv:1910.07467."""
+    """Root-mean-square normalization, x / √(mean of x² + ε) · γ, without centering and without β (arXiv:1910.07467)."""
 
-    def __init__(self, d_model: int, *, epsilon: float = 1e-5) -> None:
+    def __init__(self, d_model: int, *, eps: float = 1e-5) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
 
     def forward(self, x: Residual) -> Residual:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def norm(kind: NormKind, d_model: int, *, epsilon: float = 1e-5, bias: bool = True) -> LayerNorm | RMSNorm:
+def make_norm(kind: NormKind, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> LayerNorm | RMSNorm:
     match kind:
         case NormKind.LAYER:
-            return LayerNorm(d_model, epsilon=epsilon, bias=bias)
+            return LayerNorm(d_model, eps=eps, bias=bias)
         case NormKind.RMS:
-            return RMSNorm(d_model, epsilon=epsilon)
+            return RMSNorm(d_model, eps=eps)

@@ -1,4 +1,4 @@
-"""How does a picture become a sequence? Cut into squares; each square's numbers times a matrix are its vector."""
+"""Image patches as a source sequence."""
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,10 @@ from qkv.tensors import Patches, Residual
 
 
 class PatchEmbedding(nn.Module):
-    """One vector a patch: numbers × matrix. A token's is the same product, of a one-hot and a table."""
+    """Linear embedding of image patches.
+
+    A token embedding is the same product, with a one-hot vector in place of the patch.
+    """
 
     def __init__(self, d_patch: int, d_model: int) -> None:
         super().__init__()
@@ -19,21 +22,25 @@ class PatchEmbedding(nn.Module):
         return patches @ self.weight
 
 
-def cut_in_patches(pictures: Float[Tensor, "picture row column colour"], side: int) -> Patches:
-    """Squares of side × side pixels, row by row from the top left; d_patch is side · side · colours."""
-    _, n_rows, n_columns, _ = pictures.shape
-    if n_rows % side or n_columns % side:
-        raise ShapeError(f"pictures of {n_rows}×{n_columns} pixels cannot be cut into patches of {side}×{side}")
-    parts = pictures.unflatten(1, (-1, side)).unflatten(3, (-1, side))
-    return parts.transpose(2, 3).flatten(3).flatten(1, 2)
+def split_into_patches(images: Float[Tensor, "image row column channel"], patch_size: int) -> Patches:
+    """Split images into square patches, row by row from the top left.
+
+    The width `d_patch` of a patch is patch_size · patch_size · channels.
+    """
+    _, n_rows, n_columns, _ = images.shape
+    if n_rows % patch_size or n_columns % patch_size:
+        raise ShapeError(
+            f"the height and width of images must be multiples of the patch size, "
+            f"got images of {n_rows}×{n_columns} pixels and patches of {patch_size}×{patch_size}"
+        )
+    patches = images.unflatten(1, (-1, patch_size)).unflatten(3, (-1, patch_size))
+    return patches.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 def check_patches(patches: Tensor, d_patch: int) -> None:
-    """Refuse what is no batch of patches of that width, such as ids."""
+    """Raises an error if `patches` is not a non-empty float tensor of shape (batch, source, d_patch)."""
     if patches.ndim != 3 or patches.shape[2] != d_patch or patches.numel() == 0:
         shape = tuple(patches.shape)
-        raise ShapeError(
-            f"the source has shape {shape}; patches are (batch, source, d_patch={d_patch}), none of them 0"
-        )
+        raise ShapeError(f"patches must have shape (batch, source, d_patch={d_patch}) and not be empty, got {shape}")
     if not patches.is_floating_point():
-        raise InputError(f"patches are {patches.dtype}, they must be floating-point numbers")
+        raise InputError(f"patches have dtype {patches.dtype}, expected a floating-point dtype")

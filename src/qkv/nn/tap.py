@@ -1,4 +1,4 @@
-"""A named place in a model that can be watched or changed from outside."""
+"""Named points in a model whose activations can be observed or changed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,54 +7,58 @@ from torch import nn
 
 
 class Tap(nn.Module):
-    """An identity. Its name in the model (`blocks.3.attention.weights`) is how `inspection` finds it.
+    """Identity module whose value can be observed or replaced from outside the model.
 
-    What passes is a tensor, except at `attention.lookup`, where it is the whole `Lookup`.
+    `inspection` addresses a tap by its module name, for example `blocks.3.attention.weights`. The value is a tensor,
+    except at `attention.inputs`, where it is an `AttentionInputs`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._watchers: list[Callable[[Any], None]] = []
-        self._guests: list[Callable[[Any], None]] = []
-        self._changers: list[Callable[[Any], Any]] = []
+        self._observers: list[Callable[[Any], None]] = []
+        self._optional_observers: list[Callable[[Any], None]] = []
+        self._interventions: list[Callable[[Any], Any]] = []
 
     @property
-    def is_changed(self) -> bool:
-        return bool(self._changers)
+    def has_interventions(self) -> bool:
+        return bool(self._interventions)
 
     @property
-    def is_watched(self) -> bool:
-        return bool(self._watchers)
+    def has_observers(self) -> bool:
+        return bool(self._observers)
 
     @property
     def is_in_use(self) -> bool:
-        return bool(self._changers or self._watchers or self._guests)
+        return bool(self._interventions or self._observers or self._optional_observers)
 
-    def watch(self, watcher: Callable[[Any], None]) -> Callable[[], None]:
-        """Call `watcher` with what passes, after any change; returns the function that ends it."""
-        self._watchers.append(watcher)
-        return lambda: self._watchers.remove(watcher)
+    def observe(self, observer: Callable[[Any], None]) -> Callable[[], None]:
+        """Call `observer` with every value after all interventions. Returns a function that removes the observer."""
+        self._observers.append(observer)
+        return lambda: self._observers.remove(observer)
 
-    def watch_if_computed(self, watcher: Callable[[Any], None]) -> Callable[[], None]:
-        """As `watch`, but the model need not compute it for this watcher's sake."""
-        self._guests.append(watcher)
-        return lambda: self._guests.remove(watcher)
+    def observe_if_computed(self, observer: Callable[[Any], None]) -> Callable[[], None]:
+        """Like `observe`, but does not force the model to compute this value."""
+        self._optional_observers.append(observer)
+        return lambda: self._optional_observers.remove(observer)
 
-    def change(self, changer: Callable[[Any], Any]) -> Callable[[], None]:
-        """Put `changer`'s answer in the place of what passes; returns the function that ends it."""
-        self._changers.append(changer)
-        return lambda: self._changers.remove(changer)
+    def intervene(self, intervention: Callable[[Any], Any]) -> Callable[[], None]:
+        """Replace every value by the return value of `intervention`. Returns a function that removes it."""
+        self._interventions.append(intervention)
+        return lambda: self._interventions.remove(intervention)
 
-    def forward(self, passing: Any) -> Any:  # noqa: ANN401 - an identity takes anything
-        for changer in self._changers:
-            passing = changer(passing)
-        for watcher in (*self._watchers, *self._guests):
-            watcher(passing)
-        return passing
+    def forward(self, value: Any) -> Any:  # noqa: ANN401 - an identity accepts any type
+        for intervention in self._interventions:
+            value = intervention(value)
+        for observer in (*self._observers, *self._optional_observers):
+            observer(value)
+        return value
 
 
-def is_looked_at(part: nn.Module) -> bool:
-    """Whether someone watches or changes what passes here: a tap in use, a hook."""
-    if isinstance(part, Tap):
-        return part.is_in_use
-    return bool(part._forward_hooks or part._forward_pre_hooks)  # noqa: SLF001 - torch has no other way to ask
+def has_hooks(module: nn.Module) -> bool:
+    """Returns whether a forward hook is registered on the module, or whether it is a tap in use.
+
+    Fused implementations skip the module's own forward, so they must not be used when this is true.
+    """
+    if isinstance(module, Tap):
+        return module.is_in_use
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # noqa: SLF001 - torch has no public query

@@ -2,18 +2,18 @@
 
 import torch
 
-from qkv.models.placing import mask_of, place
+from qkv.models.inputs import build_mask, position_ids
 
 
 def placed(**marks):
     given = {name: torch.tensor([row]) for name, row in marks.items()}
     first = next(iter(given.values()))
-    return place(torch.zeros(first.shape, dtype=torch.long), **given)[0].tolist()
+    return position_ids(torch.zeros(first.shape, dtype=torch.long), **given)[0].tolist()
 
 
 def test_tokens_stand_at_their_index():
     assert placed(attention_mask=[True, True, True]) == [0, 1, 2]
-    assert place(torch.zeros(1, 3, dtype=torch.long)).tolist() == [[0, 1, 2]]
+    assert position_ids(torch.zeros(1, 3, dtype=torch.long)).tolist() == [[0, 1, 2]]
 
 
 def test_padding_takes_no_position():
@@ -37,13 +37,13 @@ def test_padding_takes_no_position_in_a_document_either():
 
 def test_a_rule_that_forbids_nothing_is_none():
     positions = torch.arange(3)[None]
-    assert mask_of(positions, causal=False, window=None, attention_mask=None) is None
-    assert mask_of(positions, causal=True, window=None, attention_mask=None).is_causal_alone
+    assert build_mask(positions, causal=False, sliding_window=None, attention_mask=None) is None
+    assert build_mask(positions, causal=True, sliding_window=None, attention_mask=None).is_causal_only
 
 
 def test_a_window_counts_tokens_and_not_the_padding_between_them():
     attention_mask = torch.tensor([[True, False, False, True]])
-    positions = place(torch.zeros(1, 4, dtype=torch.long), attention_mask=attention_mask)
-    mask = mask_of(positions, causal=True, window=2, attention_mask=attention_mask)
-    visible = mask.visible(4, 4, torch.device("cpu"))
+    positions = position_ids(torch.zeros(1, 4, dtype=torch.long), attention_mask=attention_mask)
+    mask = build_mask(positions, causal=True, sliding_window=2, attention_mask=attention_mask)
+    visible = mask.to_dense(4, 4, torch.device("cpu"))
     assert visible[0, 0, 3].tolist() == [True, False, False, True]

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from qkv.config import BERTConfig
 from qkv.models import BERT
-from qkv.nn import lookup
-from qkv.tasks.packed import PackedReader
+from qkv.nn import dot_product_attention
+from qkv.tasks.packed_encoder import PackedEncoder
 from tests.by_triton import BY_TRITON
 
 pytestmark = BY_TRITON
@@ -16,16 +16,16 @@ pytestmark = BY_TRITON
 @pytest.mark.parametrize("longest", [5, 13, 128])
 @pytest.mark.parametrize("n_heads", [1, 3])
 def test_each_text_sees_itself_alone(longest, n_heads, monkeypatch):
-    from qkv.nn import short_texts
+    from qkv.nn import varlen_kernel
 
-    monkeypatch.setattr(short_texts, "QUERIES", 16)
+    monkeypatch.setattr(varlen_kernel, "QUERIES", 16)
     lengths = [longest, 1, 0, min(17, longest), 3, 0, 0]
     generator = torch.Generator().manual_seed(longest)
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     # Side by side, as one product gives them.
     together = torch.randn(sum(lengths), 3 * n_heads * 16, generator=generator)
     queries, keys, values = (part.unflatten(1, (n_heads, 16)) for part in together.chunk(3, dim=1))
-    got = short_texts.attend_short(queries, keys, values, starts, longest)
+    got = varlen_kernel.short_varlen_attention(queries, keys, values, starts, longest)
     assert got.shape == queries.shape
     for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         own = (part[start:end].transpose(0, 1) for part in (queries, keys, values))
@@ -39,11 +39,11 @@ def read(monkeypatch, d_model=32):
     """A BERT, and its states of ROWS in the sizes that a compiled graph is made for, as if on a GPU."""
     config = BERTConfig(vocab_size=31, context_length=13, d_model=d_model, n_heads=2, n_layers=2)
     model = BERT(config, seed=3).eval()
-    reader = PackedReader(model)
+    reader = PackedEncoder(model)
     reader.compiled = True
     with monkeypatch.context() as changed:
-        changed.setattr(lookup, "_is_packed_for_gpu", lambda _: True)
-        changed.setattr(lookup, "reads_compiled", lambda _: True)
+        changed.setattr(dot_product_attention, "_can_use_varlen_kernel", lambda _: True)
+        changed.setattr(dot_product_attention, "is_compiled_for_inference", lambda _: True)
         return model, reader.states(ROWS)
 
 
@@ -58,11 +58,11 @@ def test_a_bert_that_reads_by_it_has_the_states_of_each_text_alone(monkeypatch):
 def test_longer_texts_and_other_widths_go_by_the_kernel_of_torch(d_model, short, wanted, monkeypatch):
     from torch.nn.attention import varlen
 
-    from qkv.nn import short_texts
+    from qkv.nn import varlen_kernel
 
     taken = []
-    monkeypatch.setattr(lookup, "SHORT", short)
-    monkeypatch.setattr(short_texts, "attend_short", lambda queries, *_: taken.append("own") or queries)
+    monkeypatch.setattr(dot_product_attention, "MAX_SHORT_SEQLEN", short)
+    monkeypatch.setattr(varlen_kernel, "short_varlen_attention", lambda queries, *_: taken.append("own") or queries)
     monkeypatch.setattr(varlen, "varlen_attn", lambda queries, *_: taken.append("torch") or queries)
     read(monkeypatch, d_model)
     assert taken == [wanted] * 2

@@ -6,7 +6,7 @@ import torch
 from qkv.choices import PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from qkv.nn.tables import made_once
+from qkv.nn.materialize import materialize_once
 
 pytestmark = [
     pytest.mark.compiled,
@@ -40,4 +40,4 @@ def test_an_exported_program_has_operators_of_torch_alone():
 
 def test_nothing_is_copied_where_nothing_is_compiled():
     table = torch.zeros(3)
-    assert made_once(table) is table
+    assert materialize_once(table) is table

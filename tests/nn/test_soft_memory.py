@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import Kernel
+from qkv.choices import AttentionKernel
 from qkv.errors import InputError, ShapeError
-from qkv.nn import SoftMemory, attend
+from qkv.nn import SoftMemory, scaled_dot_product_attention
 
 WIDTH, D_VALUE, N_ENTRIES = 5, 3, 7
 
@@ -33,7 +33,7 @@ def test_the_answer_is_the_softmax_weighted_sum_of_the_values(scaled):
 def test_a_memory_is_attention_with_one_query():
     memory, keys, values = filled()
     query = torch.randn(WIDTH)
-    attended = attend(query[None, None, None], keys[None, None], values[None, None], kernel=Kernel.PLAIN)
+    attended = scaled_dot_product_attention(query[None, None, None], keys[None, None], values[None, None], kernel=AttentionKernel.EAGER)
     torch.testing.assert_close(memory.lookup(query), attended[0, 0, 0])
 
 

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from qkv.nn import LayerNorm, RMSNorm, attention, block, embedding, feedforward
-from qkv.nn.gradients import forked, trains_compiled
+from qkv.nn import LayerNorm, RMSNorm, attention, block, embedding, feed_forward
+from qkv.nn.fused_autograd import fused_norm_residual, is_compiled_for_training
 from tests.by_triton import BY_TRITON
 
 pytestmark = BY_TRITON
@@ -16,13 +16,13 @@ pytestmark = BY_TRITON
 
 @pytest.fixture
 def kernels(monkeypatch):
-    from qkv.nn import gradient_kernels
+    from qkv.nn import fused_autograd_kernels
 
-    sizes = {"ROWS": 4, "COLUMNS": 32, "COPIED_A_PROGRAM": 12}
-    sizes |= {"GRADIENT_ROWS": 2, "GRADIENT_COLUMNS": 16, "ROWS_A_PROGRAM": 8}
+    sizes = {"ROWS": 4, "COLUMNS": 32, "COPIED_ROWS_PER_PROGRAM": 12}
+    sizes |= {"BACKWARD_ROWS": 2, "BACKWARD_COLUMNS": 16, "ROWS_PER_PROGRAM": 8}
     for name, value in sizes.items():
-        monkeypatch.setattr(gradient_kernels, name, value)
-    return gradient_kernels
+        monkeypatch.setattr(fused_autograd_kernels, name, value)
+    return fused_autograd_kernels
 
 
 @pytest.mark.parametrize("width", [31, 64, 101])
@@ -44,7 +44,7 @@ def test_gelu_adds_its_bias_and_gives_both_gradients(kernels, width):
 def test_three_matrices_come_to_stand_side_by_side_with_their_sums(kernels):
     wide = torch.randn(21, 120)
     parts = [wide[:, :37], wide[:, 40:93], torch.randn(11, 21).T]
-    joined, sums = kernels.beside(*parts)
+    joined, sums = kernels.concat_and_sum_columns(*parts)
     assert torch.equal(joined, torch.cat(parts, dim=1))
     torch.testing.assert_close(sums.sum(0), joined.sum(0))
 
@@ -53,9 +53,9 @@ def test_three_matrices_come_to_stand_side_by_side_with_their_sums(kernels):
 @pytest.mark.parametrize("width", [31, 64])
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
 def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, width, is_turned):
-    from qkv.nn import norm_kernel
+    from qkv.nn import norm_backward_kernel
 
-    monkeypatch.setattr(norm_kernel, "ROWS_A_PROGRAM", 8)
+    monkeypatch.setattr(norm_backward_kernel, "ROWS_PER_PROGRAM", 8)
     generator = torch.Generator().manual_seed(5)
     part = norm(width)
     for parameter in part.parameters():
@@ -71,7 +71,7 @@ def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, w
         return [start.grad, *(parameter.grad.clone() for parameter in part.parameters())]
 
     wanted = gradients(lambda start: (start.view_as(start), part(start.float()).bfloat16()))
-    for found, one in zip(gradients(lambda start: forked(start, part)), wanted, strict=True):
+    for found, one in zip(gradients(lambda start: fused_norm_residual(start, part)), wanted, strict=True):
         torch.testing.assert_close(
             found.float(), one.float(), atol=0.02 if found.dtype is torch.bfloat16 else 1e-4, rtol=1e-2
         )
@@ -89,7 +89,7 @@ def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, co
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
     ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
-    monkeypatch.setattr(embedding, "_as_products_run", lambda x: x.bfloat16())
+    monkeypatch.setattr(embedding, "_cast_to_autocast_dtype", lambda x: x.bfloat16())
 
     def gradients(run):
         model.zero_grad()
@@ -98,8 +98,8 @@ def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, co
         return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
     wanted = gradients(model)
-    for module in (attention, feedforward, block):
-        monkeypatch.setattr(module, "trains_compiled", lambda _x: True)
+    for module in (attention, feed_forward, block):
+        monkeypatch.setattr(module, "is_compiled_for_training", lambda _x: True)
     monkeypatch.setattr(attention.Attention, "_pays_at_once", lambda _self, _x: True)
     road = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
     found = gradients(road if compiled else model)
@@ -118,7 +118,7 @@ def test_what_is_compiled_to_train_in_bfloat16_on_a_gpu_alone(other, monkeypatch
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.bfloat16)
     x = torch.zeros(3)
-    assert trains_compiled(x.as_subclass(OnGPU))
+    assert is_compiled_for_training(x.as_subclass(OnGPU))
     match other:
         case "not compiled":
             monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
@@ -127,4 +127,4 @@ def test_what_is_compiled_to_train_in_bfloat16_on_a_gpu_alone(other, monkeypatch
         case "float16":
             monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.float16)
     with torch.set_grad_enabled(other != "no gradients"):
-        assert not trains_compiled(x if other == "cpu" else x.as_subclass(OnGPU))
+        assert not is_compiled_for_training(x if other == "cpu" else x.as_subclass(OnGPU))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qkv.nn.compiled import expands_at_once, reads_compiled
+from qkv.nn.compile_checks import can_fuse_linear_gelu, is_compiled_for_inference
 
 
 class OnGPU(torch.Tensor):
@@ -17,13 +17,13 @@ def test_a_compiled_graph_without_gradients_in_16_bits_on_a_gpu_alone(other, mon
     monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     x = torch.ones(3, dtype=torch.bfloat16).as_subclass(OnGPU)
     with torch.no_grad():
-        assert reads_compiled(x)
-        assert reads_compiled(x.half())
+        assert is_compiled_for_inference(x)
+        assert is_compiled_for_inference(x.half())
         if other == "not compiled":
             monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: False)
         x = {"float32": x.float(), "cpu": torch.ones(3, dtype=torch.bfloat16)}.get(other, x)
         with torch.set_grad_enabled(other == "gradients"):
-            assert not reads_compiled(x)
+            assert not is_compiled_for_inference(x)
 
 
 HOPPER = {"major": 9, "multi_processor_count": 132}
@@ -49,7 +49,7 @@ def test_an_expansion_is_one_kernel_on_hopper_where_it_has_a_tile_for_each_proce
     x = torch.empty(1, n_rows, shape[1], dtype=torch.bfloat16).as_subclass(OnGPU)
     weight = torch.empty(shape, dtype=torch.bfloat16)
     with torch.no_grad():
-        assert expands_at_once(x, weight) is pays
-        assert not expands_at_once(x, weight.float())
+        assert can_fuse_linear_gelu(x, weight) is pays
+        assert not can_fuse_linear_gelu(x, weight.float())
         monkeypatch.setattr(torch.version, "hip", "7.0")
-        assert not expands_at_once(x, weight)
+        assert not can_fuse_linear_gelu(x, weight)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import ConfigError
-from qkv.nn import ALiBi, Relation, RelativeBias, Rotary, Slowing, alibi_slopes
+from qkv.nn import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, Rotary, alibi_slopes
 
 D_HEAD, N_HEADS = 6, 3
 
@@ -50,7 +50,7 @@ def test_rotary_leaves_lengths_and_position_0_as_they_are():
 
 def test_rotary_turns_slower_with_a_larger_base():
     at = torch.tensor([[1]])
-    cos, sin = Rotary(4, base=100.0)(at, at, torch.float64).rotation
+    cos, sin = Rotary(4, theta=100.0)(at, at, torch.float64).rotation
     expected = torch.tensor([1.0, 0.1, 1.0, 0.1], dtype=torch.float64)
     torch.testing.assert_close(torch.atan2(sin, cos)[0, 0, 0], expected)
 
@@ -63,19 +63,19 @@ def test_rotary_angles_are_not_rounded_with_the_weights():
 
 
 def test_a_linear_slowing_divides_all_frequencies():
-    torch.testing.assert_close(Slowing(factor=4.0)(torch.tensor([1.0, 0.2])), torch.tensor([0.25, 0.05]))
+    torch.testing.assert_close(RopeScalingRule(factor=4.0)(torch.tensor([1.0, 0.2])), torch.tensor([0.25, 0.05]))
 
 
 def test_llamas_slowing_keeps_fast_turns_divides_slow_ones_and_is_smooth_between():
     """In a context of 100: 8 turns are kept, half a turn is divided, 2.5 turns lie midway between 1 and 4."""
     frequencies = torch.tensor([8.0, 2.5, 0.5]) * 2 * math.pi / 100
-    slowed = Slowing(factor=8.0, original_context_length=100)(frequencies)
+    slowed = RopeScalingRule(factor=8.0, original_context_length=100)(frequencies)
     torch.testing.assert_close(slowed / frequencies, torch.tensor([1.0, (1 + 1 / 8) / 2, 1 / 8]))
 
 
 def test_no_rotation_is_no_change():
     x = torch.randn(2, 3, 5, 4)
-    assert torch.equal(Relation().rotate(x), x)
+    assert torch.equal(PositionInfo().rotate(x), x)
 
 
 def test_rotary_needs_pairs():
@@ -114,7 +114,7 @@ def relative(*, bidirectional: bool, n_buckets: int = 32, max_distance: int = 12
 
 def test_a_decoders_buckets_are_exact_to_15_then_grow_and_end_at_31():
     """T5's 32 buckets to distance 128: 16 of one distance each, then 16 that widen by 8^(1/16) each."""
-    buckets = relative(bidirectional=False).buckets(-torch.arange(200)).tolist()
+    buckets = relative(bidirectional=False).bucket_indices(-torch.arange(200)).tolist()
     assert buckets[:16] == list(range(16))
     # 16·8^(1/16) = 18.2, 16·8^(2/16) = 20.7, 16·8^(3/16) = 23.6
     assert buckets[16:24] == [16, 16, 16, 17, 17, 18, 18, 18]
@@ -124,16 +124,16 @@ def test_a_decoders_buckets_are_exact_to_15_then_grow_and_end_at_31():
 
 
 def test_a_decoder_puts_the_future_with_distance_0():
-    assert relative(bidirectional=False).buckets(torch.tensor([1, 5, 100])).tolist() == [0, 0, 0]
+    assert relative(bidirectional=False).bucket_indices(torch.tensor([1, 5, 100])).tolist() == [0, 0, 0]
 
 
 def test_an_encoder_has_half_of_the_buckets_for_each_side():
     part = relative(bidirectional=True)
-    before, after = part.buckets(-torch.arange(1, 200)), part.buckets(torch.arange(1, 200))
+    before, after = part.bucket_indices(-torch.arange(1, 200)), part.bucket_indices(torch.arange(1, 200))
     assert torch.equal(after, before + 16)
     assert before[:7].tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert int(before.max()) == 15
-    assert part.buckets(torch.tensor([0])).tolist() == [0]
+    assert part.bucket_indices(torch.tensor([0])).tolist() == [0]
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -144,7 +144,7 @@ def test_the_bias_of_a_pair_is_its_buckets_row_of_the_table(bidirectional):
     assert bias.shape == (1, N_HEADS, 2, 5)
     for q in range(2):
         for k in range(5):
-            bucket = int(part.buckets(keys[0, k] - queries[0, q]))
+            bucket = int(part.bucket_indices(keys[0, k] - queries[0, q]))
             assert torch.equal(bias[0, :, q, k], part.table.weight[bucket])
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.nn import FeedForward, activate, feedforward
-from qkv.nn.feedforward import gelu_by_a_power
+from qkv.nn import FeedForward, activate, feed_forward
+from qkv.nn.feed_forward import gelu_by_exp2
 
 BATCH, N, D_MODEL, D_FF = 2, 7, 5, 11
 
@@ -36,16 +36,16 @@ def test_each_activation_is_its_formula(activation):
 def test_plain_is_contract_of_the_activated_expansion(bias):
     part, x = FeedForward(D_MODEL, D_FF, bias=bias), torch.randn(BATCH, N, D_MODEL)
     assert sum(p.numel() for p in part.parameters()) == 2 * D_MODEL * D_FF + bias * (D_FF + D_MODEL)
-    hidden = F.linear(x, part.expand.weight, part.expand.bias).clamp(min=0)
-    torch.testing.assert_close(part(x), F.linear(hidden, part.contract.weight, part.contract.bias))
+    hidden = F.linear(x, part.up_proj.weight, part.up_proj.bias).clamp(min=0)
+    torch.testing.assert_close(part(x), F.linear(hidden, part.down_proj.weight, part.down_proj.bias))
 
 
 def test_gated_multiplies_the_expansion_by_the_activated_gate():
     part = FeedForward(D_MODEL, D_FF, activation=Activation.SILU, gated=True, bias=False)
     x = torch.randn(BATCH, N, D_MODEL)
     assert sum(p.numel() for p in part.parameters()) == 3 * D_MODEL * D_FF
-    gate, expanded = x @ part.gate.weight.T, x @ part.expand.weight.T
-    torch.testing.assert_close(part(x), (gate * torch.sigmoid(gate) * expanded) @ part.contract.weight.T)
+    gate, expanded = x @ part.gate_proj.weight.T, x @ part.up_proj.weight.T
+    torch.testing.assert_close(part(x), (gate * torch.sigmoid(gate) * expanded) @ part.down_proj.weight.T)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -57,28 +57,28 @@ def test_positions_do_not_see_each_other(gated):
 def test_the_hidden_tap_holds_what_the_second_matrix_reads():
     part, x = FeedForward(D_MODEL, D_FF), torch.randn(BATCH, N, D_MODEL)
     seen = []
-    part.hidden.watch(seen.append)
+    part.hidden.observe(seen.append)
     out = part(x)
     assert seen[0].shape == (BATCH, N, D_FF)
-    assert torch.equal(part.contract(seen[0]), out)
+    assert torch.equal(part.down_proj(seen[0]), out)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_gelu_by_a_power_is_gelu_to_the_rounding_of_every_16_bit_number(kind):
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(kind)
     x = x[x.isfinite()]
-    wanted, got = x.double() * torch.special.ndtr(x.double()), gelu_by_a_power(x)
+    wanted, got = x.double() * torch.special.ndtr(x.double()), gelu_by_exp2(x)
     assert got.dtype == kind
     # Half a step of the result, and what float32 rounds before.
     torch.testing.assert_close(got.double(), wanted, rtol=0.51 * torch.finfo(kind).eps, atol=1e-6)
     in_float32 = torch.linspace(-9, 9, 100_003)
     wanted = in_float32.double() * torch.special.ndtr(in_float32.double())
-    torch.testing.assert_close(gelu_by_a_power(in_float32).double(), wanted, rtol=0, atol=5e-7)
+    torch.testing.assert_close(gelu_by_exp2(in_float32).double(), wanted, rtol=0, atol=5e-7)
 
 
 def test_gelu_goes_by_a_power_where_a_gpu_reads_compiled_alone(monkeypatch):
     x = torch.randn(BATCH, N)
     assert torch.equal(activate(x, Activation.GELU), F.gelu(x))
-    monkeypatch.setattr(feedforward, "reads_compiled", lambda _: True)
-    assert torch.equal(activate(x, Activation.GELU), gelu_by_a_power(x))
+    monkeypatch.setattr(feed_forward, "is_compiled_for_inference", lambda _: True)
+    assert torch.equal(activate(x, Activation.GELU), gelu_by_exp2(x))
     assert torch.equal(activate(x, Activation.GELU_TANH), F.gelu(x, approximate="tanh"))

@@ -6,7 +6,7 @@ from torch import nn
 
 from qkv.config import preset
 from qkv.models import build
-from qkv.nn import initialise
+from qkv.nn import init_weights
 
 FAMILIES = ["gpt-nano", "bert-nano", "transformer-nano", "t5-small", "rnn-nano"]
 
@@ -38,7 +38,7 @@ def test_matrices_have_the_std_asked_for_biases_are_0_norms_are_1(name, std):
         elif ".bias" in key or "bias_" in key:
             assert bool((parameter == 0).all()), key
         else:
-            is_write = key.endswith((".output.weight", ".contract.weight"))
+            is_write = key.endswith((".out_proj.weight", ".down_proj.weight"))
             expected = std / n_writes**0.5 if is_write else std
             # Four standard errors of a sample's std.
             assert abs(float(parameter.std()) - expected) < 4 * expected / (2 * parameter.numel()) ** 0.5, key
@@ -52,7 +52,7 @@ def test_a_tied_table_is_drawn_once_and_stays_one():
     # Tied or not, the first table drawn is the same: nothing is drawn for a table that is not there.
     untied = build(small("gpt-nano", tie_embeddings=False))
     assert torch.equal(untied.embedding.token.weight, model.embedding.token.weight)
-    assert torch.equal(untied.blocks[1].feedforward.contract.weight, model.blocks[1].feedforward.contract.weight)
+    assert torch.equal(untied.blocks[1].feed_forward.down_proj.weight, model.blocks[1].feed_forward.down_proj.weight)
     assert not torch.equal(untied.unembedding.weight, untied.embedding.token.weight)
 
 
@@ -66,9 +66,9 @@ def test_writes_are_narrower_by_the_root_of_their_number():
     class Part(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = nn.ModuleDict({"output": nn.Linear(300, 300), "query": nn.Linear(300, 300)})
+            self.inner = nn.ModuleDict({"out_proj": nn.Linear(300, 300), "q_proj": nn.Linear(300, 300)})
 
     part = Part()
-    initialise(part, std=0.1, n_residual_writes=25)
-    assert float(part.inner["output"].weight.detach().std()) == pytest.approx(0.02, rel=0.02)
-    assert float(part.inner["query"].weight.detach().std()) == pytest.approx(0.1, rel=0.02)
+    init_weights(part, std=0.1, n_residual_writes=25)
+    assert float(part.inner["out_proj"].weight.detach().std()) == pytest.approx(0.02, rel=0.02)
+    assert float(part.inner["q_proj"].weight.detach().std()) == pytest.approx(0.1, rel=0.02)

@@ -1,0 +1,27 @@
+"""Checks for passes compiled for inference on a GPU, where fused implementations may be used."""
+
+import torch
+from torch import Tensor
+
+TILE = 128
+"""Rows and columns of an output tile of the kernel in `linear_gelu_kernel.py`."""
+
+
+def is_compiled_for_inference(x: Tensor) -> bool:
+    """Whether this code is compiled by torch.compile (not torch.export) for 16-bit inference on a GPU."""
+    is_16_bit_on_gpu = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+    return is_16_bit_on_gpu and torch.compiler.is_dynamo_compiling() and not torch.is_grad_enabled()
+
+
+def can_fuse_linear_gelu(x: Tensor, weight: Tensor) -> bool:
+    """Whether the fused kernel supports these shapes and is faster than a matmul followed by GELU.
+
+    Its tile sizes are tuned for Hopper GPUs, and there must be at least one tile per multiprocessor. Rows of x and W
+    must start at multiples of 16 bytes.
+    """
+    n_out, n_in = weight.shape
+    if not is_compiled_for_inference(x) or x.dtype != weight.dtype or n_out % TILE or n_in % 8:
+        return False
+    gpu = torch.cuda.get_device_properties(x.device)
+    n_tiles = -(-x.numel() // n_in // TILE) * (n_out // TILE)
+    return torch.version.hip is None and gpu.major == 9 and n_tiles >= gpu.multi_processor_count

@@ -1,0 +1,101 @@
+"""Autograd functions with fused backward kernels, for compiled bfloat16 training on a GPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.nn.norm import LayerNorm, RMSNorm
+
+
+def is_compiled_for_training(x: Tensor) -> bool:
+    """Whether this code is being compiled for training on a GPU with bfloat16 autocast."""
+    return (
+        x.is_cuda
+        and torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and torch.is_autocast_enabled("cuda")
+        and torch.get_autocast_dtype("cuda") is torch.bfloat16
+    )
+
+
+def linear_fused_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns GELU(x·Wᵀ + b). The GELU kernel also adds the bias and, in the backward pass, sums its gradient."""
+    from qkv.nn.fused_autograd_kernels import biased_gelu
+
+    return biased_gelu(F.linear(x, weight), bias)
+
+
+def fused_qkv(x: Tensor, weight: Tensor, bias: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+    """Returns x·Wᵀ + b split into queries, keys and values of the given widths.
+
+    In the backward pass, one kernel concatenates the three gradients and sums them for the bias.
+    """
+    return _FusedQKV.apply(x, weight, bias, tuple(widths))
+
+
+def fused_norm_residual(x: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
+    """Returns x and norm(x) in bfloat16.
+
+    In the backward pass, one kernel computes the gradients of γ and β and adds the gradient through the norm to the
+    gradient of the residual stream.
+    """
+    is_centered = isinstance(norm, LayerNorm)
+    return _FusedNormResidual.apply(x, norm.weight, norm.bias if is_centered else None, norm.eps, is_centered)
+
+
+class _FusedNormResidual(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        is_centered: bool,  # noqa: FBT001 - autograd functions take positional arguments only
+    ) -> tuple[Tensor, Tensor]:
+        x_float, mean = x.float(), None
+        if is_centered:
+            normed, mean, scale = torch.native_layer_norm(x_float, weight.shape, weight, bias, eps)
+        else:
+            scale = (x_float.square().mean(-1, keepdim=True) + eps).rsqrt()
+            normed = x_float * scale * weight
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.has_bias = bias is not None
+        return x.view_as(x), normed.to(torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        from qkv.nn.norm_backward_kernel import norm_residual_backward
+
+        grad_residual, grad_normed = grad_outputs
+        x, weight, mean, scale = ctx.saved_tensors
+        grad_x, partial_sums = norm_residual_backward(grad_normed, grad_residual, x, weight, mean, scale)
+        grad_params = partial_sums.sum(0).to(weight.dtype)
+        return grad_x, grad_params[0], grad_params[1] if ctx.has_bias else None, None, None
+
+
+class _FusedQKV(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:  # noqa: ANN401
+        x_bf16, weight_bf16 = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+        ctx.save_for_backward(x_bf16, weight_bf16)
+        ctx.dtypes = x.dtype, weight.dtype, bias.dtype
+        return F.linear(x_bf16, weight_bf16, bias.to(torch.bfloat16)).split(widths, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        from qkv.nn.fused_autograd_kernels import concat_and_sum_columns
+
+        x, weight = ctx.saved_tensors
+        first, second, third = (grad.flatten(0, 1) for grad in grad_outputs)
+        grad, partial_sums = concat_and_sum_columns(first, second, third)
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            (grad @ weight).view(x.shape).to(x_dtype),
+            (grad.T @ x.flatten(0, 1)).to(weight_dtype),
+            partial_sums.sum(0).to(bias_dtype),
+            None,
+        )

@@ -1,0 +1,156 @@
+"""Position information inside attention: rotary embeddings, ALiBi and T5's relative position bias."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qkv.errors import ConfigError
+from qkv.nn.materialize import materialize_once
+from qkv.tensors import KeyPositions, QueryPositions, ScoreBias
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionInfo:
+    """Rotary angles and score bias of a forward pass, computed once and used by every attention layer."""
+
+    rotation: tuple[Float[Tensor, "#batch 1 position d_head"], Float[Tensor, "#batch 1 position d_head"]] | None = None
+    """Cosine and sine of the angles of the new tokens."""
+    bias: ScoreBias | None = None
+    """Bias that is added to the attention scores."""
+
+    def rotate(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:
+        """Apply the rotary embedding to queries or keys."""
+        if self.rotation is None:
+            return x
+        cos, sin = (part.to(x.dtype) for part in self.rotation)
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScalingRule:
+    """Scaling of rotary frequencies for longer contexts.
+
+    Linear scaling divides all frequencies by `factor`. If `original_context_length` is set, Llama 3.1's rule divides
+    only the low frequencies.
+    """
+
+    factor: float
+    original_context_length: int | None = None
+    low: float = 1.0
+    high: float = 4.0
+    """Limits in full rotations per original context: frequencies with fewer than `low` are divided by `factor`, those
+    with more than `high` are unchanged, and those between are interpolated."""
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        if self.original_context_length is None:
+            return frequencies / self.factor
+        rotations = self.original_context_length * frequencies / (2 * math.pi)
+        unscaled = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (unscaled + (1 - unscaled) / self.factor)
+
+
+class Rotary(nn.Module):
+    """Rotary position embeddings (arXiv:2104.09864).
+
+    Dimensions i and i + d_head/2 of a query or key are rotated by position · theta^(−2i/d_head), which is the layout
+    of Llama's published weights.
+    """
+
+    def __init__(self, d_head: int, *, theta: float = 10000.0, scaling: RopeScalingRule | None = None) -> None:
+        super().__init__()
+        if d_head % 2:
+            raise ConfigError(f"rotary embeddings rotate pairs of dimensions: d_head={d_head} must be even")
+        self.d_head = d_head
+        self.theta = theta
+        self.scaling = scaling
+
+    def forward(
+        self,
+        query_positions: QueryPositions,
+        key_positions: KeyPositions,  # noqa: ARG002
+        dtype: torch.dtype = torch.float32,
+    ) -> PositionInfo:
+        # The frequencies are recomputed in every pass instead of stored in a buffer: a buffer would be cast together
+        # with the weights, and a bfloat16 frequency times a large position gives a wrong angle.
+        precise_dtype = torch.promote_types(dtype, torch.float32)
+        device = query_positions.device
+        exponents = torch.arange(0, self.d_head, 2, dtype=torch.float64, device=device) / self.d_head
+        frequencies = self.theta**-exponents
+        if self.scaling is not None:
+            frequencies = self.scaling(frequencies)
+        angles = query_positions[:, None, :, None].to(precise_dtype) * frequencies.to(precise_dtype)
+        angles = torch.cat((angles, angles), dim=-1)
+        return PositionInfo(rotation=(materialize_once(angles.cos()), materialize_once(angles.sin())))
+
+
+class ALiBi(nn.Module):
+    """Attention with linear biases: a penalty that grows with distance, with one slope per head (arXiv:2108.12409)."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(n_heads)
+
+    def forward(
+        self, query_positions: QueryPositions, key_positions: KeyPositions, dtype: torch.dtype = torch.float32
+    ) -> PositionInfo:
+        distance = (query_positions[:, None, :, None] - key_positions[:, None, None, :]).abs()
+        precise_dtype = torch.promote_types(dtype, torch.float32)
+        slopes = torch.tensor(self.slopes, dtype=precise_dtype, device=distance.device)[:, None, None]
+        return PositionInfo(bias=-slopes * distance)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """Returns the slope of each head, 2^(−8/n), 2^(−16/n), … for a power of two n.
+
+    For other numbers of heads, the remaining slopes are every second slope of the next power of two.
+    """
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
+    return slopes + between[: n_heads - power]
+
+
+class RelativeBias(nn.Module):
+    """T5's relative position bias: a learned bias per head for each bucket of distances (arXiv:1910.10683).
+
+    Small distances have their own bucket. Larger ones share buckets of logarithmically growing size.
+    """
+
+    def __init__(self, n_heads: int, *, n_buckets: int, max_distance: int, bidirectional: bool) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
+        self.table = nn.Embedding(n_buckets, n_heads)
+
+    def forward(
+        self,
+        query_positions: QueryPositions,
+        key_positions: KeyPositions,
+        dtype: torch.dtype | None = None,  # noqa: ARG002
+    ) -> PositionInfo:
+        """The bias has the dtype of the table."""
+        offsets = key_positions[:, None, :] - query_positions[:, :, None]
+        # Contiguous along the keys, because fused GPU kernels reject other layouts and PyTorch would silently fall back
+        # to an implementation that stores the n×n weights.
+        return PositionInfo(bias=self.table(self.bucket_indices(offsets)).permute(0, 3, 1, 2).contiguous())
+
+    def bucket_indices(self, offsets: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """Returns the bucket of a key that is `offsets` positions after the query."""
+        n_buckets = self.table.num_embeddings
+        first = torch.zeros_like(offsets)
+        if self.bidirectional:
+            n_buckets //= 2
+            first = (offsets > 0).long() * n_buckets
+            distance = offsets.abs()
+        else:
+            distance = (-offsets).clamp(min=0)
+        n_exact = n_buckets // 2
+        # The same float32 operations in the same order as in T5, because rounding decides the bucket of a distance that
+        # lies on the edge between two buckets.
+        log_position = torch.log(distance.float().clamp(min=1) / n_exact) / math.log(self.max_distance / n_exact)
+        log_bucket = n_exact + (log_position * (n_buckets - n_exact)).long()
+        return first + torch.where(distance < n_exact, distance, log_bucket.clamp(max=n_buckets - 1))
