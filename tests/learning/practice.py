@@ -10,10 +10,10 @@ SEEDS = [pytest.param(seed, marks=[pytest.mark.long] if seed else []) for seed i
 """Learning depends on luck: one seed in every run of the tests, four more in the long one."""
 
 HELD_OUT = 1_000_003
-"""Seed of what a model is tested on; no step of `practise` draws from it."""
+"""Seed of what a model is tested on; no step of `train_on_samples` draws from it."""
 
 
-def practise(
+def train_on_samples(
     model: nn.Module,
     loss: Callable[[torch.Generator], Tensor],
     *,

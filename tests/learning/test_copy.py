@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from tests.learning.practice import HELD_OUT, SEEDS, practise
+from tests.learning.practice import HELD_OUT, SEEDS, train_on_samples
 
 N_WORDS = 7
 AGAIN, VOCABULARY_SIZE = 0, 11
@@ -36,7 +36,7 @@ def taught_to_copy(seed: int, *, positions: str, n_layers: int = 1) -> GPT:
         logits = model(ids[:, :-1])[:, N_WORDS:]
         return F.cross_entropy(logits.flatten(0, 1), ids[:, N_WORDS + 1 :].flatten())
 
-    practise(model, loss, n_steps=250, learning_rate=5e-3, seed=seed)
+    train_on_samples(model, loss, n_steps=250, learning_rate=5e-3, seed=seed)
     return model
 
 

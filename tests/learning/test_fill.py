@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from qkv.config import BERTConfig
 from qkv.models import BERT
-from tests.learning.practice import HELD_OUT, SEEDS, practise
+from tests.learning.practice import HELD_OUT, SEEDS, train_on_samples
 
 HIDDEN, VOCABULARY_SIZE = 0, 11
 LENGTH = 11
@@ -23,12 +23,12 @@ def draw_hidden(generator: torch.Generator, n: int) -> tuple[Tensor, Tensor, Ten
 
 
 def guesses(model: BERT, ids: Tensor, where: Tensor) -> Tensor:
-    logits = model.masked_word_logits(model(ids))
+    logits = model.masked_lm_logits(model(ids))
     return logits.gather(1, where[..., None].expand(-1, -1, VOCABULARY_SIZE))[:, 0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_bert_learns_to_fill_a_hidden_token_of_a_periodic_sequence(seed):
+def test_a_bert_learns_to_predict_a_masked_token_of_a_periodic_sequence(seed):
     config = BERTConfig(
         vocab_size=VOCABULARY_SIZE,
         context_length=LENGTH,
@@ -45,6 +45,6 @@ def test_a_bert_learns_to_fill_a_hidden_token_of_a_periodic_sequence(seed):
         ids, where, word = draw_hidden(generator, 64)
         return F.cross_entropy(guesses(model, ids, where), word)
 
-    practise(model, loss, n_steps=400, learning_rate=3e-3, seed=seed)
+    train_on_samples(model, loss, n_steps=400, learning_rate=3e-3, seed=seed)
     ids, where, word = draw_hidden(torch.Generator().manual_seed(HELD_OUT), 1024)
     assert (guesses(model, ids, where).argmax(-1) == word).double().mean().item() >= 0.99

@@ -9,7 +9,7 @@ from torch import Tensor
 from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.inspection import record
 from qkv.models import RNNSeq2Seq, Seq2Seq
-from tests.learning.practice import HELD_OUT, SEEDS, practise
+from tests.learning.practice import HELD_OUT, SEEDS, train_on_samples
 from tests.learning.reversal import (
     BEGIN,
     VOCABULARY_SIZE,
@@ -93,11 +93,11 @@ def learn_to_reverse(
         pairs = draw_pairs(generator, n=64, shortest=lengths[0], longest=lengths[1])
         return loss_of(told(model, pairs), pairs.target)
 
-    practise(model, loss, n_steps=n_steps, learning_rate=learning_rate, seed=seed)
+    train_on_samples(model, loss, n_steps=n_steps, learning_rate=learning_rate, seed=seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_transformer_learns_to_reverse_and_looks_at_the_token_it_writes(seed):
+def test_a_transformer_learns_to_reverse_and_attends_to_the_token_it_generates(seed):
     model = transformer(seed)
     learn_to_reverse(model, n_steps=300, learning_rate=3e-3, seed=seed)
     reached = grade(model, "decoder.blocks.*.cross_attention.weights")
@@ -114,7 +114,7 @@ def test_a_transformer_learns_to_reverse_and_looks_at_the_token_it_writes(seed):
         pytest.param("gru", "additive", marks=pytest.mark.long),
     ],
 )
-def test_an_rnn_with_attention_learns_to_reverse_and_looks_at_the_token_it_writes(cell, attention, seed):
+def test_an_rnn_with_attention_learns_to_reverse_and_attends_to_the_token_it_generates(cell, attention, seed):
     model = rnn(seed, cell=cell, attention=attention)
     learn_to_reverse(model, n_steps=400, learning_rate=1e-2, seed=seed)
     reached = grade(model, "decoder.attention.weights")

@@ -18,23 +18,23 @@ def test_five_tokens_the_is_followed_by_man_at_1_and_by_chicken_at_4(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_seven_tokens_the_is_followed_by_what_this_one_ordered(seed):
+def test_seven_tokens_the_is_followed_by_the_order_of_this_person(seed):
     _, p = toy_head_7.learn(seed, F.one_hot(toy_head_7.IDS, len(SEVEN)).float())
     assert p[0, 3, SEVEN.index("chicken")] >= 0.95
     assert p[1, 3, SEVEN.index("beef")] >= 0.95
 
 
-def test_the_bigram_table_cannot_tell_man_from_woman_so_nothing_is_learnt_from_it():
+def test_bigram_inputs_cannot_distinguish_man_from_woman():
     _, p = toy_head_7.learn(0, toy_head_7.bigram())
     assert p[0, 3, SEVEN.index("chicken")] == pytest.approx(0.5, abs=0.01)
 
 
-def test_with_neither_positions_nor_mask_both_the_get_the_same_answer():
+def test_without_positions_and_mask_both_the_get_the_same_prediction():
     _, p = toy_head_5.learn(0, with_positions=False, causal=False)
     assert p[1].tolist() == pytest.approx(p[4].tolist(), abs=1e-6)
 
 
-def test_positions_alone_tell_the_two_the_apart():
+def test_positions_suffice_to_distinguish_the_two_the():
     _, p = toy_head_5.learn(0, causal=False)
     assert p[1, FIVE.index("man")] >= 0.95
     assert p[4, FIVE.index("chicken")] >= 0.95

@@ -35,7 +35,7 @@ def greedy(model: torch.nn.Module, tokenizer: Tokenizer, prompt: str, n: int) ->
     return tokenizer.decode(ids)
 
 
-def test_a_tiny_gpt_learns_a_text_by_heart(tmp_path):
+def test_a_tiny_gpt_memorizes_a_text(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     prepared = prepare_run(recipe(), tmp_path / "run", tmp_path, progress=lambda _label: lambda _done, _all: None)
     finish_preparation(prepared)

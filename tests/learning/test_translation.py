@@ -20,7 +20,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize(("family", "rate"), [("seq2seq", 5e-3), ("rnn", 1e-2)])
-def test_a_translator_learns_to_say_it_backwards_in_capitals(family, rate, tmp_path):
+def test_a_translator_learns_to_reverse_and_capitalize(family, rate, tmp_path):
     pairs = [(source.replace(" ", ""), target.replace(" ", "")) for source, target in reversed_pairs(9000, longest=5)]
     write_tsv(tmp_path / "pairs.tsv", pairs)
     recipe = Recipe(

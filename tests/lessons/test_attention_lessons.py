@@ -103,7 +103,7 @@ def test_wrong_masks_see_the_future_and_the_right_one_does_not(told):
 
 
 def test_without_a_mask_the_model_copies_and_cannot_write(told):
-    text = told("cheating")
+    text = told("no-causal-mask")
     honest, cheat = (text.row(name, which=1) for name in ("with the mask", "without"))
     assert [float(loss) for loss in honest[:2]] == pytest.approx([BEST_LOSS, BEST_LOSS], abs=0.03)
     assert honest[0] == honest[1]

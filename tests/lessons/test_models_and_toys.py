@@ -20,25 +20,25 @@ from qkv.lessons import (
     who_sees_whom,
     wirings,
 )
-from qkv.lessons.selecting import selectable
+from qkv.lessons.selectable_keys import selectable
 from qkv.models import GPT
-from qkv.nn import CAUSAL, Mask, sinusoid
+from qkv.nn import CAUSAL, Mask, sinusoidal_encoding
 
 
 def test_lecture_e_s_sinusoid_is_lecture_b_s_moved_by_a_pair():
-    b, e = (sinusoid(torch.arange(13)[None], 10, style)[0] for style in (positions.B, positions.E))
+    b, e = (sinusoidal_encoding(torch.arange(13)[None], 10, style)[0] for style in (positions.B, positions.E))
     assert torch.equal(e[:, :-2], b[:, 2:])
     assert (b - e).abs().max() > 1
 
 
 @pytest.mark.parametrize("style", [positions.B, positions.E])
 def test_any_two_rows_of_positions_differ(style):
-    rows = sinusoid(torch.arange(positions.N)[None], positions.D, style)[0]
+    rows = sinusoidal_encoding(torch.arange(positions.N)[None], positions.D, style)[0]
     assert torch.pdist(rows).min() > 1
 
 
 def test_small_words_are_found_at_their_own_position():
-    rows = sinusoid(torch.arange(5)[None], positions.D, positions.B)[0]
+    rows = sinusoidal_encoding(torch.arange(5)[None], positions.D, positions.B)[0]
     assert positions._found(rows[:, None].expand(-1, 3, -1), rows) == 1
     assert positions._found(rows.flip(0)[:, None].expand(-1, 3, -1), rows) == pytest.approx(1 / 5)
 
@@ -142,9 +142,9 @@ def test_encoder_decoder_and_cross_attention_see_what_the_lectures_say():
 
 
 def test_the_slide_s_cross_attention_hides_later_source_states():
-    causal = CAUSAL.visible(5, 5, torch.device("cpu"))[0, 0].int()
+    causal = CAUSAL.to_dense(5, 5, torch.device("cpu"))[0, 0].int()
     rule = who_sees_whom.slide_mask(causal, torch.ones(5, dtype=torch.int)).bool()
-    seen = who_sees_whom.of_states(wirings.new_model(), Mask(table=rule[None, None])) > 0
+    seen = who_sees_whom.of_states(wirings.new_model(), Mask(dense=rule[None, None])) > 0
     assert torch.equal(seen, torch.ones(5, 5).tril().bool())
     with pytest.raises(UnboundLocalError, match="padding_mask"):
         who_sees_whom.slide_mask(causal)
@@ -235,5 +235,5 @@ def test_word_vectors_are_near_by_meaning_and_move_with_the_sentence(told):
     assert "cat" in lesson.row("dog", 2)
     static = lesson.numbers("embedding.tokens")
     assert static == [1, 1, 0, 0]
-    near, far, *_ = lesson.numbers("blocks.7.residual_post")
+    near, far, *_ = lesson.numbers("blocks.7.resid_post")
     assert near > far + 0.2

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qkv.inspection import record
-from qkv.lessons import captioning, pictures
+from qkv.lessons import caption_model, pictures
 from qkv.lessons.scenes import COLOURS, N_ACROSS, PATCH, SEEN, SHAPES, UNSEEN, WORDS, Scenes, draw_scenes, words_of
 from qkv.models import Seq2Seq
 
@@ -64,20 +64,20 @@ def test_the_lesson_runs_and_draws(told, monkeypatch):
 
 
 def test_a_hidden_patch_is_never_looked_at():
-    model = Seq2Seq(captioning.CONFIG).eval()
+    model = Seq2Seq(caption_model.CONFIG).eval()
     scenes = draw_scenes(3, chance=np.random.default_rng(5))
-    with record(model, "decoder.blocks.0.cross.weights") as trace:
-        captioning.right_words(model, scenes, hidden=scenes.inked[:, 1])
-    weights = trace["decoder.blocks.0.cross.weights"].mean((1, 2))
+    with record(model, "decoder.blocks.0.cross_attention.weights") as trace:
+        caption_model.right_words(model, scenes, hidden=scenes.inked[:, 1])
+    weights = trace["decoder.blocks.0.cross_attention.weights"].mean((1, 2))
     assert weights[scenes.inked[:, 1]].max() == 0
     assert weights[scenes.inked[:, 0]].min() > 0
     assert WORDS[int(scenes.captions[0, -1])] == "<end>"
 
 
 def test_the_look_that_chose_a_word_is_of_the_word_before_it():
-    model = Seq2Seq(captioning.CONFIG).eval()
+    model = Seq2Seq(caption_model.CONFIG).eval()
     scenes = draw_scenes(3, chance=np.random.default_rng(5))
     others = scenes.captions.clone()
     others[:, 3] = WORDS.index("a")
-    apart = captioning.looks(model, scenes.patches, scenes.captions) - captioning.looks(model, scenes.patches, others)
+    apart = caption_model.looks(model, scenes.patches, scenes.captions) - caption_model.looks(model, scenes.patches, others)
     assert (apart.abs().amax((0, 2)) > 0).nonzero().tolist() == [[4]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.errors import InputError
-from qkv.lessons.catalogue import LECTURES, LESSONS, LessonInfo
+from qkv.lessons.catalog import LECTURES, LESSONS, LessonInfo
 
 __all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
 
@@ -24,14 +24,14 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], A
     In a notebook: `draw = run("walkthrough")`, and `draw()` shows the picture of what was computed.
     """
     if name not in LESSONS:
-        from qkv.config.base import nearest
+        from qkv.config.base import suggest_closest
 
-        hint = nearest(name, list(LESSONS)) or "; `qkv lesson` lists them"
+        hint = suggest_closest(name, list(LESSONS)) or "; `qkv lesson` lists them"
         raise InputError(f"there is no lesson '{name}' among the {len(LESSONS)}{hint}")
     if plot is not None:
-        from qkv.inspection.figures import check_picture
+        from qkv.inspection.figures import check_figure_path
 
-        check_picture(plot)
+        check_figure_path(plot)
     import torch
 
     info = LESSONS[name]
@@ -59,7 +59,7 @@ def _print_title(info: LessonInfo) -> None:
 
 
 def _save(draw: Callable[[], Any], plot: Path) -> None:
-    from qkv.inspection.figures import save_picture
+    from qkv.inspection.figures import save_figure
 
-    save_picture(draw(), plot)
+    save_figure(draw(), plot)
     print(f"qkv: picture saved in {plot}", file=sys.stderr)

@@ -5,10 +5,10 @@ from math import isnan, nan
 import torch
 from torch import Tensor
 
-from qkv.inspection import HeatMap, heat_maps
-from qkv.lessons.drawing import Draw, Figure
-from qkv.lessons.printing import matrix, say, section, slip, table
-from qkv.nn import CAUSAL, Lookup, weights_of
+from qkv.inspection import Heatmap, plot_heatmaps
+from qkv.lessons.console import print_matrix, print_section, print_slide_error, print_table, print_text
+from qkv.lessons.figure_style import DrawFigure, Figure
+from qkv.nn import CAUSAL, AttentionInputs, masked_softmax
 
 LOST = nan
 SLIDE_SCORES = (
@@ -31,37 +31,37 @@ N = len(SLIDE_SCORES)
 TOKENS = [str(i) for i in range(N)]
 
 
-def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at the seed
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has started at the seed
     slide = torch.tensor(SLIDE_SCORES)
     is_lost = slide.isnan()
     scores = torch.where(is_lost, torch.randn(N, N), slide)
 
-    section(f"Lecture E's raw scores, {N} × {N}: a row for each query, a column for each key")
+    print_section(f"Lecture E's raw scores, {N} × {N}: a row for each query, a column for each key")
     rows = [["?" if isnan(number) else number for number in row] for row in slide.tolist()]
-    table(["", *TOKENS], [[name, *row] for name, row in zip(TOKENS, rows, strict=True)], digits=2)
-    say(f"""{int(is_lost.sum())} of the slide's {N * N} cells cannot be read in the text we have (?). Chance fills them
+    print_table(["", *TOKENS], [[name, *row] for name, row in zip(TOKENS, rows, strict=True)], digits=2)
+    print_text(f"""{int(is_lost.sum())} of the slide's {N * N} cells cannot be read in the text we have (?). Chance fills them
         here; the others are the slide's.""")
 
-    section("The mask: −∞ where the key comes after the query")
-    visible = CAUSAL.visible(N, N, scores.device)[0, 0]
+    print_section("The mask: −∞ where the key comes after the query")
+    visible = CAUSAL.to_dense(N, N, scores.device)[0, 0]
     masked = scores.masked_fill(~visible, float("-inf"))
-    matrix(masked, rows=TOKENS, columns=TOKENS)
-    slip("""it joins scores and mask by an “element-wise product”. The −∞ must be added: a negative score times −∞
+    print_matrix(masked, rows=TOKENS, columns=TOKENS)
+    print_slide_error("""it joins scores and mask by an “element-wise product”. The −∞ must be added: a negative score times −∞
         is +∞. See `qkv lesson wrong-masks`.""")
 
-    section("The softmax of each row: attention probabilities")
-    weights = weights_of(masked[None, None])[0, 0]
-    matrix(weights, rows=TOKENS, columns=TOKENS)
-    say(f"Rows sum to {weights.sum(-1).min().item():.4f} … {weights.sum(-1).max().item():.4f}.")
-    say("Query 3 can look at keys " + ", ".join(str(key) for key in weights[3].nonzero()[:, 0].tolist()) + ".")
+    print_section("The softmax of each row: attention probabilities")
+    weights = masked_softmax(masked[None, None])[0, 0]
+    print_matrix(weights, rows=TOKENS, columns=TOKENS)
+    print_text(f"Rows sum to {weights.sum(-1).min().item():.4f} … {weights.sum(-1).max().item():.4f}.")
+    print_text("Query 3 can look at keys " + ", ".join(str(key) for key in weights[3].nonzero()[:, 0].tolist()) + ".")
     _beside_the_slide(weights[N - 1])
     _five_by_five()
     return lambda: _draw(scores, masked, weights)
 
 
 def _beside_the_slide(last: Tensor) -> None:
-    section("Query 11 sees everything; its row beside the slide's")
-    table(
+    print_section("Query 11 sees everything; its row beside the slide's")
+    print_table(
         ["key", *TOKENS],
         [["computed", *last.tolist()], ["slide", *("?" if isnan(p) else p for p in SLIDE_LAST_ROW)]],
         digits=2,
@@ -69,10 +69,10 @@ def _beside_the_slide(last: Tensor) -> None:
 
 
 def _five_by_five() -> None:
-    section("Lecture D's 5 × 5")
-    visible = CAUSAL.visible(5, 5, torch.device("cpu"))[0, 0].tolist()
+    print_section("Lecture D's 5 × 5")
+    visible = CAUSAL.to_dense(5, 5, torch.device("cpu"))[0, 0].tolist()
     numbers = range(1, 6)
-    table(
+    print_table(
         ["", *(f"k{key}" for key in numbers)],
         [
             [f"q{q}", *(f"q{q}·k{k}" if sees else "−∞" for k, sees in zip(numbers, row, strict=True))]
@@ -80,17 +80,17 @@ def _five_by_five() -> None:
         ],
     )
     queries, keys = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 5, 8)
-    lookup = Lookup(queries=queries, keys=keys, values=keys, scale=8**-0.5, mask=CAUSAL)
-    say("With random q and k of width 8, scores q·k/√8 and their softmax:")
+    lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=8**-0.5, mask=CAUSAL)
+    print_text("With random q and k of width 8, scores q·k/√8 and their softmax:")
     names = [f"q{i}" for i in numbers]
-    matrix(lookup.scores()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])
-    matrix(lookup.weights()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])
+    print_matrix(lookup.scores()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])
+    print_matrix(lookup.weights()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])
 
 
 def _draw(scores: Tensor, masked: Tensor, weights: Tensor) -> Figure:
-    return heat_maps(
-        HeatMap(matrix=scores, rows=TOKENS, columns=TOKENS, title="raw scores", is_signed=True),
-        HeatMap(matrix=masked, rows=TOKENS, columns=TOKENS, title="with the mask: −∞ after the query", is_signed=True),
-        HeatMap(matrix=weights, rows=TOKENS, columns=TOKENS, title="softmax of each row: query 3 sees keys 0–3"),
+    return plot_heatmaps(
+        Heatmap(matrix=scores, rows=TOKENS, columns=TOKENS, title="raw scores", is_signed=True),
+        Heatmap(matrix=masked, rows=TOKENS, columns=TOKENS, title="with the mask: −∞ after the query", is_signed=True),
+        Heatmap(matrix=weights, rows=TOKENS, columns=TOKENS, title="softmax of each row: query 3 sees keys 0–3"),
         title="Scores → mask → probabilities (lecture E)",
     )

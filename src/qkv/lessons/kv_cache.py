@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from qkv.config import GPTConfig
-from qkv.cost import Mode, Workload, cache_bytes, flops
+from qkv.cost import Mode, Workload, cache_bytes, count_flops
 from qkv.inspection import new_figure
-from qkv.lessons.drawing import BLUE, ORANGE, Draw, Figure, label
-from qkv.lessons.printing import difference, say, section, slip, table
-from qkv.lessons.stopwatch import seconds
+from qkv.lessons.console import max_abs_difference, print_section, print_slide_error, print_table, print_text
+from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, label_axes
+from qkv.lessons.timer import best_of_n_seconds
 from qkv.models import GPT
 from qkv.nn import KVCache
 
@@ -30,7 +30,7 @@ class Measured:
     cache_bytes: int
 
 
-def lesson(seed: int) -> Draw:
+def lesson(seed: int) -> DrawFigure:
     model = GPT(CONFIG, seed=seed).eval()
     ids = torch.randint(CONFIG.vocab_size, (1, CONFIG.context_length))
     with torch.inference_mode():
@@ -42,21 +42,21 @@ def lesson(seed: int) -> Draw:
 
 
 def _same_answer(model: GPT, ids: Tensor) -> None:
-    section("The same answer with and without")
+    print_section("The same answer with and without")
     whole = model(ids[:, :64])
     cache = model.new_cache(batch=1, capacity=64)
     steps = torch.cat([model(ids[:, n : n + 1], cache=cache) for n in range(64)], dim=1)
-    say(f"""64 tokens one by one, each step reading one token and the cache: the logits differ from one pass over all
-        of them by at most {difference(whole, steps)}. It works because no token looks ahead: keys and values of the
+    print_text(f"""64 tokens one by one, each step reading one token and the cache: the logits differ from one pass over all
+        of them by at most {max_abs_difference(whole, steps)}. It works because no token looks ahead: keys and values of the
         past never change when a token is added.""")
-    slip("""E writes k_new = W·x[:, :−1]. In Python that is every token but the last; meant is x[:, −1:], the new one
+    print_slide_error("""E writes k_new = W·x[:, :−1]. In Python that is every token but the last; meant is x[:, −1:], the new one
         alone.""")
 
 
 def _filled(model: GPT, ids: Tensor, n: int) -> KVCache:
     """A cache that holds the tokens before the n-th."""
     cache = model.new_cache(batch=1, capacity=n)
-    model.states(ids[:, : n - 1], cache=cache)
+    model.hidden_states(ids[:, : n - 1], cache=cache)
     return cache
 
 
@@ -64,21 +64,21 @@ def _measure(model: GPT, ids: Tensor, n: int) -> Measured:
     # A step moves its cache on, so each repeat has its own.
     caches = iter([_filled(model, ids, n) for _ in range(9)])
     last = ids[:, n - 1 : n]
-    work = {mode: Workload(batch=1, length=n, mode=mode) for mode in (Mode.DECODE, Mode.FORWARD)}
+    work = {mode: Workload(batch_size=1, seq_len=n, mode=mode) for mode in (Mode.DECODE, Mode.FORWARD)}
     return Measured(
         n=n,
-        cached_ms=1e3 * seconds(lambda: model(last, cache=next(caches)), times=9),
-        recomputed_ms=1e3 * seconds(lambda: model(ids[:, :n]), times=5),
-        cached_flops=flops(model.config, work[Mode.DECODE]).forward,
-        recomputed_flops=flops(model.config, work[Mode.FORWARD]).forward,
+        cached_ms=1e3 * best_of_n_seconds(lambda: model(last, cache=next(caches)), times=9),
+        recomputed_ms=1e3 * best_of_n_seconds(lambda: model(ids[:, :n]), times=5),
+        cached_flops=count_flops(model.config, work[Mode.DECODE]).forward,
+        recomputed_flops=count_flops(model.config, work[Mode.FORWARD]).forward,
         cache_bytes=_filled(model, ids, n).n_bytes,
     )
 
 
 def _cost(measured: list[Measured]) -> None:
     d, n_layers = CONFIG.d_model, CONFIG.n_layers
-    section(f"The cost of step n (b = 1, d = {d}, L = {n_layers}, V = {CONFIG.vocab_size})")
-    table(
+    print_section(f"The cost of step n (b = 1, d = {d}, L = {n_layers}, V = {CONFIG.vocab_size})")
+    print_table(
         ["n", "FLOPs cached", "recomputed", "ratio", "ms cached", "recomputed", "ratio"],
         [(one.n, one.cached_flops, one.recomputed_flops, one.recomputed_flops / one.cached_flops,
           one.cached_ms, one.recomputed_ms, one.recomputed_ms / one.cached_ms) for one in measured],
@@ -87,21 +87,21 @@ def _cost(measured: list[Measured]) -> None:
     first, last = measured[0], measured[-1]
     slope = (last.cached_flops - first.cached_flops) // (last.n - first.n)
     fixed = first.cached_flops - slope * first.n
-    say(f"""With the cache a step costs {fixed:,} + {slope:,}·n FLOPs. The first number is the products with weights,
+    print_text(f"""With the cache a step costs {fixed:,} + {slope:,}·n FLOPs. The first number is the products with weights,
         O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * CONFIG.vocab_size:,}. The second is scores and mix,
         O(bnd): 4dL = {4 * d * n_layers:,} a token looked at. Recomputed, the step is a whole pass: O(bnd² + bn²d).""")
     cached = [fixed + slope * n for n in range(1, 1001)]
     recomputed = sum(n * one for n, one in enumerate(cached, start=1))
-    say(f"""A text of 1,000 tokens: {sum(cached) / 1e9:,.1f} GFLOP with the cache, {recomputed / 1e9:,.0f} without:
+    print_text(f"""A text of 1,000 tokens: {sum(cached) / 1e9:,.1f} GFLOP with the cache, {recomputed / 1e9:,.0f} without:
         {recomputed / sum(cached):,.0f} times as many.""")
 
 
 def _memory(measured: list[Measured]) -> None:
-    section("What the cache holds: 2·n·d·L numbers a text, 4 bytes each")
+    print_section("What the cache holds: 2·n·d·L numbers a text, 4 bytes each")
     width = CONFIG.d_model * CONFIG.n_layers
-    table(
+    print_table(
         ["n", "bytes of the real cache", "2·n·d·L·4", "by qkv.cost"],
-        [(one.n, one.cache_bytes, 2 * one.n * width * 4, cache_bytes(CONFIG, batch=1, length=one.n))
+        [(one.n, one.cache_bytes, 2 * one.n * width * 4, cache_bytes(CONFIG, batch_size=1, seq_len=one.n))
          for one in measured],
     )  # fmt: skip
 
@@ -113,8 +113,8 @@ def _draw(measured: list[Measured]) -> Figure:
         times.plot(POSITIONS, [getattr(one, f"{name}_ms") for one in measured], color=colour, marker=marker, label=name)
         counts.plot(POSITIONS, [getattr(one, f"{name}_flops") / 1e6 for one in measured], color=colour, marker=marker)
     times.legend(frameon=False, loc="upper left")
-    label(times, title="Time of one step, measured", x="position n", y="milliseconds")
+    label_axes(times, title="Time of one step, measured", x="position n", y="milliseconds")
     counts.set_yscale("log")
-    label(counts, title="Operations of one step, counted", x="position n", y="million FLOPs (log scale)")
+    label_axes(counts, title="Operations of one step, counted", x="position n", y="million FLOPs (log scale)")
     figure.suptitle("With a cache a step hardly grows with the text; without, it computes the whole text again")
     return figure

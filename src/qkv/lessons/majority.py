@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.nn import Attention, Heads, LayerNorm, TokenEmbedding, initialise
+from qkv.nn import Attention, HeadConfig, LayerNorm, TokenEmbedding, init_weights
 from qkv.tensors import Ids, Logits
 
 N_CLASSES, D, N = 10, 8, 31
@@ -17,9 +17,9 @@ class Counter(nn.Module):
         super().__init__()
         self.token = TokenEmbedding(N_CLASSES, D)
         self.norm = LayerNorm(D) if normed else nn.Identity()
-        self.attention = Attention(D, Heads.split(D, 1), bias=False)
+        self.attention = Attention(D, HeadConfig.split(D, 1), bias=False)
         self.answer = nn.Linear(D, N_CLASSES)
-        initialise(self, std=0.5, seed=seed)
+        init_weights(self, std=0.5, seed=seed)
 
     def forward(self, ids: Ids) -> Logits:
         return self.answer(self.attention(self.norm(self.token(ids))))
@@ -31,7 +31,7 @@ class Counter(nn.Module):
         """
         with torch.no_grad():
             x = self.norm(self.token(torch.arange(N_CLASSES)[None]))
-            queries = self.attention.query(x)[0] @ self.attention.key.weight
+            queries = self.attention.q_proj(x)[0] @ self.attention.k_proj.weight
             return torch.cosine_similarity(queries, torch.ones_like(queries), dim=-1).abs().mean().item()
 
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from qkv.choices import Activation, NormPosition
 from qkv.config import BERTConfig, GPTConfig
-from qkv.inspection import HeatMap, heat_maps, record
-from qkv.lessons.drawing import Draw
-from qkv.lessons.printing import matrix, say, section, table
+from qkv.inspection import Heatmap, plot_heatmaps, record
+from qkv.lessons.console import print_matrix, print_section, print_table, print_text
+from qkv.lessons.figure_style import DrawFigure
 from qkv.models import BERT, GPT
 
 SENTENCE = ["the", "cat", "sat", "on", "the", "mat"]
@@ -54,39 +54,39 @@ def as_bert(seed: int = 0) -> float:
     assert bert.embedding.segment is not None
     torch.nn.init.zeros_(bert.embedding.segment.weight)  # GPT knows no sentence A or B
     with torch.no_grad():
-        return (bert(IDS) - model.states(IDS)).abs().max().item()
+        return (bert(IDS) - model.hidden_states(IDS)).abs().max().item()
 
 
-def lesson(seed: int) -> Draw:
+def lesson(seed: int) -> DrawFigure:
     on, off = (weights(mask=mask, seed=seed) for mask in (True, False))
-    section("One block, one switch")
+    print_section("One block, one switch")
     sizes = [sum(p.numel() for p in gpt(mask=mask, seed=seed).blocks.parameters()) for mask in (True, False)]
-    table(["", "mask on: GPT", "mask off: BERT"], [
+    print_table(["", "mask on: GPT", "mask off: BERT"], [
         ("setting", "causal=True", "causal=False"),
         ("parameters of the block", f"{sizes[0]:,}", f"{sizes[1]:,}"),
         ("who is seen", "oneself and the past", "everyone"),
         ("what it is trained to say", "the next word, everywhere", "the hidden words, 15 %"),
         (f"predictions from these {len(SENTENCE)} words", str(len(SENTENCE)), f"{0.15 * len(SENTENCE):.1f}"),
     ])  # fmt: skip
-    section("Attention weights of a new block (random weights), mask on")
+    print_section("Attention weights of a new block (random weights), mask on")
     places = [str(t) for t in range(len(SENTENCE))]
-    matrix(on, rows=LABELS, columns=places)
-    section("The same block, mask off")
-    matrix(off, rows=LABELS, columns=places)
+    print_matrix(on, rows=LABELS, columns=places)
+    print_section("The same block, mask off")
+    print_matrix(off, rows=LABELS, columns=places)
 
-    section("Which outputs move when one input word is changed?")
+    print_section("Which outputs move when one input word is changed?")
     moves = [influence(mask=mask, seed=seed) > 1e-6 for mask in (True, False)]
-    table(["changed word", "mask on: outputs that move", "mask off"], [
+    print_table(["changed word", "mask on: outputs that move", "mask off"], [
         (label, *(" ".join(str(i) for i in m[t].nonzero().flatten().tolist()) for m in moves))
         for t, label in enumerate(LABELS)
     ])  # fmt: skip
-    say("""On: a word moves its own output and later ones, so each output may be asked for the *next* word. Off: every
+    print_text("""On: a word moves its own output and later ones, so each output may be asked for the *next* word. Off: every
         word moves all outputs, its own neighbours' too, so words must be hidden before they are asked for.""")
-    say(f"""And it is the same block: BERT built with GPT's weights and settings gives the same states as GPT with the
+    print_text(f"""And it is the same block: BERT built with GPT's weights and settings gives the same states as GPT with the
         mask off, max|difference| = {as_bert(seed):.1g}.""")
     grey = on.masked_fill(on == 0, float("-inf"))
     maps = [
-        HeatMap(matrix=m, rows=LABELS, columns=LABELS, title=title)
+        Heatmap(matrix=m, rows=LABELS, columns=LABELS, title=title)
         for m, title in ((grey, "mask on: GPT (−∞: may not look)"), (off, "mask off: BERT"))
     ]
-    return lambda: heat_maps(*maps, title="One block, the same weights: the mask alone makes it GPT's or BERT's")
+    return lambda: plot_heatmaps(*maps, title="One block, the same weights: the mask alone makes it GPT's or BERT's")

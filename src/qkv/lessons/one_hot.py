@@ -5,9 +5,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.inspection import new_figure
-from qkv.lessons.drawing import Draw, Figure, label
-from qkv.lessons.printing import matrix, say, section, shape, table
-from qkv.lessons.stopwatch import seconds
+from qkv.lessons.console import format_shape, print_matrix, print_section, print_table, print_text
+from qkv.lessons.figure_style import DrawFigure, Figure, label_axes
+from qkv.lessons.timer import best_of_n_seconds
 from qkv.nn import TokenEmbedding
 
 THANKS = {"thanks": 5, "for": 4000, "all": 10532, "the": 2224}
@@ -17,20 +17,20 @@ A_TOKEN = 7
 
 
 @torch.no_grad()
-def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at the seed
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has started at the seed
     small = _columns()
     _rows()
     return lambda: _draw(small)
 
 
 def _columns() -> TokenEmbedding:
-    section("Lecture A: 25 tokens, W is 10×25, Y = W·X picks a column")
+    print_section("Lecture A: 25 tokens, W is 10×25, Y = W·X picks a column")
     embedding = TokenEmbedding(25, 10)
     columns = embedding.weight.T
     one_hot = F.one_hot(torch.tensor(A_TOKEN), 25).float()
     picked = columns @ one_hot
     looked_up = embedding(torch.tensor([[A_TOKEN]]))[0, 0]
-    table(
+    print_table(
         ["", "shape", f"first five numbers, token {A_TOKEN}"],
         [
             ("X, one-hot", "25×1", f"a single 1, at place {int(one_hot.argmax())}"),
@@ -41,30 +41,30 @@ def _columns() -> TokenEmbedding:
     )
     every = torch.stack([columns @ row for row in torch.eye(25)])
     same = torch.equal(every, embedding(torch.arange(25)[None])[0])
-    say(f"""All 25 tokens, product against look-up: equal to the last bit: {same}. So the input can be the ids
+    print_text(f"""All 25 tokens, product against look-up: equal to the last bit: {same}. So the input can be the ids
         themselves, and W a table. A counts ids from 1 to 25; here, as in all code, from 0 to 24.""")
     return embedding
 
 
 def _rows() -> None:
-    section("Lecture D: “thanks for all the” = [5, 4000, 10532, 2224], E is |V|×d, x·E picks a row")
+    print_section("Lecture D: “thanks for all the” = [5, 4000, 10532, 2224], E is |V|×d, x·E picks a row")
     embedding = TokenEmbedding(VOCABULARY_SIZE, D_MODEL)
     ids = torch.tensor([list(THANKS.values())])
     one_hots = F.one_hot(ids[0], VOCABULARY_SIZE).float()
     product = one_hots @ embedding.weight
     looked_up = embedding(ids)[0]
-    say(f"""N = {len(THANKS)} one-hots at once: (N×|V|)·(|V|×d) = {shape(one_hots)} · {shape(embedding.weight)} =
-        {shape(product)}.""")
+    print_text(f"""N = {len(THANKS)} one-hots at once: (N×|V|)·(|V|×d) = {format_shape(one_hots)} · {format_shape(embedding.weight)} =
+        {format_shape(product)}.""")
     names = [f"row {i} ({word})" for word, i in THANKS.items()]
-    matrix(product, rows=names, columns=[f"[{j}]" for j in range(D_MODEL)])
-    say(f"Product against look-up: equal to the last bit: {torch.equal(product, looked_up)}.")
-    say("""The slide numbers the places of a one-hot from 1, so its row 5 is the fifth. A tokenizer's ids start at 0:
+    print_matrix(product, rows=names, columns=[f"[{j}]" for j in range(D_MODEL)])
+    print_text(f"Product against look-up: equal to the last bit: {torch.equal(product, looked_up)}.")
+    print_text("""The slide numbers the places of a one-hot from 1, so its row 5 is the fifth. A tokenizer's ids start at 0:
         row 5 is then the sixth.""")
 
-    section(f"The same answer, not the same work (|V| = {VOCABULARY_SIZE:,}, d = {D_MODEL})")
-    by_product = 1e6 * seconds(lambda: one_hots @ embedding.weight)
-    by_look_up = 1e6 * seconds(lambda: embedding(ids))
-    table(
+    print_section(f"The same answer, not the same work (|V| = {VOCABULARY_SIZE:,}, d = {D_MODEL})")
+    by_product = 1e6 * best_of_n_seconds(lambda: one_hots @ embedding.weight)
+    by_look_up = 1e6 * best_of_n_seconds(lambda: embedding(ids))
+    print_table(
         ["", "multiplications and additions", "numbers read", "microseconds here"],
         [
             ("product", 2 * one_hots.numel() * D_MODEL, one_hots.numel() + embedding.weight.numel(), by_product),
@@ -94,8 +94,8 @@ def _draw(embedding: TokenEmbedding) -> Figure:
     hot.set_yticks(range(4), [f"id {i}" for i in ids.tolist()])
     table_of_all.set_xticks(range(25))
     picked.set_xticks(range(4), [f"id {i}" for i in ids.tolist()])
-    label(hot, title="four one-hots, a row each: black is 1", x="", y="")
-    label(table_of_all, title="W, 10×25", x="token", y="width")
-    label(picked, title="W·X: the columns picked", x="", y="")
+    label_axes(hot, title="four one-hots, a row each: black is 1", x="", y="")
+    label_axes(table_of_all, title="W, 10×25", x="token", y="width")
+    label_axes(picked, title="W·X: the columns picked", x="", y="")
     figure.suptitle("A one-hot picks a column of W: a product that is a look-up")
     return figure

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.inspection import PictureLooks, over_pictures
-from qkv.lessons import captioning
-from qkv.lessons.drawing import Draw
-from qkv.lessons.printing import say, section, table
+from qkv.inspection import ImageAttention, plot_image_attention
+from qkv.lessons import caption_model
+from qkv.lessons.console import print_section, print_table, print_text
+from qkv.lessons.figure_style import DrawFigure
 from qkv.lessons.scenes import (
     COLOURS,
     N_ACROSS,
@@ -32,23 +32,23 @@ PLACES = {"a": 0, "colour": 1, "shape": 2, "relation": 3, "a, again": 4, "other 
 """Of the words in a caption."""
 
 
-def lesson(seed: int) -> Draw:
-    held_out = draw_scenes(N_ASKED, chance=np.random.default_rng(captioning.HELD_OUT), among=UNSEEN)
-    config = captioning.CONFIG
-    section("A picture as a sequence")
-    say(f"""Pictures of {SIDE}×{SIDE} pixels, drawn by this lesson: two shapes of {len(SHAPES)} kinds in {len(COLOURS)}
+def lesson(seed: int) -> DrawFigure:
+    held_out = draw_scenes(N_ASKED, chance=np.random.default_rng(caption_model.HELD_OUT), among=UNSEEN)
+    config = caption_model.CONFIG
+    print_section("A picture as a sequence")
+    print_text(f"""Pictures of {SIDE}×{SIDE} pixels, drawn by this lesson: two shapes of {len(SHAPES)} kinds in {len(COLOURS)}
         colours. Cut into {N_ACROSS}×{N_ACROSS} patches of {PATCH}×{PATCH} pixels, a picture is a sequence of
         {N_ACROSS**2} vectors of {config.d_patch} numbers. Times a matrix they are as wide as the model: a word's
         embedding is the same product, of a one-hot and a table. All else is the encoder–decoder that translates.""")
-    say(f"""“{_said(held_out, 0)}”: first the shape on the left where they stand side by side, else the upper one.
+    print_text(f"""“{_said(held_out, 0)}”: first the shape on the left where they stand side by side, else the upper one.
         {len(UNSEEN)} of the {len(SEEN) + len(UNSEEN)} pairs of shapes are never shown in training; they are asked for
         at the end.""")
-    model = captioning.learn(seed=seed, n_steps=N_STEPS, report=_report)
-    written = captioning.captions(model, held_out.patches)
+    model = caption_model.learn(seed=seed, n_steps=N_STEPS, report=_report)
+    written = caption_model.captions(model, held_out.patches)
     _score(model, held_out, written)
     _where(model, held_out)
     _forbidden(model, held_out)
-    return lambda: over_pictures(
+    return lambda: plot_image_attention(
         *(_looks(model, held_out, i, written[i]) for i in range(N_DRAWN)),
         title="Where each word looks while the caption is written (pairs of shapes that training never showed)",
     )
@@ -65,27 +65,27 @@ def _said(scenes: Scenes, number: int) -> str:
 
 
 def _score(model: Seq2Seq, unseen: Scenes, written: list[list[int]]) -> None:
-    section(f"Captions of {N_ASKED} new pictures, written word by word: how many are right as a whole")
-    seen = draw_scenes(N_ASKED, chance=np.random.default_rng(captioning.HELD_OUT), among=SEEN)
+    print_section(f"Captions of {N_ASKED} new pictures, written word by word: how many are right as a whole")
+    seen = draw_scenes(N_ASKED, chance=np.random.default_rng(caption_model.HELD_OUT), among=SEEN)
     rows = []
     for name, scenes, said in (
-        ("pairs that training showed", seen, captioning.captions(model, seen.patches)),
+        ("pairs that training showed", seen, caption_model.captions(model, seen.patches)),
         ("pairs that it never showed", unseen, written),
     ):
         n_right = sum(one == wanted for one, wanted in zip(said, scenes.captions.tolist(), strict=True))
         rows.append((name, n_right, f"{n_right / N_ASKED:.1%}"))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    table(["", "right", "share"], rows)
-    say(f"{n_parameters:,} parameters, {N_STEPS} steps of {captioning.BATCH} pictures, each picture drawn once.")
+    print_table(["", "right", "share"], rows)
+    print_text(f"{n_parameters:,} parameters, {N_STEPS} steps of {caption_model.BATCH} pictures, each picture drawn once.")
 
 
 def _where(model: Seq2Seq, scenes: Scenes) -> None:
-    section("Where the look that chooses a word goes (mean of the heads)")
-    weights = captioning.looks(model, scenes.patches, scenes.captions)
+    print_section("Where the look that chooses a word goes (mean of the heads)")
+    weights = caption_model.looks(model, scenes.patches, scenes.captions)
     on = torch.stack([(weights * scenes.inked[:, i, None]).sum(-1).mean(0) for i in range(2)], dim=1)
     rows = [(name, *on[place].tolist(), 1 - float(on[place].sum())) for name, place in PLACES.items()]
     chance = scenes.inked.float().mean((0, 2)).tolist()
-    table(
+    print_table(
         ["word", "first shape", "second shape", "ground"],
         [*rows, ("an even glance", *chance, 1 - sum(chance))],
         digits=2,
@@ -93,15 +93,15 @@ def _where(model: Seq2Seq, scenes: Scenes) -> None:
 
 
 def _forbidden(model: Seq2Seq, scenes: Scenes) -> None:
-    section("Is it read there? The same, with looks at one shape forbidden: share of words right")
+    print_section("Is it read there? The same, with looks at one shape forbidden: share of words right")
     rules = {"nothing": None, "the first shape": scenes.inked[:, 0], "the second shape": scenes.inked[:, 1]}
-    rows = [(name, *captioning.right_words(model, scenes, hidden=rule).tolist()[1:7]) for name, rule in rules.items()]
-    table(["forbidden", *list(PLACES)[1:]], rows, digits=2)
-    say(f"""What is said of the other shape stays. What is said of this one becomes a guess, 1 of {len(COLOURS)} colours
+    rows = [(name, *caption_model.right_words(model, scenes, hidden=rule).tolist()[1:7]) for name, rule in rules.items()]
+    print_table(["forbidden", *list(PLACES)[1:]], rows, digits=2)
+    print_text(f"""What is said of the other shape stays. What is said of this one becomes a guess, 1 of {len(COLOURS)} colours
         and 1 of {len(SHAPES)} shapes, and so does the relation, 1 of {len(RELATIONS)}, for which both are needed.""")
 
 
-def _looks(model: Seq2Seq, scenes: Scenes, number: int, ids: list[int]) -> PictureLooks:
+def _looks(model: Seq2Seq, scenes: Scenes, number: int, ids: list[int]) -> ImageAttention:
     words = words_of(ids)
-    weights = captioning.looks(model, scenes.patches[number, None], torch.tensor([ids]))[0, : len(words)]
-    return PictureLooks(picture=scenes.pictures[number], words=words, weights=weights, n_across=N_ACROSS)
+    weights = caption_model.looks(model, scenes.patches[number, None], torch.tensor([ids]))[0, : len(words)]
+    return ImageAttention(image=scenes.pictures[number], words=words, weights=weights, patches_per_row=N_ACROSS)

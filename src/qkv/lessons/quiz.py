@@ -6,10 +6,10 @@ from qkv.choices import PositionKind
 from qkv.config import GPTConfig
 from qkv.inspection import new_figure
 from qkv.lessons import quiz_cost, wirings
-from qkv.lessons.drawing import BLUE, ORANGE, Draw, Figure, label
-from qkv.lessons.printing import say, section, slip, table
+from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
+from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, label_axes
 from qkv.models import GPT
-from qkv.nn import CAUSAL, Attention, Heads, Lookup, TokenEmbedding, weights_of
+from qkv.nn import CAUSAL, Attention, AttentionInputs, HeadConfig, TokenEmbedding, masked_softmax
 
 SMALL = GPTConfig(
     vocab_size=101, context_length=32, d_model=48, n_heads=4, n_layers=2, positions=PositionKind.SINUSOIDAL,
@@ -17,10 +17,10 @@ SMALL = GPTConfig(
 )  # fmt: skip
 
 PARTS = {
-    "2. W_q and W_k (and W_v)": (".query.", ".key.", ".value."),
-    "7. W_o": (".output.",),
+    "2. W_q and W_k (and W_v)": (".q_proj.", ".k_proj.", ".v_proj."),
+    "7. W_o": (".out_proj.",),
     "5. the embedding matrix (also the unembedding)": ("embedding.",),
-    "6. W_1 and W_2 in the FFN": (".expand.", ".contract."),
+    "6. W_1 and W_2 in the FFN": (".up_proj.", ".down_proj."),
     "not on the slide: γ of the LayerNorms": ("norm.",),
 }
 """The slide's options that are parameters, and how their names here can be told."""
@@ -35,63 +35,63 @@ def trained(model: GPT) -> dict[str, int]:
     return sizes
 
 
-def lesson(seed: int) -> Draw:
+def lesson(seed: int) -> DrawFigure:
     model = GPT(SMALL, seed=seed).eval()
-    section("A: if X is one-hot at j, what is W·X?")
+    print_section("A: if X is one-hot at j, what is W·X?")
     columns = TokenEmbedding(25, 10).weight.T
     gap = (columns @ torch.eye(25)[7] - columns[:, 7]).abs().max().item()
-    say(f"Column w_j: for W 10×25 and j = 7, max|W·X − w_7| = {gap:.1g}. So the product is a look-up.")
+    print_text(f"Column w_j: for W 10×25 and j = 7, max|W·X − w_7| = {gap:.1g}. So the product is a look-up.")
     _what_is_trained(model)
     _attention_questions()
     _why_mask(model)
-    section("E: which encoder–decoder wiring is right?")
+    print_section("E: which encoder–decoder wiring is right?")
     wirings.answer(wirings.new_model(seed))
     encoder_decoder = quiz_cost.answer(seed)
     return lambda: _draw(trained(model), encoder_decoder)
 
 
 def _what_is_trained(model: GPT) -> None:
-    section("E: what do we optimise when we train a Transformer?")
+    print_section("E: what do we optimise when we train a Transformer?")
     assert model.embedding.position is not None
-    table(["option", "numbers with requires_grad"], [
+    print_table(["option", "numbers with requires_grad"], [
         ("1. X and y", 0), ("3. the softmax function", 0),
         ("4. sine/cos positional encodings", sum(p.numel() for p in model.embedding.position.parameters())),
         *trained(model).items(), ("all", sum(p.numel() for p in model.parameters() if p.requires_grad)),
     ])  # fmt: skip
-    say("Answer: 2, 5, 6 and 7. Data, softmax and sinusoids have nothing to train.")
+    print_text("Answer: 2, 5, 6 and 7. Data, softmax and sinusoids have nothing to train.")
     shape = "×".join(str(size) for size in model.unembedding.weight.shape)
-    slip(f"E writes the logits as xW_E. W_E is V×d (here {shape}), so they are x·W_Eᵀ, n×V.")
+    print_slide_error(f"E writes the logits as xW_E. W_E is V×d (here {shape}), so they are x·W_Eᵀ, n×V.")
 
 
 def _attention_questions() -> None:
-    section("E: why √d? Does it batch? Why mask before the softmax?")
+    print_section("E: why √d? Does it batch? Why mask before the softmax?")
     rows = []
     for d in (4, 64, 1024):
         queries, keys = torch.randn(2, 1, 1, 256, d)
         for scale, name in ((1.0, "q·k"), (d**-0.5, "q·k/√d")):
-            lookup = Lookup(queries=queries, keys=keys, values=keys, scale=scale)
+            lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=scale)
             rows.append((d, name, lookup.scores().var().item(), lookup.weights().amax(-1).mean().item()))
-    table(["d", "scores", "variance", "largest of 256 weights"], rows, digits=3)
-    say("Why √d: it keeps the variance at 1 for any d; without it the softmax picks one key.")
-    attention, x = Attention(48, Heads.split(48, 4)), torch.randn(7, 11, 48)
+    print_table(["d", "scores", "variance", "largest of 256 weights"], rows, digits=3)
+    print_text("Why √d: it keeps the variance at 1 for any d; without it the softmax picks one key.")
+    attention, x = Attention(48, HeadConfig.split(48, 4)), torch.randn(7, 11, 48)
     with torch.no_grad():
         alone = torch.cat([attention(row[None]) for row in x])
         gap = (attention(x) - alone).abs().max().item()
-    say(f"Batches: yes. 7 sequences at once (7×11×48) and one by one: max|difference| = {gap:.1g}.")
+    print_text(f"Batches: yes. 7 sequences at once (7×11×48) and one by one: max|difference| = {gap:.1g}.")
     scores = torch.randn(1, 1, 5, 5)
-    visible = CAUSAL.visible(5, 5, scores.device)
-    before = weights_of(scores.masked_fill(~visible, float("-inf")))
-    after = weights_of(scores) * visible
+    visible = CAUSAL.to_dense(5, 5, scores.device)
+    before = masked_softmax(scores.masked_fill(~visible, float("-inf")))
+    after = masked_softmax(scores) * visible
     gap = (after / after.sum(-1, keepdim=True) - before).abs().max().item()
-    table(["row", "sum, masked before", "sum, masked after"], [
+    print_table(["row", "sum, masked before", "sum, masked after"], [
         (i, before[0, 0, i].sum().item(), after[0, 0, i].sum().item()) for i in range(5)
     ])  # fmt: skip
-    say(f"""Masked after the softmax the rows no longer sum to 1; divided by their sums they are right again
+    print_text(f"""Masked after the softmax the rows no longer sum to 1; divided by their sums they are right again
         (max|difference| {gap:.0e}). Lesson wrong-masks trains both.""")
 
 
 def _why_mask(model: GPT) -> None:
-    section("E: what is the point of attention masking during training?")
+    print_section("E: what is the point of attention masking during training?")
     ids = torch.randint(SMALL.vocab_size, (1, 12))
     changed = ids.clone()
     changed[0, 8:] = (changed[0, 8:] + 1) % SMALL.vocab_size
@@ -99,11 +99,11 @@ def _why_mask(model: GPT) -> None:
     free.load_state_dict(model.state_dict())
     with torch.no_grad():
         moves = [(m(changed) - m(ids))[0, :8].abs().max().item() for m in (model, free)]
-    table(["", "mask on", "mask off"], [
+    print_table(["", "mask on", "mask off"], [
         ("A. operations of one pass", *(quiz_cost.flops(m, ids) for m in (model, free))),
         ("B. largest move of logits 0–7 when tokens 8–11 change", *(f"{move:.1g}" for move in moves)),
     ])  # fmt: skip
-    say("""Answer: B. It keeps the future out. It saves no operations by itself (A; the plain product computes
+    print_text("""Answer: B. It keeps the future out. It saves no operations by itself (A; the plain product computes
         all scores), and it highlights nothing (C): among the tokens it allows, the scores decide.""")
 
 
@@ -114,7 +114,7 @@ def _draw(sizes: dict[str, int], encoder_decoder: dict[str, list[int]]) -> Figur
     bars.bar_label(bars.barh(names, list(sizes.values()), color=BLUE), fmt="{:,.0f}", padding=3)
     bars.invert_yaxis()
     bars.margins(x=0.15)
-    label(bars, title="What is trained (a small GPT)", x="numbers with a gradient", y="")
+    label_axes(bars, title="What is trained (a small GPT)", x="numbers with a gradient", y="")
     quiz_cost.draw(lines, encoder_decoder, colours=(BLUE, ORANGE))
     figure.suptitle("Two quizzes of lecture E: what is trained, and what an encoder–decoder costs")
     return figure

@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.config import GPTConfig
-from qkv.inspection import HeatMap, Trace, change, cut_edge, heat_maps, record
-from qkv.lessons.drawing import Draw
-from qkv.lessons.printing import say, section, table
+from qkv.inspection import ActivationRecord, Heatmap, intervene, mask_attention, plot_heatmaps, record
+from qkv.lessons.console import print_section, print_table, print_text
+from qkv.lessons.figure_style import DrawFigure
 from qkv.models import GPT
 
 SENTENCE = ("the", "animal", "did", "not", "cross", "because", "it", "was", "tired")
@@ -18,7 +18,7 @@ OTHER = len(SENTENCE)
 """The id put in another token's place."""
 SOURCE, TARGET = SENTENCE.index("animal"), SENTENCE.index("it")
 N_LAYERS = 3
-PLACES = [f"blocks.{layer}.residual_{part}" for layer in range(N_LAYERS) for part in ("pre", "mid", "post")]
+PLACES = [f"blocks.{layer}.resid_{part}" for layer in range(N_LAYERS) for part in ("pre", "mid", "post")]
 
 
 def model(seed: int = 0) -> GPT:
@@ -29,8 +29,8 @@ def model(seed: int = 0) -> GPT:
     return GPT(config, seed=seed).eval()
 
 
-def streams(gpt: GPT, ids: Int[Tensor, "1 position"]) -> Trace:
-    with record(gpt, "blocks.*.residual_*", "blocks.*_write") as trace, torch.no_grad():
+def streams(gpt: GPT, ids: Int[Tensor, "1 position"]) -> ActivationRecord:
+    with record(gpt, "blocks.*.resid_*", "blocks.*_out") as trace, torch.no_grad():
         gpt(ids)
     return trace
 
@@ -47,42 +47,42 @@ def edges_cut(gpt: GPT, *, queries: list[int]) -> ExitStack:
     """Inside, none of these positions may look at SOURCE, in any layer."""
     stack = ExitStack()
     for query in queries:
-        stack.enter_context(cut_edge(gpt, "blocks.*.attention", query=query, key=SOURCE))
+        stack.enter_context(mask_attention(gpt, "blocks.*.attention", query=query, key=SOURCE))
     return stack
 
 
-def lesson(seed: int) -> Draw:
+def lesson(seed: int) -> DrawFigure:
     gpt = model(seed)
     trace = streams(gpt, IDS)
-    section(f"The stream of “{SENTENCE[TARGET]}”: what each part adds to one vector (a new GPT, random weights)")
+    print_section(f"The stream of “{SENTENCE[TARGET]}”: what each part adds to one vector (a new GPT, random weights)")
     start = trace[PLACES[0]][0, TARGET]
     rows, total = [("token + position", start.norm().item(), start.norm().item(), 1.0)], start
     for layer in range(N_LAYERS):
-        for part in ("attention", "feedforward"):
-            write = trace[f"blocks.{layer}.{part}_write"][0, TARGET]
+        for part in ("attention", "feed_forward"):
+            write = trace[f"blocks.{layer}.{part}_out"][0, TARGET]
             total = total + write
             likeness = torch.cosine_similarity(total, start, dim=0).item()
             rows.append((f"block {layer}, {part}", write.norm().item(), total.norm().item(), likeness))
-    table(["part", "‖what it adds‖", "‖stream‖ after it", "cosine with the start"], rows, digits=3)
+    print_table(["part", "‖what it adds‖", "‖stream‖ after it", "cosine with the start"], rows, digits=3)
     gap = (total - trace[PLACES[-1]][0, TARGET]).abs().max().item()
-    say(f"Start plus all that was added is the stream that comes out on top: max|difference| = {gap:.1g}.")
+    print_text(f"Start plus all that was added is the stream that comes out on top: max|difference| = {gap:.1g}.")
 
     free = moved(gpt, at=SOURCE)
-    section(f"Exchange “{SENTENCE[SOURCE]}” and watch the stream of “{SENTENCE[TARGET]}”")
+    print_section(f"Exchange “{SENTENCE[SOURCE]}” and watch the stream of “{SENTENCE[TARGET]}”")
     with edges_cut(gpt, queries=[TARGET]):
         direct = moved(gpt, at=SOURCE)
     with edges_cut(gpt, queries=list(range(SOURCE + 1, len(SENTENCE)))):
         every = moved(gpt, at=SOURCE)
-    with change(gpt, {"blocks.*.attention_write": 0.0}):
+    with intervene(gpt, {"blocks.*.attention_out": 0.0}):
         silent = moved(gpt, at=SOURCE)
     backwards = moved(gpt, at=len(SENTENCE) - 1)
     runs = (free, direct, every, silent, backwards)
-    table(
+    print_table(
         ["place", "free", "it→animal cut", "all→animal cut", "no attention", "later word"],
         [(place, *(run[i, TARGET].item() for run in runs)) for i, place in enumerate(PLACES)],
         digits=3,
     )
-    say(f"""The stream is untouched until the first attention has written (residual_mid of block 0): only attention
+    print_text(f"""The stream is untouched until the first attention has written (resid_mid of block 0): only attention
         moves information between tokens; feed-forward, norms and sums work on one token alone. Cut the edge
         it→animal in all layers and the news still comes by detours ({direct[-1, TARGET].item():.3f} at the top),
         through tokens that read *animal* and are read by *it* a layer later. Cut every edge to *animal*, or silence
@@ -90,9 +90,9 @@ def lesson(seed: int) -> Draw:
         word, “{SENTENCE[-1]}”, exchanged; it never arrives, the mask forbids it.""")
     short = [place.removeprefix("blocks.").replace(".residual_", " ") for place in PLACES]
     maps = [
-        HeatMap(
+        Heatmap(
             matrix=run, rows=short, columns=SENTENCE, title=title, row_axis="block and place", column_axis="stream of"
         )
         for run, title in ((free, "free"), (direct, "edge it→animal cut in every block"))
     ]
-    return lambda: heat_maps(*maps, title="“animal” exchanged: how far every token's residual stream moves")
+    return lambda: plot_heatmaps(*maps, title="“animal” exchanged: how far every token's residual stream moves")

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.nn import cut_in_patches
+from qkv.nn import split_into_patches
 from qkv.tensors import Ids, Patches
 
 SIDE, PATCH = 36, 4
@@ -42,7 +42,7 @@ class Scenes:
 
     @cached_property
     def patches(self) -> Patches:
-        return cut_in_patches(self.pictures, PATCH)
+        return split_into_patches(self.pictures, PATCH)
 
 
 def draw_scenes(n: int, *, chance: np.random.Generator, among: NDArray[np.int64] = SEEN) -> Scenes:
@@ -56,7 +56,7 @@ def draw_scenes(n: int, *, chance: np.random.Generator, among: NDArray[np.int64]
     first_colour, first_shape, first_relation = (WORDS.index(kind[0]) for kind in (list(COLOURS), SHAPES, RELATIONS))
     caption = (a, first_colour + colour, first_shape + shape, first_relation + relation,
                a, first_colour + other_colour, first_shape + other_shape, end)  # fmt: skip
-    one, other = (cut_in_patches(torch.from_numpy(ink[..., None]), PATCH).sum(-1) for ink in inks)
+    one, other = (split_into_patches(torch.from_numpy(ink[..., None]), PATCH).sum(-1) for ink in inks)
     return Scenes(
         pictures=torch.from_numpy(GROUND + (inks[..., None] * colours[:, :, None, None]).sum(0)),
         captions=torch.from_numpy(np.stack(caption, 1)),

@@ -4,14 +4,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.nn import CAUSAL, Attention, Heads, LearnedPositions, initialise
+from qkv.nn import CAUSAL, Attention, HeadConfig, LearnedPositions, init_weights
 from qkv.tensors import Logits, Residual
 
 
 class ToyHead(nn.Module):
     """T×V in, T×V logits out: position table, one head with bias-free Q K V of width H, scale, masked softmax.
 
-    Its `attention.output` (H×V) is the layer that the slide's code leaves out.
+    Its `attention.out_proj` (H×V) is the layer that the slide's code leaves out.
     """
 
     def __init__(
@@ -19,15 +19,15 @@ class ToyHead(nn.Module):
         causal: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        heads = Heads(n_heads=1, n_kv_heads=1, d_head=d_head, d_value=d_head)
+        heads = HeadConfig(n_heads=1, n_kv_heads=1, d_head=d_head, d_value=d_head)
         self.position = LearnedPositions(n_positions, vocab_size) if with_positions else None
         self.attention = Attention(vocab_size, heads, bias=False)
         self.mask = CAUSAL if causal else None
         # As wide as Keras draws a 7×20 matrix and a table of positions: positions that start as large as the
         # tokens are often all that the head ever looks at.
-        initialise(self.attention, std=0.27, seed=seed)
+        init_weights(self.attention, std=0.27, seed=seed)
         if self.position is not None:
-            initialise(self.position, std=0.03, seed=seed + 1)
+            init_weights(self.position, std=0.03, seed=seed + 1)
 
     def forward(self, x: Residual) -> Logits:
         if self.position is not None:

@@ -5,9 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.inspection import HeatMap, heat_maps, record
-from qkv.lessons.drawing import Draw
-from qkv.lessons.printing import matrix, say, section, slip, table
+from qkv.inspection import Heatmap, plot_heatmaps, record
+from qkv.lessons.console import print_matrix, print_section, print_slide_error, print_table, print_text
+from qkv.lessons.figure_style import DrawFigure
 from qkv.lessons.toy_head import ToyHead, train
 
 WORDS = ("<start>", "the", "man", "chicken", "ordered")
@@ -49,63 +49,63 @@ def learn(seed: int, *, with_positions: bool = True, causal: bool = True) -> tup
         return head, head(bigram()[None])[0].softmax(-1)
 
 
-def lesson(seed: int) -> Draw:
+def lesson(seed: int) -> DrawFigure:
     x, target = bigram(), wanted()
-    section("The data: one sequence, T = 6, and its bigram table X (T×V), V = 5")
-    table(["token", "id"], [(word, i) for i, word in enumerate(WORDS, start=1)])
-    say(f"<start> the man ordered the chicken = {list(IDS)}. X says what follows a token anywhere in the data:")
-    matrix(x, rows=LABELS, columns=WORDS)
-    say("The target tells the two *the* apart: → man at position 1, → chicken at position 4.")
-    matrix(target, rows=LABELS, columns=WORDS)
+    print_section("The data: one sequence, T = 6, and its bigram table X (T×V), V = 5")
+    print_table(["token", "id"], [(word, i) for i, word in enumerate(WORDS, start=1)])
+    print_text(f"<start> the man ordered the chicken = {list(IDS)}. X says what follows a token anywhere in the data:")
+    print_matrix(x, rows=LABELS, columns=WORDS)
+    print_text("The target tells the two *the* apart: → man at position 1, → chicken at position 4.")
+    print_matrix(target, rows=LABELS, columns=WORDS)
     best = _no_mix_reaches_it(x, target)
     learned = _a_head_reaches_it(seed, x)
     _which_part_does_it(seed)
     titles = ("X: bigram table", "best W·X (least squares)", "learned head on X + positions")
     maps = [
-        HeatMap(matrix=m, rows=LABELS, columns=WORDS, title=title, row_axis="position", column_axis="next token")
+        Heatmap(matrix=m, rows=LABELS, columns=WORDS, title=title, row_axis="position", column_axis="next token")
         for m, title in zip((x, best, learned), titles, strict=True)
     ]
-    return lambda: heat_maps(*maps, title="Five tokens: no mix of X's rows tells man from chicken; a learned head does")
+    return lambda: plot_heatmaps(*maps, title="Five tokens: no mix of X's rows tells man from chicken; a learned head does")
 
 
 def _no_mix_reaches_it(x: Table, target: Table) -> Table:
-    section("No W·X reaches the target, whatever W")
+    print_section("No W·X reaches the target, whatever W")
     gap = (x[:, MAN] - x[:, CHICKEN]).abs().max().item()
-    say(f"""Columns man and chicken of X are equal: max|difference| = {gap:.0f}. W mixes rows, so they stay equal
+    print_text(f"""Columns man and chicken of X are equal: max|difference| = {gap:.0f}. W mixes rows, so they stay equal
         in every W·X; in the target they differ. The best W by least squares gives:""")
     best = best_mix(x)
-    matrix(best, rows=LABELS, columns=WORDS)
+    print_matrix(best, rows=LABELS, columns=WORDS)
     distance = (best - target).square().sum().item()
-    say(f"Squared distance to the target: {distance:.2f}; the two rows of *the* stay at half and half.")
+    print_text(f"Squared distance to the target: {distance:.2f}; the two rows of *the* stay at half and half.")
     zeroed = x.clone()
     zeroed[-1] = 0
     without = (best_mix(zeroed) - target).square().sum().item()
-    slip(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, column <start>
+    print_slide_error(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, column <start>
         of X is empty and the target's last row cannot be reached either: the best squared distance becomes
         {without:.2f}.""")
     return best
 
 
 def _a_head_reaches_it(seed: int, x: Table) -> Table:
-    section("A learned head on X + positions reaches it: softmax(QKᵀ/√H)·V·W_out")
+    print_section("A learned head on X + positions reaches it: softmax(QKᵀ/√H)·V·W_out")
     head, learned = learn(seed)
     with record(head, "attention.weights") as trace, torch.no_grad():
         head(x[None])
-    matrix(learned, rows=LABELS, columns=WORDS, digits=3)
-    say("Its attention weights (T×T), masked before the softmax:")
-    matrix(trace["attention.weights"][0, 0], rows=LABELS, columns=[row.split()[0] for row in LABELS], digits=3)
-    slip("""A's text takes softmax(W ⊙ Mask): a masked score of 0 still gets weight. A's code gives the mask to
+    print_matrix(learned, rows=LABELS, columns=WORDS, digits=3)
+    print_text("Its attention weights (T×T), masked before the softmax:")
+    print_matrix(trace["attention.weights"][0, 0], rows=LABELS, columns=[row.split()[0] for row in LABELS], digits=3)
+    print_slide_error("""A's text takes softmax(W ⊙ Mask): a masked score of 0 still gets weight. A's code gives the mask to
         the softmax, which is right, and so do we. Lesson wrong-masks compares them.""")
     return learned
 
 
 def _which_part_does_it(seed: int) -> None:
-    section("Which part tells the two 'the' apart?")
+    print_section("Which part tells the two 'the' apart?")
     rows = []
     for with_positions, causal in ((True, True), (True, False), (False, True), (False, False)):
         _, p = learn(seed, with_positions=with_positions, causal=causal)
         on = ["yes" if part else "no" for part in (with_positions, causal)]
         rows.append((*on, p[1, MAN].item(), p[4, CHICKEN].item()))
-    table(["positions", "causal mask", "the → man at 1", "the → chicken at 4"], rows, digits=3)
-    say("""Rows 1 and 4 of X are equal. Positions tell them apart; so does the mask, for position 4 sees more
+    print_table(["positions", "causal mask", "the → man at 1", "the → chicken at 4"], rows, digits=3)
+    print_text("""Rows 1 and 4 of X are equal. Positions tell them apart; so does the mask, for position 4 sees more
         than position 1. With neither, both see the same and must answer the same.""")

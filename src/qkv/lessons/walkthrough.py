@@ -4,9 +4,16 @@ import torch
 from torch import Tensor
 
 from qkv.inspection import new_figure, record
-from qkv.lessons.drawing import BLUE, GREEN, ORANGE, SKY, Draw, Figure, label
-from qkv.lessons.printing import difference, matrix, say, section, slip, table
-from qkv.nn import Attention, Heads
+from qkv.lessons.console import (
+    max_abs_difference,
+    print_matrix,
+    print_section,
+    print_slide_error,
+    print_table,
+    print_text,
+)
+from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, SKY, DrawFigure, Figure, label_axes
+from qkv.nn import Attention, HeadConfig
 
 D_KEY, D_VALUE = 64, 4
 SLIDE_SCORES = (112.0, 96.0, 16.0, 8.0)
@@ -16,18 +23,18 @@ SUB = "₁₂₃₄"
 COLUMNS = ("[0]", "[1]", "[2]", "[3]")
 
 
-def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at the seed
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has started at the seed
     wanted = torch.cat((torch.tensor([SLIDE_SCORES]), 8.0 * torch.randint(0, 15, (3, 4))))
     attention = _head_with(wanted)
     with torch.no_grad(), record(attention, "queries", "keys", "values", "weights") as seen:
         output = attention(INPUTS[None])[0]
     queries, keys, values = (seen[name][0, 0] for name in ("queries", "keys", "values"))
 
-    section("1. Each input gives a query, a key and a value: q = W_q·x, k = W_k·x, v = W_v·x")
-    say(f"""The slide shows scores, not vectors. Here W_q and W_k are built so that q₁·k₁ … q₁·k₄ are exactly the
+    print_section("1. Each input gives a query, a key and a value: q = W_q·x, k = W_k·x, v = W_v·x")
+    print_text(f"""The slide shows scores, not vectors. Here W_q and W_k are built so that q₁·k₁ … q₁·k₄ are exactly the
         slide's scores; queries and keys have width {D_KEY}, so that √{D_KEY} = {D_KEY**0.5:g} is the slide's divisor.
         The values and the queries 2 to 4 are drawn by chance.""")
-    table(
+    print_table(
         ["", "x", f"first 4 of q's {D_KEY}", f"first 4 of k's {D_KEY}", "v"],
         [(f"{i + 1}", *(_row(part[i]) for part in (INPUTS, queries, keys, values))) for i in range(4)],
     )
@@ -36,13 +43,13 @@ def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at t
     _scores_to_weights(scores[0], weights[0])
     _weighted_sum(weights[0], values, output[0])
 
-    section("5. The same for x₂, x₃, x₄")
+    print_section("5. The same for x₂, x₃, x₄")
     names = [f"token {i + 1}" for i in range(4)]
-    matrix(scores, rows=[f"q{i}" for i in SUB], columns=names, corner="score", digits=0)
-    matrix(weights, rows=[f"q{i}" for i in SUB], columns=names, corner="weight", digits=4)
-    matrix(output, rows=[f"z{i}" for i in SUB], columns=list(COLUMNS), corner="Σ a·v", digits=4)
+    print_matrix(scores, rows=[f"q{i}" for i in SUB], columns=names, corner="score", digits=0)
+    print_matrix(weights, rows=[f"q{i}" for i in SUB], columns=names, corner="weight", digits=4)
+    print_matrix(output, rows=[f"z{i}" for i in SUB], columns=list(COLUMNS), corner="Σ a·v", digits=4)
     by_hand = torch.softmax(scores / D_KEY**0.5, dim=-1) @ values
-    say(f"By hand and by `Attention`: largest difference {difference(by_hand, output)}.")
+    print_text(f"By hand and by `Attention`: largest difference {max_abs_difference(by_hand, output)}.")
     return lambda: _draw(weights)
 
 
@@ -55,18 +62,18 @@ def _head_with(scores: Tensor) -> Attention:
     keys = keys[1:5]
     queries = scores @ keys / D_KEY
     values = torch.randint(-5, 6, (4, D_VALUE)).float()
-    heads = Heads(n_heads=1, n_kv_heads=1, d_head=D_KEY, d_value=D_VALUE)
+    heads = HeadConfig(n_heads=1, n_kv_heads=1, d_head=D_KEY, d_value=D_VALUE)
     attention = Attention(INPUTS.shape[1], heads, bias=False, output_projection=False)
     back = torch.linalg.inv(INPUTS)
-    for linear, result in ((attention.query, queries), (attention.key, keys), (attention.value, values)):
+    for linear, result in ((attention.q_proj, queries), (attention.k_proj, keys), (attention.v_proj, values)):
         linear.weight.data = (back @ result).T.contiguous()
     return attention
 
 
 def _scores_to_weights(scores: Tensor, weights: Tensor) -> None:
-    section("2 and 3. Scores of x₁, divided by √64, and the softmax")
+    print_section("2 and 3. Scores of x₁, divided by √64, and the softmax")
     exact, slide = weights.tolist(), SLIDE_WEIGHTS
-    table(
+    print_table(
         ["token", "q₁·k", "÷ 8", "e^(s/8)", "weight", "exactly", "the slide", "off by"],
         [
             (f"{i + 1}", f"{s:g}", f"{s / 8:g}", f"{torch.tensor(s / 8).exp().item():,.1f}",
@@ -74,17 +81,17 @@ def _scores_to_weights(scores: Tensor, weights: Tensor) -> None:
             for i, s in enumerate(scores.tolist())
         ],
     )  # fmt: skip
-    slip(f"""its weights are .87 .12 .01 0. Exactly they are {exact[0]:.4f}, {exact[1]:.4f}, {exact[2]:.0e} and
+    print_slide_error(f"""its weights are .87 .12 .01 0. Exactly they are {exact[0]:.4f}, {exact[1]:.4f}, {exact[2]:.0e} and
         {exact[3]:.0e}: token 3 gets {slide[2] / exact[2]:,.0f} times less than the slide's .01, and token 1
         rounds to {exact[0]:.2f}.""")
 
 
 def _weighted_sum(weights: Tensor, values: Tensor, z: Tensor) -> None:
-    section("4. z₁ = a₁·v₁ + a₂·v₂ + a₃·v₃ + a₄·v₄")
+    print_section("4. z₁ = a₁·v₁ + a₂·v₂ + a₃·v₃ + a₄·v₄")
     parts = weights[:, None] * values
     by_slide = torch.tensor(SLIDE_WEIGHTS) @ values
     labels = [*(f"a{i}·v{i}" for i in SUB), "z₁, their sum", "z₁ by Attention", "z₁ by the slide's weights"]
-    matrix(torch.cat((parts, torch.stack((parts.sum(0), z, by_slide)))), rows=labels, columns=list(COLUMNS), digits=4)
+    print_matrix(torch.cat((parts, torch.stack((parts.sum(0), z, by_slide)))), rows=labels, columns=list(COLUMNS), digits=4)
 
 
 def _row(vector: Tensor) -> str:
@@ -107,13 +114,13 @@ def _draw(weights: Tensor) -> Figure:
     first.set_ylim(1e-6, 4)
     first.set_xticks(range(4), tokens)
     first.legend(frameon=False)
-    label(first, title="Weights of x₁, exactly and on the slide", x="token", y="weight (log)")
+    label_axes(first, title="Weights of x₁, exactly and on the slide", x="token", y="weight (log)")
     below = torch.zeros(4)
     for i, colour in enumerate((BLUE, ORANGE, GREEN, SKY)):
         all_four.bar(tokens, weights[:, i].tolist(), bottom=below.tolist(), color=colour, label=f"v{SUB[i]}")
         below = below + weights[:, i]
     all_four.set_ylim(0, 1.05)
     all_four.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    label(all_four, title="What z₁ … z₄ are mixed from", x="query", y="weight")
+    label_axes(all_four, title="What z₁ … z₄ are mixed from", x="query", y="weight")
     figure.suptitle("One attention in numbers: softmax(q·k/√64)·v")
     return figure

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from qkv.inspection import new_figure
 from qkv.lessons import wirings
-from qkv.lessons.drawing import BLUE, Draw, Figure, label
-from qkv.lessons.printing import say, section, slip, table
+from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
+from qkv.lessons.figure_style import BLUE, DrawFigure, Figure, label_axes
 from qkv.lessons.wirings import IDS, OTHER
 from qkv.models import Seq2Seq
 from qkv.nn import CAUSAL, Mask, Source
@@ -22,7 +22,7 @@ def of_tokens(seq2seq: Seq2Seq, *, decoder: bool) -> Moves:
     """How far each looker's top state moves when one token is exchanged: source by source, or target by target."""
 
     def top(ids: Int[Tensor, "1 position"]) -> Float[Tensor, "looker d"]:
-        return seq2seq.states(ids, seq2seq.encode(IDS))[0] if decoder else seq2seq.encode(ids).states[0]
+        return seq2seq.hidden_states(ids, seq2seq.encode(IDS))[0] if decoder else seq2seq.encode(ids).states[0]
 
     columns = []
     with torch.no_grad():
@@ -38,11 +38,11 @@ def of_states(seq2seq: Seq2Seq, mask: Mask | None = None) -> Moves:
     columns = []
     with torch.no_grad():
         states = seq2seq.encode(IDS).states
-        before = seq2seq.states(IDS, Source(states=states, mask=mask))[0]
+        before = seq2seq.hidden_states(IDS, Source(states=states, mask=mask))[0]
         for seen in range(IDS.shape[1]):
             exchanged = states.clone()
             exchanged[0, seen] = torch.randn_like(exchanged[0, seen])
-            columns.append((seq2seq.states(IDS, Source(states=exchanged, mask=mask))[0] - before).norm(dim=-1))
+            columns.append((seq2seq.hidden_states(IDS, Source(states=exchanged, mask=mask))[0] - before).norm(dim=-1))
     return torch.stack(columns, dim=1)
 
 
@@ -53,16 +53,16 @@ def slide_mask(causal: Int[Tensor, "query key"], mask: Int[Tensor, " query"] | N
     return padding_mask  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
-def lesson(seed: int) -> Draw:
+def lesson(seed: int) -> DrawFigure:
     seq2seq = wirings.new_model(seed)
     encoder, decoder = (of_tokens(seq2seq, decoder=is_decoder) for is_decoder in (False, True))
     cross = of_states(seq2seq)
-    section("Measured: exchange one vector, see whose top state moves (● moves, · does not)")
+    print_section("Measured: exchange one vector, see whose top state moves (● moves, · does not)")
     _dots("Encoder self-attention: all tokens see all", encoder, SOURCE, SOURCE)
     _dots("Decoder self-attention: token t sees the prefix up to t", decoder, TARGET, TARGET)
     _dots("Cross-attention: every target position sees all of the encoder's states", cross, TARGET, SOURCE)
     wrong = _slide(seq2seq)
-    section("Which encoder layer does each decoder layer read? (lecture E's quiz)")
+    print_section("Which encoder layer does each decoder layer read? (lecture E's quiz)")
     wirings.answer(seq2seq)
     return lambda: _draw(
         {
@@ -75,28 +75,28 @@ def lesson(seed: int) -> Draw:
 
 
 def _slide(seq2seq: Seq2Seq) -> Moves:
-    section("Lecture C's decoder code")
+    print_section("Lecture C's decoder code")
     n = IDS.shape[1]
-    causal = CAUSAL.visible(n, n, IDS.device)[0, 0].int()
+    causal = CAUSAL.to_dense(n, n, IDS.device)[0, 0].int()
     rule = slide_mask(causal, torch.ones(n, dtype=torch.int))
-    wrong = of_states(seq2seq, Mask(table=rule.bool()[None, None]))
+    wrong = of_states(seq2seq, Mask(dense=rule.bool()[None, None]))
     _dots("Its cross-attention, computed", wrong, TARGET, SOURCE)
-    slip("""it gives cross-attention min(padding, causal), so target t sees only source ≤ t, against C's own text:
+    print_slide_error("""it gives cross-attention min(padding, causal), so target t sees only source ≤ t, against C's own text:
         each position of the decoder attends to all positions of the encoder. The rule is also T×T, so it
         fits only where source and target are equally long. Right is the padding of the source alone.""")
-    say("""The slip can go unnoticed in training: the encoder has mixed the whole source into its first state, so even
+    print_text("""The slip can go unnoticed in training: the encoder has mixed the whole source into its first state, so even
         the first target position hears of every source word, through that one vector.""")
     try:
         slide_mask(causal)
     except UnboundLocalError as error:
-        slip(f"without a mask, padding_mask is undefined. Run, it says: {type(error).__name__}: {error}.")
+        print_slide_error(f"without a mask, padding_mask is undefined. Run, it says: {type(error).__name__}: {error}.")
     return wrong
 
 
 def _dots(title: str, moves: Moves, rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
     lines = zip(rows, moves.tolist(), strict=True)
-    say(f"{title}:")
-    table(["", *columns], [(row, *("●" if cell > 0 else "·" for cell in line)) for row, line in lines])
+    print_text(f"{title}:")
+    print_table(["", *columns], [(row, *("●" if cell > 0 else "·" for cell in line)) for row, line in lines])
 
 
 def _draw(panels: dict[str, tuple[Moves, tuple[str, ...], tuple[str, ...]]]) -> Figure:
@@ -109,6 +109,6 @@ def _draw(panels: dict[str, tuple[Moves, tuple[str, ...], tuple[str, ...]]]) -> 
         axes.set_yticks(range(len(rows)), rows)
         axes.margins(0.12)
         axes.invert_yaxis()
-        label(axes, title=title, x="… sees this one", y="this position …")
+        label_axes(axes, title=title, x="… sees this one", y="this position …")
     figure.suptitle("Who sees whom (● sees, × does not), measured by exchanging one vector")
     return figure

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.inspection import new_figure
-from qkv.lessons.drawing import BLUE, RED, Draw, Figure, label
-from qkv.lessons.printing import say, section, table
-from qkv.nn import Lookup, weights_of
+from qkv.lessons.console import print_section, print_table, print_text
+from qkv.lessons.figure_style import BLUE, RED, DrawFigure, Figure, label_axes
+from qkv.nn import AttentionInputs, masked_softmax
 
 WIDTHS = (4, 16, 64, 256, 1024, 4096)
 N_QUERIES, N_KEYS = 256, 16
@@ -28,13 +28,13 @@ class Measured:
     """How much the weights move when the scores do: the norm of ∂weights/∂scores, on average."""
 
 
-def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at the seed
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has started at the seed
     plain = {width: _measure(width, scale=1.0) for width in WIDTHS}
     scaled = {width: _measure(width, scale=width**-0.5) for width in WIDTHS}
 
-    section(f"Scores of random vectors: {N_QUERIES} queries, {N_KEYS} keys, all numbers N(0, 1)")
-    say("A dot product adds d products of variance 1, so its variance is d and its usual size √d.")
-    table(
+    print_section(f"Scores of random vectors: {N_QUERIES} queries, {N_KEYS} keys, all numbers N(0, 1)")
+    print_text("A dot product adds d products of variance 1, so its variance is d and its usual size √d.")
+    print_table(
         ["d", "var(q·k)", "var(q·k/√d)", "largest weight", "with √d", "∂softmax", "with √d"],
         [
             (width, plain[width].variance, scaled[width].variance, plain[width].largest, scaled[width].largest,
@@ -42,7 +42,7 @@ def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at t
             for width in WIDTHS
         ],
     )  # fmt: skip
-    say(f"""Unscaled, the wider the vectors, the nearer the softmax comes to picking one key whole, and the
+    print_text(f"""Unscaled, the wider the vectors, the nearer the softmax comes to picking one key whole, and the
         smaller its derivative: nothing is left to learn from. Divided by √d, every width behaves the
         same. (Equal weights would be 1/{N_KEYS} = {1 / N_KEYS}.)""")
     _lecture_b()
@@ -51,7 +51,7 @@ def lesson(seed: int) -> Draw:  # noqa: ARG001 - torch's chance has started at t
 
 def _measure(width: int, *, scale: float) -> Measured:
     queries, keys = torch.randn(1, 1, N_QUERIES, width), torch.randn(1, 1, N_KEYS, width)
-    lookup = Lookup(queries=queries, keys=keys, values=keys, scale=scale)
+    lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=scale)
     scores = lookup.scores()
     weights = lookup.weights()
     return Measured(
@@ -64,23 +64,23 @@ def _measure(width: int, *, scale: float) -> Measured:
 def _slopes(scores: Float[Tensor, "query key"]) -> Float[Tensor, "query key key"]:
     """∂weights/∂scores of each query, by torch's own derivative."""
     scores = scores.clone().requires_grad_()
-    weights = weights_of(scores[None, None])[0, 0]
+    weights = masked_softmax(scores[None, None])[0, 0]
     rows = [torch.autograd.grad(weights[:, key].sum(), scores, retain_graph=True)[0] for key in range(scores.shape[1])]
     return torch.stack(rows, dim=1)
 
 
 def _lecture_b() -> None:
-    section("Lecture B's scores, with and without")
+    print_section("Lecture B's scores, with and without")
     scores = torch.tensor(LECTURE_B_SCORES, dtype=torch.float64)
     rows: list[list[str]] = []
     for name, scale in (("q·k", 1.0), ("q·k/√64", LECTURE_B_WIDTH**-0.5)):
         scaled = scores * scale
-        weights = weights_of(scaled[None, None, None])[0, 0, 0]
+        weights = masked_softmax(scaled[None, None, None])[0, 0, 0]
         slope = _slopes(scaled[None])[0, 0, 0].item()
         rows.append([f"scores {name}", *(f"{score:g}" for score in scaled.tolist()), ""])
         rows.append(["  weights", *(_short(weight) for weight in weights.tolist()), f"{slope:.2e}"])
-    table(["", "token 1", "token 2", "token 3", "token 4", "∂a₁/∂s₁"], rows)
-    say("""Unscaled, one token gets everything and the other three nothing, though 96 is not far from 112; and
+    print_table(["", "token 1", "token 2", "token 3", "token 4", "∂a₁/∂s₁"], rows)
+    print_text("""Unscaled, one token gets everything and the other three nothing, though 96 is not far from 112; and
         the derivative has all but vanished.""")
 
 
@@ -104,8 +104,8 @@ def _draw(plain: dict[int, Measured], scaled: dict[int, Measured]) -> Figure:
     spread.set_yscale("log")
     largest.set_ylim(0, 1.05)
     slope.set_ylim(bottom=0)
-    label(spread, title="Variance of the scores", x="width d", y="variance (log)")
-    label(largest, title=f"Weight of the best of {N_KEYS} keys", x="width d", y="largest weight")
-    label(slope, title="What the softmax lets through to learn from", x="width d", y="norm of ∂weights/∂scores")
+    label_axes(spread, title="Variance of the scores", x="width d", y="variance (log)")
+    label_axes(largest, title=f"Weight of the best of {N_KEYS} keys", x="width d", y="largest weight")
+    label_axes(slope, title="What the softmax lets through to learn from", x="width d", y="norm of ∂weights/∂scores")
     figure.suptitle("Why √d: without it wide vectors make the softmax hard, and its gradient vanishes")
     return figure

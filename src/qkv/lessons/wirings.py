@@ -6,7 +6,7 @@ from torch import Tensor
 
 from qkv.config import Seq2SeqConfig
 from qkv.inspection import record
-from qkv.lessons.printing import say, table
+from qkv.lessons.console import print_table, print_text
 from qkv.models import Seq2Seq
 
 N_LAYERS = 3
@@ -27,13 +27,13 @@ def new_model(seed: int = 0) -> Seq2Seq:
 def gaps(seq2seq: Seq2Seq) -> Float[Tensor, "decoder_layer encoder_layer"]:
     """max|keys of a decoder layer's cross-attention − the keys it would make of an encoder layer's output|."""
     found = torch.zeros(N_LAYERS, N_LAYERS)
-    with record(seq2seq, "encoder.blocks.*.residual_post", "decoder.blocks.*.cross.keys") as trace, torch.no_grad():
+    with record(seq2seq, "encoder.blocks.*.resid_post", "decoder.blocks.*.cross_attention.keys") as trace, torch.no_grad():
         seq2seq(IDS, IDS)
         for i in range(N_LAYERS):
-            keys = trace[f"decoder.blocks.{i}.cross.keys"].transpose(1, 2).flatten(2)
-            project = seq2seq.get_submodule(f"decoder.blocks.{i}.cross.key")
+            keys = trace[f"decoder.blocks.{i}.cross_attention.keys"].transpose(1, 2).flatten(2)
+            project = seq2seq.get_submodule(f"decoder.blocks.{i}.cross_attention.k_proj")
             for j in range(N_LAYERS):
-                found[i, j] = (keys - project(trace[f"encoder.blocks.{j}.residual_post"])).abs().max()
+                found[i, j] = (keys - project(trace[f"encoder.blocks.{j}.resid_post"])).abs().max()
     return found
 
 
@@ -53,11 +53,11 @@ def drawn() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer"]]:
 def answer(seq2seq: Seq2Seq) -> None:
     """Print the measured wiring, and which of the four it is."""
     measured = gaps(seq2seq)
-    table(["max|difference| of its keys from", *(f"encoder layer {j}" for j in range(N_LAYERS))], [
+    print_table(["max|difference| of its keys from", *(f"encoder layer {j}" for j in range(N_LAYERS))], [
         (f"decoder layer {i}", *row) for i, row in enumerate(measured.tolist())
     ])  # fmt: skip
-    say("0: these keys are made of that layer's output. Four wirings one may draw, as E's quiz does:")
-    table(
+    print_text("0: these keys are made of that layer's output. Four wirings one may draw, as E's quiz does:")
+    print_table(
         ["wiring", "as measured?"],
         [(name, "yes: correct" if torch.equal(m, measured == 0) else "no") for name, m in drawn().items()],
     )

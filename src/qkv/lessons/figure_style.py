@@ -10,7 +10,7 @@ else:
     # matplotlib is an extra: a lesson that draws nothing must run without it.
     Axes = Figure = object
 
-Draw = Callable[[], Figure]
+DrawFigure = Callable[[], Figure]
 """What a lesson returns: draws its picture when asked."""
 
 BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = (
@@ -19,7 +19,7 @@ BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = (
 """The palette of Okabe and Ito."""
 
 
-def label(axes: Axes, *, title: str, x: str, y: str) -> None:
+def label_axes(axes: Axes, *, title: str, x: str, y: str) -> None:
     """Title and axis names, and no frame where there is nothing to frame."""
     axes.set_title(title, fontsize="medium")
     axes.set_xlabel(x)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def seconds(work: Callable[[], object], *, times: int = 5) -> float:
+def best_of_n_seconds(work: Callable[[], object], *, times: int = 5) -> float:
     """The best of several: others on the machine can only make it slower."""
     taken = []
     for _ in range(times):

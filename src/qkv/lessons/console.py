@@ -16,21 +16,21 @@ WIDTH = 90
 Cell = str | int | float
 
 
-def section(title: str) -> None:
+def print_section(title: str) -> None:
     print(f"{title}\n{'-' * _width(title)}\n")
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """A remark, wrapped; the newlines of the source do not matter."""
     print(textwrap.fill(" ".join(text.split()), WIDTH), end="\n\n")
 
 
-def slip(text: str) -> None:
+def print_slide_error(text: str) -> None:
     """Where the slide says something else than the computation, or leaves something out."""
-    say(f"The slide slips: {text}")
+    print_text(f"The slide slips: {text}")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int = 4) -> None:
+def print_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int = 4) -> None:
     """Words to the left, numbers to the right; floats with `digits` decimals, whole numbers by thousands."""
     rows = [list(row) for row in rows]
     words = [all(isinstance(row[column], str) for row in rows) for column in range(len(header))]
@@ -46,7 +46,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int 
     print()
 
 
-def matrix(
+def print_matrix(
     values: Float[Tensor, "row column"] | Int[Tensor, "row column"],
     *,
     rows: Sequence[str],
@@ -55,15 +55,15 @@ def matrix(
     digits: int = 2,
 ) -> None:
     """A labelled matrix; `corner` says what its numbers are."""
-    table([corner, *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits)
+    print_table([corner, *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits)
 
 
-def shape(part: Tensor) -> str:
+def format_shape(part: Tensor) -> str:
     """A tensor's shape as the lectures write it: 5×16."""
     return "×".join(f"{size:,}" for size in part.shape)
 
 
-def difference(one: Tensor, other: Tensor) -> str:
+def max_abs_difference(one: Tensor, other: Tensor) -> str:
     """The largest, of any two numbers that stand at the same place."""
     return f"{(one - other).abs().max().item():.1e}"
 

@@ -100,5 +100,5 @@ def _batch(scenes: Scenes) -> PairBatch:
     n, n_words = scenes.captions.shape
     return PairBatch(
         source=scenes.patches, source_lengths=torch.full((n,), N_ACROSS**2), ids=_before(scenes.captions),
-        targets=scenes.captions, counts=torch.full((n,), n_words), n_full=n,
+        targets=scenes.captions, counts=torch.full((n,), n_words), full_batch_rows=n,
     )  # fmt: skip

@@ -41,7 +41,7 @@ _IN_ORDER = (
     _info("shapes", "CDE", "1.4 1.11", "The shape of everything, and all queries at once"),
     _info("heat-maps", "DE", "1.10", "Scores, mask, probabilities: 12 × 12 and 5 × 5"),
     _info("wrong-masks", "AE", "1.7", "One right mask and three wrong ones, compared and trained"),
-    _info("cheating", "DE", "1.8", "Without a mask a language model cheats"),
+    _info("no-causal-mask", "DE", "1.8", "Without a mask a language model cheats"),
     _info("head-layouts", "BCE", "1.5 1.6", "Many heads: three layouts and what each costs"),
     _info("one-hot", "AD", "2.1", "An embedding is a one-hot product, done by look-up"),
     _info("positions", "BDE", "2.2", "Telling a token where it stands"),
