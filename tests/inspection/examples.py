@@ -1,4 +1,4 @@
-"""Small random models of every family with their tokenizers, and a text that each has read."""
+"""Small random models of every family with their tokenizers, and an example input for each."""
 
 from functools import cache
 
@@ -8,7 +8,7 @@ from qkv.inspection import prepare_input
 from qkv.tasks import Translator
 from tests.agreement.families import shaken
 from tests.tasks.small_bert import small_bert
-from tests.tasks.small_gpt import small_task
+from tests.tasks.small_gpt import small_gpt
 from tests.text.samples import trained
 
 FAMILIES = ["gpt", "bert", "seq2seq", "rnn"]
@@ -16,10 +16,10 @@ TEXT = "The cat sat on the mat, and the dog sat by the cat."
 
 
 @cache
-def task(family: str, **settings):
+def example_task(family: str, **settings):
     match family:
         case "gpt":
-            return small_task()
+            return small_gpt()
         case "bert":
             return small_bert()
     tokenizer = trained(TokenizerKind.BPE, SpecialTokenStyle.SEQ2SEQ)
@@ -30,5 +30,5 @@ def task(family: str, **settings):
     return Translator(shaken(Seq2SeqConfig(**sizes, **layers, **settings)), tokenizer)
 
 
-def reading(family: str):
-    return prepare_input(task(family), TEXT, "the dog slept" if family in ("seq2seq", "rnn") else None)
+def example_input(family: str):
+    return prepare_input(example_task(family), TEXT, "the dog slept" if family in ("seq2seq", "rnn") else None)

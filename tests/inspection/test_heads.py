@@ -13,7 +13,7 @@ from qkv.inspection import PATTERNS, TokenizedText, classify_heads, plot_view, r
 from qkv.inspection.heads import best_pattern, pattern_targets, score_pattern
 from qkv.inspection.model_input import ModelInput
 from qkv.models import GPT
-from tests.inspection.examples import FAMILIES, reading, task
+from tests.inspection.examples import FAMILIES, example_input, example_task
 
 WORDS = ["[CLS]", " a", " b", ",", " a", " b", " c", "[SEP]"]
 N = len(WORDS)
@@ -43,20 +43,20 @@ def scored(weights, visible, pattern):
 def test_an_ideal_head_scores_one_and_gets_the_name_of_its_pattern(pattern, causal):
     visible = torch.ones(N, N, dtype=torch.bool)
     visible = visible.tril() if causal else visible
-    places = pattern_targets(tokens(), visible, is_cross=False)
-    looks = visible if pattern is HeadPattern.BAG else places[pattern]
+    targets = pattern_targets(tokens(), visible, is_cross=False)
+    mask = visible if pattern is HeadPattern.BAG else targets[pattern]
     # A query without a target attends to itself.
-    looks = torch.where(looks.any(-1, keepdim=True), looks, torch.eye(N, dtype=torch.bool)).double()
-    weights = looks / looks.sum(-1, keepdim=True)
-    scores = torch.tensor([scored(weights, visible, one) for one in PATTERNS])
+    mask = torch.where(mask.any(-1, keepdim=True), mask, torch.eye(N, dtype=torch.bool)).double()
+    weights = mask / mask.sum(-1, keepdim=True)
+    scores = torch.tensor([scored(weights, visible, other_pattern) for other_pattern in PATTERNS])
     assert scores[PATTERNS.index(pattern)] == pytest.approx(1.0)
     assert best_pattern(scores, [N] * 6) is pattern
 
 
 def test_the_query_key_pairs_of_each_pattern():
     visible = torch.ones(N, N, dtype=torch.bool).tril()
-    found = pattern_targets(tokens(), visible, is_cross=False)
-    meant = {pattern: [tuple(look) for look in looks.nonzero().tolist()] for pattern, looks in found.items()}
+    targets = pattern_targets(tokens(), visible, is_cross=False)
+    meant = {pattern: [tuple(pair) for pair in mask.nonzero().tolist()] for pattern, mask in targets.items()}
     assert meant[HeadPattern.PREVIOUS] == [(i, i - 1) for i in range(1, N)]
     assert meant[HeadPattern.FIRST] == [(i, 0) for i in range(1, N)]
     assert meant[HeadPattern.DELIMITER] == [(i, 3) for i in range(4, N)]
@@ -85,9 +85,9 @@ def test_two_queries_show_no_pattern_and_a_uniform_head_is_a_bag_of_words():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_heads_of_a_stack_are_scored(family):
-    seen = run_with_cache(task(family).model, reading(family))
-    for stack in seen.stacks:
-        view = classify_heads(seen, stack)
+    cache = run_with_cache(example_task(family).model, example_input(family))
+    for stack in cache.stacks:
+        view = classify_heads(cache, stack)
         assert view.scores.shape == (*view.weights.shape[:2], len(PATTERNS))
         assert view.error < 1e-12
         if stack is AttentionKind.CROSS:
@@ -95,7 +95,7 @@ def test_all_heads_of_a_stack_are_scored(family):
 
 
 def test_the_plot_only_shows_legible_token_labels():
-    view = classify_heads(run_with_cache(task("bert").model, reading("bert")))
+    view = classify_heads(run_with_cache(example_task("bert").model, example_input("bert")))
     *_, left = plot_view(view).axes[: -view.weights.shape[1] + 1]
     assert [label.get_text() for label in left.get_yticklabels()] == view.queries
     assert [label.get_text() for label in left.get_xticklabels()] == view.keys
@@ -146,8 +146,8 @@ def induction_model(n_ids: int, context: int) -> GPT:
 
 def test_a_constructed_induction_head_and_its_previous_token_head_are_recognized():
     ids = torch.randperm(11, generator=torch.Generator().manual_seed(3)).tolist() * 2
-    own = tokens([f" w{number}" for number in ids], ids=ids)
-    view = classify_heads(run_with_cache(induction_model(11, 23), ModelInput(sequence=own, next_ids=ids[1:])))
+    sequence = tokens([f" w{number}" for number in ids], ids=ids)
+    view = classify_heads(run_with_cache(induction_model(11, 23), ModelInput(sequence=sequence, next_ids=ids[1:])))
     assert view.labels == [[HeadPattern.PREVIOUS], [HeadPattern.INDUCTION]]
     # The first token has no previous token, so layer 1 cannot match it exactly.
     assert float(view.scores[0, 0, PATTERNS.index(HeadPattern.PREVIOUS)]) > 0.99
@@ -155,11 +155,11 @@ def test_a_constructed_induction_head_and_its_previous_token_head_are_recognized
 
 
 def test_the_title_of_a_narrow_plot_is_wrapped():
-    drawn = plot_view(
-        classify_heads(run_with_cache(task("rnn").model, reading("rnn"))),
+    figure = plot_view(
+        classify_heads(run_with_cache(example_task("rnn").model, example_input("rnn"))),
         title="The quick brown fox jumps over the lazy dog.",
     )
-    drawn.draw_without_rendering()
-    above = drawn.texts[0].get_window_extent()
+    figure.draw_without_rendering()
+    above = figure.texts[0].get_window_extent()
     assert above.x0 >= 0
-    assert above.x1 <= drawn.bbox.width
+    assert above.x1 <= figure.bbox.width

@@ -1,11 +1,11 @@
-"""Numbers in a heat map's cells can be read, whatever they are."""
+"""Values in heatmap cells are legible."""
 
 import torch
 
 from qkv.inspection import Heatmap, plot_heatmaps
 
 
-def test_what_has_no_colour_is_written_in_black():
+def test_non_finite_values_are_printed_in_black():
     matrix = torch.tensor([[float("nan"), float("-inf"), 0.0, 1.0]])
     figure = plot_heatmaps(Heatmap(matrix=matrix, rows=["q"], columns=list("abcd")))
     texts = {text.get_text(): text.get_color() for text in figure.axes[0].texts}

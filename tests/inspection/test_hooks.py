@@ -18,18 +18,18 @@ def gpt(**changes):
 
 
 def seq2seq():
-    both = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocab_size": 19, "share_embeddings": False}
-    return shaken(Seq2SeqConfig(**SMALL, **both))
+    layers = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocab_size": 19, "share_embeddings": False}
+    return shaken(Seq2SeqConfig(**SMALL, **layers))
 
 
 def test_a_number_replaces_all_values():
     model, ids = gpt(), some_ids(1, 3, 7)
     with (
         intervene(model, {"blocks.*.attention_out": 0.0, "blocks.*.feed_forward_out": 0.0}),
-        record(model, "*") as trace,
+        record(model, "*") as activations,
     ):
         model(ids)
-    assert torch.equal(trace["blocks.1.resid_post"], trace["embedding.sum"])
+    assert torch.equal(activations["blocks.1.resid_post"], activations["embedding.sum"])
 
 
 def test_a_function_receives_the_activation():
@@ -41,9 +41,9 @@ def test_a_function_receives_the_activation():
 
 def test_a_tensor_patches_in_the_activations_of_another_text():
     model, ids, others = gpt(), some_ids(1, 3, 7), some_ids(2, 3, 7)
-    with record(model, "blocks.1.resid_pre") as trace:
+    with record(model, "blocks.1.resid_pre") as activations:
         expected = model(others)
-    with intervene(model, {"blocks.1.resid_pre": trace["blocks.1.resid_pre"]}):
+    with intervene(model, {"blocks.1.resid_pre": activations["blocks.1.resid_pre"]}):
         assert torch.equal(model(ids), expected)
     assert not torch.equal(model(ids), expected)
 
@@ -57,10 +57,13 @@ def test_a_tensor_of_another_dtype_is_converted():
 def test_interventions_compose_and_end_with_the_with_block():
     model, ids = gpt(), some_ids(1, 3, 7)
     before = model(ids)
-    add, multiply = intervene(model, {"last_hidden_state": lambda x: x + 1}), intervene(model, {"last_hidden_state": lambda x: x * 3})
-    with add, multiply, record(model, "last_hidden_state") as trace:
+    add, multiply = (
+        intervene(model, {"last_hidden_state": lambda x: x + 1}),
+        intervene(model, {"last_hidden_state": lambda x: x * 3}),
+    )
+    with add, multiply, record(model, "last_hidden_state") as activations:
         model(ids)
-    close(trace["last_hidden_state"], 3 * (model.hidden_states(ids) + 1))
+    close(activations["last_hidden_state"], 3 * (model.hidden_states(ids) + 1))
     assert torch.equal(model(ids), before)
 
 
@@ -109,10 +112,10 @@ def test_an_ablated_head_equals_zero_output_weights(head):
 
 def test_a_head_can_be_ablated_in_several_layers():
     model, ids = gpt(), some_ids(1, 3, 7)
-    with ablate_head(model, "blocks.*.attention", 3), record(model, "*.head_outputs") as trace:
+    with ablate_head(model, "blocks.*.attention", 3), record(model, "*.head_outputs") as activations:
         model(ids)
     for i in range(2):
-        heads = trace[f"blocks.{i}.attention.head_outputs"]
+        heads = activations[f"blocks.{i}.attention.head_outputs"]
         assert (heads[:, 3] == 0).all()
         assert (heads[:, [0, 1, 2, 4]] != 0).all()
 
@@ -138,9 +141,9 @@ def test_an_unknown_attention_raises():
 
 
 def recorded_weights(model, run):
-    with record(model, "*.weights") as trace:
+    with record(model, "*.weights") as activations:
         run()
-    return trace
+    return activations
 
 
 def test_a_masked_edge_has_weight_zero_and_the_row_is_renormalized():
@@ -179,10 +182,10 @@ def test_masking_equals_a_score_of_minus_infinity_and_stays_fused(head, position
 
 def test_masking_the_only_key_leaves_a_row_of_zeros():
     model, ids = gpt(), some_ids(1, 3, 7)
-    with mask_attention(model, "blocks.0.attention", query=0, key=0), record(model, "blocks.0.*") as trace:
+    with mask_attention(model, "blocks.0.attention", query=0, key=0), record(model, "blocks.0.*") as activations:
         logits = model(ids)
-    assert (trace["blocks.0.attention.weights"][:, :, 0] == 0).all()
-    assert (trace["blocks.0.attention.head_outputs"][:, :, 0] == 0).all()
+    assert (activations["blocks.0.attention.weights"][:, :, 0] == 0).all()
+    assert (activations["blocks.0.attention.head_outputs"][:, :, 0] == 0).all()
     assert logits.isfinite().all()
 
 
@@ -192,10 +195,10 @@ def test_masking_all_heads_blocks_the_information_flow_between_two_tokens():
     changed = ids.clone()
     changed[:, 1] = (changed[:, 1] + 1) % 19
     with mask_attention(model, "blocks.0.attention", query=4, key=1):
-        cut, cut_changed = model(ids), model(changed)
-    assert torch.equal(cut[:, 4], cut_changed[:, 4])
+        masked, masked_changed = model(ids), model(changed)
+    assert torch.equal(masked[:, 4], masked_changed[:, 4])
     assert not torch.allclose(model(ids)[:, 4], model(changed)[:, 4])
-    assert not torch.allclose(cut[:, 5], cut_changed[:, 5])
+    assert not torch.allclose(masked[:, 5], masked_changed[:, 5])
 
 
 def test_an_edge_that_no_pass_reaches_raises_at_the_end():
@@ -250,6 +253,6 @@ def test_masking_applies_to_every_row_of_a_ragged_cache():
 def test_masking_applies_to_every_beam_that_shares_a_source():
     model, ids = seq2seq(), some_ids(1, 6, 7)
     source = model.encode(some_source(1, 2, 5))
-    alone = type(source)(states=source.states.repeat_interleave(3, dim=0))
+    repeated_source = type(source)(states=source.states.repeat_interleave(3, dim=0))
     with mask_attention(model, "decoder.blocks.*.cross_attention", query=2, key=3, head=1):
-        close(model.decode(ids, source), model.decode(ids, alone))
+        close(model.decode(ids, source), model.decode(ids, repeated_source))

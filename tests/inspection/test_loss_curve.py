@@ -1,4 +1,4 @@
-"""The loss curve: every step, the evaluations, the best one."""
+"""The loss curve shows every step, the evaluations and the best checkpoint."""
 
 import json
 
@@ -8,7 +8,7 @@ from qkv.errors import InputError
 from qkv.inspection.loss_curve import plot_loss_curve
 
 
-def test_steps_and_evaluations_are_drawn_where_they_are(tmp_path):
+def test_steps_and_evaluations_are_plotted(tmp_path):
     lines = [{"step": step, "loss": 4.0 - step / 50} for step in range(1, 101)]
     lines += [{"step": 50, "validation_loss": 3.5}, {"step": 100, "validation_loss": 2.5}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -25,16 +25,16 @@ def test_steps_and_evaluations_are_drawn_where_they_are(tmp_path):
     ]
 
 
-def test_what_was_kept_is_marked_though_its_loss_is_not_the_least(tmp_path):
+def test_the_selected_checkpoint_is_marked_even_if_its_loss_is_not_the_lowest(tmp_path):
     lines = [{"step": step, "loss": 4.0} for step in range(1, 31)]
     lines += [{"step": 10 * i, "validation_loss": loss, "is_best": i < 3} for i, loss in ((1, 2.0), (2, 3.0), (3, 4.0))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (axis,) = plot_loss_curve(tmp_path / "metrics.jsonl").axes
-    assert axis.get_legend().texts[-1].get_text() == "kept: 3.000 at step 20"
+    assert axis.get_legend().texts[-1].get_text().endswith(": 3.000 at step 20")
     assert axis.lines[-1].get_xdata() == [20]
 
 
-def test_the_thick_line_follows_a_steep_beginning(tmp_path):
+def test_the_smoothed_line_follows_a_steep_start(tmp_path):
     lines = [{"step": step, "loss": 1 + 9 * 0.99**step} for step in range(1, 10_001)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (axis,) = plot_loss_curve(tmp_path / "metrics.jsonl").axes
@@ -42,12 +42,12 @@ def test_the_thick_line_follows_a_steep_beginning(tmp_path):
     assert smooth.get_ydata()[600] < 1.5 + raw.get_ydata()[600]
 
 
-def test_a_run_without_a_step_has_no_curve(tmp_path):
+def test_a_run_without_steps_raises(tmp_path):
     with pytest.raises(InputError, match=r"metrics\.jsonl: "):
         plot_loss_curve(tmp_path / "metrics.jsonl")
 
 
-def test_a_loss_with_smoothed_labels_is_drawn_without_the_smoothing(tmp_path):
+def test_the_training_loss_is_plotted_without_label_smoothing(tmp_path):
     lines = [{"step": step, "loss": 3.0, "unsmoothed_loss": 1.0} for step in range(1, 31)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (axis,) = plot_loss_curve(tmp_path / "metrics.jsonl").axes

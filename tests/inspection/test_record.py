@@ -20,8 +20,8 @@ def gpt(**changes):
 
 
 def seq2seq(**changes):
-    both = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocab_size": 19, "share_embeddings": False}
-    return shaken(Seq2SeqConfig(**{**SMALL, **both, **changes}))
+    layers = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocab_size": 19, "share_embeddings": False}
+    return shaken(Seq2SeqConfig(**{**SMALL, **layers, **changes}))
 
 
 def eager_weights(model, name, run):
@@ -36,29 +36,31 @@ def eager_weights(model, name, run):
 
 def test_a_tap_is_recorded_by_name():
     model, ids = gpt(), some_ids(1, 3, 7)
-    with record(model, "last_hidden_state", "blocks.0.resid_pre") as trace:
+    with record(model, "last_hidden_state", "blocks.0.resid_pre") as activations:
         model(ids)
-    close(trace["last_hidden_state"], model.hidden_states(ids))
-    assert trace["blocks.0.resid_pre"].shape == (3, 7, 10)
-    assert trace.names == ["blocks.0.resid_pre", "last_hidden_state"]
+    close(activations["last_hidden_state"], model.hidden_states(ids))
+    assert activations["blocks.0.resid_pre"].shape == (3, 7, 10)
+    assert activations.names == ["blocks.0.resid_pre", "last_hidden_state"]
 
 
 def test_the_residual_stream_is_the_sum_of_sublayer_outputs():
     model = gpt()
-    with record(model, "blocks.*") as trace:
+    with record(model, "blocks.*") as activations:
         model(some_ids(1, 3, 7))
     block = "blocks.1"
-    close(trace[f"{block}.resid_mid"], trace[f"{block}.resid_pre"] + trace[f"{block}.attention_out"])
-    close(trace[f"{block}.resid_post"], trace[f"{block}.resid_mid"] + trace[f"{block}.feed_forward_out"])
-    assert torch.equal(trace["blocks.0.resid_post"], trace["blocks.1.resid_pre"])
+    close(activations[f"{block}.resid_mid"], activations[f"{block}.resid_pre"] + activations[f"{block}.attention_out"])
+    close(
+        activations[f"{block}.resid_post"], activations[f"{block}.resid_mid"] + activations[f"{block}.feed_forward_out"]
+    )
+    assert torch.equal(activations["blocks.0.resid_post"], activations["blocks.1.resid_pre"])
 
 
 def test_recording_ends_with_the_with_block():
     model = gpt()
-    with record(model, "last_hidden_state") as trace:
+    with record(model, "last_hidden_state") as activations:
         model(some_ids(1, 3, 7))
     model(some_ids(2, 3, 7))
-    assert trace.n_passes("last_hidden_state") == 1
+    assert activations.n_passes("last_hidden_state") == 1
     with Operators() as operators, torch.no_grad():
         model(some_ids(2, 3, 7))
     assert operators.n_fused == 2
@@ -66,10 +68,10 @@ def test_recording_ends_with_the_with_block():
 
 def test_recording_ends_when_the_forward_pass_fails():
     model = gpt()
-    with pytest.raises(InputError), record(model) as trace:
+    with pytest.raises(InputError), record(model) as activations:
         model(torch.full((3, 7), 99))
     model(some_ids(2, 3, 7))
-    assert trace.names == []
+    assert activations.names == []
 
 
 @pytest.mark.parametrize("positions", PositionKind)
@@ -80,79 +82,84 @@ def test_recomputed_weights_equal_eager_weights(positions, n_kv_heads):
     )
     ids = some_ids(1, 3, 7)
     attention_mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
-    with record(model, "*.weights") as trace:
+    with record(model, "*.weights") as activations:
         model(ids, attention_mask=attention_mask)
     for i in range(2):
         name = f"blocks.{i}.attention.weights"
         (plain,) = eager_weights(model, name, lambda: model(ids, attention_mask=attention_mask))
-        close(trace[name], plain)
+        close(activations[name], plain)
 
 
 def test_scores_are_recorded_with_the_fused_kernel():
     model = gpt()
-    with torch.no_grad(), Operators() as operators, record(model, "blocks.0.attention.scores") as trace:
+    with torch.no_grad(), Operators() as operators, record(model, "blocks.0.attention.scores") as activations:
         model(some_ids(1, 3, 7))
     assert operators.n_fused == 2
-    scores = trace["blocks.0.attention.scores"]
+    scores = activations["blocks.0.attention.scores"]
     assert (scores[0, 0, 2] == float("-inf")).tolist() == [False] * 3 + [True] * 4
-    close(scores.softmax(-1), trace["blocks.0.attention.weights"])
+    close(scores.softmax(-1), activations["blocks.0.attention.weights"])
 
 
 def test_overlapping_patterns_record_a_pass_once():
     model = gpt()
-    with record(model, "*.weights", "blocks.0.*", "*.inputs", "*") as trace:
+    with record(model, "*.weights", "blocks.0.*", "*.inputs", "*") as activations:
         model(some_ids(1, 3, 7))
-    assert {trace.n_passes(name) for name in trace.names} == {1}
+    assert {activations.n_passes(name) for name in activations.names} == {1}
 
 
 def test_only_the_requested_rows_are_computed():
     model = gpt()
-    with record(model, "*.weights") as trace:
+    with record(model, "*.weights") as activations:
         model(some_ids(1, 3, 7))
-    seen = trace.attention("blocks.1.attention")
-    close(seen.weights(rows=[5, 2]), seen.weights()[:, :, [5, 2]])
-    assert seen.weights(rows=[3]).shape == (3, 5, 1, 7)
-    close(seen.scores(rows=[4]), seen.scores()[:, :, [4]])
+    attention_record = activations.attention("blocks.1.attention")
+    close(attention_record.weights(rows=[5, 2]), attention_record.weights()[:, :, [5, 2]])
+    assert attention_record.weights(rows=[3]).shape == (3, 5, 1, 7)
+    close(attention_record.scores(rows=[4]), attention_record.scores()[:, :, [4]])
     with pytest.raises(InputError, match=r"row 7.*\b7 queries \(0 … 6\)"):
-        seen.weights(rows=[0, 7])
+        attention_record.weights(rows=[0, 7])
     with pytest.raises(InputError, match=r"row -1.*\b7 queries"):
-        seen.weights(rows=[-1])
+        attention_record.weights(rows=[-1])
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 def test_the_error_is_small(dtype, limit):
     model = gpt().to(dtype)
-    with record(model, "*.weights") as trace:
+    with record(model, "*.weights") as activations:
         model(some_ids(1, 3, 7))
-    assert trace["blocks.0.attention.weights"].dtype == torch.promote_types(dtype, torch.float32)
-    assert all(trace.attention(f"blocks.{i}.attention").error < limit for i in range(2))
+    assert activations["blocks.0.attention.weights"].dtype == torch.promote_types(dtype, torch.float32)
+    assert all(activations.attention(f"blocks.{i}.attention").error < limit for i in range(2))
 
 
 def test_the_error_detects_a_wrong_kernel_result():
     model = gpt()
-    with record(model, "*.weights") as trace:
+    with record(model, "*.weights") as activations:
         model(some_ids(1, 3, 7))
-    seen = trace.attention("blocks.0.attention")
-    other = seen.head_outputs.clone()
+    attention_record = activations.attention("blocks.0.attention")
+    other = attention_record.head_outputs.clone()
     other[1, 2, 3, 1] += 0.25
-    assert AttentionRecord(seen.inputs, other).error == pytest.approx(0.25)
+    assert AttentionRecord(attention_record.inputs, other).error == pytest.approx(0.25)
 
 
 def test_each_step_of_a_cached_generation_is_a_pass():
     model, ids = gpt(), some_ids(1, 3, 7)
     cache = model.new_cache(batch=3)
-    with record(model, "*.weights", "last_hidden_state") as trace:
+    with record(model, "*.weights", "last_hidden_state") as activations:
         for chunk in ids.split((4, 1, 1, 1), dim=1):
             model(chunk, cache=cache)
     name = "blocks.1.attention.weights"
-    assert trace.n_passes(name) == trace.n_passes("last_hidden_state") == trace.n_passes("blocks.1.attention") == 4
-    assert [trace.at(name, i).shape for i in range(4)] == [(3, 5, 4, 4), (3, 5, 1, 5), (3, 5, 1, 6), (3, 5, 1, 7)]
+    assert (
+        activations.n_passes(name)
+        == activations.n_passes("last_hidden_state")
+        == activations.n_passes("blocks.1.attention")
+        == 4
+    )
+    assert [activations.at(name, i).shape for i in range(4)] == [(3, 5, 4, 4), (3, 5, 1, 5), (3, 5, 1, 6), (3, 5, 1, 7)]
     (full,) = eager_weights(model, name, lambda: model(ids))
-    close(trace.at(name, 0), full[:, :, :4, :4])
+    close(activations.at(name, 0), full[:, :, :4, :4])
     for step in range(1, 4):
-        close(trace.at(name, step), full[:, :, 3 + step : 4 + step, : 4 + step])
-    close(trace[name], trace.at(name, 3))
-    assert trace.attention("blocks.1.attention", 2).error < 1e-12
+        close(activations.at(name, step), full[:, :, 3 + step : 4 + step, : 4 + step])
+    close(activations[name], activations.at(name, 3))
+    assert activations.attention("blocks.1.attention", 2).error < 1e-12
 
 
 def test_records_do_not_change_when_the_cache_is_written_again():
@@ -160,82 +167,82 @@ def test_records_do_not_change_when_the_cache_is_written_again():
     model = gpt()
     attention_mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
     cache = model.new_cache(batch=2)
-    with record(model, "blocks.0.attention.*") as trace:
+    with record(model, "blocks.0.attention.*") as activations:
         model(some_ids(1, 2, 5), attention_mask=attention_mask, cache=cache)
-        before = {name: trace.at(name, 0).clone() for name in trace.names}
+        before = {name: activations.at(name, 0).clone() for name in activations.names}
         model(some_ids(2, 2, 3), cache=cache)
     for name, expected in before.items():
-        assert torch.equal(trace.at(name, 0), expected), name
+        assert torch.equal(activations.at(name, 0), expected), name
 
 
 @pytest.mark.parametrize("positions", [PositionKind.LEARNED, PositionKind.RELATIVE])
 def test_recorded_tensors_are_detached_from_the_graph(positions):
     model = gpt(positions=positions, relative_buckets=8, relative_max_distance=13)
-    with record(model) as trace:
+    with record(model) as activations:
         model(some_ids(1, 3, 7))
-    assert not any(trace[name].requires_grad for name in trace.names)
+    assert not any(activations[name].requires_grad for name in activations.names)
 
 
 def test_changed_weights_are_recorded_as_changed():
     model = gpt()
-    with intervene(model, {"blocks.0.attention.weights": 0.25}), record(model, "*.weights") as trace:
+    with intervene(model, {"blocks.0.attention.weights": 0.25}), record(model, "*.weights") as activations:
         model(some_ids(1, 3, 7))
-    assert (trace["blocks.0.attention.weights"] == 0.25).all()
-    assert (trace.attention("blocks.0.attention").weights(rows=[2]) == 0.25).all()
-    assert trace.attention("blocks.0.attention").error < 1e-12
-    assert (trace["blocks.1.attention.weights"][:, :, 0, 0] == 1.0).all()
+    assert (activations["blocks.0.attention.weights"] == 0.25).all()
+    assert (activations.attention("blocks.0.attention").weights(rows=[2]) == 0.25).all()
+    assert activations.attention("blocks.0.attention").error < 1e-12
+    assert (activations["blocks.1.attention.weights"][:, :, 0, 0] == 1.0).all()
 
 
 def test_changed_scores_are_recorded_with_the_weights_they_give():
     model = gpt()
-    with record(model, "*.weights") as trace, intervene(model, {"blocks.0.attention.scores": 1.0}):
+    with record(model, "*.weights") as activations, intervene(model, {"blocks.0.attention.scores": 1.0}):
         model(some_ids(1, 3, 7))
-    assert (trace["blocks.0.attention.scores"] == 1.0).all()
-    close(trace["blocks.0.attention.weights"], torch.full((3, 5, 7, 7), 1 / 7, dtype=torch.float64))
+    assert (activations["blocks.0.attention.scores"] == 1.0).all()
+    close(activations["blocks.0.attention.weights"], torch.full((3, 5, 7, 7), 1 / 7, dtype=torch.float64))
 
 
 def test_a_masked_edge_is_recorded_with_weight_zero():
     model = gpt()
-    with mask_attention(model, "blocks.0.attention", query=4, key=1), record(model, "*.weights") as trace:
+    with mask_attention(model, "blocks.0.attention", query=4, key=1), record(model, "*.weights") as activations:
         model(some_ids(1, 3, 7))
-    assert (trace["blocks.0.attention.weights"][:, :, 4, 1] == 0).all()
-    assert trace.attention("blocks.0.attention").error < 1e-12
+    assert (activations["blocks.0.attention.weights"][:, :, 4, 1] == 0).all()
+    assert activations.attention("blocks.0.attention").error < 1e-12
 
 
 def test_beams_that_share_a_source_are_recorded_as_separate_rows():
     model, ids = seq2seq(), some_ids(1, 6, 7)
     source = model.encode(some_source(1, 2, 5))
-    with record(model, "decoder.blocks.1.cross_attention.*") as trace:
+    with record(model, "decoder.blocks.1.cross_attention.*") as activations:
         model.decode(ids, source)
-    alone = type(source)(states=source.states.repeat_interleave(3, dim=0))
+    repeated_source = type(source)(states=source.states.repeat_interleave(3, dim=0))
     with record(model, "decoder.blocks.1.cross_attention.*") as one_by_one:
-        model.decode(ids, alone)
+        model.decode(ids, repeated_source)
     for last in ("queries", "weights", "scores", "head_outputs"):
         name = f"decoder.blocks.1.cross_attention.{last}"
-        assert trace[name].shape[0] == 6
-        close(trace[name], one_by_one[name])
-    seen = trace.attention("decoder.blocks.1.cross_attention")
-    close(seen.weights(rows=[6, 0]), seen.weights()[:, :, [6, 0]])
-    assert seen.error < 1e-12
+        assert activations[name].shape[0] == 6
+        close(activations[name], one_by_one[name])
+    attention_record = activations.attention("decoder.blocks.1.cross_attention")
+    close(attention_record.weights(rows=[6, 0]), attention_record.weights()[:, :, [6, 0]])
+    assert attention_record.error < 1e-12
 
 
 @pytest.mark.parametrize("kind", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
 def test_an_rnns_weights_are_recorded(kind):
     config = RNNConfig(vocab_size=23, source_vocab_size=19, d_model=10, attention=kind)
     model = shaken(config)
-    with record(model) as trace:
+    with record(model) as activations:
         model(some_source(1, 3, 5), some_ids(1, 3, 7))
-    weights = trace["decoder.attention.weights"]
+    weights = activations["decoder.attention.weights"]
     assert weights.shape == (3, 1, 7, 5)
     close(weights.sum(-1), torch.ones(3, 1, 7, dtype=torch.float64))
-    close(trace["decoder.attention.head_outputs"][:, 0], weights[:, 0] @ trace["encoder.states"])
+    close(activations["decoder.attention.head_outputs"][:, 0], weights[:, 0] @ activations["encoder.states"])
 
 
 def test_qkv_record_works_with_a_bert():
     model = shaken(BERTConfig(**SMALL, n_layers=2))
-    with qkv.record(model, "blocks.*.attention.weights") as trace:
+    with qkv.record(model, "blocks.*.attention.weights") as activations:
         model(some_ids(1, 3, 7))
-    assert trace["blocks.1.attention.weights"].shape == (3, 5, 7, 7)
+    assert activations["blocks.1.attention.weights"].shape == (3, 5, 7, 7)
 
 
 def test_an_unknown_tap_suggests_the_closest_one():
@@ -248,17 +255,17 @@ def test_an_unknown_tap_suggests_the_closest_one():
 
 def test_a_missing_record_lists_the_recorded_taps():
     model = gpt()
-    with record(model, "blocks.0.attention.weights") as trace:
+    with record(model, "blocks.0.attention.weights") as activations:
         pass
     with pytest.raises(TapError, match=r"'final'.*none"):
-        trace["last_hidden_state"]
-    with record(model, "blocks.0.attention.weights") as trace:
+        activations["last_hidden_state"]
+    with record(model, "blocks.0.attention.weights") as activations:
         model(some_ids(1, 3, 7))
     recorded = r"blocks\.0\.attention\.scores, blocks\.0\.attention\.weights"
     with pytest.raises(TapError, match=rf"'blocks\.1\.attention\.weights'.*{recorded}"):
-        trace["blocks.1.attention.weights"]
+        activations["blocks.1.attention.weights"]
     with pytest.raises(TapError, match=rf"'blocks\.1\.attention'.*{recorded}"):
-        trace.attention("blocks.1.attention")
+        activations.attention("blocks.1.attention")
     with pytest.raises(TapError, match=r"pass 1 of 'blocks\.0\.attention'.*\b1 pass"):
-        trace.at("blocks.0.attention.weights", 1)
-    assert trace.n_passes("blocks.0.attention.queries") == 0
+        activations.at("blocks.0.attention.weights", 1)
+    assert activations.n_passes("blocks.0.attention.queries") == 0

@@ -1,4 +1,4 @@
-"""What a notebook prints of a value stays short, whatever the text's length."""
+"""The repr of views is short regardless of the text length."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from qkv.inspection import (
     run_with_cache,
 )
 from qkv.inspection.alignment import CrossAttention
-from tests.tasks.small_gpt import small_task
+from tests.tasks.small_gpt import small_gpt
 
 
 @pytest.mark.parametrize(
@@ -20,24 +20,24 @@ from tests.tasks.small_gpt import small_task
     [run_with_cache, classify_heads, attention_map, residual_stream_norms, logit_lens],
     ids=lambda view: view.__name__,
 )
-def test_a_view_is_shown_in_a_line(view):
-    task = small_task()
-    seen = run_with_cache(task.model, prepare_input(task, "the cat sat on the mat and the dog sat on the cat"))
-    shown = repr(seen if view is run_with_cache else view(seen, task.tokenizer) if view is logit_lens else view(seen))
-    assert "\n" not in shown
-    assert "tensor(" not in shown
-    assert len(shown) < 800
+def test_the_repr_of_a_view_is_one_line(view):
+    task = small_gpt()
+    cache = run_with_cache(task.model, prepare_input(task, "the cat sat on the mat and the dog sat on the cat"))
+    text = repr(cache if view is run_with_cache else view(cache, task.tokenizer) if view is logit_lens else view(cache))
+    assert "\n" not in text
+    assert "tensor(" not in text
+    assert len(text) < 800
 
 
-def test_of_a_tensor_the_shape_and_of_a_long_list_the_length_is_shown():
+def test_tensors_show_their_shape_and_long_lists_their_length():
     tokens = [f"token {number}" for number in range(11)]
-    one = CrossAttention(
+    attention = CrossAttention(
         weights=torch.zeros(2, 3, 11, 11),
         source=tokens,
         target=tokens,
         source_word_ids=[None] * 11,
         target_word_ids=[0] * 11,
     )
-    assert repr(one).startswith(
+    assert repr(attention).startswith(
         "CrossAttention(weights=<2×3×11×11>, source=['token 0', … 11 in all], target=['token 0', … 11 in all]"
     )

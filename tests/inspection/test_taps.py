@@ -1,4 +1,4 @@
-"""Which taps a model has, and which of them a pattern means."""
+"""Taps are found by name and by pattern."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from qkv.inspection import match_taps, named_taps
 from qkv.models import build
 
 
-def test_every_tap_has_the_name_of_its_place():
+def test_every_tap_is_named_by_its_module_path():
     names = list(named_taps(build(preset("gpt-nano"))))
     assert names[:2] == ["embedding.tokens", "embedding.sum"]
     assert names[-2:] == ["last_hidden_state", "unembedding.logits"]
@@ -20,11 +20,11 @@ def test_every_tap_has_the_name_of_its_place():
     ("pattern", "n"),
     [("blocks.0.resid_pre", 1), ("blocks.*.resid_pre", 2), ("*.weights", 2), ("blocks.1.attention.*", 7)],
 )
-def test_a_pattern_means_every_tap_it_fits(pattern, n):
+def test_a_pattern_matches_all_of_its_taps(pattern, n):
     assert len(match_taps(build(preset("gpt-nano")), pattern)) == n
 
 
-def test_a_pattern_tells_encoder_from_decoder():
+def test_a_pattern_distinguishes_encoder_and_decoder():
     model = build(preset("transformer-nano"))
     assert set(match_taps(model, "decoder.*.cross_attention.weights")) == {
         "decoder.blocks.0.cross_attention.weights",
@@ -33,11 +33,8 @@ def test_a_pattern_tells_encoder_from_decoder():
     assert len(match_taps(model, "encoder.*.weights")) == 2
 
 
-def test_an_unknown_tap_names_the_nearest_and_how_many_there_are():
+def test_an_unknown_tap_suggests_the_closest_one_and_counts_the_taps():
     model = build(preset("gpt-nano"))
-    message = (
-        r"^no tap is named 'blocks\.0\.residual_prae'; did you mean 'blocks\.0\.resid_pre'\?; "
-        rf"there are {len(named_taps(model))} taps$"
-    )
+    message = rf"'blocks\.0\.resid_prae'.*'blocks\.0\.resid_pre'.*\b{len(named_taps(model))} taps"
     with pytest.raises(TapError, match=message):
-        match_taps(model, "blocks.0.residual_prae")
+        match_taps(model, "blocks.0.resid_prae")

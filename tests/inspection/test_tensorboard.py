@@ -1,4 +1,4 @@
-"""The metrics as TensorBoard's scalars, where it is installed."""
+"""Metrics are written as TensorBoard scalars."""
 
 import json
 import sys
@@ -11,13 +11,13 @@ from qkv.inspection.tensorboard import import_tensorboard, write_tensorboard_eve
 
 
 class Writer:
-    """Stands in for TensorBoard's own; holds what it was given."""
+    """A fake SummaryWriter that stores its scalars."""
 
-    given: list[tuple[str, float, int]]
+    scalars: list[tuple[str, float, int]]
 
     def __init__(self, folder):
         folder.mkdir()
-        type(self).given = []
+        type(self).scalars = []
 
     def __enter__(self):
         return self
@@ -26,10 +26,10 @@ class Writer:
         pass
 
     def add_scalar(self, name, value, step):
-        self.given.append((name, value, step))
+        self.scalars.append((name, value, step))
 
 
-def test_every_number_of_a_step_is_a_scalar_and_old_files_go(tmp_path, monkeypatch):
+def test_every_number_is_written_as_a_scalar_and_old_files_are_removed(tmp_path, monkeypatch):
     library = ModuleType("torch.utils.tensorboard")
     library.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", library)
@@ -38,11 +38,11 @@ def test_every_number_of_a_step_is_a_scalar_and_old_files_go(tmp_path, monkeypat
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "old").touch()
     write_tensorboard_events(tmp_path / "metrics.jsonl", tmp_path / "events")
-    assert Writer.given == [("loss", 2.5, 1), ("tokens", 7, 1), ("validation_loss", 3.0, 1)]
+    assert Writer.scalars == [("loss", 2.5, 1), ("tokens", 7, 1), ("validation_loss", 3.0, 1)]
     assert not (tmp_path / "events" / "old").exists()
 
 
-def test_without_tensorboard_it_is_said_what_to_install(monkeypatch):
+def test_a_missing_tensorboard_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtraError, match="pip install tensorboard"):
         import_tensorboard()

@@ -34,7 +34,7 @@ from qkv.inspection import (
 from qkv.inspection.model_input import ModelInput, TokenizedText
 from qkv.inspection.rollout import rollout_from_means
 from tests.agreement.families import berts, close, gpts, seq2seqs, shaken, some_ids, some_source
-from tests.inspection.examples import FAMILIES, TEXT, reading, task
+from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 
 TRANSFORMERS = ["gpt", "bert", "seq2seq"]
 
@@ -46,12 +46,12 @@ def side(ids):
     )
 
 
-def seen_by(config, seed):
+def run_random_model(config, seed):
     """Run a randomly drawn model on random ids."""
     model = shaken(config, seed)
-    own = side(some_ids(seed, 1, 7)[0].tolist())
+    sequence = side(some_ids(seed, 1, 7)[0].tolist())
     source = side(some_source(seed, 1, 5)[0].tolist()) if config.family == "seq2seq" else None
-    return run_with_cache(model, ModelInput(sequence=own, source=source, next_ids=own.ids[1:]))
+    return run_with_cache(model, ModelInput(sequence=sequence, source=source, next_ids=sequence.ids[1:]))
 
 
 @pytest.mark.parametrize("families", [gpts(), berts(), seq2seqs()], ids=TRANSFORMERS)
@@ -59,18 +59,20 @@ def test_contributions_sum_to_the_logit_of_any_model(families):
     @settings(max_examples=12)
     @given(families, st.integers(0, 99))
     def law(config, seed):
-        seen = seen_by(config, seed)
-        tokenizer = task("gpt").tokenizer
-        one = logit_attribution(seen, tokenizer, position=4, token_id=3)
-        assert float(one.values.sum()) == pytest.approx(float(seen.logits[4, 3]), abs=1e-8)
-        both = logit_attribution(seen, tokenizer, position=-1, token_id=3, against=11)
-        assert float(both.values.sum()) == pytest.approx(float(seen.logits[-1, 3] - seen.logits[-1, 11]), abs=1e-8)
+        cache = run_random_model(config, seed)
+        tokenizer = example_task("gpt").tokenizer
+        attribution = logit_attribution(cache, tokenizer, position=4, token_id=3)
+        assert float(attribution.values.sum()) == pytest.approx(float(cache.logits[4, 3]), abs=1e-8)
+        difference = logit_attribution(cache, tokenizer, position=-1, token_id=3, against=11)
+        assert float(difference.values.sum()) == pytest.approx(
+            float(cache.logits[-1, 3] - cache.logits[-1, 11]), abs=1e-8
+        )
         n = sum(
-            len(seen.all_weights(stack)) * seen.all_weights(stack).shape[1]
-            for stack in seen.stacks
+            len(cache.all_weights(stack)) * cache.all_weights(stack).shape[1]
+            for stack in cache.stacks
             if stack is not AttentionKind.ENCODER
         )
-        assert len(one.names) == len(set(one.names)) == n + config_layers(config) + 2
+        assert len(attribution.names) == len(set(attribution.names)) == n + config_layers(config) + 2
 
     law()
 
@@ -81,26 +83,28 @@ def config_layers(config):
 
 @given(gpts(norm_position=NormPosition.PRE), st.integers(0, 99))
 def test_head_outputs_sum_to_the_attention_output_without_its_bias(config, seed):
-    seen = seen_by(config, seed)
+    cache = run_random_model(config, seed)
     for layer in range(2):
-        bias = getattr(seen.model.blocks[layer].attention.out_proj, "bias", None)
-        written = head_outputs(seen, AttentionKind.SELF, layer).sum(0) + (0 if bias is None else bias)
-        close(written, seen.get_activation(f"blocks.{layer}.attention_out"))
+        bias = getattr(cache.model.blocks[layer].attention.out_proj, "bias", None)
+        total = head_outputs(cache, AttentionKind.SELF, layer).sum(0) + (0 if bias is None else bias)
+        close(total, cache.get_activation(f"blocks.{layer}.attention_out"))
 
 
 @given(gpts(), st.integers(0, 99))
 def test_value_weighted_attention_is_the_norm_of_each_keys_contribution(config, seed):
-    seen = seen_by(config, seed)
-    attention = seen.model.blocks[1].attention
-    (look,) = seen.attention_records(AttentionKind.SELF, 1)
-    found = value_weighted_attention(seen, AttentionKind.SELF, layer=1)
+    cache = run_random_model(config, seed)
+    attention = cache.model.blocks[1].attention
+    (record,) = cache.attention_records(AttentionKind.SELF, 1)
+    result = value_weighted_attention(cache, AttentionKind.SELF, layer=1)
     # The direct computation: all heads and keys except one are zeroed, and the layer projects the rest.
     for head, query, key in ((0, 6, 2), (5, 3, 3)):
-        values = look.inputs.values[0, head // (6 // attention.head_config.n_kv_heads), key]
-        alone = torch.zeros_like(look.head_outputs)[:, :, :1]
-        alone[0, head, 0] = values * look.weights()[0, head, query, key]
-        sent = attention.out_proj(attention._join(alone)) - attention.out_proj(attention._join(torch.zeros_like(alone)))
-        assert float(found[head, query, key]) == pytest.approx(float(sent.norm().detach()), abs=1e-9)
+        values = record.inputs.values[0, head // (6 // attention.head_config.n_kv_heads), key]
+        single_head = torch.zeros_like(record.head_outputs)[:, :, :1]
+        single_head[0, head, 0] = values * record.weights()[0, head, query, key]
+        output = attention.out_proj(attention._join(single_head)) - attention.out_proj(
+            attention._join(torch.zeros_like(single_head))
+        )
+        assert float(result[head, query, key]) == pytest.approx(float(output.norm().detach()), abs=1e-9)
 
 
 def test_rollout_multiplies_half_attention_half_identity():
@@ -111,69 +115,73 @@ def test_rollout_multiplies_half_attention_half_identity():
 
 @pytest.mark.parametrize("family", TRANSFORMERS)
 def test_shares_of_a_rollout_sum_to_one(family):
-    seen = run_with_cache(task(family).model, reading(family))
-    for stack in seen.stacks:
-        found = attention_rollout(seen, stack)
-        total = found.sequence.sum(-1) + (0 if found.source is None else found.source.sum(-1))
+    cache = run_with_cache(example_task(family).model, example_input(family))
+    for stack in cache.stacks:
+        result = attention_rollout(cache, stack)
+        total = result.sequence.sum(-1) + (0 if result.source is None else result.source.sum(-1))
         close(total, torch.ones_like(total))
-        assert (found.source is None) == (stack not in (AttentionKind.DECODER, AttentionKind.CROSS))
+        assert (result.source is None) == (stack not in (AttentionKind.DECODER, AttentionKind.CROSS))
 
 
 def test_merging_subwords_sums_columns_and_averages_rows():
-    own = TokenizedText(
+    sequence = TokenizedText(
         text="",
         ids=[1, 2, 3, 4],
         tokens=["[CLS]", " un", "do", " it"],
-        words=[None, 0, 0, 1],
+        word_ids=[None, 0, 0, 1],
         spans=[None] * 4,
         is_special=[True, False, False, False],
     )
-    seen = run_with_cache(task("gpt").model, reading("gpt"))
-    view = attention_map(seen, layer=0, head=0)
+    cache = run_with_cache(example_task("gpt").model, example_input("gpt"))
+    view = attention_map(cache, layer=0, head=0)
     weights = torch.rand(4, 4).softmax(-1)
-    merged = merge_subwords(type(view)(weights=weights, queries=own.labels, keys=own.labels, title="t"), own, own)
+    merged = merge_subwords(
+        type(view)(weights=weights, queries=sequence.labels, keys=sequence.labels, title="t"), sequence, sequence
+    )
     assert merged.keys == merged.queries == ["[CLS]", "undo", "it"]
     expected = torch.stack([weights[0], weights[1:3].mean(0), weights[3]])
     expected = torch.stack([expected[:, 0], expected[:, 1:3].sum(1), expected[:, 3]], dim=1)
     torch.testing.assert_close(merged.weights, expected)
-    rest = remove_sink(weights, sink_mask(own))
+    rest = remove_sink(weights, sink_mask(sequence))
     assert (rest[:, 0] == 0).all()
     torch.testing.assert_close(rest.sum(-1), torch.ones(4))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_last_depth_of_the_logit_lens_is_the_models_output(family):
-    seen = run_with_cache(task(family).model, reading(family))
-    view = logit_lens(seen, task(family).tokenizer, n=3)
-    own = seen.logits.float().softmax(-1)[:, : task(family).tokenizer.vocab_size].topk(3)
-    torch.testing.assert_close(view.probabilities[-1], own.values)
-    assert torch.equal(view.ids[-1], own.indices)
-    n_layers = 0 if family == "rnn" else config_layers(task(family).model.config)
+    cache = run_with_cache(example_task(family).model, example_input(family))
+    view = logit_lens(cache, example_task(family).tokenizer, n=3)
+    expected = cache.logits.float().softmax(-1)[:, : example_task(family).tokenizer.vocab_size].topk(3)
+    torch.testing.assert_close(view.probabilities[-1], expected.values)
+    assert torch.equal(view.ids[-1], expected.indices)
+    n_layers = 0 if family == "rnn" else config_layers(example_task(family).model.config)
     assert len(view.depths) == n_layers + 1
-    wanted = seen.model_input.sequence.ids if family == "bert" else seen.model_input.next_ids
-    place = len(wanted) - 1
-    probability = seen.logits.float().softmax(-1)[place, wanted[place]]
-    torch.testing.assert_close(view.target_probabilities[-1, place], probability)
+    targets = cache.model_input.sequence.ids if family == "bert" else cache.model_input.next_ids
+    position = len(targets) - 1
+    probability = cache.logits.float().softmax(-1)[position, targets[position]]
+    torch.testing.assert_close(view.target_probabilities[-1, position], probability)
     assert bool(view.target_probabilities[-1, -1].isnan()) == (family == "gpt")
 
 
 def test_the_logit_lens_of_a_middle_layer_equals_a_truncated_model():
     from qkv.inspection import intervene
 
-    model, text = task("gpt").model, reading("gpt")
-    view = logit_lens(run_with_cache(model, text), task("gpt").tokenizer, n=3)
+    model, text = example_task("gpt").model, example_input("gpt")
+    view = logit_lens(run_with_cache(model, text), example_task("gpt").tokenizer, n=3)
     with intervene(model, {"blocks.1.attention_out": 0.0, "blocks.1.feed_forward_out": 0.0}):
         short = model(torch.tensor([text.sequence.ids]))[0].float().softmax(-1)
-    torch.testing.assert_close(view.probabilities[1], short[:, : task("gpt").tokenizer.vocab_size].topk(3).values)
+    torch.testing.assert_close(
+        view.probabilities[1], short[:, : example_task("gpt").tokenizer.vocab_size].topk(3).values
+    )
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS)
 def test_residual_stream_norms_equal_the_norms_of_recorded_activations(family):
-    seen = run_with_cache(task(family).model, reading(family))
-    view = residual_stream_norms(seen, seen.stacks[-1])
+    cache = run_with_cache(example_task(family).model, example_input(family))
+    view = residual_stream_norms(cache, cache.stacks[-1])
     prefix = "decoder." if family == "seq2seq" else ""
-    close(view.residual_norms[1], seen.get_activation(f"{prefix}blocks.0.resid_post").norm(dim=-1))
-    close(view.sublayer_norms[-1, 1], seen.get_activation(f"{prefix}blocks.1.feed_forward_out").norm(dim=-1))
+    close(view.residual_norms[1], cache.get_activation(f"{prefix}blocks.0.resid_post").norm(dim=-1))
+    close(view.sublayer_norms[-1, 1], cache.get_activation(f"{prefix}blocks.1.feed_forward_out").norm(dim=-1))
     assert view.sublayers == (
         ["attention", "cross_attention", "feed_forward"] if prefix else ["attention", "feed_forward"]
     )
@@ -181,14 +189,14 @@ def test_residual_stream_norms_equal_the_norms_of_recorded_activations(family):
 
 @given(st.one_of(gpts(), berts(), seq2seqs()), st.integers(0, 99))
 def test_the_steps_from_q_and_k_to_weights_are_consistent(config, seed):
-    seen = seen_by(config, seed)
-    for stack in seen.stacks:
-        view = compute_neuron_view(seen, stack, layer=1, head=5, query=4)
+    cache = run_random_model(config, seed)
+    for stack in cache.stacks:
+        view = compute_neuron_view(cache, stack, layer=1, head=5, query=4)
         close(view.products.sum(-1), view.dots)
         close(view.scores.softmax(-1), view.weights)
-        seen_keys = view.scores.isfinite()
-        close(view.scaled[seen_keys], view.scores[seen_keys])
-        # A rotation changes no length.
+        visible_keys = view.scores.isfinite()
+        close(view.scaled[visible_keys], view.scores[visible_keys])
+        # A rotation preserves norms.
         torch.testing.assert_close(view.q_unrotated.norm().double(), view.q.norm().double(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(
             view.k_unrotated.norm(dim=-1).double(), view.k.norm(dim=-1).double(), atol=1e-5, rtol=1e-5
@@ -197,83 +205,83 @@ def test_the_steps_from_q_and_k_to_weights_are_consistent(config, seed):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_embedding_trajectories_have_a_point_for_each_token_and_depth(family):
-    seen = run_with_cache(task(family).model, reading(family))
-    view = embedding_trajectories(seen, task(family).tokenizer, n=2)
+    cache = run_with_cache(example_task(family).model, example_input(family))
+    view = embedding_trajectories(cache, example_task(family).tokenizer, n=2)
     assert view.points.shape == (len(view.depths), len(view.tokens), 2)
     assert view.similarity[0].tolist() == pytest.approx([1.0] * len(view.tokens))
     assert {len(near) for near in view.neighbors} == {2}
 
 
 def test_nearest_tokens_have_the_largest_cosine():
-    model, tokenizer = task("gpt").model, task("gpt").tokenizer
+    model, tokenizer = example_task("gpt").model, example_task("gpt").tokenizer
     cosines = F.cosine_similarity(model.embedding.token.weight[29], model.embedding.token.weight, dim=-1)
     cosines[29] = -2
-    (first, likeness), *_ = nearest_tokens(model, tokenizer, 29)
-    assert likeness == pytest.approx(float(cosines.detach().max()), abs=1e-6)
+    (first, similarity), *_ = nearest_tokens(model, tokenizer, 29)
+    assert similarity == pytest.approx(float(cosines.detach().max()), abs=1e-6)
     assert first.replace("▁", " ") == tokenizer.decode([29, int(cosines.argmax())])[len(tokenizer.decode([29])) :]
 
 
 def test_position_similarity_has_a_unit_diagonal_and_requires_position_embeddings():
-    found = position_similarity(task("gpt").model, 7)
-    close(found.diagonal(), torch.ones(7).double())
-    close(found, found.T)
+    result = position_similarity(example_task("gpt").model, 7)
+    close(result.diagonal(), torch.ones(7).double())
+    close(result, result.T)
     with pytest.raises(InputError, match="position"):
-        position_similarity(task("rnn").model, 7)
+        position_similarity(example_task("rnn").model, 7)
     with pytest.raises(InputError, match=r"\b99\b.*context_length.*\b41\b"):
-        position_similarity(task("gpt").model, 99)
+        position_similarity(example_task("gpt").model, 99)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_view_is_json_compatible(family):
-    seen = run_with_cache(task(family).model, reading(family))
+    cache = run_with_cache(example_task(family).model, example_input(family))
     views = [
-        classify_heads(seen),
-        attention_map(seen),
-        logit_lens(seen, task(family).tokenizer),
-        embedding_trajectories(seen, task(family).tokenizer),
+        classify_heads(cache),
+        attention_map(cache),
+        logit_lens(cache, example_task(family).tokenizer),
+        embedding_trajectories(cache, example_task(family).tokenizer),
     ]
     if family != "rnn":
         views += [
-            compute_neuron_view(seen),
-            residual_stream_norms(seen),
-            logit_attribution(seen, task(family).tokenizer, position=1, token_id=2),
+            compute_neuron_view(cache),
+            residual_stream_norms(cache),
+            logit_attribution(cache, example_task(family).tokenizer, position=1, token_id=2),
         ]
     for view in views:
-        said = json.loads(json.dumps(to_jsonable(view), allow_nan=False))
-        assert said.keys() >= {"weights"} or len(said) > 3
+        data = json.loads(json.dumps(to_jsonable(view), allow_nan=False))
+        assert data.keys() >= {"weights"} or len(data) > 3
 
 
 def test_views_that_require_a_transformer_raise_for_an_rnn():
-    seen = run_with_cache(task("rnn").model, reading("rnn"))
-    tokenizer = task("rnn").tokenizer
+    cache = run_with_cache(example_task("rnn").model, example_input("rnn"))
+    tokenizer = example_task("rnn").tokenizer
     for call in [
-        lambda: attention_rollout(seen),
-        lambda: compute_neuron_view(seen),
-        lambda: residual_stream_norms(seen),
-        lambda: value_weighted_attention(seen, AttentionKind.CROSS, layer=0),
-        lambda: logit_attribution(seen, tokenizer, position=0, token_id=0),
+        lambda: attention_rollout(cache),
+        lambda: compute_neuron_view(cache),
+        lambda: residual_stream_norms(cache),
+        lambda: value_weighted_attention(cache, AttentionKind.CROSS, layer=0),
+        lambda: logit_attribution(cache, tokenizer, position=0, token_id=0),
     ]:
         with pytest.raises(InputError, match="RNN"):
             call()
 
 
 def test_an_index_out_of_range_raises_with_the_limit():
-    seen = run_with_cache(task("gpt").model, reading("gpt"))
-    tokenizer, n = task("gpt").tokenizer, len(prepare_input(task("gpt"), TEXT).sequence.ids)
+    cache = run_with_cache(example_task("gpt").model, example_input("gpt"))
+    tokenizer, n = example_task("gpt").tokenizer, len(prepare_input(example_task("gpt"), TEXT).sequence.ids)
     with pytest.raises(InputError, match=rf"position {n}\b.*\b{n} tokens"):
-        logit_attribution(seen, tokenizer, position=n, token_id=0)
+        logit_attribution(cache, tokenizer, position=n, token_id=0)
     with pytest.raises(InputError, match=rf"query {n}\b.*\b{n} positions"):
-        compute_neuron_view(seen, query=n)
+        compute_neuron_view(cache, query=n)
     with pytest.raises(InputError, match=r"head 3.*\b3 heads \(0 … 2\)"):
-        attention_map(seen, layer=0, head=3)
+        attention_map(cache, layer=0, head=3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_logit_lens_does_not_depend_on_the_chunk_size(family, monkeypatch):
-    seen, tokenizer = run_with_cache(task(family).model, reading(family)), task(family).tokenizer
-    whole = logit_lens(seen, tokenizer, n=3)
+    cache, tokenizer = run_with_cache(example_task(family).model, example_input(family)), example_task(family).tokenizer
+    full = logit_lens(cache, tokenizer, n=3)
     monkeypatch.setattr(import_module("qkv.inspection.logit_lens"), "CHUNK_POSITIONS", 3)
-    parts = logit_lens(seen, tokenizer, n=3)
-    assert parts.tokens == whole.tokens
-    close(parts.probabilities, whole.probabilities)
-    close(parts.target_probabilities.nan_to_num(), whole.target_probabilities.nan_to_num())
+    parts = logit_lens(cache, tokenizer, n=3)
+    assert parts.tokens == full.tokens
+    close(parts.probabilities, full.probabilities)
+    close(parts.target_probabilities.nan_to_num(), full.target_probabilities.nan_to_num())

@@ -7,7 +7,7 @@ from qkv.choices import TokenizerKind
 from qkv.config import BERTConfig
 from qkv.tasks import TextEncoder
 from tests.agreement.families import shaken
-from tests.tasks.small_gpt import saved
+from tests.tasks.small_gpt import save_task
 from tests.text.samples import trained
 
 CONTEXT = 43
@@ -29,5 +29,5 @@ def small_bert(**settings) -> TextEncoder:
     return TextEncoder(shaken(config, 0), tokenizer)
 
 
-def saved_bert(folder: Path, **settings) -> Path:
-    return saved(small_bert(**settings), folder)
+def save_bert(folder: Path, **settings) -> Path:
+    return save_task(small_bert(**settings), folder)

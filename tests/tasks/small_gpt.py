@@ -16,7 +16,7 @@ CONTEXT = 41
 
 
 @cache
-def small_task(kind: TokenizerKind = TokenizerKind.BPE, seed: int = 0, context: int = CONTEXT) -> LanguageModel:
+def small_gpt(kind: TokenizerKind = TokenizerKind.BPE, seed: int = 0, context: int = CONTEXT) -> LanguageModel:
     tokenizer = trained(kind)
     return LanguageModel(small_model(tokenizer, seed=seed, context=context), tokenizer)
 
@@ -26,8 +26,8 @@ def small_model(tokenizer: Tokenizer, *, seed: int = 0, context: int = CONTEXT):
     return shaken(config, seed)
 
 
-def saved(task: LanguageModel, folder: Path) -> Path:
-    """As float32, so what is loaded differs in the last digits."""
+def save_task(task: LanguageModel, folder: Path) -> Path:
+    """Save in float32, so that the loaded weights differ in the last digits."""
     tensors = {name: tensor.float() for name, tensor in task.model.named_parameters()}
     settings = json.dumps(task.model.config.model_dump(mode="json", exclude_none=True))
     write_folder(folder, tensors={"model.safetensors": tensors}, texts={"config.json": settings})

@@ -1,4 +1,4 @@
-"""A small translator that learnt to say words backwards: there is something to translate, and a right answer."""
+"""A small translation model trained to reverse the order of words, so that the correct output is known."""
 
 import json
 import random
@@ -23,58 +23,60 @@ CONTEXT = 37
 CPU = torch.device("cpu")
 
 
-def draw(chance: random.Random, n: int) -> str:
-    return " ".join(chance.choice(WORDS) for _ in range(n))
+def draw_text(rng: random.Random, n: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(n))
 
 
-def backwards(text: str) -> str:
+def reverse_words(text: str) -> str:
     return " ".join(reversed(text.split()))
 
 
 @cache
 def small_translator(kind: str = "transformer") -> Translator:
-    """`kind`: transformer, or rnn. Right on texts of up to 6 words."""
+    """Train a `transformer` or an `rnn` that is correct on texts of up to 6 words."""
     if kind == "transformer":
-        return trained_to_turn()
-    tokenizer = of_the_words()
+        return train_to_reverse()
+    tokenizer = train_word_tokenizer()
     config = RNNConfig(vocab_size=tokenizer.vocab_size, context_length=CONTEXT, d_model=48, attention="general")
-    return _taught(RNNSeq2Seq(config, seed=0), tokenizer, n_steps=250, learning_rate=1e-2)
+    return _train_translator(RNNSeq2Seq(config, seed=0), tokenizer, n_steps=250, learning_rate=1e-2)
 
 
-def trained_to_turn(**shape: Any) -> Translator:
-    tokenizer = of_the_words()
+def train_to_reverse(**shape: Any) -> Translator:
+    tokenizer = train_word_tokenizer()
     sizes = {"vocab_size": tokenizer.vocab_size, "context_length": CONTEXT, "d_model": 48}
     layers = {"n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "init_std": 0.06}
-    return _taught(
+    return _train_translator(
         Seq2Seq(Seq2SeqConfig(**sizes, **layers, **shape), seed=0), tokenizer, n_steps=170, learning_rate=4e-3
     )
 
 
-def of_the_words() -> Tokenizer:
+def train_word_tokenizer() -> Tokenizer:
     return train_tokenizer(TokenizerKind.BPE, [" ".join(WORDS)] * 9, vocab_size=283, style=SpecialTokenStyle.SEQ2SEQ)
 
 
-def _taught(model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, learning_rate: float) -> Translator:
+def _train_translator(
+    model: Seq2Seq | RNNSeq2Seq, tokenizer: Tokenizer, *, n_steps: int, learning_rate: float
+) -> Translator:
     begin, end = tokenizer.special_id(SpecialToken.BOS), tokenizer.special_id(SpecialToken.EOS)
 
     def loss(generator: torch.Generator) -> torch.Tensor:
-        chance = random.Random(int(torch.randint(0, 1 << 30, (1,), generator=generator)))
-        texts = [draw(chance, chance.randint(1, 6)) for _ in range(32)]
+        rng = random.Random(int(torch.randint(0, 1 << 30, (1,), generator=generator)))
+        texts = [draw_text(rng, rng.randint(1, 6)) for _ in range(32)]
         source, attention_mask = pad_sequences(tokenizer.encode_batch(texts), CPU, tokenizer.vocab_size)
-        targets = [tokenizer.encode(backwards(text), add_special_tokens=False) for text in texts]
+        targets = [tokenizer.encode(reverse_words(text), add_special_tokens=False) for text in texts]
         prefix, _ = pad_sequences([[begin, *ids] for ids in targets], CPU, tokenizer.vocab_size)
-        wanted = torch.full_like(prefix, -100)
+        labels = torch.full_like(prefix, -100)
         for row, ids in enumerate(targets):
-            wanted[row, : len(ids) + 1] = torch.tensor([*ids, end])
+            labels[row, : len(ids) + 1] = torch.tensor([*ids, end])
         return F.cross_entropy(
-            model(source, prefix, source_attention_mask=attention_mask).flatten(0, 1), wanted.flatten()
+            model(source, prefix, source_attention_mask=attention_mask).flatten(0, 1), labels.flatten()
         )
 
     practise(model, loss, n_steps=n_steps, learning_rate=learning_rate, seed=1)
     return Translator(model, tokenizer, name="transformer" if isinstance(model, Seq2Seq) else "rnn")
 
 
-def saved(task: Translator, folder: Path) -> Path:
+def save_translator(task: Translator, folder: Path) -> Path:
     settings = json.dumps(task.model.config.model_dump(mode="json", exclude_none=True))
     tensors = {"model.safetensors": dict(task.model.named_parameters())}
     write_folder(folder, tensors=tensors, texts={"config.json": settings})

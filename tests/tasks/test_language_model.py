@@ -1,4 +1,4 @@
-"""Text in, text out: streamed is whole, stop strings cut, documents are scored as one by one."""
+"""Generation, streaming, stop strings and document scores of language models."""
 
 import math
 
@@ -16,7 +16,7 @@ from qkv.tasks import LanguageModel
 from qkv.tasks.language_model import PROMPTS_PER_BATCH
 from qkv.tasks.log_likelihood import document_losses, split_into_windows
 from qkv.text import Tokenizer
-from tests.tasks.small_gpt import CONTEXT, small_model, small_task
+from tests.tasks.small_gpt import CONTEXT, small_gpt, small_model
 from tests.text.samples import TEXTS, trained
 
 PROMPTS = ["The cat", "El niño comió", "Zwölf 😀", "👩‍👩‍👧", "", "It's  two"]
@@ -24,11 +24,11 @@ samplings = st.builds(SamplingConfig, temperature=st.sampled_from((0.0, 1.0, 2.0
 
 
 class Scripted(LanguageModel):
-    """Says what it is told to, whatever its weights: chance and the model are out of play."""
+    """Generates a fixed text, regardless of its weights and the sampling settings."""
 
-    def __init__(self, task: LanguageModel, says: str) -> None:
+    def __init__(self, task: LanguageModel, text: str) -> None:
         ids = task.encode("The cat")
-        script = [*task.tokenizer.encode(says), task.tokenizer.special_id(SpecialToken.EOS)]
+        script = [*task.tokenizer.encode(text), task.tokenizer.special_id(SpecialToken.EOS)]
         config = GPTConfig(
             vocab_size=task.model.config.vocab_size,
             context_length=len(ids) + len(script) + 5,
@@ -38,42 +38,43 @@ class Scripted(LanguageModel):
         )
         super().__init__(GPT(config), task.tokenizer)
 
-        def say(logits):
-            said = torch.full_like(logits, -30.0)
+        def force_script(logits):
+            forced = torch.full_like(logits, -30.0)
             for row in range(logits.shape[0]):
-                said[row, -1, script[min(self.n_said, len(script) - 1)]] = 30.0
-            self.n_said += 1
-            return said
+                forced[row, -1, script[min(self.n_generated, len(script) - 1)]] = 30.0
+            self.n_generated += 1
+            return forced
 
-        self.n_said = 0
-        self.model.unembedding.logits.intervene(say)
+        self.n_generated = 0
+        self.model.unembedding.logits.intervene(force_script)
 
 
 @settings(max_examples=25)
 @given(st.sampled_from(PROMPTS), samplings, st.sampled_from([(), ("a",), ("e", " d"), ("ñ", "😀")]))
-def test_streamed_is_whole_and_is_what_its_ids_say(prompt, sampling, stop):
-    task = small_task()
-    (whole,) = task.generate_batch([prompt], max_new=17, stop=stop, sampling=sampling)
-    assert "".join(task.stream(prompt, max_new=17, stop=stop, sampling=sampling)) == whole.text
-    said = task.tokenizer.decode(whole.ids)
-    cuts = [said.find(string) for string in stop if string in said]
-    assert whole.text == (said[: min(cuts)] if cuts else said)
-    assert (whole.finish_reason is FinishReason.STOP) == (bool(cuts) or whole.ids[-1] in task.stop_ids)
+def test_streamed_text_equals_the_decoded_ids(prompt, sampling, stop):
+    task = small_gpt()
+    (continuation,) = task.generate_batch([prompt], max_new=17, stop=stop, sampling=sampling)
+    assert "".join(task.stream(prompt, max_new=17, stop=stop, sampling=sampling)) == continuation.text
+    decoded = task.tokenizer.decode(continuation.ids)
+    stops = [decoded.find(string) for string in stop if string in decoded]
+    assert continuation.text == (decoded[: min(stops)] if stops else decoded)
+    has_stopped = bool(stops) or continuation.ids[-1] in task.stop_ids
+    assert (continuation.finish_reason is FinishReason.STOP) == has_stopped
 
 
 @pytest.mark.parametrize("text", [" comió más: ¿qué? 😀👩‍👩‍👧 ñandú …", " sat.\nThen\n\nslept", " 日本 𝔘𝔫𝔦"])
-def test_emoji_and_spanish_come_in_whole_characters(text):
-    """Byte-level pieces: each of these characters is several ids, and no piece ends inside one."""
-    task = Scripted(small_task(), text)
+def test_streaming_does_not_split_characters(text):
+    """With byte-level tokens, each of these characters takes several ids."""
+    task = Scripted(small_gpt(), text)
     assert len(task.tokenizer.encode(text)) > len(text) / 2
-    pieces = list(task.stream("The cat"))
-    assert "".join(pieces) == text
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
-    assert len(pieces) > 3
+    parts = list(task.stream("The cat"))
+    assert "".join(parts) == text
+    assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
+    assert len(parts) > 3
 
 
 @pytest.mark.parametrize(
-    ("says", "stop", "shown"),
+    ("text", "stop", "visible_text"),
     [
         (" sat on the mat", ["on the"], " sat "),
         (" sat on the mat", ["zzz", "t o"], " sa"),
@@ -83,24 +84,24 @@ def test_emoji_and_spanish_come_in_whole_characters(text):
         (" sat on", [" "], ""),
     ],
 )
-def test_a_stop_string_split_over_tokens_ends_the_text_before_it(says, stop, shown):
-    base = small_task()
-    (got,) = Scripted(base, says).generate_batch(["The cat"], stop=stop)
-    assert got.text == shown
+def test_a_stop_string_split_over_tokens_ends_the_text(text, stop, visible_text):
+    base = small_gpt()
+    (got,) = Scripted(base, text).generate_batch(["The cat"], stop=stop)
+    assert got.text == visible_text
     assert got.finish_reason is FinishReason.STOP
-    assert "".join(Scripted(base, says).stream("The cat", stop=stop)) == shown
+    assert "".join(Scripted(base, text).stream("The cat", stop=stop)) == visible_text
 
 
-def test_the_end_token_ends_the_text_and_is_not_shown():
-    (got,) = Scripted(small_task(), " sat").generate_batch(["The cat"])
+def test_the_end_token_ends_the_text_and_is_omitted():
+    (got,) = Scripted(small_gpt(), " sat").generate_batch(["The cat"])
     assert got.text == " sat"
-    assert got.ids[-1] == small_task().tokenizer.special_id(SpecialToken.EOS)
+    assert got.ids[-1] == small_gpt().tokenizer.special_id(SpecialToken.EOS)
     assert got.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("kind", list(TokenizerKind))
-def test_prompt_and_continuation_join_to_what_all_ids_say(kind):
-    """A SentencePiece or WordPiece decoder drops the first blank; after a prompt it must not be dropped."""
+def test_prompt_and_continuation_join_to_the_decoded_ids(kind):
+    """SentencePiece and WordPiece decoders drop the first space, which must be kept after a prompt."""
     task = LanguageModel(small_model(trained(kind, SpecialTokenStyle.GPT)), trained(kind, SpecialTokenStyle.GPT))
     for seed in range(5):
         sampling = SamplingConfig(temperature=2.0, seed=seed)
@@ -109,17 +110,17 @@ def test_prompt_and_continuation_join_to_what_all_ids_say(kind):
         assert task.tokenizer.decode(prompt) + got.text == task.tokenizer.decode([*prompt, *got.ids])
 
 
-def test_all_prompts_together_are_each_prompt_alone():
-    task, sampling = small_task(), SamplingConfig(seed=7)
+def test_batched_prompts_equal_single_prompts():
+    task, sampling = small_gpt(), SamplingConfig(seed=7)
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(PROMPTS_PER_BATCH + 3)]
-    together = task.generate_batch(prompts, max_new=5, sampling=sampling)
+    batched = task.generate_batch(prompts, max_new=5, sampling=sampling)
     for row in (0, 1, 5, PROMPTS_PER_BATCH - 1, PROMPTS_PER_BATCH, PROMPTS_PER_BATCH + 2):
-        (alone,) = task.generate_batch([prompts[row]], max_new=5, sampling=sampling.replace(seed=7 + row))
-        assert (together[row].text, together[row].ids) == (alone.text, alone.ids)
+        (single,) = task.generate_batch([prompts[row]], max_new=5, sampling=sampling.replace(seed=7 + row))
+        assert (batched[row].text, batched[row].ids) == (single.text, single.ids)
 
 
-def test_generate_takes_the_settings_by_name():
-    task = small_task()
+def test_generate_takes_sampling_settings_as_keywords():
+    task = small_gpt()
     greedy = task.generate("The cat", max_new=9, temperature=0, seed=3)
     assert greedy == task.generate("The cat", max_new=9, temperature=0, seed=4)
     assert task.generate("The cat", max_new=9, temperature=3, seed=3) != greedy
@@ -129,8 +130,8 @@ def test_generate_takes_the_settings_by_name():
         task.generate("The cat", temperature=-1)
 
 
-def test_an_empty_prompt_is_the_beginning_of_a_text():
-    task = small_task()
+def test_an_empty_prompt_becomes_the_begin_token():
+    task = small_gpt()
     assert task.encode("") == [task.tokenizer.special_id(SpecialToken.BOS)]
     assert task.generate("", max_new=3, temperature=0)
     without = LanguageModel(task.model, Tokenizer(task.tokenizer.backend, {}))
@@ -138,8 +139,8 @@ def test_an_empty_prompt_is_the_beginning_of_a_text():
         without.generate("")
 
 
-def test_a_prompt_at_the_context_and_beyond():
-    task = small_task()
+def test_prompts_at_and_beyond_the_context_length():
+    task = small_gpt()
     ids = task.tokenizer.encode(" ".join(TEXTS))
     prompt = task.tokenizer.decode(ids[:CONTEXT])
     assert len(task.encode(prompt)) == CONTEXT
@@ -149,7 +150,7 @@ def test_a_prompt_at_the_context_and_beyond():
         task.generate(prompt + " and more")
 
 
-def test_an_id_that_the_tokenizer_does_not_have_says_nothing():
+def test_an_id_beyond_the_vocabulary_decodes_to_nothing():
     tokenizer = trained(TokenizerKind.BPE)
     config = GPTConfig(vocab_size=tokenizer.vocab_size + 7, context_length=9, d_model=2, n_heads=1, n_layers=1)
     task = LanguageModel(GPT(config), tokenizer)
@@ -159,21 +160,21 @@ def test_an_id_that_the_tokenizer_does_not_have_says_nothing():
     assert task.generate("The", max_new=3, temperature=0) == ""
 
 
-def test_a_search_gives_the_best_first_with_their_scores():
-    task = small_task()
-    (found,) = task.beam_search(["The cat"], max_new=6, beam=BeamConfig(n_beams=4, n_best=3))
-    scores = [one.score for one in found]
+def test_beam_search_returns_the_best_first_with_scores():
+    task = small_gpt()
+    (continuations,) = task.beam_search(["The cat"], max_new=6, beam=BeamConfig(n_beams=4, n_best=3))
+    scores = [continuation.score for continuation in continuations]
     assert scores == sorted(scores, reverse=True)
-    for one in found:
-        assert one.score == pytest.approx(sum(one.log_probabilities) / len(one.ids))
-        assert one.text == task.tokenizer.decode(one.ids)
-    ((one,),) = task.beam_search(["The cat"], max_new=6, beam=BeamConfig(n_beams=1))
-    assert one.text == task.generate("The cat", max_new=6, temperature=0)
+    for continuation in continuations:
+        assert continuation.score == pytest.approx(sum(continuation.log_probabilities) / len(continuation.ids))
+        assert continuation.text == task.tokenizer.decode(continuation.ids)
+    ((continuation,),) = task.beam_search(["The cat"], max_new=6, beam=BeamConfig(n_beams=1))
+    assert continuation.text == task.generate("The cat", max_new=6, temperature=0)
 
 
 @torch.no_grad()
-def scored_plainly(task, text):
-    """One document at a time, one target at a time, in float64; windows as the documentation says."""
+def score_directly(task, text):
+    """Score one target at a time in float64, with the documented windows."""
     begin, end = task.tokenizer.special_id(SpecialToken.BOS), task.tokenizer.special_id(SpecialToken.EOS)
     ids, n = [begin, *task.tokenizer.encode(text), end], task.model.config.context_length
     total, half = 0.0, n // 2
@@ -187,29 +188,31 @@ DOCUMENTS = ["The cat sat.", "  El niño comió 😀\n", "x", TEXTS[0], "\n".joi
 
 
 @pytest.mark.parametrize("context", [7, 20, CONTEXT])
-def test_batches_of_like_length_score_as_one_by_one(context):
-    task = small_task(context=context)
+def test_batched_scores_equal_single_scores(context):
+    task = small_gpt(context=context)
     scores = list(task.score_documents(DOCUMENTS))
     assert len(scores) == len(DOCUMENTS)
     for document, score in zip(DOCUMENTS, scores, strict=True):
         text = document.strip()
-        assert score.loss_sum == pytest.approx(scored_plainly(task, text), rel=1e-6)
+        assert score.loss_sum == pytest.approx(score_directly(task, text), rel=1e-6)
         assert score.n_targets == len(task.tokenizer.encode(text)) + 1
         assert score.n_bytes == len(text.encode())
         assert task.score(document).loss_sum == pytest.approx(score.loss_sum, rel=1e-6)
 
 
-@pytest.mark.parametrize("tokens_at_once", [1, 13, 50, 10**6])
-def test_the_size_of_a_batch_changes_no_sum(tokens_at_once):
+@pytest.mark.parametrize("max_batch_tokens", [1, 13, 50, 10**6])
+def test_scores_do_not_depend_on_the_batch_size(max_batch_tokens):
     model = small_model(trained(TokenizerKind.BPE))
     generator = torch.Generator().manual_seed(1)
     documents = [torch.randint(0, 300, (n,), generator=generator).tolist() for n in (2, 90, 5, 41, 42, 43, 3, 2)]
     expected = [next(document_losses(model, [ids])) for ids in documents]
-    assert list(document_losses(model, documents, max_batch_tokens=tokens_at_once)) == pytest.approx(expected, rel=1e-6)
+    assert list(document_losses(model, documents, max_batch_tokens=max_batch_tokens)) == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 @given(st.integers(2, 60), st.integers(1, 17))
-def test_windows_score_every_token_once_with_half_a_context_before_it(n, context):
+def test_windows_score_every_token_once_with_half_a_context(n, context):
     scored = []
     for window in split_into_windows(0, list(range(n)), context):
         assert len(window.ids) <= context + 1
@@ -221,22 +224,22 @@ def test_windows_score_every_token_once_with_half_a_context_before_it(n, context
     assert scored == list(range(1, n))
 
 
-def test_bits_a_byte_are_log2_over_the_stripped_bytes():
-    task = small_task()
+def test_bits_per_byte_use_the_stripped_text():
+    task = small_gpt()
     score = task.score(" niño ")
     assert score.n_bytes == 5
-    assert score.bits_per_byte == pytest.approx(scored_plainly(task, "niño") / math.log(2) / 5, rel=1e-6)
+    assert score.bits_per_byte == pytest.approx(score_directly(task, "niño") / math.log(2) / 5, rel=1e-6)
 
 
-def test_a_template_puts_nothing_into_a_scored_document():
-    """Of a tokenizer that adds <bos> itself, the beginning stands once."""
+def test_a_scored_document_has_one_begin_token():
+    """The tokenizer adds <bos> itself, but it is only scored once."""
     tokenizer = trained(TokenizerKind.BPE, SpecialTokenStyle.SEQ2SEQ)
     assert len(tokenizer.encode("The cat")) == len(tokenizer.encode("The cat", add_special_tokens=False)) + 2
     score = LanguageModel(small_model(tokenizer), tokenizer).score("The cat")
     assert score.n_targets == len(tokenizer.encode("The cat", add_special_tokens=False)) + 1
 
 
-def test_a_model_that_sees_the_future_is_not_scored():
+def test_a_non_causal_model_cannot_score():
     tokenizer = trained(TokenizerKind.BPE)
     config = GPTConfig(
         vocab_size=tokenizer.vocab_size, context_length=9, d_model=2, n_heads=1, n_layers=1, causal=False

@@ -1,4 +1,4 @@
-"""Texts read one after another in one row are what they are alone; what fills the row up changes nothing."""
+"""Packed texts have the same states as single texts, and padding changes nothing."""
 
 import numpy as np
 import pytest
@@ -30,64 +30,64 @@ def texts(lengths, n_values=N_WORDS):
 
 @settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=7), has_pairs=st.booleans(), rounds=st.booleans())
-def test_states_are_those_of_each_text_alone(model, lengths, has_pairs, rounds):
-    reader = PackedEncoder(model)
-    reader.compiled = rounds  # the sizes that a compiled graph is made for, without the graph
+def test_packed_states_equal_those_of_single_texts(model, lengths, has_pairs, rounds):
+    encoder = PackedEncoder(model)
+    encoder.compiled = rounds  # use the padded sizes of compiled graphs without compiling
     rows, segments = texts(lengths), texts(lengths, 2)
-    states = reader.states(rows, segments if has_pairs else None)
+    states = encoder.states(rows, segments if has_pairs else None)
     assert states.shape == (len(rows), max(lengths), 14)
-    for row, parts, found in zip(rows, segments, states, strict=True):
-        alone = model(torch.tensor([row]), segments=torch.tensor([parts]) if has_pairs else None)[0]
-        torch.testing.assert_close(found[: len(row)], alone, rtol=1e-4, atol=1e-5)
-        assert not found[len(row) :].any()
+    for row, segment_ids, packed in zip(rows, segments, states, strict=True):
+        expected = model(torch.tensor([row]), segments=torch.tensor([segment_ids]) if has_pairs else None)[0]
+        torch.testing.assert_close(packed[: len(row)], expected, rtol=1e-4, atol=1e-5)
+        assert not packed[len(row) :].any()
 
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 3]])
-def test_what_the_next_run_writes_over_was_copied(model, lengths, monkeypatch):
-    reader, given = PackedEncoder(model), torch.randn(128, 14)
-    monkeypatch.setattr(reader, "_run", lambda *_: given)
-    states = reader.states(texts(lengths))
+def test_the_result_is_a_copy_of_the_graph_output(model, lengths, monkeypatch):
+    encoder, output = PackedEncoder(model), torch.randn(128, 14)
+    monkeypatch.setattr(encoder, "_run", lambda *_: output)
+    states = encoder.states(texts(lengths))
     before = states.clone()
-    given.zero_()
+    output.zero_()
     assert torch.equal(states, before)
     assert before.any()
 
 
-def test_what_is_sent_begins_at_multiples_of_16_bytes_in_one_piece(model):
-    given = [np.arange(7, dtype=np.int32), np.arange(3), np.arange(0), np.arange(11)]
-    sent = PackedEncoder(model)._sent(*given)
-    assert [part.tolist() for part in sent] == [part.tolist() for part in given]
-    assert [part.dtype for part in sent] == [torch.int32, torch.int64, torch.int64, torch.int64]
-    starts = [part.storage_offset() * part.element_size() for part in sent]
+def test_arrays_are_copied_in_one_transfer_with_16_byte_alignment(model):
+    arrays = [np.arange(7, dtype=np.int32), np.arange(3), np.arange(0), np.arange(11)]
+    copies = PackedEncoder(model)._copy_to_device(*arrays)
+    assert [copy.tolist() for copy in copies] == [array.tolist() for array in arrays]
+    assert [copy.dtype for copy in copies] == [torch.int32, torch.int64, torch.int64, torch.int64]
+    starts = [copy.storage_offset() * copy.element_size() for copy in copies]
     assert starts == [0, 32, 64, 64]
-    assert len({part.untyped_storage().data_ptr() for part in sent}) == 1
+    assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1
 
 
-def test_rows_have_every_text_once_and_no_more_than_fits(monkeypatch):
+def test_packing_uses_every_text_once_within_the_limits(monkeypatch):
     monkeypatch.setattr(packed_encoder, "MAX_TOKENS_PER_ROW", 20)
     monkeypatch.setattr(packed_encoder, "MAX_TEXTS_PER_ROW", 3)
     lengths = [7, 1, 25, 3, 2, 1, 13, 5]
     rows = list(pack_by_length(lengths))
-    assert sorted(place for row in rows for place in row) == list(range(8))
+    assert sorted(index for row in rows for index in row) == list(range(8))
     assert all(len(row) <= 3 and (len(row) == 1 or sum(lengths[i] for i in row) <= 20) for row in rows)
 
 
-def test_the_batches_of_a_gpu_are_those_of_a_cpu(model, monkeypatch):
+def test_packed_batches_equal_padded_batches(model, monkeypatch):
     rows = texts([5, 13, 2, 7, 7, 11])
-    plain = {
-        place: batch.states[i, : len(rows[place])]
+    expected = {
+        index: batch.states[i, : len(rows[index])]
         for batch in BatchEncoder(model).batches(rows, None)
-        for i, place in enumerate(batch.indices)
+        for i, index in enumerate(batch.indices)
     }
     monkeypatch.setattr("qkv.tasks.batch_encoder.can_pack", lambda _: True)
     monkeypatch.setattr(packed_encoder, "MAX_TOKENS_PER_ROW", 20)
     for batch in BatchEncoder(model).batches(rows, None):
-        for i, place in enumerate(batch.indices):
-            n = len(rows[place])
-            assert batch.ids[i, :n].tolist() == rows[place]
+        for i, index in enumerate(batch.indices):
+            n = len(rows[index])
+            assert batch.ids[i, :n].tolist() == rows[index]
             assert batch.attention_mask[i].sum() == n
-            torch.testing.assert_close(batch.states[i, :n], plain.pop(place), rtol=1e-4, atol=1e-5)
-    assert not plain
+            torch.testing.assert_close(batch.states[i, :n], expected.pop(index), rtol=1e-4, atol=1e-5)
+    assert not expected
 
 
 class OnGPU(torch.Tensor):
@@ -97,26 +97,26 @@ class OnGPU(torch.Tensor):
 @pytest.mark.parametrize(
     "other", [{"n_kv_heads": 1}, {"d_value": 5}, {"sliding_window": 3}, {"scale_scores": False}], ids=str
 )
-def test_a_gpu_packs_where_torch_has_the_kernel_alone(model, other):
+def test_packing_requires_a_supported_model(model, other):
     def packs(config, kind=torch.bfloat16):
-        made = BERT(config, seed=3)
-        made.embedding.token.weight = torch.nn.Parameter(
-            made.embedding.token.weight.detach().to(kind).as_subclass(OnGPU)
+        model = BERT(config, seed=3)
+        model.embedding.token.weight = torch.nn.Parameter(
+            model.embedding.token.weight.detach().to(kind).as_subclass(OnGPU)
         )
-        return can_pack(made)
+        return can_pack(model)
 
     assert packs(model.config)
     assert not packs(model.config, torch.float32)
     assert not packs(model.config.replace(**other))
 
 
-def test_a_cpu_packs_nothing_and_compiles_nothing(model):
+def test_a_cpu_supports_neither_packing_nor_compilation(model):
     assert not can_pack(model)
     with pytest.raises(InputError, match="device='cuda', dtype='bfloat16'"):
         BatchEncoder(model).compile()
 
 
-def test_packed_texts_are_one_row_and_none_longer_than_the_context(model):
+def test_invalid_packed_inputs_raise(model):
     starts = torch.tensor([0, 3, 7], dtype=torch.int32)
     with pytest.raises(ConfigError, match=r"\b2\b"):
         model(torch.ones(2, 7, dtype=torch.long), documents=Varlen(cu_seqlens=starts, max_seqlen=4))

@@ -1,4 +1,4 @@
-"""The shipped translators say what docs/translation.md says, and nothing makes them invent or loop."""
+"""The shipped translation models produce the outputs in docs/translation.md and handle unusual texts."""
 
 import re
 from functools import cache
@@ -18,22 +18,22 @@ def shipped(name):
 
 
 def rows():
-    """Spanish, and what each model makes of it."""
-    found = re.findall(r"^\| \d+ \| (.+?) \| (.+?) \| (.+?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    return [(source, first, first if second == "same" else second) for source, first, second in found]
+    """Returns Spanish sentences with the translation of each model."""
+    rows = re.findall(r"^\| \d+ \| (.+?) \| (.+?) \| (.+?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return [(source, first, first if second == "same" else second) for source, first, second in rows]
 
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(NAMES, start=1)))
-def test_the_twenty_sentences_are_translated_as_the_page_says(place, name):
-    said = rows()
-    assert len(said) == 20
-    given = shipped(name).translate([row[0] for row in said])
-    # Two guesses of nearly one score may change places on another processor.
-    assert sum(one == row[place] for one, row in zip(given, said, strict=True)) >= 19
+def test_twenty_sentences_are_translated_as_documented(column, name):
+    expected = rows()
+    assert len(expected) == 20
+    translations = shipped(name).translate([row[0] for row in expected])
+    # Two hypotheses with nearly equal scores may be exchanged on another processor.
+    assert sum(translation == row[column] for translation, row in zip(translations, expected, strict=True)) >= 19
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_odd_texts_end_and_nothing_is_invented_for_none(name):
+def test_unusual_texts_produce_short_outputs(name):
     task = shipped(name)
     nothing = ["", " \t ", "-", "😀😀🎉"]
     assert task.translate(nothing) == ["", "", "-", "😀😀🎉"]
@@ -50,7 +50,7 @@ def test_odd_texts_end_and_nothing_is_invented_for_none(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_hundred_words_are_translated_sentence_by_sentence(name):
+def test_a_long_text_is_translated_sentence_by_sentence(name):
     sentence = "Ayer fui al mercado y compré pan, leche, queso y fruta para toda la familia."
     text = " ".join([sentence] * 14)
     assert shipped(name).translate(text, beam=1) == " ".join([shipped(name).translate(sentence, beam=1)] * 14)

@@ -1,4 +1,4 @@
-"""A translator: text in, text out, in order; blank stays blank; attention and alignment of what was written."""
+"""Translations, their order, attention and alignment."""
 
 import random
 from dataclasses import replace
@@ -17,17 +17,17 @@ from qkv.tasks import Translator, load
 from qkv.tasks.text_utils import contains_term, split_to_fit
 from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
 from qkv.weights.generation_config import GenerationConfig
-from tests.tasks.small_translator import CONTEXT, WORDS, backwards, draw, saved, small_translator
+from tests.tasks.small_translator import CONTEXT, WORDS, draw_text, reverse_words, save_translator, small_translator
 
-CHANCE = random.Random(7)
-TEXTS = [draw(CHANCE, CHANCE.randint(1, 5)) for _ in range(23)]
+RNG = random.Random(7)
+TEXTS = [draw_text(RNG, RNG.randint(1, 5)) for _ in range(23)]
 
 
-def test_texts_are_translated_in_their_order_as_alone():
+def test_batched_translations_equal_single_ones_in_order():
     task = small_translator()
-    together = task.translate(TEXTS)
-    assert together == [task.translate(text) for text in TEXTS]
-    assert sum(one == backwards(text) for one, text in zip(together, TEXTS, strict=True)) >= 22
+    translations = task.translate(TEXTS)
+    assert translations == [task.translate(text) for text in TEXTS]
+    assert sum(translation == reverse_words(text) for translation, text in zip(translations, TEXTS, strict=True)) >= 22
 
 
 def test_blank_text_stays_blank():
@@ -38,19 +38,19 @@ def test_blank_text_stays_blank():
 
 
 @pytest.mark.parametrize("given", [5, None, ["uno", 5]])
-def test_what_is_no_text_is_refused_clearly(given):
+def test_non_string_inputs_raise(value):
     unchecked = getattr(Translator.translate, "__wrapped__", Translator.translate)
     with pytest.raises(InputError, match=r"(5|None)$"):
-        unchecked(small_translator(), given)
+        unchecked(small_translator(), value)
 
 
 @pytest.mark.parametrize("text", ["-", "?!…", "😀🎉", "\u200b", " — "])
-def test_a_text_without_a_letter_or_a_digit_stays_as_it_is(text):
-    (one,) = small_translator().translate_batch([text], attention=True)
-    assert (one.text, one.hypotheses[0].ids, one.attention) == (text.strip(), [], None)
+def test_a_text_without_letters_or_digits_is_unchanged(text):
+    (translation,) = small_translator().translate_batch([text], attention=True)
+    assert (translation.text, translation.hypotheses[0].ids, translation.attention) == (text.strip(), [], None)
 
 
-def test_capitals_that_the_vocabulary_does_not_know_are_read_as_small_letters():
+def test_all_caps_text_outside_the_vocabulary_is_lowercased():
     task = small_translator()
     small, capitals = task.translate_batch(["«Tres cuatro cinco", "«TRES CUATRO CINCO"], attention=True)
     assert capitals.text == small.text.upper() != small.text
@@ -58,7 +58,7 @@ def test_capitals_that_the_vocabulary_does_not_know_are_read_as_small_letters():
     assert task.translate_batch(["U"])[0].source_tokens[1:-1] == ["U"]
 
 
-def test_a_text_that_never_ends_is_shown_up_to_its_loop(monkeypatch):
+def test_a_repeating_output_is_truncated(monkeypatch):
     task = small_translator()
     looping = task.tokenizer.encode("dos" + " uno" * 30, add_special_tokens=False)
     endless = Hypothesis(
@@ -72,12 +72,12 @@ def test_a_text_that_never_ends_is_shown_up_to_its_loop(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["-", "UNO DOS TRES", "uno " * 11, "日本", "uno", "??"])
-def test_odd_text_ends(text):
-    (one,) = small_translator().translate_batch([text])
-    assert len(one.hypotheses[0].ids) <= 2 * len(one.source_ids) + 10
+def test_unusual_texts_terminate(text):
+    (translation,) = small_translator().translate_batch([text])
+    assert len(translation.hypotheses[0].ids) <= 2 * len(translation.source_ids) + 10
 
 
-def test_a_text_too_long_is_refused_with_both_numbers_or_split_at_sentences():
+def test_a_long_text_raises_or_is_split_at_sentences():
     task = small_translator()
     sentence = "uno dos tres."
     long = " ".join([sentence] * 9)
@@ -88,13 +88,13 @@ def test_a_text_too_long_is_refused_with_both_numbers_or_split_at_sentences():
         task.translate("uno" * 40, split=True)
     with pytest.raises(InputError, match=r"\b0\b"):
         task.translate_batch(["uno"], max_new=0)
-    cut = task.split_text(long)
-    assert " ".join(cut) == long
-    assert all(part.endswith(".") for part in cut)
-    assert task.translate(long, split=True) == " ".join(task.translate(cut))
+    parts = task.split_text(long)
+    assert " ".join(parts) == long
+    assert all(part.endswith(".") for part in parts)
+    assert task.translate(long, split=True) == " ".join(task.translate(parts))
 
 
-def test_a_model_that_says_what_is_too_long_gets_no_more_sentences_together():
+def test_max_joined_limits_the_number_of_joined_sentences():
     plain = small_translator()
     sentence = "Uno dos."
     most = 2 * len(plain.tokenizer.encode(sentence))
@@ -103,24 +103,24 @@ def test_a_model_that_says_what_is_too_long_gets_no_more_sentences_together():
     assert task.split_text(five) == [f"{sentence} {sentence}"] * 2 + [sentence]
     assert task.translate(five) == task.translate(five, split=True) == " ".join(plain.translate(task.split_text(five)))
     assert task.translate(five, split=False) == plain.translate(five)
-    long = "uno dos tres cuatro cinco seis siete ocho"  # more than that, and a sentence
+    long = "uno dos tres cuatro cinco seis siete ocho"  # longer than the limit, but a single sentence
     assert task.split_text(long) == [long]
 
 
-def test_a_sentence_too_long_itself_is_cut_between_words():
+def test_a_long_sentence_is_split_between_words():
     assert split_to_fit("a b c d e. f", lambda part: len(part) <= 5) == ["a b c", "d e.", "f"]
     assert split_to_fit("abcdefgh i", lambda part: len(part) <= 5) == ["abcdefgh", "i"]
 
 
-def test_n_best_are_different_and_fall():
-    (one,) = small_translator().translate_batch(["uno dos"], beam=BeamConfig(n_beams=4, n_best=3))
-    scores = [written.score for written in one.hypotheses]
+def test_n_best_hypotheses_are_distinct_and_sorted():
+    (translation,) = small_translator().translate_batch(["uno dos"], beam=BeamConfig(n_beams=4, n_best=3))
+    scores = [hypothesis.score for hypothesis in translation.hypotheses]
     assert scores == sorted(scores, reverse=True)
-    assert len({tuple(written.ids) for written in one.hypotheses}) == 3
-    assert (one.text, one.score) == (one.hypotheses[0].text, scores[0])
+    assert len({tuple(hypothesis.ids) for hypothesis in translation.hypotheses}) == 3
+    assert (translation.text, translation.score) == (translation.hypotheses[0].text, scores[0])
 
 
-def test_a_glossarys_terms_stand_in_the_translation():
+def test_glossary_terms_occur_in_the_translation():
     task = small_translator()
     free, forced = (
         task.translate_batch(["uno dos tres", "cinco"], glossary=glossary) for glossary in ({}, {"Dos": "nueve diez"})
@@ -133,58 +133,58 @@ def test_a_glossarys_terms_stand_in_the_translation():
             task.translate_batch(["dos"], glossary=blank)
 
 
-def test_a_term_is_found_as_whole_words():
+def test_a_term_matches_complete_words():
     assert contains_term("El Gato negro", "gato")
     assert contains_term("¿Gato?", "gato")
     assert not contains_term("gatos", "gato")
 
 
-def test_attention_is_every_layers_and_heads_and_exact():
+def test_attention_contains_the_exact_weights_of_every_layer_and_head():
     task = small_translator()
-    (one,) = task.translate_batch(["uno dos tres cuatro"], attention=True)
-    looked = one.attention
-    n_target, n_source = len(one.hypotheses[0].ids), len(one.source_ids)
-    assert looked.weights.shape == (2, 4, n_target, n_source)
-    torch.testing.assert_close(looked.weights.sum(-1), torch.ones(2, 4, n_target))
-    seen = []
+    (translation,) = task.translate_batch(["uno dos tres cuatro"], attention=True)
+    attention = translation.attention
+    n_target, n_source = len(translation.hypotheses[0].ids), len(translation.source_ids)
+    assert attention.weights.shape == (2, 4, n_target, n_source)
+    torch.testing.assert_close(attention.weights.sum(-1), torch.ones(2, 4, n_target))
+    recorded = []
     with torch.inference_mode(), use_attention_kernel(task.model, AttentionKernel.EAGER):
-        ends = [block.cross_attention.weights.observe(seen.append) for block in task.model.decoder.blocks]
+        ends = [block.cross_attention.weights.observe(recorded.append) for block in task.model.decoder.blocks]
         begin = task.tokenizer.special_id(SpecialToken.BOS)
-        task.model(torch.tensor([one.source_ids]), torch.tensor([[begin, *one.hypotheses[0].ids[:-1]]]))
+        task.model(torch.tensor([translation.source_ids]), torch.tensor([[begin, *translation.hypotheses[0].ids[:-1]]]))
         for end in ends:
             end()
-    torch.testing.assert_close(looked.weights, torch.cat(seen))
+    torch.testing.assert_close(attention.weights, torch.cat(recorded))
 
 
-def test_words_are_mostly_aligned_as_they_were_reversed():
-    """How sharply so small a model looks is luck: most links are right, not all."""
+def test_most_words_are_aligned_in_reverse():
+    """The attention of such a small model is not always sharp, so only most links are correct."""
     texts = [text for text in TEXTS if len(text.split()) == 4]
     right = [
         source == 3 - target
-        for one in small_translator().translate_batch(texts, attention=True)
-        for source, target in one.attention.word_pairs()
+        for translation in small_translator().translate_batch(texts, attention=True)
+        for source, target in translation.attention.word_pairs()
     ]
     assert sum(right) / len(right) > 0.6
 
 
-def test_pharaoh_says_source_word_then_target_word():
-    """Two layers: the second points. Word 0 is two tokens, whose weights count together; <eos> is no word."""
+def test_pharaoh_format_lists_source_and_target_words():
+    """The second layer aligns. Word 0 has two tokens, whose weights are summed, and <eos> is not a word."""
     blurred = torch.full((1, 3, 4), 0.25)
     sharp = torch.tensor([[[0.1, 0.1, 0.7, 0.1], [0.3, 0.25, 0.4, 0.05], [0.1, 0.0, 0.0, 0.9]]])
-    looked = CrossAttention(
+    attention = CrossAttention(
         weights=torch.stack((blurred, sharp)),
         source=["un", "o", " dos", "<eos>"],
         target=["two", " one", "<eos>"],
         source_word_ids=[0, 0, 1, None],
         target_word_ids=[0, 1, None],
     )
-    assert looked.best_layer == 1
-    assert looked.to_pharaoh() == "0-1 1-0"
-    torch.testing.assert_close(looked.average(AlignmentAveraging.ALL), (blurred + sharp)[0] / 2)
-    torch.testing.assert_close(looked.to_heatmap().matrix, sharp[0])  # what is drawn is what aligns
+    assert attention.best_layer == 1
+    assert attention.to_pharaoh() == "0-1 1-0"
+    torch.testing.assert_close(attention.average(AlignmentAveraging.ALL), (blurred + sharp)[0] / 2)
+    torch.testing.assert_close(attention.to_heatmap().matrix, sharp[0])  # the plotted weights are the aligned ones
 
 
-def test_tokens_are_told_by_word():
+def test_tokens_have_word_indices():
     task = small_translator()
     text = "cuatro  dos"
     ids = task.tokenizer.encode(text)
@@ -197,18 +197,18 @@ def test_tokens_are_told_by_word():
     assert word_indices_of_ids(task.tokenizer, task.tokenizer.encode("uno dos"))[-2] == 1
 
 
-def test_a_row_of_the_heat_map_is_a_target_token_that_looks():
-    (one,) = small_translator().translate_batch(["uno dos tres"], attention=True)
-    drawn = one.attention.to_heatmap()
-    assert tuple(drawn.matrix.shape) == (len(one.hypotheses[0].ids), len(one.source_ids))
-    assert (drawn.row_axis.split(",")[0], drawn.column_axis.split(",")[0]) == ("target", "source")
-    torch.testing.assert_close(drawn.matrix.sum(1), torch.ones(len(one.hypotheses[0].ids)))
+def test_heatmap_rows_are_target_tokens():
+    (translation,) = small_translator().translate_batch(["uno dos tres"], attention=True)
+    heatmap = translation.attention.to_heatmap()
+    assert tuple(heatmap.matrix.shape) == (len(translation.hypotheses[0].ids), len(translation.source_ids))
+    assert (heatmap.row_axis, heatmap.column_axis) == ("target token (each row sums to 1)", "source token")
+    torch.testing.assert_close(heatmap.matrix.sum(1), torch.ones(len(translation.hypotheses[0].ids)))
     with pytest.raises(InputError, match=r"layer 2.*\b2 layers"):
-        one.attention.head_heatmaps(2)
+        translation.attention.head_heatmaps(2)
 
 
 @pytest.mark.parametrize("attention", ["general", "none"])
-def test_an_rnn_translates_by_the_same_road(attention):
+def test_an_rnn_translates_with_the_same_interface(attention):
     tokenizer = small_translator().tokenizer
     config = RNNConfig(vocab_size=tokenizer.vocab_size, d_model=10, context_length=CONTEXT, attention=attention)
     task = Translator(RNNSeq2Seq(config, seed=5).eval(), tokenizer)
@@ -217,13 +217,13 @@ def test_an_rnn_translates_by_the_same_road(attention):
         with pytest.raises(InputError, match="attention='none'"):
             task.translate_batch(["uno"], attention=True)
     else:
-        (one,) = task.translate_batch(["uno dos"], attention=True)
-        assert one.attention.weights.shape[:2] == (1, 1)
+        (translation,) = task.translate_batch(["uno dos"], attention=True)
+        assert translation.attention.weights.shape[:2] == (1, 1)
 
 
-def test_a_saved_translator_is_loaded_with_its_sources_own_tokenizer(tmp_path):
+def test_a_saved_translator_is_loaded_with_its_source_tokenizer(tmp_path):
     task = small_translator()
-    folder = saved(task, tmp_path / "model")
+    folder = save_translator(task, tmp_path / "model")
     assert isinstance(load(folder), Translator)
     assert load(folder).translate(TEXTS[:3]) == task.translate(TEXTS[:3])
     (folder / "source_tokenizer.json").write_text((folder / "tokenizer.json").read_text())

@@ -194,7 +194,7 @@ def forward_logits(model: Model, model_input: ModelInput) -> Float[Tensor, "posi
         case BERT():
             segments = None if model_input.segments is None else _ids_tensor(model, model_input.segments)
             states = model(ids, segments=segments)
-            return None if model.masked_word is None else model.masked_word_logits(states)[0]
+            return None if model.masked_lm is None else model.masked_lm_logits(states)[0]
         case Seq2Seq() | RNNSeq2Seq():
             assert model_input.source is not None
             return model(_ids_tensor(model, model_input.source.ids), ids)[0]

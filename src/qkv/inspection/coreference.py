@@ -144,7 +144,7 @@ def _measure_knockout(
     following = [position for position in range(query[-1] + 1, n) if not model_input.sequence.is_special[position]]
     if not following:
         return None, ["No text follows the pronoun, so the knock-out column is missing."]
-    if isinstance(model, BERT) and model.masked_word is None:
+    if isinstance(model, BERT) and model.masked_lm is None:
         return None, ["This BERT has no masked-word head, so the knock-out column is missing."]
     before = _sum_log_probs(task, model_input, following)
     changes = []
@@ -172,6 +172,6 @@ def _sum_log_probs(task: ModelWithTokenizer, model_input: ModelInput, positions:
         rows = torch.arange(len(chunk))
         masked = ids.repeat(len(chunk), 1)
         masked[rows, chunk] = task.tokenizer.special_id(SpecialToken.MASK)
-        log_p = model.masked_word_logits(model(masked)[rows, chunk][None])[0].float().log_softmax(-1)
+        log_p = model.masked_lm_logits(model(masked)[rows, chunk][None])[0].float().log_softmax(-1)
         total += float(log_p[rows, ids[chunk]].double().sum())
     return total

@@ -154,7 +154,7 @@ def _apply_output_head(
     """Returns the components as the unembedding receives them, the token's unembedding row and its bias."""
     match model:
         case BERT():
-            head = model.masked_word
+            head = model.masked_lm
             assert head is not None
             if len(parts):
                 # The biases are the last component here, but the first one in `_apply_frozen_norm`.

@@ -78,7 +78,7 @@ def _apply_unembedding(model: Model, states: Residual) -> Logits:
         case GPT():
             return model.unembedding(model.final_norm(states))
         case BERT():
-            return model.masked_word_logits(model.final_norm(states))
+            return model.masked_lm_logits(model.final_norm(states))
         case Seq2Seq():
             return model.unembedding(model.decoder.final_norm(states))
         case RNNSeq2Seq():

@@ -57,7 +57,7 @@ def checkpoint_timeline(
         cache = run_with_cache(task.model, prepare_input(task, text, second))
         steps.append(step)
         views.append(classify_heads(cache, stack))
-        has_predictions = not (isinstance(task.model, BERT) and task.model.masked_word is None)
+        has_predictions = not (isinstance(task.model, BERT) and task.model.masked_lm is None)
         lenses.append(logit_lens(cache, task.tokenizer, n=1) if has_predictions else None)
     if not steps:
         raise InputError("the run has no checkpoints, at least 1 is required")

@@ -18,7 +18,7 @@ from qkv.weights.hub import download
 from qkv.weights.int8_storage import use_int8_linears
 from qkv.weights.model_loader import ModelBundle, load_model, require_tokenizer
 from qkv.weights.single_file import load_single_file
-from qkv.zoo import shipped
+from qkv.zoo import shipped_model_folders
 
 Task = LanguageModel | TextEncoder | Translator
 AnyTask = TypeVar("AnyTask", LanguageModel, TextEncoder, Translator)
@@ -37,7 +37,7 @@ def resolve_model_path(name: str | Path) -> Path:
     A local folder that contains a model takes precedence over a shipped model of the same name.
     """
     path = Path(name)
-    shipped_models = shipped()
+    shipped_models = shipped_model_folders()
     if path.is_file():
         return path
     if path.is_dir() and (_is_model_folder(path) or str(name) not in shipped_models):

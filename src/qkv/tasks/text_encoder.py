@@ -96,7 +96,7 @@ class TextEncoder:
     @property
     def capabilities(self) -> list[str]:
         heads = {
-            "fill": self.model.masked_word,
+            "fill": self.model.masked_lm,
             "classify": self.model.classifier,
             "next_sentence": self.model.next_sentence,
         }
@@ -206,7 +206,7 @@ class TextEncoder:
         """
         if isinstance(texts, str):
             return self.fill_mask([texts], n=n, truncate=truncate)[0]
-        self._require_head("masked_word", "masked-word head", "fill masks")
+        self._require_head("masked_lm", "masked-word head", "fill masks")
         mask = self.tokenizer.special_id(SpecialToken.MASK)
         encoded_texts = self.encode(texts, parse_special_tokens=True, truncate=truncate)
         for encoded in encoded_texts:
@@ -216,7 +216,7 @@ class TextEncoder:
         predictions: list[list[list[MaskPrediction]]] = [[] for _ in encoded_texts]
         for batch in self._batches(encoded_texts):
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
-            logits = self.model.masked_word_logits(batch.states[rows, columns][None])[0].float()
+            logits = self.model.masked_lm_logits(batch.states[rows, columns][None])[0].float()
             # The model may have more rows than the tokenizer has ids. These are never predicted.
             probabilities = logits.softmax(-1)[:, : self.tokenizer.vocab_size]
             needs_word = torch.tensor(

@@ -125,7 +125,7 @@ def _model_outputs(model: Model, states: Tensor) -> list[Tensor]:
         return [states]
     heads = {
         model.class_logits: model.classifier,
-        model.masked_word_logits: model.masked_word,
+        model.masked_lm_logits: model.masked_lm,
         model.next_sentence_logits: model.next_sentence,
     }
     return [*(apply_head(states) for apply_head, head in heads.items() if head is not None), states]

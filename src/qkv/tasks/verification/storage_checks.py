@@ -23,7 +23,7 @@ from qkv.weights.gguf_file import write_gguf
 from qkv.weights.int8_storage import LARGEST
 from qkv.weights.model_loader import ModelBundle, native_name_table
 from qkv.weights.save import StorageDType, save_hf, save_int8, save_native
-from qkv.weights.state_dict import published
+from qkv.weights.state_dict import to_published_state
 
 
 class SaveFormat(NamedTuple):
@@ -45,14 +45,14 @@ GGUF = SaveFormat("model.gguf", partial(write_gguf, dtype=StorageDType.F32))
 def compare_round_trip(case: VerificationCase, *, save_format: SaveFormat) -> float:
     """Compare outputs and all weights after saving and reloading. No text uses every weight."""
     reloaded = _reload(case, save_format).model
-    actual, expected = (list(published(model, native_name_table(model)).values()) for model in (reloaded, case.model))
+    actual, expected = (list(to_published_state(model, native_name_table(model)).values()) for model in (reloaded, case.model))
     return max_relative_difference([*case.compute_outputs(reloaded), actual], [*case.reference_outputs, expected])
 
 
 def compare_int8_weights(case: VerificationCase) -> float:
     """Returns the largest change of a weight, in quantization steps of its row."""
     reloaded = _reload(case, INT8)
-    before, after = (published(model, native_name_table(model)) for model in (case.model, reloaded.model))
+    before, after = (to_published_state(model, native_name_table(model)) for model in (case.model, reloaded.model))
     rows = [(weight.flatten(1), after[name].flatten(1)) for name, weight in before.items() if weight.dim() > 1]
     steps = [(actual - other).abs().amax(1) / (actual.abs().amax(1) / LARGEST + 1e-30) for actual, other in rows]
     return float(torch.cat(steps).max())
