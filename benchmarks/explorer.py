@@ -18,7 +18,7 @@ from benchmarks.engines.speaking import MissingPeerError
 from benchmarks.pages import LIMIT, Browser, Server, Told
 from benchmarks.results import Report
 from benchmarks.runner import Asked
-from qkv.serving.frame import unpack
+from qkv.serving.frame_codec import decode_frame
 
 EXACT, WIRE = 1e-5, 0.004
 """How far a row on hover, and a byte of a whole layer, may be from `transformers`' weight."""
@@ -60,7 +60,7 @@ def explorer(asked: Asked) -> Report:
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         browser = stack.enter_context(Browser(times=asked.repeats))
-        theirs = stack.enter_context(Running(BERTVIZ.command, threads=asked.threads or machine.n_cores()))
+        theirs = stack.enter_context(Running(BERTVIZ.command, threads=asked.threads or machine.available_cores()))
         try:
             found.versions |= theirs.ask("describe", peers=asked.peers and str(asked.peers.resolve()))["versions"]
         except MissingEngineError as missing:
@@ -113,8 +113,8 @@ def _made(engine: Running, place: Place, server: Server, found: Found) -> Told |
         return None
     run = json.loads(server.ask("api/run", model=server.model, text=text_of(n)))["run"]
     for layer, expected in enumerate(np.load(out / f"attentions-{n}.npy")):
-        sent = unpack(server.ask("api/attention", run=run, layer=layer))["weights"]
-        row = unpack(server.ask("api/row", run=run, layer=layer, query=n // 2))["weights"]
+        sent = decode_frame(server.ask("api/attention", run=run, layer=layer))["weights"]
+        row = decode_frame(server.ask("api/row", run=run, layer=layer, query=n // 2))["weights"]
         exact, wire = (float(np.abs(a - b).max()) for a, b in ((row, expected[:, n // 2]), (sent, expected)))
         found.apart.append(exact)
         if exact > EXACT or wire > WIRE:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from benchmarks.engine import ROOT, MissingEngineError
-from qkv.serving.server import free_port
+from qkv.serving.server import find_free_port
 
 LIMIT = 60.0
 """Seconds after which a page counts as dead."""
@@ -74,7 +74,7 @@ class Server(_Started):
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-c", "from qkv.cli import main; main()", "explore", str(folder), "--no-browser"]
-        super().__init__([*command, "--port", str(free_port(8600))])
+        super().__init__([*command, "--port", str(find_free_port(8600))])
         self.enter = self._answers.readline().split()[-1]
         """The address with the token."""
         self.address = self.enter.partition("?")[0]

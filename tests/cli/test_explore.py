@@ -10,8 +10,8 @@ import urllib.request
 
 import pytest
 
-from qkv.serving.server import free_port, listen
-from tests.tasks.small_gpt import saved, small_task
+from qkv.serving.server import find_free_port, open_listener
+from tests.tasks.small_gpt import save_task, small_gpt
 
 
 def started(*arguments):
@@ -22,8 +22,8 @@ def started(*arguments):
 
 
 def test_the_server_answers_until_it_is_stopped(tmp_path):
-    folder = saved(small_task(), tmp_path / "mine")
-    server = started(str(folder), "--port", str(free_port(9100)))
+    folder = save_task(small_gpt(), tmp_path / "mine")
+    server = started(str(folder), "--port", str(find_free_port(9100)))
     try:
         address = re.fullmatch(r"qkv explorer at (http://127\.0\.0\.1:\d+/)\?token=(\S+)\n", server.stdout.readline())
         assert address, server.stderr.read()
@@ -42,8 +42,8 @@ def test_the_server_answers_until_it_is_stopped(tmp_path):
 
 @pytest.mark.parametrize("given", ["port", "model"])
 def test_what_cannot_be_is_one_line(given, tmp_path):
-    port = free_port(9200)
-    with listen(port):
+    port = find_free_port(9200)
+    with open_listener(port):
         arguments = ["--port", str(port)] if given == "port" else [str(tmp_path / "none"), "--port", str(port + 1)]
         out, err = started(*arguments).communicate(timeout=240)
     assert out == ""

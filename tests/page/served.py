@@ -1,6 +1,7 @@
-"""The shipped model and small ones of the other families, served for the browser: python -m tests.page.served FOLDER.
+"""Serve the shipped model and small models of all families for the browser tests: python -m tests.page.served FOLDER.
 
-`long` has room for more than 512 tokens; in FOLDER lie `run`, which has checkpoints, and `gone`, which may be removed.
+The context of `long` is longer than 512 tokens. FOLDER gets the run folder `text` with
+checkpoints, and the model `gone`, which tests may delete.
 """
 
 import sys
@@ -8,24 +9,24 @@ from pathlib import Path
 
 from qkv.choices import TokenizerKind
 from qkv.serving.explorer import Explorer
-from qkv.serving.server import free_port, serve
 from qkv.serving.model_registry import ModelRegistry
+from qkv.serving.server import find_free_port, serve
 from tests.serving.explorer_client import tasks
-from tests.tasks.small_gpt import saved, small_task
-from tests.training.runs import make_ready, trainer_of
+from tests.tasks.small_gpt import save_task, small_gpt
+from tests.training.runs import build_cpu_trainer, prepare_small_run
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     small = {name: task for name, task in tasks().items() if name != "gpt"}
-    long = small_task(TokenizerKind.BPE, context=1031)
+    long = small_gpt(TokenizerKind.BPE, context=1031)
     long.model.float()
-    gone = saved(tasks()["gpt"], folder / "gone")
-    prepared = make_ready(folder / "text", steps=4, save_every=2, eval_every=2)
-    trainer_of(prepared).train()
-    given = ["stories", str(gone), str(prepared.run.path)]
-    explorer = Explorer(ModelRegistry(given, memory={**small, "long": long}))
-    serve(explorer, port=free_port(8500), browser=False, ready=lambda address: print(address, flush=True))
+    gone = save_task(tasks()["gpt"], folder / "gone")
+    prepared = prepare_small_run(folder / "text", steps=4, save_every=2, eval_every=2)
+    build_cpu_trainer(prepared).train()
+    paths = ["stories", str(gone), str(prepared.run.path)]
+    explorer = Explorer(ModelRegistry(paths, memory={**small, "long": long}))
+    serve(explorer, port=find_free_port(8500), browser=False, ready=lambda address: print(address, flush=True))
 
 
 if __name__ == "__main__":

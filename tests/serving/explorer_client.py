@@ -1,4 +1,4 @@
-"""Small models of all four families on one shelf, and ways to ask about them."""
+"""An explorer with small models of all four families, and helpers to send requests to it."""
 
 import json
 from functools import cache
@@ -9,7 +9,7 @@ from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.serving.explorer import Explorer
-from qkv.serving.frame_codec import unpack
+from qkv.serving.frame_codec import decode_frame
 from qkv.serving.model_registry import ModelRegistry
 from qkv.tasks import LanguageModel, Translator
 from tests.agreement.families import shaken
@@ -25,7 +25,7 @@ STACKS = {"gpt": ["self"], "bert": ["self"], "seq2seq": ["encoder", "decoder", "
 
 @cache
 def tasks():
-    """In float32, as models are served."""
+    """Small models by family, in float32 like all served models."""
     bpe, pairs = trained(TokenizerKind.BPE), trained(TokenizerKind.BPE, SpecialTokenStyle.SEQ2SEQ)
     gpt = GPTConfig(
         vocab_size=bpe.vocab_size, context_length=41, d_model=20, n_heads=5, n_kv_heads=1, n_layers=3,
@@ -50,36 +50,37 @@ def explorer() -> Explorer:
     return new_explorer()
 
 
-def asked(path: str, body=None, *, of: Explorer | None = None):
-    """The data of a good answer; an error is the test's."""
-    answer = (of or explorer()).ask(path, body)
-    assert answer.status == 200, answer.body
-    return json.loads(answer.body) if answer.type == "application/json" else unpack(answer.body)
+def get_data(path: str, body=None, *, backend: Explorer | None = None):
+    """Returns the data of a successful response. Fails if the response is an error."""
+    response = (backend or explorer()).handle_request(path, body)
+    assert response.status == 200, response.body
+    return json.loads(response.body) if response.content_type == "application/json" else decode_frame(response.body)
 
 
-def run_of(family: str, text: str = TEXT, *, of: Explorer | None = None, **more):
+def post_run(family: str, text: str = TEXT, *, backend: Explorer | None = None, **more):
     second = {"second": SECOND} if family in ("seq2seq", "rnn") else {}
-    return asked("/api/run", {"model": family, "text": text, **second, **more}, of=of)
+    return get_data("/api/run", {"model": family, "text": text, **second, **more}, backend=backend)
 
 
-def seen(family: str):
-    """The same text, seen by inspection itself."""
+def reference_cache(family: str):
+    """Returns the activation cache that `qkv.inspection` computes for the same text."""
     from qkv.inspection import prepare_input, run_with_cache
 
     task = tasks()[family]
     return run_with_cache(task.model, prepare_input(task, TEXT, SECOND if family in ("seq2seq", "rnn") else None))
 
 
-def frames(body: bytes):
-    found = []
+def split_frames(body: bytes):
+    """Returns the decoded frames of a stream."""
+    actual = []
     while body:
         n = int.from_bytes(body[:4], "little")
-        found.append(unpack(body[4 : 4 + n]))
+        actual.append(decode_frame(body[4 : 4 + n]))
         body = body[4 + n :]
-    return found
+    return actual
 
 
-def same(found, expected, tolerance: float = 2e-6) -> None:
+def assert_close(actual, expected, tolerance: float = 2e-6) -> None:
     expected = np.asarray(expected)
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=1e-5)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, atol=tolerance, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""What is seen leaves as a file, and comes back the same."""
+"""Exports as NPZ, CSV and standalone pages, and the notebook widget."""
 
 import base64
 import csv
@@ -13,16 +13,16 @@ import torch
 import qkv
 from qkv.errors import InputError, MissingExtraError
 from qkv.serving import export, notebook, standalone_page
-from qkv.serving.explorer import Answer
-from qkv.serving.frame_codec import unpack
-from tests.serving.explorer_client import FAMILIES, SECOND, TEXT, asked, explorer, run_of, seen, tasks
+from qkv.serving.explorer import APIResponse
+from qkv.serving.frame_codec import decode_frame
+from tests.serving.explorer_client import FAMILIES, SECOND, TEXT, explorer, get_data, post_run, reference_cache, tasks
 
 SCRIPT = 'const t = "</script><!--"; document.title = t;'
 
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """A page as the build makes it."""
+    """A page with the same structure as the built item."""
     folder = tmp_path / "page"
     (folder / "assets").mkdir(parents=True)
     (folder / "index.html").write_text(
@@ -32,181 +32,185 @@ def page(tmp_path, monkeypatch):
     )
     (folder / "assets" / "index.js").write_text(SCRIPT)
     (folder / "assets" / "index.css").write_text("body { margin: 0 }")
-    monkeypatch.setattr(standalone_page, "PAGE", folder)
+    monkeypatch.setattr(standalone_page, "PAGE_FOLDER", folder)
     return folder
 
 
-def exported(kind, *requests, **more) -> Answer:
+def export_as(kind, *requests, **more) -> APIResponse:
     wanted = [{"path": path, "body": body} for path, body in requests]
-    return explorer().ask("/api/export", {"format": kind, "requests": wanted, **more})
+    return explorer().handle_request("/api/export", {"format": kind, "requests": wanted, **more})
 
 
-def embedded(html: str):
+def read_embedded_data(html: str):
     (data,) = re.findall(r'<script type="application/json" id="qkv-data">(.*?)</script>', html, re.DOTALL)
     return json.loads(data)
 
 
-def test_npz_holds_the_blobs_by_view_and_name():
-    run = run_of("gpt")["run"]
-    answer = exported("npz", ("/api/heads", {"run": run}), ("/api/row", {"run": run, "layer": 1, "query": 2}))
-    assert answer.filename == "explorer.npz"
-    file = np.load(io.BytesIO(answer.body))
-    np.testing.assert_allclose(file["1_row_weights"], seen("gpt").weights(qkv.choices.AttentionKind.SELF, 1)[:, 2], atol=2e-6)
-    assert file["0_heads_thumbs"].dtype == np.float32
-    assert json.loads(str(file["answers"]))[0]["data"]["stack"] == "self"
+def test_npz_arrays_are_named_by_view_and_field():
+    run = post_run("gpt")["run"]
+    response = export_as("npz", ("/api/heads", {"run": run}), ("/api/row", {"run": run, "layer": 1, "query": 2}))
+    assert response.filename == "explorer.npz"
+    file = np.load(io.BytesIO(response.body))
+    np.testing.assert_allclose(
+        file["1_row_weights"], reference_cache("gpt").weights(qkv.choices.AttentionKind.SELF, 1)[:, 2], atol=2e-6
+    )
+    assert file["0_heads_thumbnails"].dtype == np.float32
+    assert json.loads(str(file["responses"]))[0]["data"]["stack"] == "self"
 
 
-def test_a_map_is_a_table_with_its_labels():
-    run = run_of("bert")
-    rows = list(csv.reader(io.StringIO(exported("csv", ("/api/map", {"run": run["run"]})).body.decode())))
-    assert rows[0][1:] == [row[0] for row in rows[1:]] == run["own"]["labels"]
+def test_csv_of_a_map_is_a_table_with_labels():
+    run = post_run("bert")
+    rows = list(csv.reader(io.StringIO(export_as("csv", ("/api/map", {"run": run["run"]})).body.decode())))
+    assert rows[0][1:] == [row[0] for row in rows[1:]] == run["sequence"]["labels"]
     assert sum(map(float, rows[1][1:])) == pytest.approx(1, abs=1e-5)
 
 
-def test_any_other_view_is_a_number_a_line():
-    run = run_of("gpt")["run"]
-    rows = list(csv.reader(io.StringIO(exported("csv", ("/api/residual", {"run": run})).body.decode())))
-    found = asked("/api/residual", {"run": run})["residual"]
+def test_csv_of_other_views_has_one_number_per_line():
+    run = post_run("gpt")["run"]
+    rows = list(csv.reader(io.StringIO(export_as("csv", ("/api/residual", {"run": run})).body.decode())))
+    found = get_data("/api/residual", {"run": run})["residual_norms"]
     assert rows[0] == ["name", "axis 0", "axis 1", "axis 2", "value"]
     assert float(rows[2][-1]) == pytest.approx(float(found[0, 1]))
-    assert rows[2][:-1] == ["residual", "0", "1", ""]
+    assert rows[2][:-1] == ["residual_norms", "0", "1", ""]
 
 
-def test_a_token_that_looks_like_a_formula_stays_a_text():
-    run = run_of("gpt", "=1+1")["run"]
-    first = exported("csv", ("/api/map", {"run": run})).body.decode().splitlines()[1]
+def test_a_token_that_resembles_a_formula_is_quoted():
+    run = post_run("gpt", "=1+1")["run"]
+    first = export_as("csv", ("/api/map", {"run": run})).body.decode().splitlines()[1]
     assert first.startswith("'=")
 
 
 @pytest.mark.parametrize(
-    ("kind", "requests", "line"),
+    ("kind", "requests", "status", "expected"),
     [
-        ("npz", [("/api/models", None)], "holds numbers in bulk"),
-        ("csv", [("/api/export", {})], "cannot be exported"),
-        ("html", [("/api/lens", {"run": "old"})], "/api/lens: no run is known"),
-        ("pdf", [("/api/models", None)], "format='pdf'"),
+        ("npz", [("/api/models", None)], 400, "export"),
+        ("csv", [("/api/export", {})], 400, "/api/export"),
+        ("html", [("/api/lens", {"run": "old"})], 404, "/api/lens"),
+        ("pdf", [("/api/models", None)], 400, "'pdf'"),
     ],
 )
-def test_what_cannot_be_exported_is_said(kind, requests, line):
-    answer = exported(kind, *requests)
-    assert answer.status in (400, 404)
-    assert line in json.loads(answer.body)["error"]
+def test_invalid_exports_are_rejected(kind, requests, status, expected):
+    response = export_as(kind, *requests)
+    assert response.status == status
+    assert expected in json.loads(response.body)["error"]
 
 
-def test_one_file_holds_page_and_answers_and_asks_nobody(page):
-    asked_ = {"model": "gpt", "text": "</script><script>alert(1)</script>"}
-    run = run_of("gpt", asked_["text"])["run"]
-    html = exported("html", ("/api/lens", {"run": run}), ("/api/run", asked_), state="#lens").body.decode()
-    data = embedded(html)
+def test_a_standalone_page_contains_script_and_responses_and_sends_no_requests(page):
+    run_request = {"model": "gpt", "text": "</script><script>alert(1)</script>"}
+    run = post_run("gpt", run_request["text"])["run"]
+    html = export_as("html", ("/api/lens", {"run": run}), ("/api/run", run_request), state="#lens").body.decode()
+    data = read_embedded_data(html)
     assert data["state"] == "#lens"
     assert data["live"] is False
-    answer, of_run, *others = data["answers"]
-    assert of_run["body"] == asked_
-    assert (answer["path"], answer["body"]) == ("/api/lens", {"run": run})
-    paths = [one["path"] for one in others]
-    assert paths.count("/api/neuron") == 3 * 5, "a saved page shows each head that it can open"
-    assert ("/api/lens" in paths, "/api/run" in paths) == (False, False), "held twice"
+    response, of_run, *others = data["responses"]
+    assert of_run["body"] == run_request
+    assert (response["path"], response["body"]) == ("/api/lens", {"run": run})
+    paths = [item["path"] for item in others]
+    assert paths.count("/api/neuron") == 3 * 5, "a saved page must contain every head"
+    assert ("/api/lens" in paths, "/api/run" in paths) == (False, False), "responses must not be duplicated"
     np.testing.assert_array_equal(
-        unpack(base64.b64decode(answer["answer"]))["ids"], asked("/api/lens", {"run": run})["ids"]
+        decode_frame(base64.b64decode(response["response"]))["ids"], get_data("/api/lens", {"run": run})["ids"]
     )
     assert html.count("</script>") == 2
     assert "src=" not in html
     assert "href=" not in html
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
     code = re.search(r'<script type="module">(.*?)</script>', html, re.DOTALL)[1]
-    assert standalone_page._hash(code) in policy
+    assert standalone_page._csp_hash(code) in policy
     assert "default-src 'none'" in policy
     assert "connect" not in policy
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_saved_page_has_every_view_of_its_text(family, page, tmp_path):
+def test_a_saved_page_contains_every_view(family, page, tmp_path):
     second = SECOND if family in ("seq2seq", "rnn") else None
-    shown = qkv.explore(tasks()[family], TEXT, second)
-    shown.save(tmp_path / "x.html")
-    answers = embedded((tmp_path / "x.html").read_text())["answers"]
-    assert {one["status"] for one in answers} == {200}
-    held = {(one["path"], json.dumps(one["body"], sort_keys=True)) for one in answers}
-    assert len(held) == len(answers)
-    run = shown._told["run"]
-    for stack in shown._told["stacks"]:
-        for layer in range(stack["layers"]):
+    page_object = qkv.explore(tasks()[family], TEXT, second)
+    page_object.save(tmp_path / "x.html")
+    answers = read_embedded_data((tmp_path / "x.html").read_text())["responses"]
+    assert {item["status"] for item in answers} == {200}
+    requests_in_page = {(item["path"], json.dumps(item["body"], sort_keys=True)) for item in answers}
+    assert len(requests_in_page) == len(answers)
+    run = page_object._run["run"]
+    for stack in page_object._run["stacks"]:
+        for layer in range(stack["n_layers"]):
             body = {"run": run, "stack": stack["stack"], "layer": layer}
-            assert ("/api/attention", json.dumps(body, sort_keys=True)) in held
-            for head in range(stack["heads"]):
-                assert ("/api/map", json.dumps({**body, "head": head}, sort_keys=True)) in held
+            assert ("/api/attention", json.dumps(body, sort_keys=True)) in requests_in_page
+            for head in range(stack["n_heads"]):
+                assert ("/api/map", json.dumps({**body, "head": head}, sort_keys=True)) in requests_in_page
                 if family != "rnn":
                     ends = family == "bert" or stack["stack"] == "encoder"  # in a special token
-                    looks = {**body, "head": head, "query": stack["queries"] - (2 if ends else 1)}
-                    assert ("/api/neuron", json.dumps(looks, sort_keys=True)) in held
-    assert ("/api/models", "null") in held
+                    neuron = {**body, "head": head, "query": stack["n_queries"] - (2 if ends else 1)}
+                    assert ("/api/neuron", json.dumps(neuron, sort_keys=True)) in requests_in_page
+    assert ("/api/models", "null") in requests_in_page
 
 
-def test_a_saved_page_of_a_long_text_has_the_views_of_the_first_head_alone(page, monkeypatch):
-    monkeypatch.setattr(export, "MOST_BYTES", 100)
-    found = [(one.path, one.body) for one in qkv.explore(tasks()["gpt"], TEXT).answers()]
+def test_a_saved_page_of_a_long_text_contains_only_the_first_head(page, monkeypatch):
+    monkeypatch.setattr(export, "MAX_ALL_HEADS_BYTES", 100)
+    found = [(item.path, item.body) for item in qkv.explore(tasks()["gpt"], TEXT).record_responses()]
     assert [body["layer"] for path, body in found if path == "/api/attention"] == [0, 1, 2]
     assert [(body["layer"], body["head"]) for path, body in found if path == "/api/neuron"] == [(0, 0)]
 
 
-def test_a_widget_is_told_in_words_where_nothing_can_be_shown(page):
+def test_the_widget_has_a_text_representation(page):
     pytest.importorskip("anywidget")
     bundle, _ = qkv.explore(tasks()["gpt"], TEXT)._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert bundle["text/plain"].startswith("Explored(")
+    assert bundle["text/plain"].startswith("ExplorerPage(")
 
 
-def test_without_the_page_a_file_cannot_be_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(notebook, "is_built", lambda: False)
-    with pytest.raises(InputError, match="not built"):
+def test_saving_requires_the_built_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebook, "is_page_built", lambda: False)
+    with pytest.raises(InputError, match="make page"):
         qkv.explore(tasks()["gpt"], TEXT).save(tmp_path / "x.html")
 
 
-def test_a_notebook_shows_a_frame_that_cannot_reach_out(page, monkeypatch):
-    shown = qkv.explore(tasks()["gpt"], TEXT)
+def test_a_notebook_shows_a_sandboxed_frame(page, monkeypatch):
+    page_object = qkv.explore(tasks()["gpt"], TEXT)
 
     def missing():
         raise MissingExtraError("no anywidget")
 
-    monkeypatch.setattr(shown, "widget", missing)
-    bundle, _ = shown._repr_mimebundle_()
+    monkeypatch.setattr(page_object, "widget", missing)
+    bundle, _ = page_object._repr_mimebundle_()
     assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts allow-downloads"')
     assert "<script" not in bundle["text/html"]
     assert "tokens" in bundle["text/plain"]
 
 
-def test_a_widget_answers_what_the_page_asks():
-    shown = qkv.explore(tasks()["gpt"], TEXT)
-    sent = []
+def test_the_widget_responds_to_requests_of_the_page():
+    page_object = qkv.explore(tasks()["gpt"], TEXT)
+    messages = []
 
     class Widget:
         def send(self, message, buffers):
-            sent.append((message, buffers))
+            messages.append((message, buffers))
 
-    shown.reply(Widget(), {"qkv": 7, "path": "/api/lens", "body": {"run": shown._told["run"]}})
-    shown.reply(Widget(), {"qkv": 8, "path": "/api/nothing", "body": {}})
-    shown.explorer.runs = None
-    shown.reply(Widget(), {"qkv": 9, "path": "/api/lens", "body": {"run": shown._told["run"]}})
-    (good, (frame,)), (bad, (line,)), (bug, _) = sent
+    page_object.handle_message(Widget(), {"qkv": 7, "path": "/api/lens", "body": {"run": page_object._run["run"]}})
+    page_object.handle_message(Widget(), {"qkv": 8, "path": "/api/nothing", "body": {}})
+    page_object.explorer.runs = None
+    page_object.handle_message(Widget(), {"qkv": 9, "path": "/api/lens", "body": {"run": page_object._run["run"]}})
+    (good, (frame,)), (bad, (expected,)), (bug, _) = messages
     assert (good["qkv"], good["status"]) == (7, 200)
-    assert unpack(frame)["depths"]
-    assert (bad["status"], b"there is no" in line) == (404, True)
-    assert (bug["qkv"], bug["status"]) == (9, 500), "the page would wait for ever"
+    assert decode_frame(frame)["depths"]
+    assert (bad["status"], b"/api/nothing" in expected) == (404, True)
+    assert (bug["qkv"], bug["status"]) == (9, 500), "the page would wait forever"
 
 
-def test_a_model_of_transformers_is_seen_as_it_is(page):
+def test_a_transformers_model_has_the_same_attention(page):
     transformers = pytest.importorskip("transformers")
     bpe = tasks()["gpt"].tokenizer
     config = transformers.GPT2Config(vocab_size=bpe.vocab_size, n_positions=31, n_embd=12, n_layer=2, n_head=3)
-    theirs = transformers.GPT2LMHeadModel(config).eval()
+    published = transformers.GPT2LMHeadModel(config).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe.backend, eos_token="<|endoftext|>")
-    shown = qkv.explore(theirs, TEXT, tokenizer=tokenizer)
-    ids = shown._told["own"]["ids"]
-    theirs.set_attn_implementation("eager")
+    page_object = qkv.explore(published, TEXT, tokenizer=tokenizer)
+    ids = page_object._run["sequence"]["ids"]
+    published.set_attn_implementation("eager")
     with torch.no_grad():
-        expected = theirs(torch.tensor([ids]), output_attentions=True).attentions
+        expected = published(torch.tensor([ids]), output_attentions=True).attentions
     for layer in range(2):
-        row = asked("/api/row", {"run": shown._told["run"], "layer": layer, "query": 3}, of=shown.explorer)
+        row = get_data(
+            "/api/row", {"run": page_object._run["run"], "layer": layer, "query": 3}, backend=page_object.explorer
+        )
         np.testing.assert_allclose(row["weights"], expected[layer][0, :, 3], atol=1e-5)
-    with pytest.raises(InputError, match="needs its tokenizer"):
-        qkv.explore(theirs, TEXT)
+    with pytest.raises(InputError, match="tokenizer="):
+        qkv.explore(published, TEXT)

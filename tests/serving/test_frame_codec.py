@@ -1,4 +1,4 @@
-"""Numbers arrive as they were sent."""
+"""Frames decode to the data they were encoded from."""
 
 import math
 import struct
@@ -8,58 +8,69 @@ import pytest
 import torch
 
 from qkv.choices import AttentionKind
-from qkv.serving.app import zipped
-from qkv.serving.frame_codec import Shares, as_json, pack, unpack
+from qkv.serving.app import gzip_compress
+from qkv.serving.frame_codec import QuantizedWeights, decode_frame, encode_frame, encode_json
 
 
-def test_a_frame_gives_back_its_tree():
-    sent = {"a": torch.tensor([[1.5, float("nan")], [float("-inf"), 2.0]]), "b": [torch.arange(3), "ñ😀", None, True]}
-    found = unpack(pack(sent))
-    np.testing.assert_array_equal(found["a"], sent["a"].numpy())
-    assert found["a"].dtype == np.float32
-    np.testing.assert_array_equal(found["b"][0], [0, 1, 2])
-    assert found["b"][1:] == ["ñ😀", None, True]
+def test_a_decoded_frame_equals_its_tree():
+    data = {"a": torch.tensor([[1.5, float("nan")], [float("-inf"), 2.0]]), "b": [torch.arange(3), "ñ😀", None, True]}
+    decoded = decode_frame(encode_frame(data))
+    np.testing.assert_array_equal(decoded["a"], data["a"].numpy())
+    assert decoded["a"].dtype == np.float32
+    np.testing.assert_array_equal(decoded["b"][0], [0, 1, 2])
+    assert decoded["b"][1:] == ["ñ😀", None, True]
 
 
-def test_every_blob_begins_where_a_typed_array_can_lie():
-    frame = pack(
-        {"odd": Shares(torch.rand(3)), "next": torch.rand(5), "ñ": Shares(torch.rand(1)), "last": torch.rand(2)}
+def test_blobs_are_aligned_for_typed_arrays():
+    frame = encode_frame(
+        {
+            "odd": QuantizedWeights(torch.rand(3)),
+            "next": torch.rand(5),
+            "ñ": QuantizedWeights(torch.rand(1)),
+            "last": torch.rand(2),
+        }
     )
     (n,) = struct.unpack_from("<I", frame)
     assert (4 + n) % 8 == 0
     assert len(frame) % 8 == 0
-    assert unpack(frame)["last"].shape == (2,)
+    assert decode_frame(frame)["last"].shape == (2,)
 
 
-def test_a_share_is_wrong_by_at_most_0_004():
-    shares = torch.linspace(0, 1, 100_003)
-    found = unpack(pack({"w": Shares(shares)}))["w"]
-    assert np.abs(found - shares.numpy()).max() <= 0.004
-    assert found[[0, -1]].tolist() == [0, 1]
+def test_the_error_of_quantized_weights_is_at_most_0_004():
+    values = torch.linspace(0, 1, 100_003)
+    decoded = decode_frame(encode_frame({"w": QuantizedWeights(values)}))["w"]
+    assert np.abs(decoded - values.numpy()).max() <= 0.004
+    assert decoded[[0, -1]].tolist() == [0, 1]
 
 
-def test_a_number_that_is_none_is_null_in_json():
+def test_non_finite_numbers_are_null_in_json():
     assert (
-        as_json({"a": float("nan"), "b": float("inf"), "stack": AttentionKind.SELF})
+        encode_json({"a": float("nan"), "b": float("inf"), "stack": AttentionKind.SELF})
         == b'{"a": null, "b": null, "stack": "self"}'
     )
 
 
-def test_a_tensor_cannot_be_lost_in_json():
+def test_json_rejects_tensors():
     with pytest.raises(AssertionError, match="need a frame"):
-        as_json({"a": torch.zeros(2)})
+        encode_json({"a": torch.zeros(2)})
 
 
-def test_weights_of_a_row_keep_their_order():
+def test_quantized_weights_keep_their_order():
     weights = torch.rand(50).softmax(-1)
-    found = unpack(pack({"w": Shares(weights)}))["w"]
-    assert np.abs(found - weights.numpy()).max() <= 0.004
+    decoded = decode_frame(encode_frame({"w": QuantizedWeights(weights)}))["w"]
+    assert np.abs(decoded - weights.numpy()).max() <= 0.004
     order = weights.argsort()
-    assert (np.diff(found[order.numpy()]) >= 0).all()
+    assert (np.diff(decoded[order.numpy()]) >= 0).all()
 
 
-def test_144_heads_of_128_tokens_travel_in_a_megabyte():
-    """Of scores as scattered as a trained BERT's (entropy 0.6 of an even row's), which is the hardest to shorten."""
+def test_144_heads_of_128_tokens_compress_to_a_megabyte():
+    """Uses scores as spread out as in a trained BERT (0.6 of the maximal entropy), which compress worst."""
     scores = 2.5 * torch.randn(12, 12, 128, 128, generator=torch.Generator().manual_seed(7))
     assert 0.5 < torch.special.entr(scores.softmax(-1)).sum(-1).mean() / math.log(128) < 0.65
-    assert sum(len(zipped(pack({"w": Shares(one.softmax(-1))}), is_text=False)) for one in scores) <= 1_000_000
+    assert (
+        sum(
+            len(gzip_compress(encode_frame({"w": QuantizedWeights(layer.softmax(-1))}), is_text=False))
+            for layer in scores
+        )
+        <= 1_000_000
+    )

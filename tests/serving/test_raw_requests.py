@@ -1,4 +1,4 @@
-"""What no browser sends: foreign names, endless and oversized requests, clients that leave, over a real socket."""
+"""Requests over a real socket that browsers do not send: foreign hosts, oversized bodies, early disconnects."""
 
 import json
 import socket
@@ -7,8 +7,8 @@ import threading
 import pytest
 import uvicorn
 
-from qkv.serving import app as served
-from qkv.serving.app import make_app
+from qkv.serving import app as app_module
+from qkv.serving.app import create_app
 from tests.serving.explorer_client import TEXT, TOKEN, new_explorer
 from tests.waiting import wait_until
 
@@ -33,7 +33,7 @@ def port():
     listening.bind(("127.0.0.1", 0))
     listening.listen(64)
     number = listening.getsockname()[1]
-    app = make_app(new_explorer(), token=TOKEN, port=number)
+    app = create_app(new_explorer(), token=TOKEN, port=number)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -44,32 +44,34 @@ def port():
     listening.close()
 
 
-def ask(port: int, *lines: str, body: bytes = b"", method: str = "GET /api/models", host: str | None = None) -> str:
-    """The status of the answer; empty where the connection was closed without one."""
+def send_request(
+    port: int, *lines: str, body: bytes = b"", method: str = "GET /api/models", host: str | None = None
+) -> str:
+    """Returns the status of the response, or an empty string if the connection was closed without one."""
     head = [f"{method} HTTP/1.1", f"host: {host if host is not None else f'127.0.0.1:{port}'}", f"x-qkv-token: {TOKEN}"]
-    sent = "\r\n".join([*head, *lines, "", ""]).encode("latin-1") + body
+    request = "\r\n".join([*head, *lines, "", ""]).encode("latin-1") + body
     with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         try:
-            connection.sendall(sent)
-            answer = connection.recv(4096).decode("latin-1")
+            connection.sendall(request)
+            response = connection.recv(4096).decode("latin-1")
         except (ConnectionResetError, BrokenPipeError):
             return ""
-    return answer.split(" ")[1] if answer else ""
+    return response.split(" ")[1] if response else ""
 
 
-def is_well(port: int) -> bool:
-    return ask(port, method="GET /api/health") == "200"
+def is_healthy(port: int) -> bool:
+    return send_request(port, method="GET /api/health") == "200"
 
 
 @pytest.mark.parametrize("host", FOREIGN)
-def test_a_foreign_host_is_refused(port, host):
-    assert ask(port, host=host.format(port=port)) in ("403", "400")
-    assert is_well(port)
+def test_a_foreign_host_is_rejected(port, host):
+    assert send_request(port, host=host.format(port=port)) in ("403", "400")
+    assert is_healthy(port)
 
 
 @pytest.mark.parametrize("origin", FOREIGN_ORIGINS)
-def test_a_foreign_origin_is_refused(port, origin):
-    assert ask(port, f"origin: {origin.format(port=port)}") in ("403", "400")
+def test_a_foreign_origin_is_rejected(port, origin):
+    assert send_request(port, f"origin: {origin.format(port=port)}") in ("403", "400")
 
 
 @pytest.mark.parametrize(
@@ -85,29 +87,29 @@ def test_a_foreign_origin_is_refused(port, origin):
         (["content-type: application/json", "content-length: 3"], b"{}", ("408",)),
     ],
 )
-def test_an_oversized_or_endless_request_is_ended(port, lines, body, statuses, monkeypatch):
-    # Only a body that never ends is waited for until the limit; any other may take as long as this machine needs.
-    monkeypatch.setattr(served, "BODY_SECONDS", 0.3 if statuses == ("408",) else 600.0)
-    assert ask(port, *lines, method="POST /api/run", body=body) in statuses
-    assert is_well(port)
+def test_oversized_and_incomplete_requests_are_ended(port, lines, body, statuses, monkeypatch):
+    # The short limit applies only to bodies that never end. Others may take as long as this machine needs.
+    monkeypatch.setattr(app_module, "BODY_SECONDS", 0.3 if statuses == ("408",) else 600.0)
+    assert send_request(port, *lines, method="POST /api/run", body=body) in statuses
+    assert is_healthy(port)
 
 
-def test_many_who_never_finish_their_request_keep_nobody_else_out(port):
+def test_incomplete_requests_do_not_block_others(port):
     waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
     for connection in waiting:
         connection.sendall(b"GET /api/models HTTP/1.1\r\nhost: ")
-    assert is_well(port)
+    assert is_healthy(port)
     for connection in waiting:
         connection.close()
-    assert is_well(port)
+    assert is_healthy(port)
 
 
-def test_those_who_leave_at_once_keep_nobody_else_out(port):
+def test_immediate_disconnects_do_not_block_others(port):
     body = json.dumps({"model": "gpt", "text": TEXT, "max_new": 25}).encode()
     head = f"POST /api/generate HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nx-qkv-token: {TOKEN}\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
             connection.sendall(head.encode() + body)
-    assert is_well(port)
-    assert ask(port) == "200"
+    assert is_healthy(port)
+    assert send_request(port) == "200"

@@ -1,4 +1,4 @@
-"""The explorer in another process: the same answers, whoever leaves or dies."""
+"""The worker process returns the same responses as a local explorer, also after cancellations and crashes."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from qkv.errors import InputError
-from qkv.serving.responses import RefusedError
-from qkv.serving.worker import Apart, _Asked, _Worked
 from qkv.serving.explorer import Explorer
+from qkv.serving.locks import N_WORKER_THREADS, cancellation_scope
 from qkv.serving.model_registry import ModelRegistry
-from qkv.serving.locks import N_THREADS, for_client
-from tests.serving.explorer_client import TEXT, frames, new_explorer, tasks
-from tests.tasks.small_gpt import saved
+from qkv.serving.responses import RequestError
+from qkv.serving.worker import WorkerClient, _WorkerRequest, _WorkerState
+from tests.serving.explorer_client import TEXT, new_explorer, split_frames, tasks
+from tests.tasks.small_gpt import save_task
 from tests.waiting import wait_until
 
 STREAM = {"text": TEXT, "max_new": 7}
@@ -26,140 +26,144 @@ STREAM = {"text": TEXT, "max_new": 7}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return str(saved(tasks()["gpt"], tmp_path_factory.mktemp("apart") / "gpt"))
+    return str(save_task(tasks()["gpt"], tmp_path_factory.mktemp("worker") / "gpt"))
 
 
 @pytest.fixture(scope="module")
-def apart(folder):
-    with Apart([folder]) as made:
-        yield made
+def worker(folder):
+    with WorkerClient([folder]) as client:
+        yield client
 
 
-def test_it_answers_as_the_explorer_does(apart, folder):
-    own = Explorer(ModelRegistry([folder]))
-    assert apart.ways == own.ways
+def test_responses_equal_those_of_a_local_explorer(worker, folder):
+    local = Explorer(ModelRegistry([folder]))
+    assert worker.routes == local.routes
     for path, body in [
         ("/api/health", None), ("/api/models", None), ("/api/taps", {"model": folder}), ("/api/run", {"model": "none"}),
         ("/api/run", {"model": folder, "text": TEXT, "txet": 1}), ("/api/cost", {"model": folder}),
     ]:  # fmt: skip
-        assert apart.ask(path, body) == own.ask(path, body)
+        assert worker.handle_request(path, body) == local.handle_request(path, body)
 
 
-def test_streams_side_by_side_come_whole(apart, folder):
-    def ids(of, seed):
-        made = frames(b"".join(of.frames("/api/generate", {"model": folder, "seed": seed, **STREAM})))
-        assert (made[0]["kind"], made[-1]["kind"]) == ("start", "end")
-        return made[-1]["ids"]
+def test_concurrent_streams_are_complete(worker, folder):
+    def ids(backend, seed):
+        frames = split_frames(
+            b"".join(backend.stream_frames("/api/generate", {"model": folder, "seed": seed, **STREAM}))
+        )
+        assert (frames[0]["kind"], frames[-1]["kind"]) == ("start", "end")
+        return frames[-1]["ids"]
 
-    own = Explorer(ModelRegistry([folder], zoo=False))
+    local = Explorer(ModelRegistry([folder], zoo=False))
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda seed: ids(apart, seed), range(12))) == [ids(own, seed) for seed in range(12)]
+        assert list(pool.map(lambda seed: ids(worker, seed), range(12))) == [ids(local, seed) for seed in range(12)]
 
 
-def test_a_stream_that_is_refused_says_why(apart):
-    with pytest.raises(RefusedError, match="no model is open by the name 'none'"):
-        next(apart.frames("/api/generate", {"model": "none", **STREAM}))
+def test_a_stream_that_cannot_start_raises_the_error(worker):
+    with pytest.raises(RequestError, match="'none'"):
+        next(worker.stream_frames("/api/generate", {"model": "none", **STREAM}))
 
 
-def test_a_body_nested_too_deeply_is_refused(apart):
+def test_a_deeply_nested_body_is_rejected(worker):
     body = {}
     for _ in range(5_000):
         body = {"a": body}
-    assert apart.ask("/api/run", body).status == 400
+    assert worker.handle_request("/api/run", body).status == 400
 
 
-def test_a_model_that_cannot_be_read_is_told_before_anything_is_served(tmp_path):
+def test_a_model_that_cannot_be_read_fails_at_startup(tmp_path):
     (tmp_path / "config.json").write_text('{"family": "gtp"}')
-    with pytest.raises(InputError, match="unknown family 'gtp'"):
-        Apart([str(tmp_path)])
+    with pytest.raises(InputError, match=r"family.*'gtp'"):
+        WorkerClient([str(tmp_path)])
 
 
-def test_a_process_that_was_killed_is_told_of_by_every_answer(folder):
-    with Apart([folder]) as own:
-        stream = own.frames("/api/generate", {"model": folder, **STREAM})
+def test_every_request_fails_after_the_worker_was_killed(folder):
+    with WorkerClient([folder]) as local:
+        stream = local.stream_frames("/api/generate", {"model": folder, **STREAM})
         next(stream)
-        os.kill(own._process.pid, signal.SIGKILL)
-        own._process.join()
+        os.kill(local._process.pid, signal.SIGKILL)
+        local._process.join()
         for path in ("/api/models", "/api/health"):
-            answer = own.ask(path, None)
-            assert (answer.status, b"has ended" in answer.body) == (503, True)
-        with pytest.raises(RefusedError, match="has ended"):
+            response = local.handle_request(path, None)
+            assert response.status == 503
+        with pytest.raises(RequestError) as error:
             next(stream)
+        assert error.value.status == 503
 
 
-def test_the_answer_that_an_interrupted_question_left_unread_goes_to_nobody(apart, folder):
+def test_the_unread_response_of_an_interrupted_request_is_discarded(worker, folder):
     def poll(_seconds):
         raise KeyboardInterrupt
 
-    lines = [apart._lines.get() for _ in range(N_THREADS)]
-    apart._lines.put(SimpleNamespace(send=lines[0].send, poll=poll))
-    assert apart.ask("/api/taps", {"model": folder}).status == 500
-    apart._lines.get()
-    apart._lines.put(lines[0])
-    own = Explorer(ModelRegistry([folder]))
-    assert apart.ask("/api/cost", {"model": folder}) == own.ask("/api/cost", {"model": folder})
-    for line in lines[1:]:
-        apart._lines.put(line)
+    connections = [worker._connections.get() for _ in range(N_WORKER_THREADS)]
+    worker._connections.put(SimpleNamespace(send=connections[0].send, poll=poll))
+    assert worker.handle_request("/api/taps", {"model": folder}).status == 500
+    worker._connections.get()
+    worker._connections.put(connections[0])
+    local = Explorer(ModelRegistry([folder]))
+    assert worker.handle_request("/api/cost", {"model": folder}) == local.handle_request("/api/cost", {"model": folder})
+    for connection in connections[1:]:
+        worker._connections.put(connection)
 
 
-def test_signals_to_all_leave_the_models_to_whoever_speaks_http(apart):
-    for one in (signal.SIGINT, signal.SIGTERM):
-        os.kill(apart._process.pid, one)
-    assert apart.ask("/api/models", None).status == 200
+def test_the_worker_ignores_signals(worker):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker._process.pid, number)
+    assert worker.handle_request("/api/models", None).status == 200
 
 
-def test_who_speaks_http_does_without_torch():
+def test_the_http_process_does_not_import_torch():
     script = "import sys, qkv.serving.worker, qkv.serving.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 @pytest.fixture
-def worked():
-    """The other side's work, and a line to it, in this process."""
-    made, (ours, theirs) = _Worked(new_explorer()), Pipe()
-    thread = threading.Thread(target=made.keep_answering, args=(theirs,))
+def connected_state():
+    """The state of a worker that serves a pipe in this process, and the client's end of the pipe."""
+    state, (client_end, worker_end) = _WorkerState(new_explorer()), Pipe()
+    thread = threading.Thread(target=state.serve_connection, args=(worker_end,))
     thread.start()
-    yield made, ours
-    ours.close()
+    yield state, client_end
+    client_end.close()
     thread.join(60)
     assert not thread.is_alive()
 
 
-def test_who_was_given_up_leaves_the_queue_there_too(worked):
-    made, line = worked
-    with made.explorer.shelf.find("gpt").lock:
-        line.send(_Asked(number=3, path="/api/run", body={"model": "gpt", "text": TEXT}))
-        wait_until(lambda: 3 in made.given_up, "the question is at work")
-        made.give_up(3)
-        number, answer = line.recv()
-        assert (number, answer.status) == (3, 499)
-    assert not made.given_up
+def test_a_cancelled_request_stops_waiting_for_the_model(connected_state):
+    state, connection = connected_state
+    with state.explorer.registry.find("gpt").lock:
+        connection.send(_WorkerRequest(number=3, path="/api/run", body={"model": "gpt", "text": TEXT}))
+        wait_until(lambda: 3 in state.cancel_events, "the request has started")
+        state.cancel(3)
+        number, response = connection.recv()
+        assert (number, response.status) == (3, 499)
+    assert not state.cancel_events
 
 
-def test_a_stream_that_was_given_up_is_not_kept(worked):
-    made, line = worked
-    line.send(_Asked(number=5, path="/api/generate", body={"model": "gpt", **STREAM}, is_stream=True))
-    assert frames(line.recv()[1])[0]["kind"] == "start"
-    assert list(made.streams) == [5]
-    made.give_up(5)
-    assert not made.streams
+def test_a_cancelled_stream_is_closed(connected_state):
+    state, connection = connected_state
+    connection.send(_WorkerRequest(number=5, path="/api/generate", body={"model": "gpt", **STREAM}, is_stream=True))
+    assert split_frames(connection.recv()[1])[0]["kind"] == "start"
+    assert list(state.streams) == [5]
+    state.cancel(5)
+    assert not state.streams
 
 
-def test_nobody_waits_longer_than_its_client(apart, monkeypatch):
-    """What is given up here is said to the other side."""
-    said, answers = [], iter([False])
-    monkeypatch.setattr(apart, "_give_up", said.append)
+def test_a_cancelled_request_is_cancelled_in_the_worker(worker, monkeypatch):
+    cancelled, answers = [], iter([False])
+    monkeypatch.setattr(worker, "_cancel", cancelled.append)
     event = threading.Event()
     event.set()
-    lines = [apart._lines.get() for _ in range(N_THREADS)]
-    # The first poll finds no answer, however soon it came.
-    line = SimpleNamespace(
-        send=lines[0].send, recv=lines[0].recv, poll=lambda seconds: next(answers, lines[0].poll(seconds))
+    connections = [worker._connections.get() for _ in range(N_WORKER_THREADS)]
+    # The first poll reports that no response is available, even if it has already arrived.
+    connection = SimpleNamespace(
+        send=connections[0].send,
+        recv=connections[0].recv,
+        poll=lambda seconds: next(answers, connections[0].poll(seconds)),
     )
-    apart._lines.put(line)
-    with for_client(event):
-        apart.ask("/api/cost", {"preset": "gpt2"})
-    apart._lines.get()
-    for line in lines:
-        apart._lines.put(line)
-    assert said
+    worker._connections.put(connection)
+    with cancellation_scope(event):
+        worker.handle_request("/api/cost", {"preset": "gpt2"})
+    worker._connections.get()
+    for connection in connections:
+        worker._connections.put(connection)
+    assert cancelled

@@ -1,4 +1,4 @@
-"""`qkv explore`: the page on a local port."""
+"""The `qkv explore` command."""
 
 import sys
 from typing import Annotated
@@ -8,48 +8,51 @@ import typer
 from qkv.cli.model_argument import complete_shipped_names
 from qkv.errors import MissingExtraError
 
-Models = Annotated[
+ModelsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL",
-        help="Runs, model folders, files or shipped names; the shipped are there too.",
+        help="Run folders, model folders or model files to add to the shipped models.",
         autocompletion=complete_shipped_names,
     ),
 ]
-Port = Annotated[int, typer.Option(metavar="N", help="Of this machine alone; nobody else can reach it.")]
-NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")]
+PortOption = Annotated[int, typer.Option(metavar="N", help="Port on localhost. Other machines cannot connect to it.")]
+NoBrowserOption = Annotated[
+    bool, typer.Option("--no-browser", help="Print the address without opening it in a browser.")
+]
 
 
-def explore(models: Models = None, *, port: Port = 8477, no_browser: NoBrowser = False) -> None:
-    """See what models do inside: attention, lens, live generation with its cache, cost. Until Ctrl-C.
+def explore(models: ModelsArgument = None, *, port: PortOption = 8477, no_browser: NoBrowserOption = False) -> None:
+    """Serve the interactive explorer until Ctrl-C is pressed.
 
-    Prints the address, which carries a token made for this time alone, and opens it where there is a browser.
+    The explorer shows attention, the logit lens, live generation with the KV cache, and costs. The address is printed
+    and opened in a browser if there is one. It contains an access token that is valid only for this session.
 
     \b
     Examples:
-      qkv explore                                   the shipped models
-      qkv explore runs/1 path/to/hf-model           your own beside them
+      qkv explore                                   # the shipped models
+      qkv explore runs/1 path/to/hf-model           # your own models as well
       qkv explore --port 9000 --no-browser
     """
     try:
-        from qkv.serving.server import listen, serve
+        from qkv.serving.server import open_listener, serve
     except ImportError as error:
         raise MissingExtraError(
-            f"the explorer needs the package {error.name}; install it with: pip install 'qkv[serve]'"
+            f"the explorer requires the package {error.name}; install it with: pip install 'qkv[serve]'"
         ) from None
-    from qkv.serving.worker import Apart
-    from qkv.serving.standalone_page import NOT_BUILT, is_built
+    from qkv.serving.standalone_page import PAGE_NOT_BUILT, is_page_built
+    from qkv.serving.worker import WorkerClient
 
-    listen(port).close()  # before anything is read from disk
-    if not is_built():
-        print(NOT_BUILT, file=sys.stderr)
+    open_listener(port).close()  # report a port in use before any model is loaded
+    if not is_page_built():
+        print(PAGE_NOT_BUILT, file=sys.stderr)
 
-    def ready(address: str) -> None:
-        print(f"qkv explorer at {address}", flush=True)
-        print("Ctrl-C stops it.", file=sys.stderr)
+    def print_address(address: str) -> None:
+        print(f"qkv explorer is running at {address}", flush=True)
+        print("Press Ctrl-C to stop.", file=sys.stderr)
 
     try:
-        with Apart(models or []) as explorer:
-            serve(explorer, port=port, browser=not no_browser, ready=ready)
+        with WorkerClient(models or []) as explorer:
+            serve(explorer, port=port, browser=not no_browser, ready=print_address)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -1,4 +1,5 @@
-"""The explorer's server: every view of `qkv.inspection` over HTTP, on the loopback address, and the built page.
+"""HTTP server and notebook widget of the explorer, an interactive page for the views of `qkv.inspection`.
 
-`docs/explorer-api.md` is the contract. `Explorer` answers; `app` is its HTTP, `widget` a notebook's way to it.
+`Explorer` computes the responses of the API that `docs/explorer-api.md` specifies. `app` serves them over HTTP on the
+loopback address together with the built page, and `notebook` shows the same page in Jupyter.
 """

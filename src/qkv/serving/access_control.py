@@ -1,4 +1,4 @@
-"""Who may ask: only this machine, by its own address, with the token."""
+"""Access control: only requests from this machine, with the expected host and the token, are served."""
 
 import json
 import secrets
@@ -25,13 +25,16 @@ HEADERS = {
 }
 
 
-def refused(status: int, line: str) -> Response:
-    body = json.dumps({"error": line}).encode()
+def json_error_response(status: int, message: str) -> Response:
+    body = json.dumps({"error": message}).encode()
     return Response(body, status, media_type="application/json")
 
 
-class Guard:
-    """Stands before the whole application, so that no route can be forgotten."""
+class AccessControlMiddleware:
+    """ASGI middleware that checks host, origin and token of every request and adds security headers.
+
+    It wraps the whole application, so that no route can be left unprotected.
+    """
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
         self._app = app
@@ -47,53 +50,56 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
-        async def send_guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        answer = self._stopped(scope)
-        await (self._app if answer is None else answer)(scope, receive, send_guarded)
+        response = self._check_request(scope)
+        await (self._app if response is None else response)(scope, receive, send_with_headers)
 
-    def _stopped(self, scope: Scope) -> Response | None:
-        """Why this goes no further; None: it may."""
+    def _check_request(self, scope: Scope) -> Response | None:
+        """Returns the response to a request that must not reach the application, and `None` for other requests."""
         headers = Headers(scope=scope)
         if headers.get("host") not in self._hosts:
-            # A name of somebody else's that points at this machine (DNS rebinding) comes to nothing here.
-            return refused(403, f"this server answers as 127.0.0.1:{self._port}, not as {headers.get('host')!r}")
+            # Prevents DNS rebinding, where a foreign domain name resolves to this machine.
+            message = f"Host must be 127.0.0.1:{self._port}, got {headers.get('host')!r}"
+            return json_error_response(403, message)
         origin = headers.get("origin")
         if origin is not None and origin.removeprefix("http://") not in self._hosts:
-            return refused(403, f"a page of {origin!r} may not ask this server")
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
-        if scope["path"] == "/" and asked:
-            return self._let_in(asked[0])
-        given = [headers.get(TOKEN_HEADER), self._cookie(headers.getlist("cookie"))]
-        if any(one is not None and self._is_token(one) for one in given):
+            return json_error_response(403, f"requests from the origin {origin!r} are not allowed")
+        query_tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        if scope["path"] == "/" and query_tokens:
+            return self._log_in(query_tokens[0])
+        tokens = [headers.get(TOKEN_HEADER), self._read_cookie(headers.getlist("cookie"))]
+        if any(token is not None and self._is_valid_token(token) for token in tokens):
             return None
-        return refused(401, "the token is missing or wrong: open the address that `qkv explore` printed")
+        return json_error_response(401, "the token is missing or wrong: open the address printed by `qkv explore`")
 
-    def _let_in(self, token: str) -> Response:
-        if not self._is_token(token):
-            return refused(401, "the token is wrong: open the address that `qkv explore` printed last")
-        answer = RedirectResponse("/", 303)
-        # Not strict: whoever follows the link from a page, such as a terminal in the browser, would come without it.
-        answer.set_cookie(self._cookie_name, token, httponly=True, samesite="lax", path="/")
-        return answer
+    def _log_in(self, token: str) -> Response:
+        """Store a valid token in a cookie and redirect to the page."""
+        if not self._is_valid_token(token):
+            message = "the token is wrong: open the address most recently printed by `qkv explore`"
+            return json_error_response(401, message)
+        response = RedirectResponse("/", 303)
+        # With samesite="strict", a link opened from another page, such as a web terminal, would not send the cookie.
+        response.set_cookie(self._cookie_name, token, httponly=True, samesite="lax", path="/")
+        return response
 
-    def _is_token(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self._token.encode())
+    def _is_valid_token(self, token: str) -> bool:
+        return secrets.compare_digest(token.encode(), self._token.encode())
 
     @property
     def _cookie_name(self) -> str:
-        # Cookies are of a host, whatever the port: two servers must not take each other's.
+        # Cookies do not depend on the port, so two servers need different cookie names.
         return f"qkv_token_{self._port}"
 
-    def _cookie(self, headers: Iterable[str]) -> str | None:
+    def _read_cookie(self, headers: Iterable[str]) -> str | None:
         for header in headers:
             try:
-                found = SimpleCookie(header).get(self._cookie_name)
+                cookie = SimpleCookie(header).get(self._cookie_name)
             except CookieError:
                 continue
-            if found is not None:
-                return found.value
+            if cookie is not None:
+                return cookie.value
         return None

@@ -1,4 +1,4 @@
-"""The explorer over HTTP: limits, threads, streams, and the page's own files."""
+"""ASGI application of the explorer: routes, request limits, streaming and static files."""
 
 import asyncio
 import json
@@ -18,184 +18,196 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from qkv.errors import QKVError
-from qkv.serving.responses import FRAME, FRAMES, JSON, Answer, Answering, RefusedError, guarded, refusal
-from qkv.serving.access_control import Guard, refused
-from qkv.serving.standalone_page import PAGE, index
-from qkv.serving.locks import N_THREADS, POLL, for_client
-from qkv.serving.frame_format import counted, frame_of
+from qkv.serving.access_control import AccessControlMiddleware, json_error_response
+from qkv.serving.frame_format import add_length_prefix, build_frame
+from qkv.serving.locks import N_WORKER_THREADS, POLL_SECONDS, cancellation_scope
+from qkv.serving.responses import FRAME, FRAMES, JSON, APIResponse, Backend, RequestError, catch_errors, error_response
+from qkv.serving.standalone_page import PAGE_FOLDER, read_index_html
 
-MOST_BODY = 2**20
-MOST_AT_ONCE = 32
-SECONDS, STREAM_SECONDS = 120.0, 600.0
+MAX_BODY_BYTES = 2**20
+MAX_PENDING_REQUESTS = 32
+REQUEST_SECONDS, STREAM_SECONDS = 120.0, 600.0
 BODY_SECONDS = 20.0
-"""For the body to arrive: who sends it byte by byte is not waited for."""
-LEAST_ZIPPED = 1024
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-"""Of the page's files. On some systems `mimetypes` calls a script plain text, and browsers then refuse it."""
+"""Time limit for receiving the body, so that slow clients do not block the server."""
+MIN_GZIP_BYTES = 1024
+MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+"""Media types of the page's files. Browsers reject scripts served as text/plain, which some systems report for .js."""
 
-T = TypeVar("T")
+_WorkResult = TypeVar("_WorkResult")
 
 
 @dataclass
-class Desk:
-    """Where work is done: threads, how much waits for them, and how long it may take."""
+class RequestExecutor:
+    """Thread pool with limits on the number of pending requests and on their duration."""
 
-    most: int = MOST_AT_ONCE
-    seconds: float = SECONDS
-    stream_seconds: float = STREAM_SECONDS
-    n_busy: int = 0
-    counting: Lock = field(default_factory=Lock)
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(N_THREADS, "qkv"))
+    max_pending: int = MAX_PENDING_REQUESTS
+    timeout: float = REQUEST_SECONDS
+    stream_timeout: float = STREAM_SECONDS
+    n_pending: int = 0
+    pending_lock: Lock = field(default_factory=Lock)
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(N_WORKER_THREADS, "qkv"))
 
-    async def do(self, request: Request, work: Callable[[], T]) -> T:
-        """The answer of a thread; nobody waits for one whose client has left or whose time is over."""
-        self._enter()
-        given_up = Event()
+    async def run(self, request: Request, work: Callable[[], _WorkResult]) -> _WorkResult:
+        """Run a function in the thread pool. Cancels it on a timeout or when the client disconnects."""
+        self._add_pending()
+        cancel_event = Event()
 
-        def in_turn() -> T:
-            with for_client(given_up):
+        def run_cancellable() -> _WorkResult:
+            with cancellation_scope(cancel_event):
                 return work()
 
-        future = self.pool.submit(in_turn)
-        # Counted until it really ends: what was given up still keeps its thread busy.
-        future.add_done_callback(lambda _: self._leave())
+        future = self.pool.submit(run_cancellable)
+        # Counted until the function returns, because cancelled work still occupies its thread.
+        future.add_done_callback(lambda _: self._remove_pending())
         waiting = asyncio.wrap_future(future)
-        end = monotonic() + self.seconds
-        while not (await asyncio.wait({waiting}, timeout=POLL))[0]:
+        end = monotonic() + self.timeout
+        while not (await asyncio.wait({waiting}, timeout=POLL_SECONDS))[0]:
             if monotonic() > end:
-                given_up.set()
+                cancel_event.set()
                 future.cancel()
-                raise RefusedError(504, f"no answer after {self.seconds:g} seconds, the most a request may take")
+                raise RequestError(504, f"the request exceeded the time limit of {self.timeout:g} seconds")
             if await request.is_disconnected():
-                given_up.set()
+                cancel_event.set()
                 future.cancel()
-                raise RefusedError(499, "the client has left")
+                raise RequestError(499, "the client disconnected")
         return waiting.result()
 
     async def stream(self, request: Request, frames: Iterator[bytes], first: bytes) -> AsyncIterator[bytes]:
-        """The rest of a stream, one frame at a time; a client that leaves is noticed before the next."""
+        """Yields the frames of a stream. Checks before each frame whether the client is still connected."""
         loop = asyncio.get_running_loop()
-        end = monotonic() + self.stream_seconds
-        with self.counting:
-            self.n_busy += 1
+        end = monotonic() + self.stream_timeout
+        with self.pending_lock:
+            self.n_pending += 1
         try:
             yield first
             while not await request.is_disconnected():
                 if monotonic() > end:
-                    yield _last(f"stopped after {self.stream_seconds:g} seconds")
+                    yield _error_frame(f"stopped after {self.stream_timeout:g} seconds")
                     return
-                frame = await loop.run_in_executor(self.pool, guarded, lambda: next(frames, None))
+                frame = await loop.run_in_executor(self.pool, catch_errors, lambda: next(frames, None))
                 if frame is None:
                     return
-                if isinstance(frame, Answer):
-                    yield _last(json.loads(frame.body)["error"])
+                if isinstance(frame, APIResponse):
+                    yield _error_frame(json.loads(frame.body)["error"])
                     return
                 yield frame
         finally:
-            self._leave()
+            self._remove_pending()
 
-    def _enter(self) -> None:
-        with self.counting:
-            if self.n_busy >= self.most:
-                line = f"{self.n_busy} requests are at work or waiting, the most there may be: try again"
-                raise RefusedError(429, line)
-            self.n_busy += 1
+    def _add_pending(self) -> None:
+        with self.pending_lock:
+            if self.n_pending >= self.max_pending:
+                message = f"too many pending requests: {self.n_pending}, limit {self.max_pending}. Try again later"
+                raise RequestError(429, message)
+            self.n_pending += 1
 
-    def _leave(self) -> None:
-        with self.counting:
-            self.n_busy -= 1
+    def _remove_pending(self) -> None:
+        with self.pending_lock:
+            self.n_pending -= 1
 
 
-def make_app(
-    explorer: Answering, *, token: str, port: int, page: Path | None = None, desk: Desk | None = None
+def create_app(
+    backend: Backend, *, token: str, port: int, page: Path | None = None, executor: RequestExecutor | None = None
 ) -> ASGIApp:
-    """`page`: another folder than the package's own; `desk`: other limits."""
+    """Create the ASGI application. `page` replaces the package's page folder, and `executor` the default limits."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    counter, files, ways = desk or Desk(), _files(page or PAGE), explorer.ways
+    runner, files, routes = executor or RequestExecutor(), _load_page_files(page or PAGE_FOLDER), backend.routes
 
-    async def ask(request: Request) -> Response:
+    async def handle_api_request(request: Request) -> Response:
         try:
-            body = None if request.method == "GET" else await read_body(request)
+            body = None if request.method == "GET" else await read_json_body(request)
             path = request.url.path
-            if ways[path].is_quick:
-                return _response(explorer.ask(path, body))
-            if ways[path].type == FRAMES:
-                frames = explorer.frames(path, body)
-                first = await counter.do(request, lambda: guarded(lambda: next(frames)))
-                if isinstance(first, Answer):
-                    return _response(first)
-                return StreamingResponse(counter.stream(request, frames, first), media_type=FRAMES)
-            zips = "gzip" in request.headers.get("accept-encoding", "")
-            return await counter.do(request, lambda: _response(explorer.ask(path, body), zips=zips))
+            if routes[path].skips_queue:
+                return _to_http_response(backend.handle_request(path, body))
+            if routes[path].content_type == FRAMES:
+                frames = backend.stream_frames(path, body)
+                first = await runner.run(request, lambda: catch_errors(lambda: next(frames)))
+                if isinstance(first, APIResponse):
+                    return _to_http_response(first)
+                return StreamingResponse(runner.stream(request, frames, first), media_type=FRAMES)
+            use_gzip = "gzip" in request.headers.get("accept-encoding", "")
+            return await runner.run(
+                request, lambda: _to_http_response(backend.handle_request(path, body), use_gzip=use_gzip)
+            )
         except QKVError as error:
-            return _response(refusal(error))
+            return _to_http_response(error_response(error))
 
-    for path, way in ways.items():
-        app.add_api_route(path, ask, methods=[way.method])
+    for path, route in routes.items():
+        app.add_api_route(path, handle_api_request, methods=[route.method])
 
     @app.get("/{path:path}")
-    async def file(path: str) -> Response:
-        if f"/{path}" in ways:
-            return refused(405, f"/{path} is asked by POST")
-        return _response(files[path]) if path in files else refused(404, f"there is no /{path}")
+    async def serve_file(path: str) -> Response:
+        if f"/{path}" in routes:
+            return json_error_response(405, f"/{path} requires POST")
+        return _to_http_response(files[path]) if path in files else json_error_response(404, f"/{path}: not found")
 
     @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> Response:
-        line = f"{request.method} {request.url.path}: {error.detail.lower()}"
-        return refused(error.status_code, line)
+    async def handle_http_exception(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+        return json_error_response(error.status_code, message)
 
-    return Guard(app, token=token, port=port)
-
-
-def _last(line: str) -> bytes:
-    return counted(frame_of({"kind": "error", "error": line}))
+    return AccessControlMiddleware(app, token=token, port=port)
 
 
-async def read_body(request: Request) -> dict[str, Any]:
+def _error_frame(message: str) -> bytes:
+    return add_length_prefix(build_frame({"kind": "error", "error": message}))
+
+
+async def read_json_body(request: Request) -> dict[str, Any]:
+    """Read the request body as a JSON object. Raises `RequestError` if it is too large, too slow or invalid."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-        raise RefusedError(415, f"the body must be {JSON}")
+        raise RequestError(415, f"the content type of the body must be {JSON}")
     parts, n = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 n += len(part)
-                if n > MOST_BODY:
-                    raise RefusedError(413, f"the body has more than {MOST_BODY:,} bytes")
+                if n > MAX_BODY_BYTES:
+                    raise RequestError(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
                 parts.append(part)
     except TimeoutError:
-        raise RefusedError(408, f"after {BODY_SECONDS:g} seconds {n:,} bytes of the body have come") from None
+        raise RequestError(408, f"the body was not received within {BODY_SECONDS:g} seconds, got {n:,} bytes") from None
     except ClientDisconnect:
-        raise RefusedError(499, "the client has left") from None
+        raise RequestError(499, "the client disconnected") from None
     try:
         body = json.loads(b"".join(parts))
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is not JSON: {error}") from None
+        raise RequestError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise RefusedError(400, f"the body is a {type(body).__name__}, not an object")
+        raise RequestError(400, f"the body must be a JSON object, got {type(body).__name__}")
     return body
 
 
-def _response(answer: Answer, *, zips: bool = False) -> Response:
+def _to_http_response(response: APIResponse, *, use_gzip: bool = False) -> Response:
     headers = {}
-    body = answer.body
-    if zips and len(body) >= LEAST_ZIPPED:
-        body = zipped(body, is_text=answer.type != FRAME)
+    body = response.body
+    if use_gzip and len(body) >= MIN_GZIP_BYTES:
+        body = gzip_compress(body, is_text=response.content_type != FRAME)
         headers["content-encoding"] = "gzip"
         headers["vary"] = "accept-encoding"
-    if answer.filename is not None:
-        headers["content-disposition"] = f'attachment; filename="{answer.filename}"'
-    return Response(body, answer.status, headers, answer.type)
+    if response.filename is not None:
+        headers["content-disposition"] = f'attachment; filename="{response.filename}"'
+    return Response(body, response.status, headers, response.content_type)
 
 
-def zipped(body: bytes, *, is_text: bool) -> bytes:
-    """Weights do not come again as words do: runs alone are looked for, four times as fast and shorter too."""
-    made = zlib.compressobj(4, wbits=31, strategy=zlib.Z_DEFAULT_STRATEGY if is_text else zlib.Z_RLE)
-    return made.compress(body) + made.flush()
+def gzip_compress(body: bytes, *, is_text: bool) -> bytes:
+    """Compress a body with gzip.
+
+    Weights have no repeated strings. Searching only for runs of equal bytes is four times as fast for them, and the
+    result is smaller.
+    """
+    compressor = zlib.compressobj(4, wbits=31, strategy=zlib.Z_DEFAULT_STRATEGY if is_text else zlib.Z_RLE)
+    return compressor.compress(body) + compressor.flush()
 
 
-def _files(page: Path) -> dict[str, Answer]:
-    """The page's files by their path. Read once: a page that is built anew meanwhile is never seen in part."""
-    files = [one for one in page.rglob("*") if one.suffix in TYPES and one.is_file() and not one.is_symlink()]
-    found = {one.relative_to(page).as_posix(): Answer(200, TYPES[one.suffix], one.read_bytes()) for one in files}
-    shown = Answer(200, TYPES[".html"], index(page).encode())
-    return {**found, "": shown, "index.html": shown}
+def _load_page_files(page: Path) -> dict[str, APIResponse]:
+    """Read the page's files by path, once, so that rebuilding the page does not affect a running server."""
+    paths = [
+        path for path in page.rglob("*") if path.suffix in MEDIA_TYPES and path.is_file() and not path.is_symlink()
+    ]
+    files = {
+        path.relative_to(page).as_posix(): APIResponse(200, MEDIA_TYPES[path.suffix], path.read_bytes())
+        for path in paths
+    }
+    index = APIResponse(200, MEDIA_TYPES[".html"], read_index_html(page).encode())
+    return {**files, "": index, "index.html": index}

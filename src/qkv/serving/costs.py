@@ -1,4 +1,4 @@
-"""What a model costs, as the page draws it: table, roofline, memory, and curves against the context."""
+"""Cost responses: estimates, roofline, memory, and decoding cost as a function of the context length."""
 
 from typing import Any
 
@@ -11,62 +11,77 @@ from qkv.cost.estimate import estimate_workload
 from qkv.cost.lecture_tables import lecture_errata, lecture_tables
 from qkv.cost.prediction import predict_time
 from qkv.cost.roofline import roofline_bound
-from qkv.serving.schemas import AskCost
+from qkv.serving.schemas import CostRequest
 
 
-def choices() -> dict[str, Any]:
-    devices = [
-        {name: getattr(one, name) for name in ("name", "title", "source", "float32", "half", "bandwidth", "memory")}
-        for one in DEVICES.values()
-    ]
+def cost_choices() -> dict[str, Any]:
+    """Returns the valid values of the fields of a cost request."""
+    names = ("name", "title", "source", "float32", "half", "bandwidth", "memory")
     return {
-        "modes": list(Mode), "dtypes": list(Precision), "kernels": list(AttentionKernel), "devices": devices,
+        "modes": list(Mode),
+        "dtypes": list(Precision),
+        "kernels": list(AttentionKernel),
+        "devices": [{name: getattr(device, name) for name in names} for device in DEVICES.values()],
         "presets": list(PRESETS),
-    }  # fmt: skip
+    }
 
 
-def cost(asked: AskCost, config: ModelConfig | None) -> dict[str, Any]:
-    """`config`: of the model that was asked for; None: a preset was."""
-    shape = preset(asked.preset) if config is None and asked.preset is not None else config
-    assert shape is not None
-    device = find_device(asked.device)
-    work = workload(asked, shape, device)
-    estimate = estimate_workload(shape, work)
+def cost_response(request: CostRequest, config: ModelConfig | None) -> dict[str, Any]:
+    """Returns the response of `/api/cost`. `config` is that of the requested model, or `None` for a preset."""
+    model_config = preset(request.preset) if config is None and request.preset is not None else config
+    assert model_config is not None
+    device = find_device(request.device)
+    work = _workload_of_request(request, model_config, device)
+    estimate = estimate_workload(model_config, work)
     roof = roofline_bound(estimate, device)
     tables = lecture_tables(estimate)
     calibration = find_calibration(work.mode, work.dtype, device=device.name)
     return {
         "title": estimate.title,
         **estimate.as_dict(),
-        "lecture": [{"pass": one.title, **row.as_dict()} for one in tables for row in (*one.rows, one.total)],
-        "slips": list(lecture_errata(shape)),
-        "rows": estimate.rows(peak=device.peak(work.dtype), bandwidth=device.bandwidth),
+        "lecture": [{"pass": table.title, **row.as_dict()} for table in tables for row in (*table.rows, table.total)],
+        "errata": list(lecture_errata(model_config)),
+        "rows": estimate.operation_rows(peak=device.peak_flops(work.dtype), bandwidth=device.bandwidth),
         "roofline": {
-            "device": device.title, "source": device.source, "peak": device.peak(work.dtype),
-            "bandwidth": device.bandwidth, "memory": device.memory,
-            "dots": [
-                {"part": one.part, "operation": one.name, "flops": one.flops + one.elementwise_flops,
-                 "bytes": one.n_bytes, "intensity": one.intensity, "seconds": roof.of(one),
-                 "bound_by": roof.bound_by(one)}
-                for one in roof.launches
+            "device": device.title,
+            "source": device.source,
+            "peak": device.peak_flops(work.dtype),
+            "bandwidth": device.bandwidth,
+            "memory": device.memory,
+            "operations": [
+                {
+                    "part": launch.part,
+                    "operation": launch.name,
+                    "flops": launch.flops + launch.elementwise_flops,
+                    "bytes": launch.n_bytes,
+                    "intensity": launch.intensity,
+                    "seconds": roof.kernel_seconds(launch),
+                    "bound_by": roof.bound_by(launch),
+                }
+                for launch in roof.launches
             ],
         },
-        "time": {"bound": roof.as_dict(), "calibrated": _calibrated(estimate, calibration)},
-        "curve": curve(shape, work, device),
-    }  # fmt: skip
+        "time": {"bound": roof.as_dict(), "calibrated": _predict_calibrated_time(estimate, calibration)},
+        "context_curve": _decode_cost_by_context(model_config, work, device),
+    }
 
 
-def workload(asked: AskCost, config: ModelConfig, device: DeviceSpec) -> Workload:
-    room = max(1, config.context_length - (asked.new or 1) + 1)
+def _workload_of_request(request: CostRequest, config: ModelConfig, device: DeviceSpec) -> Workload:
+    longest = max(1, config.context_length - (request.n_new_tokens or 1) + 1)
     return Workload(
-        mode=asked.mode, batch=asked.batch, seq_len=room if asked.length is None else asked.length,
-        source_len=asked.source_length, n_new_tokens=asked.new, dtype=asked.dtype, kernel=asked.kernel,
+        mode=request.mode,
+        batch_size=request.batch_size,
+        seq_len=longest if request.seq_len is None else request.seq_len,
+        source_len=request.source_len,
+        n_new_tokens=request.n_new_tokens,
+        dtype=request.dtype,
+        kernel=request.kernel,
         device_type=DeviceType.CPU if device.name == "cpu" else DeviceType.CUDA,
-    )  # fmt: skip
+    )
 
 
-def curve(config: ModelConfig, work: Workload, device: DeviceSpec) -> list[dict[str, Any]]:
-    """Of a step that decodes one token, the context growing to the model's own."""
+def _decode_cost_by_context(config: ModelConfig, work: Workload, device: DeviceSpec) -> list[dict[str, Any]]:
+    """Returns cache size and time of one decode step for context lengths up to the model's maximum."""
     if isinstance(config, BERTConfig) or (isinstance(config, GPTConfig) and not config.causal):
         return []
     dtype = work.dtype if work.dtype is not Precision.MIXED else Precision.BFLOAT16
@@ -74,20 +89,29 @@ def curve(config: ModelConfig, work: Workload, device: DeviceSpec) -> list[dict[
     calibration = find_calibration(Mode.DECODE, dtype, device=device.name)
     points = []
     for n in lengths:
-        step = Workload(mode=Mode.DECODE, batch=work.batch, seq_len=n, dtype=dtype, kernel=work.kernel,
-                        device_type=work.device_type)  # fmt: skip
-        made = estimate_workload(config, step)
-        known = _calibrated(made, calibration)
-        points.append({
-            "length": n, "cache_bytes": cache_bytes(config, batch=work.batch, length=n, dtype=dtype),
-            "decode_bound_ms": 1000 * roofline_bound(made, device).seconds,
-            "decode_predicted_ms": None if known is None else 1000 * known["seconds"],
-        })  # fmt: skip
+        step = Workload(
+            mode=Mode.DECODE,
+            batch_size=work.batch_size,
+            seq_len=n,
+            dtype=dtype,
+            kernel=work.kernel,
+            device_type=work.device_type,
+        )
+        estimate = estimate_workload(config, step)
+        prediction = _predict_calibrated_time(estimate, calibration)
+        points.append(
+            {
+                "seq_len": n,
+                "cache_bytes": cache_bytes(config, batch_size=work.batch_size, seq_len=n, dtype=dtype),
+                "decode_bound_ms": 1000 * roofline_bound(estimate, device).seconds,
+                "decode_predicted_ms": None if prediction is None else 1000 * prediction["seconds"],
+            }
+        )
     return points
 
 
-def _calibrated(estimate: Estimate, calibration: Calibration | None) -> dict[str, Any] | None:
+def _predict_calibrated_time(estimate: Estimate, calibration: Calibration | None) -> dict[str, Any] | None:
     if calibration is None:
         return None
-    made = predict_time(estimate.config, estimate.work, calibration)
-    return {"device": calibration.device, **made.as_dict(), "bound_by": made.bound_by}
+    prediction = predict_time(estimate.config, estimate.workload, calibration)
+    return {"device": calibration.device, **prediction.as_dict(), "bound_by": prediction.bound_by}

@@ -1,4 +1,4 @@
-"""Which question gets which answer: every path of the API, without HTTP."""
+"""Endpoints of the explorer API, independent of HTTP."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -11,161 +11,189 @@ import torch
 from qkv.config import Config
 from qkv.errors import InputError, QKVError
 from qkv.inspection import PATTERNS, checkpoint_timeline, coreference, named_taps, position_similarity
-from qkv.serving import schemas, translation, costs, generation_stream, views
-from qkv.serving.responses import FRAME, FRAMES, JSON, Answer, RefusedError, Way, guarded
-from qkv.serving.export import export
-from qkv.serving.frame_codec import as_json, pack
-from qkv.serving.run_cache import Runs, told
+from qkv.serving import schemas, views
+from qkv.serving.costs import cost_choices, cost_response
+from qkv.serving.export import export_responses
+from qkv.serving.frame_codec import encode_frame, encode_json
+from qkv.serving.frame_format import add_length_prefix
+from qkv.serving.generation_stream import stream_generation
 from qkv.serving.model_registry import ModelRegistry
-from qkv.serving.frame_format import counted
+from qkv.serving.responses import FRAME, FRAMES, JSON, APIResponse, RequestError, Route, catch_errors
+from qkv.serving.run_cache import RunCache, run_response
+from qkv.serving.translation import translation_response
 from qkv.tasks import load
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
-    """One path: what it takes, who answers, in which form."""
+class Endpoint:
+    """Request schema, handler and content type of an API path."""
 
-    form: type[Config] | None
-    """None: a GET, which takes nothing."""
-    answer: Callable[[Any], Any]
-    type: str = FRAME
-    is_quick: bool = False
-    """Answered at once, however many requests wait for their turn."""
+    schema: type[Config] | None
+    """`None` for a GET request, which has no body."""
+    handler: Callable[[Any], Any]
+    content_type: str = FRAME
+    skips_queue: bool = False
+    """Whether requests are handled immediately, regardless of how many other requests are waiting."""
 
 
 class Explorer:
-    """Everything that can be asked of the models on a shelf; it is `Answering`."""
+    """The `Backend` that runs models in this process."""
 
-    def __init__(self, shelf: ModelRegistry) -> None:
-        self.shelf = shelf
-        self.runs = Runs(shelf)
-        self.routes = self._routes()
+    def __init__(self, registry: ModelRegistry) -> None:
+        self.registry = registry
+        self.runs = RunCache(registry)
+        self.endpoints = self._build_endpoints()
 
     @property
-    def ways(self) -> dict[str, Way]:
+    def routes(self) -> dict[str, Route]:
         return {
-            path: Way(method="GET" if one.form is None else "POST", type=one.type, is_quick=one.is_quick)
-            for path, one in self.routes.items()
+            path: Route(
+                method="GET" if endpoint.schema is None else "POST",
+                content_type=endpoint.content_type,
+                skips_queue=endpoint.skips_queue,
+            )
+            for path, endpoint in self.endpoints.items()
         }
 
-    def ask(self, path: str, body: dict[str, Any] | None) -> Answer:
-        return guarded(lambda: self._answer(path, body))
+    def handle_request(self, path: str, body: dict[str, Any] | None) -> APIResponse:
+        return catch_errors(lambda: self._handle(path, body))
 
-    def _answer(self, path: str, body: dict[str, Any] | None) -> Answer:
-        route, asked = self.checked(path, body)
-        if route.type == FRAMES:
-            return Answer(200, FRAMES, b"".join(self._frames(asked)))
-        made = route.answer(asked)
-        if isinstance(made, Answer):
-            return made
-        return Answer(200, route.type, as_json(made) if route.type == JSON else pack(made))
+    def _handle(self, path: str, body: dict[str, Any] | None) -> APIResponse:
+        endpoint, request = self.parse_request(path, body)
+        if endpoint.content_type == FRAMES:
+            return APIResponse(200, FRAMES, b"".join(self._generate_frames(request)))
+        result = endpoint.handler(request)
+        if isinstance(result, APIResponse):
+            return result
+        is_json = endpoint.content_type == JSON
+        return APIResponse(200, endpoint.content_type, encode_json(result) if is_json else encode_frame(result))
 
-    def checked(self, path: str, body: dict[str, Any] | None) -> tuple[Route, Any]:
-        """The route, and the request as its form reads it."""
-        route = self.routes.get(path)
-        if route is None:
-            raise RefusedError(404, f"there is no {path}")
-        if (route.form is None) != (body is None):
-            raise RefusedError(405, f"{path} is asked by {'GET' if route.form is None else 'POST'}")
-        return route, None if route.form is None or body is None else route.form(**body)
+    def parse_request(self, path: str, body: dict[str, Any] | None) -> tuple[Endpoint, Any]:
+        """Returns the endpoint of a path and the validated request."""
+        endpoint = self.endpoints.get(path)
+        if endpoint is None:
+            raise RequestError(404, f"{path}: not found")
+        if (endpoint.schema is None) != (body is None):
+            raise RequestError(405, f"{path} requires {'GET' if endpoint.schema is None else 'POST'}")
+        return endpoint, None if endpoint.schema is None or body is None else endpoint.schema(**body)
 
-    def frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
-        _, asked = self.checked(path, body)
-        yield from self._frames(asked)
+    def stream_frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
+        _, request = self.parse_request(path, body)
+        yield from self._generate_frames(request)
 
-    def _frames(self, asked: schemas.AskGenerate) -> Iterator[bytes]:
-        one = self.shelf.find(asked.model)
-        steps = generation_stream.generate(one, self.shelf.task(one), asked)
-        yield counted(pack(next(steps)))
+    def _generate_frames(self, request: schemas.GenerateRequest) -> Iterator[bytes]:
+        loaded = self.registry.find(request.model)
+        steps = stream_generation(loaded, self.registry.task(loaded), request)
+        # An error before the first frame is raised, so that the response has an HTTP status.
+        yield add_length_prefix(encode_frame(next(steps)))
         try:
             for step in steps:
-                yield counted(pack(step))
+                yield add_length_prefix(encode_frame(step))
         except QKVError as error:
-            yield counted(pack({"kind": "error", "error": str(error)}))
+            yield add_length_prefix(encode_frame({"kind": "error", "error": str(error)}))
 
-    def _routes(self) -> dict[str, Route]:
-        of_runs = {
-            "heads": (schemas.OfStack, views.heads_view, False),
-            "attention": (schemas.OfLayer, views.attention, False),
-            "tile": (schemas.AskTile, views.tile, False),
-            "row": (schemas.AskRow, views.row, False),
-            "map": (schemas.AskMap, views.map_view, False),
-            "neuron": (schemas.AskNeuron, views.neuron_view, True),
-            "residual": (schemas.OfStack, views.residual, True),
-            "write": (schemas.AskRow, views.write, True),
-            "lens": (schemas.AskGuesses, views.lens_view, True),
-            "contributions": (schemas.AskContributions, views.contributions_view, True),
-            "embeddings": (schemas.AskGuesses, views.embeddings_view, True),
+    def _build_endpoints(self) -> dict[str, Endpoint]:
+        # Schema, view function, and whether the view runs parts of the model.
+        run_views = {
+            "heads": (schemas.StackRequest, views.heads_view, False),
+            "attention": (schemas.LayerRequest, views.layer_attention_view, False),
+            "tile": (schemas.TileRequest, views.tile_view, False),
+            "row": (schemas.RowRequest, views.row_view, False),
+            "map": (schemas.MapRequest, views.map_view, False),
+            "neuron": (schemas.NeuronRequest, views.neuron_view, True),
+            "residual": (schemas.StackRequest, views.residual_view, True),
+            "attention_output": (schemas.RowRequest, views.attention_output_view, True),
+            "lens": (schemas.TopTokensRequest, views.logit_lens_view, True),
+            "logit_attribution": (schemas.LogitAttributionRequest, views.logit_attribution_view, True),
+            "embeddings": (schemas.TopTokensRequest, views.embeddings_view, True),
         }
-        made = {
-            f"/api/{name}": Route(form=form, answer=self._of_run(view, passes=passes))
-            for name, (form, view, passes) in of_runs.items()
+        endpoints = {
+            f"/api/{name}": Endpoint(schema=schema, handler=self._handle_run_view(view, uses_model=uses_model))
+            for name, (schema, view, uses_model) in run_views.items()
         }
-        well = {"ok": True, "version": version("qkv")}
-        return made | {
-            "/api/health": Route(form=None, answer=lambda _: dict(well), type=JSON, is_quick=True),
-            "/api/models": Route(form=None, answer=lambda _: self.shelf.listed(), type=JSON),
-            "/api/models/add": Route(form=schemas.AddModel, answer=self._add, type=JSON),
-            "/api/taps": Route(form=schemas.OfModel, answer=self._taps, type=JSON),
-            "/api/run": Route(form=schemas.AskRun, answer=lambda asked: told(self.runs.ask(asked)), type=JSON),
-            "/api/it": Route(form=schemas.AskIt, answer=self._it),
-            "/api/positions": Route(form=schemas.AskPositions, answer=self._positions),
-            "/api/timeline": Route(form=schemas.AskTimeline, answer=self._timeline),
-            "/api/compare": Route(form=schemas.AskCompare, answer=self._compare),
-            "/api/generate": Route(form=schemas.AskGenerate, answer=self._frames, type=FRAMES),
-            "/api/translate": Route(form=schemas.AskTranslate, answer=self._translate),
-            "/api/cost/choices": Route(form=None, answer=lambda _: costs.choices(), type=JSON),
-            "/api/cost": Route(form=schemas.AskCost, answer=self._cost, type=JSON),
-            "/api/export": Route(form=schemas.AskExport, answer=lambda asked: export(self, asked)),
+        health = {"ok": True, "version": version("qkv")}
+        return endpoints | {
+            "/api/health": Endpoint(schema=None, handler=lambda _: dict(health), content_type=JSON, skips_queue=True),
+            "/api/models": Endpoint(schema=None, handler=lambda _: self.registry.list_models(), content_type=JSON),
+            "/api/models/add": Endpoint(schema=schemas.AddModelRequest, handler=self._add_model, content_type=JSON),
+            "/api/taps": Endpoint(schema=schemas.ModelRequest, handler=self._list_taps, content_type=JSON),
+            "/api/run": Endpoint(
+                schema=schemas.RunRequest,
+                handler=lambda request: run_response(self.runs.get_or_compute(request)),
+                content_type=JSON,
+            ),
+            "/api/coreference": Endpoint(schema=schemas.CoreferenceRequest, handler=self._coreference),
+            "/api/positions": Endpoint(schema=schemas.PositionSimilarityRequest, handler=self._position_similarity),
+            "/api/timeline": Endpoint(schema=schemas.TimelineRequest, handler=self._timeline),
+            "/api/compare": Endpoint(schema=schemas.CompareRequest, handler=self._compare_runs),
+            "/api/generate": Endpoint(
+                schema=schemas.GenerateRequest, handler=self._generate_frames, content_type=FRAMES
+            ),
+            "/api/translate": Endpoint(schema=schemas.TranslateRequest, handler=self._translate),
+            "/api/cost/choices": Endpoint(schema=None, handler=lambda _: cost_choices(), content_type=JSON),
+            "/api/cost": Endpoint(schema=schemas.CostRequest, handler=self._estimate_cost, content_type=JSON),
+            "/api/export": Endpoint(
+                schema=schemas.ExportRequest, handler=lambda request: export_responses(self, request)
+            ),
         }
 
-    def _of_run(self, view: Callable[[Any, Any], Any], *, passes: bool) -> Callable[[Any], Any]:
-        """`passes`: the view uses parts of the model, so no intervention may be at work in it meanwhile."""
+    def _handle_run_view(self, view: Callable[[Any, Any], Any], *, uses_model: bool) -> Callable[[Any], Any]:
+        """Returns the handler of a view of a run.
 
-        def answer(asked: schemas.OfRun | schemas.AskMap) -> dict[str, Any]:
-            run = self.runs.find(asked.run)
-            with run.open.lock if passes else nullcontext(), torch.no_grad():
-                return view(run, asked)
+        A view that runs parts of the model holds the model's lock, because another request may apply interventions.
+        """
 
-        return answer
+        def handle(request: schemas.RunViewRequest | schemas.MapRequest) -> dict[str, Any]:
+            run = self.runs.find(request.run)
+            with run.loaded.lock if uses_model else nullcontext(), torch.no_grad():
+                return view(run, request)
 
-    def _add(self, asked: schemas.AddModel) -> dict[str, Any]:
-        return self.shelf.describe(self.shelf.add(asked.path))
+        return handle
 
-    def _taps(self, asked: schemas.OfModel) -> dict[str, Any]:
-        task = self.shelf.task(self.shelf.find(asked.model))
+    def _add_model(self, request: schemas.AddModelRequest) -> dict[str, Any]:
+        return self.registry.summarize(self.registry.add(request.path))
+
+    def _list_taps(self, request: schemas.ModelRequest) -> dict[str, Any]:
+        task = self.registry.task(self.registry.find(request.model))
         return {"taps": [name for name in named_taps(task.model) if not name.endswith(".inputs")]}
 
-    def _it(self, asked: schemas.AskIt) -> dict[str, Any]:
-        one = self.shelf.find(asked.model)
-        with one.lock:
-            found = coreference(
-                self.shelf.task(one), asked.text, pronoun=asked.pronoun, candidates=list(asked.candidates)
+    def _coreference(self, request: schemas.CoreferenceRequest) -> dict[str, Any]:
+        loaded = self.registry.find(request.model)
+        with loaded.lock:
+            view = coreference(
+                self.registry.task(loaded),
+                request.text,
+                pronoun=request.pronoun,
+                candidates=list(request.candidates),
             )
-        return views.fields_of(found) | {"says": found.says, "agrees": found.agrees, "verdict": found.verdict}
+        return views.view_to_dict(view) | {
+            "selections": view.selections,
+            "methods_agree": view.methods_agree,
+            "verdict": view.verdict,
+        }
 
-    def _positions(self, asked: schemas.AskPositions) -> dict[str, Any]:
-        one = self.shelf.find(asked.model)
-        with one.lock:
-            return {"similarity": position_similarity(self.shelf.task(one).model, asked.n)}
+    def _position_similarity(self, request: schemas.PositionSimilarityRequest) -> dict[str, Any]:
+        loaded = self.registry.find(request.model)
+        with loaded.lock:
+            return {"similarity": position_similarity(self.registry.task(loaded).model, request.n)}
 
-    def _timeline(self, asked: schemas.AskTimeline) -> dict[str, Any]:
-        run = self.shelf.find(asked.model).run
+    def _timeline(self, request: schemas.TimelineRequest) -> dict[str, Any]:
+        run = self.registry.find(request.model).run
         if run is None or not run.checkpoint_steps():
-            raise InputError(f"{asked.model}: is no run with checkpoints, which a time line is drawn from")
-        # Each is a model of its own, read anew: no lock is needed, and one at a time is held.
+            raise InputError(f"{request.model}: a timeline requires a run folder with checkpoints")
+        # Each checkpoint is loaded as a separate model, so no lock is needed. Only one is in memory at a time.
         checkpoints = ((step, load(run.checkpoint_folder(step))) for step in run.checkpoint_steps())
-        found = checkpoint_timeline(checkpoints, asked.text, asked.second, stack=asked.stack)
-        return views.fields_of(found) | {"patterns": PATTERNS, "losses": found.losses}
+        view = checkpoint_timeline(checkpoints, request.text, request.second, stack=request.stack)
+        return views.view_to_dict(view) | {"patterns": PATTERNS, "losses": view.losses}
 
-    def _compare(self, asked: schemas.AskCompare) -> dict[str, Any]:
+    def _compare_runs(self, request: schemas.CompareRequest) -> dict[str, Any]:
         with torch.no_grad():
-            return views.compare(self.runs.find(asked.left), self.runs.find(asked.right), asked)
+            return views.compare_view(self.runs.find(request.left), self.runs.find(request.right), request)
 
-    def _translate(self, asked: schemas.AskTranslate) -> dict[str, Any]:
-        one = self.shelf.find(asked.model)
-        return translation.translate(one, self.shelf.task(one), asked)
+    def _translate(self, request: schemas.TranslateRequest) -> dict[str, Any]:
+        loaded = self.registry.find(request.model)
+        return translation_response(loaded, self.registry.task(loaded), request)
 
-    def _cost(self, asked: schemas.AskCost) -> dict[str, Any]:
-        config = None if asked.model is None else self.shelf.config(self.shelf.find(asked.model))
-        return costs.cost(asked, config)
+    def _estimate_cost(self, request: schemas.CostRequest) -> dict[str, Any]:
+        config = None if request.model is None else self.registry.config(self.registry.find(request.model))
+        return cost_response(request, config)

@@ -1,4 +1,4 @@
-"""How do numbers travel? Tensors as blobs of one frame, everything else as its JSON."""
+"""Encode trees with tensors as binary frames, and decode them with NumPy."""
 
 import json
 import struct
@@ -12,59 +12,59 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.serving.frame_format import Blob, frame_of
+from qkv.serving.frame_format import Blob, build_frame
 
-ROOT_U8 = "√u8"
-"""A byte b stands for (b / 255)², so that small weights are told apart best; none is wrong by more than 0.004."""
-DTYPES = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), ROOT_U8: np.dtype("u1")}
+SQRT_U8 = "√u8"
+"""The byte b encodes (b / 255)², so that small weights have the finest resolution. The error is at most 0.004."""
+DTYPES = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), SQRT_U8: np.dtype("u1")}
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Numbers from 0 to 1 that a byte each is enough for."""
+class QuantizedWeights:
+    """Values from 0 to 1 that are sent as one byte each, with dtype √u8."""
 
     values: Float[Tensor, "..."]
 
 
-def pack(data: Any) -> bytes:  # noqa: ANN401 - any tree of dicts, lists, words, numbers and tensors
-    """Tensors become blobs, whose number stands in their place; what is no finite number becomes null."""
+def encode_frame(data: Any) -> bytes:  # noqa: ANN401 - any tree of dicts, lists, strings, numbers and tensors
+    """Encode a tree as a frame. Tensors become blobs, and non-finite floats become null."""
     blobs: list[Blob] = []
-    tree = _tree(data, "data", blobs)
-    return frame_of(tree, blobs)
+    tree = _extract_blobs(data, "data", blobs)
+    return build_frame(tree, blobs)
 
 
-def unpack(frame: bytes) -> Any:  # noqa: ANN401
-    """The data, with NumPy arrays for blobs; √u8 as float32 weights."""
-    data, arrays = unpack_parts(frame)
-    return _filled(data, list(arrays.values()))
+def decode_frame(frame: bytes) -> Any:  # noqa: ANN401
+    """Returns the tree with a NumPy array for each blob. Blobs of dtype √u8 are decoded to float32."""
+    data, arrays = split_frame(frame)
+    return _insert_arrays(data, list(arrays.values()))
 
 
-def unpack_parts(frame: bytes) -> tuple[Any, dict[str, np.ndarray]]:
-    """The data as sent, and the blobs by number and name: `3_scores`."""
+def split_frame(frame: bytes) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the tree with its blob references, and the blobs by index and name, such as `3_scores`."""
     (n,) = struct.unpack_from("<I", frame)
     header = json.loads(frame[4 : 4 + n])
     arrays = {}
-    for number, blob in enumerate(header["blobs"]):
+    for index, blob in enumerate(header["blobs"]):
         dtype, shape = DTYPES[blob["dtype"]], blob["shape"]
         array = np.frombuffer(frame, dtype, int(np.prod(shape)), 4 + n + blob["offset"]).reshape(shape)
-        if blob["dtype"] == ROOT_U8:
+        if blob["dtype"] == SQRT_U8:
             array = np.square(array.astype(np.float32) / 255)
-        arrays[f"{number}_{blob['name']}"] = array
+        arrays[f"{index}_{blob['name']}"] = array
     return header["data"], arrays
 
 
-def as_json(data: Any) -> bytes:  # noqa: ANN401
-    """The same tree without blobs."""
+def encode_json(data: Any) -> bytes:  # noqa: ANN401
+    """Encode a tree without tensors as JSON. Non-finite floats become null."""
     blobs: list[Blob] = []
-    tree = _tree(data, "data", blobs)
+    tree = _extract_blobs(data, "data", blobs)
     assert not blobs, "tensors need a frame"
     return json.dumps(tree, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _tree(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: ANN401
+def _extract_blobs(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: ANN401
     match value:
-        case Tensor() | Shares():
-            dtype, array = _array(value)
+        case Tensor() | QuantizedWeights():
+            dtype, array = _to_array(value)
             blobs.append(Blob(name=name, dtype=dtype, shape=array.shape, content=array.tobytes()))
             return {"blob": len(blobs) - 1}
         case Enum():
@@ -72,42 +72,42 @@ def _tree(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: ANN401
         case float():
             return value if isfinite(value) else None
         case Mapping():
-            return {str(key): _tree(one, str(key), blobs) for key, one in value.items()}
+            return {str(key): _extract_blobs(item, str(key), blobs) for key, item in value.items()}
         case list() | tuple():
-            return [_tree(one, name, blobs) for one in value]
+            return [_extract_blobs(item, name, blobs) for item in value]
         case _:
             return value
 
 
-def _array(value: Tensor | Shares) -> tuple[str, np.ndarray]:
-    if isinstance(value, Shares):
-        halves = (value.values.detach().clamp(0, 1).sqrt() * (2 * 255)).cpu().numpy().astype(np.uint16)
-        return ROOT_U8, _BYTES.take(halves)
+def _to_array(value: Tensor | QuantizedWeights) -> tuple[str, np.ndarray]:
+    if isinstance(value, QuantizedWeights):
+        half_steps = (value.values.detach().clamp(0, 1).sqrt() * (2 * 255)).cpu().numpy().astype(np.uint16)
+        return SQRT_U8, _BYTE_OF_HALF_STEP.take(half_steps)
     kind = "f32" if value.is_floating_point() else "i32"
     return kind, value.detach().cpu().numpy().astype(DTYPES[kind], order="C")
 
 
-def _bytes() -> np.ndarray:
-    """The byte for each half step of the root.
+def _build_byte_table() -> np.ndarray:
+    """Returns the byte for each half step of the square root.
 
-    One step moves a small weight by far less than 0.004. Of the small bytes, which most weights have, each fourth is
-    enough, and what travels is a third shorter.
+    Below 62 only every fourth byte is used, and below 126 every second. Most weights are that small, so the compressed
+    response is a third shorter, and the error of a small weight stays far below 0.004.
     """
-    halves = np.arange(2 * 255 + 1) / 2 + 0.25
-    step = np.select([halves < 62, halves < 126], [4, 2], 1)
-    return (np.round(halves / step) * step).astype(np.uint8)
+    half_steps = np.arange(2 * 255 + 1) / 2 + 0.25
+    step = np.select([half_steps < 62, half_steps < 126], [4, 2], 1)
+    return (np.round(half_steps / step) * step).astype(np.uint8)
 
 
-_BYTES = _bytes()
+_BYTE_OF_HALF_STEP = _build_byte_table()
 
 
-def _filled(value: Any, arrays: list[np.ndarray]) -> Any:  # noqa: ANN401
+def _insert_arrays(value: Any, arrays: list[np.ndarray]) -> Any:  # noqa: ANN401
     match value:
-        case {"blob": int(number)} if len(value) == 1:
-            return arrays[number]
+        case {"blob": int(index)} if len(value) == 1:
+            return arrays[index]
         case dict():
-            return {key: _filled(one, arrays) for key, one in value.items()}
+            return {key: _insert_arrays(item, arrays) for key, item in value.items()}
         case list():
-            return [_filled(one, arrays) for one in value]
+            return [_insert_arrays(item, arrays) for item in value]
         case _:
             return value

@@ -1,6 +1,6 @@
-"""How do bytes lie in a frame? A JSON header, then blobs, each where a typed array can lie on it.
+"""Binary frame format: a JSON header followed by aligned blobs.
 
-Without torch: the process that speaks HTTP does without.
+Does not import torch, because the HTTP process runs without it.
 """
 
 import json
@@ -9,35 +9,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-ALIGNED = 8
+BLOB_ALIGNMENT = 8
+"""Blobs start at multiples of this many bytes, so that typed arrays can be created without copying."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
+    """A named array as raw bytes."""
+
     name: str
     dtype: str
     shape: Sequence[int]
     content: bytes
 
 
-def frame_of(tree: Any, blobs: Sequence[Blob] = ()) -> bytes:  # noqa: ANN401 - any tree that JSON takes
-    """`{"blob": 3}` in the tree stands for the blob of that number."""
-    listed, offset = [], 0
-    for one in blobs:
-        listed.append({"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "offset": offset})
-        offset += _padded(len(one.content))
-    header = json.dumps({"data": tree, "blobs": listed}, ensure_ascii=False, allow_nan=False).encode()
-    header += b" " * (_padded(4 + len(header)) - 4 - len(header))
+def build_frame(tree: Any, blobs: Sequence[Blob] = ()) -> bytes:  # noqa: ANN401 - any tree that JSON can represent
+    """Encode a JSON tree and its blobs as a frame. In the tree, `{"blob": 3}` refers to `blobs[3]`."""
+    entries, offset = [], 0
+    for blob in blobs:
+        entries.append({"name": blob.name, "dtype": blob.dtype, "shape": list(blob.shape), "offset": offset})
+        offset += _pad_to_alignment(len(blob.content))
+    header = json.dumps({"data": tree, "blobs": entries}, ensure_ascii=False, allow_nan=False).encode()
+    # The header length takes the first 4 bytes. Spaces are valid JSON padding.
+    header += b" " * (_pad_to_alignment(4 + len(header)) - 4 - len(header))
     parts = [struct.pack("<I", len(header)), header]
-    for one in blobs:
-        parts += [one.content, bytes(_padded(len(one.content)) - len(one.content))]
+    for blob in blobs:
+        parts += [blob.content, bytes(_pad_to_alignment(len(blob.content)) - len(blob.content))]
     return b"".join(parts)
 
 
-def counted(frame: bytes) -> bytes:
-    """After its length, as the frames of a stream come."""
+def add_length_prefix(frame: bytes) -> bytes:
+    """Prepend the frame's length as a little-endian uint32, as the frames of a stream require."""
     return struct.pack("<I", len(frame)) + frame
 
 
-def _padded(n: int) -> int:
-    return -(-n // ALIGNED) * ALIGNED
+def _pad_to_alignment(n: int) -> int:
+    return -(-n // BLOB_ALIGNMENT) * BLOB_ALIGNMENT

@@ -1,4 +1,4 @@
-"""A model of `transformers` with its tokenizer, as one of ours: converted in memory, nothing is downloaded."""
+"""Convert `transformers` models and tokenizers to tasks in memory, without downloads."""
 
 import json
 import tempfile
@@ -11,14 +11,14 @@ from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq, build
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer, load_tokenizer
-from qkv.weights.families import read_published
-from qkv.weights.models import Loaded, check_vocabulary
-from qkv.weights.published import load_published
+from qkv.weights.families import parse_published_config
+from qkv.weights.model_loader import ModelBundle, check_vocabulary_sizes
+from qkv.weights.published_weights import load_published_weights
 
 
 @runtime_checkable
 class PublishedModel(Protocol):
-    """What is used of `transformers.PreTrainedModel`."""
+    """The part of `transformers.PreTrainedModel` that is used here."""
 
     config: Any
 
@@ -27,38 +27,39 @@ class PublishedModel(Protocol):
 
 @runtime_checkable
 class PublishedTokenizer(Protocol):
-    """What is used of `transformers`' tokenizers."""
+    """The part of the `transformers` tokenizers that is used here."""
 
     def save_pretrained(self, save_directory: str) -> Any: ...  # noqa: ANN401
 
 
 def task_from_published(model: PublishedModel, tokenizer: PublishedTokenizer, *, name: str) -> Task:
-    """Refused where it has settings that ours lack, as a folder would be."""
-    # As config.json would be written; the object itself holds many settings more, all at their defaults.
+    """Convert a model and its tokenizer. Unsupported settings raise the same error as for a model folder."""
+    # As config.json would contain them. The object itself has many more settings, all at their defaults.
     settings = json.loads(model.config.to_json_string())
     tensors = {key: tensor.detach().float().cpu() for key, tensor in model.state_dict().items()}
-    config, remarks = read_published(settings, tensors)
-    ours = build(config)
-    load_published(ours, tensors)
-    own = _tokenizer(tokenizer)
-    loaded = Loaded(ours.eval(), own, tuple(remarks))
-    check_vocabulary(loaded, Path(name))
+    config, remarks = parse_published_config(settings, tensors)
+    converted = build(config)
+    load_published_weights(converted, tensors)
+    converted_tokenizer = _convert_tokenizer(tokenizer)
+    loaded = ModelBundle(converted.eval(), converted_tokenizer, tuple(remarks))
+    check_vocabulary_sizes(loaded, Path(name))
     match loaded.model:
         case GPT():
-            return LanguageModel(loaded.model, own, name=name)
+            return LanguageModel(loaded.model, converted_tokenizer, name=name)
         case BERT():
-            return TextEncoder(loaded.model, own, name=name, remarks=loaded.remarks)
+            return TextEncoder(loaded.model, converted_tokenizer, name=name, remarks=loaded.remarks)
         case Seq2Seq() | RNNSeq2Seq():
-            return Translator(loaded.model, own, name=name)
+            return Translator(loaded.model, converted_tokenizer, name=name)
 
 
-def _tokenizer(tokenizer: PublishedTokenizer) -> Tokenizer:
+def _convert_tokenizer(tokenizer: PublishedTokenizer) -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return load_tokenizer(folder)
 
 
-def need_tokenizer(tokenizer: PublishedTokenizer | None) -> PublishedTokenizer:
+def check_tokenizer_passed(tokenizer: PublishedTokenizer | None) -> PublishedTokenizer:
+    """Returns the tokenizer. Raises `InputError` if it is missing."""
     if tokenizer is None:
-        raise InputError("a model of transformers needs its tokenizer: explore(model, text, tokenizer=…)")
+        raise InputError("a transformers model requires its tokenizer: explore(model, text, tokenizer=…)")
     return tokenizer

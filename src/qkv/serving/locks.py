@@ -1,4 +1,4 @@
-"""Whose turn it is with a model, and leaving the queue once nobody waits for the answer."""
+"""Locks that stop waiting when the request they are acquired for is cancelled."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,40 +6,40 @@ from contextvars import ContextVar
 from threading import Event, RLock
 from types import TracebackType
 
-from qkv.serving.responses import RefusedError
+from qkv.serving.responses import RequestError
 
-N_THREADS = 8
-"""Requests that are worked at at once; most of them wait for a model's lock, and torch has threads of its own."""
-POLL = 0.2
-"""Seconds after which a request that was given up is noticed in the queue."""
-_given_up: ContextVar[Event | None] = ContextVar("given_up", default=None)
+N_WORKER_THREADS = 8
+"""Number of requests processed concurrently. Most of them wait for a model's lock, and torch has its own threads."""
+POLL_SECONDS = 0.2
+"""Interval at which waiting requests check whether they were cancelled."""
+_cancel_event: ContextVar[Event | None] = ContextVar("cancel_event", default=None)
 
 
 @contextmanager
-def for_client(given_up: Event) -> Iterator[None]:
-    """Inside the `with`, this thread works for a request that is given up when the event is set."""
-    before = _given_up.set(given_up)
+def cancellation_scope(cancel_event: Event) -> Iterator[None]:
+    """Within the `with` block, treat this thread's work as cancelled once the event is set."""
+    token = _cancel_event.set(cancel_event)
     try:
         yield
     finally:
-        _given_up.reset(before)
+        _cancel_event.reset(token)
 
 
-class Turn:
-    """A lock that one thread may take several times over; whoever was given up gets no turn any more.
+class CancellableLock:
+    """A reentrant lock whose `acquire` raises `RequestError` if the current request has been cancelled.
 
-    A pass that has begun is finished: torch cannot be stopped inside it.
+    A forward pass that has started runs to its end, because torch cannot interrupt it.
     """
 
     def __init__(self) -> None:
         self._lock = RLock()
 
     def acquire(self) -> None:
-        while not self._lock.acquire(timeout=POLL):
-            _check()
+        while not self._lock.acquire(timeout=POLL_SECONDS):
+            _raise_if_cancelled()
         try:
-            _check()
-        except RefusedError:
+            _raise_if_cancelled()
+        except RequestError:
             self._lock.release()
             raise
 
@@ -55,12 +55,13 @@ class Turn:
         self.release()
 
 
-def is_given_up() -> bool:
-    """Whether nobody waits any more for what this thread works at."""
-    event = _given_up.get()
+def is_cancelled() -> bool:
+    """Whether the request that this thread is processing has been cancelled."""
+    event = _cancel_event.get()
     return event is not None and event.is_set()
 
 
-def _check() -> None:
-    if is_given_up():
-        raise RefusedError(499, "nobody waits for this answer any more")
+def _raise_if_cancelled() -> None:
+    if is_cancelled():
+        # 499 is nginx's status for a client that closed the connection.
+        raise RequestError(499, "the request was cancelled by the client")

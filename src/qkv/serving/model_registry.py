@@ -1,4 +1,4 @@
-"""Which models are open: shipped ones, those that were given, and the checkpoints of runs."""
+"""Registry of the models that the explorer can open: shipped models, user models and checkpoints of runs."""
 
 import re
 from collections import OrderedDict
@@ -10,137 +10,145 @@ from typing import Any
 
 from qkv.config import ModelConfig, config_from_dict
 from qkv.errors import QKVError
-from qkv.serving.responses import RefusedError
-from qkv.serving.model_summary import described
-from qkv.serving.locks import Turn
+from qkv.serving.locks import CancellableLock
+from qkv.serving.model_summary import summarize_model
+from qkv.serving.responses import RequestError
 from qkv.tasks import Task, Translator, load
 from qkv.training.run_folder import RunFolder
-from qkv.weights.folder import read_settings
-from qkv.zoo import shipped
+from qkv.weights.atomic_folder import read_json_object
+from qkv.zoo import shipped_model_folders
 
-MOST_LOADED = 8
-"""Models whose weights are held at once, but for those that came from memory."""
-_CHECKPOINT = re.compile(r"(.+)@(\d+)")
+MAX_LOADED_MODELS = 8
+"""Number of models whose weights stay in memory. Models passed in from Python do not count."""
+_CHECKPOINT_ID = re.compile(r"(.+)@(\d+)")
 
 
 @dataclass(eq=False)
-class Open:
-    """One model on the shelf."""
+class LoadedModel:
+    """A registered model. Its config and weights are loaded on first use."""
 
     id: str
     source: str
-    """`shipped`, `given`, `memory`, or `checkpoint` of a run that was given."""
-    place: Path | None = None
+    """`shipped_model_folders`, `user`, `memory`, or `checkpoint` of a run folder that the user opened."""
+    path: Path | None = None
     task: Task | None = None
     config: ModelConfig | None = None
-    lock: Turn = field(default_factory=Turn)
-    """Taken for every pass: interventions change the model itself while they last."""
+    lock: CancellableLock = field(default_factory=CancellableLock)
+    """Held during every forward pass, because interventions temporarily modify the model."""
 
     @property
     def run(self) -> RunFolder | None:
-        """Where the model is a run's folder."""
-        is_run = self.place is not None and (self.place / "checkpoints").is_dir()
-        return RunFolder(self.place) if is_run and self.place is not None else None
+        """The run folder of the model, or `None` if the model is not a training run."""
+        is_run = self.path is not None and (self.path / "checkpoints").is_dir()
+        return RunFolder(self.path) if is_run and self.path is not None else None
 
 
 class ModelRegistry:
-    """Models by id. Weights are read when first needed, and the least recently used are let go."""
+    """Models by id. Weights are loaded on first use, and those of the least recently used models are released."""
 
     def __init__(
-        self, given: Sequence[str | Path] = (), *, memory: Mapping[str, Task] | None = None, zoo: bool = True
+        self, paths: Sequence[str | Path] = (), *, memory: Mapping[str, Task] | None = None, zoo: bool = True
     ) -> None:
         self._lock = Lock()
-        self._open: dict[str, Open] = {}
-        self._loaded: OrderedDict[str, Open] = OrderedDict()
+        self._models: dict[str, LoadedModel] = {}
+        self._with_weights: OrderedDict[str, LoadedModel] = OrderedDict()
         for name, task in (memory or {}).items():
-            self._open[name] = Open(name, "memory", task=task, config=task.model.config)
-        for path in given:
+            self._models[name] = LoadedModel(name, "memory", task=task, config=task.model.config)
+        for path in paths:
             self.add(str(path))
-        for name, folder in (shipped() if zoo else {}).items():
-            self._open.setdefault(name, Open(name, "shipped", folder))
+        for name, folder in (shipped_model_folders() if zoo else {}).items():
+            self._models.setdefault(name, LoadedModel(name, "shipped", folder))
 
-    def add(self, name: str) -> Open:
-        """A shipped name, a run or model folder, or a file; never a name on the hub: nothing is fetched."""
-        path, zoo = Path(name), shipped()
+    def add(self, name: str) -> LoadedModel:
+        """Register a shipped model, run folder, model folder or model file.
+
+        Names on the Hugging Face Hub are not accepted, because nothing is downloaded.
+        """
+        path, zoo = Path(name), shipped_model_folders()
         try:
-            is_there = bool(name) and path.exists()
+            exists = bool(name) and path.exists()
         except OSError:
-            is_there = False  # longer than a path can be
-        if not is_there and name in zoo:
-            one = Open(name, "shipped", zoo[name])
-        elif is_there:
-            one = Open(name, "given", path)
+            exists = False  # the name is longer than a path can be
+        if not exists and name in zoo:
+            loaded = LoadedModel(name, "shipped", zoo[name])
+        elif exists:
+            loaded = LoadedModel(name, "user", path)
         else:
-            raise RefusedError(404, f"{name}: there is no such folder or file, nor a shipped model of that name")
+            raise RequestError(404, f"{name}: no such folder or file, and no shipped model has this name")
         with self._lock:
-            return self._open.setdefault(name, one)
+            return self._models.setdefault(name, loaded)
 
     @property
-    def given(self) -> Sequence[Open]:
-        """Those that were named by the user."""
-        return [one for one in self._open.values() if one.source == "given"]
+    def user_models(self) -> Sequence[LoadedModel]:
+        return [loaded for loaded in self._models.values() if loaded.source == "user"]
 
-    def listed(self) -> dict[str, Any]:
-        """Every model, as the page shows it; one that cannot be read says why."""
+    def list_models(self) -> dict[str, Any]:
+        """Returns the summaries of all models. A model that cannot be read is listed with its error."""
         with self._lock:
-            known = list(self._open.values())
-        listed = [one for one in known if one.source != "checkpoint"]
-        return {"models": [self.describe(one) for one in listed], "first": listed[0].id if listed else None}
+            registered = list(self._models.values())
+        listed = [loaded for loaded in registered if loaded.source != "checkpoint"]
+        return {
+            "models": [self.summarize(loaded) for loaded in listed],
+            "default_model": listed[0].id if listed else None,
+        }
 
-    def describe(self, one: Open) -> dict[str, Any]:
+    def summarize(self, loaded: LoadedModel) -> dict[str, Any]:
         try:
-            return described(one, self.config(one), count=lambda text: _n_tokens(self.task(one), text))
+            return summarize_model(
+                loaded, self.config(loaded), count_tokens=lambda text: _count_input_tokens(self.task(loaded), text)
+            )
         except QKVError as error:
-            return {"id": one.id, "name": one.id, "source": one.source, "error": str(error)}
+            return {"id": loaded.id, "name": loaded.id, "source": loaded.source, "error": str(error)}
 
-    def find(self, name: str) -> Open:
+    def find(self, name: str) -> LoadedModel:
+        """Returns the model with this id. The id of a checkpoint is `RUN@STEP`."""
         with self._lock:
-            if name in self._open:
-                return self._open[name]
-        match = _CHECKPOINT.fullmatch(name)
-        parent = self._open.get(match[1]) if match else None
+            if name in self._models:
+                return self._models[name]
+        match = _CHECKPOINT_ID.fullmatch(name)
+        parent = self._models.get(match[1]) if match else None
         if match and parent is not None and parent.run is not None:
             step = int(match[2])
             if step not in parent.run.checkpoint_steps():
-                raise RefusedError(404, f"{name}: the run has no checkpoint of step {step}")
+                raise RequestError(404, f"{name}: the run has no checkpoint at step {step}")
+            checkpoint = LoadedModel(name, "checkpoint", parent.run.checkpoint_folder(step))
             with self._lock:
-                return self._open.setdefault(name, Open(name, "checkpoint", parent.run.checkpoint_folder(step)))
-        raise RefusedError(404, f"no model is open by the name {name!r}")
+                return self._models.setdefault(name, checkpoint)
+        raise RequestError(404, f"no open model is named {name!r}")
 
-    def task(self, one: Open) -> Task:
-        """Its model with its tokenizer, read from disk where it must be."""
-        if one.place is not None and not one.place.exists():
-            raise RefusedError(410, f"the model {one.id} was removed while it was open: {one.place} is no longer there")
-        if one.source == "memory":
-            assert one.task is not None
-            return one.task
-        with one.lock:
-            if one.task is None:
-                assert one.place is not None
-                one.task = load(one.place)
-            task = one.task
+    def task(self, loaded: LoadedModel) -> Task:
+        """Returns the model with its tokenizer, and loads both if necessary."""
+        if loaded.path is not None and not loaded.path.exists():
+            raise RequestError(410, f"the open model {loaded.id} was deleted: {loaded.path} no longer exists")
+        if loaded.source == "memory":
+            assert loaded.task is not None
+            return loaded.task
+        with loaded.lock:
+            if loaded.task is None:
+                assert loaded.path is not None
+                loaded.task = load(loaded.path)
+            task = loaded.task
         with self._lock:
-            self._loaded[one.id] = one
-            self._loaded.move_to_end(one.id)
-            while len(self._loaded) > MOST_LOADED:
-                self._loaded.popitem(last=False)[1].task = None
+            self._with_weights[loaded.id] = loaded
+            self._with_weights.move_to_end(loaded.id)
+            while len(self._with_weights) > MAX_LOADED_MODELS:
+                self._with_weights.popitem(last=False)[1].task = None
         return task
 
-    def config(self, one: Open) -> ModelConfig:
-        """Read without weights where the folder is ours."""
-        if one.config is None:
-            assert one.place is not None
-            folder = one.place
-            if one.run is not None and one.run.checkpoint_steps():
-                folder = one.run.checkpoint_folder(one.run.checkpoint_steps()[-1])
-            is_ours = (folder / "config.json").is_file() and "family" in read_settings(folder / "config.json")
-            one.config = (
-                config_from_dict(read_settings(folder / "config.json")) if is_ours else self.task(one).model.config
+    def config(self, loaded: LoadedModel) -> ModelConfig:
+        """Returns the model's config. Weights are only loaded if the folder is not in qkv's own format."""
+        if loaded.config is None:
+            assert loaded.path is not None
+            folder = loaded.path
+            if loaded.run is not None and loaded.run.checkpoint_steps():
+                folder = loaded.run.checkpoint_folder(loaded.run.checkpoint_steps()[-1])
+            is_native = (folder / "config.json").is_file() and "family" in read_json_object(folder / "config.json")
+            loaded.config = (
+                config_from_dict(read_json_object(folder / "config.json")) if is_native else self.task(loaded).model.config
             )
-        return one.config
+        return loaded.config
 
 
-def _n_tokens(task: Task, text: str) -> int:
-    """How many tokens the model would read; of a translator, of the source."""
+def _count_input_tokens(task: Task, text: str) -> int:
     tokenizer = task.source_tokenizer if isinstance(task, Translator) else task.tokenizer
     return len(tokenizer.encode(text, parse_special_tokens=not isinstance(task, Translator)))

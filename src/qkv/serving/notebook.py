@@ -1,4 +1,4 @@
-"""The page in a notebook, or as one file: `qkv.explore(model, "text")`."""
+"""Show the explorer in a notebook or save it as a standalone page: `qkv.explore(model, "text")`."""
 
 import json
 from html import escape
@@ -7,27 +7,31 @@ from typing import Any
 
 from qkv.data.file_io import convert_disk_errors
 from qkv.errors import InputError, MissingExtraError
-from qkv.serving.schemas import Replayed
 from qkv.serving.explorer import Explorer
-from qkv.serving.export import everything, replayed
-from qkv.serving.hugging_face import PublishedModel, PublishedTokenizer, need_tokenizer, task_from_published
+from qkv.serving.export import default_view_requests, replay_request
+from qkv.serving.hugging_face import PublishedModel, PublishedTokenizer, check_tokenizer_passed, task_from_published
 from qkv.serving.model_registry import ModelRegistry
-from qkv.serving.standalone_page import NOT_BUILT, is_built, single_file
+from qkv.serving.schemas import APIRequest
+from qkv.serving.standalone_page import PAGE_NOT_BUILT, RecordedResponse, build_standalone_page, is_page_built
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator, load
 
 HEIGHT = 760
-RELAY = (Path(__file__).parent / "relay.js").read_text(encoding="utf-8")
-"""Puts the page into a frame, and hands its questions to Python and the answers back."""
+RELAY_SCRIPT = (Path(__file__).parent / "relay.js").read_text(encoding="utf-8")
+"""Widget script that shows the page in an iframe and relays its requests to Python."""
 
 
 def explore(
-    model: Task | PublishedModel | str | Path, text: str, second: str | None = None, *,
+    model: Task | PublishedModel | str | Path,
+    text: str,
+    second: str | None = None,
+    *,
     tokenizer: PublishedTokenizer | None = None,
-) -> "Explored":  # fmt: skip
-    """What a model does inside with a text: shown by a notebook as the explorer's page, `.save` writes it as one file.
+) -> "ExplorerPage":
+    """Show what a model computes for a text.
 
-    `model`: what `qkv.load` gives or takes, or a model of `transformers` with its `tokenizer`. `second`: a
-    translation, or the second text of a pair.
+    A notebook displays the result as the explorer's page, and `.save` writes the page to a file. `model` is a task, a
+    path or name that `qkv.load` accepts, or a `transformers` model with its `tokenizer`. `second` is a translation, or
+    the second text of a pair.
     """
     match model:
         case LanguageModel() | TextEncoder() | Translator():
@@ -35,70 +39,77 @@ def explore(
         case str() | Path():
             task = load(model)
         case PublishedModel():
-            task = task_from_published(model, need_tokenizer(tokenizer), name=type(model).__name__)
+            task = task_from_published(model, check_tokenizer_passed(tokenizer), name=type(model).__name__)
     name = Path(task.name).name or "model"
-    return Explored(Explorer(ModelRegistry(memory={name: task}, zoo=False)), name, text, second)
+    return ExplorerPage(Explorer(ModelRegistry(memory={name: task}, zoo=False)), name, text, second)
 
 
-class Explored:
-    """One model and one text, ready to be looked at."""
+class ExplorerPage:
+    """The explorer's page for one model and one text."""
 
     def __init__(self, explorer: Explorer, name: str, text: str, second: str | None) -> None:
         self.explorer = explorer
-        asked = {"model": name, "text": text} | ({} if second is None else {"second": second})
-        self._run = Replayed(path="/api/run", body=asked)
-        self._told = json.loads(replayed(explorer, self._run).recorded.answer)
+        body = {"model": name, "text": text} | ({} if second is None else {"second": second})
+        self._run_request = APIRequest(path="/api/run", body=body)
+        self._run = json.loads(replay_request(explorer, self._run_request).recorded.response)
         self._name = name
 
     def __repr__(self) -> str:
-        return f"Explored({self._name}, {len(self._told['own']['ids'])} tokens; in a notebook it is the page)"
+        return (
+            f"ExplorerPage({self._name}, {len(self._run['sequence']['ids'])} tokens). Displayed as a page in notebooks."
+        )
 
     def html(self, *, live: bool = False) -> str:
-        """The page with its answers in it; `live`: it may ask for more."""
-        if not is_built():
-            raise InputError(NOT_BUILT)
-        return single_file(self.answers(), live=live)
+        """Returns the page with its recorded responses. With `live`, the page can send further requests."""
+        if not is_page_built():
+            raise InputError(PAGE_NOT_BUILT)
+        return build_standalone_page(self.record_responses(), live=live)
 
     def save(self, path: str | Path) -> None:
-        """One file that opens from disk, anywhere."""
-        made = self.html().encode()
-        with convert_disk_errors(Path(path), len(made)):
-            Path(path).write_bytes(made)
+        """Save the page as a standalone HTML file that needs no server."""
+        content = self.html().encode()
+        with convert_disk_errors(Path(path), len(content)):
+            Path(path).write_bytes(content)
 
-    def answers(self) -> list[Any]:
-        """What the file holds: every view of this text that needs no further choice."""
-        return [replayed(self.explorer, one).recorded for one in everything(self.explorer, self._run)]
+    def record_responses(self) -> list[RecordedResponse]:
+        """Returns the responses that a saved page contains: every view of the text with default settings."""
+        return [
+            replay_request(self.explorer, request).recorded
+            for request in default_view_requests(self.explorer, self._run_request)
+        ]
 
     def _repr_html_(self) -> str:
-        frame = f'sandbox="allow-scripts allow-downloads" style="width:100%;height:{HEIGHT}px;border:0"'
-        return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
+        attributes = f'sandbox="allow-scripts allow-downloads" style="width:100%;height:{HEIGHT}px;border:0"'
+        return f'<iframe {attributes} srcdoc="{escape(self.html())}"></iframe>'
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ANN401, ARG002
-        """A widget that can go on asking, where anywidget is installed; else what the file would show."""
+        """Returns an interactive widget if anywidget is installed, and the static page otherwise."""
         try:
-            data, about = self.widget()._repr_mimebundle_()
+            data, metadata = self.widget()._repr_mimebundle_()
         except MissingExtraError:
-            data, about = {"text/html": self._repr_html_()}, {}
-        return {**data, "text/plain": repr(self)}, about
+            data, metadata = {"text/html": self._repr_html_()}, {}
+        return {**data, "text/plain": repr(self)}, metadata
 
-    def widget(self) -> Any:  # noqa: ANN401 - a library that may be missing
+    def widget(self) -> Any:  # noqa: ANN401 - the type is from an optional library
+        """Returns a Jupyter widget whose page can send further requests. Requires anywidget."""
         try:
             import anywidget
             import traitlets
         except ImportError:
-            raise MissingExtraError("the widget needs anywidget: pip install 'qkv[notebook]'") from None
+            raise MissingExtraError("the widget requires anywidget: pip install 'qkv[notebook]'") from None
 
-        class Page(anywidget.AnyWidget):
-            _esm = RELAY
+        class PageWidget(anywidget.AnyWidget):
+            _esm = RELAY_SCRIPT
             html = traitlets.Unicode().tag(sync=True)
             height = traitlets.Int(HEIGHT).tag(sync=True)
 
-        made = Page(html=self.html(live=True))
-        made.on_msg(self.reply)
-        return made
+        widget = PageWidget(html=self.html(live=True))
+        widget.on_msg(self.handle_message)
+        return widget
 
-    def reply(self, widget: Any, asked: dict[str, Any], _buffers: Any = None) -> None:  # noqa: ANN401
-        """One question of the page, answered through the notebook."""
-        body = asked.get("body")
-        answer = self.explorer.ask(str(asked.get("path")), body if isinstance(body, dict) else None)
-        widget.send({"qkv": asked.get("qkv"), "status": answer.status, "type": answer.type}, [answer.body])
+    def handle_message(self, widget: Any, message: dict[str, Any], _buffers: Any = None) -> None:  # noqa: ANN401
+        """Handle a request that the page sent through the widget, and send the response back."""
+        body = message.get("body")
+        response = self.explorer.handle_request(str(message.get("path")), body if isinstance(body, dict) else None)
+        header = {"qkv": message.get("qkv"), "status": response.status, "content_type": response.content_type}
+        widget.send(header, [response.body])

@@ -1,4 +1,4 @@
-// Between a notebook and the page: the page asks by postMessage, Python answers by the widget's channel.
+// Notebook widget: shows the page in an iframe and relays its requests, sent by postMessage, to Python.
 export default {
   render({ model, el }) {
     const frame = document.createElement("iframe");
@@ -8,20 +8,20 @@ export default {
     frame.style.height = `${model.get("height")}px`;
     frame.style.border = "0";
     frame.srcdoc = model.get("html");
-    const ask = (event) => {
+    const forwardRequest = (event) => {
       if (event.source === frame.contentWindow && event.data && event.data.qkv !== undefined) model.send(event.data);
     };
-    const answer = (message, buffers) => {
+    const forwardResponse = (message, buffers) => {
       const { buffer, byteOffset, byteLength } = buffers[0];
       const bytes = buffer.slice(byteOffset, byteOffset + byteLength);
-      frame.contentWindow?.postMessage({ ...message, answer: bytes }, "*");
+      frame.contentWindow?.postMessage({ ...message, response: bytes }, "*");
     };
-    window.addEventListener("message", ask);
-    model.on("msg:custom", answer);
+    window.addEventListener("message", forwardRequest);
+    model.on("msg:custom", forwardResponse);
     el.append(frame);
     return () => {
-      window.removeEventListener("message", ask);
-      model.off("msg:custom", answer);
+      window.removeEventListener("message", forwardRequest);
+      model.off("msg:custom", forwardResponse);
     };
   },
 };

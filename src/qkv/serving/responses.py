@@ -1,4 +1,4 @@
-"""What goes back, whoever asked."""
+"""API responses and errors, independent of HTTP."""
 
 import json
 import logging
@@ -9,69 +9,78 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from qkv.errors import QKVError
 
 JSON, FRAME, FRAMES = "application/json", "application/x-qkv-frame", "application/x-qkv-frames"
-T = TypeVar("T")
+_Result = TypeVar("_Result")
 log = logging.getLogger("qkv.serving")
 
 
 @dataclass(frozen=True)
-class Answer:
+class APIResponse:
+    """Status, content type and body of a response."""
+
     status: int
-    type: str
+    content_type: str
     body: bytes
     filename: str | None = None
-    """Of a file to download."""
+    """File name of a download, or `None` for a response that is not downloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """How one path is asked and answered."""
+class Route:
+    """HTTP method and content type of an API path."""
 
     method: str
-    type: str
-    is_quick: bool
-    """Answered at once, however many requests wait for their turn."""
+    content_type: str
+    skips_queue: bool
+    """Whether requests are handled immediately, regardless of how many other requests are waiting."""
 
 
 @runtime_checkable
-class Answering(Protocol):
-    """Whoever has answers: an `Explorer`, here or in a process of its own. Threads may ask side by side."""
+class Backend(Protocol):
+    """Handles API requests: an `Explorer`, or a `WorkerClient` for one in another process. Must be thread-safe."""
 
     @property
-    def ways(self) -> Mapping[str, Way]: ...
+    def routes(self) -> Mapping[str, Route]: ...
 
-    def ask(self, path: str, body: dict[str, Any] | None) -> Answer:
-        """The whole answer; an error is one too. Of a stream all frames together."""
+    def handle_request(self, path: str, body: dict[str, Any] | None) -> APIResponse:
+        """Returns the complete response. Errors are returned as responses, and streams as all frames concatenated."""
         ...
 
-    def frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
-        """A stream's frames, each after its length; an error before the first is raised, a later one is the last."""
+    def stream_frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
+        """Yields length-prefixed frames.
+
+        An error before the first frame is raised. A later error becomes the last frame.
+        """
         ...
 
 
-class RefusedError(QKVError):
-    """No answer but one line, with HTTP's number for its kind."""
+class RequestError(QKVError):
+    """A request that failed, with an HTTP status and a one-line message."""
 
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
-def refusal(error: QKVError) -> Answer:
-    status = error.status if isinstance(error, RefusedError) else 400
-    return Answer(status, JSON, _error(" ".join(str(error).split())))
+def error_response(error: QKVError) -> APIResponse:
+    """Returns the error as a JSON response. Errors other than `RequestError` have status 400."""
+    status = error.status if isinstance(error, RequestError) else 400
+    return APIResponse(status, JSON, _encode_error(" ".join(str(error).split())))
 
 
-def guarded(work: Callable[[], T]) -> T | Answer:
-    """What goes wrong is an answer too, or somebody waits for ever; a bug is logged, and told in one line."""
+def catch_errors(work: Callable[[], _Result]) -> _Result | APIResponse:
+    """Call a function and convert any exception to an error response, so that no client waits forever.
+
+    Unexpected exceptions are logged and reported in one line with status 500.
+    """
     try:
         return work()
     except QKVError as error:
-        return refusal(error)
-    except BaseException as error:  # tokenizers' panics are no Exception
-        log.exception("a request failed")
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return Answer(500, JSON, _error(f"a bug of qkv, please report it: {line}"))
+        return error_response(error)
+    except BaseException as error:  # the PanicException of tokenizers is not an Exception
+        log.exception("request failed")
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        return APIResponse(500, JSON, _encode_error(f"internal error in qkv, please report it: {message}"))
 
 
-def _error(line: str) -> bytes:
-    return json.dumps({"error": line}, ensure_ascii=False).encode()
+def _encode_error(message: str) -> bytes:
+    return json.dumps({"error": message}, ensure_ascii=False).encode()

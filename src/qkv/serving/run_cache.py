@@ -1,4 +1,4 @@
-"""What a model did with a text: seen once, kept while there is room, seen again when it was let go."""
+"""Runs of a model on a text, cached with their activations and recomputed after eviction."""
 
 import hashlib
 import json
@@ -26,235 +26,272 @@ from qkv.inspection import (
 )
 from qkv.inspection.model_input import TokenizedText, check_context_length, mark_whitespace
 from qkv.models import BERT, RNNSeq2Seq
-from qkv.serving.responses import RefusedError
-from qkv.serving.schemas import AskRun, EdgeAsked, HeadAsked, Interventions, PatchAsked
-from qkv.serving.model_summary import block_stacks
-from qkv.serving.model_registry import ModelRegistry, Open
+from qkv.serving.model_registry import LoadedModel, ModelRegistry
+from qkv.serving.model_summary import attention_stacks
+from qkv.serving.responses import RequestError
+from qkv.serving.schemas import EdgeMaskSpec, HeadAblationSpec, InterventionSpecs, PatchSpec, RunRequest
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer
 from qkv.text.token_display import token_text
 
-MOST_BYTES = 2**28
-"""Of all traces that are kept; the newest is kept whatever its size."""
-N_GUESSES, MOST_MASKS = 10, 16
-MOST_KNOWN = 1_000
-"""Runs whose request is remembered, so that they can be made again."""
+MAX_CACHE_BYTES = 2**28
+"""Limit on the size of all cached activations. The newest run is kept regardless of its size."""
+N_TOP_TOKENS, MAX_MASKS = 10, 16
+MAX_REMEMBERED_REQUESTS = 1_000
+"""Number of runs whose request is remembered, so that they can be recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One text, one model, under interventions."""
+    """Result of running a model on a text, with interventions."""
 
     id: str
-    asked: AskRun
-    open: Open
+    request: RunRequest
+    loaded: LoadedModel
     task: Task
-    reading: ModelInput
-    seen: ActivationCache
+    model_input: ModelInput
+    cache: ActivationCache
     second: str | None
     milliseconds: float
     n_bytes: int
 
     @cached_property
     def error(self) -> float:
-        """max|A·V − output|; as dear as the pass itself, so it is computed once."""
-        return self.seen.error if self.seen.stacks else 0.0
+        """max|A·V − output|. Cached, because it takes as long as the forward pass."""
+        return self.cache.error if self.cache.stacks else 0.0
 
 
 @dataclass
-class Runs:
-    """Runs by id; an id is a digest of what was asked."""
+class RunCache:
+    """Least recently used cache of runs. The id of a run is a hash of its request."""
 
-    shelf: ModelRegistry
-    most_bytes: int = MOST_BYTES
-    _kept: OrderedDict[str, Run] = field(default_factory=OrderedDict)
-    _known: OrderedDict[str, AskRun] = field(default_factory=OrderedDict)
+    registry: ModelRegistry
+    max_bytes: int = MAX_CACHE_BYTES
+    _runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+    _requests: OrderedDict[str, RunRequest] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
 
-    def ask(self, asked: AskRun) -> Run:
-        run_id = hashlib.sha256(json.dumps(asked.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:20]
+    def get_or_compute(self, request: RunRequest) -> Run:
+        run_id = hashlib.sha256(json.dumps(request.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:20]
         with self._lock:
-            known = self._kept.get(run_id)
-        if known is not None:
-            self.shelf.task(known.open)  # a model that was removed is told of, not remembered
-            return self._keep(known)
-        return self._keep(self._see(run_id, asked))
+            cached = self._runs.get(run_id)
+        if cached is not None:
+            self.registry.task(cached.loaded)  # raises if the model was deleted in the meantime
+            return self._store(cached)
+        return self._store(self._compute(run_id, request))
 
     def find(self, run_id: str) -> Run:
+        """Returns a run by id, and recomputes it if it was evicted."""
         with self._lock:
-            asked = self._known.get(run_id)
-        if asked is None:
-            raise RefusedError(404, f"no run is known by the id {run_id!r}: post it to /api/run again")
-        return self.ask(asked)
+            request = self._requests.get(run_id)
+        if request is None:
+            raise RequestError(404, f"unknown run id {run_id!r}: send the request to /api/run again")
+        return self.get_or_compute(request)
 
-    def _keep(self, run: Run) -> Run:
+    def _store(self, run: Run) -> Run:
         with self._lock:
-            # Only now: a text that was refused, however long, is not remembered.
-            self._known[run.id] = run.asked
-            self._known.move_to_end(run.id)
-            if len(self._known) > MOST_KNOWN:
-                self._known.popitem(last=False)
-            self._kept[run.id] = run
-            self._kept.move_to_end(run.id)
-            while len(self._kept) > 1 and sum(one.n_bytes for one in self._kept.values()) > self.most_bytes:
-                self._kept.popitem(last=False)
+            # The request is only stored after the run succeeded, so that rejected texts, however long, are not kept.
+            self._requests[run.id] = run.request
+            self._requests.move_to_end(run.id)
+            if len(self._requests) > MAX_REMEMBERED_REQUESTS:
+                self._requests.popitem(last=False)
+            self._runs[run.id] = run
+            self._runs.move_to_end(run.id)
+            while len(self._runs) > 1 and sum(cached.n_bytes for cached in self._runs.values()) > self.max_bytes:
+                self._runs.popitem(last=False)
         return run
 
-    def _see(self, run_id: str, asked: AskRun) -> Run:
-        one = self.shelf.find(asked.model)
-        task = self.shelf.task(one)
-        with one.lock:
-            reading, second = read_text(task, asked.text, asked.second)
-            begun = perf_counter()
-            with apply_interventions(task.model, wanted(task, asked.interventions)):
-                seen = run_with_cache(task.model, reading)
-            milliseconds = 1000 * (perf_counter() - begun)
+    def _compute(self, run_id: str, request: RunRequest) -> Run:
+        loaded = self.registry.find(request.model)
+        task = self.registry.task(loaded)
+        with loaded.lock:
+            model_input, second = prepare_run_input(task, request.text, request.second)
+            start = perf_counter()
+            with apply_interventions(task.model, build_interventions(task, request.interventions)):
+                cache = run_with_cache(task.model, model_input)
+            milliseconds = 1000 * (perf_counter() - start)
         return Run(
-            id=run_id, asked=asked, open=one, task=task, reading=reading, seen=seen, second=second,
-            milliseconds=milliseconds, n_bytes=_n_bytes(seen),
-        )  # fmt: skip
+            id=run_id,
+            request=request,
+            loaded=loaded,
+            task=task,
+            model_input=model_input,
+            cache=cache,
+            second=second,
+            milliseconds=milliseconds,
+            n_bytes=_count_cache_bytes(cache),
+        )
 
 
-def read_text(task: Task, text: str, second: str | None) -> tuple[ModelInput, str | None]:
-    """What the model is given; a translator without a translation makes its own."""
+def prepare_run_input(task: Task, text: str, second: str | None) -> tuple[ModelInput, str | None]:
+    """Returns the model input and the second text.
+
+    If no translation is passed to a translation model, it translates the text itself.
+    """
     if not text.strip() and not isinstance(task, LanguageModel):
-        raise InputError("the text is empty: 0 words, there must be at least 1")
+        raise InputError("the text is empty: got 0 words, expected at least 1")
     if not isinstance(task, Translator):
         return prepare_input(task, text, second), second
-    given = source_of(task, text)
+    source_text = check_source(task, text)
     if second is not None:
-        return prepare_input(task, given, second), second
+        return prepare_input(task, source_text, second), second
     best = task.translate_batch([text], beam=BeamConfig(n_beams=5))[0].hypotheses[0]
-    return prepare_input(task, given, best.ids), best.text
+    return prepare_input(task, source_text, best.ids), best.text
 
 
-def source_of(task: Translator, text: str) -> str:
-    """What a translator is given of a text, which must be something and fit."""
-    if not (given := task.prepare_source(text)):
-        raise InputError("the text has 0 words, there must be at least 1")
-    check_context_length(task.model, len(task.source_tokenizer.encode(given)))
-    return given
+def check_source(task: Translator, text: str) -> str:
+    """Returns the source text as the translation model receives it. Raises if it is empty or too long."""
+    if not (source_text := task.prepare_source(text)):
+        raise InputError("the text has 0 words, expected at least 1")
+    check_context_length(task.model, len(task.source_tokenizer.encode(source_text)))
+    return source_text
 
 
-def wanted(task: Task, asked: Interventions) -> list[Intervention]:
-    return [_intervention(task, one) for one in asked]
+def build_interventions(task: Task, specs: InterventionSpecs) -> list[Intervention]:
+    """Convert the interventions of a request to those of `qkv.inspection`."""
+    return [_build_intervention(task, spec) for spec in specs]
 
 
-def _intervention(task: Task, one: HeadAsked | EdgeAsked | PatchAsked) -> Intervention:
-    match one:
-        case HeadAsked():
-            return HeadAblation(stack=one.stack, layer=one.layer, head=one.head)
-        case EdgeAsked():
-            return EdgeMask(stack=one.stack, query=one.query, key=one.key, layer=one.layer, head=one.head)
-        case PatchAsked():
-            return ActivationPatch(tap=one.tap, other=read_text(task, one.text, one.second)[0], positions=one.positions)
+def _build_intervention(task: Task, spec: HeadAblationSpec | EdgeMaskSpec | PatchSpec) -> Intervention:
+    match spec:
+        case HeadAblationSpec():
+            return HeadAblation(stack=spec.stack, layer=spec.layer, head=spec.head)
+        case EdgeMaskSpec():
+            return EdgeMask(stack=spec.stack, query=spec.query, key=spec.key, layer=spec.layer, head=spec.head)
+        case PatchSpec():
+            other, _ = prepare_run_input(task, spec.text, spec.second)
+            return ActivationPatch(tap=spec.tap, other=other, positions=spec.positions)
 
 
-def told(run: Run) -> dict[str, Any]:
-    """What `/api/run` answers."""
-    seen, task = run.seen, run.task
-    says = None if seen.logits is None else "next" if run.reading.next_ids is not None else "here"
+def run_response(run: Run) -> dict[str, Any]:
+    """Returns the response of `/api/run`."""
+    cache, task = run.cache, run.task
+    predicts = None
+    if cache.logits is not None:
+        predicts = "next_token" if run.model_input.next_ids is not None else "this_token"
+    source = run.model_input.source
     return {
-        "run": run.id, "model": run.asked.model, "text": run.asked.text, "second": run.second,
-        "own": side(run.reading.sequence), "source": None if run.reading.source is None else side(run.reading.source),
+        "run": run.id,
+        "model": run.request.model,
+        "text": run.request.text,
+        "second": run.second,
+        "sequence": tokens_to_json(run.model_input.sequence),
+        "source": None if source is None else tokens_to_json(source),
         "stacks": [
-            {**one, "queries": len(seen.query_labels(one["stack"])), "keys": len(seen.key_labels(one["stack"]))}
-            for one in block_stacks(task.model.config)
+            {
+                **stack,
+                "n_queries": len(cache.query_labels(stack["stack"])),
+                "n_keys": len(cache.key_labels(stack["stack"])),
+            }
+            for stack in attention_stacks(task.model.config)
         ],
-        "says": says,
-        "predictions": [_prediction(run, at) for at in _asked_places(run)] if says else [],
-        "classes": _classes(run),
-        "effect": _effect(run) if run.asked.interventions and says else None,
+        "predicts": predicts,
+        "predictions": [_predict_at(run, position) for position in _predicted_positions(run)] if predicts else [],
+        "classes": _class_probabilities(run),
+        "effect": _intervention_effect(run) if run.request.interventions and predicts else None,
         "error": run.error,
         "milliseconds": run.milliseconds,
         "remarks": list(task.remarks),
-    }  # fmt: skip
+    }
 
 
-def side(tokens: TokenizedText) -> dict[str, Any]:
+def tokens_to_json(tokens: TokenizedText) -> dict[str, Any]:
     return {
-        "text": tokens.text, "ids": tokens.ids, "tokens": tokens.tokens, "labels": tokens.labels,
-        "words": tokens.word_ids, "is_special": tokens.is_special,
-    }  # fmt: skip
+        "text": tokens.text,
+        "ids": tokens.ids,
+        "tokens": tokens.tokens,
+        "labels": tokens.labels,
+        "word_ids": tokens.word_ids,
+        "is_special": tokens.is_special,
+    }
 
 
-def named(tokenizer: Tokenizer, number: int) -> str:
-    return mark_whitespace(token_text(tokenizer, number))
+def token_label(tokenizer: Tokenizer, token_id: int) -> str:
+    """Returns a token's text with visible whitespace."""
+    return mark_whitespace(token_text(tokenizer, token_id))
 
 
-def _asked_places(run: Run) -> list[int]:
-    ids = run.reading.sequence.ids
+def _predicted_positions(run: Run) -> list[int]:
+    """Returns the positions of [MASK] tokens for a BERT, and the last position for other models."""
+    ids = run.model_input.sequence.ids
     if not isinstance(run.task.model, BERT):
         return [len(ids) - 1]
     mask = run.task.tokenizer.find_special_id(SpecialToken.MASK)
-    return [at for at, number in enumerate(ids) if number == mask][:MOST_MASKS]
+    return [position for position, token_id in enumerate(ids) if token_id == mask][:MAX_MASKS]
 
 
-def _prediction(run: Run, at: int) -> dict[str, Any]:
-    assert run.seen.logits is not None
+def _predict_at(run: Run, position: int) -> dict[str, Any]:
+    assert run.cache.logits is not None
     tokenizer = run.task.tokenizer
-    p = run.seen.logits[at].float().softmax(-1)
-    best = p[: tokenizer.vocab_size].topk(min(N_GUESSES, tokenizer.vocab_size))
+    p = run.cache.logits[position].float().softmax(-1)
+    best = p[: tokenizer.vocab_size].topk(min(N_TOP_TOKENS, tokenizer.vocab_size))
 
-    def guess(number: int) -> dict[str, Any]:
-        return {"id": number, "label": named(tokenizer, number), "probability": float(p[number])}
+    def to_json(token_id: int) -> dict[str, Any]:
+        return {"id": token_id, "label": token_label(tokenizer, token_id), "probability": float(p[token_id])}
 
-    came = [] if run.reading.next_ids is None else run.reading.next_ids
+    next_ids = [] if run.model_input.next_ids is None else run.model_input.next_ids
     return {
-        "position": at, "guesses": [guess(number) for number in best.indices.tolist()],
-        "wanted": guess(came[at]) if at < len(came) else None,
-    }  # fmt: skip
+        "position": position,
+        "top_tokens": [to_json(token_id) for token_id in best.indices.tolist()],
+        "target": to_json(next_ids[position]) if position < len(next_ids) else None,
+    }
 
 
-def _classes(run: Run) -> list[dict[str, Any]]:
+def _class_probabilities(run: Run) -> list[dict[str, Any]]:
+    """Returns the probability of each class with and without the interventions."""
     task = run.task
     if not isinstance(task, TextEncoder) or task.model.config.n_classes is None:
         return []
-    text = run.asked.text if run.asked.second is None else (run.asked.text, run.asked.second)
-    with run.open.lock:
+    text = run.request.text if run.request.second is None else (run.request.text, run.request.second)
+    with run.loaded.lock:
         before = task.classify([text])[0].probabilities
-        with apply_interventions(task.model, wanted(task, run.asked.interventions)):
+        with apply_interventions(task.model, build_interventions(task, run.request.interventions)):
             after = task.classify([text])[0].probabilities
     return [{"label": name, "probability": p, "before": before[name]} for name, p in after.items()]
 
 
-def _effect(run: Run) -> dict[str, Any]:
-    cut = [one.query for one in run.asked.interventions if isinstance(one, EdgeAsked)]
-    places = _asked_places(run) or cut or [-1]
+def _intervention_effect(run: Run) -> dict[str, Any]:
+    masked_queries = [spec.query for spec in run.request.interventions if isinstance(spec, EdgeMaskSpec)]
+    positions = _predicted_positions(run) or masked_queries or [-1]
     task = run.task
-    with run.open.lock:
-        found = measure_effect(
-            task.model, task.tokenizer, run.reading, wanted(task, run.asked.interventions), position=places[0],
-            n=N_GUESSES,
-        )  # fmt: skip
-    came = run.reading.sequence.ids if run.reading.next_ids is None else run.reading.next_ids
-    both = zip(came, found.target_before.tolist(), found.target_after.tolist(), strict=False)
+    with run.loaded.lock:
+        effect = measure_effect(
+            task.model,
+            task.tokenizer,
+            run.model_input,
+            build_interventions(task, run.request.interventions),
+            position=positions[0],
+            n=N_TOP_TOKENS,
+        )
+    target_ids = run.model_input.sequence.ids if run.model_input.next_ids is None else run.model_input.next_ids
+    targets = zip(target_ids, effect.target_before.tolist(), effect.target_after.tolist(), strict=False)
     return {
-        "position": found.position,
-        "guesses": [
-            {"id": number, "label": token, "before": before, "after": after}
-            for number, token, before, after in zip(
-                found.ids, found.tokens, found.before.exp().tolist(), found.after.exp().tolist(), strict=True
+        "position": effect.position,
+        "top_tokens": [
+            {"id": token_id, "label": token, "before": before, "after": after}
+            for token_id, token, before, after in zip(
+                effect.ids, effect.tokens, effect.before.exp().tolist(), effect.after.exp().tolist(), strict=True
             )
         ],
-        "wanted": [
-            {"position": at, "label": named(task.tokenizer, number), "before": before, "after": after}
-            for at, (number, before, after) in enumerate(both)
+        "targets": [
+            {"position": position, "label": token_label(task.tokenizer, token_id), "before": before, "after": after}
+            for position, (token_id, before, after) in enumerate(targets)
         ],
-        "divergence": found.divergence.tolist(),
+        "kl_divergence": effect.divergence.tolist(),
     }
 
 
-def _n_bytes(seen: ActivationCache) -> int:
-    """What is really held: each storage whole and once, however little of it a kept view shows."""
-    trace = seen.activations
-    kept = [trace.at(name) for name in trace.names if not name.endswith((".scores", ".weights"))]
-    if not isinstance(seen.model, RNNSeq2Seq):
-        for stack in seen.stacks:
-            for layer in range(seen.n_layers(stack)):
-                for look in seen.attention_records(stack, layer):
-                    own = look.lookup
-                    kept += [own.queries, own.keys, own.values, own.bias, look.heads]
-                    kept += [look.changed_scores, look.changed_weights]
-    storages = [one.untyped_storage() for one in (*kept, seen.logits) if one is not None]
-    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+def _count_cache_bytes(cache: ActivationCache) -> int:
+    """Returns the memory of the cached tensors. Each storage counts once, in full, even if only part of it is used."""
+    activations = cache.activations
+    # Scores and weights are recomputed from queries and keys on access.
+    tensors = [activations.at(name) for name in activations.names if not name.endswith((".scores", ".weights"))]
+    if not isinstance(cache.model, RNNSeq2Seq):
+        for stack in cache.stacks:
+            for layer in range(cache.n_layers(stack)):
+                for record in cache.attention_records(stack, layer):
+                    inputs = record.inputs
+                    tensors += [inputs.queries, inputs.keys, inputs.values, inputs.bias, record.heads]
+                    tensors += [record.changed_scores, record.changed_weights]
+    storages = [tensor.untyped_storage() for tensor in (*tensors, cache.logits) if tensor is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -1,4 +1,4 @@
-"""What may be asked: every request's fields, checked where they enter."""
+"""Request schemas of the explorer API."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -9,146 +9,158 @@ from qkv.config import Config, SamplingConfig
 from qkv.cost import Mode, Precision
 from qkv.errors import ConfigError
 
-Place = Annotated[int, Field(strict=True, ge=0)]
-Some = Annotated[int, Field(strict=True, ge=1, le=100)]
-Yes = Annotated[bool, Field(strict=True)]
+Index = Annotated[int, Field(strict=True, ge=0)]
+TopK = Annotated[int, Field(strict=True, ge=1, le=100)]
+Flag = Annotated[bool, Field(strict=True)]
 
 
-class HeadAsked(Config):
+class HeadAblationSpec(Config):
+    """Zero the output of an attention head."""
+
     kind: Literal["head"]
     stack: AttentionKind
-    layer: Place
-    head: Place
+    layer: Index
+    head: Index
 
 
-class EdgeAsked(Config):
+class EdgeMaskSpec(Config):
+    """Mask attention from a query to a key, in all layers and heads by default."""
+
     kind: Literal["edge"]
     stack: AttentionKind
-    query: Place
-    key: Place
-    layer: Place | None = None
-    head: Place | None = None
+    query: Index
+    key: Index
+    layer: Index | None = None
+    head: Index | None = None
 
 
-class PatchAsked(Config):
+class PatchSpec(Config):
+    """Replace an activation with its value in a run on another text."""
+
     kind: Literal["patch"]
     tap: str
     text: str
     second: str | None = None
-    positions: tuple[Place, ...] | None = None
+    positions: tuple[Index, ...] | None = None
 
 
-Asked = Annotated[HeadAsked | EdgeAsked | PatchAsked, Field(discriminator="kind")]
-Interventions = Annotated[tuple[Asked, ...], Field(max_length=256)]
+InterventionSpec = Annotated[HeadAblationSpec | EdgeMaskSpec | PatchSpec, Field(discriminator="kind")]
+InterventionSpecs = Annotated[tuple[InterventionSpec, ...], Field(max_length=256)]
 
 
-class AddModel(Config):
+class AddModelRequest(Config):
     path: str
 
 
-class OfModel(Config):
+class ModelRequest(Config):
     model: str
 
 
-class AskRun(Config):
+class RunRequest(Config):
     model: str
     text: str
     second: str | None = None
-    interventions: Interventions = ()
+    interventions: InterventionSpecs = ()
 
 
-class OfRun(Config):
+class RunViewRequest(Config):
+    """Base class of requests for a view of a run."""
+
     run: str
 
 
-class OfStack(OfRun):
+class StackRequest(RunViewRequest):
     stack: AttentionKind | None = None
 
 
-class OfLayer(OfStack):
-    layer: Place
+class LayerRequest(StackRequest):
+    layer: Index
 
 
-class AskTile(OfLayer):
-    head: Place
-    rows: tuple[Place, Place]
-    columns: tuple[Place, Place]
+class TileRequest(LayerRequest):
+    head: Index
+    rows: tuple[Index, Index]
+    columns: tuple[Index, Index]
 
 
-class AskRow(OfLayer):
-    query: Place
+class RowRequest(LayerRequest):
+    query: Index
 
 
-class AskNeuron(AskRow):
-    head: Place
+class NeuronRequest(RowRequest):
+    head: Index
 
 
-class MapSettings(Config):
+class MapOptions(Config):
+    """Which attention map to compute, and how to postprocess it."""
+
     stack: AttentionKind | None = None
-    of: Literal["weights", "value-weighted", "rollout"] = "weights"
-    layer: Place | None = None
-    head: Place | None = None
-    words: Yes = False
-    sink: Yes = True
+    kind: Literal["weights", "value-weighted", "rollout"] = "weights"
+    layer: Index | None = None
+    head: Index | None = None
+    merge_words: Flag = False
+    keep_sink: Flag = True
 
 
-class AskMap(MapSettings):
+class MapRequest(MapOptions):
     run: str
 
 
-class AskCompare(MapSettings):
+class CompareRequest(MapOptions):
     left: str
     right: str
 
 
-class AskGuesses(OfRun):
-    n: Some = 5
+class TopTokensRequest(RunViewRequest):
+    n: TopK = 5
 
 
-class AskContributions(OfRun):
-    position: Place
-    token_id: Place
-    against: Place | None = None
+class LogitAttributionRequest(RunViewRequest):
+    position: Index
+    token_id: Index
+    against: Index | None = None
 
 
-class AskIt(Config):
+class CoreferenceRequest(Config):
     model: str
     text: str
     pronoun: str
     candidates: tuple[str, ...]
 
 
-class AskPositions(Config):
+class PositionSimilarityRequest(Config):
     model: str
     n: Annotated[int, Field(strict=True, ge=1, le=512)]
 
 
-class AskTimeline(Config):
+class TimelineRequest(Config):
     model: str
     text: str
     second: str | None = None
     stack: AttentionKind | None = None
 
 
-class AskGenerate(Config):
+class GenerateRequest(Config):
+    """Text or token ids to continue, and the sampling settings."""
+
     model: str
     text: str | None = None
-    ids: tuple[Place, ...] | None = None
+    ids: tuple[Index, ...] | None = None
     max_new: Annotated[int, Field(strict=True, ge=1, le=4096)] = 40
-    cache: Yes = True
+    use_cache: Flag = True
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
     seed: int = 0
-    candidates: Some = 5
-    interventions: Interventions = ()
+    candidates: TopK = 5
+    interventions: InterventionSpecs = ()
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> Self:
+    def _check_prompt(self) -> Self:
         if (self.text is None) == (self.ids is None):
-            raise ConfigError("AskGenerate: text or ids, one of the two")
+            raise ConfigError("GenerateRequest requires exactly one of text and ids")
         return self
 
     @property
@@ -157,7 +169,7 @@ class AskGenerate(Config):
         return SamplingConfig(**{name: getattr(self, name) for name in names})
 
 
-class AskTranslate(Config):
+class TranslateRequest(Config):
     model: str
     text: str
     beam: Annotated[int, Field(strict=True, ge=1, le=32)] = 5
@@ -165,31 +177,35 @@ class AskTranslate(Config):
     max_new: Annotated[int, Field(strict=True, ge=1)] | None = None
 
 
-class AskCost(Config):
+class CostRequest(Config):
+    """A model or a preset, and the workload to estimate."""
+
     model: str | None = None
     preset: str | None = None
     mode: Mode = Mode.FORWARD
-    batch: int = 1
-    length: int | None = None
-    source_length: int | None = None
-    new: int | None = None
+    batch_size: int = 1
+    seq_len: int | None = None
+    source_len: int | None = None
+    n_new_tokens: int | None = None
     dtype: Precision = Precision.FLOAT32
     kernel: AttentionKernel = AttentionKernel.FUSED
     device: str = "cpu"
 
     @model_validator(mode="after")
-    def _one_shape(self) -> Self:
+    def _check_model_or_preset(self) -> Self:
         if (self.model is None) == (self.preset is None):
-            raise ConfigError("AskCost: model or preset, one of the two")
+            raise ConfigError("CostRequest requires exactly one of model and preset")
         return self
 
 
-class Replayed(Config):
+class APIRequest(Config):
+    """Path and body of an API request. The body of a GET request is `None`."""
+
     path: str
     body: dict[str, Any] | None = None
 
 
-class AskExport(Config):
+class ExportRequest(Config):
     format: Literal["npz", "csv", "html"]
-    requests: Annotated[tuple[Replayed, ...], Field(min_length=1, max_length=256)]
+    requests: Annotated[tuple[APIRequest, ...], Field(min_length=1, max_length=256)]
     state: str = ""

@@ -1,4 +1,4 @@
-"""The explorer on a port of this machine, until it is stopped."""
+"""Run the explorer's HTTP server on the loopback address."""
 
 import os
 import secrets
@@ -11,52 +11,59 @@ from threading import Timer
 import uvicorn
 
 from qkv.errors import InputError
-from qkv.serving.responses import Answering
-from qkv.serving.app import make_app
+from qkv.serving.app import create_app
+from qkv.serving.responses import Backend
 
 HOST, PORT = "127.0.0.1", 8477
-GRACE = 3
-"""Seconds that requests get to finish when the server is stopped."""
+GRACEFUL_SHUTDOWN_SECONDS = 3
+"""How long active requests may take to finish when the server is stopped."""
 
 
-def serve(explorer: Answering, *, port: int = PORT, browser: bool = True, ready: Callable[[str], None]) -> None:
-    """`ready` is told the address, which carries the token; it is never sent anywhere else."""
-    listening = listen(port)
+def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Callable[[str], None]) -> None:
+    """Serve the explorer until it is interrupted.
+
+    `ready` is called with the address once the port is open. The address contains the access token.
+    """
+    listener = open_listener(port)
     token = secrets.token_urlsafe(24)
-    app = make_app(explorer, token=token, port=port)
+    app = create_app(backend, token=token, port=port)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=GRACE,
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
         limit_concurrency=256,
-    )  # fmt: skip
+    )
     address = f"http://{HOST}:{port}/?token={token}"
-    # With eight threads at work in Python, whoever answers /api/health would wait five times as long for its turn.
+    # With eight threads running Python code, the default interval of 5 ms delays /api/health five times as long.
     sys.setswitchinterval(0.001)
     ready(address)
     if browser and has_browser():
         Timer(0.5, webbrowser.open, (address,)).start()
-    uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
-def listen(port: int) -> socket.socket:
-    """The port, taken at once, so that a second server is told before anything is loaded."""
+def open_listener(port: int) -> socket.socket:
+    """Returns a socket that listens on the port. Raises `InputError` if the port is invalid or in use."""
     if not 1 <= port <= 65535:
-        raise InputError(f"--port {port}: a port is from 1 to 65535")
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        raise InputError(f"--port {port}: must be between 1 and 65535")
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((HOST, port))
-        listening.listen(128)
+        listener.bind((HOST, port))
+        listener.listen(128)
     except OSError as error:
-        listening.close()
+        listener.close()
         raise InputError(
-            f"port {port} cannot be used ({os.strerror(error.errno or 0).lower()}; perhaps another qkv explore runs "
-            f"there): try --port {free_port(port)}"
+            f"port {port} cannot be used ({os.strerror(error.errno or 0).lower()}). Another qkv explore may be using "
+            f"it: try --port {find_free_port(port)}"
         ) from None
-    return listening
+    return listener
 
 
-def free_port(near: int) -> int:
-    """The next one that nobody listens at; any, where the next hundred are taken."""
+def find_free_port(near: int) -> int:
+    """Returns the next free port after `near`, or any free port if the next hundred are in use."""
     for port in [*range(near + 1, min(near + 100, 65536)), 0]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
             try:
@@ -64,11 +71,11 @@ def free_port(near: int) -> int:
             except OSError:
                 continue
             return trial.getsockname()[1]
-    raise InputError("no port is free on this machine")
+    raise InputError("no free port is available on this machine")
 
 
 def has_browser() -> bool:
-    """Not a browser in the terminal, which would take it over."""
+    """Whether a graphical browser can be opened. Terminal browsers would take over the terminal."""
     if sys.platform in ("darwin", "win32"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

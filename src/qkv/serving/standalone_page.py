@@ -1,4 +1,4 @@
-"""The page as one file that opens from disk: script, style and recorded answers written into it."""
+"""The page as a standalone HTML file with embedded script, style and recorded responses."""
 
 import base64
 import hashlib
@@ -9,56 +9,64 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parent / "page"
-NOT_BUILT = (
-    "The page is not built: this copy of qkv has the server alone. Build it with Node: make page "
-    "(its source is explorer/). The API answers all the same."
+PAGE_FOLDER = Path(__file__).parent / "page"
+PAGE_NOT_BUILT = (
+    "The page has not been built: this copy of qkv contains only the server. Build it from explorer/ with Node: "
+    "make page. The API works without the page."
 )
 _SCRIPT = re.compile(r"<script\b([^>]*)\bsrc=\"\./?([^\"]+)\"([^>]*)></script>")
-_STYLE = re.compile(r"<link\b[^>]*\brel=\"stylesheet\"[^>]*\bhref=\"\./?([^\"]+)\"[^>]*>")
-_OTHER = re.compile(r"<link\b[^>]*>")
+_STYLESHEET = re.compile(r"<link\b[^>]*\brel=\"stylesheet\"[^>]*\bhref=\"\./?([^\"]+)\"[^>]*>")
+_OTHER_LINK = re.compile(r"<link\b[^>]*>")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """One answer, with what was asked."""
+class RecordedResponse:
+    """An API request and its response."""
 
     path: str
     body: dict[str, Any] | None
     status: int
-    type: str
-    answer: bytes
+    content_type: str
+    response: bytes
 
 
-def is_built(page: Path | None = None) -> bool:
-    """`page`: another folder than the package's own."""
-    return ((page or PAGE) / "index.html").is_file()
+def is_page_built(page: Path | None = None) -> bool:
+    """Whether the page exists in the package, or in the folder `page`."""
+    return ((page or PAGE_FOLDER) / "index.html").is_file()
 
 
-def index(page: Path | None = None) -> str:
-    """The page itself; where it is not built, a line that says so."""
-    if is_built(page):
-        return ((page or PAGE) / "index.html").read_text(encoding="utf-8")
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>qkv</title><p>{NOT_BUILT}</p></html>'
+def read_index_html(page: Path | None = None) -> str:
+    """Returns the HTML of the page, or a short notice if the page has not been built."""
+    if is_page_built(page):
+        return ((page or PAGE_FOLDER) / "index.html").read_text(encoding="utf-8")
+    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>qkv</title><p>{PAGE_NOT_BUILT}</p></html>'
 
 
-def single_file(answers: Sequence[Recorded], *, state: str = "", live: bool = False) -> str:
-    """`live`: what is not among the answers may be asked of whoever embeds the file."""
-    data = json.dumps({
-        "state": state, "live": live,
-        "answers": [
-            {"path": one.path, "body": one.body, "status": one.status, "type": one.type,
-             "answer": base64.b64encode(one.answer).decode()}
-            for one in answers
-        ],
-    })  # fmt: skip
+def build_standalone_page(responses: Sequence[RecordedResponse], *, state: str = "", live: bool = False) -> str:
+    """Embed responses in the page. With `live`, the page may request others from the window that embeds it."""
+    data = json.dumps(
+        {
+            "state": state,
+            "live": live,
+            "responses": [
+                {
+                    "path": recorded.path,
+                    "body": recorded.body,
+                    "status": recorded.status,
+                    "content_type": recorded.content_type,
+                    "response": base64.b64encode(recorded.response).decode(),
+                }
+                for recorded in responses
+            ],
+        }
+    )
     scripts: list[str] = []
     styles: list[str] = []
 
-    def script(match: re.Match[str]) -> str:
-        # In JavaScript strings \x3c is <; the end of an element must not stand inside it.
+    def extract_script(match: re.Match[str]) -> str:
+        # \x3c is < in JavaScript strings. The script must not contain its own end tag.
         code = (
-            (PAGE / match[2])
+            (PAGE_FOLDER / match[2])
             .read_text(encoding="utf-8")
             .replace("</script", "\\x3c/script")
             .replace("<!--", "\\x3c!--")
@@ -66,39 +74,40 @@ def single_file(answers: Sequence[Recorded], *, state: str = "", live: bool = Fa
         scripts.append(code)
         return ""
 
-    def style(match: re.Match[str]) -> str:
-        styles.append((PAGE / match[1]).read_text(encoding="utf-8").replace("</style", "<\\/style"))
+    def extract_style(match: re.Match[str]) -> str:
+        styles.append((PAGE_FOLDER / match[1]).read_text(encoding="utf-8").replace("</style", "<\\/style"))
         return ""
 
-    text = _OTHER.sub("", _STYLE.sub(style, _SCRIPT.sub(script, index())))
-    # Written as text inside a script that does not run: < alone could end it.
+    text = _OTHER_LINK.sub("", _STYLESHEET.sub(extract_style, _SCRIPT.sub(extract_script, read_index_html())))
+    # The data is the text of a script element that is not executed. An unescaped < could end the element.
     safe = data.replace("<", "\\u003c")
-    held = f'<script type="application/json" id="qkv-data">{safe}</script>'
-    head = _policy(scripts, styles) + "".join(f"<style>{one}</style>" for one in styles)
-    tail = held + "".join(f'<script type="module">{one}</script>' for one in scripts)
-    text = _after(text, r"<meta\s+charset=[^>]*>", head)
-    return _before(text, "</body>", tail) if "</body>" in text else text + tail
+    data_element = f'<script type="application/json" id="qkv-data">{safe}</script>'
+    head = _content_security_policy(scripts, styles) + "".join(f"<style>{style}</style>" for style in styles)
+    tail = data_element + "".join(f'<script type="module">{script}</script>' for script in scripts)
+    text = _insert_after(text, r"<meta\s+charset=[^>]*>", head)
+    return _insert_before_last(text, "</body>", tail) if "</body>" in text else text + tail
 
 
-def _policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
-    """Nothing but these very scripts and styles, and no request to anywhere."""
-    rules = {"script-src": scripts, "style-src": styles}
-    named = "; ".join(
-        " ".join([rule, *map(_hash, found)] if found else [rule, "'none'"]) for rule, found in rules.items()
+def _content_security_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
+    """Returns a meta element that allows only these scripts and styles, and no network requests."""
+    sources = {"script-src": scripts, "style-src": styles}
+    rules = "; ".join(
+        " ".join([directive, *map(_csp_hash, texts)] if texts else [directive, "'none'"])
+        for directive, texts in sources.items()
     )
-    content = f"default-src 'none'; {named}; img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    content = f"default-src 'none'; {rules}; img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     return f'<meta http-equiv="Content-Security-Policy" content="{content}">'
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _after(text: str, pattern: str, added: str) -> str:
-    found = re.search(pattern, text)
-    return text[: found.end()] + added + text[found.end() :] if found else added + text
+def _insert_after(text: str, pattern: str, addition: str) -> str:
+    match = re.search(pattern, text)
+    return text[: match.end()] + addition + text[match.end() :] if match else addition + text
 
 
-def _before(text: str, mark: str, added: str) -> str:
-    at = text.rindex(mark)
-    return text[:at] + added + text[at:]
+def _insert_before_last(text: str, mark: str, addition: str) -> str:
+    index = text.rindex(mark)
+    return text[:index] + addition + text[index:]

@@ -1,4 +1,4 @@
-"""A translation with all that led to it: the guesses that ran, what was found, which word came from which."""
+"""Translation responses: beam-search hypotheses, every search step, and the alignment."""
 
 from time import perf_counter
 from typing import Any
@@ -14,14 +14,14 @@ from qkv.generation.translate import initial_logits
 from qkv.inspection.alignment import CrossAttention
 from qkv.inspection.model_input import mark_whitespace, prepare_input
 from qkv.models import RNNSeq2Seq
-from qkv.serving.schemas import AskTranslate
-from qkv.serving.run_cache import named, side, source_of
-from qkv.serving.model_registry import Open
+from qkv.serving.model_registry import LoadedModel
+from qkv.serving.run_cache import check_source, token_label, tokens_to_json
+from qkv.serving.schemas import TranslateRequest
 from qkv.tasks import Task, Translator
 
 
-class _Told:
-    """A decoder that remembers which guesses it was told to go on with."""
+class _RecordingDecoder:
+    """Wraps a decoder and records the hypotheses that the beam search extends at each step."""
 
     def __init__(self, inner: Decoder) -> None:
         self._inner = inner
@@ -29,78 +29,98 @@ class _Told:
         self._totals: list[float] = []
         self._log_p: Tensor | None = None
         self.steps: list[list[tuple[int, int, float]]] = []
-        """Of each step, best first: id, its parent among the guesses before, Σ log p."""
+        """For each step, best first: token id, index of the parent in the previous step, and sum of log p."""
 
     def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:  # noqa: ARG002
-        """`common_prefix` only spares work."""
+        """Reorder the rows. `common_prefix` only saves work and is ignored."""
         self._parents = rows.tolist()
         self._inner.reorder(rows, sequences=sequences)
 
     def step(self, ids: Tensor) -> Tensor:
-        numbers = ids.tolist()
+        token_ids = ids.tolist()
         if self._log_p is not None:
-            parents = self._parents or list(range(len(numbers)))
-            totals = [self._totals[of] + float(self._log_p[of, i]) for of, i in zip(parents, numbers, strict=True)]
-            found = {(i, of): total for i, of, total in zip(numbers, parents, totals, strict=True)}
-            # Rows that only fill the batch repeat the first guess; a dict has each once.
-            self.steps.append([(i, of, total) for (i, of), total in found.items()])
+            parents = self._parents or list(range(len(token_ids)))
+            totals = [self._totals[row] + float(self._log_p[row, i]) for row, i in zip(parents, token_ids, strict=True)]
+            # Rows that only pad the batch repeat the first hypothesis. The dict removes them.
+            extended = {(i, row): total for i, row, total in zip(token_ids, parents, totals, strict=True)}
+            self.steps.append([(i, row, total) for (i, row), total in extended.items()])
             self._totals = totals
         else:
-            self._totals = [0.0] * len(numbers)
+            self._totals = [0.0] * len(token_ids)
         self._parents = None
         logits = self._inner.step(ids)
         self._log_p = logits.float().log_softmax(-1)
         return logits
 
 
-def translate(one: Open, task: Task, asked: AskTranslate) -> dict[str, Any]:
+def translation_response(loaded: LoadedModel, task: Task, request: TranslateRequest) -> dict[str, Any]:
+    """Translate a text and return the response of `/api/translate`."""
     if not isinstance(task, Translator):
-        raise InputError(f"{one.id}: is no translator")
-    given = source_of(task, asked.text)
-    beam = BeamConfig(n_beams=asked.beam, n_best=asked.beam, length_penalty=asked.length_penalty)
+        raise InputError(f"{loaded.id} is not a translation model")
+    source_text = check_source(task, request.text)
+    beam = BeamConfig(n_beams=request.beam, n_best=request.beam, length_penalty=request.length_penalty)
     model = task.model
-    looks = not (isinstance(model, RNNSeq2Seq) and model.decoder.attention is None)
-    begun = perf_counter()
-    with one.lock:
-        found = task.translate_batch([asked.text], beam=beam, max_new=asked.max_new, attention=looks)[0]
-        milliseconds = 1000 * (perf_counter() - begun)
-        steps = _steps(task, found.source_ids, beam, asked.max_new)
-    source = prepare_input(task, given, found.hypotheses[0].ids).source
+    has_attention = not (isinstance(model, RNNSeq2Seq) and model.decoder.attention is None)
+    start = perf_counter()
+    with loaded.lock:
+        result = task.translate_batch([request.text], beam=beam, max_new=request.max_new, attention=has_attention)[0]
+        milliseconds = 1000 * (perf_counter() - start)
+        steps = _record_beam_steps(task, result.source_ids, beam, request.max_new)
+    source = prepare_input(task, source_text, result.hypotheses[0].ids).source
     assert source is not None
-    written = [
-        {"text": one.text, "ids": one.ids, "labels": [mark_whitespace(token) for token in one.tokens],
-         "log_probabilities": one.log_probabilities, "score": one.score, "finish_reason": one.finish_reason}
-        for one in found.hypotheses
-    ]  # fmt: skip
+    hypotheses = [
+        {
+            "text": hypothesis.text,
+            "ids": hypothesis.ids,
+            "labels": [mark_whitespace(token) for token in hypothesis.tokens],
+            "log_probabilities": hypothesis.log_probabilities,
+            "score": hypothesis.score,
+            "finish_reason": hypothesis.finish_reason,
+        }
+        for hypothesis in result.hypotheses
+    ]
     return {
-        "source": side(source),
-        "found": written,
-        "alignment": None if found.attention is None else _alignment(found.attention),
+        "source": tokens_to_json(source),
+        "hypotheses": hypotheses,
+        "alignment": None if result.attention is None else _alignment_to_json(result.attention),
         "steps": [
-            [{"id": i, "label": named(task.tokenizer, i), "parent": of, "total": total} for i, of, total in guesses]
-            for guesses in steps
+            [
+                {"id": i, "label": token_label(task.tokenizer, i), "parent": parent, "log_probability": total}
+                for i, parent, total in step
+            ]
+            for step in steps
         ],
         "milliseconds": milliseconds,
-    }  # fmt: skip
+    }
 
 
-def _steps(
-    task: Translator, source: list[int], beam: BeamConfig, max_new: int | None
+def _record_beam_steps(
+    task: Translator, source_ids: list[int], beam: BeamConfig, max_new: int | None
 ) -> list[list[tuple[int, int, float]]]:
-    """The same search once more, told of."""
-    room = task.model.config.context_length
-    n_new = min(max_new or 2 * len(source) + 10, room)
+    """Repeat the beam search with a decoder that records every step."""
+    n_new = min(max_new or 2 * len(source_ids) + 10, task.model.config.context_length)
     with torch.inference_mode():
-        decoder = _Told(encode_sources(task.model, [source], capacity=n_new))
-        begun = torch.tensor([task.decoder_start_id], device=next(task.model.parameters()).device)
-        logits, never = initial_logits(decoder, begun, forced_bos_id=task.decoding.forced_bos_id), task.decoding.suppressed_ids
-        beam_search(decoder, logits, [LengthLimit(n_new, FinishReason.LENGTH)], beam=beam, stop_ids=task.stop_ids, suppressed_ids=never)
+        decoder = _RecordingDecoder(encode_sources(task.model, [source_ids], capacity=n_new))
+        start_ids = torch.tensor([task.decoder_start_id], device=next(task.model.parameters()).device)
+        logits = initial_logits(decoder, start_ids, forced_bos_id=task.generation_config.forced_bos_id)
+        beam_search(
+            decoder,
+            logits,
+            [LengthLimit(n_new, FinishReason.LENGTH)],
+            beam=beam,
+            stop_ids=task.stop_ids,
+            suppressed_ids=task.generation_config.suppressed_ids,
+        )
     return decoder.steps
 
 
-def _alignment(found: CrossAttention) -> dict[str, Any]:
+def _alignment_to_json(attention: CrossAttention) -> dict[str, Any]:
     return {
-        "weights": found.average(AlignmentAveraging.ALL), "best": found.average(), "best_layer": found.best_layer,
-        "words": [list(pair) for pair in found.word_pairs()], "pharaoh": found.to_pharaoh(),
-        "source_words": found.source_words, "target_words": found.target_words,
-    }  # fmt: skip
+        "weights": attention.average(AlignmentAveraging.ALL),
+        "best_layer_weights": attention.average(),
+        "best_layer": attention.best_layer,
+        "word_pairs": [list(pair) for pair in attention.word_pairs()],
+        "pharaoh": attention.to_pharaoh(),
+        "source_word_ids": attention.source_words,
+        "target_word_ids": attention.target_words,
+    }

@@ -1,4 +1,4 @@
-"""Every view of a run as data for the wire; the numbers are `qkv.inspection`'s."""
+"""Views of a run as data that can be encoded as frames. The numbers are computed by `qkv.inspection`."""
 
 from dataclasses import fields
 from math import ceil
@@ -24,29 +24,29 @@ from qkv.inspection import (
     logit_lens,
     residual_stream_norms,
     value_weighted_attention,
-)  # fmt: skip
+)
 from qkv.inspection.attention_map import refine_map, select_head
 from qkv.inspection.heads import best_pattern, pattern_targets
 from qkv.inspection.validation import check_index
 from qkv.models import RNNSeq2Seq
 from qkv.serving import schemas
-from qkv.serving.frame_codec import Shares
+from qkv.serving.frame_codec import QuantizedWeights
 from qkv.serving.run_cache import Run
 
-MOST_CELLS = 512
-"""Rows or columns that are sent one by one; longer texts are pooled."""
-THUMB = 40
-Weights = Float[Tensor, "head query key"]
+MAX_CELLS = 512
+"""Number of rows or columns up to which maps are sent in full. Larger maps are max-pooled."""
+THUMBNAIL_CELLS = 40
+HeadWeights = Float[Tensor, "head query key"]
 
 
-def fields_of(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any view
-    """A dataclass's fields by name, tensors as they are."""
+def view_to_dict(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any view of qkv.inspection
+    """Returns the fields of a dataclass by name, without converting tensors."""
     return {field.name: getattr(view, field.name) for field in fields(view)}
 
 
-def pooled(weights: Float[Tensor, "*some query key"], most: int) -> tuple[Tensor, int]:
-    """The greatest of each p × p cells, with the least p that leaves at most so many rows and columns."""
-    p = ceil(max(weights.shape[-2:]) / most)
+def max_pool_map(weights: Float[Tensor, "*batch query key"], max_cells: int) -> tuple[Tensor, int]:
+    """Max-pool maps over p × p cells so that at most `max_cells` rows and columns are left. Also returns p."""
+    p = ceil(max(weights.shape[-2:]) / max_cells)
     if p == 1:
         return weights, 1
     flat = weights.reshape(-1, 1, *weights.shape[-2:]).float()
@@ -54,168 +54,207 @@ def pooled(weights: Float[Tensor, "*some query key"], most: int) -> tuple[Tensor
     return smaller.view(*weights.shape[:-2], *smaller.shape[-2:]), p
 
 
-def stack_of(seen: ActivationCache, stack: AttentionKind | None) -> AttentionKind:
-    if not seen.stacks:
-        raise InputError("this model has no attention to look at")
+def resolve_stack(cache: ActivationCache, stack: AttentionKind | None) -> AttentionKind:
+    """Returns the requested stack, or the model's first one. Raises if the model does not have it."""
+    if not cache.stacks:
+        raise InputError("this model has no attention")
     if stack is not None:
-        seen.n_layers(stack)  # refuses a stack that the model has not
-    return stack or seen.stacks[0]
+        cache.n_layers(stack)  # raises if the model does not have this stack
+    return stack or cache.stacks[0]
 
 
-def heads_view(run: Run, asked: schemas.OfStack) -> dict[str, Any]:
-    """As `inspection.heads`, layer by layer: the weights of all layers at once may be more than fits in memory."""
-    seen, stack = run.seen, stack_of(run.seen, asked.stack)
-    visible = seen.visible_mask(stack)
-    places = pattern_targets(seen.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS)
-    nowhere = torch.zeros_like(visible)
-    looks = torch.stack([places.get(one, nowhere) for one in PATTERNS])
-    asked_of = looks.any(-1)
-    asked_of[_EVEN] = visible.sum(-1) > 1
-    n_queries = asked_of.sum(-1)
+def heads_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
+    """Returns the scores of `inspection.classify_heads`, computed layer by layer to save memory."""
+    cache, stack = run.cache, resolve_stack(run.cache, request.stack)
+    visible = cache.visible_mask(stack)
+    targets = pattern_targets(cache.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS)
+    no_targets = torch.zeros_like(visible)
+    target_masks = torch.stack([targets.get(pattern, no_targets) for pattern in PATTERNS])
+    is_counted = target_masks.any(-1)
+    is_counted[_BAG_OF_WORDS] = visible.sum(-1) > 1
+    n_queries = is_counted.sum(-1)
     n, m = visible.shape
-    away = (torch.arange(n)[:, None] - torch.arange(m)).abs() * (stack is not AttentionKind.CROSS) / n
-    # Every score but the even one's, and the distance, is a sum of weights: one product gives them all.
-    means = torch.cat((looks / n_queries.clamp(min=1)[:, None, None], away[None].to(looks.device))).flatten(1).T
-    even = torch.where(asked_of[_EVEN], 1 / visible.sum(-1).clamp(min=2).log(), 0.0) / n_queries[_EVEN].clamp(min=1)
-    scores, entropy, distance, thumbs = [], [], [], []
-    for layer in range(seen.n_layers(stack)):
-        weights = seen.weights(stack, layer)
-        sums = weights.flatten(1) @ means.to(weights)
-        of_rows = torch.special.entr(weights).sum(-1)
-        sums[:, _EVEN] = of_rows @ even.to(weights)
+    distances = (torch.arange(n)[:, None] - torch.arange(m)).abs() * (stack is not AttentionKind.CROSS) / n
+    # All scores except bag-of-words, and the mean distance, are weighted sums of the attention weights, so a single
+    # matrix product computes all of them.
+    coefficients = target_masks / n_queries.clamp(min=1)[:, None, None]
+    coefficients = torch.cat((coefficients, distances[None].to(coefficients.device))).flatten(1).T
+    # The bag-of-words score is the entropy of a row relative to that of uniform attention.
+    entropy_scale = torch.where(is_counted[_BAG_OF_WORDS], 1 / visible.sum(-1).clamp(min=2).log(), 0.0)
+    entropy_scale = entropy_scale / n_queries[_BAG_OF_WORDS].clamp(min=1)
+    scores, entropy, distance, thumbnails = [], [], [], []
+    for layer in range(cache.n_layers(stack)):
+        weights = cache.weights(stack, layer)
+        sums = weights.flatten(1) @ coefficients.to(weights)
+        row_entropy = torch.special.entr(weights).sum(-1)
+        sums[:, _BAG_OF_WORDS] = row_entropy @ entropy_scale.to(weights)
         scores.append(sums[:, :-1].clamp(0, 1))
         distance.append(sums[:, -1])
-        entropy.append(of_rows.mean(-1))
-        thumbs.append(pooled(weights, THUMB)[0])
+        entropy.append(row_entropy.mean(-1))
+        thumbnails.append(max_pool_map(weights, THUMBNAIL_CELLS)[0])
     counts = n_queries.tolist()
     return {
-        "stack": stack, "patterns": PATTERNS, "scores": torch.stack(scores), "n_queries": counts,
+        "stack": stack,
+        "patterns": PATTERNS,
+        "scores": torch.stack(scores),
+        "n_queries": counts,
         "labels": [[best_pattern(row, counts) for row in layer] for layer in scores],
-        "entropy": torch.stack(entropy), "distance": torch.stack(distance), "error": run.error,
-        "thumbs": Shares(torch.stack(thumbs)),
-    }  # fmt: skip
+        "entropy": torch.stack(entropy),
+        "distance": torch.stack(distance),
+        "error": run.error,
+        "thumbnails": QuantizedWeights(torch.stack(thumbnails)),
+    }
 
 
-_EVEN = PATTERNS.index(HeadPattern.BAG)
+_BAG_OF_WORDS = PATTERNS.index(HeadPattern.BAG)
 
 
-def attention(run: Run, asked: schemas.OfLayer) -> dict[str, Any]:
-    stack = stack_of(run.seen, asked.stack)
-    weights, p = pooled(run.seen.weights(stack, asked.layer), MOST_CELLS)
-    return {"stack": stack, "layer": asked.layer, "pool": p, "weights": Shares(weights)}
+def layer_attention_view(run: Run, request: schemas.LayerRequest) -> dict[str, Any]:
+    stack = resolve_stack(run.cache, request.stack)
+    weights, p = max_pool_map(run.cache.weights(stack, request.layer), MAX_CELLS)
+    return {"stack": stack, "layer": request.layer, "pool_size": p, "weights": QuantizedWeights(weights)}
 
 
-def tile(run: Run, asked: schemas.AskTile) -> dict[str, Any]:
-    (top, bottom), (left, right) = asked.rows, asked.columns
-    rows = rows_of(run, stack_of(run.seen, asked.stack), asked.layer, list(range(top, min(bottom, top + MOST_CELLS))))
-    head = check_index("head", asked.head, len(rows), of="heads")
-    if not (top < bottom <= top + MOST_CELLS and left < right <= min(left + MOST_CELLS, rows.shape[-1])):
-        raise InputError(f"rows {top}–{bottom} and columns {left}–{right} are no tile of 1 to {MOST_CELLS} each")
-    return {"weights": Shares(rows[head, :, left:right])}
+def tile_view(run: Run, request: schemas.TileRequest) -> dict[str, Any]:
+    (top, bottom), (left, right) = request.rows, request.columns
+    queries = list(range(top, min(bottom, top + MAX_CELLS)))
+    rows = attention_rows(run, resolve_stack(run.cache, request.stack), request.layer, queries)
+    head = check_index("head", request.head, len(rows), unit="heads")
+    if not (top < bottom <= top + MAX_CELLS and left < right <= min(left + MAX_CELLS, rows.shape[-1])):
+        raise InputError(
+            f"invalid tile: rows {top}–{bottom} and columns {left}–{right}, expected 1 to {MAX_CELLS} of each "
+            "within the map"
+        )
+    return {"weights": QuantizedWeights(rows[head, :, left:right])}
 
 
-def row(run: Run, asked: schemas.AskRow) -> dict[str, Any]:
-    return {"weights": rows_of(run, stack_of(run.seen, asked.stack), asked.layer, [asked.query])[:, 0]}
+def row_view(run: Run, request: schemas.RowRequest) -> dict[str, Any]:
+    stack = resolve_stack(run.cache, request.stack)
+    return {"weights": attention_rows(run, stack, request.layer, [request.query])[:, 0]}
 
 
-def rows_of(run: Run, stack: AttentionKind, layer: int, queries: list[int]) -> Weights:
-    """Some rows of a layer alone: a hover must not wait for all of them."""
-    seen = run.seen
-    n = len(seen.query_labels(stack))
-    for one in queries:
-        check_index("query", one, n, of="positions")
-    if isinstance(seen.model, RNNSeq2Seq):
-        return seen.weights(stack, layer)[:, queries]
-    (look,) = seen.attention_records(stack, layer)
-    return look.weights(queries)[0]
+def attention_rows(run: Run, stack: AttentionKind, layer: int, queries: list[int]) -> HeadWeights:
+    """Returns the attention weights of some queries, without computing the others, so that hovering is fast."""
+    cache = run.cache
+    n = len(cache.query_labels(stack))
+    for query in queries:
+        check_index("query", query, n, unit="positions")
+    if isinstance(cache.model, RNNSeq2Seq):
+        return cache.weights(stack, layer)[:, queries]
+    (record,) = cache.attention_records(stack, layer)
+    return record.weights(queries)[0]
 
 
-def map_view(run: Run, asked: schemas.MapSettings) -> dict[str, Any]:
-    view = table(run, asked)
-    weights, p = pooled(view.weights, MOST_CELLS)
-    return {**fields_of(view), "weights": weights, "pool": p, "queries": view.queries[::p], "keys": view.keys[::p]}
+def map_view(run: Run, request: schemas.MapOptions) -> dict[str, Any]:
+    view = build_attention_map(run, request)
+    weights, p = max_pool_map(view.weights, MAX_CELLS)
+    return {
+        **view_to_dict(view),
+        "weights": weights,
+        "pool_size": p,
+        "queries": view.queries[::p],
+        "keys": view.keys[::p],
+    }
 
 
-def table(run: Run, asked: schemas.MapSettings) -> AttentionMapView:
-    seen, stack = run.seen, stack_of(run.seen, asked.stack)
-    queries, keys = seen.select_tokens(stack), seen.select_tokens(stack, is_key=True)
-    return refine_map(_table(seen, stack, asked), queries, keys, words=asked.words, sink=asked.sink)
+def build_attention_map(run: Run, options: schemas.MapOptions) -> AttentionMapView:
+    """Compute the requested attention map, and merge words and remove sinks if requested."""
+    cache, stack = run.cache, resolve_stack(run.cache, options.stack)
+    queries, keys = cache.select_tokens(stack), cache.select_tokens(stack, is_key=True)
+    view = _compute_attention_map(cache, stack, options)
+    return refine_map(view, queries, keys, merge_words=options.merge_words, keep_sink=options.keep_sink)
 
 
-def _table(seen: ActivationCache, stack: AttentionKind, asked: schemas.MapSettings) -> AttentionMapView:
-    if asked.of == "weights":
-        return attention_map(seen, stack, layer=asked.layer, head=asked.head)
-    labels = {"queries": seen.query_labels(stack), "keys": seen.key_labels(stack)}
-    if asked.of == "rollout":
-        if asked.head is not None:
-            raise InputError(f"rollout is of all heads together; head={asked.head} was asked for")
-        through = attention_rollout(seen, stack)
-        parts = through.source if stack is AttentionKind.CROSS else through.sequence
-        assert parts is not None
-        layer = len(parts) - 1 if asked.layer is None else check_index("layer", asked.layer, len(parts), of="layers")
-        # A decoder's rows are shared between its own tokens and the source's.
+def _compute_attention_map(
+    cache: ActivationCache, stack: AttentionKind, options: schemas.MapOptions
+) -> AttentionMapView:
+    if options.kind == "weights":
+        return attention_map(cache, stack, layer=options.layer, head=options.head)
+    labels = {"queries": cache.query_labels(stack), "keys": cache.key_labels(stack)}
+    if options.kind == "rollout":
+        if options.head is not None:
+            raise InputError(f"rollout averages all heads, so head must not be set, got head={options.head}")
+        rollout = attention_rollout(cache, stack)
+        layers = rollout.source if stack is AttentionKind.CROSS else rollout.sequence
+        assert layers is not None
+        layer = len(layers) - 1
+        if options.layer is not None:
+            layer = check_index("layer", options.layer, len(layers), unit="layers")
+        # Rows of a decoder are divided between its target tokens and the source tokens, so they do not sum to 1.
         is_share = stack in (AttentionKind.SELF, AttentionKind.ENCODER)
-        return AttentionMapView(weights=parts[layer], title=f"{stack}: rollout after layer {layer}", is_share=is_share, **labels)
-    if asked.layer is None:
-        raise InputError("value-weighted attention is of one layer; none was given")
-    norms = value_weighted_attention(seen, stack, layer=asked.layer)
-    of_head = "mean of all heads" if asked.head is None else f"head {asked.head}"
+        title = f"{stack}: rollout after layer {layer}"
+        return AttentionMapView(weights=layers[layer], title=title, is_share=is_share, **labels)
+    if options.layer is None:
+        raise InputError("value-weighted attention requires a layer, got layer=None")
+    norms = value_weighted_attention(cache, stack, layer=options.layer)
+    head = "mean of all heads" if options.head is None else f"head {options.head}"
     return AttentionMapView(
-        weights=select_head(norms, asked.head),
-        title=f"{stack}: ‖a·v·W_O‖, layer {asked.layer}, {of_head}", is_share=False, **labels,
-    )  # fmt: skip
-
-
-def neuron_view(run: Run, asked: schemas.AskNeuron) -> dict[str, Any]:
-    view = compute_neuron_view(run.seen, stack_of(run.seen, asked.stack), layer=asked.layer, head=asked.head, query=asked.query)
-    return fields_of(view)
-
-
-def residual(run: Run, asked: schemas.OfStack) -> dict[str, Any]:
-    if isinstance(run.seen.model, RNNSeq2Seq):
-        raise InputError("an RNN has no residual stream")
-    return fields_of(residual_stream_norms(run.seen, stack_of(run.seen, asked.stack)))
-
-
-def write(run: Run, asked: schemas.AskRow) -> dict[str, Any]:
-    seen, stack = run.seen, stack_of(run.seen, asked.stack)
-    if isinstance(seen.model, RNNSeq2Seq):
-        raise InputError("an RNN has no residual stream that heads write into")
-    moved = value_weighted_attention(seen, stack, layer=asked.layer)
-    query = check_index("query", asked.query, moved.shape[1], of="positions")
-    written = head_outputs(seen, stack, asked.layer)[:, query].norm(dim=-1)
-    return {"heads": written, "moved": moved[:, query], "keys": seen.key_labels(stack)}
-
-
-def lens_view(run: Run, asked: schemas.AskGuesses) -> dict[str, Any]:
-    if run.seen.logits is None:
-        raise InputError("this BERT has no masked-word head, so it makes no guesses")
-    view = logit_lens(run.seen, run.task.tokenizer, n=asked.n)
-    found = fields_of(view)
-    rows = zip(view.ids.flatten(0, 1).tolist(), (cell for row in view.tokens for cell in row), strict=True)
-    names = {number: token for ids, tokens in rows for number, token in zip(ids, tokens, strict=True)}
-    return {**found, "tokens": None, "names": names}
-
-
-def contributions_view(run: Run, asked: schemas.AskContributions) -> dict[str, Any]:
-    found = logit_attribution(
-        run.seen, run.task.tokenizer, position=asked.position, token_id=asked.token_id, against=asked.against
+        weights=select_head(norms, options.head),
+        title=f"{stack}: ‖a·v·W_O‖, layer {options.layer}, {head}",
+        is_share=False,
+        **labels,
     )
-    return fields_of(found)
 
 
-def embeddings_view(run: Run, asked: schemas.AskGuesses) -> dict[str, Any]:
-    if len(run.reading.sequence.ids) < 2 and isinstance(run.seen.model, RNNSeq2Seq):
-        raise InputError("a map needs at least 2 tokens, the text has 1")
-    return fields_of(embedding_trajectories(run.seen, run.task.tokenizer, n=asked.n))
+def neuron_view(run: Run, request: schemas.NeuronRequest) -> dict[str, Any]:
+    stack = resolve_stack(run.cache, request.stack)
+    view = compute_neuron_view(run.cache, stack, layer=request.layer, head=request.head, query=request.query)
+    return view_to_dict(view)
 
 
-def compare(left: Run, right: Run, asked: schemas.AskCompare) -> dict[str, Any]:
-    """Both maps, and left − right where that has a meaning."""
-    one, other = (map_view(run, asked) for run in (left, right))
-    shapes = [tuple(each["weights"].shape) for each in (one, other)]
-    why = ""
-    if shapes[0] != shapes[1]:
-        why = f"the left map is {shapes[0][0]} × {shapes[0][1]}, the right one {shapes[1][0]} × {shapes[1][1]}"
-    difference = None if why else one["weights"] - other["weights"]
-    return {"left": one, "right": other, "difference": difference, "why": why}
+def residual_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
+    if isinstance(run.cache.model, RNNSeq2Seq):
+        raise InputError("an RNN has no residual stream")
+    return view_to_dict(residual_stream_norms(run.cache, resolve_stack(run.cache, request.stack)))
+
+
+def attention_output_view(run: Run, request: schemas.RowRequest) -> dict[str, Any]:
+    """Returns the norm of each head's output at a query, and the value-weighted attention to each key."""
+    cache, stack = run.cache, resolve_stack(run.cache, request.stack)
+    if isinstance(cache.model, RNNSeq2Seq):
+        raise InputError("an RNN has no residual stream that heads write to")
+    value_weighted = value_weighted_attention(cache, stack, layer=request.layer)
+    query = check_index("query", request.query, value_weighted.shape[1], unit="positions")
+    head_norms = head_outputs(cache, stack, request.layer)[:, query].norm(dim=-1)
+    return {"head_norms": head_norms, "value_weighted": value_weighted[:, query], "keys": cache.key_labels(stack)}
+
+
+def logit_lens_view(run: Run, request: schemas.TopTokensRequest) -> dict[str, Any]:
+    if run.cache.logits is None:
+        raise InputError("this BERT has no masked language modeling head, so it makes no predictions")
+    view = logit_lens(run.cache, run.task.tokenizer, n=request.n)
+    # Labels are sent once for each token id, because most cells repeat the same tokens.
+    cells = zip(view.ids.flatten(0, 1).tolist(), (cell for row in view.tokens for cell in row), strict=True)
+    labels = {token_id: token for ids, tokens in cells for token_id, token in zip(ids, tokens, strict=True)}
+    return {**view_to_dict(view), "tokens": None, "token_labels": labels}
+
+
+def logit_attribution_view(run: Run, request: schemas.LogitAttributionRequest) -> dict[str, Any]:
+    view = logit_attribution(
+        run.cache,
+        run.task.tokenizer,
+        position=request.position,
+        token_id=request.token_id,
+        against=request.against,
+    )
+    return view_to_dict(view)
+
+
+def embeddings_view(run: Run, request: schemas.TopTokensRequest) -> dict[str, Any]:
+    if len(run.model_input.sequence.ids) < 2 and isinstance(run.cache.model, RNNSeq2Seq):
+        raise InputError("a projection requires at least 2 tokens, got 1")
+    return view_to_dict(embedding_trajectories(run.cache, run.task.tokenizer, n=request.n))
+
+
+def compare_view(left: Run, right: Run, request: schemas.CompareRequest) -> dict[str, Any]:
+    """Returns the maps of two runs, and their difference if they have the same shape."""
+    left_map, right_map = (map_view(run, request) for run in (left, right))
+    left_shape, right_shape = (tuple(view["weights"].shape) for view in (left_map, right_map))
+    reason, difference = "", None
+    if left_shape == right_shape:
+        difference = left_map["weights"] - right_map["weights"]
+    else:
+        reason = (
+            f"the left map is {left_shape[0]} × {left_shape[1]}, the right map is {right_shape[0]} × {right_shape[1]}"
+        )
+    return {"left": left_map, "right": right_map, "difference": difference, "reason": reason}

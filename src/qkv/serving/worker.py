@@ -1,7 +1,7 @@
-"""The explorer in a process of its own: however busy the models are, HTTP is answered.
+"""Run the explorer in a separate worker process, so that the HTTP server stays responsive while models are busy.
 
-Of one process a single thread runs Python at a time. Beside models that are at work, the thread that speaks HTTP waited
-for its turn up to a second; here it shares its process with nobody who has much to do, and does without torch.
+Only one thread of a process runs Python code at a time. When models ran in the same process, the HTTP thread waited up
+to a second for the interpreter lock. The HTTP process does not import torch.
 """
 
 import ctypes
@@ -22,68 +22,76 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from qkv.errors import InputError, QKVError
-from qkv.serving.responses import Answer, RefusedError, guarded
-from qkv.serving.locks import N_THREADS, POLL, for_client, is_given_up
+from qkv.serving.locks import N_WORKER_THREADS, POLL_SECONDS, cancellation_scope, is_cancelled
+from qkv.serving.responses import APIResponse, RequestError, catch_errors
 
 if TYPE_CHECKING:
     from qkv.serving.explorer import Explorer
 
-GRACE = 5.0
-"""Seconds for the process to end."""
-ARENA_MAX, N_HEAPS = -8, 2
-"""`M_ARENA_MAX` of glibc's malloc.h, and what it is set to."""
+SHUTDOWN_SECONDS = 5.0
+"""How long `close` waits before it kills the worker."""
+M_ARENA_MAX, N_MALLOC_ARENAS = -8, 2
+"""The `M_ARENA_MAX` parameter of glibc's `mallopt`, and the value it is set to."""
 TRIM_SECONDS = 10.0
+"""Interval at which unused heap memory is returned to the operating system."""
 
 
-class Apart:
-    """Is `Answering`: a pipe for each request at work, and one that says which nobody waits for any more."""
+class WorkerClient:
+    """A `Backend` that forwards requests to an `Explorer` in a worker process.
+
+    There is one pipe for each concurrent request, and a control pipe for cancellations.
+    """
 
     def __init__(self, models: Sequence[str] = ()) -> None:
-        """A model that cannot be read is an error here, as it is for a `Shelf`."""
-        start = get_context("spawn")
-        pipes = [start.Pipe() for _ in range(1 + N_THREADS)]
-        (self._control, *ours), (control, *theirs) = zip(*pipes, strict=True)
-        self._numbers = count()
-        # A stream is given up where it is let go, which may be in the midst of giving up another.
-        self._saying = RLock()
-        self._lines: SimpleQueue[Connection] = SimpleQueue()
-        for line in ours:
-            self._lines.put(line)
-        self._process = start.Process(target=_work, args=(list(models), control, theirs), daemon=True)
+        """Start the worker. Raises `InputError` if a model cannot be read, like `ModelRegistry`."""
+        context = get_context("spawn")
+        pipes = [context.Pipe() for _ in range(1 + N_WORKER_THREADS)]
+        (self._control, *connections), (control, *worker_connections) = zip(*pipes, strict=True)
+        self._request_numbers = count()
+        # Reentrant: garbage collection can close one stream, which cancels it, while another is being cancelled.
+        self._control_lock = RLock()
+        self._connections: SimpleQueue[Connection] = SimpleQueue()
+        for connection in connections:
+            self._connections.put(connection)
+        self._process = context.Process(
+            target=_run_worker, args=(list(models), control, worker_connections), daemon=True
+        )
         self._process.start()
-        for end in (control, *theirs):
-            end.close()  # else nobody would notice that the process has ended
+        for connection in (control, *worker_connections):
+            connection.close()  # otherwise the end of the worker would not be noticed
         try:
-            hello = self._control.recv()
+            greeting = self._control.recv()
         except EOFError:
-            hello = "the process for the models ended before it had begun"
+            greeting = "the worker process exited during startup"
         except BaseException:
             self.close()
             raise
-        if isinstance(hello, str):
+        if isinstance(greeting, str):
             self.close()
-            raise InputError(hello)
-        self.ways, self._at_once = hello
+            raise InputError(greeting)
+        self.routes, self._static_responses = greeting
 
-    def ask(self, path: str, body: dict[str, Any] | None) -> Answer:
-        if path in self._at_once and self._process.is_alive():
-            return self._at_once[path]
-        return guarded(lambda: self._exchange(_Asked(number=next(self._numbers), path=path, body=body)))
+    def handle_request(self, path: str, body: dict[str, Any] | None) -> APIResponse:
+        if path in self._static_responses and self._process.is_alive():
+            return self._static_responses[path]
+        return catch_errors(
+            lambda: self._exchange(_WorkerRequest(number=next(self._request_numbers), path=path, body=body))
+        )
 
-    def frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
-        asked = _Asked(number=next(self._numbers), path=path, body=body, is_stream=True)
+    def stream_frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
+        request = _WorkerRequest(number=next(self._request_numbers), path=path, body=body, is_stream=True)
         try:
-            while (frame := self._exchange(asked)) is not None:
-                if isinstance(frame, Answer):
-                    raise RefusedError(frame.status, json.loads(frame.body)["error"])
+            while (frame := self._exchange(request)) is not None:
+                if isinstance(frame, APIResponse):
+                    raise RequestError(frame.status, json.loads(frame.body)["error"])
                 yield frame
-                asked = _Asked(number=asked.number, path=path, is_stream=True)
+                request = _WorkerRequest(number=request.number, path=path, is_stream=True)
         finally:
-            self._give_up(asked.number)
+            self._cancel(request.number)
 
     def close(self) -> None:
         self._control.close()
-        self._process.join(GRACE)
+        self._process.join(SHUTDOWN_SECONDS)
         if self._process.is_alive():
             self._process.kill()
 
@@ -95,35 +103,36 @@ class Apart:
     ) -> None:
         self.close()
 
-    def _exchange(self, asked: "_Asked") -> Any:  # noqa: ANN401 - an answer, a frame, or None after the last one
-        line = self._lines.get()
+    def _exchange(self, request: "_WorkerRequest") -> Any:  # noqa: ANN401 - a response, a frame, or None after the last frame
+        connection = self._connections.get()
         try:
-            line.send(asked)
+            connection.send(request)
             while True:
-                while not line.poll(POLL):
-                    if is_given_up():
-                        self._give_up(asked.number)
-                number, answer = line.recv()
-                if number == asked.number:  # else it is the answer to somebody who was interrupted and never read it
-                    return answer
+                while not connection.poll(POLL_SECONDS):
+                    if is_cancelled():
+                        self._cancel(request.number)
+                number, response = connection.recv()
+                # Other numbers belong to earlier requests that were interrupted before they read their response.
+                if number == request.number:
+                    return response
         except RecursionError:
-            raise RefusedError(400, "the body is nested too deeply") from None
+            raise RequestError(400, "the request body is nested too deeply") from None
         except (EOFError, OSError):
-            raise RefusedError(503, "the process that held the models has ended: start qkv explore again") from None
+            raise RequestError(503, "the worker process has exited: restart qkv explore") from None
         except BaseException:
-            self._give_up(asked.number)
+            self._cancel(request.number)
             raise
         finally:
-            self._lines.put(line)
+            self._connections.put(connection)
 
-    def _give_up(self, number: int) -> None:
-        with self._saying, suppress(OSError):
-            self._control.send(number)
+    def _cancel(self, request_number: int) -> None:
+        with self._control_lock, suppress(OSError):
+            self._control.send(request_number)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What goes through a pipe. Each frame of a stream is asked for by itself; only the first needs the body."""
+class _WorkerRequest:
+    """A message to the worker. Each frame of a stream is requested separately, and only the first needs the body."""
 
     number: int
     path: str
@@ -132,77 +141,81 @@ class _Asked:
 
 
 @dataclass
-class _Worked:
-    """What is at work in the other process, by its number."""
+class _WorkerState:
+    """Active requests and open streams of the worker process, by request number."""
 
     explorer: "Explorer"
-    given_up: dict[int, Event] = field(default_factory=dict)
+    cancel_events: dict[int, Event] = field(default_factory=dict)
     streams: dict[int, Iterator[bytes]] = field(default_factory=dict)
 
-    def keep_answering(self, line: Connection) -> None:
-        with line, suppress(EOFError, OSError):
+    def serve_connection(self, connection: Connection) -> None:
+        """Handle the requests of a connection until it is closed."""
+        with connection, suppress(EOFError, OSError):
             while True:
-                asked = line.recv()
-                self.given_up[asked.number] = event = Event()
-                with for_client(event):
-                    answer = self._answer(asked)
-                # Before it is sent: a stream's next frame has the same number, and may be asked for at once.
-                del self.given_up[asked.number]
-                line.send((asked.number, answer))
+                request = connection.recv()
+                self.cancel_events[request.number] = event = Event()
+                with cancellation_scope(event):
+                    response = self._handle(request)
+                # Deleted before sending, because the client may request the next frame with the same number at once.
+                del self.cancel_events[request.number]
+                connection.send((request.number, response))
 
-    def give_up(self, number: int) -> None:
-        self.streams.pop(number, None)
-        if (event := self.given_up.get(number)) is not None:
+    def cancel(self, request_number: int) -> None:
+        self.streams.pop(request_number, None)
+        if (event := self.cancel_events.get(request_number)) is not None:
             event.set()
 
-    def _answer(self, asked: _Asked) -> Answer | bytes | None:
-        if not asked.is_stream:
-            return self.explorer.ask(asked.path, asked.body)
-        stream = self.streams.get(asked.number)
+    def _handle(self, request: _WorkerRequest) -> APIResponse | bytes | None:
+        if not request.is_stream:
+            return self.explorer.handle_request(request.path, request.body)
+        stream = self.streams.get(request.number)
         if stream is None:
-            stream = self.streams[asked.number] = self.explorer.frames(asked.path, asked.body)
-        return guarded(lambda: next(stream, None))
+            stream = self.streams[request.number] = self.explorer.stream_frames(request.path, request.body)
+        return catch_errors(lambda: next(stream, None))
 
 
-def _work(models: list[str], control: Connection, lines: Sequence[Connection]) -> None:
-    """The other process, until nobody holds the other end of `control`."""
+def _run_worker(models: list[str], control: Connection, connections: Sequence[Connection]) -> None:
+    """Main function of the worker process. Returns when the client closes its end of `control`."""
     for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.SIG_IGN)  # sent to all at once; who speaks HTTP first lets the requests finish
-    _share_heaps()
+        # Ctrl-C signals both processes. The HTTP process handles it and first lets active requests finish.
+        signal.signal(stop, signal.SIG_IGN)
+    _limit_malloc_arenas()
     from qkv.serving.explorer import Explorer
     from qkv.serving.model_registry import ModelRegistry
 
     try:
-        shelf = ModelRegistry(models)
-        for one in shelf.given:
-            if (wrong := shelf.describe(one)["error"]) is not None:
-                raise InputError(str(wrong))
+        registry = ModelRegistry(models)
+        for loaded in registry.user_models:
+            if (error := registry.summarize(loaded)["error"]) is not None:
+                raise InputError(str(error))
     except QKVError as error:
         control.send(str(error))
         return
-    explorer = Explorer(shelf)
-    at_once = {path: explorer.ask(path, None) for path, way in explorer.ways.items() if way.is_quick}
-    control.send((explorer.ways, at_once))
-    worked = _Worked(explorer)
-    for line in lines:
-        Thread(target=worked.keep_answering, args=(line,), daemon=True).start()
+    explorer = Explorer(registry)
+    static_responses = {
+        path: explorer.handle_request(path, None) for path, route in explorer.routes.items() if route.skips_queue
+    }
+    control.send((explorer.routes, static_responses))
+    state = _WorkerState(explorer)
+    for connection in connections:
+        Thread(target=state.serve_connection, args=(connection,), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
-            worked.give_up(control.recv())
-    os._exit(0)  # a pass that has begun is not waited for
+            state.cancel(control.recv())
+    os._exit(0)  # do not wait for a forward pass that is still running
 
 
-def _share_heaps() -> None:
-    """glibc gives each thread a heap of its own, and each would grow to the most that its thread ever held."""
+def _limit_malloc_arenas() -> None:
+    """Limit glibc to a few heaps. By default each thread has its own, which stays at its peak size."""
     if sys.platform == "linux":
         library = ctypes.CDLL(None)
-        with suppress(AttributeError):  # other C libraries have no such calls
-            library.mallopt(ARENA_MAX, N_HEAPS)
-            Thread(target=_keep_trimming, args=(library.malloc_trim,), daemon=True).start()
+        with suppress(AttributeError):  # other C libraries do not have these functions
+            library.mallopt(M_ARENA_MAX, N_MALLOC_ARENAS)
+            Thread(target=_trim_heap_periodically, args=(library.malloc_trim,), daemon=True).start()
 
 
-def _keep_trimming(trim: Callable[[int], int]) -> None:
-    """What is free inside the heaps goes back to the system; it takes some milliseconds."""
+def _trim_heap_periodically(trim: Callable[[int], int]) -> None:
+    """Return free heap memory to the operating system, which takes a few milliseconds each time."""
     while True:
         sleep(TRIM_SECONDS)
         trim(0)
