@@ -1,4 +1,4 @@
-"""Runs of every family to break, and the figures of those that survived."""
+"""Fixtures with uninterrupted runs of every family, and a tally of survived faults."""
 
 import json
 import os
@@ -9,81 +9,92 @@ from pathlib import Path
 import pytest
 
 from qkv.training import PreparedRun
-from tests.faults.families import make_ready
-from tests.training.processes import go_on_counted, run_to_end
-from tests.training.runs import checkpoints, copy_of, curve
+from tests.faults.families import prepare_small_run
+from tests.training.processes import resume_counting_operations, run_process
+from tests.training.runs import checkpoint_contents, copy_run, logged_metrics
 
 
 @dataclass(frozen=True)
-class Unbroken:
-    """A run as it is where nothing goes wrong."""
+class UninterruptedRun:
+    """A run without any fault."""
 
     prepared: PreparedRun
-    """Nothing is trained yet."""
-    whole: Path
-    """Trained to its end, by a process of its own."""
-    curve: list[dict[str, object]]
-    checkpoints: dict[str, bytes]
+    """The prepared run before training."""
+    trained_folder: Path
+    """Folder of the run that a child process trained to its end."""
+    logged_metrics: list[dict[str, object]]
+    checkpoint_contents: dict[str, bytes]
     operations: list[str]
-    """Every change of the disk, in order."""
+    """All file operations, in order."""
     seconds: float
 
     def copy(self, folder: Path) -> Path:
-        """To be trained from the beginning."""
-        return copy_of(self.prepared, folder).run.path
+        """Copy the prepared run, to be trained from the start."""
+        return copy_run(self.prepared, folder).run.path
 
-    def is_equalled_by(self, folder: Path) -> bool:
-        """To the last bit, once that run has been brought to its end; nothing half-written is left there."""
-        if run_to_end(go_on_counted, str(folder), None, str(folder.parent / "report")) != 0:
+    def is_reproduced_by(self, folder: Path) -> bool:
+        """Resume the run in `folder` to its end. Returns True if it is bit-identical and leaves no incomplete files."""
+        if run_process(resume_counting_operations, str(folder), None, str(folder.parent / "report")) != 0:
             return False
-        left_over = [path.name for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]
-        return not left_over and curve(folder) == self.curve and checkpoints(folder) == self.checkpoints
+        leftovers = [path.name for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]
+        return (
+            not leftovers
+            and logged_metrics(folder) == self.logged_metrics
+            and checkpoint_contents(folder) == self.checkpoint_contents
+        )
 
 
 @pytest.fixture(scope="session")
-def unbroken_of(tmp_path_factory):
-    """The unbroken run of a family, made when it is first asked for."""
-    made: dict[str, Unbroken] = {}
+def unbroken_run_of(tmp_path_factory):
+    """Returns a function that trains the uninterrupted run of a family on its first use."""
+    runs: dict[str, UninterruptedRun] = {}
 
-    def of(family: str) -> Unbroken:
-        if family not in made:
+    def train_family(family: str) -> UninterruptedRun:
+        if family not in runs:
             folder = tmp_path_factory.mktemp(family)
-            prepared = make_ready(folder, family)
-            copy_of(prepared, folder / "warm")
-            assert run_to_end(go_on_counted, str(folder / "warm"), None, str(folder / "report")) == 0
-            whole = copy_of(prepared, folder / "whole").run.path
+            prepared = prepare_small_run(folder, family)
+            copy_run(prepared, folder / "warm")
+            assert run_process(resume_counting_operations, str(folder / "warm"), None, str(folder / "report")) == 0
+            trained_folder = copy_run(prepared, folder / "trained").run.path
             started = time.perf_counter()
-            assert run_to_end(go_on_counted, str(whole), None, str(folder / "report")) == 0
+            assert run_process(resume_counting_operations, str(trained_folder), None, str(folder / "report")) == 0
             seconds = time.perf_counter() - started
             operations = json.loads((folder / "report").read_text())
-            made[family] = Unbroken(prepared, whole, curve(whole), checkpoints(whole), operations, seconds)
-        return made[family]
+            runs[family] = UninterruptedRun(
+                prepared,
+                trained_folder,
+                logged_metrics(trained_folder),
+                checkpoint_contents(trained_folder),
+                operations,
+                seconds,
+            )
+        return runs[family]
 
-    return of
+    return train_family
 
 
 class Tally:
-    """What was tried in one sweep, and what of it was not survived."""
+    """Counts the faults of a sweep and lists those that a run did not survive."""
 
     def __init__(self) -> None:
         self.tried = 0
         self.lost: list[str] = []
 
-    def add(self, what: str, *, survived: bool) -> None:
+    def add(self, fault: str, *, survived: bool) -> None:
         self.tried += 1
         if not survived:
-            self.lost.append(what)
+            self.lost.append(fault)
 
 
 @pytest.fixture
 def tally(request):
-    """Red in the end if one was lost. Its figures go to the file that QKV_FIGURES names, a line of JSON a sweep."""
-    counted, started = Tally(), time.perf_counter()
-    yield counted
+    """Fails the test if a fault was not survived. If QKV_FIGURES is set, a JSON line per sweep is appended to it."""
+    result, started = Tally(), time.perf_counter()
+    yield result
     seconds = time.perf_counter() - started
     if "QKV_FIGURES" in os.environ:
-        figures = {"sweep": request.node.name, "tried": counted.tried, "lost": counted.lost}
+        figures = {"sweep": request.node.name, "tried": result.tried, "lost": result.lost}
         with Path(os.environ["QKV_FIGURES"]).open("a") as file:
             file.write(json.dumps({**figures, "seconds": round(seconds, 1)}) + "\n")
-    assert counted.tried
-    assert counted.lost == []
+    assert result.tried
+    assert result.lost == []

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in any phase of the command: a checkpoint where there is one to make, and the right exit code."""
+"""SIGINT and SIGTERM in any phase of the command save a checkpoint if training has started, and set the exit code."""
 
 import os
 import re
@@ -10,95 +10,103 @@ from pathlib import Path
 import pytest
 
 from tests.faults.families import FAMILIES, write_data
-from tests.training.processes import command, run_to_end, start
-from tests.training.runs import checkpoints, curve
+from tests.training.processes import run_command, run_process, start_process
+from tests.training.runs import checkpoint_contents, logged_metrics
 
 ARGUMENTS = ["train", "a.toml", "--data", ".", "--out", "run", "--device", "cpu"]
 RESUME = ["train", "--resume", "run", "--device", "cpu"]
 BEFORE_THE_LOOP = ("tokenizer", "store")
 IN_THE_LOOP = ("training", "evaluation", "save")
-PATIENCE = 240.0
-"""Seconds; a guard against a hang only."""
+TIMEOUT = 240.0
+"""Timeout in seconds, only a guard against hangs."""
 
 
-def slowly(place: str, folder: str, arguments: list[str]) -> None:
-    """Run the command; in this place it creates `there` and waits for `go`, and creates `noted` after a signal."""
+def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
+    """Run the command. In this phase it creates `reached` and waits for `continue`.
+
+    It creates `signaled` when it has received a signal.
+    """
     from qkv.training import bert, pair_preparation, text_preparation, trainer, translation
 
-    def waiting(function):
-        def wait(*given, **named):
-            (Path(folder) / "there").touch()
-            until = time.monotonic() + PATIENCE
-            while time.monotonic() < until and not (Path(folder) / "go").exists():
+    def with_pause(function):
+        def wait(*arguments, **keywords):
+            (Path(folder) / "reached").touch()
+            deadline = time.monotonic() + TIMEOUT
+            while time.monotonic() < deadline and not (Path(folder) / "continue").exists():
                 if (
                     signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-                ):  # the handler leaves the next signal to the system
-                    (Path(folder) / "noted").touch()
+                ):  # the handler of the first signal restores the default
+                    (Path(folder) / "signaled").touch()
                 time.sleep(0.01)
-            return function(*given, **named)
+            return function(*arguments, **keywords)
 
         return wait
 
-    places = {
+    functions = {
         "tokenizer": [(text_preparation, "train_tokenizer"), (pair_preparation, "train_tokenizer")],
         "store": [(text_preparation, "prepare_store"), (bert, "prepare_sentences"), (translation, "encode_pairs")],
-        "training": [(trainer.Trainer, "_gradients")],
+        "training": [(trainer.Trainer, "_compute_gradients")],
         "evaluation": [(trainer, "evaluate")],
         "save": [(trainer.RunFolder, "save")],
     }
-    if place == "compilation":
+    if phase == "compilation":
         from torch._inductor import compile_fx
 
-        places[place] = [(compile_fx, "compile_fx")]
-    for owner, name in places[place]:
-        setattr(owner, name, waiting(getattr(owner, name)))
-    command(folder, arguments)
+        functions[phase] = [(compile_fx, "compile_fx")]
+    for target, name in functions[phase]:
+        setattr(target, name, with_pause(getattr(target, name)))
+    run_command(folder, arguments)
 
 
-def arrive(folder: Path, place: str):
-    process = start(slowly, place, str(folder), ARGUMENTS)
-    wait_for(folder / "there", process)
+def start_and_wait(folder: Path, phase: str):
+    process = start_process(run_with_pause, phase, str(folder), ARGUMENTS)
+    wait_for(folder / "reached", process)
     return process
 
 
 def wait_for(file: Path, process) -> None:
-    until = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not file.exists():
         assert process.is_alive(), (file.parent / "err").read_text()
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def stop(folder: Path, place: str, number: signal.Signals) -> str:
-    """The command, stopped there; what it said."""
-    process = arrive(folder, place)
+def stop_in_phase(folder: Path, phase: str, number: signal.Signals) -> str:
+    """Send a signal to the command in this phase and return its stderr."""
+    process = start_and_wait(folder, phase)
     os.kill(process.pid, number)
-    (folder / "go").touch()
-    process.join(PATIENCE)
+    (folder / "continue").touch()
+    process.join(TIMEOUT)
     assert process.exitcode == 128 + number
-    said = (folder / "err").read_text()
-    assert "Traceback" not in said
-    line = re.search(rf"^qkv: stopped by {number.name}(?: at step (\d+))?; go on: qkv train --resume run$", said, re.M)
-    assert line, said
-    assert (line[1] is None) == (place in BEFORE_THE_LOOP), said
+    stderr = (folder / "err").read_text()
+    assert "Traceback" not in stderr
+    line = re.search(rf"^qkv: stopped by {number.name}(?: at step (\d+))?\b.*qkv train --resume run$", stderr, re.M)
+    assert line, stderr
+    assert (line[1] is None) == (phase in BEFORE_THE_LOOP), stderr
     if line[1] is not None:
         assert max(path.name for path in (folder / "run" / "checkpoints").iterdir()) == f"step-{int(line[1]):08d}"
-    return said
+    return stderr
 
 
-def is_resumed(folder: Path, unbroken) -> bool:
-    assert run_to_end(command, str(folder), RESUME) == 0, (folder / "err").read_text()
-    if unbroken.prepared.recipe.family == "bert":
-        # WordPiece is not trained twice alike, so its run is compared with one on the data that it made itself.
-        shutil.copytree(folder / "run", folder / "again", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
-        assert run_to_end(command, str(folder), ["train", "--resume", "again", "--device", "cpu"]) == 0
-        assert len(curve(folder / "run")) == len(unbroken.curve)
-        return curve(folder / "run") == curve(folder / "again")
-    return curve(folder / "run") == unbroken.curve and checkpoints(folder / "run") == unbroken.checkpoints
+def resumes_identically(folder: Path, uninterrupted) -> bool:
+    assert run_process(run_command, str(folder), RESUME) == 0, (folder / "err").read_text()
+    if uninterrupted.prepared.recipe.family == "bert":
+        # WordPiece training is not deterministic, so the run is compared with a second run on its own data.
+        shutil.copytree(
+            folder / "run", folder / "repeated", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl")
+        )
+        assert run_process(run_command, str(folder), ["train", "--resume", "repeated", "--device", "cpu"]) == 0
+        assert len(logged_metrics(folder / "run")) == len(uninterrupted.logged_metrics)
+        return logged_metrics(folder / "run") == logged_metrics(folder / "repeated")
+    return (
+        logged_metrics(folder / "run") == uninterrupted.logged_metrics
+        and checkpoint_contents(folder / "run") == uninterrupted.checkpoint_contents
+    )
 
 
 @pytest.mark.parametrize(
-    ("family", "place", "number"),
+    ("family", "phase", "number"),
     [
         ("gpt", "save", signal.SIGTERM),
         ("bert", "store", signal.SIGINT),
@@ -106,36 +114,36 @@ def is_resumed(folder: Path, unbroken) -> bool:
         ("rnn", "evaluation", signal.SIGINT),
     ],
 )
-def test_the_first_signal_saves_and_leaves_and_the_run_goes_on(tmp_path, unbroken_of, family, place, number):
+def test_the_first_signal_saves_and_exits_and_the_run_can_be_resumed(tmp_path, unbroken_run_of, family, phase, number):
     write_data(tmp_path, family)
-    stop(tmp_path, place, number)
-    assert is_resumed(tmp_path, unbroken_of(family))
+    stop_in_phase(tmp_path, phase, number)
+    assert resumes_identically(tmp_path, unbroken_run_of(family))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
-def test_either_signal_in_any_phase_saves_and_leaves(tmp_path, unbroken_of, family, tally):
-    for place in (*BEFORE_THE_LOOP, *IN_THE_LOOP):
+def test_either_signal_in_any_phase_saves_and_exits(tmp_path, unbroken_run_of, family, tally):
+    for phase in (*BEFORE_THE_LOOP, *IN_THE_LOOP):
         for number in (signal.SIGINT, signal.SIGTERM):
-            folder = write_data(tmp_path / f"{place}-{number}", family)
-            stop(folder, place, number)
-            tally.add(f"{number.name} in {place}", survived=is_resumed(folder, unbroken_of(family)))
+            folder = write_data(tmp_path / f"{phase}-{number}", family)
+            stop_in_phase(folder, phase, number)
+            tally.add(f"{number.name} in {phase}", survived=resumes_identically(folder, unbroken_run_of(family)))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["gpt", "bert", "seq2seq"])  # an rnn is never compiled
-def test_a_signal_while_the_model_is_compiled_saves_after_that_step(tmp_path, family, tally):
+@pytest.mark.parametrize("family", ["gpt", "bert", "seq2seq"])  # RNNs do not support compile
+def test_a_signal_during_compilation_saves_after_the_step(tmp_path, family, tally):
     for number in (signal.SIGINT, signal.SIGTERM):
         folder = write_data(tmp_path / number.name, family, compile=True)
-        said = stop(folder, "compilation", number)
-        tally.add(f"{number.name} while compiling", survived=" at step 1;" in said)
+        stderr = stop_in_phase(folder, "compilation", number)
+        tally.add(f"{number.name} while compiling", survived=" at step 1" in stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_leaves_at_once(tmp_path, number):
-    process = arrive(write_data(tmp_path, "gpt"), "training")
+def test_a_second_signal_exits_immediately(tmp_path, number):
+    process = start_and_wait(write_data(tmp_path, "gpt"), "training")
     os.kill(process.pid, number)
-    wait_for(tmp_path / "noted", process)
+    wait_for(tmp_path / "signaled", process)
     os.kill(process.pid, number)
-    process.join(PATIENCE / 2)  # it would wait for `go` twice as long
-    assert process.exitcode == -number  # which a shell calls 128 more
+    process.join(TIMEOUT / 2)  # without the signal it would wait twice as long
+    assert process.exitcode == -number  # killed by the default handler

@@ -1,4 +1,4 @@
-"""Does a GPT learn to copy, and does it need positions for that?"""
+"""A GPT learns to copy a sequence if it has positions."""
 
 import pytest
 import torch
@@ -7,22 +7,22 @@ from torch.nn import functional as F
 
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from tests.learning.practice import HELD_OUT, SEEDS, train_on_samples
+from tests.learning.training_loop import HELD_OUT, SEEDS, train_on_samples
 
-N_WORDS = 7
-AGAIN, VOCABULARY_SIZE = 0, 11
-
-
-def draw_copies(generator: torch.Generator, n: int) -> Tensor:
-    """Random words, AGAIN, and the same words."""
-    words = torch.randint(AGAIN + 1, VOCABULARY_SIZE, (n, N_WORDS), generator=generator)
-    return torch.cat((words, torch.full((n, 1), AGAIN), words), dim=1)
+N_TOKENS = 7
+COPY, VOCAB_SIZE = 0, 11
 
 
-def taught_to_copy(seed: int, *, positions: str, n_layers: int = 1) -> GPT:
+def sample_copies(generator: torch.Generator, n: int) -> Tensor:
+    """Returns random tokens, COPY, and the same tokens."""
+    tokens = torch.randint(COPY + 1, VOCAB_SIZE, (n, N_TOKENS), generator=generator)
+    return torch.cat((tokens, torch.full((n, 1), COPY), tokens), dim=1)
+
+
+def train_to_copy(seed: int, *, positions: str, n_layers: int = 1) -> GPT:
     config = GPTConfig(
-        vocab_size=VOCABULARY_SIZE,
-        context_length=2 * N_WORDS + 1,
+        vocab_size=VOCAB_SIZE,
+        context_length=2 * N_TOKENS + 1,
         d_model=32,
         n_heads=4,
         n_layers=n_layers,
@@ -32,32 +32,32 @@ def taught_to_copy(seed: int, *, positions: str, n_layers: int = 1) -> GPT:
     model = GPT(config, seed=seed)
 
     def loss(generator: torch.Generator) -> Tensor:
-        ids = draw_copies(generator, 64)
-        logits = model(ids[:, :-1])[:, N_WORDS:]
-        return F.cross_entropy(logits.flatten(0, 1), ids[:, N_WORDS + 1 :].flatten())
+        ids = sample_copies(generator, 64)
+        logits = model(ids[:, :-1])[:, N_TOKENS:]
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, N_TOKENS + 1 :].flatten())
 
     train_on_samples(model, loss, n_steps=250, learning_rate=5e-3, seed=seed)
     return model
 
 
 @torch.no_grad()
-def fraction_copied(model: GPT) -> float:
-    """Written token by token after AGAIN, with the cache."""
-    ids = draw_copies(torch.Generator().manual_seed(HELD_OUT), 512)
+def copy_accuracy(model: GPT) -> float:
+    """Returns the accuracy of greedy decoding with a cache after COPY."""
+    ids = sample_copies(torch.Generator().manual_seed(HELD_OUT), 512)
     cache = model.new_cache(batch=ids.shape[0])
-    written = [model(ids[:, : N_WORDS + 1], cache=cache)[:, -1:].argmax(-1)]
-    while len(written) < N_WORDS:
-        written.append(model(written[-1], cache=cache).argmax(-1))
-    return (torch.cat(written, dim=1) == ids[:, N_WORDS + 1 :]).double().mean().item()
+    generated = [model(ids[:, : N_TOKENS + 1], cache=cache)[:, -1:].argmax(-1)]
+    while len(generated) < N_TOKENS:
+        generated.append(model(generated[-1], cache=cache).argmax(-1))
+    return (torch.cat(generated, dim=1) == ids[:, N_TOKENS + 1 :]).double().mean().item()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_a_gpt_with_positions_learns_to_copy(positions, seed):
-    assert fraction_copied(taught_to_copy(seed, positions=positions)) >= 0.99
+    assert copy_accuracy(train_to_copy(seed, positions=positions)) >= 0.99
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_gpt_of_one_layer_without_positions_cannot_copy(seed):
-    """It sees a bag of words. A second layer would learn some order: the causal mask tells how many stand before."""
-    assert fraction_copied(taught_to_copy(seed, positions="none")) <= 0.4
+    """Without positions, one layer sees a bag of tokens. A second layer could infer order from the causal mask."""
+    assert copy_accuracy(train_to_copy(seed, positions="none")) <= 0.4

@@ -1,4 +1,4 @@
-"""Lecture A's toy tasks are learnt, whatever the seed."""
+"""The toy attention heads of lecture A learn their tasks with every seed."""
 
 import pytest
 from torch.nn import functional as F
@@ -6,27 +6,27 @@ from torch.nn import functional as F
 from qkv.lessons import toy_head_5, toy_head_7
 
 SEEDS = (0, 1, 2, 3, 4)
-FIVE, SEVEN = toy_head_5.WORDS, toy_head_7.WORDS
+WORDS_5, WORDS_7 = toy_head_5.WORDS, toy_head_7.WORDS
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_five_tokens_the_is_followed_by_man_at_1_and_by_chicken_at_4(seed):
     _, p = toy_head_5.learn(seed)
-    assert p[1, FIVE.index("man")] >= 0.95
-    assert p[4, FIVE.index("chicken")] >= 0.95
+    assert p[1, WORDS_5.index("man")] >= 0.95
+    assert p[4, WORDS_5.index("chicken")] >= 0.95
     assert (p * toy_head_5.wanted()).sum(-1).min() >= 0.95
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_seven_tokens_the_is_followed_by_the_order_of_this_person(seed):
-    _, p = toy_head_7.learn(seed, F.one_hot(toy_head_7.IDS, len(SEVEN)).float())
-    assert p[0, 3, SEVEN.index("chicken")] >= 0.95
-    assert p[1, 3, SEVEN.index("beef")] >= 0.95
+    _, p = toy_head_7.learn(seed, F.one_hot(toy_head_7.IDS, len(WORDS_7)).float())
+    assert p[0, 3, WORDS_7.index("chicken")] >= 0.95
+    assert p[1, 3, WORDS_7.index("beef")] >= 0.95
 
 
 def test_bigram_inputs_cannot_distinguish_man_from_woman():
     _, p = toy_head_7.learn(0, toy_head_7.bigram())
-    assert p[0, 3, SEVEN.index("chicken")] == pytest.approx(0.5, abs=0.01)
+    assert p[0, 3, WORDS_7.index("chicken")] == pytest.approx(0.5, abs=0.01)
 
 
 def test_without_positions_and_mask_both_the_get_the_same_prediction():
@@ -36,5 +36,5 @@ def test_without_positions_and_mask_both_the_get_the_same_prediction():
 
 def test_positions_suffice_to_distinguish_the_two_the():
     _, p = toy_head_5.learn(0, causal=False)
-    assert p[1, FIVE.index("man")] >= 0.95
-    assert p[4, FIVE.index("chicken")] >= 0.95
+    assert p[1, WORDS_5.index("man")] >= 0.95
+    assert p[4, WORDS_5.index("chicken")] >= 0.95

@@ -1,4 +1,4 @@
-"""Both translators learn to say a sentence backwards by the whole machinery, from a file of pairs to text."""
+"""Both translation families learn to reverse sentences, from a file of pairs to generated text."""
 
 import json
 
@@ -12,11 +12,16 @@ from tests.data.pair_corpus import reversed_pairs, write_tsv
 
 MODELS = {
     "seq2seq": {
-        "n_heads": 4, "n_encoder_layers": 1, "n_decoder_layers": 1, "positions": "rotary", "norm_position": "pre",
-        "final_norm": True, "init_std": 0.05,
+        "n_heads": 4,
+        "n_encoder_layers": 1,
+        "n_decoder_layers": 1,
+        "positions": "rotary",
+        "norm_position": "pre",
+        "final_norm": True,
+        "init_std": 0.05,
     },
     "rnn": {},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("family", "rate"), [("seq2seq", 5e-3), ("rnn", 1e-2)])
@@ -28,13 +33,21 @@ def test_a_translator_learns_to_reverse_and_capitalize(family, rate, tmp_path):
         tokenizer={"kind": "char", "vocab_size": 30},
         model={"context_length": 32, "d_model": 64, **MODELS[family]},
         data={"train": ("pairs.tsv",), "validation_fraction": 0.02},
-        pairs={"join": 0.0, "n_eval_translations": 20},
+        pairs={"join_fraction": 0.0, "n_eval_translations": 20},
         training={
-            "steps": 250, "batch_size": 32, "seq_len": 16, "learning_rate": rate, "weight_decay": 0.0,
-            "schedule": "linear", "min_lr_ratio": 0.0, "warmup_steps": 20, "eval_every": 250,
-            "label_smoothing": 0.1, "ema_decay": 0.9,
+            "steps": 250,
+            "batch_size": 32,
+            "seq_len": 16,
+            "learning_rate": rate,
+            "weight_decay": 0.0,
+            "schedule": "linear",
+            "min_lr_ratio": 0.0,
+            "warmup_steps": 20,
+            "eval_every": 250,
+            "label_smoothing": 0.1,
+            "ema_decay": 0.9,
         },
-    )  # fmt: skip
+    )
     prepared = prepare_run(recipe, tmp_path / "run", tmp_path, progress=lambda _label: lambda _n, _all: None)
     finish_preparation(prepared)
     build_trainer(prepared, device=torch.device("cpu"), report=lambda _entry: None).train()

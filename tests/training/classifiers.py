@@ -1,4 +1,4 @@
-"""A BERT small enough to be fine-tuned in a second, and tasks that it can learn."""
+"""A BERT that is small enough to be fine-tuned in a second, and tasks that it can learn."""
 
 import random
 from pathlib import Path
@@ -7,7 +7,7 @@ from qkv.choices import TokenizerKind
 from qkv.config import BERTConfig
 from qkv.models import BERT
 from qkv.text import Tokenizer, train_tokenizer
-from qkv.weights.models import Loaded
+from qkv.weights.model_loader import ModelBundle
 from qkv.weights.save import save_hf
 
 GOOD, BAD = ("fine", "lovely", "great"), ("dull", "awful", "poor")
@@ -15,9 +15,9 @@ PLAIN = ("the", "film", "was", "story", "it", "and")
 
 
 def words(seed: int, kind: tuple[str, ...]) -> str:
-    chance = random.Random(seed)
-    text = [*chance.choices(PLAIN, k=chance.randrange(2, 9)), chance.choice(kind)]
-    chance.shuffle(text)
+    rng = random.Random(seed)
+    text = [*rng.choices(PLAIN, k=rng.randrange(2, 9)), rng.choice(kind)]
+    rng.shuffle(text)
     return " ".join(text)
 
 
@@ -32,15 +32,22 @@ def small_tokenizer() -> Tokenizer:
 
 def small_bert(tokenizer: Tokenizer, *, seed: int = 1, **changes) -> BERT:
     config = BERTConfig(
-        vocab_size=tokenizer.vocab_size, context_length=23, n_layers=2, d_model=22, n_heads=2, d_ff=37,
-        init_std=0.1, masked_lm_head=True, next_sentence_head=True,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        context_length=23,
+        n_layers=2,
+        d_model=22,
+        n_heads=2,
+        d_ff=37,
+        init_std=0.1,
+        masked_lm_head=True,
+        next_sentence_head=True,
+    )
     return BERT(config.replace(**changes), seed=seed)
 
 
 def model_folder(path: Path, **changes) -> Path:
     tokenizer = small_tokenizer()
-    save_hf(Loaded(small_bert(tokenizer, **changes), tokenizer), path)
+    save_hf(ModelBundle(small_bert(tokenizer, **changes), tokenizer), path)
     return path
 
 

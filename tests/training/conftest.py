@@ -1,28 +1,28 @@
-"""One prepared run for all, to be copied: preparing takes longer than training it."""
+"""Fixtures with a prepared run that tests copy, because preparing takes longer than training."""
 
 import pytest
 
-from tests.training.runs import copy_of, make_ready, trainer_of
+from tests.training.runs import build_cpu_trainer, copy_run, prepare_small_run
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
-    return make_ready(tmp_path_factory.mktemp("prepared"))
+    return prepare_small_run(tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture(scope="session")
 def trained(prepared, tmp_path_factory):
-    """The same run, trained to its end."""
-    copy = copy_of(prepared, tmp_path_factory.mktemp("trained") / "run")
-    trainer_of(copy).train()
+    """A copy of the prepared run, trained to its end."""
+    copy = copy_run(prepared, tmp_path_factory.mktemp("trained") / "run")
+    build_cpu_trainer(copy).train()
     return copy
 
 
 @pytest.fixture
 def run(prepared, tmp_path):
-    """Makes a copy with other training settings; `name` keeps two of them apart."""
+    """Returns a function that copies the prepared run to `name` with other training settings."""
 
     def make(name="run", **training):
-        return copy_of(prepared, tmp_path / name, **training)
+        return copy_run(prepared, tmp_path / name, **training)
 
     return make

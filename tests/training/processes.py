@@ -1,4 +1,4 @@
-"""Runs in processes of their own, to be killed: forked from one that has torch loaded already."""
+"""Runs in child processes that tests can kill, forked from a server process that has already imported torch."""
 
 import contextlib
 import json
@@ -12,13 +12,13 @@ from pathlib import Path
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "matplotlib.figure", "qkv.cli", "tests.training.runs"])
 
-WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "shutil.rmtree"}
+WRITE_EVENTS = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "shutil.rmtree"}
 
 
 class FileOperations:
-    """Counts every change of the disk that Python is about to make, and kills the process at the n-th.
+    """Counts all file operations of Python and kills the process right before the n-th.
 
-    For weights, which are written outside Python, the kill also comes when half of the file is there.
+    Weights are written by native code, so an additional kill point simulates a half-written weights file.
     """
 
     def __init__(self, kill_at: int | None) -> None:
@@ -34,54 +34,54 @@ class FileOperations:
 
     def install(self) -> None:
         from qkv.training.run_folder import RunFolder
-        from qkv.weights import folder
+        from qkv.weights import atomic_folder
 
-        sync, save_file = os.fsync, folder.save_file
+        sync, save_file = os.fsync, atomic_folder.save_file
 
-        def counted_sync(handle):
+        def counting_fsync(handle):
             self.tick("fsync")
             sync(handle)
 
-        def counted_save(tensors, path, metadata=None):
+        def counting_save_file(tensors, path, metadata=None):
             save_file(tensors, path, metadata=metadata)
             self.tick("half of the weights", lambda: os.truncate(path, path.stat().st_size // 2))
             self.tick("weights")
 
-        os.fsync, folder.save_file = counted_sync, counted_save
-        for name in ("save", "rotate"):
-            setattr(RunFolder, name, self._marked(getattr(RunFolder, name)))
-        sys.addaudithook(self._hear)
+        os.fsync, atomic_folder.save_file = counting_fsync, counting_save_file
+        for name in ("save", "delete_old_checkpoints"):
+            setattr(RunFolder, name, self._mark_as_saving(getattr(RunFolder, name)))
+        sys.addaudithook(self._audit)
 
-    def _marked(self, method: Callable[..., None]) -> Callable[..., None]:
-        def marked(run, *arguments, **named):
+    def _mark_as_saving(self, method: Callable[..., None]) -> Callable[..., None]:
+        def wrapper(run, *arguments, **keywords):
             self.is_saving = True
-            method(run, *arguments, **named)
+            method(run, *arguments, **keywords)
             self.is_saving = False
 
-        return marked
+        return wrapper
 
-    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        is_written = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if event in WRITES or is_written:
+    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        is_write = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in WRITE_EVENTS or is_write:
             self.tick(event)
 
 
-def go_on_counted(folder: str, kill_at: int | None, report: str) -> None:
-    """Resume a run and train it to the end; `report` gets the names of the operations."""
+def resume_counting_operations(folder: str, kill_at: int | None, report: str) -> None:
+    """Resume a run, train it to the end, and write the names of its file operations to `report`."""
     import torch
 
-    from tests.training.runs import go_on
+    from tests.training.runs import resume_to_end
 
     torch.set_num_threads(1)
     operations = FileOperations(kill_at)
     operations.install()
-    go_on(Path(folder))
+    resume_to_end(Path(folder))
     names = list(operations.names)
     Path(report).write_text(json.dumps(names))
 
 
-def command(folder: str, arguments: list[str]) -> None:
-    """`qkv` with these arguments; what it prints goes into files, its exit code is the process's."""
+def run_command(folder: str, arguments: list[str]) -> None:
+    """Run `qkv` with these arguments, with stdout and stderr redirected to files in `folder`."""
     import torch
 
     from qkv.cli import main
@@ -98,21 +98,21 @@ def command(folder: str, arguments: list[str]) -> None:
         main()
 
 
-def command_within(n_bytes: int, folder: str, arguments: list[str]) -> None:
-    """As `command`, where the system itself refuses a file of more bytes, in the middle of writing it."""
+def run_command_with_file_limit(n_bytes: int, folder: str, arguments: list[str]) -> None:
+    """Like `run_command`, with a limit of the operating system on the size of files."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
-    command(folder, arguments)
+    run_command(folder, arguments)
 
 
-def start(target: Callable[..., None], *arguments: object) -> multiprocessing.Process:
+def start_process(target: Callable[..., None], *arguments: object) -> multiprocessing.Process:
     process = CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process
 
 
-def run_to_end(target: Callable[..., None], *arguments: object) -> int | None:
-    process = start(target, *arguments)
+def run_process(target: Callable[..., None], *arguments: object) -> int | None:
+    process = start_process(target, *arguments)
     process.join(240)
     return process.exitcode

@@ -1,4 +1,4 @@
-"""Sums over counts, and the figures made of them."""
+"""Tests for evaluation results."""
 
 import math
 
@@ -9,7 +9,7 @@ from qkv.training import EvaluationResult, evaluate
 from qkv.training.objectives import LossOutput
 
 
-class Counted:
+class FakeBatch:
     def __init__(self, total, n_targets):
         self.total, self.n_targets, self.n_tokens = total, n_targets, n_targets
 
@@ -17,15 +17,15 @@ class Counted:
         yield self
 
 
-def test_short_batches_weigh_no_more_than_their_targets():
+def test_batches_are_weighted_by_their_targets():
     model = torch.nn.Dropout(0.5)
-    batches = [Counted(10.0, 10), Counted(9.0, 3)]
-    score = evaluate(model, lambda batch: LossOutput(torch.tensor(batch.total)), batches)
-    assert score.loss == pytest.approx(19 / 13)
+    batches = [FakeBatch(10.0, 10), FakeBatch(9.0, 3)]
+    result = evaluate(model, lambda batch: LossOutput(torch.tensor(batch.total)), batches)
+    assert result.loss == pytest.approx(19 / 13)
     assert model.training
 
 
-def test_a_model_is_evaluated_without_dropout_and_given_back_as_it_was():
+def test_evaluation_runs_in_eval_mode_and_restores_the_previous_mode():
     model = torch.nn.Dropout(0.5)
 
     def objective(_batch):
@@ -34,13 +34,13 @@ def test_a_model_is_evaluated_without_dropout_and_given_back_as_it_was():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        evaluate(model, objective, [Counted(1.0, 1)])
+        evaluate(model, objective, [FakeBatch(1.0, 1)])
     assert model.training
 
 
-def test_perplexity_and_bits_a_byte():
-    score = EvaluationResult(loss_sum=10 * math.log(2), n_targets=5, n_bytes=4)
-    assert score.perplexity == pytest.approx(4.0)
-    assert score.bits_per_byte == pytest.approx(2.5)
+def test_perplexity_and_bits_per_byte():
+    result = EvaluationResult(loss_sum=10 * math.log(2), n_targets=5, n_bytes=4)
+    assert result.perplexity == pytest.approx(4.0)
+    assert result.bits_per_byte == pytest.approx(2.5)
     assert EvaluationResult(loss_sum=1.0, n_targets=1).bits_per_byte is None
     assert math.isfinite(EvaluationResult(loss_sum=1e9, n_targets=1).perplexity)

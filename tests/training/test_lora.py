@@ -8,13 +8,19 @@ from qkv.config import GPTConfig
 from qkv.errors import ConfigError
 from qkv.models import GPT
 from qkv.training.lora import add_lora, merged_weights
-from qkv.weights.models import load_model
-from tests.training.runs import checkpoints, curve, go_on, stopped_after, trainer_of
+from qkv.weights.model_loader import load_model
+from tests.training.runs import (
+    build_cpu_trainer,
+    checkpoint_contents,
+    logged_metrics,
+    resume_to_end,
+    train_until_signal,
+)
 
 CONFIG = GPTConfig(vocab_size=19, context_length=13, n_layers=2, d_model=14, n_heads=2)
 
 
-def test_it_starts_as_the_model_was_and_frees_the_thin_matrices_alone():
+def test_lora_leaves_the_output_unchanged_and_trains_only_its_matrices():
     model, ids = GPT(CONFIG, seed=3), torch.randint(0, 19, (2, 7))
     before = model(ids)
     add_lora(model, rank=3, seed=0)
@@ -24,7 +30,7 @@ def test_it_starts_as_the_model_was_and_frees_the_thin_matrices_alone():
     assert all(name.endswith((".down", ".up")) for name in free)
 
 
-def test_the_merged_weights_are_what_runs():
+def test_merged_weights_give_the_same_output():
     model, ids = GPT(CONFIG, seed=3), torch.randint(0, 19, (2, 7))
     add_lora(model, rank=3, seed=0)
     with torch.no_grad():
@@ -41,21 +47,21 @@ def test_the_merged_weights_are_what_runs():
     assert not torch.equal(plain(ids), GPT(CONFIG, seed=3)(ids))
 
 
-def test_a_rank_above_the_matrix_is_refused_with_both_numbers():
-    with pytest.raises(ConfigError, match="lora_rank=15 must not be more than the matrix's smaller side 14"):
+def test_a_rank_above_the_matrix_size_raises_an_error():
+    with pytest.raises(ConfigError, match=r"lora_rank=15\b.*\b14\b"):
         add_lora(GPT(CONFIG), rank=15, seed=0)
 
 
-def test_a_resumed_run_is_the_unbroken_one_and_its_checkpoint_a_plain_model(run):
-    whole, stopped = run("whole", lora_rank=2), run("stopped", lora_rank=2)
-    trainer = trainer_of(whole)
+def test_a_resumed_lora_run_is_identical_and_its_checkpoint_is_a_plain_model(run):
+    uninterrupted, stopped = run("uninterrupted", lora_rank=2), run("stopped", lora_rank=2)
+    trainer = build_cpu_trainer(uninterrupted)
     trainer.train()
-    stopped_after(trainer_of(stopped), 7)
-    go_on(stopped.run.path)
-    assert curve(stopped.run.path) == curve(whole.run.path)
-    assert checkpoints(stopped.run.path) == checkpoints(whole.run.path)
-    kept = load_file(whole.run.checkpoint_folder(13) / "model.safetensors")
-    assert all(torch.equal(kept[name], tensor) for name, tensor in merged_weights(trainer.model).items())
-    loaded, ids = load_model(whole.run.checkpoint_folder(13)).model, torch.randint(0, 16, (2, 7))
+    train_until_signal(build_cpu_trainer(stopped), 7)
+    resume_to_end(stopped.run.path)
+    assert logged_metrics(stopped.run.path) == logged_metrics(uninterrupted.run.path)
+    assert checkpoint_contents(stopped.run.path) == checkpoint_contents(uninterrupted.run.path)
+    saved = load_file(uninterrupted.run.checkpoint_folder(13) / "model.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in merged_weights(trainer.model).items())
+    loaded, ids = load_model(uninterrupted.run.checkpoint_folder(13)).model, torch.randint(0, 16, (2, 7))
     trainer.model.eval()
     assert torch.equal(loaded(ids), trainer.model(ids))

@@ -1,4 +1,4 @@
-"""The loss kernel, run by Triton's interpreter: losses and errors are those of the formula."""
+"""Tests for the Triton loss kernel, run by the interpreter of Triton."""
 
 import pytest
 import torch
@@ -10,26 +10,28 @@ from tests.by_triton import BY_TRITON
 pytestmark = BY_TRITON
 
 
-@pytest.mark.parametrize("n_words", [37, 64, 101])
+@pytest.mark.parametrize("vocab_size", [37, 64, 101])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_losses_and_errors_are_those_of_the_formula(n_words, smoothing, monkeypatch):
+def test_losses_and_gradients_match_cross_entropy(vocab_size, smoothing, monkeypatch):
     from qkv.training import loss_kernel
 
     monkeypatch.setattr(loss_kernel, "BLOCK", 32)
     generator = torch.Generator().manual_seed(3)
     logits = 5 * torch.randn(11, 128, generator=generator)
-    targets = torch.randint(0, n_words, (11,), generator=generator)
+    targets = torch.randint(0, vocab_size, (11,), generator=generator)
     targets[4] = IGNORE_INDEX
-    words = logits[:, :n_words].clone().requires_grad_()
-    wanted = F.cross_entropy(words, targets, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=smoothing)
-    wanted.sum().backward()
+    valid_logits = logits[:, :vocab_size].clone().requires_grad_()
+    expected = F.cross_entropy(
+        valid_logits, targets, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=smoothing
+    )
+    expected.sum().backward()
 
-    alone = logits.clone()
-    found = loss_kernel.cross_entropy_inplace(alone, targets, n_words, smoothing, wants_errors=False)
-    torch.testing.assert_close(found, wanted.detach())
-    assert torch.equal(alone, logits)
+    unchanged = logits.clone()
+    losses = loss_kernel.cross_entropy_inplace(unchanged, targets, vocab_size, smoothing, compute_gradient=False)
+    torch.testing.assert_close(losses, expected.detach())
+    assert torch.equal(unchanged, logits)
 
-    found = loss_kernel.cross_entropy_inplace(logits, targets, n_words, smoothing, wants_errors=True)
-    torch.testing.assert_close(found, wanted.detach())
-    torch.testing.assert_close(logits[:, :n_words], words.grad)
-    assert not logits[:, n_words:].any()
+    losses = loss_kernel.cross_entropy_inplace(logits, targets, vocab_size, smoothing, compute_gradient=True)
+    torch.testing.assert_close(losses, expected.detach())
+    torch.testing.assert_close(logits[:, :vocab_size], valid_logits.grad)
+    assert not logits[:, vocab_size:].any()

@@ -1,4 +1,4 @@
-"""oneDNN's onednn_linear in a training step: the same numbers as torch's own, for large matrices of a GPT alone."""
+"""Tests for linear layers through oneDNN in training steps."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from qkv.training.activation_checkpoint import enable_activation_checkpointing
 from qkv.training.gpt import next_token_objective
 from qkv.training.run_folder import RunFolder
 
-pytestmark = pytest.mark.skipif(not onednn_linear._has_onednn(), reason="torch has no oneDNN here")
+pytestmark = pytest.mark.skipif(not onednn_linear._has_onednn(), reason="torch was built without oneDNN")
 
 TRAINING = TrainingConfig(
     steps=3, batch_size=2, seq_len=7, learning_rate=1e-2, schedule=ScheduleKind.CONSTANT, warmup_steps=0
@@ -32,11 +32,11 @@ def batch() -> TokenBatch:
     return TokenBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), None, torch.full((2,), 7))
 
 
-def losses(folder: Path, *, recomputes: bool = False) -> list[float]:
+def losses(folder: Path, *, checkpointing: bool = False) -> list[float]:
     folder.mkdir(exist_ok=True)
-    model, told = gpt().train(), list[float]()
-    training = TRAINING.replace(activation_checkpointing=recomputes)
-    if recomputes:
+    model, losses_ = gpt().train(), list[float]()
+    training = TRAINING.replace(activation_checkpointing=checkpointing)
+    if checkpointing:
         enable_activation_checkpointing(model)
     trainer = Trainer(
         model,
@@ -45,35 +45,35 @@ def losses(folder: Path, *, recomputes: bool = False) -> list[float]:
         data=TrainingData(batch=lambda _: batch()),
         run=RunFolder(folder),
         texts={},
-        report=lambda entry: told.append(entry["loss"]),
+        report=lambda entry: losses_.append(entry["loss"]),
     )
     for _ in range(3):
-        trainer._step(batch())
-    return told
+        trainer._run_step(batch())
+    return losses_
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """The shapes of the weights that oneDNN multiplied by in forward passes."""
-    seen, whole = list[torch.Size](), onednn_linear.onednn_linear
+def weight_shapes(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Records the shapes of the weights that oneDNN multiplies by in forward passes."""
+    shapes, original = list[torch.Size](), onednn_linear.onednn_linear
 
-    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        seen.append(weight.shape)
-        return whole(x, weight, bias)
+    def recording_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        shapes.append(weight.shape)
+        return original(x, weight, bias)
 
-    monkeypatch.setattr(onednn_linear, "onednn_linear", product)
-    return seen
+    monkeypatch.setattr(onednn_linear, "onednn_linear", recording_linear)
+    return shapes
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_product_and_its_gradients_are_torchs_own(has_bias: bool) -> None:
+def test_onednn_linear_and_its_gradients_equal_those_of_torch(has_bias: bool) -> None:
     x, weight = torch.randn(2, 3, 7, requires_grad=True), torch.randn(5, 7, requires_grad=True)
-    given = [x, weight, *([torch.randn(5, requires_grad=True)] if has_bias else [])]
-    bias = given[2] if has_bias else None
-    upstream = torch.randn(2, 3, 5)
+    inputs = [x, weight, *([torch.randn(5, requires_grad=True)] if has_bias else [])]
+    bias = inputs[2] if has_bias else None
+    grad_output = torch.randn(2, 3, 5)
     torch.testing.assert_close(onednn_linear.onednn_linear(x, weight, bias), F.linear(x, weight, bias))
-    ours = torch.autograd.grad(onednn_linear.onednn_linear(x, weight, bias), given, upstream)
-    torch.testing.assert_close(ours, torch.autograd.grad(F.linear(x, weight, bias), given, upstream))
+    gradients = torch.autograd.grad(onednn_linear.onednn_linear(x, weight, bias), inputs, grad_output)
+    torch.testing.assert_close(gradients, torch.autograd.grad(F.linear(x, weight, bias), inputs, grad_output))
 
 
 def test_frozen_weights_get_no_gradient() -> None:
@@ -83,30 +83,32 @@ def test_frozen_weights_get_no_gradient() -> None:
     torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 7))
 
 
-def test_training_goes_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[torch.Size]) -> None:
-    usual = losses(tmp_path / "usual")
-    assert not counted
+def test_training_with_onednn_has_the_same_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight_shapes: list[torch.Size]
+) -> None:
+    default = losses(tmp_path / "default")
+    assert not weight_shapes
     monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
-    quick = losses(tmp_path / "quick")
-    assert len(counted) == 3 * (2 * 6 + 1)
-    assert quick == pytest.approx(usual, abs=1e-5)
+    onednn = losses(tmp_path / "onednn")
+    assert len(weight_shapes) == 3 * (2 * 6 + 1)
+    assert onednn == pytest.approx(default, abs=1e-5)
 
 
-def test_activations_can_be_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = losses(tmp_path / "usual")
+def test_onednn_works_with_activation_checkpointing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = losses(tmp_path / "default")
     monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
-    assert losses(tmp_path / "again", recomputes=True) == pytest.approx(usual, abs=1e-5)
+    assert losses(tmp_path / "again", checkpointing=True) == pytest.approx(default, abs=1e-5)
 
 
-def test_small_matrices_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[torch.Size]
+def test_small_matrices_do_not_use_onednn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight_shapes: list[torch.Size]
 ) -> None:
     monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 61 * 20)
     losses(tmp_path)
-    assert set(counted) == {torch.Size((61, 20)), torch.Size((80, 20)), torch.Size((20, 80))}
+    assert set(weight_shapes) == {torch.Size((61, 20)), torch.Size((80, 20)), torch.Size((20, 80))}
 
 
-def test_what_is_compiled_or_no_gpt_keeps_its_objective() -> None:
+def test_compiled_and_non_gpt_models_keep_their_objective() -> None:
     model = gpt()
     objective = next_token_objective(model, TRAINING)
     compiled = TRAINING.model_copy(update={"compile": True})
@@ -116,7 +118,7 @@ def test_what_is_compiled_or_no_gpt_keeps_its_objective() -> None:
     assert onednn_linear.use_onednn_linear(model, objective, TRAINING) is not objective
 
 
-def test_modules_are_as_before_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
     model = gpt()
 

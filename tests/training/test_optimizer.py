@@ -1,4 +1,4 @@
-"""AdamW and Muon: who gets which weights, and what an orthogonal update is."""
+"""Tests for AdamW and Muon."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def step(model, optimizers, seed=0):
 
 @pytest.mark.parametrize("limit", [0.01, 100.0])
 @pytest.mark.parametrize("kind", OptimizerKind)
-def test_clipped_on_the_way_is_clipped_before(kind, limit):
+def test_clipping_fused_into_the_step_equals_clipping_before_it(kind, limit):
     models = [GPT(CONFIG, seed=1) for _ in range(2)]
     for model, fuse_into_step in zip(models, (False, True), strict=True):
         optimizers = build_optimizers(model, training(kind))
@@ -56,24 +56,24 @@ def test_clipped_on_the_way_is_clipped_before(kind, limit):
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 31, 7), (2, 5, 64)])
-def test_an_orthogonal_updates_singular_values_are_near_one(shape):
+def test_orthogonalized_matrices_have_singular_values_near_one(shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     values = torch.linalg.svdvals(orthogonalize(matrices))
     assert values.max() < 1.3
-    # A random square matrix has values near 0, which five steps do not lift all the way.
+    # A random square matrix has singular values near 0, which five steps do not raise to 1.
     assert values.median() > 0.65
     if shape[1] != shape[2]:
         assert values.min() > 0.5
 
 
-def test_an_orthogonal_update_keeps_the_directions():
+def test_orthogonalization_keeps_the_singular_vectors():
     matrix = torch.randn(1, 7, 31, generator=torch.Generator().manual_seed(3))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    along = (u.mT @ orthogonalize(matrix) @ v.mT)[0]
-    assert (along - along.diag().diag()).abs().max() < 1e-3
+    in_singular_basis = (u.mT @ orthogonalize(matrix) @ v.mT)[0]
+    assert (in_singular_basis - in_singular_basis.diag().diag()).abs().max() < 1e-3
 
 
-def test_muon_is_an_orthogonal_step_scaled_to_the_longer_side():
+def test_muon_scales_its_update_by_the_longer_side():
     weight = torch.nn.Parameter(torch.randn(5, 20))
     before, gradient = weight.detach().clone(), torch.randn(5, 20)
     weight.grad = gradient
@@ -82,25 +82,25 @@ def test_muon_is_an_orthogonal_step_scaled_to_the_longer_side():
     torch.testing.assert_close(weight.detach(), expected)
 
 
-def test_muon_takes_the_blocks_matrices_and_adamw_the_rest():
+def test_muon_optimizes_block_matrices_and_adamw_the_rest():
     model = GPT(CONFIG)
     adamw, muon = build_optimizers(model, training(OptimizerKind.MUON))
     named = {id(p): name for name, p in model.named_parameters()}
-    taken = [named[id(p)] for group in muon.param_groups for p in group["params"]]
-    left = [named[id(p)] for group in adamw.param_groups for p in group["params"]]
-    assert len(taken) == 2 * 6
-    assert all(".weight" in name and name.startswith("blocks.") and "norm" not in name for name in taken)
-    assert sorted(taken + left) == sorted(named.values())
+    muon_names = [named[id(p)] for group in muon.param_groups for p in group["params"]]
+    adamw_names = [named[id(p)] for group in adamw.param_groups for p in group["params"]]
+    assert len(muon_names) == 2 * 6
+    assert all(".weight" in name and name.startswith("blocks.") and "norm" not in name for name in muon_names)
+    assert sorted(muon_names + adamw_names) == sorted(named.values())
 
 
 @pytest.mark.parametrize("kind", list(OptimizerKind))
-def test_only_matrices_decay(kind):
+def test_weight_decay_applies_to_matrices_only(kind):
     for optimizer in build_optimizers(GPT(CONFIG), training(kind, weight_decay=0.3)):
         for group in optimizer.param_groups:
             assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
 
 
-def test_with_layer_decay_each_layer_learns_slower_than_the_one_above():
+def test_layer_decay_lowers_the_learning_rate_of_lower_layers():
     model = GPT(CONFIG)
     (optimizer,) = build_optimizers(model, training(OptimizerKind.ADAMW, layer_decay=0.5))
     set_learning_rate(optimizer, 8.0)
@@ -113,15 +113,15 @@ def test_with_layer_decay_each_layer_learns_slower_than_the_one_above():
 
 
 @pytest.mark.parametrize("kind", list(OptimizerKind))
-def test_restored_optimizers_go_on_bit_by_bit(kind):
+def test_restored_optimizers_continue_bit_for_bit(kind):
     model, twin = GPT(CONFIG, seed=1), GPT(CONFIG, seed=2)
     optimizers = build_optimizers(model, training(kind))
     for seed in range(3):
         step(model, optimizers, seed)
     others = build_optimizers(twin, training(kind))
     twin.load_state_dict(model.state_dict())
-    kept = {name: tensor.clone() for name, tensor in optimizer_state_tensors(model, optimizers).items()}
-    load_optimizer_state(twin, others, kept)
+    state = {name: tensor.clone() for name, tensor in optimizer_state_tensors(model, optimizers).items()}
+    load_optimizer_state(twin, others, state)
     for seed in range(3, 6):
         step(model, optimizers, seed)
         step(twin, others, seed)
@@ -129,20 +129,20 @@ def test_restored_optimizers_go_on_bit_by_bit(kind):
         assert torch.equal(one, other)
 
 
-def test_the_memory_of_another_optimizer_is_refused():
+def test_the_state_of_another_optimizer_raises_an_error():
     model = GPT(CONFIG)
     muon = build_optimizers(model, training(OptimizerKind.MUON))
     step(model, muon)
-    kept = optimizer_state_tensors(model, muon)
-    with pytest.raises(RunError, match=r"kept 'blocks\.0\..*velocity', this one does not: was the recipe changed"):
-        load_optimizer_state(model, build_optimizers(model, training(OptimizerKind.ADAMW)), kept)
+    state = optimizer_state_tensors(model, muon)
+    with pytest.raises(RunError, match=r"'blocks\.0\..*momentum_buffer'"):
+        load_optimizer_state(model, build_optimizers(model, training(OptimizerKind.ADAMW)), state)
 
 
 def error_after(kind, learning_rate, n_steps=100):
-    """Of a linear map learnt from inputs whose directions differ a hundredfold in size."""
+    """Returns the error of a linear map learned from inputs whose directions differ in scale by a factor of 100."""
     generator = torch.Generator().manual_seed(0)
-    turn = torch.linalg.qr(torch.randn(24, 24, generator=generator))[0]
-    inputs = torch.randn(128, 24, generator=generator) * torch.logspace(0, -2, 24) @ turn
+    rotation = torch.linalg.qr(torch.randn(24, 24, generator=generator))[0]
+    inputs = torch.randn(128, 24, generator=generator) * torch.logspace(0, -2, 24) @ rotation
     target = torch.linalg.qr(torch.randn(24, 24, generator=generator))[0]
     weight = torch.nn.Parameter(torch.zeros(24, 24))
     if kind is OptimizerKind.MUON:
@@ -164,7 +164,7 @@ def test_muon_learns_faster_than_adamw_each_at_its_best_learning_rate():
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 13), (3, 11, 7)])
-def test_an_orthogonal_update_is_the_quintic_written_out(shape):
+def test_orthogonalization_equals_the_explicit_quintic(shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     x = matrices if shape[1] < shape[2] else matrices.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -1,4 +1,4 @@
-"""Where time goes: every kind is told by what was called, all of it adds up, and the bound is the cost's."""
+"""Tests for profiling by category."""
 
 import ast
 import json
@@ -16,23 +16,22 @@ from qkv.cost import Mode, Precision, estimate
 from qkv.training import profiler
 from qkv.training.profiler import (
     DeviceRates,
-    _kind,
+    _category,
     exclusive_times,
     measure_device_rates,
     profile_generation,
     profile_training,
 )
 from qkv.training.timer import Timer
-from tests.training.runs import make_ready, trainer_of
+from tests.training.runs import build_cpu_trainer, prepare_small_run
 
 CPU = torch.device("cpu")
 
 
 class RecordedProfile:
-    """Stands in for torch's profiler, with events of known durations.
+    """Replacement for the profiler of torch, with events of known durations.
 
-    A product takes 1 s; attention takes 2 s, 0.5 s of which in a product that it calls; the gradient of that product
-    takes 0.75 s.
+    A matmul takes 1 s. Attention takes 2 s, including 0.5 s in a matmul that it calls, whose gradient takes 0.75 s.
     """
 
     def __init__(self, **_options) -> None:
@@ -54,20 +53,20 @@ class RecordedProfile:
         return self._events
 
 
-def test_the_kinds_add_up_to_the_time_without_the_profiler(monkeypatch):
+def test_categories_add_up_to_the_time_without_the_profiler(monkeypatch):
     readings = iter([0.0, 2.0, 10.0, 15.0])  # 2 s without the profiler, 5 s with it
     monkeypatch.setattr(profiler, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
     monkeypatch.setattr(torch.profiler, "profile", RecordedProfile)
     _, profile = profile_generation(lambda: None, CPU, expected=None)
-    spent = {kind: seconds for kind, seconds in profile.seconds_by_category.items() if seconds > 0}
+    seconds = {category: value for category, value in profile.seconds_by_category.items() if value > 0}
     assert profile.seconds == 2.0
-    assert spent == pytest.approx(
+    assert seconds == pytest.approx(
         {ProfileCategory.PRODUCTS: 0.4, ProfileCategory.ATTENTION: 0.4 * 2.75, ProfileCategory.BETWEEN: 2 - 0.4 * 3.75}
     )
-    assert sum(spent.values()) == pytest.approx(2.0)
+    assert sum(seconds.values()) == pytest.approx(2.0)
 
 
-def test_each_operation_has_its_kind():
+def test_each_operation_has_its_category():
     x = torch.randn(64, 3, 32, 16)
     weight = torch.randn(70, 70)
 
@@ -85,8 +84,8 @@ def test_each_operation_has_its_kind():
     assert profile.bound is None
 
 
-def test_a_gradient_is_of_the_kind_of_what_it_is_the_gradient_of():
-    """The parts of attention with dropout are plain products and masks, forward and back."""
+def test_a_backward_operation_has_the_category_of_its_forward_operation():
+    """Attention with dropout consists of ordinary matmuls and masks, forward and backward."""
     x = torch.randn(8, 4, 64, 16, requires_grad=True)
 
     def work():
@@ -98,31 +97,46 @@ def test_a_gradient_is_of_the_kind_of_what_it_is_the_gradient_of():
     assert profile.seconds_by_category.get(ProfileCategory.PRODUCTS, 0.0) == 0
 
 
-def test_a_training_step_has_data_loss_and_optimizer_and_leaves_a_trace(tmp_path):
-    trainer = trainer_of(make_ready(tmp_path / "run", steps=3, save_every=3, eval_every=3))
+def test_profiling_a_training_step_covers_all_categories_and_writes_a_trace(tmp_path):
+    trainer = build_cpu_trainer(prepare_small_run(tmp_path / "run", steps=3, save_every=3, eval_every=3))
     step = estimate(GPTConfig(vocab_size=97, context_length=16, d_model=12, n_heads=3, n_layers=2), mode="train")
     profile = profile_training(trainer, step, trace=tmp_path / "trace.json")
-    for kind in (ProfileCategory.DATA, ProfileCategory.LOSS, ProfileCategory.OPTIMIZER, ProfileCategory.PRODUCTS, ProfileCategory.EMBEDDING):
+    for kind in (
+        ProfileCategory.DATA,
+        ProfileCategory.LOSS,
+        ProfileCategory.OPTIMIZER,
+        ProfileCategory.PRODUCTS,
+        ProfileCategory.EMBEDDING,
+    ):
         assert profile.seconds_by_category[kind] > 0
-    assert profile.bounds.keys() >= {ProfileCategory.OPTIMIZER, ProfileCategory.ATTENTION, ProfileCategory.PRODUCTS, ProfileCategory.NORM}
+    assert profile.bounds.keys() >= {
+        ProfileCategory.OPTIMIZER,
+        ProfileCategory.ATTENTION,
+        ProfileCategory.PRODUCTS,
+        ProfileCategory.NORM,
+    }
     assert profile.bound == pytest.approx(sum(profile.bounds.values()))
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
-def test_the_bound_of_products_is_their_flops_at_the_measured_rate(monkeypatch):
-    # Memory so fast that every product is bound by its FLOPs.
-    monkeypatch.setattr(profiler, "measure_device_rates", lambda _device, _dtype: DeviceRates(matmul_flops=1e11, bandwidth=1e15))
+def test_the_bound_of_matmuls_is_their_flops_at_the_measured_rate(monkeypatch):
+    # The bandwidth is so high that every matmul is limited by its FLOPs.
+    monkeypatch.setattr(
+        profiler, "measure_device_rates", lambda _device, _dtype: DeviceRates(matmul_flops=1e11, bandwidth=1e15)
+    )
     config = GPTConfig(vocab_size=8192, context_length=512, d_model=512, n_heads=8, n_layers=3)
-    made = estimate(config, mode=Mode.FORWARD, batch_size=4, seq_len=512, device_type="cpu")
-    _, profile = profile_generation(lambda: None, CPU, expected=made)
-    products = sum(one.flops for one in made.operations if one.product and not one.is_attention_core)
+    expected = estimate(config, mode=Mode.FORWARD, batch_size=4, seq_len=512, device_type="cpu")
+    _, profile = profile_generation(lambda: None, CPU, expected=expected)
+    products = sum(one.flops for one in expected.operations if one.product and not one.is_attention_core)
     assert profile.rates == DeviceRates(matmul_flops=1e11, bandwidth=1e15)
     assert profile.bounds[ProfileCategory.PRODUCTS] == pytest.approx(products / 1e11)
 
 
-def test_rates_are_work_by_time(monkeypatch):
+def test_device_rates_are_work_divided_by_time(monkeypatch):
     monkeypatch.setattr(Timer, "measure_kernel", lambda _timer, _work: 0.5)
-    assert measure_device_rates(CPU, Precision.FLOAT32) == DeviceRates(matmul_flops=2 * 1024**3 / 0.5, bandwidth=4 * 2**25 / 0.5)
+    assert measure_device_rates(CPU, Precision.FLOAT32) == DeviceRates(
+        matmul_flops=2 * 1024**3 / 0.5, bandwidth=4 * 2**25 / 0.5
+    )
 
 
 KERNELS = {
@@ -134,29 +148,29 @@ KERNELS = {
     "nn/varlen_kernel.py": [],
     "training/loss_kernel.py": [],
 }
-"""Files with kernels of ours, and what of them is element-wise or no kernel by itself."""
+"""Files with Triton kernels, with the functions that are element-wise or not launched themselves."""
 
 
-def test_these_are_all_files_with_kernels():
+def test_all_files_with_kernels_are_listed():
     package = Path(qkv.__file__).parent
-    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if "@triton.jit" in path.read_text()}
-    assert found == {*KERNELS, "generation/triton_functions.py"}
+    files = {str(path.relative_to(package)) for path in package.rglob("*.py") if "@triton.jit" in path.read_text()}
+    assert files == {*KERNELS, "generation/triton_functions.py"}
 
 
 @pytest.mark.parametrize("file", KERNELS)
-def test_each_kernel_of_ours_has_a_kind(file):
+def test_each_triton_kernel_has_a_category(file):
     tree = ast.parse((Path(qkv.__file__).parent / file).read_text())
     names = [
-        one.name
-        for one in tree.body
-        if isinstance(one, ast.FunctionDef) and "triton.jit" in map(ast.unparse, one.decorator_list)
+        function.name
+        for function in tree.body
+        if isinstance(function, ast.FunctionDef) and "triton.jit" in map(ast.unparse, function.decorator_list)
     ]
     launched = [name for name in names if not name.startswith("_") and name not in KERNELS[file]]
     assert names
     assert set(KERNELS[file]) <= set(names)
-    assert {name: _kind(name) for name in launched if _kind(name) is ProfileCategory.ELEMENTWISE} == {}
+    assert {name: _category(name) for name in launched if _category(name) is ProfileCategory.ELEMENTWISE} == {}
 
 
-def test_kernels_that_overlap_are_not_counted_twice():
+def test_overlapping_kernels_are_not_counted_twice():
     ranges = [Interval(a, b) for a, b in ((0.0, 10.0), (4.0, 13.0), (5.0, 9.0), (20.0, 21.0), (12.0, 15.0))]
     assert exclusive_times(ranges) == [10.0, 3.0, 0.0, 1.0, 2.0]

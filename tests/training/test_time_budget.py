@@ -1,4 +1,4 @@
-"""A run that is given a time ends about then, however the machine's pace changes; and its numbers stay its recipe's."""
+"""Tests for the time budget of runs."""
 
 from dataclasses import replace
 
@@ -14,84 +14,89 @@ from qkv.training import (
     write_recipe,
 )
 from qkv.training.schedule import learning_rate
-from tests.training.runs import copy_of, curve, go_on, make_ready, trainer_of
+from tests.training.runs import build_cpu_trainer, copy_run, logged_metrics, prepare_small_run, resume_to_end
 
 SECONDS = 307.0
 
 
-class Machine:
-    """A run in pretended time: `pace(t)` is what a step takes at time t; a batch of an evaluation, a third of that."""
+class SimulatedRun:
+    """Simulated run: a step takes `seconds_at(t)` at time t, and a validation batch a third of that."""
 
-    def __init__(self, pace, *, first):
+    def __init__(self, seconds_at, *, measured):
         recipe = choose_gpt_recipe(["a.txt"], n_bytes=10**6, seconds=SECONDS, flops_per_second=5e10)
-        self.config = fit_steps_to_time(recipe, seconds=SECONDS, seconds_per_step=first).training
-        self.pace, self.time, self.plans = pace, 0.0, []
+        self.config = fit_steps_to_time(recipe, seconds=SECONDS, seconds_per_step=measured).training
+        self.seconds_at, self.time, self.plans = seconds_at, 0.0, []
 
     def run(self):
-        clock, progress = TimeBudget(SECONDS, on_replan=self.plans.append, clock=lambda: self.time), TrainingProgress(environment="here")
+        budget, progress = (
+            TimeBudget(SECONDS, on_replan=self.plans.append, clock=lambda: self.time),
+            TrainingProgress(environment="here"),
+        )
         while progress.step < self.config.steps:
-            if plan := clock.plan(self.config, progress, SINGLE_PROCESS):
-                clock.keep(plan)
+            if plan := budget.replan(self.config, progress, SINGLE_PROCESS):
+                budget.on_replan(plan)
                 self.config = plan
-            took = self.pace(self.time)
-            progress = replace(progress, step=progress.step + 1, seconds=progress.seconds + took)
-            self.time += took
+            seconds = self.seconds_at(self.time)
+            progress = replace(progress, step=progress.step + 1, seconds=progress.seconds + seconds)
+            self.time += seconds
             if progress.step % self.config.eval_every == 0:
-                self.time += took * self.config.eval_batches / 3
+                self.time += seconds * self.config.eval_batches / 3
         return self
 
 
-def test_a_steady_machine_keeps_its_first_plan():
-    machine = Machine(lambda _t: 0.1, first=0.1).run()
-    assert machine.plans == []
-    assert 0.85 * SECONDS < machine.time < SECONDS
+def test_constant_throughput_keeps_the_first_plan():
+    simulated = SimulatedRun(lambda _t: 0.1, measured=0.1).run()
+    assert simulated.plans == []
+    assert 0.85 * SECONDS < simulated.time < SECONDS
 
 
 @pytest.mark.parametrize(
-    ("pace", "first"),
+    ("seconds_at", "measured"),
     [
-        (lambda _t: 0.1, 2.0),  # busy while it was timed
-        (lambda _t: 2.0, 0.1),  # idle while it was timed
-        (lambda t: 1.0 if t < 101 else 0.1, 1.0),  # busy for a third
-        (lambda t: 0.1 if t < 101 else 0.5, 0.1),  # busy after a third
-        (lambda t: 0.1 if int(t / 13) % 2 else 0.3, 0.2),  # by turns
+        (lambda _t: 0.1, 2.0),  # slow while it was measured
+        (lambda _t: 2.0, 0.1),  # fast while it was measured
+        (lambda t: 1.0 if t < 101 else 0.1, 1.0),  # slow for a third of the run
+        (lambda t: 0.1 if t < 101 else 0.5, 0.1),  # slow after a third of the run
+        (lambda t: 0.1 if int(t / 13) % 2 else 0.3, 0.2),  # alternating
     ],
-    ids=["timed-slow", "timed-fast", "slow-then-fast", "fast-then-slow", "by-turns"],
+    ids=["measured-slow", "measured-fast", "slow-then-fast", "fast-then-slow", "alternating"],
 )
-def test_it_ends_when_it_was_meant_to_whatever_the_pace(pace, first):
-    machine = Machine(pace, first=first).run()
-    assert machine.plans
-    assert 0.8 * SECONDS < machine.time < 1.1 * SECONDS
-    assert len(machine.plans) <= 24
-    assert learning_rate(machine.config, machine.config.steps) < 0.2 * machine.config.learning_rate
+def test_a_run_ends_on_time_when_throughput_changes(seconds_at, measured):
+    simulated = SimulatedRun(seconds_at, measured=measured).run()
+    assert simulated.plans
+    assert 0.8 * SECONDS < simulated.time < 1.1 * SECONDS
+    assert len(simulated.plans) <= 24
+    assert learning_rate(simulated.config, simulated.config.steps) < 0.2 * simulated.config.learning_rate
 
 
-def moved_run(folder, monkeypatch):
-    """From 13 steps to 17, seen at step 4."""
-    prepared = make_ready(folder, schedule="linear")
-    monkeypatch.setattr(TimeBudget, "_last_step", lambda _self, config, progress: 17 if progress.step == 4 else config.steps)
+def replanned_run(folder, monkeypatch):
+    """Prepare and train a run that is replanned from 13 to 17 steps at step 4."""
+    prepared = prepare_small_run(folder, schedule="linear")
+    monkeypatch.setattr(
+        TimeBudget, "_planned_steps", lambda _self, config, progress: 17 if progress.step == 4 else config.steps
+    )
 
-    def keep(plan):
+    def save_plan(plan):
         write_recipe(prepared.run, prepared.recipe.replace(training=plan))
 
-    trainer_of(prepared).train(TimeBudget(1.0, on_replan=keep))
+    build_cpu_trainer(prepared).train(TimeBudget(1.0, on_replan=save_plan))
     return prepared
 
 
-def test_a_moved_run_is_its_recipes_and_goes_on_from_any_checkpoint_to_the_same_bits(tmp_path, monkeypatch):
-    moved = moved_run(tmp_path / "a", monkeypatch)
-    recipe = open_run(moved.run.path).recipe
+def test_a_replanned_run_follows_its_recipe_and_resumes_bit_for_bit(tmp_path, monkeypatch):
+    replanned = replanned_run(tmp_path / "a", monkeypatch)
+    recipe = open_run(replanned.run.path).recipe
     assert (recipe.training.steps, recipe.training.replans) == (17, ((4, 13),))
-    assert 4 in [line["step"] for line in curve(moved.run.path)]
-    last = moved.run.checkpoint_folder(17) / "model.safetensors"
+    assert 4 in [line["step"] for line in logged_metrics(replanned.run.path)]
+    last = replanned.run.checkpoint_folder(17) / "model.safetensors"
 
-    other = make_ready(tmp_path / "b", schedule="linear")
-    again = copy_of(other, tmp_path / "again", **recipe.training.model_dump())
-    trainer_of(again).train()
-    assert (again.run.checkpoint_folder(17) / "model.safetensors").read_bytes() == last.read_bytes()
+    other = prepare_small_run(tmp_path / "b", schedule="linear")
+    repeated = copy_run(other, tmp_path / "again", **recipe.training.model_dump())
+    build_cpu_trainer(repeated).train()
+    assert (repeated.run.checkpoint_folder(17) / "model.safetensors").read_bytes() == last.read_bytes()
 
-    kept = copy_of(moved, tmp_path / "kept")
-    for step in kept.run.checkpoint_steps()[1:]:
-        (kept.run.checkpoint_folder(step) / "model.safetensors").write_bytes(b"damaged")
-    go_on(kept.run.path)
-    assert (kept.run.checkpoint_folder(17) / "model.safetensors").read_bytes() == last.read_bytes()
+    damaged = copy_run(replanned, tmp_path / "damaged")
+    for step in damaged.run.checkpoint_steps()[1:]:
+        (damaged.run.checkpoint_folder(step) / "model.safetensors").write_bytes(b"damaged")
+    resume_to_end(damaged.run.path)
+    assert (damaged.run.checkpoint_folder(17) / "model.safetensors").read_bytes() == last.read_bytes()

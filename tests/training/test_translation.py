@@ -14,17 +14,24 @@ from qkv.models import build
 from qkv.tensors import IGNORE_INDEX
 from qkv.training import open_run, resume_preparation
 from qkv.training.translation import translation_objective
-from qkv.weights.models import load_model
+from qkv.weights.model_loader import load_model
 from tests.data.pair_corpus import reversed_pairs, write_tsv
-from tests.training.runs import checkpoints, copy_of, curve, go_on, stopped_after, trainer_of
-from tests.training.translations import make_ready, recipe
+from tests.training.runs import (
+    build_cpu_trainer,
+    checkpoint_contents,
+    copy_run,
+    logged_metrics,
+    resume_to_end,
+    train_until_signal,
+)
+from tests.training.translation_runs import prepare_small_run, recipe
 
 FAMILIES = ["seq2seq", "rnn"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def prepared(request, tmp_path_factory):
-    return make_ready(tmp_path_factory.mktemp(request.param), recipe(request.param))
+    return prepare_small_run(tmp_path_factory.mktemp(request.param), recipe(request.param))
 
 
 def objective_of(prepared, **training):
@@ -46,7 +53,7 @@ def with_more_padding(batch: PairBatch) -> PairBatch:
     )
 
 
-def test_padding_changes_nothing(prepared):
+def test_padding_does_not_change_the_loss(prepared):
     _, objective = objective_of(prepared)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     assert loss_of(objective, with_more_padding(batch)) == pytest.approx(loss_of(objective, batch), rel=1e-5)
@@ -55,7 +62,7 @@ def test_padding_changes_nothing(prepared):
     assert loss_of(objective, noisy) == pytest.approx(loss_of(objective, batch), rel=1e-6)
 
 
-def test_what_comes_later_changes_nothing_and_the_source_does(prepared):
+def test_later_target_tokens_do_not_change_the_loss_and_the_source_does(prepared):
     _, objective = objective_of(prepared)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     first = batch.targets.clone()
@@ -67,12 +74,14 @@ def test_what_comes_later_changes_nothing_and_the_source_does(prepared):
     assert loss_of(objective, replace(asked, source=batch.source.roll(1, 0))) != loss_of(objective, asked)
 
 
-def test_swapped_source_and_target_are_not_the_same_task(prepared):
+def test_source_and_target_are_not_interchangeable(prepared):
     """The source is read by the encoder and the target by the decoder: the other way round scores otherwise."""
     model, objective = objective_of(prepared)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     logits = model(batch.source, batch.ids, source_attention_mask=batch.source_attention_mask)
-    expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
     assert loss_of(objective, batch) == pytest.approx(expected.item(), rel=1e-5)
     texts = (
         prepared.corpus.tokenizer.decode(batch.source[0].tolist()),
@@ -81,7 +90,7 @@ def test_swapped_source_and_target_are_not_the_same_task(prepared):
     assert (texts[0].islower(), texts[1].isupper()) == (True, True)
 
 
-def test_labels_are_smoothed_in_training_alone_and_both_losses_are_measured(prepared):
+def test_label_smoothing_applies_in_training_only_and_both_losses_are_logged(prepared):
     model, objective = objective_of(prepared, label_smoothing=0.1)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     logits = model(batch.source, batch.ids, source_attention_mask=batch.source_attention_mask).flatten(0, 1)
@@ -89,17 +98,17 @@ def test_labels_are_smoothed_in_training_alone_and_both_losses_are_measured(prep
     plain, smoothed = (
         F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing).item() for smoothing in (0.0, 0.1)
     )
-    outcome = objective(batch)
-    assert outcome.loss.item() == pytest.approx(smoothed, rel=1e-5)
-    assert outcome.measures["unsmoothed_loss"].total.item() == pytest.approx(plain, rel=1e-5)
+    output = objective(batch)
+    assert output.loss.item() == pytest.approx(smoothed, rel=1e-5)
+    assert output.measures["unsmoothed_loss"].total.item() == pytest.approx(plain, rel=1e-5)
     right = (logits.argmax(-1) == wanted).sum().item()
-    assert outcome.measures["accuracy"].total.item() == right
-    assert outcome.measures["accuracy"].count.item() == batch.n_targets
+    assert output.measures["accuracy"].total.item() == right
+    assert output.measures["accuracy"].count.item() == batch.n_targets
     with torch.no_grad():
         assert loss_of(objective, batch) == pytest.approx(plain, rel=1e-5)
 
 
-def test_the_parts_of_a_batch_lose_what_the_batch_loses(prepared):
+def test_micro_batch_losses_add_up_to_the_batch_loss(prepared):
     _, objective = objective_of(prepared, label_smoothing=0.1)
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     assert sum(loss_of(objective, part) for part in batch.split(3)) == pytest.approx(
@@ -107,7 +116,7 @@ def test_the_parts_of_a_batch_lose_what_the_batch_loses(prepared):
     )
 
 
-def test_a_chunked_loss_is_the_whole_one_and_refused_for_an_rnn(prepared):
+def test_the_chunked_loss_equals_the_full_loss_and_raises_an_error_for_an_rnn(prepared):
     if prepared.recipe.family == "rnn":
         with pytest.raises(ConfigError, match="compiled and loss_chunk_size are for seq2seq"):
             objective_of(prepared, loss_chunk_size=7)
@@ -118,18 +127,18 @@ def test_a_chunked_loss_is_the_whole_one_and_refused_for_an_rnn(prepared):
     assert loss_of(chunked, batch) == pytest.approx(loss_of(plain, batch), rel=1e-5)
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(prepared, tmp_path):
-    whole, parted = (copy_of(prepared, tmp_path / name) for name in ("whole", "parted"))
-    trainer_of(whole).train()
-    stopped_after(trainer_of(parted), 4)
-    go_on(parted.run.path)
-    assert curve(whole.run.path) == curve(parted.run.path)
-    assert checkpoints(whole.run.path) == checkpoints(parted.run.path)
+def test_an_interrupted_run_resumes_bit_for_bit(prepared, tmp_path):
+    whole, parted = (copy_run(prepared, tmp_path / name) for name in ("whole", "parted"))
+    build_cpu_trainer(whole).train()
+    train_until_signal(build_cpu_trainer(parted), 4)
+    resume_to_end(parted.run.path)
+    assert logged_metrics(whole.run.path) == logged_metrics(parted.run.path)
+    assert checkpoint_contents(whole.run.path) == checkpoint_contents(parted.run.path)
 
 
 def test_an_evaluation_has_bleu_chrf_and_samples(prepared, tmp_path):
-    copy = copy_of(prepared, tmp_path / "run")
-    trainer_of(copy).train()
+    copy = copy_run(prepared, tmp_path / "run")
+    build_cpu_trainer(copy).train()
     lines = [json.loads(line) for line in (copy.run.path / "metrics.jsonl").read_text().splitlines()]
     (*_, last) = [line for line in lines if "validation_loss" in line]
     assert {"bleu", "chrf", "validation_accuracy"} <= last.keys()
@@ -137,11 +146,11 @@ def test_an_evaluation_has_bleu_chrf_and_samples(prepared, tmp_path):
     assert "nrefs:1|case:mixed" in last["samples"][-1]
 
 
-def test_what_is_validated_on_is_not_trained_on_and_what_was_dropped_is_said(tmp_path):
+def test_validation_pairs_are_excluded_from_training_and_dropped_pairs_are_reported(tmp_path):
     pairs = reversed_pairs(60, shortest=4, longest=9)
     write_tsv(tmp_path / "dev.tsv", pairs[:7])
     chosen = recipe("rnn", data={"validation": ("dev.tsv",), "validation_fraction": None}, seq_len=8)
-    prepared = make_ready(tmp_path, chosen)  # pairs.tsv's 200 begin with other lengths than these
+    prepared = prepare_small_run(tmp_path, chosen)  # pairs.tsv's 200 begin with other lengths than these
     corpus = prepared.corpus
     held_out = {corpus.validation.text(0, i) for i in range(len(corpus.validation))}
     assert held_out == {source for source, _ in pairs[:7]}
@@ -151,28 +160,28 @@ def test_what_is_validated_on_is_not_trained_on_and_what_was_dropped_is_said(tmp
     assert corpus.summary.endswith("7 held out")
 
 
-def test_swapped_files_and_unknown_repeats_are_refused(tmp_path):
+def test_swapped_files_and_unknown_repeats_raise_an_error(tmp_path):
     write_tsv(tmp_path / "dev.tsv", [(target, source) for source, target in reversed_pairs(20, seed=3)])
     swapped = recipe("rnn", data={"validation": ("dev.tsv",), "validation_fraction": None})
     with pytest.raises(InputError, match=r"dev.tsv: its sources are in the language"):
-        make_ready(tmp_path, swapped)
+        prepare_small_run(tmp_path, swapped)
     with pytest.raises(ConfigError, match=r"pairs.repeat names 'other.tsv', which is not among data.train: pairs.tsv"):
-        make_ready(tmp_path / "b", recipe("rnn", pairs={"repeat": {"other.tsv": 2}}))
+        prepare_small_run(tmp_path / "b", recipe("rnn", pairs={"repeat": {"other.tsv": 2}}))
 
 
-def test_separate_vocabularies_go_into_the_checkpoint(tmp_path):
-    prepared = make_ready(tmp_path, recipe("rnn", pairs={"source_vocab_size": 270}, steps=1, warmup_steps=0))
-    trainer_of(prepared).train()
+def test_separate_vocabularies_are_saved_in_the_checkpoint(tmp_path):
+    prepared = prepare_small_run(tmp_path, recipe("rnn", pairs={"source_vocab_size": 270}, steps=1, warmup_steps=0))
+    build_cpu_trainer(prepared).train()
     loaded = load_model(prepared.run.checkpoint_folder(1))
     assert loaded.model.config.source_vocab_size == 270
     assert loaded.source_tokenizer.encode("a b c") == prepared.corpus.train.tokenizers[0].encode("a b c")
     assert loaded.source_tokenizer.encode("A B") != loaded.tokenizer.encode("A B")
 
 
-def test_a_killed_preparation_goes_on(tmp_path, monkeypatch):
+def test_an_interrupted_preparation_can_be_resumed(tmp_path, monkeypatch):
     import qkv.data.pair_store
 
-    whole = make_ready(tmp_path / "whole", recipe("rnn"))
+    whole = prepare_small_run(tmp_path / "whole", recipe("rnn"))
     prepare = qkv.data.pair_store.prepare_store
 
     def killed(files, folder, **given):
@@ -182,7 +191,7 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(qkv.data.pair_store, "prepare_store", killed)
     with pytest.raises(KeyboardInterrupt):
-        make_ready(tmp_path / "killed", recipe("rnn"))
+        prepare_small_run(tmp_path / "killed", recipe("rnn"))
     monkeypatch.undo()
     gone_on = resume_preparation(tmp_path / "killed" / "run", progress=lambda _label: lambda _n, _all: None)
     for t in (0, 3):
@@ -194,10 +203,10 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch):
 @pytest.mark.compiled
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # torch's own, when it compiles
-def test_compiled_steps_are_the_plain_ones_in_every_shape(tmp_path):
-    ready = make_ready(tmp_path / "plain", recipe("seq2seq"))
-    plain = trainer_of(ready)
-    compiled = trainer_of(copy_of(ready, tmp_path / "compiled", compile=True))
+def test_compiled_steps_equal_eager_steps_for_every_shape(tmp_path):
+    ready = prepare_small_run(tmp_path / "plain", recipe("seq2seq"))
+    plain = build_cpu_trainer(ready)
+    compiled = build_cpu_trainer(copy_run(ready, tmp_path / "compiled", compile=True))
     shapes = set()
     for t in range(9):
         batch = plain.data.batch(t)
@@ -206,9 +215,9 @@ def test_compiled_steps_are_the_plain_ones_in_every_shape(tmp_path):
             trainer.model.eval()  # without dropout, which draws otherwise when compiled
         one, other = (trainer.objective(batch) for trainer in (plain, compiled))
         assert one.loss.item() == pytest.approx(other.loss.item(), rel=1e-5)
-        for trainer, outcome in ((plain, one), (compiled, other)):
+        for trainer, output in ((plain, one), (compiled, other)):
             trainer.model.zero_grad()
-            outcome.loss.backward()
+            output.loss.backward()
         pairs = zip(plain.model.parameters(), compiled.model.parameters(), strict=True)
         assert all(torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-4) for a, b in pairs)
     assert len(shapes) == 2

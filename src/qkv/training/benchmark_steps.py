@@ -138,7 +138,7 @@ def _build_forward_pass(model: Model, work: Workload) -> Callable[[], list[Tenso
     match model:
         case GPT():
             cache = model.new_cache(batch=work.batch_size, capacity=work.seq_len) if is_prefill else None
-            return lambda: [model.unembedding(model.states(ids, cache=_reset_cache(cache))[:, -n_positions:])]
+            return lambda: [model.unembedding(model.hidden_states(ids, cache=_reset_cache(cache))[:, -n_positions:])]
         case BERT():
             return lambda: _bert_outputs(model, ids, n_positions)
         case Seq2Seq():
@@ -147,7 +147,7 @@ def _build_forward_pass(model: Model, work: Workload) -> Callable[[], list[Tenso
 
             def encode_and_decode() -> list[Tensor]:
                 encoded = model.encode(source)
-                states = model.states(ids, encoded, cache=_reset_cache(cache))
+                states = model.hidden_states(ids, encoded, cache=_reset_cache(cache))
                 return [model.unembedding(states[:, -n_positions:])]
 
             return encode_and_decode
@@ -162,13 +162,13 @@ def _bert_outputs(model: BERT, ids: Tensor, n_positions: int) -> list[Tensor]:
     states, config = model(ids), model.config
     outputs = []
     if config.masked_lm_head:
-        outputs.append(model.masked_word_logits(states[:, -n_positions:]))
+        outputs.append(model.masked_lm_logits(states[:, -n_positions:]))
     if config.next_sentence_head:
         outputs.append(model.next_sentence_logits(states))
     if config.n_classes is not None:
         outputs.append(model.class_logits(states))
     elif config.pooler and not config.next_sentence_head:
-        outputs.append(model.pooled(states))
+        outputs.append(model.pooled_output(states))
     return outputs or [states[:, 0]]
 
 

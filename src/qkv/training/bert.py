@@ -142,7 +142,7 @@ def masked_lm_objective(model: BERT, config: TrainingConfig) -> Objective:
     ) -> dict[str, _TaskSums]:
         states = model(ids, segments=segments, attention_mask=attention_mask)
         masked_states = states.gather(1, masked_positions[..., None].expand(-1, -1, states.shape[-1]))
-        sums = {"masked_lm": _loss_and_accuracy_sums(model.masked_word_logits(masked_states), targets)}
+        sums = {"masked_lm": _loss_and_accuracy_sums(model.masked_lm_logits(masked_states), targets)}
         if next_sentence_labels is not None:
             sums["next_sentence"] = _loss_and_accuracy_sums(model.next_sentence_logits(states), next_sentence_labels)
         return sums

@@ -25,7 +25,7 @@ from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.signals import SignalInterrupt
 from qkv.training.task_metrics import compute_task_metrics, confusion_matrix
 from qkv.training.trainer import MetricsCallback, Trainer
-from qkv.weights.models import load_model
+from qkv.weights.model_loader import load_model
 
 RESULT_FILE = "result.json"
 TARGET_UPDATES = 2000
@@ -251,7 +251,7 @@ def _build_finetune_trainer(
             "config.json": json.dumps(model.config.model_dump(mode="json", exclude_none=True), indent=2),
             **tokenizer_files(inputs.tokenizer),
         },
-        report=lambda entry: report({**entry, "of": training.steps}),
+        report=lambda entry: report({**entry, "total_steps": training.steps}),
     )
 
 

@@ -88,7 +88,7 @@ def next_token_objective(model: GPT, config: TrainingConfig) -> Objective:
     autocast = autocast_factory(config.precision, device)
 
     def loss_sum(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
-        states = model.states(ids, documents=documents)
+        states = model.hidden_states(ids, documents=documents)
         return chunked_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk_size)
 
     compute = torch.compile(loss_sum, dynamic=False) if config.compile else loss_sum

@@ -14,7 +14,7 @@ from qkv.cost.prediction import CALIBRATED_WEIGHT_BYTES
 from qkv.cost.workload import Precision
 from qkv.nn import CAUSAL, Rotary, activate, scaled_dot_product_attention
 from qkv.nn import make_norm as build_norm
-from qkv.nn.recurrent import run as run_recurrence
+from qkv.nn.recurrent import run_recurrence
 from qkv.training.benchmark_steps import torch_dtype
 from qkv.training.timer import MAX_REPEATS, WorkFunction
 

@@ -127,5 +127,5 @@ def _train_pair_tokenizer(recipe: Recipe, folder: Path, side: str | None, *, siz
         vocab_size=size,
         style=SpecialTokenStyle.SEQ2SEQ,
         lowercase=settings.lowercase,
-        spaced=True,
+        add_prefix_space=True,
     )

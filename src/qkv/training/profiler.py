@@ -33,7 +33,7 @@ _DATA_LABEL = "qkv: data"
 _CATEGORY_PATTERNS = {
     ProfileCategory.DATA: rf"^{_DATA_LABEL}",
     ProfileCategory.OPTIMIZER: r"^Optimizer\.|foreach|multi_tensor|adam",
-    ProfileCategory.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa|^attend_text",
+    ProfileCategory.ATTENTION: r"scaled_dot_product|attention|flash|fmha|sdpa",
     ProfileCategory.PRODUCTS: (
         r"mm\b|mm_|addmm|bmm|linear|matmul|gemm|gemv|cutlass|nvjet|splitk|mv\b|dot\b|gru|lstm"
         r"|^linear_gelu_kernel"

@@ -30,7 +30,7 @@ from torch import Tensor
 from qkv.data.file_io import convert_disk_errors, fsync_path
 from qkv.errors import RunError, WeightsError
 from qkv.training.sharded_tensors import SHARDS_FOLDER, load_sharded
-from qkv.weights.folder import PARTIAL, check_folder, read_tensors, write_folder
+from qkv.weights.atomic_folder import PARTIAL_PREFIX, check_folder, read_tensors, write_folder
 
 LogFunction = Callable[[str], None]
 
@@ -151,7 +151,7 @@ class RunFolder:
 
     def _delete(self, step: int) -> None:
         # Rename before deleting, so that an interrupted deletion never leaves an incomplete checkpoint.
-        deleted_folder = self.checkpoints / f"{PARTIAL}old-{step}"
+        deleted_folder = self.checkpoints / f"{PARTIAL_PREFIX}old-{step}"
         self.checkpoint_folder(step).rename(deleted_folder)
         shutil.rmtree(deleted_folder)
 
@@ -179,7 +179,7 @@ class RunFolder:
     def roll_back_to(self, progress: TrainingProgress, log: LogFunction) -> None:
         """Delete everything written after this checkpoint: incomplete folders, later checkpoints and later metrics."""
         with convert_disk_errors(self.checkpoints, 0):
-            for leftover in self.checkpoints.glob(f"{PARTIAL}*"):
+            for leftover in self.checkpoints.glob(f"{PARTIAL_PREFIX}*"):
                 shutil.rmtree(leftover)
             for step in self.checkpoint_steps():
                 if step > progress.step:

@@ -23,7 +23,7 @@ from qkv.training.run_folder import RunFolder
 from qkv.training.text_preparation import resolve_data_files
 from qkv.training.trainer import MetricsCallback, Trainer
 from qkv.training.translation import PairsCorpus
-from qkv.weights.models import SOURCE_TOKENIZER
+from qkv.weights.model_loader import SOURCE_TOKENIZER
 
 RECIPE_FILE = "recipe.toml"
 PREPARATION_FILE = "preparation.json"

@@ -13,8 +13,8 @@ from qkv.training.lora import merged_weights
 from qkv.training.optimizer import load_optimizer_state, optimizer_state_tensors
 from qkv.training.run_folder import load_checkpoint
 from qkv.training.sharded_tensors import shard_like
-from qkv.weights.names import NameTable, Rename
-from qkv.weights.tensors import fill
+from qkv.weights.name_mapping import NameTable, NameMapping
+from qkv.weights.state_dict import load_into
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TrainingState:
         names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
         try:
             tensors = {name: shard_like(t, parameters.get(name, t)) for name, t in (raw_weights or weights).items()}
-            fill(self.model, tensors, NameTable(renames=[Rename(name, (name,)) for name in names]), most_faults=2)
+            load_into(self.model, tensors, NameTable(mappings=[NameMapping(name, (name,)) for name in names]), max_listed=2)
         except WeightsError as error:
             raise RunError(
                 f"{folder}: the checkpoint does not fit the model; was the recipe changed? {error}"

@@ -178,7 +178,7 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
         if isinstance(model, RNNSeq2Seq):
             logits = model(on_device.source, on_device.ids, source_attention_mask=on_device.source_attention_mask)
             return loss_function(logits, on_device.targets, smoothing)
-        states = model.states(
+        states = model.hidden_states(
             on_device.ids, model.encode(on_device.source, attention_mask=on_device.source_attention_mask)
         )
         if config.loss_chunk_size is None:

@@ -1,4 +1,4 @@
-"""How a small model is made to learn in the tests: one plain loop."""
+"""A minimal training loop for tests."""
 
 from collections.abc import Callable
 
@@ -7,29 +7,29 @@ import torch
 from torch import Tensor, nn
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.long] if seed else []) for seed in range(5)]
-"""Learning depends on luck: one seed in every run of the tests, four more in the long one."""
+"""One seed in the default tests and four more in the long ones, because learning depends on the random seed."""
 
 HELD_OUT = 1_000_003
-"""Seed of what a model is tested on; no step of `train_on_samples` draws from it."""
+"""Seed of the held-out data, which no step of `train_on_samples` uses."""
 
 
 def train_on_samples(
     model: nn.Module,
-    loss: Callable[[torch.Generator], Tensor],
+    compute_loss: Callable[[torch.Generator], Tensor],
     *,
     n_steps: int,
     learning_rate: float,
     seed: int,
 ) -> None:
-    """AdamW; the rate rises over the first tenth and falls to 0. Step t draws from (seed, t) alone."""
+    """Train with AdamW, warm-up over 10 % of the steps and linear decay to 0. Step t uses a generator for (seed, t)."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
     for step in range(n_steps):
-        rise, fall = (step + 1) / (0.1 * n_steps), (n_steps - step) / (0.9 * n_steps)
+        warmup, decay = (step + 1) / (0.1 * n_steps), (n_steps - step) / (0.9 * n_steps)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min(rise, fall, 1.0)
+            group["lr"] = learning_rate * min(warmup, decay, 1.0)
         optimizer.zero_grad()
-        loss(torch.Generator().manual_seed(seed * n_steps + step)).backward()
+        compute_loss(torch.Generator().manual_seed(seed * n_steps + step)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.eval()

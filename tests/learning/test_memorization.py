@@ -1,4 +1,4 @@
-"""A tiny GPT, trained by the whole machinery on a text, says the text."""
+"""A tiny GPT that is trained on a short text reproduces it."""
 
 import torch
 
@@ -20,14 +20,22 @@ def recipe(**training) -> Recipe:
         model={"context_length": 64, "n_layers": 2, "d_model": 48, "n_heads": 3, "positions": "rotary"},
         data={"train": ("text.txt",)},
         training={
-            "steps": 200, "batch_size": 4, "seq_len": 64, "optimizer": "muon", "learning_rate": 1e-2,
-            "schedule": "linear", "min_lr_ratio": 0.0, "warmup_steps": 10, "save_every": 200,
-        } | training,
-    )  # fmt: skip
+            "steps": 200,
+            "batch_size": 4,
+            "seq_len": 64,
+            "optimizer": "muon",
+            "learning_rate": 1e-2,
+            "schedule": "linear",
+            "min_lr_ratio": 0.0,
+            "warmup_steps": 10,
+            "save_every": 200,
+        }
+        | training,
+    )
 
 
-def greedy(model: torch.nn.Module, tokenizer: Tokenizer, prompt: str, n: int) -> str:
-    """The plain way, without a cache: the window's last logits, again and again."""
+def generate_greedily(model: torch.nn.Module, tokenizer: Tokenizer, prompt: str, n: int) -> str:
+    """Generate greedily without a cache."""
     ids = tokenizer.encode(prompt)
     for _ in range(n):
         logits = model(torch.tensor([ids[-48:]]))
@@ -46,4 +54,4 @@ def test_a_tiny_gpt_memorizes_a_text(tmp_path):
     assert losses[-1] < 0.1
     prompt = TEXT[:40]
     with torch.inference_mode():
-        assert greedy(trainer.model.eval(), prepared.corpus.tokenizer, prompt, len(TEXT) - 40) == TEXT
+        assert generate_greedily(trainer.model.eval(), prepared.corpus.tokenizer, prompt, len(TEXT) - 40) == TEXT

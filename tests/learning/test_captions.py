@@ -1,0 +1,36 @@
+"""An image captioner learns to describe images and attends to the objects that it names."""
+
+import numpy as np
+import pytest
+
+from qkv.lessons import caption_model
+from qkv.lessons.scenes import UNSEEN, draw_scenes
+
+COLOR, OTHER_COLOR = 1, 5
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "color_accuracy", "exact_match", "attention_share"),
+    [(200, 0.9, 0.02, 0.25), pytest.param(800, 0.99, 0.97, 0.5, marks=pytest.mark.long)],
+)
+def test_a_captioner_names_what_it_attends_to(n_steps, color_accuracy, exact_match, attention_share):
+    model = caption_model.learn(seed=0, n_steps=n_steps)
+    scenes = draw_scenes(300, chance=np.random.default_rng(caption_model.HELD_OUT), among=UNSEEN)
+    accuracy = caption_model.right_words(model, scenes)
+    assert accuracy[[COLOR, OTHER_COLOR]].min() > color_accuracy, accuracy
+    captions = caption_model.captions(model, scenes.patches)
+    assert (
+        np.mean([caption == expected for caption, expected in zip(captions, scenes.captions.tolist(), strict=True)])
+        >= exact_match
+    )
+    weights = caption_model.looks(model, scenes.patches, scenes.captions)
+    for word, shape in ((COLOR, 0), (OTHER_COLOR, 1)):
+        share = (weights[:, word] * scenes.inked[:, shape]).sum(-1).mean()
+        assert share > attention_share, (
+            f"word {word}: {share:.2f}, uniform attention: {scenes.inked.float().mean():.2f}"
+        )
+    # The information comes from there: without access to the patches of one shape, its color is guessed, and the
+    # other color is still right.
+    masked_accuracy = caption_model.right_words(model, scenes, hidden=scenes.inked[:, 0])
+    assert masked_accuracy[COLOR] < 0.35
+    assert abs(masked_accuracy[OTHER_COLOR] - accuracy[OTHER_COLOR]) < 0.02
