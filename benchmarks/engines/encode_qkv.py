@@ -5,17 +5,17 @@ from torch import Tensor
 
 import qkv
 from benchmarks.engines.encode_work import Encode, Work, mean, serve_encoding
-from qkv.tasks.states import Reader
+from qkv.tasks.batch_encoder import BatchEncoder
 
 
 def build(work: Work) -> tuple[Encode, dict[str, str]]:
-    reader = Reader(work.model())
+    reader = BatchEncoder(work.model())
 
     @torch.no_grad()
     def encode(texts: list[list[int]]) -> Tensor:
         vectors = torch.empty(len(texts), work.d_model)
-        for batch in reader.batches(texts, None):
-            vectors[batch.places] = mean(batch.states, batch.attention_mask)
+        for batch in reader.encode_batches(texts, None):
+            vectors[batch.indices] = mean(batch.states, batch.attention_mask)
         return vectors
 
     return encode, {"qkv": qkv.__version__}

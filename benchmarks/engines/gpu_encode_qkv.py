@@ -8,8 +8,8 @@ from torch import Tensor
 import qkv
 from benchmarks.engines.gpu_encode_work import Encoder, Work, serve_encoding
 from qkv.models import BERT, build
-from qkv.tasks.packed import PackedReader, rows_of
-from qkv.weights import config_from_published, load_published
+from qkv.tasks.packed_encoder import PackedEncoder, pack_by_length
+from qkv.weights import config_from_published, load_published_weights
 
 
 def built(work: Work, options: dict[str, Any]) -> Encoder:
@@ -17,16 +17,16 @@ def built(work: Work, options: dict[str, Any]) -> Encoder:
     tensors = theirs.state_dict()
     model = build(config_from_published(theirs.config.to_dict(), tensors)).eval()  # type: ignore[union-attr,operator]
     assert isinstance(model, BERT)
-    load_published(model, tensors)
-    reader = PackedReader(model.to(work.device, work.dtype), compiled=options.get("compiled", False))
+    load_published_weights(model, tensors)
+    reader = PackedEncoder(model.to(work.device, work.dtype), compiled=options.get("compiled", False))
     texts = work.rows()
 
     def encode() -> list[Tensor]:
-        return [reader.states([texts[place] for place in places]) for places in rows_of([len(row) for row in texts])]
+        return [reader.encode([texts[place] for place in places]) for places in pack_by_length([len(row) for row in texts])]
 
     def means() -> Tensor:
         found = torch.zeros(len(texts), work.d_model, device=work.device)
-        for places, states in zip(rows_of([len(row) for row in texts]), encode(), strict=True):
+        for places, states in zip(pack_by_length([len(row) for row in texts]), encode(), strict=True):
             lengths = torch.tensor([len(texts[place]) for place in places], device=work.device)
             found[places] = states.float().sum(1) / lengths[:, None]
         return found

@@ -6,7 +6,7 @@ from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.inspection import prepare_input
 from qkv.tasks import Translator
-from tests.agreement.families import shaken
+from tests.agreement.model_strategies import shaken
 from tests.tasks.small_bert import small_bert
 from tests.tasks.small_gpt import small_gpt
 from tests.text.samples import trained

@@ -5,16 +5,16 @@ import torch
 
 from qkv.choices import AttentionKind
 from qkv.errors import ConfigError, ContextLengthError, InputError
-from qkv.inspection import prepare_input, prepare_input_ids, run_with_cache
-from tests.agreement.families import close
+from qkv.inspection import prepare_input, prepare_input_from_ids, run_with_cache
+from tests.agreement.model_strategies import close
 from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 
 
 @pytest.mark.parametrize("family", ["gpt", "seq2seq", "rnn"])
-@pytest.mark.parametrize("cached_from", [1, 3])
-def test_activations_with_a_kv_cache_equal_those_of_a_full_pass(family, cached_from):
+@pytest.mark.parametrize("prefill_length", [1, 3])
+def test_activations_with_a_kv_cache_equal_those_of_a_full_pass(family, prefill_length):
     model, text = example_task(family).model, example_input(family)
-    full, stepped = run_with_cache(model, text), run_with_cache(model, text, cached_from=cached_from)
+    full, stepped = run_with_cache(model, text), run_with_cache(model, text, prefill_length=prefill_length)
     close(stepped.logits, full.logits)
     for stack in full.stacks:
         close(stepped.all_weights(stack), full.all_weights(stack))
@@ -30,7 +30,7 @@ def test_every_row_of_weights_sums_to_one_and_the_error_is_small(family):
         weights = cache.all_weights(stack)
         assert weights.shape[2:] == (len(cache.query_labels(stack)), len(cache.key_labels(stack)))
         close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    assert cache.error < 1e-12
+    assert cache.reconstruction_error < 1e-12
 
 
 def test_run_with_cache_does_not_change_the_model():
@@ -102,8 +102,8 @@ def test_invalid_inputs_raise():
         prepare_input(example_task("gpt"), TEXT, TEXT)
     with pytest.raises(InputError, match="translation"):
         prepare_input(example_task("rnn"), TEXT)
-    with pytest.raises(ConfigError, match=r"cached_from.*BERT"):
-        run_with_cache(example_task("bert").model, example_input("bert"), cached_from=1)
+    with pytest.raises(ConfigError, match=r"prefill_length.*BERT"):
+        run_with_cache(example_task("bert").model, example_input("bert"), prefill_length=1)
     with pytest.raises(InputError, match=r"layer 2.*\b2 layers \(0 … 1\)"):
         run_with_cache(example_task("gpt").model, example_input("gpt")).weights(AttentionKind.SELF, 2)
     with pytest.raises(InputError, match=r"'cross'.*self"):
@@ -112,4 +112,4 @@ def test_invalid_inputs_raise():
 
 def test_an_input_built_from_ids_has_the_same_tokens():
     ids = example_input("gpt").sequence.ids
-    assert prepare_input_ids(example_task("gpt"), ids).sequence.tokens == example_input("gpt").sequence.tokens
+    assert prepare_input_from_ids(example_task("gpt"), ids).sequence.tokens == example_input("gpt").sequence.tokens

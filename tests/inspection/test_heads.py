@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qkv.choices import AttentionKind, HeadPattern
 from qkv.config import GPTConfig
 from qkv.inspection import PATTERNS, TokenizedText, classify_heads, plot_view, run_with_cache
-from qkv.inspection.heads import best_pattern, pattern_targets, score_pattern
+from qkv.inspection.heads import best_pattern, pattern_target_masks, score_pattern
 from qkv.inspection.model_input import ModelInput
 from qkv.models import GPT
 from tests.inspection.examples import FAMILIES, example_input, example_task
@@ -34,7 +34,9 @@ def tokens(words=WORDS, ids=None):
 
 def scored(weights, visible, pattern):
     return float(
-        score_pattern(weights[None, None], visible, pattern, pattern_targets(tokens(), visible, is_cross=False))[0, 0]
+        score_pattern(weights[None, None], visible, pattern, pattern_target_masks(tokens(), visible, is_cross=False))[
+            0, 0
+        ]
     )
 
 
@@ -43,7 +45,7 @@ def scored(weights, visible, pattern):
 def test_an_ideal_head_scores_one_and_gets_the_name_of_its_pattern(pattern, causal):
     visible = torch.ones(N, N, dtype=torch.bool)
     visible = visible.tril() if causal else visible
-    targets = pattern_targets(tokens(), visible, is_cross=False)
+    targets = pattern_target_masks(tokens(), visible, is_cross=False)
     mask = visible if pattern is HeadPattern.BAG else targets[pattern]
     # A query without a target attends to itself.
     mask = torch.where(mask.any(-1, keepdim=True), mask, torch.eye(N, dtype=torch.bool)).double()
@@ -55,7 +57,7 @@ def test_an_ideal_head_scores_one_and_gets_the_name_of_its_pattern(pattern, caus
 
 def test_the_query_key_pairs_of_each_pattern():
     visible = torch.ones(N, N, dtype=torch.bool).tril()
-    targets = pattern_targets(tokens(), visible, is_cross=False)
+    targets = pattern_target_masks(tokens(), visible, is_cross=False)
     meant = {pattern: [tuple(pair) for pair in mask.nonzero().tolist()] for pattern, mask in targets.items()}
     assert meant[HeadPattern.PREVIOUS] == [(i, i - 1) for i in range(1, N)]
     assert meant[HeadPattern.FIRST] == [(i, 0) for i in range(1, N)]

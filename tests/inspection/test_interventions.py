@@ -30,7 +30,7 @@ from qkv.inspection import (
     residual_stream_norms,
     run_with_cache,
 )
-from tests.agreement.families import close
+from tests.agreement.model_strategies import close
 from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 from tests.tasks.small_bert import small_bert
 from tests.tasks.small_gpt import small_gpt

@@ -35,6 +35,6 @@ def test_a_pattern_distinguishes_encoder_and_decoder():
 
 def test_an_unknown_tap_suggests_the_closest_one_and_counts_the_taps():
     model = build(preset("gpt-nano"))
-    message = rf"'blocks\.0\.resid_prae'.*'blocks\.0\.resid_pre'.*\b{len(named_taps(model))} taps"
+    message = rf"\b{len(named_taps(model))} taps.*'blocks\.0\.resid_prae'.*'blocks\.0\.resid_pre'"
     with pytest.raises(TapError, match=message):
         match_taps(model, "blocks.0.resid_prae")

@@ -33,7 +33,7 @@ from qkv.inspection import (
 )
 from qkv.inspection.model_input import ModelInput, TokenizedText
 from qkv.inspection.rollout import rollout_from_means
-from tests.agreement.families import berts, close, gpts, seq2seqs, shaken, some_ids, some_source
+from tests.agreement.model_strategies import berts, close, gpts, seq2seqs, shaken, some_ids, some_source
 from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 
 TRANSFORMERS = ["gpt", "bert", "seq2seq"]
@@ -101,8 +101,8 @@ def test_value_weighted_attention_is_the_norm_of_each_keys_contribution(config, 
         values = record.inputs.values[0, head // (6 // attention.head_config.n_kv_heads), key]
         single_head = torch.zeros_like(record.head_outputs)[:, :, :1]
         single_head[0, head, 0] = values * record.weights()[0, head, query, key]
-        output = attention.out_proj(attention._join(single_head)) - attention.out_proj(
-            attention._join(torch.zeros_like(single_head))
+        output = attention.out_proj(attention._merge_heads(single_head)) - attention.out_proj(
+            attention._merge_heads(torch.zeros_like(single_head))
         )
         assert float(result[head, query, key]) == pytest.approx(float(output.norm().detach()), abs=1e-9)
 

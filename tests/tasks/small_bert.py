@@ -6,7 +6,7 @@ from pathlib import Path
 from qkv.choices import TokenizerKind
 from qkv.config import BERTConfig
 from qkv.tasks import TextEncoder
-from tests.agreement.families import shaken
+from tests.agreement.model_strategies import shaken
 from tests.tasks.small_gpt import save_task
 from tests.text.samples import trained
 

@@ -16,7 +16,7 @@ from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
 from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
 from qkv.weights.atomic_folder import write_folder
-from tests.learning.practice import practise
+from tests.learning.training_loop import practise
 
 WORDS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]
 CONTEXT = 37
@@ -79,6 +79,6 @@ def _train_translator(
 def save_translator(task: Translator, folder: Path) -> Path:
     settings = json.dumps(task.model.config.model_dump(mode="json", exclude_none=True))
     tensors = {"model.safetensors": dict(task.model.named_parameters())}
-    write_folder(folder, tensors=tensors, texts={"config.json": settings})
+    write_folder(folder, tensors=tensors, text_files={"config.json": settings})
     save_tokenizer(task.tokenizer, folder)
     return folder

@@ -18,7 +18,7 @@ from qkv.tasks.devices import resolve_device, resolve_dtype
 from qkv.tasks.verification import verify
 from qkv.tasks.verification.implementations import forward, forward_in_chunks
 from qkv.tasks.word_vectors import word_vectors
-from tests.agreement.families import close, gpts, seq2seqs, shaken, some_ids, some_source
+from tests.agreement.model_strategies import close, gpts, seq2seqs, shaken, some_ids, some_source
 from tests.pretend_gpu import GPU, OnGPU, pretended_gpu
 from tests.tasks.small_bert import save_bert
 from tests.tasks.small_gpt import save_task, small_gpt

@@ -28,14 +28,12 @@ def test_a_shipped_model_matches_its_card(name):
     assert card.scores
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("storys", "; did you mean 'stories'?"), ("Stories", "; did you mean 'stories'?"), ("zzz", "")]
-)
+@pytest.mark.parametrize(("name", "hint"), [("storys", "'stories'"), ("Stories", "'stories'"), ("zzz", "")])
 def test_an_unknown_name_suggests_the_closest_shipped_model(name, hint):
     with pytest.raises(InputError) as raised:
         load(name)
     assert str(raised.value).startswith(f"{name}: ")
-    assert str(raised.value).endswith(hint)
+    assert hint in str(raised.value)
     assert ("did you mean" in str(raised.value)) == bool(hint)
 
 
@@ -74,7 +72,7 @@ def test_an_empty_folder_raises(tmp_path):
 def test_a_name_with_one_slash_is_downloaded_from_the_hub(monkeypatch, tmp_path):
     save_hf(random_model("gpt2"), tmp_path / "model")
     names = []
-    monkeypatch.setattr("qkv.tasks.loader.download", lambda name: names.append(name) or tmp_path / "model")
+    monkeypatch.setattr("qkv.tasks.loader.download_snapshot", lambda name: names.append(name) or tmp_path / "model")
     load("org/some-model.v2")
     assert names == ["org/some-model.v2"]
     for path in ("./a/b", "a/b/c", "/a/b", "../b", "a/"):

@@ -34,7 +34,7 @@ def test_packed_states_equal_those_of_single_texts(model, lengths, has_pairs, ro
     encoder = PackedEncoder(model)
     encoder.compiled = rounds  # use the padded sizes of compiled graphs without compiling
     rows, segments = texts(lengths), texts(lengths, 2)
-    states = encoder.states(rows, segments if has_pairs else None)
+    states = encoder.encode(rows, segments if has_pairs else None)
     assert states.shape == (len(rows), max(lengths), 14)
     for row, segment_ids, packed in zip(rows, segments, states, strict=True):
         expected = model(torch.tensor([row]), segments=torch.tensor([segment_ids]) if has_pairs else None)[0]
@@ -46,7 +46,7 @@ def test_packed_states_equal_those_of_single_texts(model, lengths, has_pairs, ro
 def test_the_result_is_a_copy_of_the_graph_output(model, lengths, monkeypatch):
     encoder, output = PackedEncoder(model), torch.randn(128, 14)
     monkeypatch.setattr(encoder, "_run", lambda *_: output)
-    states = encoder.states(texts(lengths))
+    states = encoder.encode(texts(lengths))
     before = states.clone()
     output.zero_()
     assert torch.equal(states, before)
@@ -76,12 +76,12 @@ def test_packed_batches_equal_padded_batches(model, monkeypatch):
     rows = texts([5, 13, 2, 7, 7, 11])
     expected = {
         index: batch.states[i, : len(rows[index])]
-        for batch in BatchEncoder(model).batches(rows, None)
+        for batch in BatchEncoder(model).encode_batches(rows, None)
         for i, index in enumerate(batch.indices)
     }
     monkeypatch.setattr("qkv.tasks.batch_encoder.can_pack", lambda _: True)
     monkeypatch.setattr(packed_encoder, "MAX_TOKENS_PER_ROW", 20)
-    for batch in BatchEncoder(model).batches(rows, None):
+    for batch in BatchEncoder(model).encode_batches(rows, None):
         for i, index in enumerate(batch.indices):
             n = len(rows[index])
             assert batch.ids[i, :n].tolist() == rows[index]

@@ -20,7 +20,7 @@ from qkv.training import training_state
 from qkv.weights import ctranslate2_export, gguf_file, model_loader, save
 from qkv.weights.model_loader import ModelBundle
 from qkv.weights.save import save_hf, save_native
-from tests.agreement.families import shaken
+from tests.agreement.model_strategies import shaken
 from tests.tasks.small_bert import save_bert
 from tests.tasks.small_gpt import save_task, small_gpt
 from tests.tasks.small_translator import CONTEXT, save_translator, train_word_tokenizer

@@ -33,7 +33,13 @@ from qkv.inspection.interventions import (
 from qkv.inspection.jsonable import to_jsonable
 from qkv.inspection.logit_attribution import LogitAttribution, logit_attribution
 from qkv.inspection.logit_lens import LogitLensView, logit_lens
-from qkv.inspection.model_input import ModelInput, ModelWithTokenizer, TokenizedText, prepare_input, prepare_input_ids
+from qkv.inspection.model_input import (
+    ModelInput,
+    ModelWithTokenizer,
+    TokenizedText,
+    prepare_input,
+    prepare_input_from_ids,
+)
 from qkv.inspection.neuron_view import NeuronView, compute_neuron_view
 from qkv.inspection.plot import View, plot_view
 from qkv.inspection.record import ActivationRecord, AttentionRecord, record
@@ -94,7 +100,7 @@ __all__ = [
     "plot_view",
     "position_similarity",
     "prepare_input",
-    "prepare_input_ids",
+    "prepare_input_from_ids",
     "record",
     "remove_sink",
     "residual_stream_norms",

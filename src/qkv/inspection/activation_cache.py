@@ -75,7 +75,7 @@ class ActivationCache(ShortRepr):
 
     def get_activation(self, name: str) -> Float[Tensor, "position width"]:
         """Returns the activations recorded at a tap, concatenated over all forward passes."""
-        return torch.cat([self.activations.at(name, i)[0] for i in range(self.activations.n_passes(name))])
+        return torch.cat([self.activations.get_pass(name, i)[0] for i in range(self.activations.n_passes(name))])
 
     def attention_records(self, stack: AttentionKind, layer: int) -> list[AttentionRecord]:
         """Returns the attention records of a layer, one per forward pass."""
@@ -99,7 +99,7 @@ class ActivationCache(ShortRepr):
         return self.model_input.select_tokens(stack, is_key=is_key)
 
     @property
-    def error(self) -> float:
+    def reconstruction_error(self) -> float:
         """The largest max|A·V − output| over all attention layers.
 
         It measures how far the recomputed weights are from the kernel's computation.
@@ -112,11 +112,11 @@ class ActivationCache(ShortRepr):
             for layer in range(self.n_layers(stack))
             for record in self.attention_records(stack, layer)
         )
-        return max(record.error for record in records)
+        return max(record.reconstruction_error for record in records)
 
     def _concatenate_passes(self, stack: AttentionKind, layer: int, tap: str, *, fill_value: float) -> Tensor:
         name = f"{self.attention_tap(stack, layer)}.{tap}"
-        passes = [upcast(self.activations.at(name, i)[0]) for i in range(self.activations.n_passes(name))]
+        passes = [upcast(self.activations.get_pass(name, i)[0]) for i in range(self.activations.n_passes(name))]
         n_keys = max(rows.shape[-1] for rows in passes)
         return torch.cat([F.pad(rows, (0, n_keys - rows.shape[-1]), value=fill_value) for rows in passes], dim=1)
 
@@ -162,23 +162,23 @@ def get_attention(model: Model, stack: AttentionKind, layer: int) -> Attention:
 
 
 @torch.no_grad()
-def run_with_cache(model: Model, model_input: ModelInput, *, cached_from: int | None = None) -> ActivationCache:
+def run_with_cache(model: Model, model_input: ModelInput, *, prefill_length: int | None = None) -> ActivationCache:
     """Run the model on one text and return its activations.
 
-    With `cached_from`, the first `cached_from` tokens are processed in one pass and the others one at a time with the
-    KV cache, as in generation. Dropout is disabled during the run.
+    With `prefill_length`, the first `prefill_length` tokens are processed in one pass and the others one at a time with
+    the KV cache, as in generation. Dropout is disabled during the run.
     """
     n = len(model_input.sequence.ids)
-    if cached_from is not None and not 1 <= cached_from <= n:
-        raise InputError(f"cached_from={cached_from} must be between 1 and the number of tokens ({n})")
+    if prefill_length is not None and not 1 <= prefill_length <= n:
+        raise InputError(f"prefill_length={prefill_length} must be between 1 and the number of tokens ({n})")
     was_training = model.training
     model.eval()
     try:
         with record(model, *_tap_patterns(model)) as activations:
             logits = (
                 forward_logits(model, model_input)
-                if cached_from is None
-                else _forward_with_kv_cache(model, model_input, cached_from)
+                if prefill_length is None
+                else _forward_with_kv_cache(model, model_input, prefill_length)
             )
     finally:
         model.train(was_training)
@@ -210,7 +210,7 @@ def _forward_with_kv_cache(
             cache = model.new_cache(batch=1, capacity=ids.shape[1])
             logits = [model(chunk, cache=cache) for chunk in chunks]
         case BERT():
-            raise ConfigError("cached_from requires a KV cache, which a BERT does not have")
+            raise ConfigError("prefill_length requires a KV cache, which a BERT does not have")
         case Seq2Seq():
             assert model_input.source is not None
             source = model.encode(_ids_tensor(model, model_input.source.ids))

@@ -195,8 +195,8 @@ def _plot_rnn_comparison(axes: "Axes", estimate: Estimate) -> None:
     _label_axes(axes, f"RNN compared with self-attention, one layer of width {d:,}", "tokens n", "FLOPs per sequence")
 
 
-def _label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
+def _label_axes(axes: "Axes", title: str, x_label: str, y_label: str) -> None:
     axes.set_title(title, fontsize="medium")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.grid(alpha=0.25)

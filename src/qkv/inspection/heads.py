@@ -60,7 +60,9 @@ def classify_heads(cache: ActivationCache, stack: AttentionKind | None = None) -
     """Score every head on every pattern and name each head. `stack` defaults to the model's first attention stack."""
     stack = stack or cache.stacks[0]
     weights, visible = cache.all_weights(stack), cache.visible_mask(stack)
-    targets = pattern_targets(cache.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS)
+    targets = pattern_target_masks(
+        cache.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS
+    )
     scores = torch.stack([score_pattern(weights, visible, pattern, targets) for pattern in PATTERNS], dim=-1)
     n_queries = [int(_queries_with_targets(visible, pattern, targets).sum()) for pattern in PATTERNS]
     uniform = (visible / visible.sum(-1, keepdim=True).clamp(min=1)).to(weights)[None, None]
@@ -77,11 +79,13 @@ def classify_heads(cache: ActivationCache, stack: AttentionKind | None = None) -
         distance=(weights * distances).sum(-1).mean(-1) * (stack is not AttentionKind.CROSS),
         queries=cache.query_labels(stack),
         keys=cache.key_labels(stack),
-        error=cache.error,
+        error=cache.reconstruction_error,
     )
 
 
-def pattern_targets(keys: TokenizedText, visible: QueryKeyMask, *, is_cross: bool) -> dict[HeadPattern, QueryKeyMask]:
+def pattern_target_masks(
+    keys: TokenizedText, visible: QueryKeyMask, *, is_cross: bool
+) -> dict[HeadPattern, QueryKeyMask]:
     """Returns the query–key pairs that each pattern except bag-of-words refers to.
 
     previous-token: i → i−1. first-token: i → 0, with i > 0 in self-attention. delimiter: i → another token that is

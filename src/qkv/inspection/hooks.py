@@ -15,14 +15,14 @@ Replacement = Callable[[Tensor], Tensor] | Tensor | float
 
 
 @contextmanager
-def intervene(model: nn.Module, changes: Mapping[str, Replacement]) -> Iterator[None]:
+def intervene(model: nn.Module, replacements: Mapping[str, Replacement]) -> Iterator[None]:
     """Replace the activations of all taps that match each pattern, within the `with` block.
 
     `intervene(model, {"blocks.2.attention_out": 0.0})` ablates a layer's attention, and `intervene(model,
-    {"blocks.3.resid_pre": activations["blocks.3.resid_pre"]})` patches in the activations of another text.
+    {"blocks.3.resid_pre": cache["blocks.3.resid_pre"]})` patches in the activations of another text.
     """
     with ExitStack() as stack:
-        for pattern, replacement in changes.items():
+        for pattern, replacement in replacements.items():
             for name, tap in match_taps(model, pattern).items():
                 if name.endswith(".inputs"):
                     raise TapError(

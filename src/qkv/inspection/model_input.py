@@ -106,34 +106,34 @@ def mark_whitespace(token: str) -> str:
     return token.replace(" ", "▁").replace("\n", "⏎").replace("\t", "⇥")
 
 
-def prepare_input(task: ModelWithTokenizer, text: str, second: str | Sequence[int] | None = None) -> ModelInput:
+def prepare_input(task: ModelWithTokenizer, text: str, second_text: str | Sequence[int] | None = None) -> ModelInput:
     """Tokenize a text for a task's model.
 
-    `second` is the translation of a translation model, as text or ids, or the second text of a pair for a BERT.
+    `second_text` is the translation of a translation model, as text or ids, or the second text of a pair for a BERT.
     """
     model = task.model
     match model:
         case GPT():
-            if second is not None:
+            if second_text is not None:
                 raise InputError("a GPT takes one text, got two")
             return _prepare_gpt_input(task, text)
         case BERT():
-            if not isinstance(second, str | None):
+            if not isinstance(second_text, str | None):
                 raise InputError("the second text of a pair must be a string, got token ids")
-            return _prepare_bert_input(task, text, second)
+            return _prepare_bert_input(task, text, second_text)
         case Seq2Seq() | RNNSeq2Seq():
             assert isinstance(task, EncoderDecoderTask)
-            if second is None:
+            if second_text is None:
                 raise InputError(
                     "a translation model requires a source and its translation, but no translation was passed"
                 )
-            return _prepare_translation_input(task, text, second)
+            return _prepare_translation_input(task, text, second_text)
 
 
-def prepare_input_ids(task: ModelWithTokenizer, ids: Sequence[int]) -> ModelInput:
+def prepare_input_from_ids(task: ModelWithTokenizer, ids: Sequence[int]) -> ModelInput:
     """Build the input of a GPT from token ids."""
     check_context_length(task.model, len(ids))
-    sequence = _tokenized_ids(task.tokenizer, list(ids))
+    sequence = _build_from_ids(task.tokenizer, list(ids))
     return ModelInput(sequence=sequence, next_ids=sequence.ids[1:])
 
 
@@ -145,26 +145,26 @@ def _prepare_gpt_input(task: ModelWithTokenizer, text: str) -> ModelInput:
             raise InputError("the text is empty: got 0 tokens, expected at least 1")
         ids = [begin]
     check_context_length(task.model, len(ids))
-    return ModelInput(sequence=_tokenize_text(task.tokenizer, text, ids), next_ids=ids[1:])
+    return ModelInput(sequence=_build_from_text(task.tokenizer, text, ids), next_ids=ids[1:])
 
 
-def _prepare_bert_input(task: ModelWithTokenizer, text: str, second: str | None) -> ModelInput:
+def _prepare_bert_input(task: ModelWithTokenizer, text: str, second_text: str | None) -> ModelInput:
     tokenizer = task.tokenizer
-    if second is None:
+    if second_text is None:
         ids = tokenizer.encode(text, parse_special_tokens=True)
         check_context_length(task.model, len(ids))
-        return ModelInput(sequence=_tokenize_text(tokenizer, text, ids, parse_special_tokens=True))
-    pair = tokenizer.encode_pair(text, second, parse_special_tokens=True)
+        return ModelInput(sequence=_build_from_text(tokenizer, text, ids, parse_special_tokens=True))
+    pair = tokenizer.encode_pair(text, second_text, parse_special_tokens=True)
     check_context_length(task.model, len(pair.ids))
     first_ids, second_ids = (
         [i for i, segment in zip(pair.ids, pair.segments, strict=True) if segment == n] for n in (0, 1)
     )
-    first_tokens = _tokenize_text(tokenizer, text, first_ids, parse_special_tokens=True)
-    second_tokens = _tokenize_text(tokenizer, second, second_ids, parse_special_tokens=True)
+    first_tokens = _build_from_text(tokenizer, text, first_ids, parse_special_tokens=True)
+    second_tokens = _build_from_text(tokenizer, second_text, second_ids, parse_special_tokens=True)
     n_words = max((word for word in first_tokens.word_ids if word is not None), default=-1) + 1
     shift = len(f"{text}\n".encode())
     sequence = TokenizedText(
-        text=f"{text}\n{second}",
+        text=f"{text}\n{second_text}",
         ids=pair.ids,
         tokens=first_tokens.tokens + second_tokens.tokens,
         word_ids=first_tokens.word_ids + [None if word is None else word + n_words for word in second_tokens.word_ids],
@@ -176,37 +176,37 @@ def _prepare_bert_input(task: ModelWithTokenizer, text: str, second: str | None)
     return ModelInput(sequence=sequence, segments=pair.segments if has_segments else None)
 
 
-def _prepare_translation_input(task: EncoderDecoderTask, text: str, second: str | Sequence[int]) -> ModelInput:
+def _prepare_translation_input(task: EncoderDecoderTask, text: str, second_text: str | Sequence[int]) -> ModelInput:
     source_ids = task.source_tokenizer.encode(text.strip())
-    target = task.tokenizer.encode(second.strip()) if isinstance(second, str) else list(second)
+    target = task.tokenizer.encode(second_text.strip()) if isinstance(second_text, str) else list(second_text)
     if target[:1] == [task.decoder_start_id]:
         target = target[1:]
     if not source_ids or not target:
         raise InputError(f"source and target need at least 1 token each, got {len(source_ids)} and {len(target)}")
     # The decoder input is the target shifted right by one.
-    sequence = _tokenized_ids(task.tokenizer, [task.decoder_start_id, *target[:-1]])
+    sequence = _build_from_ids(task.tokenizer, [task.decoder_start_id, *target[:-1]])
     check_context_length(task.model, len(source_ids))
     check_context_length(task.model, len(sequence.ids))
     return ModelInput(
         sequence=sequence,
-        source=_tokenize_text(task.source_tokenizer, text.strip(), source_ids),
+        source=_build_from_text(task.source_tokenizer, text.strip(), source_ids),
         next_ids=target,
-        generated=_tokenized_ids(task.tokenizer, target),
+        generated=_build_from_ids(task.tokenizer, target),
     )
 
 
-def _tokenize_text(
+def _build_from_text(
     tokenizer: Tokenizer, text: str, ids: list[int], *, parse_special_tokens: bool = False
 ) -> TokenizedText:
     spans = token_byte_spans(tokenizer, text, ids, parse_special_tokens=parse_special_tokens)
-    return _build_tokenized_text(tokenizer, text, ids, words=word_indices_of_spans(text, spans), spans=spans)
+    return _build_tokenized_text(tokenizer, text, ids, word_ids=word_indices_of_spans(text, spans), spans=spans)
 
 
-def _tokenized_ids(tokenizer: Tokenizer, ids: list[int]) -> TokenizedText:
+def _build_from_ids(tokenizer: Tokenizer, ids: list[int]) -> TokenizedText:
     valid_ids = [token_id for token_id in ids if token_id < tokenizer.vocab_size]
     text = tokenizer.decode(valid_ids)
     return _build_tokenized_text(
-        tokenizer, text, ids, words=word_indices_of_ids(tokenizer, ids), spans=_byte_spans_of_ids(tokenizer, ids)
+        tokenizer, text, ids, word_ids=word_indices_of_ids(tokenizer, ids), spans=_byte_spans_of_ids(tokenizer, ids)
     )
 
 
@@ -235,23 +235,23 @@ def _build_tokenized_text(
     text: str,
     ids: list[int],
     *,
-    words: list[int | None],
+    word_ids: list[int | None],
     spans: Sequence[tuple[int, int] | None],
 ) -> TokenizedText:
     return TokenizedText(
         text=text,
         ids=ids,
         tokens=[token_text(tokenizer, token_id) for token_id in ids],
-        word_ids=words,
+        word_ids=word_ids,
         spans=list(spans),
         is_special=[token_id in tokenizer.special_ids for token_id in ids],
     )
 
 
-def check_context_length(model: Model, n: int) -> None:
+def check_context_length(model: Model, n_tokens: int) -> None:
     """Check that the number of tokens does not exceed the context length."""
     context_length = model.config.context_length
-    if n > context_length:
+    if n_tokens > context_length:
         raise ContextLengthError(
-            f"the text has {n:,} tokens, which exceeds the model's context_length of {context_length:,}"
+            f"the text has {n_tokens:,} tokens, which exceeds the model's context_length of {context_length:,}"
         )

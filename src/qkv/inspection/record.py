@@ -26,7 +26,7 @@ class AttentionRecord:
 
     inputs: AttentionInputs
     head_outputs: HeadOutputs
-    """The kernel's result, which `error` compares with the recomputed one."""
+    """The kernel's result, which `reconstruction_error` compares with the recomputed one."""
     changed_scores: Scores | None = None
     """The actual scores if an intervention changed them, because they cannot be recomputed."""
     changed_weights: AttentionWeights | None = None
@@ -40,7 +40,7 @@ class AttentionRecord:
         return self._compute_rows(rows, self.changed_scores, AttentionInputs.scores)
 
     @property
-    def error(self) -> float:
+    def reconstruction_error(self) -> float:
         """max|A·V − output|: the largest difference between the recomputed result and the kernel's result."""
         inputs = _upcast_inputs(self.inputs)
         weights = inputs.weights() if self.changed_weights is None else self.changed_weights
@@ -73,26 +73,26 @@ def _upcast_inputs(inputs: AttentionInputs) -> AttentionInputs:
 
 
 class ActivationRecord:
-    """Recorded activations by tap name: `activations["blocks.0.resid_mid"]` returns those of the last forward pass."""
+    """Recorded activations by tap name: `cache["blocks.0.resid_mid"]` returns those of the last forward pass."""
 
     def __init__(self) -> None:
         self._passes: dict[str, list[Tensor]] = {}
         self._attention: dict[str, list[AttentionRecord]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.at(name)
+        return self.get_pass(name)
 
-    def at(self, name: str, index: int = -1) -> Tensor:
+    def get_pass(self, name: str, pass_index: int = -1) -> Tensor:
         """Returns the activations of one of several forward passes, such as decode steps. Defaults to the last one."""
         module_name, _, tap_name = name.rpartition(".")
         if module_name in self._attention and tap_name in ("scores", "weights"):
-            attention_record = self.attention(module_name, index)
+            attention_record = self.attention(module_name, pass_index)
             return attention_record.weights() if tap_name == "weights" else attention_record.scores()
-        return self._get_pass(self._passes, name, index)
+        return self._select_pass(self._passes, name, pass_index)
 
-    def attention(self, name: str, index: int = -1) -> AttentionRecord:
+    def attention(self, name: str, pass_index: int = -1) -> AttentionRecord:
         """Returns the record of an attention module, such as `blocks.0.attention`, whose weights were recorded."""
-        return self._get_pass(self._attention, name, index)
+        return self._select_pass(self._attention, name, pass_index)
 
     @property
     def names(self) -> list[str]:
@@ -105,16 +105,16 @@ class ActivationRecord:
             name = module_name
         return len(self._passes.get(name) or self._attention.get(name, []))
 
-    def _get_pass(self, recorded: dict[str, list[T]], name: str, index: int) -> T:
+    def _select_pass(self, recorded: dict[str, list[T]], name: str, pass_index: int) -> T:
         if name not in recorded:
             raise TapError(
                 f"no activations were recorded at '{name}', recorded taps: {', '.join(self.names) or 'none'}"
             )
         try:
-            return recorded[name][index]
+            return recorded[name][pass_index]
         except IndexError:
             raise TapError(
-                f"pass {index} of '{name}' does not exist, {len(recorded[name])} passes were recorded"
+                f"pass {pass_index} of '{name}' does not exist, {len(recorded[name])} passes were recorded"
             ) from None
 
     def _make_recorder(self, name: str) -> Callable[[Tensor], None]:
@@ -164,7 +164,7 @@ def _detach_inputs(inputs: AttentionInputs) -> AttentionInputs:
 def record(model: nn.Module, *patterns: str) -> Iterator[ActivationRecord]:
     """Record the taps that match the patterns within the `with` block. Without patterns, records all taps.
 
-    Usage: `with record(model, "blocks.*.attention.weights") as activations: model(ids)`. The fused kernel stays in use:
+    Usage: `with record(model, "blocks.*.attention.weights") as cache: model(ids)`. The fused kernel stays in use:
     queries and keys are recorded, and scores and weights are recomputed from them.
     """
     activations = ActivationRecord()

@@ -20,6 +20,6 @@ def match_taps(model: nn.Module, pattern: str) -> dict[str, Tap]:
     matches = {name: tap for name, tap in all_taps.items() if fnmatchcase(name, pattern)}
     if not matches:
         raise TapError(
-            f"no tap matches '{pattern}'{suggest_closest(pattern, list(all_taps))} (the model has {len(all_taps)} taps)"
+            f"none of the model's {len(all_taps)} taps matches '{pattern}'{suggest_closest(pattern, list(all_taps))}"
         )
     return matches

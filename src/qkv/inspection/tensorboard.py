@@ -18,12 +18,12 @@ def import_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
         ) from None
 
 
-def write_tensorboard_events(metrics: Path, folder: Path) -> None:
+def write_tensorboard_events(metrics_path: Path, folder: Path) -> None:
     """Write every number in metrics.jsonl as a TensorBoard scalar. Replaces the contents of the folder."""
     library = import_tensorboard()
     shutil.rmtree(folder, ignore_errors=True)
     with library.SummaryWriter(folder) as writer:
-        for line in metrics.read_text(encoding="utf-8").splitlines():
+        for line in metrics_path.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
             step = entry.pop("step")
             for name, value in entry.items():

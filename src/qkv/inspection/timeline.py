@@ -44,7 +44,7 @@ class TimelineView(ShortRepr):
 def checkpoint_timeline(
     checkpoints: Iterable[tuple[int, ModelWithTokenizer]],
     text: str,
-    second: str | None = None,
+    second_text: str | None = None,
     *,
     stack: AttentionKind | None = None,
 ) -> TimelineView:
@@ -54,7 +54,7 @@ def checkpoint_timeline(
     """
     steps, views, lenses = [], [], []
     for step, task in checkpoints:
-        cache = run_with_cache(task.model, prepare_input(task, text, second))
+        cache = run_with_cache(task.model, prepare_input(task, text, second_text))
         steps.append(step)
         views.append(classify_heads(cache, stack))
         has_predictions = not (isinstance(task.model, BERT) and task.model.masked_lm is None)

@@ -50,7 +50,7 @@ class BatchEncoder:
             raise InputError("compilation requires a GPU and 16-bit weights: device='cuda', dtype='bfloat16'")
         self._compiled = PackedEncoder(self.model, compiled=True)
 
-    def batches(self, ids: TokenRows, segments: TokenRows | None) -> Iterator[EncodedBatch]:
+    def encode_batches(self, ids: TokenRows, segments: TokenRows | None) -> Iterator[EncodedBatch]:
         """Yield every text once, batched by length. `segments` is `None` if all segment ids are 0."""
         device, config = self.model.embedding.token.weight.device, self.model.config
         lengths = [len(row) for row in ids]
@@ -62,7 +62,7 @@ class BatchEncoder:
             batch_segments = None if segments is None else [segments[index] for index in indices]
             padded_ids, attention_mask = pad_sequences(batch_ids, device, config.vocab_size)
             if packed_encoder is not None:
-                states = packed_encoder.states(batch_ids, batch_segments)
+                states = packed_encoder.encode(batch_ids, batch_segments)
             else:
                 padded_segments = (
                     None if batch_segments is None else pad_sequences(batch_segments, device, config.n_segments)[0]

@@ -25,7 +25,7 @@ from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune
 from qkv.training.finetune_data import LabeledTask, build_task, load_labeled_rows, load_task
 from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.trainer import MetricsCallback
-from qkv.weights.atomic_folder import digest
+from qkv.weights.atomic_folder import hash_file
 
 CONFIG_FILE = "finetune.toml"
 DIGEST_FILE = "data.json"
@@ -128,7 +128,7 @@ def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path())
     run = RunFolder.create(out)
     paths = {kind: str(Path(name).resolve()) for kind, name in files.items()}
     write_atomically(out / CONFIG_FILE, settings.replace(**paths).to_toml().encode())
-    digests = {path: digest(Path(path)) for path in paths.values()}
+    digests = {path: hash_file(Path(path)) for path in paths.values()}
     write_atomically(out / DIGEST_FILE, json.dumps(digests, indent=1).encode())
     return FinetuneRun(run=run, settings=settings, task=task)
 
@@ -139,7 +139,7 @@ def resume_finetuning(out: Path) -> FinetuneRun:
         raise RunError(f"{out}: contains no {CONFIG_FILE}, so there is no fine-tuning run to resume")
     settings = load_finetuning(out / CONFIG_FILE)
     for path, expected in read_json_object(out / DIGEST_FILE).items():
-        if not Path(path).is_file() or digest(Path(path)) != expected:
+        if not Path(path).is_file() or hash_file(Path(path)) != expected:
             raise RunError(f"{path}: was removed or changed after {out} was created")
     return FinetuneRun(run=RunFolder(out), settings=settings, task=load_task(settings))
 

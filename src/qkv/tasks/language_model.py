@@ -128,7 +128,7 @@ class LanguageModel:
         Without `with_logits`, a GPU decodes several tokens before the first one is returned.
         """
         ids = [self.encode(prompt) for prompt in prompts]
-        decoders = [StreamingDecoder(self.tokenizer, before=prompt_ids) for prompt_ids in ids]
+        decoders = [StreamingDecoder(self.tokenizer, context_ids=prompt_ids) for prompt_ids in ids]
         stops = [StopStrings(stop) for _ in prompts]
         for step in generate_steps(
             self.model,
@@ -205,7 +205,7 @@ class LanguageModel:
         return decoder.add(token_id) if token_id < self.tokenizer.vocab_size else ""
 
     def _to_beam_continuation(self, prompt: list[int], hypothesis: Hypothesis) -> Continuation:
-        decoder = StreamingDecoder(self.tokenizer, before=prompt)
+        decoder = StreamingDecoder(self.tokenizer, context_ids=prompt)
         text = "".join([*(self._decode_token(decoder, token_id) for token_id in hypothesis.ids), decoder.finish()])
         return Continuation(
             text=text,

@@ -14,7 +14,7 @@ from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
 from qkv.training.run_folder import RunFolder
-from qkv.weights.hub import download
+from qkv.weights.hub import download_snapshot
 from qkv.weights.int8_storage import use_int8_linears
 from qkv.weights.model_loader import ModelBundle, load_model, require_tokenizer
 from qkv.weights.single_file import load_single_file
@@ -41,11 +41,11 @@ def resolve_model_path(name: str | Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir() and (_is_model_folder(path) or str(name) not in shipped_models):
-        return _model_folder_in(path)
+        return _select_model_folder(path)
     if str(name) in shipped_models:
         return shipped_models[str(name)]
     if _HUB_NAME.fullmatch(str(name)):
-        return download(str(name))
+        return download_snapshot(str(name))
     hint = suggest_closest(str(name), list(shipped_models))
     raise InputError(f"{path}: not a folder, file or shipped model{hint}")
 
@@ -85,12 +85,16 @@ def load(name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DT
             return TextEncoder(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
         case Seq2Seq() | RNNSeq2Seq():
             return Translator(
-                loaded.model, tokenizer, source=loaded.source_tokenizer, name=str(name), generation_config=loaded.generation_config
+                loaded.model,
+                tokenizer,
+                source=loaded.source_tokenizer,
+                name=str(name),
+                generation_config=loaded.generation_config,
             )
 
 
 def load_as(
-    kind: type[AnyTask],
+    task_type: type[AnyTask],
     name: str | Path,
     *,
     int8: bool = False,
@@ -99,9 +103,9 @@ def load_as(
 ) -> AnyTask:
     """Load a task of the given type, or raise an error if the model has another type."""
     task = load(name, int8=int8, device=device, dtype=dtype)
-    if not isinstance(task, kind):
+    if not isinstance(task, task_type):
         raise InputError(
-            f"{name}: is {_TASK_DESCRIPTIONS[type(task)]}, expected {_TASK_DESCRIPTIONS[kind]} "
+            f"{name}: is {_TASK_DESCRIPTIONS[type(task)]}, expected {_TASK_DESCRIPTIONS[task_type]} "
             "(run `qkv models` for a list of shipped models)"
         )
     return task
@@ -111,7 +115,7 @@ def _is_model_folder(folder: Path) -> bool:
     return (folder / "checkpoints").is_dir() or (folder / "config.json").is_file()
 
 
-def _model_folder_in(folder: Path) -> Path:
+def _select_model_folder(folder: Path) -> Path:
     if (folder / "checkpoints").is_dir():
         return RunFolder(folder).best_checkpoint()
     if not _is_model_folder(folder):

@@ -25,13 +25,13 @@ PREFETCH_BATCHES = 32
 class DocumentWindow:
     """A part of a document that fits into the context. `ids[:-1]` are the inputs and `ids[1:]` the targets."""
 
-    document: int
+    document_index: int
     ids: list[int]
     n_scored: int
     """Number of leading targets that were already scored in the previous window."""
 
 
-def split_into_windows(document: int, ids: list[int], context_length: int) -> Iterator[DocumentWindow]:
+def split_into_windows(document_index: int, ids: list[int], context_length: int) -> Iterator[DocumentWindow]:
     """Split a document that is longer than the context into overlapping windows.
 
     From the second window on, the first half only provides context and the second half is scored. Every token is scored
@@ -40,7 +40,7 @@ def split_into_windows(document: int, ids: list[int], context_length: int) -> It
     start, scored = 0, 1
     while scored < len(ids):
         window_ids = ids[start : start + context_length + 1]
-        yield DocumentWindow(document, window_ids, scored - start - 1)
+        yield DocumentWindow(document_index, window_ids, scored - start - 1)
         scored = start + len(window_ids)
         start = scored - 1 - context_length // 2
 
@@ -79,7 +79,7 @@ def _score_documents(model: GPT, documents: list[list[int]], max_batch_tokens: i
     for indices in batch_by_length([len(window.ids) for window in windows], max_batch_tokens):
         batch = [windows[index] for index in indices]
         for window, loss in zip(batch, _window_losses(model, batch), strict=True):
-            sums[window.document] += loss
+            sums[window.document_index] += loss
     return sums
 
 

@@ -66,7 +66,7 @@ class PackedEncoder:
             self._run = torch.compile(self._forward_packed, dynamic=False, fullgraph=True, mode="reduce-overhead")
 
     @torch.no_grad()
-    def states(self, ids: TokenRows, segments: TokenRows | None = None) -> Residual:
+    def encode(self, ids: TokenRows, segments: TokenRows | None = None) -> Residual:
         """Returns states of shape (text, position, d_model), with zeros after the end of each text."""
         lengths = np.fromiter((len(row) for row in ids), np.int64, len(ids))
         n, n_texts, longest = int(lengths.sum()), len(ids), int(lengths.max())

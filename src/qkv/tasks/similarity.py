@@ -20,6 +20,6 @@ def find_nearest(
 
     For normalized vectors, the dot product is the cosine similarity.
     """
-    best = (queries @ candidates.T).topk(min(n, len(candidates)))
-    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    top = (queries @ candidates.T).topk(min(n, len(candidates)))
+    rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return [[SimilarText(index, cosine) for index, cosine in zip(*row, strict=True)] for row in rows]

@@ -161,7 +161,7 @@ class TextEncoder:
         pooling = settings.pooling if pooling is None else _parse_pooling(pooling)
         encoded_texts = self.encode(texts, max_tokens=settings.max_tokens, truncate=truncate)
         vectors = self.model.embedding.token.weight.new_empty(len(encoded_texts), self.model.config.d_model)
-        for batch in self._batches(encoded_texts):
+        for batch in self._encode_batches(encoded_texts):
             match pooling:
                 case Pooling.CLS:
                     vectors[batch.indices] = batch.states[:, 0]
@@ -214,7 +214,7 @@ class TextEncoder:
                 scope = f" in its first {len(encoded.ids)} tokens" if encoded.n_truncated else ""
                 raise InputError(f"text {encoded.number}: contains no {self.tokenizer.id_to_token(mask)}{scope}")
         predictions: list[list[list[MaskPrediction]]] = [[] for _ in encoded_texts]
-        for batch in self._batches(encoded_texts):
+        for batch in self._encode_batches(encoded_texts):
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_lm_logits(batch.states[rows, columns][None])[0].float()
             # The model may have more rows than the tokenizer has ids. These are never predicted.
@@ -269,7 +269,7 @@ class TextEncoder:
         self._require_head("classifier", "classification head", "classify")
         encoded_texts = self.encode(texts, truncate=truncate)
         classifications: dict[int, Classification] = {}
-        for batch in self._batches(encoded_texts):
+        for batch in self._encode_batches(encoded_texts):
             logits = self.model.class_logits(batch.states).float()
             classifications |= {
                 index: self._to_classification(row) for index, row in zip(batch.indices, logits, strict=True)
@@ -291,7 +291,7 @@ class TextEncoder:
             if len(encoded.texts) != 2:
                 raise InputError(f"text {encoded.number} is a single text, expected a pair")
         follows: dict[int, float] = {}
-        for batch in self._batches(encoded_texts):
+        for batch in self._encode_batches(encoded_texts):
             probabilities = self.model.next_sentence_logits(batch.states).float().softmax(-1)[:, 0]
             follows |= dict(zip(batch.indices, probabilities.tolist(), strict=True))
         return [follows[index] for index in range(len(encoded_texts))]
@@ -312,11 +312,11 @@ class TextEncoder:
         """Compile the encoder for a GPU with 16-bit weights. The first batch of each size takes many seconds."""
         self._encoder.compile()
 
-    def _batches(self, encoded_texts: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
+    def _encode_batches(self, encoded_texts: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
         """Yield the final states of all texts, in batches of similar length."""
         has_pairs = self.model.config.uses_segment_ids and any(len(encoded.texts) == 2 for encoded in encoded_texts)
         segments = [encoded.segments for encoded in encoded_texts] if has_pairs else None
-        return self._encoder.batches([encoded.ids for encoded in encoded_texts], segments)
+        return self._encoder.encode_batches([encoded.ids for encoded in encoded_texts], segments)
 
     def _require_head(self, attribute: str, head_name: str, action: str) -> None:
         if getattr(self.model, attribute) is None:

@@ -99,7 +99,9 @@ class Translator:
         self.name = name
         self.generation_config = generation_config
         # With several trained tasks, the caller must choose one.
-        self.prefix = next(iter(generation_config.task_prefixes.values())) if len(generation_config.task_prefixes) == 1 else ""
+        self.prefix = (
+            next(iter(generation_config.task_prefixes.values())) if len(generation_config.task_prefixes) == 1 else ""
+        )
         """Text added before every source, such as T5's `translate English to German: `. Set it with `with_prefix`."""
         self._prepacked = prepack_weights(model)
 
@@ -198,7 +200,7 @@ class Translator:
             results_by_index.update(zip(indices, results, strict=True))
         return [
             self._build_translation(
-                text, ids, results_by_index.get(index, []), attention=attention, may_loop=max_new is not None
+                text, ids, results_by_index.get(index, []), attention=attention, keep_repetition=max_new is not None
             )
             for index, (text, ids) in enumerate(zip(texts, sources, strict=True))
         ]
@@ -266,10 +268,10 @@ class Translator:
         return both[len(before) :] if both[: len(before)] == before else both
 
     def _build_translation(
-        self, text: str, ids: list[int], results: list[Hypothesis], *, attention: bool, may_loop: bool
+        self, text: str, ids: list[int], results: list[Hypothesis], *, attention: bool, keep_repetition: bool
     ) -> Translation:
         normalized = self._normalize_source(text)
-        hypotheses = [self._to_hypothesis(hypothesis, may_loop=may_loop) for hypothesis in results]
+        hypotheses = [self._to_hypothesis(hypothesis, keep_repetition=keep_repetition) for hypothesis in results]
         if normalized != text.strip():
             hypotheses = [replace(hypothesis, text=hypothesis.text.upper()) for hypothesis in hypotheses]
         if not ids:
@@ -285,10 +287,10 @@ class Translator:
             source=text, source_ids=ids, source_tokens=tokens, hypotheses=hypotheses, attention=cross_attention
         )
 
-    def _to_hypothesis(self, hypothesis: Hypothesis, *, may_loop: bool) -> TranslationHypothesis:
+    def _to_hypothesis(self, hypothesis: Hypothesis, *, keep_repetition: bool) -> TranslationHypothesis:
         ids = (
             hypothesis.ids
-            if may_loop or hypothesis.finish_reason is FinishReason.STOP
+            if keep_repetition or hypothesis.finish_reason is FinishReason.STOP
             else truncate_repetition(hypothesis.ids)
         )
         valid_ids = [token_id for token_id in ids if token_id < self.tokenizer.vocab_size]

@@ -20,7 +20,7 @@ from qkv.training.run_folder import RunFolder, load_checkpoint
 from qkv.training.run_preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
 from qkv.weights.ctranslate2_export import save_ct2, vocabulary
 from qkv.weights.gguf_file import write_gguf
-from qkv.weights.int8_storage import LARGEST
+from qkv.weights.int8_storage import INT8_MAX
 from qkv.weights.model_loader import ModelBundle, native_name_table
 from qkv.weights.save import StorageDType, save_hf, save_int8, save_native
 from qkv.weights.state_dict import to_published_state
@@ -45,7 +45,9 @@ GGUF = SaveFormat("model.gguf", partial(write_gguf, dtype=StorageDType.F32))
 def compare_round_trip(case: VerificationCase, *, save_format: SaveFormat) -> float:
     """Compare outputs and all weights after saving and reloading. No text uses every weight."""
     reloaded = _reload(case, save_format).model
-    actual, expected = (list(to_published_state(model, native_name_table(model)).values()) for model in (reloaded, case.model))
+    actual, expected = (
+        list(to_published_state(model, native_name_table(model)).values()) for model in (reloaded, case.model)
+    )
     return max_relative_difference([*case.compute_outputs(reloaded), actual], [*case.reference_outputs, expected])
 
 
@@ -54,7 +56,7 @@ def compare_int8_weights(case: VerificationCase) -> float:
     reloaded = _reload(case, INT8)
     before, after = (to_published_state(model, native_name_table(model)) for model in (case.model, reloaded.model))
     rows = [(weight.flatten(1), after[name].flatten(1)) for name, weight in before.items() if weight.dim() > 1]
-    steps = [(actual - other).abs().amax(1) / (actual.abs().amax(1) / LARGEST + 1e-30) for actual, other in rows]
+    steps = [(actual - other).abs().amax(1) / (actual.abs().amax(1) / INT8_MAX + 1e-30) for actual, other in rows]
     return float(torch.cat(steps).max())
 
 
