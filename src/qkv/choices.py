@@ -1,32 +1,38 @@
-"""Every closed choice, by name: the words that configs, parts, flags and files share."""
+"""Enums shared by configs, modules, command-line options and files."""
 
 from enum import StrEnum
 
 
 class HeadLayout(StrEnum):
-    """How the heads' results become one vector."""
+    """How the outputs of the attention heads are combined."""
 
     SPLIT = "split"
-    """Concatenate n_heads results of width d_value, then project."""
+    """Concatenate the n_heads outputs of width d_value, then project them."""
     POOLED = "pooled"
-    """Values at full width d_model; the heads' results are added."""
+    """Add the head outputs. Values have the full width d_model."""
     POOLED_MEAN = "pooled-mean"
-    """As pooled, but averaged."""
+    """Average the head outputs. Values have the full width d_model."""
 
 
 class NormKind(StrEnum):
+    """LayerNorm or RMSNorm."""
+
     LAYER = "layer"
     RMS = "rms"
 
 
 class NormPosition(StrEnum):
+    """Where the norms are in a Transformer block."""
+
     PRE = "pre"
-    """Each sub-layer reads a normed copy (GPT-2 and later)."""
+    """Normalize the input of each sub-layer (GPT-2 and later)."""
     POST = "post"
-    """The sum is normed (the 2017 Transformer, BERT, lecture E)."""
+    """Normalize the sum of each sub-layer and its residual (arXiv:1706.03762, BERT, lecture E)."""
 
 
 class Activation(StrEnum):
+    """Activation function of the feed-forward layers."""
+
     RELU = "relu"
     GELU = "gelu"
     GELU_TANH = "gelu-tanh"
@@ -34,7 +40,7 @@ class Activation(StrEnum):
 
 
 class PositionKind(StrEnum):
-    """How a model learns where its tokens stand."""
+    """Kind of position encoding."""
 
     NONE = "none"
     LEARNED = "learned"
@@ -46,95 +52,102 @@ class PositionKind(StrEnum):
 
 
 class SinusoidStyle(StrEnum):
-    """Which frequency stands in which column."""
+    """Column order of sinusoidal position encodings."""
 
     INTERLEAVED = "interleaved"
-    """sin, cos, sin, cos …; the pair i = 0, 1, … has frequency 10000^(−2i/d) (lecture B, the 2017 paper)."""
+    """sin, cos, sin, cos, …, where pair i = 0, 1, … has frequency 10000^(−2i/d) (lecture B, arXiv:1706.03762)."""
     INTERLEAVED_FROM_ONE = "interleaved-from-one"
-    """The same with i = 1, 2, … d/2 (lecture E)."""
+    """The same with i = 1, 2, …, d/2 (lecture E)."""
     HALVES = "halves"
     """All sines, then all cosines (Marian)."""
 
 
 class ScoreKind(StrEnum):
-    """How an RNN decoder's state is compared with the encoder's states."""
+    """Attention score function of an RNN decoder."""
 
     NONE = "none"
-    """No attention: the decoder sees the encoder's last state alone."""
+    """No attention. The decoder only receives the last encoder state."""
     DOT = "dot"
     GENERAL = "general"
     ADDITIVE = "additive"
 
 
 class CellKind(StrEnum):
+    """Kind of recurrent cell."""
+
     GRU = "gru"
     LSTM = "lstm"
 
 
 class AttentionKernel(StrEnum):
-    """Which road computes attention."""
+    """Implementation of attention."""
 
     EAGER = "eager"
-    """Explicit scores and softmax: the specification."""
+    """Explicit scores and softmax. This implementation is the specification."""
     FUSED = "fused"
-    """torch's fused scaled-dot-product attention."""
+    """`torch.nn.functional.scaled_dot_product_attention`."""
 
 
 class OptimizerKind(StrEnum):
+    """Optimizer of training."""
+
     ADAMW = "adamw"
     MUON = "muon"
-    """Muon for the blocks' matrices, AdamW for everything else."""
+    """Muon for the matrices of the blocks and AdamW for all other parameters."""
 
 
 class ScheduleKind(StrEnum):
-    """How the learning rate goes down after the warm-up."""
+    """Learning-rate schedule after the warmup."""
 
     CONSTANT = "constant"
     COSINE = "cosine"
     LINEAR = "linear"
     WSD = "wsd"
-    """Warm-up, stable, then a linear decay at the end (arXiv:2404.06395)."""
+    """Warmup, stable phase and a linear decay at the end (arXiv:2404.06395)."""
     NOAM = "noam"
-    """As 1/√step after the warm-up, so that it need not know the last step (arXiv:1706.03762, eq. 3)."""
+    """Proportional to 1/√step, independent of the number of steps (eq. 3 of arXiv:1706.03762)."""
 
 
 class Precision(StrEnum):
+    """Numeric precision of training."""
+
     AUTO = "auto"
-    """bf16 on a GPU, fp32 on a CPU."""
+    """bf16 on a GPU and fp32 on a CPU."""
     FP32 = "fp32"
     BF16 = "bf16"
-    """Products in bfloat16, weights and their updates in float32."""
+    """Mixed precision: matmuls in bfloat16, weights and optimizer updates in float32."""
 
 
 class TokenizerKind(StrEnum):
-    """What a tokenizer's pieces are."""
+    """Tokenization algorithm."""
 
     BPE = "bpe"
-    """Byte-level byte-pair encoding (GPT-2): any text, nothing unknown."""
+    """Byte-level byte-pair encoding (GPT-2). It can encode any text without unknown tokens."""
     WORDPIECE = "wordpiece"
-    """Words and their continuations, marked ## (BERT)."""
+    """WordPiece (BERT). Continuations of a word start with ##."""
     UNIGRAM = "unigram"
-    """The likeliest cut under a unigram model (SentencePiece, T5)."""
+    """The most likely segmentation under a unigram language model (SentencePiece, T5)."""
     CHARACTER = "char"
+    """One token per character."""
 
 
 class SpecialTokenStyle(StrEnum):
-    """Which special tokens a trained tokenizer has, and what it puts around a text."""
+    """Special tokens of a new tokenizer and the template in which it encodes texts."""
 
     GPT = "gpt"
-    """<|endoftext|> alone; nothing around a text."""
+    """<|endoftext|> only. Texts are encoded without special tokens."""
     BERT = "bert"
-    """[PAD] [UNK] [CLS] [SEP] [MASK]; [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with segments 0 and 1."""
+    """[PAD] [UNK] [CLS] [SEP] [MASK]. Texts are encoded as [CLS] A [SEP], and pairs as [CLS] A [SEP] B [SEP]."""
     SEQ2SEQ = "seq2seq"
-    """<pad> <bos> <eos> <unk>; <bos> A <eos>."""
+    """<pad> <bos> <eos> <unk>. Texts are encoded as <bos> A <eos>."""
 
 
 class SpecialToken(StrEnum):
-    """What a special token is for; the value is Hugging Face's word in `tokenizer_config.json`."""
+    """Role of a special token. The values are the keys in Hugging Face's `tokenizer_config.json`."""
 
     BOS = "bos_token"
     EOS = "eos_token"
-    """Ends a text; GPT's <|endoftext|> is both BEGIN and END."""
+    """End of a text. GPT's <|endoftext|> is both BOS and EOS."""
     PAD = "pad_token"
     UNK = "unk_token"
     CLS = "cls_token"
@@ -143,18 +156,18 @@ class SpecialToken(StrEnum):
 
 
 class ProblemType(StrEnum):
-    """What a classification head answers; Hugging Face calls it `problem_type`."""
+    """Kind of classification problem, as in Hugging Face's `problem_type`."""
 
     SINGLE_LABEL = "single-label"
-    """One of several classes: softmax."""
+    """Exactly one of several classes (softmax)."""
     MULTI_LABEL = "multi-label"
-    """Each label for itself, yes or no: sigmoid."""
+    """Any number of labels (a sigmoid for each one)."""
     REGRESSION = "regression"
-    """A number, as it stands."""
+    """A number without an activation function."""
 
 
 class PoolerActivation(StrEnum):
-    """What stands between the pooler and the heads that read it."""
+    """Activation function of the pooler."""
 
     TANH = "tanh"
     """BERT, RoBERTa."""
@@ -163,98 +176,102 @@ class PoolerActivation(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How the states of a text's tokens become one vector."""
+    """How token states are combined into a sentence embedding."""
 
     MEAN = "mean"
-    """The mean over all tokens, [CLS] and [SEP] too."""
+    """Mean of all token states, including [CLS] and [SEP]."""
     CLS = "cls"
-    """The first token's state."""
+    """State of the first token."""
 
 
 class AlignmentAveraging(StrEnum):
-    """Which of the weights between a source and its translation are averaged into one table."""
+    """Cross-attention weights that are averaged into a word alignment."""
 
     ALL = "all"
-    """Every layer's and head's."""
+    """All heads of all layers."""
     BEST_LAYER = "best-layer"
-    """The heads of the layer that points at words most sharply."""
+    """All heads of the layer with the sharpest attention weights."""
 
 
 class AttentionKind(StrEnum):
-    """Whose attentions, layer by layer."""
+    """Kind of attention in a model."""
 
     SELF = "self"
-    """Of a GPT or BERT."""
+    """Self-attention of a GPT or BERT."""
     ENCODER = "encoder"
+    """Self-attention of an encoder."""
     DECODER = "decoder"
-    """A decoder's look at its own text."""
+    """Self-attention of a decoder."""
     CROSS = "cross"
-    """A decoder's look at the source."""
+    """Cross-attention of a decoder to the source."""
 
 
 class HeadPattern(StrEnum):
-    """What a head looks at, in words; `inspection.heads` says how each is measured."""
+    """Attention pattern of a head. `inspection.heads` defines how each one is measured."""
 
     PREVIOUS = "previous-token"
+    """The previous token."""
     FIRST = "first-token"
-    """A sink: weight that has nowhere better to go."""
+    """The first token, an attention sink."""
     DELIMITER = "delimiter"
+    """Punctuation and separator tokens."""
     BAG = "bag-of-words"
-    """Everything alike."""
+    """All tokens equally."""
     DUPLICATE = "duplicate"
-    """The same token elsewhere."""
+    """Other occurrences of the same token."""
     INDUCTION = "induction"
-    """What came after the same token before."""
+    """The token that followed an earlier occurrence of the same token."""
 
 
 class ViewKind(StrEnum):
-    """Which view of a text on its way through a model."""
+    """View of the activations of a model."""
 
     HEADS = "heads"
     MAP = "map"
     NEURON = "neuron"
     RESIDUAL = "residual"
-    LENS = "lens"
-    IT = "it"
+    LOGIT_LENS = "logit-lens"
+    COREFERENCE = "coreference"
     EMBEDDINGS = "embeddings"
-    LOGIT = "logit"
+    LOGIT_ATTRIBUTION = "logit-attribution"
     EFFECT = "effect"
     TIMELINE = "timeline"
 
 
 class CheckStatus(StrEnum):
-    """What a check of `qkv verify` ended in."""
+    """Result of a check of `qkv verify`."""
 
     PASSED = "passed"
     FAILED = "failed"
     NOT_CHECKED = "not checked"
-    """It does not apply to the model, or what it needs is missing here; the reason is told."""
+    """The check does not apply to the model, or its requirements are missing. A reason is reported."""
 
 
 class DType(StrEnum):
-    """The numbers that a model answers in."""
+    """Data type of the weights and activations in inference."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    """Half the memory, a GPU's fast products, three digits."""
+    """Half the memory and faster matmuls on a GPU, with about three significant digits."""
 
 
 class ProfileCategory(StrEnum):
-    """What a model's time goes to."""
+    """Category of operations in a profile."""
 
     PRODUCTS = "matrix products"
     ATTENTION = "attention"
     NORM = "norm"
     ELEMENTWISE = "element-wise"
-    """Activations, residual sums, masks: each number for itself."""
+    """Activations, residual additions and masks."""
     EMBEDDING = "embedding"
     LOSS = "loss"
     SAMPLING = "sampling"
-    """From logits to the next id."""
+    """Choosing the next token id from the logits."""
     OPTIMIZER = "optimizer"
-    """The gradients' norm, clipping, the update."""
+    """Gradient norm, clipping and parameter update."""
     COPIES = "copies"
+    """Copies between host and device and within a device."""
     DATA = "data"
-    """Making a batch."""
+    """Preparing batches."""
     BETWEEN = "between kernels"
-    """Python, launching, waiting."""
+    """Python code, kernel launches and synchronization."""

@@ -1,4 +1,4 @@
-"""What `qkv` does on the command line: arguments in, one call, results printed."""
+"""The `qkv` command-line interface."""
 
 import sys
 from typing import Annotated
@@ -19,8 +19,8 @@ from qkv.cli.explore import explore
 from qkv.cli.fill import fill
 from qkv.cli.finetune import finetune
 from qkv.cli.generate import generate
-from qkv.cli.help import Command, Overview
-from qkv.cli.inspect import look
+from qkv.cli.help import OverviewGroup, PlainHelpCommand
+from qkv.cli.inspect import inspect
 from qkv.cli.lesson import lesson
 from qkv.cli.models import models
 from qkv.cli.similar import similar
@@ -31,26 +31,45 @@ from qkv.cli.verify import verify
 from qkv.cli.words import words
 from qkv.errors import QKVError
 
-# Plain help text: laying it out with rich would triple the time `qkv --help` takes.
+# Plain help text: formatting it with rich would triple the run time of `qkv --help`.
 app = typer.Typer(
     name="qkv",
-    cls=Overview,
+    cls=OverviewGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    demo, lesson, train, finetune, generate, translate, evaluate, fill, classify, embed, similar, words, look,
-    convert, verify, models, explore, doctor,
-):  # fmt: skip
-    app.command(cls=Command)(command)
+    demo,
+    lesson,
+    train,
+    finetune,
+    generate,
+    translate,
+    evaluate,
+    fill,
+    classify,
+    embed,
+    similar,
+    words,
+    inspect,
+    convert,
+    verify,
+    models,
+    explore,
+    doctor,
+):
+    app.command(cls=PlainHelpCommand)(command)
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(data, name="data")
 app.add_typer(cost, name="cost")
 
 
 def main() -> None:
-    """`qkv` alone shows what one can do. The exits are those of `qkv --help`."""
+    """Run the command line; without arguments, print the help.
+
+    Errors of the package are printed on one line, with the exit status described in `qkv --help`.
+    """
     try:
         app(sys.argv[1:] or ["--help"], prog_name="qkv")
     except QKVError as error:
@@ -58,11 +77,11 @@ def main() -> None:
         sys.exit(exit_code(error))
 
 
-def _show_version(wanted: bool) -> bool:
-    if wanted:
+def _print_version(requested: bool) -> bool:
+    if requested:
         print(f"qkv {qkv.__version__}")
         raise typer.Exit
-    return wanted
+    return requested
 
 
 @app.callback()
@@ -70,7 +89,7 @@ def _root(
     *,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """The Transformer, whole: train it, run it, look inside, know what it costs."""
+    """Train, run and inspect Transformer models, and estimate what they cost."""

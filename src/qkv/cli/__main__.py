@@ -1,4 +1,4 @@
-"""`python -m qkv.cli`, for where the `qkv` command is not on the path."""
+"""Entry point for `python -m qkv.cli`."""
 
 from qkv.cli import main
 

@@ -1,4 +1,4 @@
-"""`qkv classify`: which class has a text, or a pair?"""
+"""The `qkv classify` command."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -6,32 +6,38 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import DType
-from qkv.cli.device_options import Device, Dtype, Place
-from qkv.cli.model_argument import Model
+from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
+from qkv.cli.model_argument import ModelArgument
 
 if TYPE_CHECKING:
     from qkv.tasks import Classification
 
 
 def classify(
-    model: Model,
-    texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    model: ModelArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to classify; by default, read from standard input, one per line.")
+    ] = None,
     *,
     next_sentence: Annotated[
-        bool, typer.Option("--next-sentence", help="Of pairs: the probability that the second follows the first.")
+        bool,
+        typer.Option("--next-sentence", help="Print the probability that the second text of a pair follows the first."),
     ] = False,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
+        bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
     ] = False,
-    device: Device = "auto",
-    dtype: Dtype = DType.FLOAT32,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with every probability.")] = False,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = DType.FLOAT32,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per text, with the probability of every class.")
+    ] = False,
 ) -> None:
-    """Print of each text its class, the probability and the text, with tabs between.
+    """Classify texts or pairs of texts.
 
-    Where a text may have several labels: those of at least 0.5 and their probabilities, with commas between, maybe
-    none. Where the answer is a number: the number and the text. A pair is two columns with a tab between. Of a blank
-    line nothing is said: a blank line, in JSON the text alone.
+    For each text, prints the class, its probability and the text, separated by tabs. Multi-label models print all
+    labels with a probability of at least 0.5, separated by commas. Regression models print the predicted value and
+    the text. To classify a pair, separate its two texts with a tab. Blank lines are not classified: they are printed
+    as blank lines or, with --json, as objects that contain only the text.
 
     \b
     Examples:
@@ -40,33 +46,42 @@ def classify(
       cut -f1 reviews.tsv | qkv classify sentiment > classes.tsv
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
-    from qkv.cli.text_inputs import answered, encoded, given_texts, in_a_line, pairs_where_tabs
+    from qkv.cli.text_inputs import (
+        encode_in_batches,
+        escape_newlines,
+        iter_input_texts,
+        map_encoded_texts,
+        split_tab_separated_pairs,
+    )
     from qkv.tasks import TextEncoder
 
-    task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
-    read = encoded(task, pairs_where_tabs(given_texts(texts)), truncate=truncate)
-    for one, answer in answered(read, task.next_sentence_probability if next_sentence else task.classify):
+    task = DeviceOptions(device=device, dtype=dtype).load_task_as(TextEncoder, model)
+    batches = encode_in_batches(task, split_tab_separated_pairs(iter_input_texts(texts)), truncate=truncate)
+    predict = task.next_sentence_probability if next_sentence else task.classify
+    for encoded, result in map_encoded_texts(batches, predict):
         if as_json:
-            text = one.texts[0] if len(one.texts) == 1 else one.texts
-            print(json.dumps({"text": text, **_as_dict(answer)}, ensure_ascii=False))
+            text = encoded.texts[0] if len(encoded.texts) == 1 else encoded.texts
+            print(json.dumps({"text": text, **_classification_to_dict(result)}, ensure_ascii=False))
+        elif result is None:
+            print()
         else:
-            print("" if answer is None else "\t".join((*_columns(answer), *map(in_a_line, one.texts))))
+            print("\t".join((*_classification_columns(result), *map(escape_newlines, encoded.texts))))
 
 
-def _as_dict(answer: "Classification | float | None") -> dict[str, object]:
-    if answer is None:
+def _classification_to_dict(result: "Classification | float | None") -> dict[str, object]:
+    if result is None:
         return {}
-    if isinstance(answer, float | int):
-        return {"follows": answer}
-    if answer.value is not None:
-        return {"number": answer.value}
-    return {"labels": answer.labels, "probabilities": answer.probabilities}
+    if isinstance(result, float | int):
+        return {"next_sentence_probability": result}
+    if result.value is not None:
+        return {"value": result.value}
+    return {"labels": result.labels, "probabilities": result.probabilities}
 
 
-def _columns(answer: "Classification | float") -> list[str]:
-    number = answer if isinstance(answer, float | int) else answer.value
+def _classification_columns(result: "Classification | float") -> list[str]:
+    number = result if isinstance(result, float | int) else result.value
     if number is not None:
         return [f"{number:.4f}"]
-    assert not isinstance(answer, float | int)
-    probabilities = ",".join(f"{answer.probabilities[label]:.4f}" for label in answer.labels)
-    return [",".join(answer.labels), probabilities]
+    assert not isinstance(result, float | int)
+    probabilities = ",".join(f"{result.probabilities[label]:.4f}" for label in result.labels)
+    return [",".join(result.labels), probabilities]

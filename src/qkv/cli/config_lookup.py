@@ -1,4 +1,7 @@
-"""Which config a name, file or folder means to `qkv cost`, read without weights and, where it can be, without torch."""
+"""Find the model config for a preset, file, folder or shipped model, without loading weights.
+
+Torch is imported only if the config is in a format that requires it.
+"""
 
 import json
 from pathlib import Path
@@ -10,41 +13,41 @@ if TYPE_CHECKING:
     from qkv.config import ModelConfig
 
 
-def config_of(name: str) -> "ModelConfig":
-    """A preset, a config file, a run, a model's folder (ours or Hugging Face's), or a shipped model."""
+def resolve_model_config(name: str) -> "ModelConfig":
+    """Load the config of a preset, config file, run folder, model folder (native or Hugging Face) or shipped model."""
     from qkv.config import PRESETS, preset
     from qkv.config.base import suggest_closest
-    from qkv.zoo import shipped
+    from qkv.zoo import shipped_model_folders
 
     path = Path(name)
     if path.is_file():
-        return _from_file(path)
-    if path.is_dir() and (found := _config_in(path)) is not None:
-        return _from_file(found)
+        return _load_config_file(path)
+    if path.is_dir() and (config_file := _find_config_file(path)) is not None:
+        return _load_config_file(config_file)
     if name in PRESETS:
         return preset(name)
-    zoo = shipped()
-    if name in zoo:
-        return _from_file(zoo[name] / "config.json")
+    shipped_models = shipped_model_folders()
+    if name in shipped_models:
+        return _load_config_file(shipped_models[name] / "config.json")
     if path.is_dir():
-        raise InputError(f"{name}: the folder holds neither config.json nor a run (checkpoints/)")
-    hint = suggest_closest(name, [*PRESETS, *zoo])
+        raise InputError(f"{name}: the folder contains neither config.json nor a run (checkpoints/)")
+    hint = suggest_closest(name, [*PRESETS, *shipped_models])
     raise InputError(
-        f"{name}: neither a preset nor a file, a folder or a shipped model{hint}; presets: {', '.join(PRESETS)}"
+        f"{name}: not a preset, file, folder or shipped model{hint}; available presets: {', '.join(PRESETS)}"
     )
 
 
-def _config_in(folder: Path) -> Path | None:
-    """A run's is that of its last checkpoint: all are of one shape."""
+def _find_config_file(folder: Path) -> Path | None:
+    """Return the config.json of a model folder or, for a run, of its last checkpoint."""
     if (folder / "config.json").is_file():
         return folder / "config.json"
     return max((folder / "checkpoints").glob("*/config.json"), default=None)
 
 
-def _from_file(path: Path) -> "ModelConfig":
+def _load_config_file(path: Path) -> "ModelConfig":
     from qkv.config import load_config
 
-    if path.suffix != ".json" or not _is_published(path):
+    if path.suffix != ".json" or not _is_hugging_face_config(path):
         return load_config(path)
     from qkv.weights.families import config_from_published
 
@@ -54,9 +57,9 @@ def _from_file(path: Path) -> "ModelConfig":
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _is_published(path: Path) -> bool:
+def _is_hugging_face_config(path: Path) -> bool:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False  # load_config says what is wrong with it
+        return False  # load_config raises an error that describes the problem
     return isinstance(settings, dict) and "family" not in settings and "model_type" in settings

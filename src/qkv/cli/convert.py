@@ -1,4 +1,4 @@
-"""`qkv convert`: a model into another format."""
+"""The `qkv convert` command."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.progress import say
+from qkv.cli.progress import print_status
 from qkv.errors import InputError
 
 
-class Format(StrEnum):
-    """What a model is converted to."""
+class ExportFormat(StrEnum):
+    """Formats that a model can be converted to."""
 
     HF = "hf"
     GGUF = "gguf"
@@ -19,8 +19,8 @@ class Format(StrEnum):
     CT2 = "ct2"
 
 
-class Numbers(StrEnum):
-    """How its numbers are stored."""
+class ExportDType(StrEnum):
+    """Data types that weights can be stored in."""
 
     F32 = "f32"
     F16 = "f16"
@@ -28,49 +28,58 @@ class Numbers(StrEnum):
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="A shipped name, a run or model folder, a .gguf or .bin file.")],
-    out: Annotated[Path, typer.Argument(help="A new folder; a new file for gguf.")],
+    model: Annotated[
+        str, typer.Argument(help="Name of a shipped model, run folder, model folder, or .gguf or .bin file.")
+    ],
+    out: Annotated[Path, typer.Argument(help="Output folder, or output file for gguf. Must not exist.")],
     *,
     to: Annotated[
-        Format,
-        typer.Option(help="hf: for transformers; gguf: llama.cpp; ct2: CTranslate2; int8: ours, a byte a weight."),
+        ExportFormat,
+        typer.Option(
+            help="Output format: hf for Hugging Face transformers, gguf for llama.cpp, ct2 for CTranslate2, int8 for "
+            "the native format with int8 weights."
+        ),
     ],
-    numbers: Annotated[
-        Numbers | None, typer.Option(help="hf, ct2: f32 (default) or f16; gguf: f16 (default), f32 or q8_0.")
+    dtype: Annotated[
+        ExportDType | None,
+        typer.Option(
+            help="Data type of the stored weights. hf and ct2 support f32 (default) and f16; gguf supports f16 "
+            "(default), f32 and q8_0."
+        ),
     ] = None,
 ) -> None:
-    """Write a model in another format.
+    """Convert a model to another format.
 
     \b
     Examples:
       qkv convert stories stories-hf --to hf
-      qkv convert run stories.gguf --to gguf --numbers q8_0
+      qkv convert run stories.gguf --to gguf --dtype q8_0
       qkv convert run small --to int8
       qkv convert es-en es-en-ct2 --to ct2
     """
     if out.exists():
-        raise InputError(f"{out}: is there already; name a new one")
-    if to is Format.INT8 and numbers is not None:
-        raise InputError(f"--to int8 has one kind of numbers; leave out --numbers {numbers}")
-    if to in (Format.HF, Format.CT2) and numbers is Numbers.Q8_0:
-        raise InputError(f"--to {to} stores f32 or f16, not q8_0")
+        raise InputError(f"{out}: already exists; choose a new path")
+    if to is ExportFormat.INT8 and dtype is not None:
+        raise InputError(f"--dtype {dtype} cannot be combined with --to int8, which always stores int8 weights")
+    if to in (ExportFormat.HF, ExportFormat.CT2) and dtype is ExportDType.Q8_0:
+        raise InputError(f"--dtype q8_0 is not supported by --to {to}; use f32 or f16")
     from qkv.tasks import load_pretrained
     from qkv.weights import save
-    from qkv.weights.ct2 import save_ct2
+    from qkv.weights.ctranslate2_export import save_ct2
     from qkv.weights.gguf_file import write_gguf
 
     loaded = load_pretrained(model)
     for remark in loaded.remarks:
-        say(f"{model}: {remark}")
+        print_status(f"{model}: {remark}")
     match to:
-        case Format.HF:
-            save.save_hf(loaded, out, numbers=save.Numbers(numbers or "f32"))
-        case Format.INT8:
+        case ExportFormat.HF:
+            save.save_hf(loaded, out, dtype=save.StorageDType(dtype or "f32"))
+        case ExportFormat.INT8:
             save.save_int8(loaded, out)
-        case Format.CT2:
-            for remark in save_ct2(loaded, out, numbers=save.Numbers(numbers or "f32")):
-                say(f"{out}: {remark}")
-        case Format.GGUF:
-            write_gguf(loaded, out, numbers=save.Numbers(numbers or "f16"))
+        case ExportFormat.CT2:
+            for remark in save_ct2(loaded, out, dtype=save.StorageDType(dtype or "f32")):
+                print_status(f"{out}: {remark}")
+        case ExportFormat.GGUF:
+            write_gguf(loaded, out, dtype=save.StorageDType(dtype or "f16"))
     files = [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
     print(f"{out}: {sum(file.stat().st_size for file in files):,} bytes")

@@ -1,4 +1,4 @@
-"""`qkv cost`: parameters, FLOPs, bytes and time of a model, before they are spent."""
+"""The `qkv cost` command."""
 
 import json
 import textwrap
@@ -9,10 +9,10 @@ import typer
 from typer.core import TyperGroup
 
 from qkv.choices import AttentionKernel
-from qkv.cli.cost_measurement import place_to_measure
-from qkv.cli.cost_plan import KNOWN, AsJSON, Length, calibrate, count, plan
-from qkv.cli.help import Command
-from qkv.cli.text_tables import WIDTH
+from qkv.cli.cost_measurement import check_measurable
+from qkv.cli.cost_plan import COST_DEVICE_NAMES, calibrate, parse_count, plan
+from qkv.cli.help import PlainHelpCommand
+from qkv.cli.text_tables import TERMINAL_WIDTH
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,226 +21,290 @@ if TYPE_CHECKING:
     from qkv.cost.calibration import Calibration
     from qkv.cost.devices import DeviceSpec
 
-SHOW = "of"
-ROOF = "h200"
-"""Whose roofline is drawn where no device is named."""
-OWN_ROAD = "this timed the model's own step; writing text takes a faster one of the same results where there is one"
+DEFAULT_COMMAND = "estimate"
+"""Name of the hidden subcommand that is run if the first argument is not a subcommand."""
+DEFAULT_ROOFLINE_DEVICE = "h200"
+EAGER_STEP_NOTE = (
+    "this is the eager implementation; `qkv generate` uses a faster backend with the same results if available"
+)
 
 
-class _ModelFirst(TyperGroup):
-    """`qkv cost MODEL` without a further word: whatever is no command is a model."""
+class _DefaultCommandGroup(TyperGroup):
+    """A group that treats `qkv cost MODEL` as `qkv cost estimate MODEL`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - the command library's own
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - signature of the base class
         if not args or args[0] not in self.commands:
-            args = [SHOW, *(args or ["--help"])]
+            args = [DEFAULT_COMMAND, *(args or ["--help"])]
         return super().parse_args(ctx, args)
 
 
-class _Unnamed(Command):
-    """Its name is never typed, so it is not shown either."""
+class _DefaultCommand(PlainHelpCommand):
+    """The default subcommand; its name is omitted from the usage line."""
 
-    def format_usage(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - the command library's own
+    def format_usage(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
         formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
         for name in ("plan", "calibrate"):
             formatter.write(f"       {ctx.parent.command_path} {name} [OPTIONS]\n")
 
 
-cost = typer.Typer(cls=_ModelFirst, rich_markup_mode=None, help="What a model costs, before it is spent.")
-
-Model = Annotated[str, typer.Argument(help="A preset, config.json, a run, a Hugging Face folder, or a shipped model.")]
-Batch = Annotated[str, typer.Option(metavar="B", help="Texts at once.")]
-Source = Annotated[str | None, typer.Option(metavar="M", help="Tokens of the source, where there is one.")]
-New = Annotated[str | None, typer.Option(metavar="K", help="Tokens to write, in --mode generate.")]
-What = Annotated[str, typer.Option("--mode", help="forward, train, prefill, decode or generate.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or mixed; by the device unless said.")]
-Road = Annotated[AttentionKernel, typer.Option(help="Attention by torch's fused kernel, or plain.")]
-Bounding = Annotated[str | None, typer.Option(help=f"For the least time: {KNOWN}.")]
-Calibrated = Annotated[Path | None, typer.Option(help="A file of `qkv cost calibrate`; the newest unless said.")]
-Measure = Annotated[bool, typer.Option("--measure", help="Run it here, and compare with the prediction.")]
-AsLecture = Annotated[bool, typer.Option("--lecture", help="As lecture E counts, unfused, and where slides slip.")]
-AsLatex = Annotated[bool, typer.Option("--latex", help="The lecture's table for LaTeX (booktabs).")]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Roofline, length, cache, RNN: PNG, SVG or PDF.")]
+cost = typer.Typer(
+    cls=_DefaultCommandGroup, rich_markup_mode=None, help="Estimate the parameters, FLOPs, memory and time of a model."
+)
 
 
-@cost.command(SHOW, cls=_Unnamed, hidden=True)
-def of(
-    model: Model, *, batch: Batch = "1", length: Length = None, source: Source = None, new: New = None,
-    mode: What = "forward", dtype: Dtype = None, kernel: Road = AttentionKernel.FUSED, device: Bounding = None,
-    calibration: Calibrated = None, measure: Measure = False, as_lecture: AsLecture = False, as_json: AsJSON = False,
-    as_latex: AsLatex = False, plot: Plot = None,
-) -> None:  # fmt: skip
-    """What a model costs, before it is spent: parameters, FLOPs, bytes and time of one step.
+@cost.command(DEFAULT_COMMAND, cls=_DefaultCommand, hidden=True)
+def estimate_cost(
+    model: Annotated[
+        str,
+        typer.Argument(help="Preset, config.json, run folder, Hugging Face folder, or name of a shipped model."),
+    ],
+    *,
+    batch_size: Annotated[str, typer.Option(metavar="N", help="Batch size.")] = "1",
+    seq_len: Annotated[
+        str | None, typer.Option(metavar="N", help="Sequence length in tokens (default: the context length).")
+    ] = None,
+    source_len: Annotated[
+        str | None, typer.Option(metavar="N", help="Length of the source sequence, for encoder-decoder models.")
+    ] = None,
+    new_tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Number of new tokens, for --mode generate.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option("--mode", metavar="MODE", help="Workload: forward, train, prefill, decode or generate.")
+    ] = "forward",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="Data type: float32, float16, bfloat16 or mixed. By default, depends on the device."
+        ),
+    ] = None,
+    kernel: Annotated[
+        AttentionKernel, typer.Option(help="Attention kernel: torch's fused kernel, or explicit scores and softmax.")
+    ] = AttentionKernel.FUSED,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Device for the lower bound of the time: {COST_DEVICE_NAMES}.")
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Calibration file of `qkv cost calibrate` (default: the newest one that applies)."),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run the workload on this machine and compare it with the prediction.")
+    ] = False,
+    as_lecture: Annotated[
+        bool, typer.Option("--lecture", help="Count without fusion, as in lecture E, and list errors on the slides.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_latex: Annotated[
+        bool, typer.Option("--latex", help="Print the table of the lecture as LaTeX (booktabs).")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Plot the roofline, the cost by sequence length, the KV cache and a comparison with an RNN "
+            "(.png, .svg or .pdf).",
+        ),
+    ] = None,
+) -> None:
+    """Estimate the parameters, FLOPs, memory and time of one step, without building the model.
 
-    Times come as a bound (--device: no kernel can be faster there), as a prediction where this device was calibrated,
-    and measured (--measure), with the error. `plan` is about a whole training run, `calibrate` about this device.
+    The time is reported as a lower bound (with --device), as a prediction (if this machine has been calibrated) and as
+    a measurement (with --measure). `qkv cost plan` estimates a complete training run. `qkv cost calibrate` measures
+    the kernels of this machine.
 
     \b
     Examples:
       qkv cost gpt2
-      qkv cost llama-3-8b --mode decode --batch 8 --length 8192 --device h200
-      qkv cost run --mode train --batch 32 --measure
-      qkv cost gpt2 --mode train --batch 8 --plot cost.png
+      qkv cost llama-3-8b --mode decode --batch-size 8 --seq-len 8192 --device h200
+      qkv cost run --mode train --batch-size 32 --measure
+      qkv cost gpt2 --mode train --batch-size 8 --plot cost.png
       qkv cost plan --params 124M --tokens 2.5B --device h200 --price 3.5
       qkv cost calibrate
     """
-    from qkv.cli.config_lookup import config_of
+    from qkv.cli.config_lookup import resolve_model_config
     from qkv.cost.devices import find_device
     from qkv.cost.estimate import estimate_workload
 
-    form = _form({"lecture": as_lecture, "json": as_json, "latex": as_latex})
+    output_format = _select_format({"lecture": as_lecture, "json": as_json, "latex": as_latex})
     if plot is not None:
         from qkv.inspection.figures import check_figure_path
 
         check_figure_path(plot)
-    config = config_of(model)
-    target = None if device is None else find_device(device)
+    config = resolve_model_config(model)
+    device_spec = None if device is None else find_device(device)
     settings = {"mode": mode, "dtype": dtype, "kernel": kernel}
-    sizes = {"batch": batch, "length": length, "source_length": source, "new": new}
-    sizes = {name: count(size, name.removesuffix("_length")) for name, size in sizes.items() if size is not None}
-    work = _work(config, settings, sizes, device=target)
-    estimate = estimate_workload(config, work)
-    here = place_to_measure(estimate, target) if measure else None
-    known = _calibration(calibration, work, device=here or (None if target is None else target.name))
-    times = _times(estimate, target, known)
-    if here is not None:
-        times["measured"] = _measured(estimate, known, here)
+    sizes = {"batch_size": batch_size, "seq_len": seq_len, "source_len": source_len, "n_new_tokens": new_tokens}
+    sizes = {
+        name: parse_count(size, name.removeprefix("n_").replace("_", "-"))
+        for name, size in sizes.items()
+        if size is not None
+    }
+    workload = _build_workload(config, settings, sizes, device=device_spec)
+    estimate = estimate_workload(config, workload)
+    measured_device = check_measurable(estimate, device_spec) if measure else None
+    device_name = measured_device or (None if device_spec is None else device_spec.name)
+    selected_calibration = _select_calibration(calibration, workload, device=device_name)
+    times = _estimate_times(estimate, device_spec, selected_calibration)
+    if measured_device is not None:
+        times["measured"] = _measure_time(estimate, selected_calibration, measured_device)
     if plot is not None:
-        _draw(estimate, target, plot)
-    _print(estimate, target, times, form=form)
+        _plot_cost_to_file(estimate, device_spec, plot)
+    _print_estimate(estimate, device_spec, times, output_format=output_format)
 
 
-def _form(asked: dict[str, bool]) -> str:
-    names = [name for name, is_asked in asked.items() if is_asked]
+def _select_format(flags: dict[str, bool]) -> str:
+    names = [name for name, is_set in flags.items() if is_set]
     if len(names) > 1:
-        raise InputError("--lecture, --json and --latex: choose one")
+        raise InputError("--lecture, --json and --latex cannot be combined")
     return names[0] if names else "table"
 
 
-def _draw(estimate: "Estimate", device: "DeviceSpec | None", plot: Path) -> None:
-    from qkv.cli.progress import say
+def _plot_cost_to_file(estimate: "Estimate", device: "DeviceSpec | None", path: Path) -> None:
+    from qkv.cli.progress import print_status
     from qkv.cost.devices import find_device
     from qkv.inspection.cost_figures import plot_cost
     from qkv.inspection.figures import save_figure
 
     if device is None:
-        say(f"--plot: the roofline is that of {ROOF}, as no --device is given")
-    save_figure(plot_cost(estimate, device or find_device(ROOF)), plot)
+        print_status(f"--plot: no --device given, using the roofline of {DEFAULT_ROOFLINE_DEVICE}")
+    save_figure(plot_cost(estimate, device or find_device(DEFAULT_ROOFLINE_DEVICE)), path)
 
 
-cost.command(cls=Command)(plan)
-cost.command(cls=Command)(calibrate)
+cost.command(cls=PlainHelpCommand)(plan)
+cost.command(cls=PlainHelpCommand)(calibrate)
 
 
-def _work(
+def _build_workload(
     config: "ModelConfig", settings: dict[str, Any], sizes: dict[str, Any], *, device: "DeviceSpec | None"
 ) -> "Workload":
     from qkv.cost import Mode, Precision, Workload
 
-    for name, known in (("mode", Mode), ("dtype", Precision)):
-        if settings[name] is not None and settings[name] not in tuple(known):
-            raise InputError(f"--{name} {settings[name]}: it is one of {', '.join(known)}")
-    if "length" not in sizes:
-        # A generation needs room for what it writes.
-        sizes = {**sizes, "length": max(1, config.context_length - sizes.get("new", 1) + 1)}
+    for name, choices in (("mode", Mode), ("dtype", Precision)):
+        if settings[name] is not None and settings[name] not in tuple(choices):
+            raise InputError(f"--{name} {settings[name]}: must be one of {', '.join(choices)}")
+    if "seq_len" not in sizes:
+        # The prompt of a generation must leave space for the new tokens.
+        sizes = {**sizes, "seq_len": max(1, config.context_length - sizes.get("n_new_tokens", 1) + 1)}
     if device is not None:
-        settings = {**settings, "backend": device.backend}
+        settings = {**settings, "device_type": device.device_type}
     if settings["dtype"] is None:
         settings["dtype"] = Precision.FLOAT32 if device is None else device.default_dtype(Mode(settings["mode"]))
     return Workload(**settings, **sizes)
 
 
-def _calibration(path: Path | None, work: "Workload", *, device: str | None) -> "Calibration | None":
-    """The file that was named, which must fit; else the newest that does."""
+def _select_calibration(path: Path | None, workload: "Workload", *, device: str | None) -> "Calibration | None":
+    """Load the given calibration, which must apply to the workload, or the newest one that does."""
     from qkv.cost.calibration import find_calibration, load_calibration
 
     if path is None:
-        return find_calibration(work.mode, work.dtype, device=device)
-    found = load_calibration(path)
-    found.check(work.mode, work.dtype)
-    if device is not None and not found.is_of(device):
-        raise InputError(f"{path}: is a calibration of {found.device}, not of {device}: qkv cost calibrate")
-    return found
+        return find_calibration(workload.mode, workload.dtype, device=device)
+    calibration = load_calibration(path)
+    calibration.check_precision(workload.mode, workload.dtype)
+    if device is not None and not calibration.is_for_device(device):
+        raise InputError(
+            f"{path}: is a calibration of {calibration.device}, expected {device}; create one with: qkv cost calibrate"
+        )
+    return calibration
 
 
-def _times(estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None") -> dict[str, Any]:
+def _estimate_times(
+    estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None"
+) -> dict[str, Any]:
+    """Compute the roofline bound and the calibrated prediction, as far as they are available."""
     from qkv.cost.prediction import predict_time
     from qkv.cost.roofline import roofline_bound
 
     times: dict[str, Any] = {}
     if device is not None:
-        fits = estimate.memory.peak <= device.usable
+        fits = estimate.memory.peak <= device.usable_memory
         times["bound"] = {**roofline_bound(estimate, device).as_dict(), "fits": fits, "source": device.source}
     if calibration is not None:
-        prediction = predict_time(estimate.config, estimate.work, calibration)
+        prediction = predict_time(estimate.config, estimate.workload, calibration)
         times["calibrated"] = {"device": calibration.device, **prediction.as_dict(), "bound_by": prediction.bound_by}
     return times
 
 
-def _measured(estimate: "Estimate", calibration: "Calibration | None", device: str) -> dict[str, Any]:
-    from qkv.cli.device_options import chosen_device
+def _measure_time(estimate: "Estimate", calibration: "Calibration | None", device: str) -> dict[str, Any]:
+    """Time one step with random weights and compare it with the prediction, operation by operation."""
+    from qkv.cli.device_options import select_device
     from qkv.cost import Mode
     from qkv.cost.prediction import predict_time
     from qkv.training.benchmark_steps import build_random_model, build_step
     from qkv.training.operation_comparison import compare_operations
     from qkv.training.timer import Timer, retain_freed_memory
 
-    if estimate.work.mode is Mode.GENERATE:
-        raise InputError("--measure times one step; --mode prefill and --mode decode are a generation's")
+    if estimate.workload.mode is Mode.GENERATE:
+        raise InputError("--measure does not support --mode generate; use --mode prefill or --mode decode")
     if calibration is None:
-        raise InputError(_how_to_calibrate(estimate.work, device))
-    retain_freed_memory()  # as the calibration did
-    timer = Timer(chosen_device(calibration.kind))
-    model = build_random_model(estimate.config, timer.device, estimate.work.dtype)
-    step = build_step(model, estimate.work)
+        raise InputError(_missing_calibration_message(estimate.workload, device))
+    retain_freed_memory()  # as during the calibration
+    timer = Timer(select_device(calibration.kind))
+    model = build_random_model(estimate.config, timer.device, estimate.workload.dtype)
+    step = build_step(model, estimate.workload)
     seconds = timer.measure_latency(step, seconds=0.5)
-    prediction = predict_time(estimate.config, estimate.work, calibration)
-    parts = [] if estimate.work.mode is Mode.TRAIN else compare_operations(model, step, prediction, timer)
-    has_faster = estimate.work.mode is Mode.DECODE and estimate.config.family != "rnn"
-    errors = [abs(one.predicted / one.measured - 1) for one in parts]
+    prediction = predict_time(estimate.config, estimate.workload, calibration)
+    is_training = estimate.workload.mode is Mode.TRAIN
+    operations = [] if is_training else compare_operations(model, step, prediction, timer)
+    has_faster_backend = estimate.workload.mode is Mode.DECODE and estimate.config.family != "rnn"
+    errors = [abs(operation.predicted / operation.measured - 1) for operation in operations]
     return {
-        "device": calibration.device, "seconds": seconds, "ratio": prediction.seconds / seconds,
-        "operations": [one.__dict__ for one in parts],
-        "mean_error_of_operations": sum(errors) / len(errors) if errors else None,
-        "remark": OWN_ROAD if has_faster else None,
-    }  # fmt: skip
+        "device": calibration.device,
+        "seconds": seconds,
+        "ratio": prediction.seconds / seconds,
+        "operations": [operation.__dict__ for operation in operations],
+        "mean_operation_error": sum(errors) / len(errors) if errors else None,
+        "note": EAGER_STEP_NOTE if has_faster_backend else None,
+    }
 
 
-def _how_to_calibrate(work: "Workload", device: str) -> str:
+def _missing_calibration_message(workload: "Workload", device: str) -> str:
     from qkv.cost import Mode, Precision
 
-    is_training = work.mode is Mode.TRAIN
-    serves = {one.training_precision if is_training else one: one for one in (Precision.FLOAT32, Precision.BFLOAT16)}
-    what = f"{work.mode.value} at {work.dtype.value}"
-    if work.dtype not in serves:
-        known = " or ".join(f"--dtype {one.value}" for one in serves)
-        return f"--measure: no calibration is for {what}: take {known}"
+    is_training = workload.mode is Mode.TRAIN
+    # Data types of workloads, and the data type to calibrate for each.
+    calibrated_dtypes = {
+        dtype.training_precision if is_training else dtype: dtype for dtype in (Precision.FLOAT32, Precision.BFLOAT16)
+    }
+    description = f"{workload.mode.value} at {workload.dtype.value}"
+    if workload.dtype not in calibrated_dtypes:
+        supported = " or ".join(f"--dtype {dtype.value}" for dtype in calibrated_dtypes)
+        return f"--measure: calibration is not supported for {description}; use {supported}"
     kind = "cpu" if device.startswith("cpu") else "cuda"
-    command = f"qkv cost calibrate --device {kind} --dtype {serves[work.dtype].value}"
-    lacking = f"there is no calibration of {device} for {what} to compare with"
-    return f"--measure: {lacking}; make it, in about a minute: {command}"
+    command = f"qkv cost calibrate --device {kind} --dtype {calibrated_dtypes[workload.dtype].value}"
+    return f"--measure: no calibration of {device} for {description}; create one in about a minute with: {command}"
 
 
-def _print(estimate: "Estimate", device: "DeviceSpec | None", times: dict[str, Any], *, form: str) -> None:
+def _print_estimate(
+    estimate: "Estimate", device: "DeviceSpec | None", times: dict[str, Any], *, output_format: str
+) -> None:
     from qkv.cli import cost_report
     from qkv.cost.estimate import CONVENTIONS
     from qkv.cost.explanation import explain_costs
     from qkv.cost.lecture_tables import lecture_errata, lecture_tables
 
-    made = lecture_tables(estimate)
-    if form == "latex":
-        print(cost_text.latex(made))
+    tables = lecture_tables(estimate)
+    if output_format == "latex":
+        print(cost_report.format_latex_tables(tables))
         return
-    if form == "json":
-        rows = [{"pass": one.title, **row.as_dict()} for one in made for row in (*one.rows, one.total)]
-        print(json.dumps({**estimate.as_dict(), "lecture": rows, "slips": lecture_errata(estimate.config), "time": times}))
+    if output_format == "json":
+        rows = [{"pass": table.title, **row.as_dict()} for table in tables for row in (*table.rows, table.total)]
+        errata = lecture_errata(estimate.config)
+        print(json.dumps({**estimate.as_dict(), "lecture": rows, "errata": errata, "time": times}))
         return
-    by_lecture = form == "lecture"
-    peak = 0.0 if device is None else device.peak(estimate.work.dtype)
-    rows = cost_text.lecture_text(made) if by_lecture else cost_text.table_text(made, device, peak)
-    slipped = [f"Slip: {one}" for one in lecture_errata(estimate.config)] if by_lecture else []
-    said = [*explain_costs(estimate.config, estimate.work), *slipped]
-    said += [*([] if by_lecture else [f"Grows as: {cost_text.LETTERS}."]), CONVENTIONS]
-    totals = [*cost_text.totals(estimate, lecture=by_lecture), *cost_text.room_text(estimate, device)]
-    totals += cost_text.time_text(times)
-    wrapped = [textwrap.fill(one, WIDTH) for one in said]
+    is_lecture = output_format == "lecture"
+    if is_lecture:
+        rows = cost_report.format_lecture_tables(tables)
+        notes = [f"Error on the slides: {erratum}" for erratum in lecture_errata(estimate.config)]
+    else:
+        peak = 0.0 if device is None else device.peak_flops(estimate.workload.dtype)
+        rows = cost_report.format_cost_tables(tables, device, peak)
+        notes = [cost_report.COMPLEXITY_LEGEND]
+    notes = [*explain_costs(estimate.config, estimate.workload), *notes, CONVENTIONS]
+    totals = [
+        *cost_report.format_totals(estimate, is_lecture=is_lecture),
+        *cost_report.format_memory_warning(estimate, device),
+        *cost_report.format_times(times),
+    ]
+    wrapped = [textwrap.fill(note, TERMINAL_WIDTH) for note in notes]
     print("\n".join([estimate.title, "", *totals, "", *rows, *wrapped]))

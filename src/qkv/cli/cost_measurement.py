@@ -1,4 +1,4 @@
-"""Can `qkv cost --measure` measure this here: is it the device that was named, and has it the memory?"""
+"""Check whether `qkv cost --measure` can run a workload on this machine."""
 
 import os
 from typing import TYPE_CHECKING
@@ -12,26 +12,29 @@ if TYPE_CHECKING:
     from qkv.cost.devices import DeviceSpec
 
 
-def place_to_measure(estimate: "Estimate", asked: "DeviceSpec | None") -> str:
-    """The full name of the device here; what it is not, or what it cannot hold, is refused before anything runs."""
-    from qkv.cli.device_options import chosen_device
+def check_measurable(estimate: "Estimate", requested_device: "DeviceSpec | None") -> str:
+    """Return the full name of this machine's device.
+
+    Raises `InputError` if it is not the requested device or does not have enough memory for the workload.
+    """
+    from qkv.cli.device_options import select_device
     from qkv.cost.devices import USABLE_MEMORY_FRACTION, matches_device
     from qkv.cost.units import format_bytes
     from qkv.training.device_calibration import device_name
 
-    found = chosen_device("cpu" if asked is not None and asked.name == "cpu" else "auto")
-    here = device_name(found)
-    if asked is not None and not matches_device(asked.name, here):
-        raise InputError(f"--measure: {asked.name} cannot be measured here, where the device is {here}")
-    room, peak = memory_of(found), estimate.memory.peak
-    if room is not None and peak > USABLE_MEMORY_FRACTION * room:
-        held, whole, usable = (format_bytes(int(n)) for n in (peak, room, USABLE_MEMORY_FRACTION * room))
-        raise InputError(f"--measure: it takes {held}, and {here} has {whole}, {usable} of it usable")
-    return here
+    device = select_device("cpu" if requested_device is not None and requested_device.name == "cpu" else "auto")
+    name = device_name(device)
+    if requested_device is not None and not matches_device(requested_device.name, name):
+        raise InputError(f"--measure: cannot measure {requested_device.name}, because this machine's device is {name}")
+    total, peak = total_memory(device), estimate.memory.peak
+    if total is not None and peak > USABLE_MEMORY_FRACTION * total:
+        required, available, usable = (format_bytes(int(n)) for n in (peak, total, USABLE_MEMORY_FRACTION * total))
+        raise InputError(f"--measure: requires {required} of memory, but {name} has {available} ({usable} usable)")
+    return name
 
 
-def memory_of(device: "torch.device") -> int | None:
-    """Bytes; None where the system does not tell."""
+def total_memory(device: "torch.device") -> int | None:
+    """Return the memory of a device in bytes, or None if the system does not provide it."""
     if device.type == "cuda":
         import torch
 

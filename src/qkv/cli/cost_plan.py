@@ -1,4 +1,4 @@
-"""`qkv cost plan` and `qkv cost calibrate`: a whole training run, and what this device's kernels take."""
+"""The `qkv cost plan` and `qkv cost calibrate` commands."""
 
 import json
 import re
@@ -8,31 +8,41 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.device_options import DeviceOption
 from qkv.errors import InputError
 
-KNOWN = "a100 h100 h200 b200 l4 rtx4090 mi300x cpu"
-Length = Annotated[str | None, typer.Option(metavar="N", help="Tokens a text; the whole context unless said.")]
-AsJSON = Annotated[bool, typer.Option("--json", help="One JSON object.")]
-Params = Annotated[str | None, typer.Option(metavar="N", help="Parameters of a GPT: 124M, 7B.")]
-Model = Annotated[str | None, typer.Option(help="Or a model, as `qkv cost` takes it.")]
-Tokens = Annotated[str | None, typer.Option(metavar="N", help="Tokens to train on: 2.5B.")]
-Device = Annotated[str | None, typer.Option(help=f"{KNOWN}.")]
-GPUs = Annotated[str, typer.Option(metavar="N", help="How many of them.")]
-Shared = Annotated[str, typer.Option(help="What several share: ddp or fsdp.")]
-Share = Annotated[float | None, typer.Option(help="Of the peak, what training reaches; a usual share unless said.")]
-Price = Annotated[float | None, typer.Option(help="Money for a device and hour.")]
-Again = Annotated[bool, typer.Option("--checkpointing", help="Compute activations again in backward.")]
-Here = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
-Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; float32 on a CPU, else bfloat16.")]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where it goes; the user's cache folder unless said.")]
+COST_DEVICE_NAMES = "a100, h100, h200, b200, l4, rtx4090, mi300x, cpu"
 
 
 def plan(
-    *, params: Params = None, model: Model = None, tokens: Tokens = None, device: Device = None, length: Length = None,
-    gpus: GPUs = "1", sharding: Shared = "ddp", share: Share = None, price: Price = None, checkpointing: Again = False,
-    as_json: AsJSON = False,
-) -> None:  # fmt: skip
-    """Time, memory, the batch that fits, and money of a training run; first of all, whether it fits.
+    *,
+    params: Annotated[
+        str | None, typer.Option(metavar="N", help="Number of parameters of a GPT, such as 124M or 7B.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Model, as for `qkv cost`, instead of --params.")
+    ] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="N", help="Number of training tokens, such as 2.5B.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help=f"Device: {COST_DEVICE_NAMES}.")] = None,
+    seq_len: Annotated[
+        str | None, typer.Option(metavar="N", help="Sequence length in tokens (default: the context length).")
+    ] = None,
+    gpus: Annotated[str, typer.Option(metavar="N", help="Number of devices.")] = "1",
+    sharding: Annotated[str, typer.Option(metavar="ddp|fsdp", help="Parallelism across devices: ddp or fsdp.")] = "ddp",
+    utilization: Annotated[
+        float | None,
+        typer.Option(help="Fraction of the peak FLOP/s that training reaches (MFU). By default, a typical value."),
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Price per device-hour.")] = None,
+    activation_checkpointing: Annotated[
+        bool,
+        typer.Option("--activation-checkpointing", help="Recompute activations in the backward pass to save memory."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Estimate the time, memory, maximum batch size and price of a training run.
+
+    If the model does not fit into memory, this is reported first, together with settings that would fit.
 
     \b
     Examples:
@@ -40,74 +50,100 @@ def plan(
       qkv cost plan --params 7B --tokens 140B --device h100 --gpus 64 --sharding fsdp
       qkv cost plan --model bert-base --tokens 3.3B --device l4
     """
-    from qkv.cli.config_lookup import config_of
-    from qkv.cli.cost_report import plan_text
-    from qkv.cost import training_plan as make
+    from qkv.cli.config_lookup import resolve_model_config
+    from qkv.cli.cost_report import format_training_plan
+    from qkv.cost import training_plan
     from qkv.cost.devices import find_device
     from qkv.cost.workload import Sharding
 
     if (params is None) == (model is None):
-        raise InputError("give --params or --model, and not both")
+        raise InputError("exactly one of --params and --model is required")
     if tokens is None:
-        raise InputError("give --tokens, how many to train on, as 2.5B")
+        raise InputError("--tokens is required, for example --tokens 2.5B")
     if device is None:
-        raise InputError(f"give --device, one of {KNOWN}")
+        raise InputError(f"--device is required: one of {COST_DEVICE_NAMES}")
     if sharding not in tuple(Sharding):
-        raise InputError(f"--sharding {sharding}: it is {' or '.join(Sharding)}")
-    # What was typed is looked at before a model is read.
-    target, n_tokens, n_devices = find_device(device), count(tokens, "tokens"), count(gpus, "gpus")
-    n = None if length is None else count(length, "length")
-    config = (
-        config_of(model) if model is not None else make.gpt_config_for_size(count(params or "", "params"), context_length=n or 1024)
+        raise InputError(f"--sharding {sharding}: must be one of {', '.join(Sharding)}")
+    # Validate all options before loading a model config.
+    device_spec, n_tokens, n_devices = find_device(device), parse_count(tokens, "tokens"), parse_count(gpus, "gpus")
+    n_positions = None if seq_len is None else parse_count(seq_len, "seq-len")
+    if model is not None:
+        config = resolve_model_config(model)
+    else:
+        n_parameters = parse_count(params or "", "params")
+        config = training_plan.gpt_config_for_size(n_parameters, context_length=n_positions or 1024)
+    result = training_plan.plan_training(
+        config,
+        tokens=n_tokens,
+        device=device_spec,
+        seq_len=n_positions,
+        n_devices=n_devices,
+        sharding=Sharding(sharding),
+        utilization=training_plan.DEFAULT_UTILIZATION if utilization is None else utilization,
+        price=price,
+        activation_checkpointing=activation_checkpointing,
     )
-    answer = make.plan(
-        config, tokens=n_tokens, device=target, length=n, n_devices=n_devices, sharding=Sharding(sharding),
-        share=make.SHARE if share is None else share, price=price, checkpointing=checkpointing,
-    )  # fmt: skip
-    print(json.dumps(answer.as_dict()) if as_json else "\n".join(plan_text(answer)))
+    print(json.dumps(result.as_dict()) if as_json else "\n".join(format_training_plan(result)))
 
 
 def calibrate(
-    *, device: Here = "auto", dtype: Dtype = None, out: Out = None, as_json: AsJSON = False
-) -> None:  # fmt: skip
-    """Measure this device's kernels, for `qkv cost` to predict times from.
+    *,
+    device: DeviceOption = "auto",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="Data type: float32 or bfloat16 (default: float32 on a CPU, bfloat16 on a GPU)."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Output file (default: in the user's cache folder).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the kernels of this machine, so that `qkv cost` can predict times.
 
-    It takes about a minute; nothing else should run meanwhile.
+    Takes about a minute. The machine should be idle in the meantime.
 
     \b
     Examples:
       qkv cost calibrate
       qkv cost calibrate --device cpu --out cpu.json
     """
-    from qkv.cli.device_options import chosen_device
-    from qkv.cli.progress import say
+    from qkv.cli.device_options import select_device
+    from qkv.cli.progress import print_status
     from qkv.cost.calibration import calibration_path, save_calibration
     from qkv.cost.workload import Precision
-    from qkv.training.device_calibration import calibrate as measure
+    from qkv.training.device_calibration import calibrate as measure_kernels
     from qkv.training.timer import retain_freed_memory
 
-    target = chosen_device(device)
-    named = dtype or ("float32" if target.type == "cpu" else "bfloat16")
-    if named not in ("float32", "bfloat16"):
-        raise InputError(f"--dtype {named}: a device is calibrated at float32 or bfloat16")
+    torch_device = select_device(device)
+    dtype = dtype or ("float32" if torch_device.type == "cpu" else "bfloat16")
+    if dtype not in ("float32", "bfloat16"):
+        raise InputError(f"--dtype {dtype}: must be one of float32, bfloat16")
     retain_freed_memory()
-    found = measure(target, Precision(named), say)
-    path = out or calibration_path(found.device, found.dtype)
-    save_calibration(found, path)
-    result = {"file": str(path), "device": found.device, "dtype": named, "seconds": round(found.took, 1)}
-    print(json.dumps(result) if as_json else f"{path}: {found.device}, {named}, in {found.took:.0f} s")
+    calibration = measure_kernels(torch_device, Precision(dtype), print_status)
+    path = out or calibration_path(calibration.device, calibration.dtype)
+    save_calibration(calibration, path)
+    if as_json:
+        seconds = round(calibration.duration, 1)
+        print(json.dumps({"file": str(path), "device": calibration.device, "dtype": dtype, "seconds": seconds}))
+    else:
+        print(f"{path}: calibrated {calibration.device} at {dtype} in {calibration.duration:.0f} s")
 
 
-def count(text: str, name: str) -> int:
-    """A whole number: 1024, 1,024, 124M, 2.5B, 1e9. A comma stands before three digits: 2,5B is no number here."""
-    found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d[\d_]*)(\.\d+)?(?:[eE]\+?(\d{1,2})|\s*([kKmMbBtT]))?", text.strip())
-    if found is None:
-        raise InputError(f"--{name} {text}: a whole number from 1 is needed, as 1024, 124M, 2.5B or 1e9")
-    whole, fraction, power, unit = found.groups()
-    power = int(power or {"": 0, "k": 3, "m": 6, "b": 9, "t": 12}[(unit or "").lower()])
-    number = Fraction(re.sub(r"[_,]", "", whole) + (fraction or "")) * 10**power
+def parse_count(text: str, option: str) -> int:
+    """Parse a positive integer such as 1024, 1,024, 124M, 2.5B or 1e9.
+
+    A comma is accepted only as a thousands separator, so 2,5B is an error.
+    """
+    match = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d[\d_]*)(\.\d+)?(?:[eE]\+?(\d{1,2})|\s*([kKmMbBtT]))?", text.strip())
+    if match is None:
+        raise InputError(f"--{option} {text}: must be a positive integer, such as 1024, 124M, 2.5B or 1e9")
+    digits, fraction, exponent, unit = match.groups()
+    power = int(exponent or {"": 0, "k": 3, "m": 6, "b": 9, "t": 12}[(unit or "").lower()])
+    number = Fraction(re.sub(r"[_,]", "", digits) + (fraction or "")) * 10**power
     if number.denominator != 1:
-        raise InputError(f"--{name} {text}: is not a whole number")
+        raise InputError(f"--{option} {text}: must be an integer")
     if number < 1:
-        raise InputError(f"--{name} {text}: must be at least 1")
+        raise InputError(f"--{option} {text}: must be at least 1")
     return int(number)

@@ -1,4 +1,4 @@
-"""`qkv data`: make a token store of texts, or look at the batches that training will see."""
+"""The `qkv data` commands: prepare, show and split."""
 
 import json
 import time
@@ -10,7 +10,7 @@ import typer
 
 from qkv.choices import TokenizerKind
 from qkv.cli.data_split import split
-from qkv.cli.help import Command
+from qkv.cli.help import PlainHelpCommand
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,170 +22,199 @@ if TYPE_CHECKING:
     from qkv.text import Tokenizer
 
 data = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True,
-    help="""Prepare texts for training, or look at batches.
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="""Prepare texts for training, or show training batches.
 
     \b
     Examples:
-      qkv data prepare book.txt --out store --size 4096
+      qkv data prepare book.txt --out store --vocab-size 4096
       qkv data show store --batch 3
       qkv data split spa-eng.tsv --out es-en
     """,
-)  # fmt: skip
-data.command(cls=Command)(split)
+)
+data.command(cls=PlainHelpCommand)(split)
 
 
-@data.command(cls=Command)
+@data.command(cls=PlainHelpCommand)
 def prepare(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Texts, tables, folders; - is stdin.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="Text files, tables or folders; - is standard input.")
+    ],
     *,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New, empty, or this very store unfinished.")],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Output folder. Must be new, empty, or an unfinished store to resume."),
+    ],
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="A tokenizer; without, one is trained on the texts.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Tokenizer to use. By default, a tokenizer is trained on the texts."),
     ] = None,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Ids of the tokenizer that is trained; 8192 unless said.")
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Vocabulary size of the trained tokenizer (default: 8192).")
     ] = None,
     kind: Annotated[
-        TokenizerKind | None, typer.Option(help="Its kind; bpe unless said, wordpiece with --sentences.")
+        TokenizerKind | None,
+        typer.Option(help="Algorithm of the trained tokenizer (default: bpe, or wordpiece with --sentences)."),
     ] = None,
     sentences: Annotated[
-        bool, typer.Option("--sentences", help="Part documents into sentences, as BERT's pairs need them.")
+        bool, typer.Option("--sentences", help="Split documents into sentences, as required for BERT pre-training.")
     ] = False,
-    field: Annotated[str, typer.Option(help="Key of a .jsonl line; name or number of a column.")] = "text",
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads; every core unless said.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    field: Annotated[
+        str, typer.Option(help="Text field: key in .jsonl files, column name or number in tables.")
+    ] = "text",
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of threads (default: number of cores).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Turn texts into a memory-mapped store of token ids.
+    """Tokenize texts into a memory-mapped token store.
 
-    .txt (documents parted by a line <|endoftext|>), .jsonl, .csv, .tsv, each also .gz .xz .zst. Stopped or killed,
-    the same command goes on after the last finished shard; the result is the same to the byte.
+    Supports .txt (documents separated by <|endoftext|> lines), .jsonl, .csv and .tsv files, each optionally
+    compressed (.gz, .xz, .zst). If the command is interrupted, run it again to continue after the last finished
+    shard. The result is byte-identical to that of an uninterrupted run.
 
     \b
     Examples:
-      qkv data prepare book.txt --out store --size 4096
+      qkv data prepare book.txt --out store --vocab-size 4096
       qkv data prepare stories/ reviews.jsonl --out store --tokenizer my-tokenizer --workers 8
     """
-    from qkv.cli.progress import say
+    from qkv.cli.progress import print_status
     from qkv.data import is_unfinished, prepare_store
     from qkv.data.sentence_store import prepare_sentences
     from qkv.data.text_sources import find_sources
 
     find_sources(files)
     if is_unfinished(out):
-        say(f"{out}: going on with an unfinished store")
+        print_status(f"{out}: resuming an unfinished store")
     kind = TokenizerKind.WORDPIECE if sentences and tokenizer is None and kind is None else kind
-    chosen = _tokenizer(files, out, tokenizer, size=size, kind=kind, field=field)
-    make = prepare_sentences if sentences else prepare_store
-    store = _timed(partial(make, files, out, tokenizer=chosen, field=field, n_workers=workers))
-    _print_store(store, as_json=as_json)
+    loaded = _load_or_train_tokenizer(files, out, tokenizer, vocab_size=vocab_size, kind=kind, field=field)
+    prepare_function = prepare_sentences if sentences else prepare_store
+    store = _prepare_with_progress(
+        partial(prepare_function, files, out, tokenizer=loaded, field=field, n_workers=workers)
+    )
+    _print_store_summary(store, as_json=as_json)
 
 
-def _timed(make: "Callable[..., TokenStore | SentenceStore]") -> "TokenStore":
-    from qkv.cli.progress import bar, say
+def _prepare_with_progress(prepare_function: "Callable[..., TokenStore | SentenceStore]") -> "TokenStore":
+    """Prepare a store with a progress bar and report the throughput."""
+    from qkv.cli.progress import print_status, progress_bar
     from qkv.data import TokenStore
 
     started = time.perf_counter()
-    with bar("tokenizing") as move:
-        made = make(progress=move)
-    store = made if isinstance(made, TokenStore) else made.store
+    with progress_bar("tokenizing") as update:
+        prepared = prepare_function(progress=update)
+    store = prepared if isinstance(prepared, TokenStore) else prepared.store
     seconds = time.perf_counter() - started
-    say(f"{seconds:.1f} s, {store.n_tokens / seconds:,.0f} tokens a second")
+    print_status(f"{seconds:.1f} s, {store.n_tokens / seconds:,.0f} tokens/s")
     return store
 
 
-def _print_store(store: "TokenStore", *, as_json: bool) -> None:
+def _print_store_summary(store: "TokenStore", *, as_json: bool) -> None:
     counts = {
-        "documents": store.n_documents, "tokens": store.n_tokens, "bytes": store.n_bytes,
-        "vocab_size": store.vocab_size, "shards": len(store.index.shards),
-    }  # fmt: skip
+        "documents": store.n_documents,
+        "tokens": store.n_tokens,
+        "bytes": store.n_bytes,
+        "vocab_size": store.vocab_size,
+        "shards": len(store.index.shards),
+    }
     if as_json:
         print(json.dumps({"folder": str(store.folder), **counts}))
     else:
-        print(f"{store.folder}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))
+        print(
+            f"{store.folder}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {counts['bytes']:,} "
+            f"bytes, vocabulary size {counts['vocab_size']:,}, {counts['shards']:,} shards"
+        )
 
 
-@data.command(cls=Command)
-def show(
-    store: Annotated[Path, typer.Argument(help="A folder made by qkv data prepare, or a run's.")],
+@data.command("show", cls=PlainHelpCommand)
+def show_batch(
+    store: Annotated[Path, typer.Argument(help="Folder created by `qkv data prepare`, or run folder.")],
     *,
-    batch: Annotated[int, typer.Option(min=0, help="Which batch, counted from 0.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn: order, pairs, hidden words.")] = 0,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 1,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 32,
-    packed: Annotated[bool, typer.Option("--packed", help="Keep attention within a document.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="First check every byte against its hash.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each row.")] = False,
+    batch: Annotated[int, typer.Option(min=0, help="Index of the batch, starting at 0.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the order, sentence pairs and masking.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of rows in the batch.")] = 1,
+    seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens per row.")] = 32,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Restrict attention to one document, and show the document of each token.")
+    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Verify the checksums of all files first.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
 ) -> None:
-    """Print a batch token by token: what goes in, what is to be predicted, for which document.
+    """Print a training batch token by token, with the targets and documents.
 
-    Of a store of sentences (--sentences, or a bert's run) it shows BERT's pairs: what was hidden, and how.
+    For a store of sentences (prepared with --sentences, or a BERT run), prints sentence pairs and masked tokens.
 
     \b
     Examples:
-      qkv data show store --batch 3 --rows 2
-      qkv data show store --packed --length 64 --json
-      qkv data show bert-run --rows 4
+      qkv data show store --batch 3 --batch-size 2
+      qkv data show store --packed --seq-len 64 --json
+      qkv data show bert-run --batch-size 4
     """
-    from qkv.cli.masked_examples import show_masked
+    from qkv.cli.masked_examples import print_masked_batch
     from qkv.config import MaskingConfig, load_recipe
     from qkv.data import TokenStore
     from qkv.data.sentence_store import SENTENCES_FILE
     from qkv.data.token_batches import TokenBatches
 
-    examples = None
+    masking = None
     if (store / "recipe.toml").is_file():
-        examples, store = load_recipe(store / "recipe.toml").masking, store / "data" / "train"
-    opened = TokenStore.open(store, verify=verify)
+        masking, store = load_recipe(store / "recipe.toml").masking, store / "data" / "train"
+    token_store = TokenStore.open(store, verify=verify)
     if (store / SENTENCES_FILE).exists():
-        config = examples or MaskingConfig()
-        show_masked(store, config, batch=batch, rows=rows, length=length, seed=seed, as_json=as_json)
+        config = masking or MaskingConfig()
+        print_masked_batch(
+            store, config, batch_index=batch, batch_size=batch_size, seq_len=seq_len, seed=seed, as_json=as_json
+        )
         return
-    batches = TokenBatches(source=opened, context_length=length, batch_size=rows, seed=seed, cross_documents=not packed)
-    asked = batches.batch(batch)
+    batches = TokenBatches(
+        source=token_store, context_length=seq_len, batch_size=batch_size, seed=seed, cross_documents=not packed
+    )
+    token_batch = batches.batch(batch)
     if as_json:
-        _print_json(asked)
+        _print_batch_json(token_batch)
     else:
-        _print_rows(asked, opened.tokenizer())
+        _print_batch_tokens(token_batch, token_store.tokenizer())
 
 
-def _tokenizer(
-    files: list[str], out: Path, path: Path | None, *, size: int | None, kind: TokenizerKind | None, field: str
+def _load_or_train_tokenizer(
+    files: list[str], out: Path, path: Path | None, *, vocab_size: int | None, kind: TokenizerKind | None, field: str
 ) -> "Tokenizer":
-    from qkv.cli.tokenizer import refuse_used, train_on
+    from qkv.cli.tokenizer import check_output_folder, train_tokenizer_on_files
     from qkv.data import is_unfinished
     from qkv.text import load_tokenizer
 
-    if path is not None and (size is not None or kind is not None):
-        raise InputError("--tokenizer names one that is trained: leave out --size and --kind")
+    if path is not None and (vocab_size is not None or kind is not None):
+        raise InputError("--tokenizer cannot be combined with --vocab-size or --kind, which train a new tokenizer")
     if path is not None:
         return load_tokenizer(path)
     if is_unfinished(out) and (out / "tokenizer.json").is_file():
         return load_tokenizer(out)
     if "-" in files:
-        raise InputError("standard input can be read only once: train a tokenizer first, and name it by --tokenizer")
+        raise InputError(
+            "cannot train a tokenizer on standard input, which can be read only once; train a tokenizer first and pass "
+            "it with --tokenizer"
+        )
     if not is_unfinished(out):
-        refuse_used(out)
-    return train_on(files, kind=kind or TokenizerKind.BPE, size=size or 8192, field=field)
+        check_output_folder(out)
+    return train_tokenizer_on_files(files, kind=kind or TokenizerKind.BPE, vocab_size=vocab_size or 8192, field=field)
 
 
-def _print_rows(batch: "Batch", tokenizer: "Tokenizer") -> None:
+def _print_batch_tokens(batch: "TokenBatch", tokenizer: "Tokenizer") -> None:
     from qkv.tensors import IGNORE_INDEX
 
-    def spelt(number: int) -> str:
-        text = tokenizer.decode([number], skip_special_tokens=False)
-        return json.dumps(tokenizer.id_to_token(number) if "\ufffd" in text else text, ensure_ascii=False)
+    def quote_token(token_id: int) -> str:
+        text = tokenizer.decode([token_id], skip_special_tokens=False)
+        return json.dumps(tokenizer.id_to_token(token_id) if "\ufffd" in text else text, ensure_ascii=False)
 
     for row, (ids, targets) in enumerate(zip(batch.ids.tolist(), batch.targets.tolist(), strict=True)):
         documents = None if batch.document_ids is None else batch.document_ids[row].tolist()
         print(f"row {row}: {int(batch.counts[row])} targets")
-        for place, (given, wanted) in enumerate(zip(ids, targets, strict=True)):
-            aim = "nothing" if wanted == IGNORE_INDEX else f"{wanted:>6} {spelt(wanted)}"
-            document = "" if documents is None else f"document {documents[place]:<6} "
-            print(f"{place:>5}  {document}{given:>6} {spelt(given):<14} → {aim}")
+        for position, (token_id, target_id) in enumerate(zip(ids, targets, strict=True)):
+            target = "ignored" if target_id == IGNORE_INDEX else f"{target_id:>6} {quote_token(target_id)}"
+            document = "" if documents is None else f"document {documents[position]:<6} "
+            print(f"{position:>5}  {document}{token_id:>6} {quote_token(token_id):<14} → {target}")
 
 
-def _print_json(batch: "Batch") -> None:
+def _print_batch_json(batch: "TokenBatch") -> None:
     documents = None if batch.document_ids is None else batch.document_ids.tolist()
     for row, (ids, targets) in enumerate(zip(batch.ids.tolist(), batch.targets.tolist(), strict=True)):
         line = {"ids": ids, "targets": targets, "documents": None if documents is None else documents[row]}

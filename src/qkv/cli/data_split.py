@@ -1,4 +1,4 @@
-"""`qkv data split`: pairs into training, dev and test, so that no sentence is in two of them."""
+"""The `qkv data split` command."""
 
 import json
 from pathlib import Path
@@ -8,48 +8,57 @@ import typer
 
 
 def split(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="source⇥target a line; .xz and .gz too.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", help="Files with one source⇥target pair per line (.xz and .gz supported)."),
+    ],
     *,
-    dev: Annotated[int, typer.Option(min=0, help="Pairs to choose settings by.")] = 2000,
-    test: Annotated[int, typer.Option(min=0, help="Pairs to measure by, once.")] = 3000,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New or empty; gets train.tsv, dev.tsv, test.tsv.")],
-    random: Annotated[bool, typer.Option("--random", help="Pair by pair, whatever they share.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order in which they are drawn.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    dev: Annotated[int, typer.Option(min=0, help="Number of pairs in the development set.")] = 2000,
+    test: Annotated[int, typer.Option(min=0, help="Number of pairs in the test set.")] = 3000,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Output folder for train.tsv, dev.tsv and test.tsv. Must be new or empty."),
+    ],
+    random: Annotated[
+        bool, typer.Option("--random", help="Split at random, even if pairs in different sets share a sentence.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Split translation pairs by connected component: pairs that share a sentence stay together.
+    """Split translation pairs into training, development and test sets without leakage.
 
-    Sentences are compared without capitals and punctuation, on both sides. With --random pairs are divided one by
-    one; how many of dev and test then share a sentence with training is said.
+    All pairs that share a sentence are assigned to the same set (the split is by connected component). Sentences are
+    compared on both sides, ignoring case and punctuation. With --random, pairs are assigned individually, and the
+    fraction of dev and test pairs that share a sentence with the training set is reported.
 
     \b
     Examples:
       qkv data split spa-eng.tsv --dev 2000 --test 3000 --out es-en
       qkv data split spa-eng.tsv --random --out leaky
     """
-    from qkv.cli.progress import say
-    from qkv.cli.tokenizer import refuse_used
+    from qkv.cli.progress import print_status
+    from qkv.cli.tokenizer import check_output_folder
     from qkv.data.file_io import convert_disk_errors, write_atomically
     from qkv.data.pair_files import PairFile
     from qkv.data.pair_split import leakage, split_pairs
 
-    refuse_used(out)
-    read = [pair for file in files for pair in PairFile(source=file).read()]
-    pairs = [pair for pair in read if all(pair)]
-    if len(pairs) < len(read):
-        say(f"{len(read) - len(pairs):,} pairs with an empty side are left out")
+    check_output_folder(out)
+    all_pairs = [pair for file in files for pair in PairFile(source=file).read()]
+    pairs = [pair for pair in all_pairs if all(pair)]
+    if len(pairs) < len(all_pairs):
+        print_status(f"ignored {len(all_pairs) - len(pairs):,} pairs with an empty side")
     parts = split_pairs(pairs, n_dev=dev, n_test=test, seed=seed, by_component=not random)
     with convert_disk_errors(out, 0):
         out.mkdir(parents=True, exist_ok=True)
-    found = {}
-    for name, numbers in (("train", parts.train), ("dev", parts.dev), ("test", parts.test)):
-        write_atomically(out / f"{name}.tsv", "".join("\t".join(pairs[i]) + "\n" for i in numbers).encode())
-        shared = None if name == "train" else leakage(pairs, numbers, parts.train)
-        found[name] = {"pairs": len(numbers)} | ({} if shared is None else {"shared_with_train": shared})
+    summary = {}
+    for name, indices in (("train", parts.train), ("dev", parts.dev), ("test", parts.test)):
+        write_atomically(out / f"{name}.tsv", "".join("\t".join(pairs[i]) + "\n" for i in indices).encode())
+        shared = None if name == "train" else leakage(pairs, indices, parts.train)
+        summary[name] = {"pairs": len(indices)} | ({} if shared is None else {"shared_with_train": shared})
     if as_json:
-        print(json.dumps({"folder": str(out), **found}))
+        print(json.dumps({"folder": str(out), **summary}))
         return
-    for name, counts in found.items():
+    for name, counts in summary.items():
         shared = counts.get("shared_with_train")
-        said = "" if shared is None else f"  {shared:.1%} share a sentence with training"
-        print(f"{out / f'{name}.tsv'}  {counts['pairs']:,} pairs{said}")
+        leakage_note = "" if shared is None else f"  {shared:.1%} share a sentence with the training set"
+        print(f"{out / f'{name}.tsv'}  {counts['pairs']:,} pairs{leakage_note}")

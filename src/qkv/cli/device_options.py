@@ -1,4 +1,4 @@
-"""Where a command computes, and where its run goes unless told."""
+"""Options for the device and data type of a command, and the default run folder."""
 
 import os
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import DType
-from qkv.cli.progress import say
+from qkv.cli.progress import print_status
 
 if TYPE_CHECKING:
     import torch
@@ -16,48 +16,56 @@ if TYPE_CHECKING:
     from qkv.tasks import Task
     from qkv.tasks.loader import AnyTask
 
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: a GPU where there is one.")]
-Int8 = Annotated[bool, typer.Option("--int8", help="Compute in 8-bit numbers, on the CPU: faster, a bit less exact.")]
-Dtype = Annotated[DType, typer.Option(help="The numbers to compute in; bfloat16 is for a GPU.")]
+DeviceOption = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Device to run on: cpu, cuda, or auto, which selects a GPU if one is available."),
+]
+Int8Option = Annotated[
+    bool,
+    typer.Option("--int8", help="Quantize weights and activations to int8 (CPU only). Faster, slightly less accurate."),
+]
+DtypeOption = Annotated[DType, typer.Option(help="Data type of the weights and activations.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a model computes, and in which numbers."""
+class DeviceOptions:
+    """Device and data type with which a command loads a model."""
 
     device: str = "auto"
     dtype: DType = DType.FLOAT32
     int8: bool = False
 
-    def load(self, model: str) -> "Task":
-        """With what is to be told of it."""
+    def load_task(self, model: str) -> "Task":
+        """Load a model and print its warnings."""
         from qkv.tasks import load
 
         task = load(model, int8=self.int8, device=self.device, dtype=self.dtype)
-        _tell(task, model)
+        _print_remarks(task, model)
         return task
 
-    def load_as(self, kind: "type[AnyTask]", model: str) -> "AnyTask":
-        """As `load`, for those who need one kind of task alone."""
+    def load_task_as(self, kind: "type[AnyTask]", model: str) -> "AnyTask":
+        """Load a model that must be of the given task type and print its warnings."""
         from qkv.tasks import load_as
 
         task = load_as(kind, model, int8=self.int8, device=self.device, dtype=self.dtype)
-        _tell(task, model)
+        _print_remarks(task, model)
         return task
 
 
-def _tell(task: "Task", model: str) -> None:
+def _print_remarks(task: "Task", model: str) -> None:
     for remark in task.remarks:
-        say(f"{model}: {remark}")
+        print_status(f"{model}: {remark}")
 
 
-def chosen_device(name: str) -> "torch.device":
+def select_device(name: str) -> "torch.device":
+    """Return the torch device for `cpu`, `cuda` or `auto`; torch is imported only when this is called."""
     from qkv.tasks.devices import resolve_device
 
     return resolve_device(name)
 
 
 def next_run_folder() -> Path:
+    """Return the first path of runs/1, runs/2, … that does not exist."""
     number = 1
     while os.path.lexists(f"runs/{number}"):
         number += 1

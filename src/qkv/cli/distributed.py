@@ -1,4 +1,4 @@
-"""One command in several processes: one of them speaks, and all of them end together."""
+"""Run a command in a single process or under torchrun."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from qkv.cli.progress import say
+from qkv.cli.progress import print_status
 from qkv.errors import ConfigError, DiskError, InputError, QKVError, TrainingError
 
 if TYPE_CHECKING:
@@ -17,65 +17,75 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def together(device: "torch.device", sharding: str | None) -> "Iterator[tuple[Distributed, torch.device]]":
-    """Who works at this command, and where: alone, or one of the processes that torchrun started."""
+def distributed_context(device: "torch.device", sharding: str | None) -> "Iterator[tuple[Distributed, torch.device]]":
+    """Yield the distributed context and this process's device.
+
+    Without torchrun, this is the single-process context and the given device.
+    """
     from qkv.training.distributed import SINGLE_PROCESS, is_launched_by_torchrun
 
-    kind = _kind(sharding)
+    kind = _parse_sharding(sharding)
     if is_launched_by_torchrun():
-        yield from _as_one_of_many(device, kind)
+        yield from _torchrun_context(device, kind)
     elif sharding is not None:
-        raise ConfigError(f"--sharding {kind} is for several processes: torchrun --nproc-per-node 4 -m qkv.cli train …")
+        raise ConfigError(f"--sharding {kind} requires torchrun: torchrun --nproc-per-node 4 -m qkv.cli train …")
     else:
         yield SINGLE_PROCESS, device
 
 
-def refuse_several(command: str, device: "torch.device") -> None:
-    """For a command that is done by one process: several would write into one folder."""
-    with together(device, None) as (distributed, _):
+def require_single_process(command: str, device: "torch.device") -> None:
+    """Raise `InputError` under torchrun with several processes, which would all write to the same folder."""
+    with distributed_context(device, None) as (distributed, _):
         if distributed.world_size > 1:
-            raise InputError(f"qkv {command} works in one process, torchrun started {distributed.world_size}: leave torchrun out")
+            raise InputError(
+                f"qkv {command} supports only one process, but torchrun started {distributed.world_size}; "
+                "run it without torchrun"
+            )
 
 
-def _kind(sharding: str | None) -> "Sharding":
+def _parse_sharding(sharding: str | None) -> "Sharding":
     from qkv.cost import Sharding
 
     if sharding is not None and sharding not in tuple(Sharding):
-        raise InputError(f"--sharding {sharding}: it is {' or '.join(Sharding)}")
+        raise InputError(f"--sharding {sharding}: must be one of {', '.join(Sharding)}")
     return Sharding(sharding or Sharding.DDP)
 
 
-def _as_one_of_many(device: "torch.device", kind: "Sharding") -> "Iterator[tuple[Distributed, torch.device]]":
+def _torchrun_context(device: "torch.device", kind: "Sharding") -> "Iterator[tuple[Distributed, torch.device]]":
     from qkv.training.torchrun import DISTRIBUTED_CLASSES, is_peer_failure, local_device
 
-    mine = local_device(device)
-    distributed = DISTRIBUTED_CLASSES[kind](mine, lambda why: end(_gone(why) if why else "", 1))
+    rank_device = local_device(device)
+    distributed = DISTRIBUTED_CLASSES[kind](
+        rank_device, lambda reason: exit_now(_peer_failure_message(reason) if reason else "", 1)
+    )
 
-    def end(line: str, code: int) -> NoReturn:
-        """At once: what the others are waited for in would never end."""
-        if line:
-            say(line)
+    def exit_now(message: str, code: int) -> NoReturn:
+        """Exit without cleanup, because collective operations with a failed rank would block forever."""
+        if message:
+            print_status(message)
         sys.stdout.flush()
         sys.stderr.flush()
         distributed.keep_store_alive()
         os._exit(code)
 
     try:
-        yield distributed, mine
+        yield distributed, rank_device
     except QKVError as error:
-        end(f"error: {error}" if distributed.claim_error_report() else "", exit_code(error))
+        exit_now(f"error: {error}" if distributed.claim_error_report() else "", exit_code(error))
     except SystemExit as stop:
-        end("", stop.code if isinstance(stop.code, int) else 1)
+        exit_now("", stop.code if isinstance(stop.code, int) else 1)
     except RuntimeError as error:
         if not is_peer_failure(error):
             raise
-        end(_gone("the connection to another process broke") if distributed.claim_error_report() else "", 1)
+        message = _peer_failure_message("lost the connection to another process")
+        exit_now(message if distributed.claim_error_report() else "", 1)
     distributed.close()
 
 
 def exit_code(error: QKVError) -> int:
+    """Return 1 for failures (disk, training) and 2 for invalid input."""
     return 1 if isinstance(error, DiskError | TrainingError) else 2
 
 
-def _gone(why: str) -> str:
-    return f"error: {why}: this run ends here; its last checkpoint is good, go on: qkv train --resume RUN"
+def _peer_failure_message(reason: str) -> str:
+    return f"error: {reason}; stopping this run. Resume from the last checkpoint with: qkv train --resume RUN"

@@ -1,4 +1,4 @@
-"""`qkv doctor`: what is this machine, what will be fast on it, what is missing?"""
+"""The `qkv doctor` command."""
 
 import importlib.metadata
 import json
@@ -11,124 +11,137 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.text_tables import table
+from qkv.cli.text_tables import format_table
 
 EXTRAS = {
-    "plot": (("matplotlib",), "pictures: --plot, qkv look, loss curves"),
-    "serve": (("fastapi", "uvicorn"), "the page: qkv explore"),
+    "plot": (("matplotlib",), "figures: --plot, qkv inspect, loss curves"),
+    "serve": (("fastapi", "uvicorn"), "the explorer: qkv explore"),
     "eval": (("sacrebleu",), "BLEU and chrF"),
     "formats": (("gguf", "sentencepiece", "ctranslate2", "zstandard"), "GGUF, Marian, CTranslate2, .zst"),
-    "hub": (("huggingface_hub",), "models by their name on the hub"),
-    "notebook": (("anywidget",), "qkv.explore in a notebook"),
+    "hub": (("huggingface_hub",), "loading models from the Hugging Face Hub by name"),
+    "notebook": (("anywidget",), "qkv.explore in notebooks"),
 }
-"""Of pyproject.toml: what each needs, and what it is for."""
-A_STEP = 6 * 124e6
-"""FLOPs of training GPT-2 (124M) on one token, its attention not counted."""
-USUAL_SHARE = 0.3
+"""Required packages and purpose of each optional dependency group of pyproject.toml."""
+GPT2_TRAINING_FLOPS_PER_TOKEN = 6 * 124e6
+"""FLOPs per token of training GPT-2 (124M parameters), without attention scores."""
+TYPICAL_MFU = 0.3
+"""Fraction of the matmul rate that training typically reaches."""
 
-Finding = tuple[str, str, str]
-"""What was looked at, what is there, what that means."""
+DiagnosticRow = tuple[str, str, str]
+"""Name of a check, value on this machine, explanation."""
 
 
-def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Tell about this machine: torch, processor, GPU, memory, compiler, optional packages, and what will be fast.
+def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Report the hardware, versions and optional packages of this machine, and what they mean for performance.
 
-    Takes a few seconds: a matrix product is timed.
+    Takes a few seconds, because a matrix multiplication is timed.
 
     \b
     Examples:
       qkv doctor
       qkv doctor --json
     """
-    found = [*_machine(), *_speed(), *_extras()]
+    rows = [*_machine_rows(), *_speed_rows(), *_extra_rows()]
     if as_json:
-        print(json.dumps({name: {"found": here, "means": means} for name, here, means in found}, ensure_ascii=False))
+        print(json.dumps({name: {"value": value, "note": note} for name, value, note in rows}, ensure_ascii=False))
     else:
-        print("\n".join(table(["WHAT", "HERE", "WHICH MEANS"], found, left=3)))
+        print("\n".join(format_table(["CHECK", "VALUE", "NOTE"], rows, n_left_aligned=3)))
 
 
-def _machine() -> list[Finding]:
+def _machine_rows() -> list[DiagnosticRow]:
     import torch
 
     from qkv import __version__
     from qkv.data.token_store_writer import available_cores
 
     compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
-    compiles = "training.compile=true works" if compiler else "training.compile=true needs one on a CPU"
+    compile_note = "training.compile=true works" if compiler else "training.compile=true requires one on CPU"
     return [
         ("qkv", __version__, ""),
         ("Python", platform.python_version(), sys.executable),
-        ("torch", str(torch.__version__), f"uses {torch.get_num_threads()} of {available_cores()} cores (OMP_NUM_THREADS)"),
-        ("its threads", _waiting(), "turns they wait awake; fewer suit a busy machine"),
-        ("processor", torch.backends.cpu.get_cpu_capability(), platform.machine()),
-        ("memory", _memory(), ""),
-        ("C++ compiler", compiler or "none", compiles),
-        _gpu(),
+        (
+            "torch",
+            str(torch.__version__),
+            f"uses {torch.get_num_threads()} of {available_cores()} cores (OMP_NUM_THREADS)",
+        ),
+        ("OpenMP wait", _openmp_wait_setting(), "how long idle threads spin; lower values suit a busy machine"),
+        ("CPU", torch.backends.cpu.get_cpu_capability(), platform.machine()),
+        ("memory", _memory_summary(), ""),
+        ("C++ compiler", compiler or "none", compile_note),
+        _gpu_row(),
     ]
 
 
-def _waiting() -> str:
-    """As the OpenMP of torch's Linux builds reads it: turns come before the policy."""
+def _openmp_wait_setting() -> str:
+    """Return the variable that determines how long OpenMP threads spin; GOMP_SPINCOUNT takes precedence."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     return next(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
-def _gpu() -> Finding:
+def _gpu_row() -> DiagnosticRow:
     import torch
 
     if not torch.cuda.is_available():
-        return ("GPU", "none that torch sees", "enough for the shipped models; large ones train for days")
+        return (
+            "GPU",
+            "none available to torch",
+            "the CPU is sufficient for the shipped models, but slow for large ones",
+        )
     properties = torch.cuda.get_device_properties(0)
     others = f" and {torch.cuda.device_count() - 1} more" if torch.cuda.device_count() > 1 else ""
     return (
         "GPU",
         f"{properties.name}{others}",
-        f"{properties.total_memory / 2**30:.0f} GiB; commands use it unless told otherwise (--device)",
+        f"{properties.total_memory / 2**30:.0f} GiB; used by default (see --device)",
     )
 
 
-def _speed() -> list[Finding]:
-    from qkv.cli.device_options import chosen_device
+def _speed_rows() -> list[DiagnosticRow]:
+    from qkv.cli.device_options import select_device
     from qkv.cost.calibration import list_calibrations
     from qkv.training.recipe_selection import measure_matmul_flops
 
-    device = chosen_device("auto")
+    device = select_device("auto")
     rate = measure_matmul_flops(device)
-    n_tokens = USUAL_SHARE * rate / A_STEP
-    calibrated = ", ".join(path.stem for path in list_calibrations())
+    tokens_per_second = TYPICAL_MFU * rate / GPT2_TRAINING_FLOPS_PER_TOKEN
+    calibrations = ", ".join(path.stem for path in list_calibrations())
     return [
         (
-            "matrix products",
+            "matmul rate",
             f"{rate / 1e9:,.0f} GFLOP/s",
-            f"GPT-2 (124M) would train on about {n_tokens:,.0f} tokens/s",
+            f"GPT-2 (124M) would train at about {tokens_per_second:,.0f} tokens/s",
         ),
-        ("calibrated", calibrated or "no", "" if calibrated else "`qkv cost calibrate` lets `qkv cost` predict times"),
+        (
+            "calibration",
+            calibrations or "none",
+            "" if calibrations else "run `qkv cost calibrate` so that `qkv cost` can predict times",
+        ),
     ]
 
 
-def _extras() -> list[Finding]:
+def _extra_rows() -> list[DiagnosticRow]:
     rows = []
     for extra, (packages, purpose) in EXTRAS.items():
-        missing = [package for package in packages if _version(package) is None]
-        here = f"without {', '.join(missing)}" if missing else "there"
-        means = f"{purpose}: pip install 'qkv[{extra}]'" if missing else purpose
-        rows.append((f"[{extra}]", here, means))
+        missing = [package for package in packages if _package_version(package) is None]
+        status = f"missing {', '.join(missing)}" if missing else "installed"
+        note = f"{purpose}; install with: pip install 'qkv[{extra}]'" if missing else purpose
+        rows.append((f"[{extra}]", status, note))
     return rows
 
 
-def _version(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _memory() -> str:
-    """Whole and free, where the system tells."""
+def _memory_summary() -> str:
+    """Return the total and available memory, which are known only on Linux."""
     info = Path("/proc/meminfo")
     if not info.is_file():
-        return "not told by this system"
+        return "unknown on this system"
     kib = {
         name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in info.read_text().splitlines())
     }
-    return f"{kib['MemTotal'] / 2**20:.0f} GiB, {kib['MemAvailable'] / 2**20:.0f} free"
+    return f"{kib['MemTotal'] / 2**20:.0f} GiB, {kib['MemAvailable'] / 2**20:.0f} available"

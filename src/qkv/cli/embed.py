@@ -1,4 +1,4 @@
-"""`qkv embed`: texts become vectors."""
+"""The `qkv embed` command."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import DType, Pooling
-from qkv.cli.device_options import Device, Dtype, Place
-from qkv.cli.model_argument import Model
+from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
+from qkv.cli.model_argument import ModelArgument
 from qkv.errors import DiskError, InputError
 
 if TYPE_CHECKING:
@@ -16,77 +16,91 @@ if TYPE_CHECKING:
 
 
 def embed(
-    model: Model,
-    texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    model: ModelArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to embed; by default, read from standard input, one per line.")
+    ] = None,
     *,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Save them here; else they are printed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.npy", help="Save the vectors to this file instead of printing them.")
+    ] = None,
     pooling: Annotated[
-        Pooling | None, typer.Option(help="mean: of all states; cls: the first. Else as trained, or mean.")
+        Pooling | None,
+        typer.Option(
+            help="Pooling of the last hidden states: mean of all tokens, or cls (the first token). Defaults to the "
+            "model's setting, or mean."
+        ),
     ] = None,
     normalize: Annotated[
-        bool | None, typer.Option("--normalize/--no-normalize", help="To length 1; else as trained, or yes.")
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize",
+            help="Normalize the vectors to length 1. Defaults to the model's setting, or --normalize.",
+        ),
     ] = None,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
+        bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
     ] = False,
-    device: Device = "auto",
-    dtype: Dtype = DType.FLOAT32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a text.")] = False,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = DType.FLOAT32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
-    """Turn each text into a vector: a line of numbers each, or with --out a .npy table of float32, in order.
+    """Compute an embedding vector for each text.
 
-    A model from sentence-transformers pools, normalises and limits texts as its folder says, unless options do.
-    A blank line has no vector: a blank line, null in JSON, NaN in a table.
+    Prints one line of numbers per text or, with --out, saves a float32 array with one row per text. Models from
+    sentence-transformers use the pooling, normalization and maximum length specified in their folder, unless they are
+    overridden by options. Blank lines have no vector: they are printed as blank lines, as null with --json, and saved
+    as NaN with --out.
 
     \b
     Examples:
       qkv embed bert "A cat sleeps." "A dog runs."
       qkv embed bert --out vectors.npy --truncate < sentences.txt
     """
-    from qkv.cli.text_inputs import answered, encoded, given_texts
+    from qkv.cli.text_inputs import encode_in_batches, iter_input_texts, map_encoded_texts
     from qkv.tasks import TextEncoder
 
     if out is not None:
-        _check(out, as_json=as_json)
-    task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
-    read = encoded(task, given_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens)
-    found = answered(
-        read, lambda some: list(task.embed(some, pooling=pooling, normalize=normalize).float().cpu().numpy())
+        _check_embedding_output(out, as_json=as_json)
+    task = DeviceOptions(device=device, dtype=dtype).load_task_as(TextEncoder, model)
+    batches = encode_in_batches(task, iter_input_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens)
+    results = map_encoded_texts(
+        batches, lambda batch: list(task.embed(batch, pooling=pooling, normalize=normalize).float().cpu().numpy())
     )
     if out is not None:
-        _save([vector for _, vector in found], out, width=task.model.config.d_model)
+        _save_embeddings([vector for _, vector in results], out, width=task.model.config.d_model)
         return
-    for one, vector in found:
+    for encoded, vector in results:
         if as_json:
             numbers = None if vector is None else vector.tolist()
-            print(json.dumps({"text": one.texts[0], "vector": numbers}, ensure_ascii=False))
+            print(json.dumps({"text": encoded.texts[0], "vector": numbers}, ensure_ascii=False))
         else:
             print("" if vector is None else " ".join(f"{number:.6g}" for number in vector))
 
 
-def _check(out: Path, *, as_json: bool) -> None:
-    """Before the model computes, not after."""
+def _check_embedding_output(out: Path, *, as_json: bool) -> None:
+    """Validate `--out` before the model is loaded."""
     if as_json:
-        raise InputError("--out saves a table, --json prints: choose one")
+        raise InputError("--out and --json cannot be combined")
     if out.suffix != ".npy":
-        raise InputError(f"--out {out}: the name must end in .npy")
+        raise InputError(f"--out {out}: the file name must end in .npy")
     if not out.parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}")
+        raise InputError(f"--out {out}: the folder {out.parent} does not exist")
 
 
-def _save(rows: "list[NDArray | None]", out: Path, *, width: int) -> None:
+def _save_embeddings(vectors: "list[NDArray | None]", out: Path, *, width: int) -> None:
     import numpy as np
 
-    from qkv.cli.progress import say
+    from qkv.cli.progress import print_status
 
-    table = np.full((len(rows), width), np.nan, dtype=np.float32)
-    for place, row in enumerate(rows):
-        if row is not None:
-            table[place] = row
+    array = np.full((len(vectors), width), np.nan, dtype=np.float32)
+    for row, vector in enumerate(vectors):
+        if vector is not None:
+            array[row] = vector
     try:
-        np.save(out, table)
+        np.save(out, array)
     except OSError as error:
-        raise DiskError(f"--out {out}: {table.nbytes:,} bytes cannot be written: {error.strerror}") from None
-    n_blank = sum(row is None for row in rows)
-    blank = f"; {n_blank:,} of blank lines are NaN" if n_blank else ""
-    say(f"{len(rows):,} vectors of width {width:,} in {out}{blank}")
+        raise DiskError(f"--out {out}: cannot write {array.nbytes:,} bytes: {error.strerror}") from None
+    n_blank = sum(vector is None for vector in vectors)
+    blank_note = f" ({n_blank:,} blank lines are NaN)" if n_blank else ""
+    print_status(f"saved {len(vectors):,} vectors of width {width:,} to {out}{blank_note}")

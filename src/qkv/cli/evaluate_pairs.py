@@ -1,4 +1,4 @@
-"""`qkv evaluate --pairs`: how near a model's translations are to people's, and whether another's are nearer."""
+"""Evaluate translation models with BLEU and chrF, for `qkv evaluate --pairs`."""
 
 import json
 from dataclasses import replace
@@ -6,68 +6,80 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.device_options import Place
-from qkv.cli.progress import bar, say
+from qkv.cli.device_options import DeviceOptions
+from qkv.cli.progress import print_status, progress_bar
 from qkv.errors import InputError
 
 
 def evaluate_pairs(
-    model: str, *, pairs: Path, against: str | None, beam: int, limit: int | None, place: Place,
+    model: str,
+    *,
+    pairs: Path,
+    against: str | None,
+    beam: int,
+    limit: int | None,
+    device_options: DeviceOptions,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
+    """Translate the sources of a file and print BLEU and chrF, optionally compared with a second model."""
     from qkv.data.pair_files import PairFile
-    from qkv.text.translation_metrics import bleu_by_source_length, compare_systems, score_translations, scores_to_dict
+    from qkv.text.translation_metrics import (
+        bleu_by_source_length,
+        compare_systems,
+        score_translations,
+        scores_to_dict,
+    )
 
-    read = list(islice(PairFile(source=pairs).read(), limit))
-    both = [pair for pair in read if all(pair)]
-    if len(both) < len(read):
-        say(f"{len(read) - len(both):,} of {len(read):,} lines have a blank side and are left out")
-    if not both:
-        raise InputError(f"{pairs}: holds 0 pairs; at least 1 is needed")
-    sources, references = [source for source, _ in both], [target for _, target in both]
+    all_pairs = list(islice(PairFile(source=pairs).read(), limit))
+    complete_pairs = [pair for pair in all_pairs if all(pair)]
+    if len(complete_pairs) < len(all_pairs):
+        n_ignored = len(all_pairs) - len(complete_pairs)
+        print_status(f"ignored {n_ignored:,} of {len(all_pairs):,} lines with an empty side")
+    if not complete_pairs:
+        raise InputError(f"{pairs}: contains 0 pairs, at least 1 is required")
+    sources, references = [source for source, _ in complete_pairs], [target for _, target in complete_pairs]
+    translations = {model: _translate_sources(model, sources, beam, device_options)}
     if against is None:
-        systems = {model: _translated(model, sources, beam, place)}
-        found = {model: score_translations(systems[model], references)}
+        scores = {model: score_translations(translations[model], references)}
     else:
-        names = (model, against) if model != against else (model, f"{against} (again)")
-        other = replace(place, int8=False)  # so that a model can be compared with itself in float32
-        systems = {
-            names[0]: _translated(model, sources, beam, place), names[1]: _translated(against, sources, beam, other)
-        }  # fmt: skip
-        found = compare_systems(systems, references)
+        second_name = against if model != against else f"{against} (again)"
+        # Without int8, so that a quantized model can be compared with itself in float32.
+        second_options = replace(device_options, int8=False)
+        translations[second_name] = _translate_sources(against, sources, beam, second_options)
+        scores = compare_systems(translations, references)
     result = {
-        name: {**scores_to_dict(found[name]), "by_length": bleu_by_source_length(sources, written, references)}
-        for name, written in systems.items()
+        name: {**scores_to_dict(scores[name]), "by_length": bleu_by_source_length(sources, texts, references)}
+        for name, texts in translations.items()
     }
     if as_json:
-        print(json.dumps({"pairs": len(both), "beam": beam, "systems": result}, ensure_ascii=False))
+        print(json.dumps({"pairs": len(complete_pairs), "beam": beam, "systems": result}, ensure_ascii=False))
     else:
-        _print(result, n_pairs=len(both), beam=beam)
+        _print_translation_scores(result, n_pairs=len(complete_pairs), beam=beam)
 
 
-def _translated(model: str, sources: list[str], beam: int, place: Place) -> list[str]:
-    from qkv.cli.text_inputs import LINES_AT_ONCE
+def _translate_sources(model: str, sources: list[str], beam: int, device_options: DeviceOptions) -> list[str]:
+    from qkv.cli.text_inputs import TEXTS_PER_BATCH
     from qkv.tasks import Translator
 
-    task = place.load_as(Translator, model)
-    written: list[str] = []
-    with bar(f"{model} translates") as move:
-        for start in range(0, len(sources), LINES_AT_ONCE // 4):
-            written += task.translate(sources[start : start + LINES_AT_ONCE // 4], beam=beam, split=True)
-            move(len(written), len(sources))
-    return written
+    task = device_options.load_task_as(Translator, model)
+    translations: list[str] = []
+    with progress_bar(f"{model}: translating") as update:
+        for start in range(0, len(sources), TEXTS_PER_BATCH // 4):
+            translations += task.translate(sources[start : start + TEXTS_PER_BATCH // 4], beam=beam, split=True)
+            update(len(translations), len(sources))
+    return translations
 
 
-def _print(result: dict[str, dict[str, Any]], *, n_pairs: int, beam: int) -> None:
+def _print_translation_scores(result: dict[str, dict[str, Any]], *, n_pairs: int, beam: int) -> None:
     print(f"{n_pairs:,} pairs, beam {beam}")
-    for name, measured in result.items():
+    for name, system in result.items():
         print(f"\n{name}")
         for metric in ("BLEU", "chrF"):
-            one = measured[metric]
-            interval = f"  95 % interval {one['low']:.2f} … {one['high']:.2f}" if "low" in one else ""
-            chance = f"  p = {one['p_value']:.4f} against the first" if "p_value" in one else ""
-            print(f"  {metric:5} {one['score']:6.2f}{interval}{chance}")
-            print(f"        {one['signature']}")
-        print("  words of the source   sentences    BLEU")
-        for row in measured["by_length"]:
-            print(f"  {row['words']:>19}   {row['sentences']:9,}  {row['bleu']:6.2f}")
+            score = system[metric]
+            interval = f"  95 % interval {score['low']:.2f} … {score['high']:.2f}" if "low" in score else ""
+            p_value = f"  p = {score['p_value']:.4f} compared with the first" if "p_value" in score else ""
+            print(f"  {metric:5} {score['score']:6.2f}{interval}{p_value}")
+            print(f"        {score['signature']}")
+        print("        source words   sentences    BLEU")
+        for row in system["by_length"]:
+            print(f"  {row['words']:>18}   {row['sentences']:9,}  {row['bleu']:6.2f}")

@@ -1,4 +1,4 @@
-"""`qkv fill`: which words were hidden?"""
+"""The `qkv fill` command."""
 
 import json
 from dataclasses import asdict
@@ -7,26 +7,30 @@ from typing import Annotated
 import typer
 
 from qkv.choices import DType, SpecialToken
-from qkv.cli.device_options import Device, Dtype, Place
-from qkv.cli.model_argument import Model
+from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
+from qkv.cli.model_argument import ModelArgument
 
 
 def fill(
-    model: Model,
-    texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    model: ModelArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts with masks; by default, read from standard input, one per line.")
+    ] = None,
     *,
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="So many guesses for each mask.")] = 5,
+    top_k: Annotated[int, typer.Option("--top-k", "-n", min=1, help="Number of predictions per mask.")] = 5,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
+        bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
     ] = False,
-    device: Device = "auto",
-    dtype: Dtype = DType.FLOAT32,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = DType.FLOAT32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
-    """Fill the masks of each text: the filled text, then for each mask its likeliest words with probabilities.
+    """Predict the masked words of each text.
 
-    A mask is spelt as in the model's tokenizer: [MASK] in BERT's, <mask> in RoBERTa's. Several masks are guessed
-    each for itself. Parts of words (##s) are offered only close behind a word. A line without a mask stays as it is.
+    Prints the filled text, followed by the most likely tokens and their probabilities for each mask. The mask token
+    is that of the model's tokenizer: [MASK] for BERT, <mask> for RoBERTa. If a text has several masks, each one is
+    predicted independently. Word continuations (##s) are predicted only directly after a word. Lines without a mask
+    are printed unchanged.
 
     \b
     Examples:
@@ -34,27 +38,33 @@ def fill(
       qkv fill bert "He drank a [MASK] of [MASK]." -n 3
       qkv fill bert --json < sentences.txt
     """
-    from qkv.cli.progress import say
-    from qkv.cli.text_inputs import answered, encoded, given_texts, in_a_line, is_blank
+    from qkv.cli.progress import print_status
+    from qkv.cli.text_inputs import encode_in_batches, escape_newlines, is_blank, iter_input_texts, map_encoded_texts
     from qkv.tasks import TextEncoder
 
-    task = Place(device=device, dtype=dtype).load_as(TextEncoder, model)
-    read = encoded(task, given_texts(texts), truncate=truncate, parse_special_tokens=True)
+    task = DeviceOptions(device=device, dtype=dtype).load_task_as(TextEncoder, model)
+    batches = encode_in_batches(task, iter_input_texts(texts), truncate=truncate, parse_special_tokens=True)
     n_texts, unmasked = 0, []
-    for one, filled in answered(read, lambda some: task.fill_mask(some, n=n), asks=task.has_mask):
+    for encoded, filled in map_encoded_texts(
+        batches, lambda batch: task.fill_mask(batch, n=top_k), is_included=task.has_mask
+    ):
         n_texts += 1
-        if filled is None and not is_blank(one.texts):
-            unmasked.append(one.number)
-        text = one.texts[0] if filled is None else filled.text
+        if filled is None and not is_blank(encoded.texts):
+            unmasked.append(encoded.number)
+        text = encoded.texts[0] if filled is None else filled.text
         masks = [] if filled is None else filled.predictions
         if as_json:
-            said = {"text": one.texts[0], "filled": text, "masks": [[asdict(guess) for guess in mask] for mask in masks]}
-            print(json.dumps(said, ensure_ascii=False))
+            predictions = [[asdict(prediction) for prediction in mask] for mask in masks]
+            result = {"text": encoded.texts[0], "filled": text, "masks": predictions}
+            print(json.dumps(result, ensure_ascii=False))
             continue
-        guesses = ["  ".join(f"{guess.token} {guess.probability:.4f}" for guess in mask) for mask in masks]
-        print("\t".join([in_a_line(text), *guesses]))
+        columns = [
+            "  ".join(f"{prediction.token} {prediction.probability:.4f}" for prediction in mask) for mask in masks
+        ]
+        print("\t".join([escape_newlines(text), *columns]))
     if unmasked:
-        mask = task.tokenizer.special_tokens[SpecialToken.MASK]
-        say(
-            f"{len(unmasked):,} of {n_texts:,} texts have no {mask} and stay as they are; the first: text {unmasked[0]}"
+        mask_token = task.tokenizer.special_tokens[SpecialToken.MASK]
+        print_status(
+            f"{len(unmasked):,} of {n_texts:,} texts contain no {mask_token} and were printed unchanged "
+            f"(first: text {unmasked[0]})"
         )

@@ -1,19 +1,19 @@
-"""`qkv finetune`: a pre-trained BERT and labelled texts in, a model for the task out."""
+"""The `qkv finetune` command."""
 
 import json
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.device_options import chosen_device, next_run_folder
-from qkv.cli.model_argument import shipped_names
-from qkv.cli.option_checks import Context, refuse_others
-from qkv.cli.progress import bars, say
-from qkv.cli.text_tables import table
+from qkv.choices import ProblemType
+from qkv.cli.device_options import DeviceOption, next_run_folder, select_device
+from qkv.cli.model_argument import complete_shipped_names
+from qkv.cli.option_checks import Context, reject_other_options
+from qkv.cli.progress import print_status, progress_bars
+from qkv.cli.text_tables import format_table
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,191 +27,237 @@ if TYPE_CHECKING:
     from qkv.training.trainer import MetricsCallback
 
 
-class Target(StrEnum):
-    """What a label is."""
-
-    CLASS = "class"
-    SEVERAL = "several"
-    SCORE = "score"
-
-
-Models = Annotated[
-    list[str] | None,
-    typer.Argument(help="Models to fine-tune and compare, or one RECIPE.toml.", autocompletion=shipped_names),
-]
-Data = Annotated[
-    Path | None, typer.Option(help="Training rows: .tsv, .csv or .jsonl. For a recipe: its files' folder.")
-]
-Evaluation = Annotated[Path | None, typer.Option("--eval", help="Rows to judge by; else a tenth is held out.")]
-Text = Annotated[list[str] | None, typer.Option(help="The text's column; given twice, a pair's. By name, or from 1.")]
-Label = Annotated[str | None, typer.Option(help="The label's column.")]
-TargetKind = Annotated[Target, typer.Option(help="class: one a text; several: any number of them; score: a number.")]
-Rows = Annotated[int | None, typer.Option(min=1, help="Learn from so many rows alone, drawn by chance.")]
-Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are longer than the context.")]
-FromScratch = Annotated[bool, typer.Option("--from-scratch", help="The same shape with random weights.")]
-Freeze = Annotated[str, typer.Option(help="So many of the lowest layers learn nothing; all: only the head learns.")]
-Lora = Annotated[int | None, typer.Option(min=1, help="Learn two thin matrices of this rank beside each attention's.")]
-LayerDecay = Annotated[float | None, typer.Option(help="Each layer learns this much slower than the one above: 0.9.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Runs a model; the table has mean ± spread.")]
-Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Chosen from the number of rows unless said.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Chosen from the number of rows unless said.")]
-Rate = Annotated[float | None, typer.Option("--learning-rate", help="Chosen from the model's size unless said.")]
-Patience = Annotated[
-    int | None,
-    typer.Option(min=1, help="Stop early when so many evaluations in a row (of 10 a run) found nothing better."),
-]
-Compile = Annotated[bool, typer.Option("--compile", help="Compile the model: slower to start, then faster.")]
-Out = Annotated[Path | None, typer.Option(help="The run's folder, new or empty; else runs/1, runs/2 …")]
-Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a model.")]
-
-
 def finetune(
-    context: Context, models: Models = None, *, data: Data = None, evaluation: Evaluation = None,
-    text: Text = None, label: Label = None, target: TargetKind = Target.CLASS, rows: Rows = None,
-    truncate: Truncate = False, from_scratch: FromScratch = False, freeze: Freeze = "0", lora: Lora = None,
-    layer_decay: LayerDecay = None, seeds: Seeds = 1, seed: Seed = 0, epochs: Epochs = None,
-    batch_size: BatchSize = None, learning_rate: Rate = None, patience: Patience = 5, compiled: Compile = False,
-    out: Out = None, resume: Resume = None, device: Device = "auto", as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """Fine-tune one or more models on labelled texts, one text or a pair a row, and print how good they are.
+    context: Context,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Models to fine-tune and compare, or a RECIPE.toml.", autocompletion=complete_shipped_names
+        ),
+    ] = None,
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Training data (.tsv, .csv or .jsonl). With a recipe, the folder that contains its files."),
+    ] = None,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option("--eval", help="Evaluation data. By default, a tenth of the training data is held out."),
+    ] = None,
+    text_column: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or number of the text column. Give it twice for pairs of texts."),
+    ] = None,
+    label_column: Annotated[str | None, typer.Option(help="Name or number of the label column.")] = None,
+    problem_type: Annotated[
+        ProblemType, typer.Option(help="Type of problem: one label per text, any number of labels, or a number.")
+    ] = ProblemType.SINGLE_LABEL,
+    max_train_rows: Annotated[
+        int | None, typer.Option(min=1, help="Train on a random sample of this many rows.")
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
+    ] = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Start from random weights instead of the pre-trained weights.")
+    ] = False,
+    freeze: Annotated[
+        str,
+        typer.Option(
+            metavar="N|all", help="Number of lowest layers to freeze, or all to train only the classification head."
+        ),
+    ] = "0",
+    lora_rank: Annotated[
+        int | None, typer.Option(min=1, help="Train LoRA adapters of this rank in the attention layers.")
+    ] = None,
+    layer_decay: Annotated[
+        float | None,
+        typer.Option(help="Factor of the learning rate from each layer to the one below, such as 0.9."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of runs per model. The table shows the mean ± standard deviation.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the first run.")] = 0,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Number of epochs. By default, depends on the number of rows.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Batch size. By default, depends on the number of rows.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate. By default, depends on the model size.")
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(min=1, help="Stop early after this many evaluations (10 per run) without improvement."),
+    ] = 5,
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the model with torch.compile. Slower to start, then faster.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder, which must be new or empty (default: runs/1, runs/2, …).")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False,
+) -> None:
+    """Fine-tune one or more models on labeled texts or pairs of texts, and print their scores.
 
-    A table's first row names its columns: text and label, or text_a, text_b and label (score for a number). Each run
-    keeps its best checkpoint by the evaluation rows, and a confusion matrix (confusion.png). Ctrl-C stops a run so
-    that --resume goes on with it. Of two classes f1 is that of the second by name, as told; f1 macro is the mean.
+    The data must have a header. The default columns are text and label, or text_a, text_b and label. With
+    --problem-type regression, the default label column is score. Each run keeps its best checkpoint on the evaluation data and
+    saves a confusion matrix (confusion.png). Interrupt a run with Ctrl-C and continue it with --resume. For two
+    classes, f1 refers to the class whose name is shown, and f1 macro is the mean of both classes.
 
     \b
     Examples:
       qkv finetune bert --data train.tsv --eval dev.tsv --out run
       qkv finetune bert my-bert --data train.tsv --eval dev.tsv --seeds 3
-      qkv finetune bert --data pairs.tsv --text premise --text hypothesis --label verdict
-      qkv finetune bert --data sick.tsv --target score --rows 1000
+      qkv finetune bert --data pairs.tsv --text-column premise --text-column hypothesis --label-column verdict
+      qkv finetune bert --data sick.tsv --problem-type regression --max-train-rows 1000
       qkv finetune recipes/sentiment.toml --data texts --out sentiment
     """
-    from qkv.cli.distributed import refuse_several
+    from qkv.cli.distributed import require_single_process
     from qkv.config import load_finetuning
     from qkv.tasks.finetune import resume_finetuning, start_finetuning
     from qkv.training import SignalInterrupt, raise_on_stop_signals
 
-    where = chosen_device(device)
-    refuse_several("finetune", where)
+    torch_device = select_device(device)
+    require_single_process("finetune", torch_device)
     if resume is not None:
-        known = ("resume", "device", "as_json")
-        refuse_others(context, known, "means nothing with --resume: a run goes on as it was")
-        begun = resume_finetuning(resume)
+        allowed = ("resume", "device", "as_json")
+        reject_other_options(context, allowed, "cannot be combined with --resume, which keeps the settings of the run")
+        finetune_run = resume_finetuning(resume)
     else:
         if models and models[0].endswith(".toml"):
-            known = ("models", "data", "out", "device", "as_json")
-            refuse_others(context, known, "means nothing with a recipe; its settings are changed so: epochs=2")
-            settings = load_finetuning(Path(models[0]), tuple(models[1:]))
+            allowed = ("models", "data", "out", "device", "as_json")
+            reject_other_options(
+                context, allowed, "cannot be combined with a recipe; override its settings like this: epochs=2"
+            )
+            config = load_finetuning(Path(models[0]), tuple(models[1:]))
         else:
-            given = {
-                "text_columns": tuple(text or ()), "label_column": label, "problem_type": _PROBLEMS[target], "n_train_rows": rows,
-                "truncate": truncate, "from_scratch": from_scratch, "freeze": _layers(freeze), "lora_rank": lora,
-                "layer_decay": layer_decay, "n_seeds": seeds, "seed": seed, "epochs": epochs, "batch_size": batch_size,
-                "learning_rate": learning_rate, "patience": patience, "compile": compiled,
-            }  # fmt: skip
-            settings, data = _from_options(models, data, evaluation, given), None
-        begun = start_finetuning(settings, out or next_run_folder(), data or Path())
+            settings = {
+                "text_columns": tuple(text_column or ()),
+                "label_column": label_column,
+                "problem_type": problem_type,
+                "n_train_rows": max_train_rows,
+                "truncate": truncate,
+                "from_scratch": from_scratch,
+                "freeze": _parse_freeze(freeze),
+                "lora_rank": lora_rank,
+                "layer_decay": layer_decay,
+                "n_seeds": seeds,
+                "seed": seed,
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "learning_rate": learning_rate,
+                "patience": patience,
+                "compile": compile_model,
+            }
+            config, data = _build_finetuning_config(models, data, evaluation, settings), None
+        finetune_run = start_finetuning(config, out or next_run_folder(), data or Path())
     try:
         with raise_on_stop_signals():
-            _show(_runs(begun, where), as_json=as_json)
+            _print_results(_run_with_progress(finetune_run, torch_device), as_json=as_json)
     except SignalInterrupt as stop:
-        say(f"stopped by {stop.signal.name}; go on: qkv finetune --resume {begun.run.path}")
+        print_status(f"stopped by {stop.signal.name}; resume with: qkv finetune --resume {finetune_run.run.path}")
         sys.exit(128 + stop.signal)
 
 
-_PROBLEMS = {Target.CLASS: "single-label", Target.SEVERAL: "multi-label", Target.SCORE: "regression"}
-
-
-def _from_options(
-    models: list[str] | None, data: Path | None, evaluation: Path | None, given: dict[str, Any]
+def _build_finetuning_config(
+    models: list[str] | None, data: Path | None, evaluation: Path | None, settings: dict[str, Any]
 ) -> "FinetuningConfig":
     from qkv.config import FinetuningConfig
 
     if not models or data is None:
-        raise InputError("which model, and on what? qkv finetune MODEL --data train.tsv --eval dev.tsv")
-    held_out = None if evaluation is None else str(evaluation)
-    # What was not said is left out, so that the settings' own words stand in the run's file.
-    said = {name: value for name, value in given.items() if value is not None}
-    return FinetuningConfig(models=tuple(models), train=str(data), evaluation=held_out, **said)
+        raise InputError(
+            "a model and --data are required, for example: qkv finetune MODEL --data train.tsv --eval dev.tsv"
+        )
+    evaluation_file = None if evaluation is None else str(evaluation)
+    # Unset options are omitted, so that the run's config file contains the defaults of FinetuningConfig.
+    given_settings = {name: value for name, value in settings.items() if value is not None}
+    return FinetuningConfig(models=tuple(models), train=str(data), evaluation=evaluation_file, **given_settings)
 
 
-def _layers(text: str) -> int | str:
+def _parse_freeze(text: str) -> int | str:
     if text == "all":
         return text
     if not text.isdigit():
-        raise InputError(f"--freeze {text}: it is a number of layers, or all")
+        raise InputError(f"--freeze {text}: must be a number of layers, or all")
     return int(text)
 
 
-def _runs(begun: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
+def _run_with_progress(finetune_run: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
     from qkv.tasks.finetune import run_finetuning
 
-    with bars() as next_bar:
+    with progress_bars() as start_bar:
 
-        def report(name: str, seed: int) -> "MetricsCallback":
-            run = f"{name}, seed {seed}"
-            return _reporting(run, next_bar(run))
+        def make_report(name: str, seed: int) -> "MetricsCallback":
+            run_name = f"{name}, seed {seed}"
+            return _metrics_callback(run_name, start_bar(run_name))
 
-        yield from run_finetuning(begun, device=device, reports=report, say=say)
+        yield from run_finetuning(finetune_run, device=device, reports=make_report, log=print_status)
 
 
-def _reporting(run: str, move: "Callable[[int, int], None]") -> "MetricsCallback":
+def _metrics_callback(run_name: str, update_bar: "Callable[[int, int], None]") -> "MetricsCallback":
+    """Return a callback that advances the progress bar after a step and prints the metrics of an evaluation."""
+
     def report(entry: "Mapping[str, Any]") -> None:
         if "validation_loss" not in entry:
-            move(entry["step"], entry["of"])
+            update_bar(entry["step"], entry["total_steps"])
             return
-        measures = {name.removeprefix("validation_"): entry[name] for name in entry if name.startswith("validation_")}
-        shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in measures.items())
-        say(f"{run}: step {entry['step']:,} of {entry['of']:,}: {shown}{' (best so far)' if entry['is_best'] else ''}")
+        metrics = {name.removeprefix("validation_"): entry[name] for name in entry if name.startswith("validation_")}
+        formatted = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
+        best = " (best so far)" if entry["is_best"] else ""
+        print_status(f"{run_name}: step {entry['step']:,} of {entry['total_steps']:,}: {formatted}{best}")
 
     return report
 
 
-def _show(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
-    """JSON as each model is done; a table when all are."""
-    done = []
-    for one in runs:
-        say(f"{one.name}: {_told(one.results[0])}")
-        say(f'try it: qkv classify {one.best} "…"')
-        done.append(one)
+def _print_results(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
+    """Print JSON as soon as each model is finished, or a table after the last one."""
+    finished = []
+    for model_runs in runs:
+        print_status(f"{model_runs.name}: {_describe_training(model_runs.results[0])}")
+        print_status(f'try it with: qkv classify {model_runs.best} "…"')
+        finished.append(model_runs)
         if as_json:
-            print(json.dumps(_record(one)), flush=True)
+            print(json.dumps(_model_runs_to_dict(model_runs)), flush=True)
     if not as_json:
-        measures = done[0].metrics
-        names = done[0].results[0].class_names or []
-        head = ["model", "parameters", *(_column(measure, names) for measure in measures), "seconds"]
-        print("\n".join(table(head, [_row(one) for one in done])))
+        metrics = finished[0].metrics
+        class_names = finished[0].results[0].class_names or []
+        header = ["model", "parameters", *(_metric_title(metric, class_names) for metric in metrics), "seconds"]
+        print("\n".join(format_table(header, [_model_runs_row(model_runs) for model_runs in finished])))
 
 
-def _told(first: "FinetuneResult") -> str:
-    made, planned = first.epochs_completed, first.epochs
-    epochs = f"{planned} epoch{'' if planned == 1 else 's'}"
-    if first.steps < (first.planned_steps or 0):
+def _describe_training(result: "FinetuneResult") -> str:
+    epochs = f"{result.epochs} epoch{'' if result.epochs == 1 else 's'}"
+    if result.steps < (result.planned_steps or 0):
         epochs = (
-            f"stopped early, after {made:.1f} of {epochs}: nothing was better than step {first.best_step:,} "
-            f"(--patience)"
+            f"stopped early after {result.epochs_completed:.1f} of {epochs}, without improvement since step "
+            f"{result.best_step:,} (--patience)"
         )
-    return f"{first.n_train:,} rows, {epochs}, learning rate {first.learning_rate:.2g}"
+    return f"{result.n_train:,} rows, {epochs}, learning rate {result.learning_rate:.2g}"
 
 
-def _column(measure: str, class_names: "Sequence[str]") -> str:
-    """Of two classes, F1 is one class's: it is said whose."""
-    return f"f1 of {class_names[1]}" if measure == "f1" else measure.replace("_", " ")
+def _metric_title(metric: str, class_names: "Sequence[str]") -> str:
+    """Return the column title of a metric; for two classes, f1 includes the name of its class."""
+    return f"f1 of {class_names[1]}" if metric == "f1" else metric.replace("_", " ")
 
 
-def _row(one: "ModelRuns") -> list[str]:
+def _model_runs_row(model_runs: "ModelRuns") -> list[str]:
     scores = []
-    for measure in one.metrics:
-        spread = f" ± {one.spread(measure):.4f}" if len(one.results) > 1 else ""
-        scores.append(f"{one.mean(measure):.4f}{spread}")
-    seconds = sum(result.seconds for result in one.results) / len(one.results)
-    return [one.name, f"{one.results[0].n_parameters:,}", *scores, f"{seconds:.1f}"]
+    for metric in model_runs.metrics:
+        std = f" ± {model_runs.std(metric):.4f}" if len(model_runs.results) > 1 else ""
+        scores.append(f"{model_runs.mean(metric):.4f}{std}")
+    seconds = sum(result.seconds for result in model_runs.results) / len(model_runs.results)
+    return [model_runs.name, f"{model_runs.results[0].n_parameters:,}", *scores, f"{seconds:.1f}"]
 
 
-def _record(one: "ModelRuns") -> dict[str, Any]:
-    means = {measure: {"mean": one.mean(measure), "spread": one.spread(measure)} for measure in one.metrics}
-    return {"model": one.name, "scores": means, "best": str(one.best), "runs": [asdict(run) for run in one.results]}
+def _model_runs_to_dict(model_runs: "ModelRuns") -> dict[str, Any]:
+    scores = {metric: {"mean": model_runs.mean(metric), "std": model_runs.std(metric)} for metric in model_runs.metrics}
+    return {
+        "model": model_runs.name,
+        "scores": scores,
+        "best": str(model_runs.best),
+        "runs": [asdict(result) for result in model_runs.results],
+    }

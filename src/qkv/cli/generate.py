@@ -1,4 +1,4 @@
-"""`qkv generate`: a text goes on."""
+"""The `qkv generate` command."""
 
 import json
 from contextlib import suppress
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import DType
-from qkv.cli.device_options import Device, Dtype, Int8, Place
-from qkv.cli.model_argument import Model
-from qkv.cli.profile_report import Profiled, Trace, check_trace
+from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption, Int8Option
+from qkv.cli.model_argument import ModelArgument
+from qkv.cli.profile_report import ProfileOption, TraceOption, check_trace_path
 from qkv.errors import InputError, WeightsError
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from qkv.tasks import Continuation, LanguageModel
 
 DEFAULT_TEMPERATURE = 0.8
-"""A little sharper than the model itself, which reads better."""
+"""Slightly below 1, which gives more coherent text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """How to go on, and how to show it; `check` says what cannot be before a model is loaded, which may take long."""
+class GenerateOptions:
+    """Options of `qkv generate`. `check` validates them before the model is loaded, which can take long."""
 
-    max_new: int
+    max_new_tokens: int
     stop: list[str]
-    chance: dict[str, Any]
-    """Settings of sampling that were given."""
+    sampling_settings: dict[str, Any]
+    """Only the sampling options given on the command line."""
     beam: int | None
     n_best: int
     length_penalty: float
@@ -45,46 +45,48 @@ class Asked:
     as_json: bool
 
     def check(self) -> None:
+        """Raise `InputError` for invalid values and for options that cannot be combined."""
         from qkv.generation import StopStrings
 
-        check_trace(self.trace)
-        ways = {"--stream": self.stream, "--steps": self.steps, "--logprobs": self.logprobs}
-        asked = [name for name, is_asked in ways.items() if is_asked]
+        check_trace_path(self.trace)
+        output_flags = {"--stream": self.stream, "--steps": self.steps, "--logprobs": self.logprobs}
+        used_flags = [flag for flag, is_used in output_flags.items() if is_used]
         if self.is_profiled and (self.stream or self.steps or self.beam is not None):
-            raise InputError("--profile times whole texts that are drawn: leave out --stream, --steps and --beam")
-        if len(asked) > 1:
-            raise InputError(f"{asked[0]} and {asked[1]} are two ways to print: choose one")
+            raise InputError("--profile and --trace cannot be combined with --stream, --steps or --beam")
+        if len(used_flags) > 1:
+            raise InputError(f"{used_flags[0]} and {used_flags[1]} cannot be combined")
         if self.as_json and self.stream:
-            raise InputError("--stream prints text as it comes, --json whole objects: choose one")
-        self._check_beam([name for name in asked if name != "--logprobs"])
-        _ = self.sampling, self.search
+            raise InputError("--stream and --json cannot be combined")
+        self._check_beam([flag for flag in used_flags if flag != "--logprobs"])
+        _ = self.sampling_config, self.beam_config  # validates the values
         StopStrings(self.stop)
 
-    def _check_beam(self, ways: list[str]) -> None:
+    def _check_beam(self, output_flags: list[str]) -> None:
         if self.beam is None and self.n_best > 1:
-            raise InputError(f"--n-best {self.n_best} belongs to --beam: without it there is one text a prompt")
+            raise InputError(f"--n-best {self.n_best} requires --beam")
         if self.beam is None:
             return
         if self.beam < 1:
-            raise InputError(f"--beam {self.beam}: there must be at least 1 running guess")
+            raise InputError(f"--beam {self.beam}: must be at least 1")
         if self.n_best > self.beam:
-            raise InputError(f"--n-best {self.n_best} is more than the guesses of --beam {self.beam}")
-        flags = [f"--{name.replace('_', '-')}" for name in self.chance] + ["--stop"] * bool(self.stop) + ways
+            raise InputError(f"--n-best {self.n_best} must not exceed --beam {self.beam}")
+        sampling_flags = [f"--{name.replace('_', '-')}" for name in self.sampling_settings]
+        flags = sampling_flags + ["--stop"] * bool(self.stop) + output_flags
         if flags:
-            raise InputError(f"--beam searches and leaves nothing to chance: leave out {', '.join(flags)}")
+            raise InputError(f"--beam does not sample and cannot be combined with {', '.join(flags)}")
 
     @property
     def is_profiled(self) -> bool:
         return self.profile or self.trace is not None
 
     @property
-    def sampling(self) -> "SamplingConfig":
+    def sampling_config(self) -> "SamplingConfig":
         from qkv.config import SamplingConfig
 
-        return SamplingConfig(**{"temperature": DEFAULT_TEMPERATURE, **self.chance})
+        return SamplingConfig(**{"temperature": DEFAULT_TEMPERATURE, **self.sampling_settings})
 
     @property
-    def search(self) -> "BeamConfig | None":
+    def beam_config(self) -> "BeamConfig | None":
         from qkv.config import BeamConfig
 
         if self.beam is None:
@@ -93,201 +95,294 @@ class Asked:
 
 
 def generate(
-    model: Model,
-    prompts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    model: ModelArgument,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; by default, read from standard input, one per line.")
+    ] = None,
     *,
-    max_new: Annotated[int, typer.Option("--max-new", "-n", min=1, help="Most new tokens.")] = 200,
-    temperature: Annotated[float | None, typer.Option(help="0: the likeliest; 1: as it is; else 0.8.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Choose among the fewest that reach p together.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Leave out less than this share of the likeliest.")] = None,
-    typical_p: Annotated[float | None, typer.Option(help="As top-p, nearest to the expected surprise first.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: say less again.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End at this string; may be given again.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless said.")] = None,
-    beam: Annotated[int | None, typer.Option(metavar="N", help="No chance: search with N running guesses.")] = None,
-    n_best: Annotated[int, typer.Option(help="With --beam: so many texts, best first, with their scores.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="With --beam: score is Σ log p ÷ length^this.")] = 1.0,
-    int8: Int8 = False,
-    device: Device = "auto",
-    dtype: Dtype = DType.FLOAT32,
-    stream: Annotated[bool, typer.Option("--stream", help="Print each piece as it comes.")] = False,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="Below each text, its tokens and log p.")] = False,
-    steps: Annotated[bool, typer.Option("--steps", help="At each step the candidates, as they are revised.")] = False,
-    profile: Profiled = False,
-    trace: Trace = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, with ids and log p.")] = False,
-) -> None:  # fmt: skip
-    """Go on from a prompt; the prompt itself is printed too. From an empty one the model begins by itself.
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of new tokens to generate.")
+    ] = 200,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Sampling temperature; 0 selects the most likely token (greedy decoding). Default: 0.8."),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample only from the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample only from the most likely tokens whose probabilities add up to p (nucleus sampling)."
+        ),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Exclude tokens with less than this fraction of the probability of the most likely token."),
+    ] = None,
+    typical_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Locally typical sampling: sample only from the tokens with the most typical information content "
+            "whose probabilities add up to p."
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Repetition penalty. Values above 1 discourage repetition.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop generating at this string. Can be given multiple times.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed (default: 0).")] = None,
+    beam: Annotated[
+        int | None, typer.Option(metavar="N", help="Use beam search with N beams instead of sampling.")
+    ] = None,
+    n_best: Annotated[int, typer.Option(help="Number of texts to print per prompt, with scores. Requires --beam.")] = 1,
+    length_penalty: Annotated[
+        float,
+        typer.Option(
+            help="Exponent of the length penalty of beam search: the log probability is divided by length^penalty."
+        ),
+    ] = 1.0,
+    int8: Int8Option = False,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = DType.FLOAT32,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Print the log probability of each token after the text.")
+    ] = False,
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps", help="Print the most likely tokens at each step, before and after applying the sampling options."
+        ),
+    ] = False,
+    profile: ProfileOption = False,
+    trace: TraceOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per prompt, with token IDs and log probabilities.")
+    ] = False,
+) -> None:
+    """Generate text from a prompt.
+
+    Prints the prompt followed by the generated text. If the prompt is empty, the model starts a new text.
 
     \b
     Examples:
       qkv generate stories "Once upon a time"
-      qkv generate stories "The sea" --temperature 0.5 --max-new 50 --seed 7 --stream
+      qkv generate stories "The sea" --temperature 0.5 --max-new-tokens 50 --seed 7 --stream
       qkv generate stories "The cat" --steps --top-k 40 -n 5
       qkv generate stories "The cat" --beam 4 --n-best 3
       qkv generate stories "The cat" --temperature 0 --profile
       printf 'One day\\nIt was\\n' | qkv generate stories --json
     """
-    chance = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p,
-        "repetition_penalty": repetition_penalty, "seed": seed,
-    }  # fmt: skip
-    asked = Asked(
-        max_new=max_new, stop=stop or [], chance={name: value for name, value in chance.items() if value is not None},
-        beam=beam, n_best=n_best, length_penalty=length_penalty, stream=stream, steps=steps, logprobs=logprobs,
-        profile=profile, trace=trace, as_json=as_json,
-    )  # fmt: skip
-    asked.check()
-    from qkv.cli.text_inputs import given_texts
+    sampling_settings = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "typical_p": typical_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    options = GenerateOptions(
+        max_new_tokens=max_new_tokens,
+        stop=stop or [],
+        sampling_settings={name: value for name, value in sampling_settings.items() if value is not None},
+        beam=beam,
+        n_best=n_best,
+        length_penalty=length_penalty,
+        stream=stream,
+        steps=steps,
+        logprobs=logprobs,
+        profile=profile,
+        trace=trace,
+        as_json=as_json,
+    )
+    options.check()
+    from qkv.cli.text_inputs import iter_input_texts
     from qkv.tasks import LanguageModel
 
-    wanted = list(given_texts(prompts))
-    if "" in wanted:
-        _check_beginning(model)
-    task = Place(int8=int8, device=device, dtype=dtype).load_as(LanguageModel, model)
-    _tell_step(Path(model))
-    _run(task, wanted, asked)
+    prompt_texts = list(iter_input_texts(prompts))
+    if "" in prompt_texts:
+        _check_can_start_empty(model)
+    task = DeviceOptions(int8=int8, device=device, dtype=dtype).load_task_as(LanguageModel, model)
+    _report_checkpoint_step(Path(model))
+    _generate_and_print(task, prompt_texts, options)
 
 
-def _tell_step(run: Path) -> None:
-    """Of a run the best checkpoint is loaded: where that is not the last, its user may have meant the other."""
-    from qkv.cli.progress import say
+def _report_checkpoint_step(run: Path) -> None:
+    """Report which checkpoint of a run was loaded if the best one is not the last one."""
+    from qkv.cli.progress import print_status
     from qkv.training.run_folder import RunFolder, load_progress
 
     folder = RunFolder(run)
-    if not (steps := folder.steps()):
+    if not (steps := folder.checkpoint_steps()):
         return
     last, best = steps[-1], None
-    with suppress(WeightsError):  # a broken one is passed over when the model is loaded
-        best = load_progress(folder.folder(last), last).best_step
+    with suppress(WeightsError):  # loading the model skips damaged checkpoints as well
+        best = load_progress(folder.checkpoint_folder(last), last).best_step
     if best in steps[:-1]:
-        say(f"{run}: step {best:,} of {last:,}, the best on the held-out text; the last: {folder.folder(last)}")
+        print_status(
+            f"{run}: using the checkpoint of step {best:,} of {last:,}, which has the lowest validation loss; "
+            f"the last checkpoint is {folder.checkpoint_folder(last)}"
+        )
 
 
-def _check_beginning(model: str) -> None:
-    """An empty prompt is the token between two documents: who has read one alone has not seen what follows it.
+def _check_can_start_empty(model: str) -> None:
+    """Raise `InputError` for an empty prompt if the model was trained on a single document.
 
-    A run that began with another model's weights may know it from there.
+    An empty prompt is encoded as the token between two documents. A model trained on one document has never seen a
+    token that follows it, unless the training started from another model's weights.
     """
     from qkv.config import load_recipe
     from qkv.data import TokenStore
 
     store, recipe = Path(model) / "data" / "train", Path(model) / "recipe.toml"
-    has_begun_elsewhere = recipe.is_file() and load_recipe(recipe).init_from is not None
-    if not has_begun_elsewhere and store.is_dir() and TokenStore.open(store).n_documents == 1:
-        raise InputError(f"{model}: was trained on 1 document and has seen none begin; give it the first words")
+    is_initialized_from_model = recipe.is_file() and load_recipe(recipe).init_from is not None
+    if not is_initialized_from_model and store.is_dir() and TokenStore.open(store).n_documents == 1:
+        raise InputError(
+            f"{model}: was trained on 1 document and has not learned how documents begin; a prompt is required"
+        )
 
 
-def _run(task: "LanguageModel", prompts: list[str], asked: Asked) -> None:
-    if asked.search is not None:
-        _search(task, prompts, asked, beam=asked.search)
-    elif asked.stream:
-        _stream(task, prompts, asked)
-    elif asked.steps:
-        from qkv.cli.generation_steps import show_steps
+def _generate_and_print(task: "LanguageModel", prompts: list[str], options: GenerateOptions) -> None:
+    if options.beam_config is not None:
+        _print_beam_search(task, prompts, options, beam=options.beam_config)
+    elif options.stream:
+        _print_stream(task, prompts, options)
+    elif options.steps:
+        from qkv.cli.generation_steps import print_generation_steps
 
-        show_steps(
-            task, prompts, max_new=asked.max_new, stop=asked.stop, sampling=asked.sampling, as_json=asked.as_json
+        print_generation_steps(
+            task,
+            prompts,
+            max_new_tokens=options.max_new_tokens,
+            stop=options.stop,
+            sampling=options.sampling_config,
+            as_json=options.as_json,
         )
     else:
         generate_batch = partial(
-            task.generate_batch, prompts, max_new=asked.max_new, stop=asked.stop, sampling=asked.sampling
+            task.generate_batch,
+            prompts,
+            max_new=options.max_new_tokens,
+            stop=options.stop,
+            sampling=options.sampling_config,
         )
-        texts = _profiled(task, prompts, generate_batch, asked.trace) if asked.is_profiled else generate_batch()
-        for prompt, text in zip(prompts, texts, strict=True):
-            _print(task, prompt, text, asked)
+        if options.is_profiled:
+            continuations = _profile_generation(task, prompts, generate_batch, options.trace)
+        else:
+            continuations = generate_batch()
+        for prompt, continuation in zip(prompts, continuations, strict=True):
+            _print_continuation(task, prompt, continuation, options)
 
 
-def _profiled(
+def _profile_generation(
     task: "LanguageModel", prompts: list[str], generate_batch: "Callable[[], list[Continuation]]", trace: Path | None
 ) -> "list[Continuation]":
-    from qkv.cli.profile_report import show_profile
+    """Generate under the profiler and print the profile."""
+    from qkv.cli.profile_report import print_profile
     from qkv.training.profiler import profile_generation
 
-    # Once before: weights are laid out, kernels chosen; and then it is known how much there is to write.
-    expected = _expected(task, prompts, generate_batch())
+    # The first call packs the weights and selects kernels. Its result also determines the expected cost.
+    expected = _estimate_generation_cost(task, prompts, generate_batch())
     device = task.model.embedding.token.weight.device
-    texts, profile = profile_generation(generate_batch, device, expected=expected, trace=trace)
-    n_new = sum(len(text.ids) for text in texts)
-    why = "what int8 costs is not predicted" if _is_int8(task) else "there is more than one batch"
-    show_profile(profile, f"{n_new:,} new token{'s' * (n_new != 1)}, prompts {len(texts):,}", no_bound=why)
-    return texts
+    continuations, profile = profile_generation(generate_batch, device, expected=expected, trace=trace)
+    n_new = sum(len(continuation.ids) for continuation in continuations)
+    reason = "the cost of int8 is not estimated" if _is_int8(task) else "the prompts do not fit into one batch"
+    workload = f"{n_new:,} new token{'s' * (n_new != 1)}, {len(prompts):,} prompt{'s' * (len(prompts) != 1)}"
+    print_profile(profile, workload, no_bound_reason=reason)
+    return continuations
 
 
-def _expected(task: "LanguageModel", prompts: list[str], texts: "list[Continuation]") -> "Estimate | None":
-    """None: of several batches, or in int8, no cost is known."""
+def _estimate_generation_cost(
+    task: "LanguageModel", prompts: list[str], continuations: "list[Continuation]"
+) -> "Estimate | None":
+    """Estimate the cost of one batch; return None for several batches and for int8, which are not modeled."""
     from qkv.cost import Mode, estimate
     from qkv.tasks.language_model import PROMPTS_PER_BATCH
 
     weight = task.model.embedding.token.weight
-    if len(texts) > PROMPTS_PER_BATCH or _is_int8(task):
+    if len(continuations) > PROMPTS_PER_BATCH or _is_int8(task):
         return None
     return estimate(
-        task.model.config, batch=len(texts), length=_mean(len(task.encode(prompt)) for prompt in prompts),
-        mode=Mode.GENERATE, new=_mean(len(text.ids) for text in texts), dtype=str(weight.dtype).removeprefix("torch."),
-        backend=weight.device.type,
-    )  # fmt: skip
+        task.model.config,
+        batch_size=len(continuations),
+        seq_len=_rounded_mean(len(task.encode(prompt)) for prompt in prompts),
+        mode=Mode.GENERATE,
+        n_new_tokens=_rounded_mean(len(continuation.ids) for continuation in continuations),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device_type=weight.device.type,
+    )
 
 
 def _is_int8(task: "LanguageModel") -> bool:
     return task.model.unembedding.int8 is not None
 
 
-def _mean(numbers: "Iterable[int]") -> int:
+def _rounded_mean(numbers: "Iterable[int]") -> int:
     from statistics import mean
 
     return max(1, round(mean(numbers)))
 
 
-def _print(task: "LanguageModel", prompt: str, text: "Continuation", asked: Asked) -> None:
-    from qkv.cli.progress import say
+def _print_continuation(
+    task: "LanguageModel", prompt: str, continuation: "Continuation", options: GenerateOptions
+) -> None:
+    from qkv.cli.progress import print_status
     from qkv.generation import FinishReason
 
-    if asked.as_json:
-        print(json.dumps({"prompt": prompt, **_as_dict(task, text)}, ensure_ascii=False))
+    if options.as_json:
+        print(json.dumps({"prompt": prompt, **_continuation_to_dict(task, continuation)}, ensure_ascii=False))
         return
-    print(prompt + text.text)
-    if text.finish_reason is FinishReason.CONTEXT:
-        say(f"ended there: the model's context of {task.model.config.context_length} tokens is full")
-    if asked.logprobs:
-        _print_log_probabilities(task, text)
+    print(prompt + continuation.text)
+    if continuation.finish_reason is FinishReason.CONTEXT:
+        print_status(f"stopped at the model's context length of {task.model.config.context_length} tokens")
+    if options.logprobs:
+        _print_log_probabilities(task, continuation)
 
 
-def _print_log_probabilities(task: "LanguageModel", text: "Continuation") -> None:
-    from qkv.cli.tokens import quoted_token_text
+def _print_log_probabilities(task: "LanguageModel", continuation: "Continuation") -> None:
+    from qkv.text.token_display import quoted_token_text
 
-    for number, log_p in zip(text.ids, text.log_probabilities, strict=True):
-        print(f"  {log_p:9.4f}  {quoted_token_text(task.tokenizer, number)}")
+    for token_id, log_probability in zip(continuation.ids, continuation.log_probabilities, strict=True):
+        print(f"  {log_probability:9.4f}  {quoted_token_text(task.tokenizer, token_id)}")
 
 
-def _as_dict(task: "LanguageModel", text: "Continuation") -> dict[str, Any]:
-    from qkv.cli.tokens import token_text
+def _continuation_to_dict(task: "LanguageModel", continuation: "Continuation") -> dict[str, Any]:
+    from qkv.text.token_display import token_text
 
-    score = {} if text.score is None else {"score": text.score}
+    score = {} if continuation.score is None else {"score": continuation.score}
     return {
-        "text": text.text, "ids": text.ids, "tokens": [token_text(task.tokenizer, number) for number in text.ids],
-        "log_probabilities": text.log_probabilities, "finish_reason": text.finish_reason, **score,
-    }  # fmt: skip
+        "text": continuation.text,
+        "ids": continuation.ids,
+        "tokens": [token_text(task.tokenizer, token_id) for token_id in continuation.ids],
+        "log_probabilities": continuation.log_probabilities,
+        "finish_reason": continuation.finish_reason,
+        **score,
+    }
 
 
-def _stream(task: "LanguageModel", prompts: list[str], asked: Asked) -> None:
+def _print_stream(task: "LanguageModel", prompts: list[str], options: GenerateOptions) -> None:
     for row, prompt in enumerate(prompts):
         print(prompt, end="", flush=True)
-        own = asked.sampling.replace(seed=asked.sampling.seed + row)
-        for piece in task.stream(prompt, max_new=asked.max_new, stop=asked.stop, sampling=own):
-            print(piece, end="", flush=True)
+        # The seed that the prompt has in a batch.
+        sampling = options.sampling_config.replace(seed=options.sampling_config.seed + row)
+        for text in task.stream(prompt, max_new=options.max_new_tokens, stop=options.stop, sampling=sampling):
+            print(text, end="", flush=True)
         print()
 
 
-def _search(task: "LanguageModel", prompts: list[str], asked: Asked, *, beam: "BeamConfig") -> None:
-    for prompt, found in zip(prompts, task.beam_search(prompts, max_new=asked.max_new, beam=beam), strict=True):
-        if asked.as_json:
-            texts = [_as_dict(task, text) for text in found]
-            print(json.dumps({"prompt": prompt, "found": texts}, ensure_ascii=False))
+def _print_beam_search(
+    task: "LanguageModel", prompts: list[str], options: GenerateOptions, *, beam: "BeamConfig"
+) -> None:
+    results = task.beam_search(prompts, max_new=options.max_new_tokens, beam=beam)
+    for prompt, hypotheses in zip(prompts, results, strict=True):
+        if options.as_json:
+            texts = [_continuation_to_dict(task, hypothesis) for hypothesis in hypotheses]
+            print(json.dumps({"prompt": prompt, "hypotheses": texts}, ensure_ascii=False))
             continue
-        for text in found:
-            score = f"{text.score:.4f}\t" if beam.n_best > 1 else ""
-            print(f"{score}{prompt}{text.text}")
-            if asked.logprobs:
-                _print_log_probabilities(task, text)
+        for hypothesis in hypotheses:
+            score = f"{hypothesis.score:.4f}\t" if beam.n_best > 1 else ""
+            print(f"{score}{prompt}{hypothesis.text}")
+            if options.logprobs:
+                _print_log_probabilities(task, hypothesis)

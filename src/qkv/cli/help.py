@@ -1,4 +1,4 @@
-"""How do the pages of `--help` look: commands in groups with an example each, values in plain words?"""
+"""Layout of the `--help` pages."""
 
 import re
 from typing import Any
@@ -6,42 +6,45 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 OVERVIEW = {
-    "See what there is": (
-        ("qkv demo", "what the shipped models do"),
-        ("qkv models", "shipped models and your own runs"),
-        ("qkv lesson walkthrough", "the lectures' examples, in numbers"),
-        ("qkv doctor", "this machine: what is fast here"),
+    "Get started": (
+        ("qkv demo", "Show what the shipped models can do"),
+        ("qkv models", "List shipped models and your runs"),
+        ("qkv lesson walkthrough", "Run the examples of the lectures"),
+        ("qkv doctor", "Check this machine's setup"),
     ),
     "Use a model": (
-        ('qkv generate stories "Once upon a time"', "go on from a text"),
-        ('qkv translate es-en "No lo sé."', "Spanish into English"),
-        ('qkv fill bert "A cup of [MASK]."', "guess hidden words"),
-        ('qkv classify sentiment "what a joy"', "tell the class of a text"),
-        ('qkv embed bert "A cat sleeps."', "texts as vectors"),
-        ('qkv similar bert "tea" --among lines.txt', "the lines nearest to a text"),
-        ("qkv words bert king queen dog", "words near and far"),
+        ('qkv generate stories "Once upon a time"', "Continue a text"),
+        ('qkv translate es-en "No lo sé."', "Translate a text"),
+        ('qkv fill bert "A cup of [MASK]."', "Predict masked words"),
+        ('qkv classify sentiment "what a joy"', "Classify a text"),
+        ('qkv embed bert "A cat sleeps."', "Compute sentence embeddings"),
+        ('qkv similar bert "tea" --among lines.txt', "Find the most similar lines"),
+        ("qkv words bert king queen dog", "Compare word vectors"),
     ),
-    "Make your own": (
-        ("qkv train gpt --text book.txt --minutes 5", "also bert, and translate --pairs"),
-        ("qkv finetune bert --data train.tsv", "labelled texts in, classifier out"),
-        ("qkv tokenizer train book.txt --out mine", "cut text into pieces"),
-        ("qkv data show run", "the batches that training sees"),
+    "Train a model": (
+        ("qkv train gpt --text book.txt --minutes 5", "Train a GPT, BERT or translator"),
+        ("qkv finetune bert --data train.tsv", "Fine-tune on labeled texts"),
+        ("qkv tokenizer train book.txt --out tok", "Train or inspect a tokenizer"),
+        ("qkv data show run", "Prepare or view training data"),
     ),
-    "Look inside": (
-        ("qkv explore", "every head of every layer, a page"),
-        ('qkv look bert "The dog ran." --view map', "the same as a table or a picture"),
+    "Look inside a model": (
+        ("qkv explore", "Open the interactive explorer"),
+        ('qkv inspect bert "The dog ran."', "Print or plot attention and more"),
     ),
     "Measure": (
-        ("qkv evaluate stories --text book.txt", "loss, BLEU or accuracy"),
-        ("qkv verify stories", "the same answer on every road?"),
-        ("qkv cost gpt2", "what a model costs, unbuilt"),
+        ("qkv evaluate stories --text book.txt", "Compute loss, BLEU or accuracy"),
+        ("qkv verify stories", "Check that all backends agree"),
+        ("qkv cost gpt2", "Estimate FLOPs, memory and time"),
     ),
-    "Take it elsewhere": (("qkv convert stories s.gguf --to gguf", "also hf, ct2, int8"),),
+    "Export": (("qkv convert stories s.gguf --to gguf", "Convert to another format"),),
 }
-"""What `qkv` alone shows: each command once, as one would type it."""
-EXITS = "Exit: 0 done, 1 failed (disk, network, a check), 2 bad input, 130 or 143 stopped by Ctrl-C or SIGTERM."
-_LEFT = max(len(example) for group in OVERVIEW.values() for example, _ in group)
-_PLAIN = {
+"""Groups of commands on the overview page: an example of each command and its description."""
+EXIT_STATUS = (
+    "Exit status: 0 for success, 1 for a failure (disk, network, failed check), 2 for invalid input, 130 or 143 if "
+    "interrupted by Ctrl-C or SIGTERM."
+)
+_EXAMPLE_WIDTH = max(len(example) for group in OVERVIEW.values() for example, _ in group)
+_METAVARS = {
     r"<list\[(.+)\]>": r"<\1>",
     r"<int( range)?>": "N",
     r"<float( range)?>": "X",
@@ -49,60 +52,60 @@ _PLAIN = {
     r"<(path|file|directory)>": "PATH",
     r"<(.+)>": r"\1",
 }
-"""What typer calls a value, and what people do."""
+"""Regular expressions for typer's names of value types, and the names used on the help pages."""
 
 
-class Command(TyperCommand):
-    """One whose values are called N, X, TEXT, PATH, and its arguments as in a manual: MODEL [TEXTS]..."""
+class PlainHelpCommand(TyperCommand):
+    """A command with conventional names for values (N, X, TEXT, PATH) and arguments (MODEL [TEXTS]...) in its help."""
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - the command library's own
-        return [_argument(piece) for piece in super().collect_usage_pieces(ctx)]
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - signature of the base class
+        return [_format_argument_name(part) for part in super().collect_usage_pieces(ctx)]
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - the command library's own
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
         rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 name, text = record
                 is_argument = parameter.param_type_name == "argument"
-                name = _argument(name.partition(" ")[0]) if is_argument else _value(name)
-                rows[parameter.param_type_name].append((name, _range(text)))
+                name = _format_argument_name(name.partition(" ")[0]) if is_argument else _format_metavar(name)
+                rows[parameter.param_type_name].append((name, _simplify_range(text)))
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             if rows[kind]:
                 with formatter.section(title):
                     formatter.write_dl(rows[kind])
 
 
-class Overview(TyperGroup):
-    """`qkv --help`: every command as an example, in groups."""
+class OverviewGroup(TyperGroup):
+    """The top-level command: `qkv --help` lists an example of every command, in groups."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - the command library's own
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
         del ctx
         for title, commands in OVERVIEW.items():
             with formatter.section(title):
-                for example, what in commands:
-                    formatter.write(f"  {example:{_LEFT}}  {what}\n")
+                for example, description in commands:
+                    formatter.write(f"  {example:{_EXAMPLE_WIDTH}}  {description}\n")
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - the command library's own
-        """After the commands, which are what one looks for."""
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
+        """Write the commands before the options, because most readers look for a command."""
         self.format_commands(ctx, formatter)
-        Command.format_options(self, ctx, formatter)  # pyright: ignore[reportArgumentType] - asks for parameters alone
+        PlainHelpCommand.format_options(self, ctx, formatter)  # pyright: ignore[reportArgumentType] - uses only get_params
         formatter.write_paragraph()
-        formatter.write_text("`qkv COMMAND --help` has its options and more examples.")
-        formatter.write_text(EXITS)
+        formatter.write_text("Run `qkv COMMAND --help` for the options of a command and more examples.")
+        formatter.write_text(EXIT_STATUS)
 
 
-def _argument(piece: str) -> str:
-    """`{model}` is MODEL, `[texts]...` is [TEXTS]..."""
-    return re.sub(r"[{}]", "", piece).upper()
+def _format_argument_name(name: str) -> str:
+    """Format an argument name in upper case without braces: `{model}` becomes `MODEL`."""
+    return re.sub(r"[{}]", "", name).upper()
 
 
-def _value(name: str) -> str:
-    for odd, plain in _PLAIN.items():
-        name = re.sub(odd, plain, name)
-    return name
+def _format_metavar(option: str) -> str:
+    for pattern, metavar in _METAVARS.items():
+        option = re.sub(pattern, metavar, option)
+    return option
 
 
-def _range(text: str) -> str:
-    """That a count is at least 0 or 1 goes without saying."""
+def _simplify_range(text: str) -> str:
+    """Remove the ranges x>=0 and x>=1, which are obvious for counts, and write other lower limits in words."""
     text = re.sub(r"(; )?\bx>=[01](?=\])", "", text).removesuffix("  []")
     return re.sub(r"\bx>=", "at least ", text)

@@ -1,4 +1,4 @@
-"""`qkv look`: what happens inside while a text is read?"""
+"""The `qkv inspect` command."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import AttentionKind, ViewKind
-from qkv.cli.model_argument import Model
+from qkv.cli.model_argument import ModelArgument
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from qkv.tasks import Task
 
 
-FEW_POINTS = 5
-"""Of a timeline."""
+MIN_TIMELINE_CHECKPOINTS = 5
+"""With fewer checkpoints, a timeline is hardly informative and a hint is printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the options say."""
+class InspectOptions:
+    """Options of `qkv inspect`."""
 
     model: str
     view: ViewKind
@@ -34,149 +34,235 @@ class Asked:
     query: str | None
     words: bool
     no_sink: bool
-    it: str
+    pronoun: str
     candidates: list[str]
-    n: int
-    off: list[str]
-    cut: list[str]
+    top_k: int
+    ablated_heads: list[str]
+    masked_edges: list[str]
 
 
-def look(
-    model: Model,
-    texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+def inspect(
+    model: ModelArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to inspect; by default, read from standard input, one per line.")
+    ] = None,
     *,
-    view: Annotated[ViewKind, typer.Option(help="What to show.")] = ViewKind.HEADS,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
-    target: Annotated[str | None, typer.Option(help="The translation (else the model's), or BERT's text B.")] = None,
-    stack: Annotated[AttentionKind | None, typer.Option(help="Which attentions, where a model has several.")] = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="map, neuron: from 0; map: else the mean.")] = None,
-    head: Annotated[int | None, typer.Option(min=0, help="As --layer.")] = None,
-    query: Annotated[str | None, typer.Option(help="neuron, logit, effect: a word, or its place.")] = None,
-    words: Annotated[bool, typer.Option("--words", help="map: words for tokens.")] = False,
-    no_sink: Annotated[bool, typer.Option("--no-sink", help="map: leave out first and special tokens.")] = False,
-    it: Annotated[str, typer.Option("--it", metavar="WORD", help="it: the word that refers.")] = "it",
-    candidates: Annotated[str, typer.Option(metavar="A,B", help="it, needed there: the words it may refer to.")] = "",
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="lens, embeddings, effect: so many guesses.")] = 5,
-    off: Annotated[list[str] | None, typer.Option(metavar="LAYER.HEAD", help="Switch this head off.")] = None,
-    cut: Annotated[list[str] | None, typer.Option(metavar="QUERY:KEY", help="Cut this look, in all layers.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, with all numbers.")] = False,
-) -> None:  # fmt: skip
-    """Look inside: a table of what is seen, or a picture with --plot.
+    view: Annotated[ViewKind, typer.Option(help="View to show.")] = ViewKind.HEADS,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Save a figure (.png, .svg or .pdf) instead of printing a table."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Translation (default: the model's translation), or second text of a pair for a BERT."),
+    ] = None,
+    stack: Annotated[AttentionKind | None, typer.Option(help="Attention stack, for models that have several.")] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(min=0, help="Layer for the views map and neuron, starting at 0. By default, map shows the mean."),
+    ] = None,
+    head: Annotated[
+        int | None,
+        typer.Option(min=0, help="Head for the views map and neuron, starting at 0. By default, map shows the mean."),
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            help="Query for the views neuron, logit-attribution and effect: a word or position (default: last)."
+        ),
+    ] = None,
+    words: Annotated[bool, typer.Option("--words", help="Merge the tokens of each word in the map view.")] = False,
+    no_sink: Annotated[
+        bool,
+        typer.Option(
+            "--no-sink", help="Exclude the first token and special tokens (attention sinks) from the map view."
+        ),
+    ] = False,
+    pronoun: Annotated[
+        str, typer.Option("--pronoun", metavar="WORD", help="Referring word for the coreference view.")
+    ] = "it",
+    candidates: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="Words that the pronoun may refer to. Required for the coreference view."),
+    ] = "",
+    top_k: Annotated[
+        int,
+        typer.Option(
+            "--top-k",
+            "-n",
+            min=1,
+            help="Number of predictions or neighbors in the views logit-lens, embeddings and effect.",
+        ),
+    ] = 5,
+    ablate_head: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LAYER.HEAD", help="Set the output of this head to zero. Can be given multiple times."),
+    ] = None,
+    mask_edge: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="QUERY:KEY",
+            help="Mask attention from this query to this key in every layer. Can be given multiple times.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text, with all values.")] = False,
+) -> None:
+    """Inspect the activations of a model on a text, as a table or, with --plot, as a figure.
 
-    Heads are named by what they look at. `it` compares four answers to what a word refers to; `logit` parts the
-    last guess's logit into what each head and feed-forward added; `effect` shows what --off and --cut change;
-    `timeline` reads the text with every checkpoint of a run. Places of tokens are counted from 0.
-    A word of a translation means the row that a map names by it; where guesses are made, the place that chose it.
+    \b
+    Views:
+      heads              attention pattern of each head (previous token, induction, ...)
+      map                attention weights of a head, or averaged
+      neuron             computation of the attention weights of one query
+      residual           norms of the residual stream and of each sub-layer's output
+      logit-lens         most likely tokens after each layer
+      coreference        four estimates of which candidate a pronoun refers to
+      embeddings         nearest tokens of each token's vector, and how it changes
+      logit-attribution  contribution of each head and feed-forward to a logit
+      effect             effect of --ablate-head and --mask-edge on the predictions
+      timeline           attention patterns at every checkpoint of a run
+
+    Tokens are specified by a word or by a position, starting at 0. In a translation, a word refers to the position
+    that has the word as its input or, in the views of predictions, to the position that predicted it.
 
     \b
     Examples:
-      qkv look stories "Once upon a time there was a dog." --plot heads.png
-      qkv look stories "The dog ran." --view map --layer 1 --head 2
-      qkv look stories "The animal didn't cross the street as it was tired." --view it --candidates animal,street
-      qkv look stories "The dog ran to the" --view lens --json
-      qkv look stories "The dog ran to the" --view effect --off 1.2 --cut 4:1
-      qkv look es-en "Me gusta el té." --view map --stack cross --plot cross.pdf
-      qkv look es-en "Me gusta el té." --view effect --stack cross --cut like:gusta --query like
-      qkv look runs/1 "Once upon a time" --view timeline --plot learning.png
+      qkv inspect stories "Once upon a time there was a dog." --plot heads.png
+      qkv inspect stories "The dog ran." --view map --layer 1 --head 2
+      qkv inspect bert "The dog saw the cat as it ran." --view coreference --candidates dog,cat
+      qkv inspect stories "The dog ran to the" --view logit-lens --json
+      qkv inspect stories "The dog ran to the" --view effect --ablate-head 1.2 --mask-edge 4:1
+      qkv inspect es-en "Me gusta el té." --view map --stack cross --plot cross.pdf
+      qkv inspect es-en "Me gusta el té." --view effect --stack cross --mask-edge like:gusta --query like
+      qkv inspect runs/1 "Once upon a time" --view timeline --plot learning.png
     """
-    asked = Asked(
-        model=model, view=view, target=target, stack=stack, layer=layer, head=head, query=query, words=words,
-        no_sink=no_sink, it=it, candidates=[word.strip() for word in candidates.split(",") if word.strip()], n=n,
-        off=off or [], cut=cut or [],
-    )  # fmt: skip
-    _check(asked, plot, texts)
-    from qkv.cli.text_inputs import given_texts, is_blank
+    options = InspectOptions(
+        model=model,
+        view=view,
+        target=target,
+        stack=stack,
+        layer=layer,
+        head=head,
+        query=query,
+        words=words,
+        no_sink=no_sink,
+        pronoun=pronoun,
+        candidates=[word.strip() for word in candidates.split(",") if word.strip()],
+        top_k=top_k,
+        ablated_heads=ablate_head or [],
+        masked_edges=mask_edge or [],
+    )
+    _check_inspect_options(options, plot, texts)
+    from qkv.cli.text_inputs import is_blank, iter_input_texts
 
-    task = None if view is ViewKind.TIMELINE else _load(model)
-    for number, text in enumerate(given_texts(texts)):
+    task = None if view is ViewKind.TIMELINE else _load_inspected_model(model)
+    for number, text in enumerate(iter_input_texts(texts)):
         if is_blank(text) and plot is not None:
-            raise InputError("there is nothing to draw: the text is blank")
+            raise InputError("--plot: the text is blank")
         if is_blank(text):
             print(json.dumps({"view": view.value, "text": text}) if as_json else "")
             continue
-        shown, changes = (_timeline(asked, text), []) if task is None else _view(task, asked, text)
+        result, changes = (_build_timeline(options, text), []) if task is None else _build_view(task, options, text)
         if plot is not None:
-            _draw(shown, text, changes, plot)
+            _plot_to_file(result, text, changes, plot)
         elif as_json:
-            _print_json(shown, {"view": view.value, "text": text} | ({"changes": changes} if changes else {}))
+            _print_view_json(result, {"view": view.value, "text": text} | ({"changes": changes} if changes else {}))
         else:
-            _print(shown, changes, is_first=number == 0)
+            _print_view_table(result, changes, is_first=number == 0)
 
 
-def _print_json(shown: "View", asked: dict[str, str | list[str]]) -> None:
+def _print_view_json(view: "View", header: dict[str, str | list[str]]) -> None:
     from qkv.inspection import to_jsonable
 
-    print(json.dumps({**asked, **to_jsonable(shown)}, ensure_ascii=False))
+    print(json.dumps({**header, **to_jsonable(view)}, ensure_ascii=False))
 
 
-def _print(shown: "View", changes: list[str], *, is_first: bool) -> None:
+def _print_view_table(view: "View", changes: list[str], *, is_first: bool) -> None:
     from qkv.cli.inspect_tables import print_view
 
     if not is_first:
         print()
-    print_view(shown, changes)
+    print_view(view, changes)
 
 
-def _check(asked: Asked, plot: Path | None, texts: list[str] | None) -> None:
-    changed = asked.off + asked.cut
+def _check_inspect_options(options: InspectOptions, plot: Path | None, texts: list[str] | None) -> None:
+    """Raise `InputError` for options that cannot be combined."""
+    n_changes = len(options.ablated_heads) + len(options.masked_edges)
     if plot is not None:
         from qkv.inspection.figures import check_figure_path
 
         check_figure_path(plot)
         if len(texts or []) != 1:
-            raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
-    if changed and asked.view in (ViewKind.TIMELINE, ViewKind.IT):
-        raise InputError(f"--view {asked.view} takes no --off and no --cut; {len(changed)} were given")
-    if asked.view is ViewKind.IT and len(asked.candidates) < 2:
-        raise InputError(f"--view it compares at least 2 words, and --candidates A,B names {len(asked.candidates)}")
-    if asked.view is ViewKind.EFFECT and not changed:
-        raise InputError("--view effect shows what a change does; give at least 1 --off or --cut")
+            raise InputError(f"--plot requires exactly 1 text as an argument, got {len(texts or [])}")
+    if n_changes and options.view in (ViewKind.TIMELINE, ViewKind.COREFERENCE):
+        raise InputError(
+            f"--view {options.view} cannot be combined with --ablate-head or --mask-edge ({n_changes} given)"
+        )
+    if options.view is ViewKind.COREFERENCE and len(options.candidates) < 2:
+        raise InputError(f"--view coreference requires at least 2 words in --candidates, got {len(options.candidates)}")
+    if options.view is ViewKind.EFFECT and not n_changes:
+        raise InputError("--view effect requires --ablate-head or --mask-edge")
 
 
-def _load(model: str) -> "Task":
-    from qkv.cli.progress import say
+def _load_inspected_model(model: str) -> "Task":
+    from qkv.cli.progress import print_status
     from qkv.tasks import TextEncoder, load
 
     task = load(model)
     if isinstance(task, TextEncoder):
         for remark in task.remarks:
-            say(f"{model}: {remark}")
+            print_status(f"{model}: {remark}")
     return task
 
 
-def _read(task: "Task", asked: Asked, text: str) -> "ModelInput":
+def _prepare_model_input(task: "Task", options: InspectOptions, text: str) -> "ModelInput":
+    """Tokenize the text and, for a translator, its translation."""
     from qkv.inspection import prepare_input
     from qkv.tasks import Translator
 
     if not isinstance(task, Translator):
-        return prepare_input(task, text, asked.target)
-    if not (given := task.prepare_source(text)):
-        raise InputError(f"{text!r} has 0 words, there must be at least 1")
-    return prepare_input(task, given, asked.target or task.translate_batch([text])[0].hypotheses[0].ids)
+        return prepare_input(task, text, options.target)
+    if not (source := task.prepare_source(text)):
+        raise InputError(f"{text!r} contains 0 words, at least 1 is required")
+    return prepare_input(task, source, options.target or task.translate_batch([text])[0].hypotheses[0].ids)
 
 
-def _view(task: "Task", asked: Asked, text: str) -> "tuple[View, list[str]]":
-    """With what was changed, in words, where the view does not hold it."""
-    from qkv.cli.progress import say
-    from qkv.inspection import apply_interventions, coreference, find_ineffective_masks, measure_effect, run_with_cache
+def _build_view(task: "Task", options: InspectOptions, text: str) -> "tuple[View, list[str]]":
+    """Run the model on a text and return the view, with descriptions of the interventions not in the view itself."""
+    from qkv.cli.progress import print_status
+    from qkv.inspection import (
+        apply_interventions,
+        coreference,
+        find_ineffective_masks,
+        measure_effect,
+        run_with_cache,
+    )
     from qkv.inspection.interventions import describe_intervention
 
-    if asked.view is ViewKind.IT:
-        return coreference(task, text, pronoun=asked.it, candidates=asked.candidates), []
-    reading = _read(task, asked, text)
-    changes = list(_changes(task, asked, reading))
-    for one in find_ineffective_masks(task.model, reading, changes):
-        why = "comes after it" if one.key > one.query else "lies outside its window"
-        say(f"--cut {one.query}:{one.key} changes nothing: token {one.query} never looks at {one.key}, which {why}")
-    if asked.view is ViewKind.EFFECT:
-        place = _place(reading.prediction_tokens, asked.query)
-        return measure_effect(task.model, task.tokenizer, reading, changes, position=place, n=asked.n), []
-    with apply_interventions(task.model, changes):
-        seen = run_with_cache(task.model, reading)
-    return _seen(task, asked, seen), [describe_intervention(one, reading) for one in changes]
+    if options.view is ViewKind.COREFERENCE:
+        return coreference(task, text, pronoun=options.pronoun, candidates=options.candidates), []
+    model_input = _prepare_model_input(task, options, text)
+    interventions = list(_parse_interventions(task, options, model_input))
+    for mask in find_ineffective_masks(task.model, model_input, interventions):
+        reason = "which comes later" if mask.key > mask.query else "which is outside its sliding window"
+        print_status(
+            f"--mask-edge {mask.query}:{mask.key} has no effect: token {mask.query} never attends to token {mask.key}, "
+            f"{reason}"
+        )
+    if options.view is ViewKind.EFFECT:
+        position = _parse_position(model_input.prediction_tokens, options.query)
+        return (
+            measure_effect(task.model, task.tokenizer, model_input, interventions, position=position, n=options.top_k),
+            [],
+        )
+    with apply_interventions(task.model, interventions):
+        cache = run_with_cache(task.model, model_input)
+    changes = [describe_intervention(intervention, model_input) for intervention in interventions]
+    return _view_of_cache(task, options, cache), changes
 
 
-def _seen(task: "Task", asked: Asked, seen: "ActivationCache") -> "View":
+def _view_of_cache(task: "Task", options: InspectOptions, cache: "ActivationCache") -> "View":
+    """Compute the selected view from the activations."""
     from qkv.inspection import (
         classify_heads,
         compute_neuron_view,
@@ -186,89 +272,102 @@ def _seen(task: "Task", asked: Asked, seen: "ActivationCache") -> "View":
         residual_stream_norms,
     )
 
-    stack = asked.stack or (AttentionKind.CROSS if AttentionKind.CROSS in seen.stacks and asked.view is ViewKind.MAP else None)
-    is_guess = asked.view is ViewKind.LOGIT or not seen.stacks
-    query = _place(seen.model_input.prediction_tokens if is_guess else seen.select_tokens(stack or seen.stacks[0]), asked.query)
-    match asked.view:
+    stack = options.stack
+    if stack is None and options.view is ViewKind.MAP and AttentionKind.CROSS in cache.stacks:
+        stack = AttentionKind.CROSS
+    is_prediction = options.view is ViewKind.LOGIT_ATTRIBUTION or not cache.stacks
+    query_tokens = (
+        cache.model_input.prediction_tokens if is_prediction else cache.select_tokens(stack or cache.stacks[0])
+    )
+    query = _parse_position(query_tokens, options.query)
+    match options.view:
         case ViewKind.HEADS:
-            found = classify_heads(seen, stack)
+            view = classify_heads(cache, stack)
         case ViewKind.MAP:
-            found = _map(seen, asked, stack)
+            view = _build_attention_map(cache, options, stack)
         case ViewKind.NEURON:
-            found = compute_neuron_view(seen, stack, layer=asked.layer or 0, head=asked.head or 0, query=query)
+            view = compute_neuron_view(cache, stack, layer=options.layer or 0, head=options.head or 0, query=query)
         case ViewKind.RESIDUAL:
-            found = residual_stream_norms(seen, stack)
-        case ViewKind.LENS:
-            found = logit_lens(seen, task.tokenizer, n=asked.n)
+            view = residual_stream_norms(cache, stack)
+        case ViewKind.LOGIT_LENS:
+            view = logit_lens(cache, task.tokenizer, n=options.top_k)
         case ViewKind.EMBEDDINGS:
-            found = embedding_trajectories(seen, task.tokenizer, n=asked.n)
+            view = embedding_trajectories(cache, task.tokenizer, n=options.top_k)
         case _:
-            best = 0 if seen.logits is None else int(seen.logits[query, : task.tokenizer.vocab_size].argmax())
-            found = logit_attribution(seen, task.tokenizer, position=query, token_id=best)
-    return found
+            best = 0 if cache.logits is None else int(cache.logits[query, : task.tokenizer.vocab_size].argmax())
+            view = logit_attribution(cache, task.tokenizer, position=query, token_id=best)
+    return view
 
 
-def _map(seen: "ActivationCache", asked: Asked, stack: AttentionKind | None) -> "View":
+def _build_attention_map(cache: "ActivationCache", options: InspectOptions, stack: AttentionKind | None) -> "View":
     from qkv.inspection import attention_map
     from qkv.inspection.attention_map import refine_map
 
-    stack = stack or seen.stacks[0]
-    found = attention_map(seen, stack, layer=asked.layer, head=asked.head)
-    sides = seen.select_tokens(stack), seen.select_tokens(stack, is_key=True)
-    return refine_map(found, *sides, words=asked.words, sink=not asked.no_sink)
+    stack = stack or cache.stacks[0]
+    view = attention_map(cache, stack, layer=options.layer, head=options.head)
+    queries, keys = cache.select_tokens(stack), cache.select_tokens(stack, is_key=True)
+    return refine_map(view, queries, keys, merge_words=options.words, keep_sink=not options.no_sink)
 
 
-def _changes(task: "Task", asked: Asked, reading: "ModelInput") -> "Iterator[Intervention]":
+def _parse_interventions(task: "Task", options: InspectOptions, model_input: "ModelInput") -> "Iterator[Intervention]":
+    """Yield the interventions of --ablate-head and --mask-edge."""
     from qkv.inspection import EdgeMask, HeadAblation
     from qkv.models import RNNSeq2Seq
     from qkv.tasks import Translator
 
-    own = AttentionKind.DECODER if isinstance(task, Translator) else AttentionKind.SELF
-    stack = asked.stack or (AttentionKind.CROSS if isinstance(task.model, RNNSeq2Seq) else own)
-    queries, keys = (reading.select_tokens(stack, is_key=is_key) for is_key in (False, True))
-    for given in asked.off:
-        layer, dot, head = given.partition(".")
+    if isinstance(task.model, RNNSeq2Seq):
+        default_stack = AttentionKind.CROSS
+    else:
+        default_stack = AttentionKind.DECODER if isinstance(task, Translator) else AttentionKind.SELF
+    stack = options.stack or default_stack
+    queries, keys = (model_input.select_tokens(stack, is_key=is_key) for is_key in (False, True))
+    for value in options.ablated_heads:
+        layer, dot, head = value.partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):
-            raise InputError(f"--off {given}: a head is written LAYER.HEAD, such as 1.2")
+            raise InputError(f"--ablate-head {value}: must have the form LAYER.HEAD, such as 1.2")
         yield HeadAblation(stack=stack, layer=int(layer), head=int(head))
-    for given in asked.cut:
-        one, colon, other = given.partition(":")
+    for value in options.masked_edges:
+        query, colon, key = value.partition(":")
         if not colon:
-            raise InputError(f"--cut {given}: a look is written QUERY:KEY, two words or places, such as 4:1")
-        yield EdgeMask(stack=stack, query=_place(queries, one), key=_place(keys, other))
+            raise InputError(f"--mask-edge {value}: must have the form QUERY:KEY (words or positions), such as 4:1")
+        yield EdgeMask(stack=stack, query=_parse_position(queries, query), key=_parse_position(keys, key))
 
 
-def _place(tokens: "TokenizedText", given: str | None) -> int:
-    """A place as a number, or the last token of a word; none: the last of all."""
+def _parse_position(tokens: "TokenizedText", value: str | None) -> int:
+    """Return the position given as a number or as a word (its last token); by default, the last position."""
     from qkv.inspection.validation import check_index
 
     n = len(tokens.ids)
-    if given is None:
+    if value is None:
         return n - 1
-    place = int(given) if given.isdecimal() else tokens.find_word(given)[-1]
-    return check_index("place", place, n, of="tokens")
+    position = int(value) if value.isdecimal() else tokens.find_word(value)[-1]
+    return check_index("position", position, n, unit="tokens")
 
 
-def _timeline(asked: Asked, text: str) -> "View":
-    from qkv.cli.progress import say
+def _build_timeline(options: InspectOptions, text: str) -> "View":
+    from qkv.cli.progress import print_status
     from qkv.inspection import checkpoint_timeline
     from qkv.tasks import load
     from qkv.training.run_folder import RunFolder
 
-    run = RunFolder(Path(asked.model))
+    run = RunFolder(Path(options.model))
     steps = run.checkpoint_steps()
     if not steps:
-        raise InputError(f"{asked.model}: holds no checkpoints; --view timeline needs the folder of a run")
-    if len(steps) < FEW_POINTS:
-        left = "1 checkpoint is" if len(steps) == 1 else f"{len(steps)} checkpoints are"
-        say(f"{asked.model}: {left} left to look at; a recipe's training.keep_checkpoints says how many stay")
-    return checkpoint_timeline(((step, load(run.checkpoint_folder(step))) for step in steps), text, asked.target, stack=asked.stack)
+        raise InputError(f"{options.model}: contains no checkpoints; --view timeline requires a run folder")
+    if len(steps) < MIN_TIMELINE_CHECKPOINTS:
+        n_checkpoints = f"{len(steps)} checkpoint{'s' * (len(steps) != 1)}"
+        print_status(
+            f"{options.model}: the timeline has only {n_checkpoints}; set training.keep_checkpoints in the recipe to "
+            "keep more"
+        )
+    checkpoints = ((step, load(run.checkpoint_folder(step))) for step in steps)
+    return checkpoint_timeline(checkpoints, text, options.target, stack=options.stack)
 
 
-def _draw(shown: "View", text: str, changes: list[str], plot: Path) -> None:
-    from qkv.cli.progress import say
+def _plot_to_file(view: "View", text: str, changes: list[str], path: Path) -> None:
+    from qkv.cli.progress import print_status
     from qkv.inspection import plot_view
     from qkv.inspection.figures import save_figure
 
-    save_figure(plot_view(shown, title=text, changes=changes), plot)
-    say(f"drawn to {plot}")
+    save_figure(plot_view(view, title=text, changes=changes), path)
+    print_status(f"saved the figure to {path}")

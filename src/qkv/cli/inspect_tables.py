@@ -1,4 +1,4 @@
-"""A view as a table on the terminal."""
+"""Print inspection views as tables."""
 
 from contextlib import redirect_stdout
 from io import StringIO
@@ -17,147 +17,164 @@ from qkv.inspection import (
     TimelineView,
     View,
 )
-from qkv.lessons.printing import matrix, say, section, table
+from qkv.lessons.console import print_matrix, print_section, print_table, print_text
 
-NOT_AN_EXPLANATION = "An attention weight is not by itself an explanation."
-N_PARTS = 15
+ATTENTION_CAVEAT = "Attention weights are not by themselves an explanation."
+N_CONTRIBUTIONS = 15
+"""Number of components listed in a logit attribution; the others are summed."""
 
 
 def print_view(view: View, changes: list[str]) -> None:
-    """Without the empty line that parts a lesson's tables: nothing follows."""
-    with redirect_stdout(StringIO()) as printed:
+    """Print a view, preceded by the interventions, without trailing blank lines."""
+    with redirect_stdout(StringIO()) as output:
         if changes:
-            _changed(changes)
-        _print(view)
-    print(printed.getvalue().rstrip("\n"))
+            _print_changes(changes)
+        _print_view_body(view)
+    print(output.getvalue().rstrip("\n"))
 
 
-def _print(view: View) -> None:
+def _print_view_body(view: View) -> None:
     match view:
         case HeadsView():
-            _heads(view)
+            _print_heads(view)
         case AttentionMapView():
-            section(view.title)
-            matrix(view.weights, rows=view.queries, columns=view.keys, corner="looks at")
-            say(NOT_AN_EXPLANATION)
+            print_section(view.title)
+            print_matrix(view.weights, rows=view.queries, columns=view.keys, corner="query → key")
+            print_text(ATTENTION_CAVEAT)
         case NeuronView():
-            _neuron(view)
+            _print_neuron_view(view)
         case ResidualStreamView():
-            _stream(view)
+            _print_residual_stream(view)
         case LogitLensView():
-            _lens(view)
+            _print_logit_lens(view)
         case CoreferenceView():
-            _reference(view)
+            _print_coreference(view)
         case EmbeddingView():
-            _embeddings(view)
+            _print_embeddings(view)
         case LogitAttribution():
-            _contributions(view)
+            _print_logit_attribution(view)
         case InterventionEffect():
-            _effect(view)
+            _print_intervention_effect(view)
         case TimelineView():
-            _timeline(view)
+            _print_timeline(view)
 
 
-def _changed(changes: list[str]) -> None:
-    say(f"Changed: {'; '.join(changes)}.")
+def _print_changes(changes: list[str]) -> None:
+    print_text(f"Interventions: {'; '.join(changes)}.")
 
 
-def _heads(view: HeadsView) -> None:
-    section(f"{view.stack}: what each head looks at (max|A·V − output| = {view.error:.1g})")
-    table(
+def _print_heads(view: HeadsView) -> None:
+    print_section(f"{view.stack}: attention pattern of each head (max|A·V − output| = {view.error:.1g})")
+    print_table(
         ["layer", "head", "label", *PATTERNS, "entropy", "distance"],
         [
-            [layer, head, view.labels[layer][head] or "", *row.tolist(), float(view.entropy[layer, head]),
-             float(view.distance[layer, head])]
-            for layer, rows in enumerate(view.scores) for head, row in enumerate(rows)
+            [
+                layer,
+                head,
+                view.labels[layer][head] or "",
+                *row.tolist(),
+                float(view.entropy[layer, head]),
+                float(view.distance[layer, head]),
+            ]
+            for layer, rows in enumerate(view.scores)
+            for head, row in enumerate(rows)
         ],
         digits=2,
-    )  # fmt: skip
-    asked = ", ".join(f"{pattern} {n}" for pattern, n in zip(PATTERNS, view.n_queries, strict=True))
-    say(f"Scores are means over so many of the text's {len(view.queries)} tokens: {asked}. {NOT_AN_EXPLANATION}")
+    )
+    counts = ", ".join(f"{pattern} {n}" for pattern, n in zip(PATTERNS, view.n_queries, strict=True))
+    print_text(
+        f"Scores are averaged over the tokens that can show the pattern, of {len(view.queries)} in total: {counts}. "
+        f"{ATTENTION_CAVEAT}"
+    )
 
 
-def _neuron(view: NeuronView) -> None:
-    section(f"{view.stack}, layer {view.layer}, head {view.head}: how {view.query_label} comes to its weights")
+def _print_neuron_view(view: NeuronView) -> None:
+    print_section(
+        f"{view.stack}, layer {view.layer}, head {view.head}: attention weights of the query {view.query_label}"
+    )
     columns = zip(
         view.keys, *(part.tolist() for part in (view.dots, view.scaled, view.scores, view.weights)), strict=True
     )
-    table(["key", "q·k", "÷ √d", "masked", "weight"], columns, digits=3)
+    print_table(["key", "q·k", "÷ √d", "masked", "weight"], columns, digits=3)
 
 
-def _stream(view: ResidualStreamView) -> None:
-    section(f"{view.stack}: length of each token's vector")
-    matrix(view.residual_norms, rows=view.depths, columns=view.positions, corner="stream")
-    for part, rows in zip(view.sublayers, view.sublayer_norms, strict=True):
-        layers = [f"layer {layer}" for layer in range(len(rows))]
-        matrix(rows, rows=layers, columns=view.positions, corner=f"{part} writes")
+def _print_residual_stream(view: ResidualStreamView) -> None:
+    print_section(f"{view.stack}: norm of the residual stream at each token")
+    print_matrix(view.residual_norms, rows=view.depths, columns=view.positions, corner="residual")
+    for sublayer, norms in zip(view.sublayers, view.sublayer_norms, strict=True):
+        layers = [f"layer {layer}" for layer in range(len(norms))]
+        print_matrix(norms, rows=layers, columns=view.positions, corner=f"{sublayer} output")
 
 
-def _lens(view: LogitLensView) -> None:
-    section("The likeliest token after each layer, with its probability")
-    for place, token in enumerate(view.positions):
-        came = view.targets[place]
-        said = "" if came is None else f"; {'next came' if view.predicts_next else 'there stands'} {came}"
-        print(f"{place}: {token}{said}")
+def _print_logit_lens(view: LogitLensView) -> None:
+    print_section("Logit lens: the most likely tokens after each layer, with probabilities")
+    for position, token in enumerate(view.positions):
+        target = view.targets[position]
+        target_name = "next token" if view.predicts_next else "original token"
+        print(f"{position}: {token}" + ("" if target is None else f"; {target_name}: {target}"))
         for depth, name in enumerate(view.depths):
-            guesses = zip(view.tokens[depth][place], view.probabilities[depth, place].tolist(), strict=True)
-            print(f"    {name:<15}" + "  ".join(f"{guess} {p:.2f}" for guess, p in guesses))
+            predictions = zip(view.tokens[depth][position], view.probabilities[depth, position].tolist(), strict=True)
+            print(f"    {name:<15}" + "  ".join(f"{prediction} {p:.2f}" for prediction, p in predictions))
     print()
 
 
-def _reference(view: CoreferenceView) -> None:
-    section(f"What does {view.pronoun!r} refer to?")
+def _print_coreference(view: CoreferenceView) -> None:
+    print_section(f"Candidates for the reference of {view.pronoun!r}")
     columns = view.columns
     rows = [[word, *(values[i] for values in columns.values())] for i, word in enumerate(view.candidates)]
-    table(["candidate", *columns], rows, digits=3)
-    say(f"{view.verdict[:1].upper()}{view.verdict[1:]}.")
-    meant = ["Attention, rollout and value-weighted are shares of its look: the largest points."]
+    print_table(["candidate", *columns], rows, digits=3)
+    print_text(f"{view.verdict[:1].upper()}{view.verdict[1:]}.")
+    notes = ["Attention, rollout and value-weighted are shares of the attention of the pronoun; higher is better."]
     if view.knock_out is not None:
-        meant.append(
-            f"Knock-out is the change of log p (nats) of what follows when {view.pronoun!r} may not look at the word: "
-            "below 0 it was needed, so the lowest points."
+        notes.append(
+            f"Knock-out is the change in the log probability (nats) of the following text if {view.pronoun!r} cannot "
+            "attend to the word. The lowest value indicates the reference, because the attention was needed."
         )
-    for remark in (*meant, *view.remarks, NOT_AN_EXPLANATION):
-        say(remark)
+    for note in (*notes, *view.remarks, ATTENTION_CAVEAT):
+        print_text(note)
 
 
-def _embeddings(view: EmbeddingView) -> None:
-    section("Where each token's vector lies, and how like its first one it still is (cosine)")
+def _print_embeddings(view: EmbeddingView) -> None:
+    print_section(
+        "Final vector of each token (first two principal components) and its cosine similarity to the embedding"
+    )
     last = view.points[-1].tolist()
     rows = [
         [token, *last[i], float(view.similarity[-1, i]), " ".join(f"{near} {p:.2f}" for near, p in view.neighbors[i])]
         for i, token in enumerate(view.tokens)
     ]
-    table(["token", "first", "second", "likeness", "nearest in the token table"], rows, digits=2)
+    print_table(["token", "PC 1", "PC 2", "similarity", "nearest tokens of the embedding matrix"], rows, digits=2)
 
 
-def _contributions(view: LogitAttribution) -> None:
-    section(
-        f"What was added to the logit of {view.label} ({view.logit:.3f}) at place {view.position}: the largest parts"
-    )
+def _print_logit_attribution(view: LogitAttribution) -> None:
+    print_section(f"Largest contributions to the logit of {view.label} ({view.logit:.3f}) at position {view.position}")
     order = view.values.abs().argsort(descending=True)
-    rows = [[view.names[i], float(view.values[i])] for i in order[:N_PARTS].tolist()]
-    rest = order[N_PARTS:]
+    rows = [[view.names[i], float(view.values[i])] for i in order[:N_CONTRIBUTIONS].tolist()]
+    rest = order[N_CONTRIBUTIONS:]
     if len(rest):
         rows.append([f"{len(rest)} others", float(view.values[rest].sum())])
-    table(["part", "adds"], [*rows, ["all", float(view.values.sum())]], digits=3)
+    print_table(["component", "contribution"], [*rows, ["total", float(view.values.sum())]], digits=3)
 
 
-def _effect(view: InterventionEffect) -> None:
-    at = view.positions[view.position]
-    where = at if view.generated is None else f"{view.generated[view.position]}, after {at},"
-    section(f"Guesses at {where} before and after the change (log p)")
-    _changed(view.changes)
+def _print_intervention_effect(view: InterventionEffect) -> None:
+    input_token = view.positions[view.position]
+    location = input_token
+    if view.generated is not None:
+        location = f"{view.generated[view.position]} (after {input_token})"
+    print_section(f"Log probabilities of the predictions at {location} before and after the interventions")
+    _print_changes(view.changes)
     before, after = view.before.tolist(), view.after.tolist()
     rows = [[token, b, a, a - b] for token, b, a in zip(view.tokens, before, after, strict=True)]
-    table(["token", "before", "after", "change"], rows, digits=3)
-    say(f"KL(before ‖ after) is {float(view.divergence[view.position]):.4f} nats there, "
-        f"{float(view.divergence.max()):.4f} at most.")  # fmt: skip
+    print_table(["token", "before", "after", "change"], rows, digits=3)
+    print_text(
+        f"KL(before ‖ after) is {float(view.divergence[view.position]):.4f} nats at this position and "
+        f"{float(view.divergence.max()):.4f} at most."
+    )
 
 
-def _timeline(view: TimelineView) -> None:
-    section("At each checkpoint: the best head of each pattern, and how well the text is guessed")
+def _print_timeline(view: TimelineView) -> None:
+    print_section("Highest score of each attention pattern, and loss on the text, at each checkpoint")
     losses = view.losses or [float("nan")] * len(view.steps)
     best = view.scores.flatten(1, 2).amax(1).tolist()
     rows = [[step, *scores, loss] for step, scores, loss in zip(view.steps, best, losses, strict=True)]
-    table(["step", *PATTERNS, "−log p"], rows, digits=3)
+    print_table(["step", *PATTERNS, "loss"], rows, digits=3)

@@ -1,4 +1,4 @@
-"""`qkv lesson`: list the lectures' examples, or run one."""
+"""The `qkv lesson` command."""
 
 import sys
 import time
@@ -7,20 +7,22 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.text_tables import table
+from qkv.cli.text_tables import format_table
 from qkv.errors import InputError
 
 
 def lesson(
-    name: Annotated[str | None, typer.Argument(help="The lesson to run; none lists them all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Lesson to run; by default, all lessons are listed.")] = None,
     *,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Save the lesson's picture here.")
+        Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Save the lesson's figure to this file.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Where the lesson's chance starts.")] = 0,
-    run_all: Annotated[bool, typer.Option("--all", help="Run every lesson; times go to standard error.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    run_all: Annotated[
+        bool, typer.Option("--all", help="Run all lessons and print their run times to standard error.")
+    ] = False,
 ) -> None:
-    """List the lectures' examples, or run one.
+    """List the examples of the lectures, or run one of them.
 
     \b
     Examples:
@@ -31,25 +33,25 @@ def lesson(
     from qkv import lessons
 
     if plot is not None and (name is None or run_all):
-        raise InputError("--plot saves the picture of one lesson: name it, as in qkv lesson walkthrough --plot a.png")
+        raise InputError("--plot requires the name of one lesson, for example: qkv lesson walkthrough --plot a.png")
     if run_all:
         if name is not None:
-            raise InputError(f"--all runs every lesson: leave out {name!r}, or leave out --all")
-        _run_all(seed)
+            raise InputError(f"--all runs every lesson and cannot be combined with the lesson name {name!r}")
+        _run_all_lessons(seed)
     elif name is None:
-        _list()
+        _list_lessons()
     else:
         lessons.run(name, plot=plot, seed=seed)
 
 
-def _list() -> None:
+def _list_lessons() -> None:
     from qkv.lessons import LESSONS
 
     rows = [(info.name, " ".join(info.lectures), " ".join(info.rows), info.title) for info in LESSONS.values()]
-    print("\n".join(table(["NAME", "LECTURES", "ROWS", "TITLE"], rows, left=4)))
+    print("\n".join(format_table(["NAME", "LECTURES", "ROWS", "TITLE"], rows, n_left_aligned=4)))
 
 
-def _run_all(seed: int) -> None:
+def _run_all_lessons(seed: int) -> None:
     from qkv import lessons
 
     started = time.perf_counter()

@@ -1,20 +1,21 @@
-"""Which model is meant? One argument for all commands that take one."""
+"""The MODEL argument shared by all commands that load a model."""
 
 from typing import Annotated
 
 import typer
 
 
-def shipped_names(incomplete: str) -> list[str]:
-    """For the shell's Tab; folders and files are found by the shell itself."""
-    from qkv.zoo import shipped
+def complete_shipped_names(incomplete: str) -> list[str]:
+    """Complete the names of shipped models for the shell, which completes files and folders itself."""
+    from qkv.zoo import shipped_model_folders
 
-    return [name for name in shipped() if name.startswith(incomplete)]
+    return [name for name in shipped_model_folders() if name.startswith(incomplete)]
 
 
-Model = Annotated[
+ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="A shipped name, a run folder, a Hugging Face folder, or a file.", autocompletion=shipped_names
+        help="Name of a shipped model, run folder, Hugging Face folder, or model file.",
+        autocompletion=complete_shipped_names,
     ),
 ]

@@ -1,4 +1,4 @@
-"""`qkv models`: what is shipped, and what has been trained here."""
+"""The `qkv models` command."""
 
 import json
 import textwrap
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.text_tables import WIDTH, table
+from qkv.cli.text_tables import TERMINAL_WIDTH, format_table
 from qkv.errors import InputError, QKVError
 
 if TYPE_CHECKING:
@@ -16,31 +16,34 @@ if TYPE_CHECKING:
 
     from qkv.config import ModelConfig
 
-HEAD = ("NAME", "COMMAND", "PARAMETERS", "ON DISK", "WHAT IT DOES, AND HELD-OUT SCORES")
+MODELS_TABLE_HEADER = ("NAME", "COMMAND", "PARAMETERS", "ON DISK", "DESCRIPTION AND HELD-OUT SCORES")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """One model; a local one's name is its path."""
+class ModelEntry:
+    """A model in the list. The name of a local model is its path."""
 
     name: str
     task: str
     summary: str
     parameters: int
     bytes: int
-    licence: str | None
+    license: str | None
     scores: dict[str, float]
     folder: str
 
 
 def models(
     folders: Annotated[
-        list[Path] | None, typer.Argument(help="Where runs and models of your own lie; here and in runs/ unless said.")
+        list[Path] | None,
+        typer.Argument(help="Folders to search for runs and models; by default, the current folder and runs/."),
     ] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a model.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False,
 ) -> None:
-    """List the shipped models and those in folders here: which command takes each, its size and its scores.
+    """List the shipped models and the runs and models in local folders.
+
+    Shows the command that uses each model, its size and its scores.
 
     \b
     Examples:
@@ -50,55 +53,67 @@ def models(
     """
     for folder in folders or ():
         if not folder.is_dir():
-            raise InputError(f"{folder}: is no folder")
-    found = [*_shipped(), *_local(folders or [Path(), Path("runs")])]
+            raise InputError(f"{folder}: not a folder")
+    entries = [*_shipped_models(), *_local_models(folders or [Path(), Path("runs")])]
     if as_json:
-        for one in found:
-            print(json.dumps(asdict(one), ensure_ascii=False))
+        for entry in entries:
+            print(json.dumps(asdict(entry), ensure_ascii=False))
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(_format_entries(entries)))
 
 
-def _shipped() -> "Iterator[Found]":
-    from qkv.zoo import read_card, shipped
+def _shipped_models() -> "Iterator[ModelEntry]":
+    from qkv.zoo import read_model_card, shipped_model_folders
 
-    for folder in shipped().values():
-        card = read_card(folder)
-        yield Found(
-            name=card.name, task=card.task, summary=card.summary, parameters=card.parameters, bytes=card.n_bytes,
-            licence=card.licence, scores=card.scores, folder=str(folder),
-        )  # fmt: skip
+    for folder in shipped_model_folders().values():
+        card = read_model_card(folder)
+        yield ModelEntry(
+            name=card.name,
+            task=card.task,
+            summary=card.summary,
+            parameters=card.parameters,
+            bytes=card.n_bytes,
+            license=card.license,
+            scores=card.scores,
+            folder=str(folder),
+        )
 
 
-def _local(folders: list[Path]) -> "Iterator[Found]":
-    """Folders of weights beside a config, and runs, whose newest checkpoint tells about them."""
-    for folder in folders:
-        for place in sorted(folder.iterdir()) if folder.is_dir() else ():
-            newest = max(place.glob("checkpoints/step-*"), default=place)
+def _local_models(folders: list[Path]) -> "Iterator[ModelEntry]":
+    """Yield model folders (weights and a config) and runs, which are described by their newest checkpoint."""
+    for parent in folders:
+        for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
+            newest = max(folder.glob("checkpoints/step-*"), default=folder)
             weights = list(newest.glob("model*.safetensors"))
             if weights and (newest / "config.json").is_file():
-                yield _described(place, newest, sum(file.stat().st_size for file in weights))
+                yield _describe_local_model(folder, newest, sum(file.stat().st_size for file in weights))
 
 
-def _described(place: Path, newest: Path, n_bytes: int) -> Found:
-    from qkv.cli.config_lookup import config_of
+def _describe_local_model(folder: Path, newest: Path, n_bytes: int) -> ModelEntry:
+    from qkv.cli.config_lookup import resolve_model_config
     from qkv.cost import count_parameters
 
     task, n_parameters, scores = "–", 0, {}
     try:
-        config = config_of(str(newest))
-        task, n_parameters = _command(config), count_parameters(config).total
-        summary, scores = ("a model's folder", {}) if newest == place else _progress(newest / "progress.json")
-        scores = _judged(place / "result.json") or scores
+        config = resolve_model_config(str(newest))
+        task, n_parameters = _command_for_model(config), count_parameters(config).total
+        summary, scores = ("model folder", {}) if newest == folder else _run_summary(newest / "progress.json")
+        scores = _finetuning_score(folder / "result.json") or scores
     except (QKVError, ValueError, KeyError, TypeError) as error:
         summary = f"cannot be read: {error}"
-    return Found(
-        name=str(place), task=task, summary=summary, parameters=n_parameters, bytes=n_bytes, licence=None,
-        scores=scores, folder=str(place),
-    )  # fmt: skip
+    return ModelEntry(
+        name=str(folder),
+        task=task,
+        summary=summary,
+        parameters=n_parameters,
+        bytes=n_bytes,
+        license=None,
+        scores=scores,
+        folder=str(folder),
+    )
 
 
-def _command(config: "ModelConfig") -> str:
+def _command_for_model(config: "ModelConfig") -> str:
     from qkv.config import BERTConfig, GPTConfig
 
     if isinstance(config, BERTConfig):
@@ -106,38 +121,40 @@ def _command(config: "ModelConfig") -> str:
     return "generate" if isinstance(config, GPTConfig) else "translate"
 
 
-def _progress(file: Path) -> tuple[str, dict[str, float]]:
-    """How far a run has come, as it was saved last."""
-    if not file.is_file():
-        return "a run of yours", {}
-    said = json.loads(file.read_text(encoding="utf-8"))
-    best = said.get("best_loss")
-    scores = {} if best is None else {f"validation loss, the best, at step {said['best_step']:,}": round(best, 4)}
-    return f"a run of yours, {said['step']:,} steps long", scores
+def _run_summary(progress_file: Path) -> tuple[str, dict[str, float]]:
+    """Return a description and the best validation loss of a run, from its newest checkpoint."""
+    if not progress_file.is_file():
+        return "local run", {}
+    progress = json.loads(progress_file.read_text(encoding="utf-8"))
+    loss = progress.get("best_loss")
+    scores = {} if loss is None else {f"best validation loss (step {progress['best_step']:,})": round(loss, 4)}
+    return f"local run, {progress['step']:,} steps", scores
 
 
-def _judged(file: Path) -> dict[str, float]:
-    """The chief score of a fine-tuned run, which its loss says little about; none of other runs."""
-    if not file.is_file():
+def _finetuning_score(result_file: Path) -> dict[str, float]:
+    """Return the main metric of a fine-tuned run, which is more informative than its loss, or {} for other runs."""
+    if not result_file.is_file():
         return {}
-    said = json.loads(file.read_text(encoding="utf-8"))
-    where = f"on {said['n_evaluation']:,} texts, the best, at step {said['best_step']:,}"
-    chief = list(said["scores"].items())[:1]
-    return {f"{measure.replace('_', ' ')} {where}": round(score, 4) for measure, score in chief}
+    result = json.loads(result_file.read_text(encoding="utf-8"))
+    note = f"on {result['n_evaluation']:,} texts (best, step {result['best_step']:,})"
+    main_metric = list(result["scores"].items())[:1]
+    return {f"{metric.replace('_', ' ')} {note}": round(score, 4) for metric, score in main_metric}
 
 
-def _lines(found: list[Found]) -> list[str]:
-    head, *rows = table(
-        HEAD,
-        [(one.name, one.task, f"{one.parameters:,}", f"{one.bytes / 2**20:.1f} MiB", "") for one in found],
-        left=2,
+def _format_entries(entries: list[ModelEntry]) -> list[str]:
+    header, *rows = format_table(
+        MODELS_TABLE_HEADER,
+        [(entry.name, entry.task, f"{entry.parameters:,}", f"{entry.bytes / 2**20:.1f} MiB", "") for entry in entries],
+        n_left_aligned=2,
     )
-    start = head.index(HEAD[-1])
-    lines = [head]
-    for row, one in zip(rows, found, strict=True):
-        told = [one.summary, *(f"{value:g} {name}" for name, value in one.scores.items())]
+    start = header.index(MODELS_TABLE_HEADER[-1])
+    lines = [header]
+    for row, entry in zip(rows, entries, strict=True):
+        paragraphs = [entry.summary, *(f"{value:g} {name}" for name, value in entry.scores.items())]
         wrapped = [
-            line for each in told for line in textwrap.wrap(each, max(30, WIDTH - start), break_on_hyphens=False)
+            line
+            for paragraph in paragraphs
+            for line in textwrap.wrap(paragraph, max(30, TERMINAL_WIDTH - start), break_on_hyphens=False)
         ]
         lines.append(f"{row:{start}}{wrapped[0]}")
         lines += [" " * start + line for line in wrapped[1:]]

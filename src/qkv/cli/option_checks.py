@@ -1,4 +1,4 @@
-"""Which options were given, though they mean nothing here?"""
+"""Reject command-line options that have no effect in the selected mode."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -10,16 +10,17 @@ from qkv.errors import InputError
 if TYPE_CHECKING:
     from typer import Context
 else:
-    # What a command really gets; `typer.Context` is a subclass of it.
+    # The class that commands receive at run time; `typer.Context` is a subclass of it.
     Context = TyperCommand.context_class
 
 
-def refuse_others(context: Context, known: Collection[str], reason: str) -> None:
-    """An option beside the known ones is an error: passed over in silence, it would seem to have been heeded.
+def reject_other_options(context: Context, allowed: Collection[str], reason: str) -> None:
+    """Raise `InputError` if an option other than `allowed` was given on the command line.
 
-    What the environment says (QKV_DATA) is not meant for this call alone, and may stay.
+    Options that are ignored silently would appear to have an effect. Values from environment variables (QKV_DATA) are
+    not rejected, because they are not specific to this call.
     """
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
-        if parameter.name not in known and source is not None and source.name == "COMMANDLINE":
+        if parameter.name not in allowed and source is not None and source.name == "COMMANDLINE":
             raise InputError(f"{'/'.join((*parameter.opts, *parameter.secondary_opts))} {reason}")

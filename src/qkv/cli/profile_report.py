@@ -1,4 +1,4 @@
-"""How a profile is shown: on standard error, beside the results."""
+"""Print a profile as a table on standard error."""
 
 import sys
 from pathlib import Path
@@ -6,58 +6,71 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.text_tables import table
+from qkv.cli.text_tables import format_table
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
     from qkv.training.profiler import Profile
 
-Profiled = Annotated[bool, typer.Option("--profile", help="Say where the time goes, and how near it is to the bound.")]
-Trace = Annotated[
-    Path | None, typer.Option(metavar="FILE.json", help="As --profile; also every call, for ui.perfetto.dev.")
+ProfileOption = Annotated[
+    bool, typer.Option("--profile", help="Print where the time is spent and compare it with the roofline bound.")
+]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.json", help="Write a Chrome trace of every call (open it at ui.perfetto.dev). Implies --profile."
+    ),
 ]
 
-BEATEN = "—"
-_BEATEN_SAID = (
-    f"{BEATEN}: faster than the bound, which takes all from memory: part comes from a cache, or is counted as matrix "
-    "products (one token's attention is)"
+FASTER_THAN_BOUND = "—"
+_FASTER_THAN_BOUND_NOTE = (
+    f"{FASTER_THAN_BOUND}: faster than the bound, which assumes that all data is read from main memory. Part of it "
+    "came from a cache or is counted as matrix products (such as the attention of a single token)."
 )
 
 
-def check_trace(trace: Path | None) -> None:
-    """Before the work, not after."""
-    if trace is not None and trace.suffix != ".json":
-        raise InputError(f"--trace {trace}: the name must end in .json")
-    if trace is not None and not trace.parent.is_dir():
-        raise InputError(f"--trace {trace}: there is no folder {trace.parent}")
+def check_trace_path(path: Path | None) -> None:
+    """Validate the path of `--trace` before any work is done."""
+    if path is not None and path.suffix != ".json":
+        raise InputError(f"--trace {path}: the file name must end in .json")
+    if path is not None and not path.parent.is_dir():
+        raise InputError(f"--trace {path}: the folder {path.parent} does not exist")
 
 
-def show_profile(profile: "Profile", what: str, *, no_bound: str = "") -> None:
-    """`what`: `one step of 4,096 tokens`. `no_bound`: why none is known, where that is so."""
+def print_profile(profile: "Profile", workload: str, *, no_bound_reason: str = "") -> None:
+    """Print the time per category and the fraction of the roofline bound that was reached.
+
+    `workload` describes what was profiled, such as "one step of 4,096 tokens". `no_bound_reason` states why the bound
+    is unknown, if it is.
+    """
     from qkv.cost.units import format_bytes, format_flops
 
-    head = [f"{what}: {1000 * profile.seconds:,.1f} ms"]
-    if (least := profile.bound) is not None and (rates := profile.rates) is not None:
-        said = f"{format_flops(rates.matmul_flops)}/s and {format_bytes(int(rates.bandwidth))}/s, as measured here"
-        if least <= profile.seconds:
-            head[0] += f", {_percent(least / profile.seconds)} of the bound reached"
-        head.append(f"at least {1000 * least:,.1f} ms at {said}{' (beaten)' if least > profile.seconds else ''}")
-    elif no_bound:
-        head.append(f"AT LEAST and REACHED are empty: {no_bound}")
-    spent = sorted(profile.seconds_by_kind.items(), key=lambda item: -item[1])
+    lines = [f"{workload}: {1000 * profile.seconds:,.1f} ms"]
+    if (bound := profile.bound) is not None and (rates := profile.rates) is not None:
+        flops, bandwidth = format_flops(rates.matmul_flops), format_bytes(int(rates.bandwidth))
+        measured_rates = f"{flops}/s and {bandwidth}/s, as measured on this device"
+        if bound <= profile.seconds:
+            lines[0] += f", {_format_percent(bound / profile.seconds)} of the bound"
+        note = " (the run was faster)" if bound > profile.seconds else ""
+        lines.append(f"bound: {1000 * bound:,.1f} ms at {measured_rates}{note}")
+    elif no_bound_reason:
+        lines.append(f"BOUND MS and OF BOUND are empty: {no_bound_reason}")
     rows = []
-    for kind, seconds in spent:
-        least = profile.bounds.get(kind)
-        if seconds / profile.seconds < 0.0005 and not least:
+    for category, seconds in sorted(profile.seconds_by_category.items(), key=lambda item: -item[1]):
+        bound = profile.bounds.get(category)
+        if seconds / profile.seconds < 0.0005 and not bound:
             continue
-        of_bound = "" if not (least and seconds) else _percent(least / seconds) if least <= seconds else BEATEN
-        bound = "" if least is None else f"{1000 * least:,.2f}"
-        rows.append((kind.value, f"{1000 * seconds:,.2f}", _percent(seconds / profile.seconds), bound, of_bound))
-    lines = table(("TIME GOES TO", "MS", "SHARE", "AT LEAST MS", "REACHED"), rows)
-    if any(row[-1] == BEATEN for row in rows):
-        lines.append(_BEATEN_SAID)
-    print("\n".join([*head, *lines]), file=sys.stderr)
+        of_bound = ""
+        if bound and seconds:
+            of_bound = _format_percent(bound / seconds) if bound <= seconds else FASTER_THAN_BOUND
+        bound_ms = "" if bound is None else f"{1000 * bound:,.2f}"
+        share = _format_percent(seconds / profile.seconds)
+        rows.append((category.value, f"{1000 * seconds:,.2f}", share, bound_ms, of_bound))
+    lines += format_table(("CATEGORY", "MS", "SHARE", "BOUND MS", "OF BOUND"), rows)
+    if any(row[-1] == FASTER_THAN_BOUND for row in rows):
+        lines.append(_FASTER_THAN_BOUND_NOTE)
+    print("\n".join(lines), file=sys.stderr)
 
 
-def _percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %") if share >= 0.0995 else f"{share:.1%}".replace("%", " %")
+def _format_percent(fraction: float) -> str:
+    return f"{fraction:.0%}".replace("%", " %") if fraction >= 0.0995 else f"{fraction:.1%}".replace("%", " %")

@@ -1,21 +1,24 @@
-"""Progress on standard error: drawn on a terminal, silent in a pipe."""
+"""Status messages and progress bars on standard error.
+
+Progress bars are drawn only on a terminal; nothing is drawn if standard error is redirected.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 
-def say(line: str) -> None:
-    """A remark beside the results."""
-    print(f"qkv: {line}", file=sys.stderr)
+def print_status(message: str) -> None:
+    """Print a one-line message to standard error, prefixed with `qkv:`."""
+    print(f"qkv: {message}", file=sys.stderr)
 
 
 @contextmanager
-def bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that is moved by calling it with (done, all)."""
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar and yield a function that updates it, called with (completed, total)."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -23,24 +26,24 @@ def bar(label: str) -> Iterator[Callable[[int, int], None]]:
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda completed, total: progress.update(task, completed=completed, total=total)
 
 
 @contextmanager
-def bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Gives a new bar for each label, and takes the one before away."""
+def progress_bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Yield a function that starts a progress bar with the given label and removes the previous bar."""
     with ExitStack() as stack:
 
-        def next_bar(label: str) -> Callable[[int, int], None]:
+        def start_bar(label: str) -> Callable[[int, int], None]:
             stack.close()
-            return stack.enter_context(bar(label))
+            return stack.enter_context(progress_bar(label))
 
-        yield next_bar
+        yield start_bar
 
 
-def counted(items: Iterable[T], label: str) -> Iterator[T]:
-    """The same items, counted as they go by."""
-    with bar(label) as move:
+def track_progress(items: Iterable[Item], label: str) -> Iterator[Item]:
+    """Yield the items unchanged while showing how many have been processed."""
+    with progress_bar(label) as update:
         for i, item in enumerate(items, 1):
             yield item
-            move(i, 0)
+            update(i, 0)

@@ -1,4 +1,4 @@
-"""`qkv similar`: which lines mean nearly the same?"""
+"""The `qkv similar` command."""
 
 import json
 from pathlib import Path
@@ -6,28 +6,31 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.device_options import Device, Place
-from qkv.cli.model_argument import Model
+from qkv.cli.device_options import DeviceOption, DeviceOptions
+from qkv.cli.model_argument import ModelArgument
 from qkv.errors import InputError
 
 
 def similar(
-    model: Model,
-    queries: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    model: ModelArgument,
+    queries: Annotated[
+        list[str] | None, typer.Argument(help="Query texts; by default, read from standard input, one per line.")
+    ] = None,
     *,
-    among: Annotated[Path, typer.Option(metavar="FILE", help="Its lines are compared; .gz and .xz too.")],
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="So many lines for each query.")] = 5,
+    among: Annotated[Path, typer.Option(metavar="FILE", help="File with the lines to search (.gz and .xz supported).")],
+    top_k: Annotated[int, typer.Option("--top-k", "-n", min=1, help="Number of lines to print per query.")] = 5,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut texts that are too long; else they are refused.")
+        bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
     ] = False,
-    device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a query.")] = False,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
 ) -> None:
-    """The lines of a file that are nearest to each query: query, cosine, line number, line; best first.
+    """Find the lines of a file that are most similar to each query.
 
-    Blank lines of the file are passed over; a blank query finds nothing, and gives a blank line. What is near depends
-    on what the model learnt: one that only guesses words, as the shipped bert, finds like words and forms; one from
-    sentence-transformers finds like meanings.
+    Prints the query, cosine similarity, line number and line, best match first. Blank lines of the file are ignored;
+    for a blank query, a blank line is printed. The results depend on the training of the model: models trained only
+    on masked words (such as the shipped bert) find similar wording, and models from sentence-transformers find similar
+    meaning.
 
     \b
     Examples:
@@ -36,39 +39,43 @@ def similar(
     """
     import torch
 
-    from qkv.cli.progress import say
-    from qkv.cli.text_inputs import answered, encoded, given_texts, in_a_line
+    from qkv.cli.progress import print_status
+    from qkv.cli.text_inputs import encode_in_batches, escape_newlines, iter_input_texts, map_encoded_texts
     from qkv.tasks import TextEncoder
-    from qkv.tasks.text_encoder import nearest
+    from qkv.tasks.similarity import find_nearest
 
-    lines = _lines(among)
-    task = Place(device=device).load_as(TextEncoder, model)
+    lines = _read_nonblank_lines(among)
+    task = DeviceOptions(device=device).load_task_as(TextEncoder, model)
     if task.model.config.sentence_embedding is None:
-        say(f"{model}: was not trained to compare texts: what is near is like in words rather than in meaning")
-    limit = task.embedding.max_tokens
-    texts = (text for _, text in lines)
-    parts = [task.embed(read, normalize=True) for read in encoded(task, texts, truncate=truncate, max_tokens=limit)]
-    vectors = torch.cat(parts)
-    read = encoded(task, given_texts(queries), truncate=truncate, max_tokens=limit)
-    for query, found in answered(read, lambda some: nearest(task.embed(some, normalize=True), vectors, n=n)):
-        rows = [(each.cosine, *lines[each.index]) for each in found or ()]
+        print_status(
+            f"{model}: not trained to compare texts; the results reflect similar wording rather than similar meaning"
+        )
+    max_tokens = task.embedding.max_tokens
+    line_batches = encode_in_batches(task, (text for _, text in lines), truncate=truncate, max_tokens=max_tokens)
+    vectors = torch.cat([task.embed(batch, normalize=True) for batch in line_batches])
+    query_batches = encode_in_batches(task, iter_input_texts(queries), truncate=truncate, max_tokens=max_tokens)
+    for query, neighbors in map_encoded_texts(
+        query_batches, lambda batch: find_nearest(task.embed(batch, normalize=True), vectors, n=top_k)
+    ):
+        rows = [(neighbor.cosine, *lines[neighbor.index]) for neighbor in neighbors or ()]
         if as_json:
             keys = ("cosine", "line", "text")
-            said = {"query": query.texts[0], "found": [dict(zip(keys, row, strict=True)) for row in rows]}
-            print(json.dumps(said, ensure_ascii=False))
+            matches = [dict(zip(keys, row, strict=True)) for row in rows]
+            print(json.dumps({"query": query.texts[0], "matches": matches}, ensure_ascii=False))
         else:
-            asked = in_a_line(query.texts[0])
-            print("\n".join(f"{asked}\t{cosine:.4f}\t{number}\t{text}" for cosine, number, text in rows))
+            query_text = escape_newlines(query.texts[0])
+            print("\n".join(f"{query_text}\t{cosine:.4f}\t{number}\t{text}" for cosine, number, text in rows))
 
 
-def _lines(file: Path) -> list[tuple[int, str]]:
-    from qkv.cli.text_inputs import read_lines_of
+def _read_nonblank_lines(file: Path) -> list[tuple[int, str]]:
+    """Read the nonblank lines of a file with their line numbers."""
+    from qkv.cli.text_inputs import iter_file_lines
 
     if file.is_dir():
-        raise InputError(f"--among {file}: is a folder, not a file")
+        raise InputError(f"--among {file}: is a folder, expected a file")
     if not file.is_file():
-        raise InputError(f"--among {file}: there is no such file")
-    lines = [(number, text) for number, text in enumerate(read_lines_of(str(file)), start=1) if text.strip()]
+        raise InputError(f"--among {file}: file not found")
+    lines = [(number, text) for number, text in enumerate(iter_file_lines(str(file)), start=1) if text.strip()]
     if not lines:
-        raise InputError(f"--among {file}: holds blank lines alone")
+        raise InputError(f"--among {file}: contains only blank lines")
     return lines

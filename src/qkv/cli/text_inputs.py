@@ -1,33 +1,37 @@
-"""The texts a command works on: its arguments, or standard input line by line; many at a time, answered in order.
+"""Read the input texts of a command and process them in batches.
 
-A blank line in is a blank line out, in every command that answers line by line: nothing is made up for it, and what
-follows stays beside its own line. `generate` alone takes an empty prompt for a prompt.
+The texts are the command's arguments or, without arguments, the lines of standard input. Commands that print one line
+per text print a blank line for a blank input line, so that input and output lines correspond. `generate` is the
+exception: it treats an empty line as an empty prompt.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from qkv.cli.progress import say
+from qkv.cli.progress import print_status
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
     from qkv.tasks import EncodedText, TextEncoder
     from qkv.tasks.text_encoder import TextOrPair
 
-A = TypeVar("A")
+Result = TypeVar("Result")
 
-LINES_AT_ONCE = 2048
-"""Sorted by length and computed together; all of a large input would fill the memory."""
-
-
-def given_texts(texts: list[str] | None) -> Iterator[str]:
-    """An empty line is an empty text, so that answers and lines stay side by side."""
-    yield from texts or read_lines_of("-")
+TEXTS_PER_BATCH = 2048
+"""Texts that are sorted by length and processed at a time; a large input would not fit into memory all at once."""
 
 
-def read_lines_of(path: str) -> Iterator[str]:
-    """Without their ends; `-` is standard input, compressed files are opened."""
+def iter_input_texts(arguments: list[str] | None) -> Iterator[str]:
+    """Yield the texts given as arguments or, if there are none, the lines of standard input."""
+    yield from arguments or iter_file_lines("-")
+
+
+def iter_file_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a file without line endings.
+
+    `-` is standard input. Compressed files are decompressed. An empty file raises `InputError`.
+    """
     from qkv.data.documents import read_lines
     from qkv.data.text_sources import STANDARD_INPUT, find_single_file, open_source
 
@@ -38,52 +42,75 @@ def read_lines_of(path: str) -> Iterator[str]:
             empty = False
             yield line.rstrip("\r\n")
     if empty:
-        raise InputError(f"{name} is empty, and no text was given" if path == STANDARD_INPUT else f"{name}: is empty")
+        raise InputError(
+            f"{name} is empty and no text was given as an argument" if path == STANDARD_INPUT else f"{name}: is empty"
+        )
 
 
-def pairs_where_tabs(texts: Iterable[str]) -> "Iterator[TextOrPair]":
-    """Two columns are a pair."""
+def split_tab_separated_pairs(texts: Iterable[str]) -> "Iterator[TextOrPair]":
+    """Yield each text that contains a tab as a pair and all other texts unchanged."""
     for number, text in enumerate(texts, start=1):
         columns = text.split("\t")
         if len(columns) > 2:
-            raise InputError(f"text {number} has {len(columns)} columns; a pair has 2, with one tab between")
+            raise InputError(
+                f"text {number} has {len(columns)} columns, expected 1 (a text) or 2 (a pair, separated by a tab)"
+            )
         yield (columns[0], columns[1]) if len(columns) == 2 else text
 
 
-def in_a_line(text: str) -> str:
-    """As it is printed: one line of answer for each text, whatever the text holds."""
+def escape_newlines(text: str) -> str:
+    """Escape line breaks, so that a text is printed on a single line."""
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
 def is_blank(text: "TextOrPair | tuple[str, ...]") -> bool:
-    """Of a pair: both are."""
+    """Return whether a text, or both texts of a pair, contain only whitespace."""
     return not "".join(text).strip()
 
 
-def answered(
-    read: "Iterable[list[EncodedText]]", answer: "Callable[[list[EncodedText]], Sequence[A]]",
-    *, asks: "Callable[[EncodedText], bool]" = lambda one: not is_blank(one.texts),
-) -> "Iterator[tuple[EncodedText, A | None]]":  # fmt: skip
-    """Each text with its answer, in order; None for one that asks nothing, as a blank one does."""
-    for some in read:
-        asking = [asks(one) for one in some]
-        found = iter(answer([one for one, asked in zip(some, asking, strict=True) if asked]) if any(asking) else ())
-        for one, asked in zip(some, asking, strict=True):
-            yield one, next(found) if asked else None
+def _is_not_blank(encoded: "EncodedText") -> bool:
+    return not is_blank(encoded.texts)
 
 
-def encoded(
-    task: "TextEncoder", texts: "Iterable[TextOrPair]", *, truncate: bool, max_tokens: int | None = None,
+def map_encoded_texts(
+    batches: "Iterable[list[EncodedText]]",
+    function: "Callable[[list[EncodedText]], Sequence[Result]]",
+    *,
+    is_included: "Callable[[EncodedText], bool]" = _is_not_blank,
+) -> "Iterator[tuple[EncodedText, Result | None]]":
+    """Apply a batched function to the texts and yield (text, result) in the order of the input.
+
+    Texts that are not included (by default: blank texts) are skipped, and their result is None.
+    """
+    for batch in batches:
+        included = [is_included(encoded) for encoded in batch]
+        selected = [encoded for encoded, include in zip(batch, included, strict=True) if include]
+        results = iter(function(selected) if selected else ())
+        for encoded, include in zip(batch, included, strict=True):
+            yield encoded, next(results) if include else None
+
+
+def encode_in_batches(
+    task: "TextEncoder",
+    texts: "Iterable[TextOrPair]",
+    *,
+    truncate: bool,
+    max_tokens: int | None = None,
     parse_special_tokens: bool = False,
-) -> "Iterator[list[EncodedText]]":  # fmt: skip
-    """All texts, some thousand at a time; at the end it is said how many were cut."""
-    waiting, done, n_cut = iter(texts), 0, 0
-    while some := list(islice(waiting, LINES_AT_ONCE)):
-        read = task.encode(
-            some, truncate=truncate, max_tokens=max_tokens, parse_special_tokens=parse_special_tokens, first=done + 1
+) -> "Iterator[list[EncodedText]]":
+    """Tokenize the texts in batches of `TEXTS_PER_BATCH`; at the end, report how many were truncated."""
+    remaining, n_texts, n_truncated = iter(texts), 0, 0
+    while batch := list(islice(remaining, TEXTS_PER_BATCH)):
+        encoded_batch = task.encode(
+            batch,
+            truncate=truncate,
+            max_tokens=max_tokens,
+            parse_special_tokens=parse_special_tokens,
+            first=n_texts + 1,
         )
-        done, n_cut = done + len(some), n_cut + sum(one.n_truncated > 0 for one in read)
-        yield read
-    if n_cut:
+        n_texts += len(batch)
+        n_truncated += sum(encoded.n_truncated > 0 for encoded in encoded_batch)
+        yield encoded_batch
+    if n_truncated:
         limit = min(max_tokens or task.model.config.context_length, task.model.config.context_length)
-        say(f"{n_cut:,} of {done:,} texts were cut at {limit:,} tokens")
+        print_status(f"{n_truncated:,} of {n_texts:,} texts were truncated to {limit:,} tokens")

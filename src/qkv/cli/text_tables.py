@@ -1,18 +1,21 @@
-"""How do rows stand below one another?"""
+"""Plain-text tables for terminal output."""
 
 from collections.abc import Sequence
 
-WIDTH = 100
-"""Characters of a line that is folded."""
+TERMINAL_WIDTH = 100
+"""Maximum number of characters per line of wrapped text."""
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Columns side by side; the first `left` are words, the others numbers."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, n_left_aligned: int = 1) -> list[str]:
+    """Format rows as aligned lines, header first.
+
+    The first `n_left_aligned` columns are left-aligned (text); all other columns are right-aligned (numbers).
+    """
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     return [
         "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
+            cell.ljust(width) if i < n_left_aligned else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in (head, *rows)
+        for row in (header, *rows)
     ]

@@ -1,4 +1,4 @@
-"""`qkv tokenizer`: train one on your own text, or see how one cuts a text into pieces."""
+"""The `qkv tokenizer` commands: train and show."""
 
 import json
 from pathlib import Path
@@ -7,128 +7,144 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import SpecialTokenStyle, TokenizerKind
-from qkv.cli.help import Command
+from qkv.cli.help import PlainHelpCommand
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
     from qkv.text import Tokenizer, TokenSpan
 
-TRAINING_CHARACTERS = 100_000_000  # more text makes a tokenizer slower, not better
+TRAINING_CHARACTERS = 100_000_000  # more text makes training slower without making the tokenizer better
 
 tokenizer = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True,
-    help="""Train a tokenizer, or look at one.
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="""Train a tokenizer or show how it splits texts.
 
     \b
     Examples:
-      qkv tokenizer train book.txt --out mine --size 4096
+      qkv tokenizer train book.txt --out my-tokenizer --vocab-size 4096
       qkv tokenizer show bert "unbelievable"
     """,
-)  # fmt: skip
+)
 
 
-@tokenizer.command(cls=Command)
-def train(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Texts, tables, folders; - is stdin.")],
+@tokenizer.command("train", cls=PlainHelpCommand)
+def train_and_save(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="Text files, tables or folders; - is standard input.")
+    ],
     *,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New or empty; tokenizer.json goes here.")],
-    kind: Annotated[TokenizerKind, typer.Option(help="What its pieces are.")] = TokenizerKind.BPE,
-    size: Annotated[int, typer.Option(min=1, help="At most so many ids, special ones included.")] = 8192,
-    specials: Annotated[
-        SpecialTokenStyle | None, typer.Option(help="Special tokens; by default the kind's usual ones.")
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Output folder for tokenizer.json. Must be new or empty.")
+    ],
+    kind: Annotated[TokenizerKind, typer.Option(help="Tokenization algorithm.")] = TokenizerKind.BPE,
+    vocab_size: Annotated[int, typer.Option(min=1, help="Maximum vocabulary size, including special tokens.")] = 8192,
+    special_tokens: Annotated[
+        SpecialTokenStyle | None,
+        typer.Option(help="Set of special tokens. Defaults to the usual set for the algorithm."),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Make no difference between A and a.")] = False,
-    field: Annotated[str, typer.Option(help="Key of a .jsonl line; name or number of a column.")] = "text",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert texts to lowercase.")] = False,
+    field: Annotated[
+        str, typer.Option(help="Text field: key in .jsonl files, column name or number in tables.")
+    ] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a tokenizer on texts (their first 100 million characters).
+    """Train a tokenizer on the first 100 million characters of the texts.
 
     \b
     Examples:
-      qkv tokenizer train book.txt --out my-tokenizer --size 4096
+      qkv tokenizer train book.txt --out my-tokenizer --vocab-size 4096
       qkv tokenizer train pairs.tsv --field 2 --out words --kind wordpiece --lowercase
     """
-    from qkv.cli.progress import say
+    from qkv.cli.progress import print_status
     from qkv.text import save_tokenizer
 
-    refuse_used(out)
-    trained = train_on(files, kind=kind, size=size, style=specials, lowercase=lowercase, field=field)
-    if trained.vocab_size < size:
-        say(f"the text gives {trained.vocab_size} ids, fewer than the {size} asked")
+    check_output_folder(out)
+    trained = train_tokenizer_on_files(
+        files, kind=kind, vocab_size=vocab_size, style=special_tokens, lowercase=lowercase, field=field
+    )
+    if trained.vocab_size < vocab_size:
+        print_status(f"the text yields a vocabulary of only {trained.vocab_size} tokens, less than {vocab_size}")
     save_tokenizer(trained, out)
     result = {"folder": str(out), "kind": kind.value, "vocab_size": trained.vocab_size}
-    result["specials"] = {role.value: token for role, token in trained.special_tokens.items()}
+    result["special_tokens"] = {role.value: token for role, token in trained.special_tokens.items()}
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
-        print(f"{out}: {kind} of {trained.vocab_size:,} ids, {' '.join(dict.fromkeys(trained.special_tokens.values()))}")
+        tokens = " ".join(dict.fromkeys(trained.special_tokens.values()))
+        print(f"{out}: {kind} tokenizer, {trained.vocab_size:,} tokens, special tokens: {tokens}")
 
 
-@tokenizer.command(cls=Command)
-def show(
+@tokenizer.command("show", cls=PlainHelpCommand)
+def show_tokens(
     model: Annotated[
-        Path, typer.Argument(help="A shipped name, a folder that holds a tokenizer (a model's), or its file.")
+        Path, typer.Argument(help="Name of a shipped model, folder that contains a tokenizer, or tokenizer file.")
     ],
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT…", help="None: one a line from stdin.")] = None,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts to tokenize; by default, read from standard input, one per line."),
+    ] = None,
     *,
     parse_special_tokens: Annotated[
-        bool, typer.Option("--parse-specials", help="Read <|endoftext|> and the like as tokens, not as text.")
+        bool,
+        typer.Option("--parse-special-tokens", help="Treat <|endoftext|> and similar strings as special tokens."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
-    """Show the pieces of each text, one line a text: "piece" id@first byte:end.
+    """Show the tokens of each text.
 
-    Part of a character is shown as its bytes, in hexadecimal between < and >.
+    Prints one line per text, in which each token is written as "token" id@start:end (byte offsets). Tokens that
+    contain only part of a character are shown as hexadecimal bytes between < and >.
 
     \b
     Examples:
       qkv tokenizer show bert "The cat sat."
       qkv tokenizer show vocab.txt --json < lines.txt
     """
-    from qkv.cli.text_inputs import given_texts
+    from qkv.cli.text_inputs import iter_input_texts
     from qkv.text import load_tokenizer
-    from qkv.zoo import shipped
+    from qkv.zoo import shipped_model_folders
 
-    loaded = load_tokenizer(model if model.exists() else shipped().get(str(model), model))
-    for text in given_texts(texts):
-        pieces = loaded.token_spans(text, parse_special_tokens=parse_special_tokens)
+    loaded = load_tokenizer(model if model.exists() else shipped_model_folders().get(str(model), model))
+    for text in iter_input_texts(texts):
+        spans = loaded.token_spans(text, parse_special_tokens=parse_special_tokens)
         if as_json:
-            print(json.dumps({"text": text, "pieces": [vars(piece) for piece in pieces]}, ensure_ascii=False))
+            print(json.dumps({"text": text, "tokens": [vars(span) for span in spans]}, ensure_ascii=False))
         else:
-            print("  ".join(_shown(piece, text.encode()) for piece in pieces))
+            print("  ".join(_format_token_span(span, text.encode()) for span in spans))
 
 
-def train_on(
+def train_tokenizer_on_files(
     files: list[str],
     *,
     kind: TokenizerKind,
-    size: int,
+    vocab_size: int,
     style: SpecialTokenStyle | None = None,
     lowercase: bool = False,
     field: str = "text",
 ) -> "Tokenizer":
-    """With a bar on standard error while the texts are read."""
-    from qkv.cli.progress import bar
+    """Train a tokenizer on the texts of files, with a progress bar."""
+    from qkv.cli.progress import progress_bar
     from qkv.data import read_texts
     from qkv.text import train_tokenizer
 
-    with bar("training the tokenizer") as move:
-        texts = read_texts(files, field=field, max_characters=TRAINING_CHARACTERS, progress=move)
-        return train_tokenizer(kind, texts, vocab_size=size, style=style, lowercase=lowercase)
+    with progress_bar("training the tokenizer") as update:
+        texts = read_texts(files, field=field, max_characters=TRAINING_CHARACTERS, progress=update)
+        return train_tokenizer(kind, texts, vocab_size=vocab_size, style=style, lowercase=lowercase)
 
 
-def refuse_used(folder: Path) -> None:
-    """Before any work: nothing is ever written among a user's own files."""
+def check_output_folder(folder: Path) -> None:
+    """Raise `InputError` unless the output folder is new or empty, so that existing files are never overwritten."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: is a file, not a folder")
-    if folder.is_dir() and (held := next(folder.iterdir(), None)) is not None:
-        raise InputError(f"--out {folder}: is not empty (it holds {held.name}); name a new folder")
+        raise InputError(f"--out {folder}: is a file, expected a folder")
+    if folder.is_dir() and (first := next(folder.iterdir(), None)) is not None:
+        raise InputError(f"--out {folder}: the folder is not empty (it contains {first.name}); choose a new folder")
 
 
-def _shown(piece: "Piece", text: bytes) -> str:
-    data = text[piece.start : piece.end]
+def _format_token_span(span: "TokenSpan", text: bytes) -> str:
+    data = text[span.start : span.end]
     try:
-        spelt = json.dumps(data.decode(), ensure_ascii=False)
+        token = json.dumps(data.decode(), ensure_ascii=False)
     except UnicodeDecodeError:
-        spelt = f"<{data.hex(' ')}>"
-    return f"{spelt} {piece.id}@{piece.start}:{piece.end}"
+        token = f"<{data.hex(' ')}>"
+    return f"{token} {span.id}@{span.start}:{span.end}"

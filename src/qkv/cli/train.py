@@ -1,13 +1,13 @@
-"""`qkv train`: your own text in, a trained model out."""
+"""The `qkv train` command."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.device_options import chosen_device, next_run_folder
-from qkv.cli.option_checks import Context, refuse_others
-from qkv.cli.profile_report import Profiled, Trace
+from qkv.cli.device_options import DeviceOption, next_run_folder, select_device
+from qkv.cli.option_checks import Context, reject_other_options
+from qkv.cli.profile_report import ProfileOption, TraceOption
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,69 +15,110 @@ if TYPE_CHECKING:
 
     from qkv.config import Recipe
 
-What = Annotated[
-    str | None, typer.Argument(help="`gpt` or `bert` to train on --text, `translate` on --pairs, or a RECIPE.toml.")
-]
-More = Annotated[list[str] | None, typer.Argument(help="More text files; for a recipe, settings such as a.b=c.")]
-Text = Annotated[list[str] | None, typer.Option(help="A text file or folder to train on; may be given again.")]
-Pairs = Annotated[list[str] | None, typer.Option(help="source⇥target a line (.tsv, .xz too); may be given again.")]
-Target = Annotated[
-    str | None, typer.Option(metavar="ENDING", help="--pairs name sources alone; targets are beside: corpus.es, .en")
-]
-NextSentence = Annotated[
-    bool, typer.Option("--next-sentence/--no-next-sentence", help="bert: also learn which text follows which.")
-]
-RNN = Annotated[bool, typer.Option("--rnn", help="Translate by an RNN with attention, not by a Transformer.")]
-Minutes = Annotated[
-    float | None,
-    typer.Option(
-        min=0.05, help="Time to train for, once the texts are read; sets the steps, and moves them with the pace."
-    ),
-]
-Steps = Annotated[int | None, typer.Option(min=1, help="Updates to make.")]
-Start = Annotated[Path | None, typer.Option("--from", help="A model to begin with.")]
-Out = Annotated[Path | None, typer.Option(help="The run's folder, new or empty; else runs/1, runs/2 …")]
-Data = Annotated[Path, typer.Option(envvar="QKV_DATA", help="The folder that a recipe's files lie in.")]
-Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the curves for TensorBoard.")]
-Shared = Annotated[
-    str | None, typer.Option("--sharding", help="Under torchrun, each process has a copy (ddp) or a piece (fsdp).")
-]
-GoOn = Annotated[bool, typer.Option("--go-on", help="Where --out holds this run already, go on with it.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Where chance starts; 0 unless the recipe says.")]
-
-_ALWAYS = (
-    "what",
-    "more",
+# Parameters that can be combined with every kind of training.
+_COMMON_PARAMETERS = (
+    "kind",
+    "files",
     "minutes",
-    "start",
+    "init_from",
     "out",
     "dry_run",
     "device",
     "seed",
     "tensorboard",
     "sharding",
-    "go_on",
+    "resume_if_exists",
     "profile",
     "trace",
 )
-_OWN_FILES = {"gpt": ("text",), "bert": ("text", "next_sentence"), "translate": ("pairs", "target", "rnn")}
-"""What can be trained without a recipe, and the options that mean something there."""
+_KIND_PARAMETERS = {"gpt": ("text",), "bert": ("text", "next_sentence"), "translate": ("pairs", "target_suffix", "rnn")}
+"""Kinds of models that can be trained without a recipe, and the parameters specific to each."""
 
 
 def train(
-    context: Context, what: What = None, more: More = None, *, text: Text = None, pairs: Pairs = None,
-    target: Target = None, rnn: RNN = False, next_sentence: NextSentence = True, minutes: Minutes = None,
-    steps: Steps = None, start: Start = None, out: Out = None, data: Data = Path(), resume: Resume = None,
-    dry_run: DryRun = False, device: Device = "auto", seed: Seed = None, tensorboard: TensorBoard = False,
-    sharding: Shared = None, go_on: GoOn = False, profile: Profiled = False, trace: Trace = None,
-) -> None:  # fmt: skip
-    """Train a model on your own text or pairs, follow a recipe, or go on with a run.
+    context: Context,
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KIND",
+            help="`gpt` or `bert` to train on --text, `translate` to train on --pairs, or a RECIPE.toml.",
+        ),
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="More text files; with a recipe, overrides such as training.steps=200."),
+    ] = None,
+    *,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Text file or folder to train on. Can be given multiple times."),
+    ] = None,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="File with one source⇥target pair per line (.gz and .xz supported). Can be given multiple times.",
+        ),
+    ] = None,
+    target_suffix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SUFFIX",
+            help="Read the target sentences from a second file with this suffix: with --pairs corpus.es and "
+            "--target-suffix .en, from corpus.en.",
+        ),
+    ] = None,
+    rnn: Annotated[
+        bool, typer.Option("--rnn", help="Train an RNN with attention instead of a Transformer for translation.")
+    ] = False,
+    next_sentence: Annotated[
+        bool,
+        typer.Option("--next-sentence/--no-next-sentence", help="Also train a BERT on next-sentence prediction."),
+    ] = True,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.05,
+            help="Training time in minutes, excluding data preparation. The number of steps is chosen accordingly, and "
+            "recalculated if throughput changes during the run.",
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of training steps.")] = None,
+    init_from: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Model to initialize the weights from.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder, which must be new or empty (default: runs/1, runs/2, …).")
+    ] = None,
+    data: Annotated[
+        Path, typer.Option(envvar="QKV_DATA", help="Folder that contains the data files of a recipe.")
+    ] = Path(),
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the estimated cost of the run without training.")
+    ] = False,
+    device: DeviceOption = "auto",
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed (default: the recipe's seed, or 0).")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            "--sharding",
+            metavar="ddp|fsdp",
+            help="Parallelism under torchrun: ddp (a full copy per process) or fsdp (sharded parameters).",
+        ),
+    ] = None,
+    resume_if_exists: Annotated[
+        bool, typer.Option("--resume-if-exists", help="Resume the run in --out if it exists; otherwise, start it.")
+    ] = False,
+    profile: ProfileOption = False,
+    trace: TraceOption = None,
+) -> None:
+    """Train a model on your own texts or translation pairs, train with a recipe, or resume a run.
 
-    A run can be stopped with Ctrl-C and resumed: nothing is lost, and the numbers are those of an unbroken run.
-    Exit 0 done, 1 failed, 2 bad input, 130 or 143 stopped by Ctrl-C or SIGTERM; a second one leaves at once.
+    Ctrl-C stops a run after saving a checkpoint. A resumed run gives exactly the same results as an uninterrupted run.
+    The exit status is 0 for success, 1 for a failure, 2 for invalid input, and 130 or 143 if the run was stopped by
+    Ctrl-C or SIGTERM. A second signal exits immediately.
 
     \b
     Examples:
@@ -87,111 +128,118 @@ def train(
       qkv train recipes/shakespeare-char.toml training.steps=200 --data texts --out run
       qkv train --resume run
       qkv train recipe.toml --out run --profile
-      torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      (docs/many-machines.md)
+      torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      # see docs/many-machines.md
     """
-    from qkv.cli.distributed import together
-    from qkv.cli.training_run import Beside, dry_run_of, resume_run, start_run
+    from qkv.cli.distributed import distributed_context
+    from qkv.cli.training_run import RunOptions, print_dry_run, resume_run, start_run
     from qkv.training import DEFAULT_MINUTES, auto_recipe, with_steps
 
-    asked = Beside(tensorboard=tensorboard, profile=profile, trace=trace)
-    asked.check()
-    with together(chosen_device(device), sharding) as (distributed, where):
+    options = RunOptions(tensorboard=tensorboard, profile=profile, trace=trace)
+    options.check()
+    with distributed_context(select_device(device), sharding) as (distributed, rank_device):
         if resume is not None:
-            _refuse_beside_resume(context, resume)
-            resume_run(resume, where, distributed=distributed, asked=asked)
+            _reject_options_with_resume(context, resume)
+            resume_run(resume, rank_device, distributed=distributed, options=options)
             return
-        if go_on and out is None:
-            raise InputError("--go-on needs --out, the run's folder")
-        if what in _OWN_FILES:
-            refuse_others(context, (*_ALWAYS, "steps", *_OWN_FILES[what]), f"means nothing with {what}")
-            minutes = _time(minutes, steps)
-            files = [*(text or []), *(pairs or []), *(more or [])]
-            choose = _chooser(what, files, is_rnn=rnn, target=target, next_sentence=next_sentence)
-            recipe = auto_recipe(files, choose, seconds=60 * (minutes or DEFAULT_MINUTES), device=where)
+        if resume_if_exists and out is None:
+            raise InputError("--resume-if-exists requires --out")
+        if kind in _KIND_PARAMETERS:
+            allowed = (*_COMMON_PARAMETERS, "steps", *_KIND_PARAMETERS[kind])
+            reject_other_options(context, allowed, f"cannot be combined with {kind}")
+            minutes = _resolve_minutes(minutes, steps)
+            all_files = [*(text or []), *(pairs or []), *(files or [])]
+            choose = _recipe_chooser(
+                kind, all_files, is_rnn=rnn, target_suffix=target_suffix, next_sentence=next_sentence
+            )
+            recipe = auto_recipe(all_files, choose, seconds=60 * (minutes or DEFAULT_MINUTES), device=rank_device)
             recipe = recipe if steps is None else with_steps(recipe, steps)
-            recipe = recipe if start is None else _shaped_like(recipe, start)
+            recipe = recipe if init_from is None else _adopt_model_shape(recipe, init_from)
             data = Path()
         else:
-            recipe = _from_file(context, what, more or [], start=start)
+            recipe = _load_recipe_file(context, kind, files or [], init_from=init_from)
         if seed is not None:
             recipe = recipe.replace(training=recipe.training.replace(seed=seed))
+        # All ranks use the folder that rank 0 chose.
         folder = Path(distributed.all_gather_str(str(out or next_run_folder()))[0])
         if dry_run:
-            dry_run_of(recipe, where, distributed=distributed, is_timed=minutes is not None)
-        elif go_on and distributed.broadcast_from_rank0((folder / "recipe.toml").is_file):
-            resume_run(folder, where, distributed=distributed, asked=asked)
+            print_dry_run(recipe, rank_device, distributed=distributed, has_time_budget=minutes is not None)
+        elif resume_if_exists and distributed.broadcast_from_rank0((folder / "recipe.toml").is_file):
+            resume_run(folder, rank_device, distributed=distributed, options=options)
         else:
-            start_run(recipe, folder, data, device=where, distributed=distributed, minutes=minutes, asked=asked)
+            start_run(
+                recipe, folder, data, device=rank_device, distributed=distributed, minutes=minutes, options=options
+            )
 
 
-def _refuse_beside_resume(context: Context, run: Path) -> None:
+def _reject_options_with_resume(context: Context, run: Path) -> None:
     reason = (
-        "means nothing with --resume: a run goes on as it was; for more steps raise training.steps in "
-        f"{run}/recipe.toml, or begin another run with its weights: --from {run}"
+        "cannot be combined with --resume, which keeps the settings of the run. To train longer, increase "
+        f"training.steps in {run}/recipe.toml, or start a new run from its weights with --init-from {run}"
     )
-    refuse_others(context, ("resume", "device", "tensorboard", "sharding", "profile", "trace"), reason)
+    allowed = ("resume", "device", "tensorboard", "sharding", "profile", "trace")
+    reject_other_options(context, allowed, reason)
 
 
-def _from_file(context: Context, what: str | None, overrides: list[str], *, start: Path | None) -> "Recipe":
+def _load_recipe_file(context: Context, path: str | None, overrides: list[str], *, init_from: Path | None) -> "Recipe":
     from qkv.config import load_recipe
 
-    if what is None:
+    if path is None:
         raise InputError(
-            "what to train? `qkv train gpt --text FILE` (or bert), `qkv train translate --pairs FILE`, "
-            "`qkv train RECIPE.toml`, or `qkv train --resume RUN`"
+            "specify what to train: `qkv train gpt --text FILE` (or bert), `qkv train translate --pairs FILE`, "
+            "`qkv train RECIPE.toml` or `qkv train --resume RUN`"
         )
-    if not what.endswith(".toml"):
-        raise InputError(
-            f"'{what}' is neither `gpt` or `bert`, to train on --text, nor `translate`, on --pairs, "
-            f"nor a recipe (a file that ends in .toml)"
-        )
-    recipe = load_recipe(what, tuple(overrides))
-    reason = "means nothing with a recipe; its settings are changed so: training.steps=200"
-    refuse_others(context, (*_ALWAYS, "data"), reason)
-    start = start or (None if recipe.init_from is None else Path(recipe.init_from))
-    return recipe if start is None else recipe.replace(init_from=str(start.resolve()))
+    if not path.endswith(".toml"):
+        raise InputError(f"'{path}': must be gpt, bert, translate, or the path of a recipe that ends in .toml")
+    recipe = load_recipe(path, tuple(overrides))
+    reason = "cannot be combined with a recipe; override its settings like this: training.steps=200"
+    reject_other_options(context, (*_COMMON_PARAMETERS, "data"), reason)
+    init_from = init_from or (None if recipe.init_from is None else Path(recipe.init_from))
+    return recipe if init_from is None else recipe.replace(init_from=str(init_from.resolve()))
 
 
-def _time(minutes: float | None, steps: int | None) -> float | None:
+def _resolve_minutes(minutes: float | None, steps: int | None) -> float | None:
+    """Return the time budget; None if the number of steps is given."""
     from qkv.training import DEFAULT_MINUTES
 
     if minutes is not None and steps is not None:
-        raise InputError("--minutes and --steps were both given; choose one")
+        raise InputError("--minutes and --steps cannot be combined")
     return DEFAULT_MINUTES if minutes is None and steps is None else minutes
 
 
-def _chooser(
-    what: str, files: list[str], *, is_rnn: bool, target: str | None, next_sentence: bool
+def _recipe_chooser(
+    kind: str, files: list[str], *, is_rnn: bool, target_suffix: str | None, next_sentence: bool
 ) -> "Callable[..., Recipe]":
+    """Return the function that chooses a recipe for this kind of model."""
     from functools import partial
 
     from qkv.training import choose_bert_recipe, choose_gpt_recipe, choose_translation_recipe
 
-    if not files and what == "translate":
-        raise InputError("no pairs were given: qkv train translate --pairs FILE.tsv")
+    if not files and kind == "translate":
+        raise InputError("no translation pairs; use: qkv train translate --pairs FILE.tsv")
     if not files:
-        raise InputError(f"no text was given: qkv train {what} --text FILE")
-    match what:
+        raise InputError(f"no text; use: qkv train {kind} --text FILE")
+    match kind:
         case "gpt":
             return choose_gpt_recipe
         case "bert":
             return partial(choose_bert_recipe, next_sentence=next_sentence)
         case _:
-            return partial(choose_translation_recipe, is_rnn=is_rnn, target_suffix=target)
+            return partial(choose_translation_recipe, is_rnn=is_rnn, target_suffix=target_suffix)
 
 
-def _shaped_like(recipe: "Recipe", start: Path) -> "Recipe":
-    """To begin with a model means to have its shape and its tokenizer."""
+def _adopt_model_shape(recipe: "Recipe", init_from: Path) -> "Recipe":
+    """Return the recipe with the shape and tokenizer of the model that the weights are initialized from."""
     from qkv.tasks import load_pretrained, resolve_model_folder
 
-    loaded, folder = load_pretrained(start), resolve_model_folder(start)
+    loaded, folder = load_pretrained(init_from), resolve_model_folder(init_from)
     config = loaded.model.config.model_dump(mode="json", exclude={"family", "vocab_size"}, exclude_none=True)
     config["dropout"] = recipe.model["dropout"]
-    size = loaded.model.config.vocab_size
-    length = min(recipe.training.seq_len, loaded.model.config.context_length)
+    vocab_size = loaded.model.config.vocab_size
+    seq_len = min(recipe.training.seq_len, loaded.model.config.context_length)
     return recipe.replace(
         model=config,
-        tokenizer={"path": str((folder / "tokenizer.json").resolve()), "vocab_size": size},
-        training=recipe.training.replace(seq_len=length, learning_rate=recipe.training.learning_rate / 4),
-        init_from=str(start.resolve()),
+        tokenizer={"path": str((folder / "tokenizer.json").resolve()), "vocab_size": vocab_size},
+        # Continued training uses a lower learning rate.
+        training=recipe.training.replace(seq_len=seq_len, learning_rate=recipe.training.learning_rate / 4),
+        init_from=str(init_from.resolve()),
     )

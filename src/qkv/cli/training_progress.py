@@ -1,4 +1,4 @@
-"""A run as it goes: where it begins, loss, tokens a second, share of the machine, time left, what came of it."""
+"""Progress display and summary of a training run."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -8,24 +8,28 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from qkv.cli.progress import say
+from qkv.cli.progress import print_status
 from qkv.cost.run_estimate import RunEstimate
 from qkv.errors import QKVError
 from qkv.training import Trainer
 from qkv.training.signals import StopRequest
 
 
-class TrainingProgress:
-    """On a terminal one line that changes; in a pipe a line an evaluation. The plan must know the device's rate."""
+class TrainingProgressDisplay:
+    """Shows a status line that is updated on a terminal, and prints one line per evaluation.
 
-    def __init__(self, plan: RunEstimate) -> None:
-        assert plan.matmul_rate is not None
-        self._steps = plan.steps
-        self._at_best = plan.flops / plan.steps / plan.matmul_rate
-        """Seconds a step would take at the full rate."""
+    The estimate must include the matmul rate of the device.
+    """
+
+    def __init__(self, estimate: RunEstimate) -> None:
+        assert estimate.matmul_rate is not None
+        self._total_steps = estimate.steps
+        self._ideal_step_seconds = estimate.flops / estimate.steps / estimate.matmul_rate
+        """Duration of a step at the full matmul rate."""
         self._console = Console(stderr=True)
         self._live = Live(Text(), console=self._console, transient=True, refresh_per_second=4)
         self._first: tuple[int, int, float] | None = None
+        """Step, tokens and seconds of the first entry, which throughput is measured from."""
         self._last: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -40,61 +44,69 @@ class TrainingProgress:
             self._live.stop()
 
     def report(self, entry: Mapping[str, Any]) -> None:
+        """Show a metrics entry of the trainer."""
         if "validation_loss" in entry:
-            self._say_evaluation(entry)
+            self._print_evaluation(entry)
             return
         if self._first is None:
             self._first = (entry["step"], entry["tokens"], entry["seconds"])
         self._last = entry
         if self._console.is_terminal:
-            self._live.update(
-                Text(f"step {entry['step']:,}/{self._steps:,}  loss {entry['loss']:.4f}  {self._speed()}")
-            )
+            line = f"step {entry['step']:,}/{self._total_steps:,}  loss {entry['loss']:.4f}  {self._format_speed()}"
+            self._live.update(Text(line))
 
     def replan(self, steps: int) -> None:
-        """The last step has moved."""
-        self._console.print(f"at this pace {steps:,} steps fit; {self._steps:,} were planned", highlight=False)
-        self._steps = steps
+        """Set a new number of steps and print it."""
+        self._console.print(
+            f"at the current throughput, {steps:,} steps fit into the time budget (planned: {self._total_steps:,})",
+            highlight=False,
+        )
+        self._total_steps = steps
 
-    def _say_evaluation(self, entry: Mapping[str, Any]) -> None:
+    def _print_evaluation(self, entry: Mapping[str, Any]) -> None:
         best = " (best so far)" if entry["is_best"] else ""
-        further = [
+        other_metrics = [
             f"{name.removeprefix('validation_').replace('_', ' ')} {value:.4g}"
             for name, value in entry.items()
             if isinstance(value, float) and name != "validation_loss"
         ]
-        line = ", ".join([f"step {entry['step']:,}: validation loss {entry['validation_loss']:.4f}{best}", *further])
-        lines = [f"{line}  {self._speed()}".rstrip(), *entry.get("samples", [])]
+        loss = f"step {entry['step']:,}: validation loss {entry['validation_loss']:.4f}{best}"
+        lines = [f"{', '.join([loss, *other_metrics])}  {self._format_speed()}".rstrip(), *entry.get("samples", [])]
         self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
-    def _speed(self) -> str:
+    def _format_speed(self) -> str:
+        """Format the throughput, the fraction of the matmul rate and the remaining time."""
         if self._first is None or not self._last or self._last["step"] == self._first[0]:
             return ""
-        step, tokens, seconds = self._first
-        elapsed = max(1e-9, self._last["seconds"] - seconds)
-        n_steps = self._last["step"] - step
-        left = (self._steps - self._last["step"]) * elapsed / n_steps
-        share = n_steps * self._at_best / elapsed
-        return f"{(self._last['tokens'] - tokens) / elapsed:,.0f} tokens/s  {share:.0%} of peak  {_clock(left)} left"
+        first_step, first_tokens, first_seconds = self._first
+        elapsed = max(1e-9, self._last["seconds"] - first_seconds)
+        n_steps = self._last["step"] - first_step
+        remaining = (self._total_steps - self._last["step"]) * elapsed / n_steps
+        utilization = n_steps * self._ideal_step_seconds / elapsed
+        tokens_per_second = (self._last["tokens"] - first_tokens) / elapsed
+        return f"{tokens_per_second:,.0f} tokens/s  {utilization:.0%} of peak  {_format_clock(remaining)} left"
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def say_where(trainer: Trainer) -> None:
-    """If it does not begin at the beginning."""
+def report_resumed_step(trainer: Trainer) -> None:
+    """Print the step at which a run continues; nothing for a new run."""
     step, steps = trainer.progress.step, trainer.config.steps
     if step >= steps:
-        say(f"all {step:,} steps are done; for more raise training.steps in {trainer.run.path}/recipe.toml and resume")
+        print_status(
+            f"all {step:,} steps are complete; to train longer, increase training.steps in "
+            f"{trainer.run.path}/recipe.toml and resume"
+        )
     elif step:
-        say(f"going on at step {step:,} of {steps:,}")
+        print_status(f"resuming at step {step:,} of {steps:,}")
 
 
-def draw_curves(trainer: Trainer, *, tensorboard: bool) -> None:
-    """A disk that refuses them, or a missing package, is said and ends nothing."""
+def write_loss_curves(trainer: Trainer, *, tensorboard: bool) -> None:
+    """Write the loss curve and, on request, TensorBoard event files; problems are reported without failing the run."""
     from qkv.data.file_io import convert_disk_errors
     from qkv.inspection.loss_curve import plot_loss_curve
     from qkv.inspection.tensorboard import write_tensorboard_events
@@ -106,20 +118,19 @@ def draw_curves(trainer: Trainer, *, tensorboard: bool) -> None:
             if tensorboard:
                 write_tensorboard_events(trainer.run.metrics, path / "tensorboard")
     except QKVError as error:
-        say(str(error))
+        print_status(str(error))
 
 
-def say_result(trainer: Trainer, family: str, stop: StopRequest) -> None:
+def print_training_summary(trainer: Trainer, family: str, stop: StopRequest) -> None:
+    """Print the result of a run, and how to use or resume it."""
     path, progress = trainer.run.path, trainer.progress
-    best = (
-        ""
-        if progress.best_loss is None
-        else f"; best validation loss {progress.best_loss:.4f} at step {progress.best_step}"
-    )
+    best = ""
+    if progress.best_loss is not None:
+        best = f"; best validation loss {progress.best_loss:.4f} at step {progress.best_step}"
     print(f"{path}: {progress.step:,} steps, {progress.n_tokens:,} tokens, {progress.seconds:.0f} s{best}")
     if stop.signal is not None:
-        say(f"stopped by {stop.signal.name} at step {progress.step:,}; go on: qkv train --resume {path}")
+        print_status(f"stopped by {stop.signal.name} at step {progress.step:,}; resume with: qkv train --resume {path}")
         return
-    tries = {"gpt": ("generate", "Once upon a time"), "bert": ("fill", "A day in the [MASK].")}
-    verb, text = tries.get(family, ("translate", "…"))
-    say(f'try it: qkv {verb} {path} "{text}"')
+    examples = {"gpt": ("generate", "Once upon a time"), "bert": ("fill", "A day in the [MASK].")}
+    command, text = examples.get(family, ("translate", "…"))
+    print_status(f'try it with: qkv {command} {path} "{text}"')

@@ -1,4 +1,4 @@
-"""A run from its first file to its last step, told on standard error."""
+"""Start, resume and run a training run, with status messages on standard error."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qkv.cli.progress import bars, say
+from qkv.cli.progress import print_status, progress_bars
 from qkv.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """What is asked for beside the training."""
+class RunOptions:
+    """Options that produce additional output of a training run."""
 
     tensorboard: bool = False
     profile: bool = False
     trace: Path | None = None
 
     def check(self) -> None:
-        """What is missing is better said now than after the run."""
-        from qkv.cli.profile_report import check_trace
+        """Check paths and optional packages before the run rather than after it."""
+        from qkv.cli.profile_report import check_trace_path
 
-        check_trace(self.trace)
+        check_trace_path(self.trace)
         if self.tensorboard:
             from qkv.inspection.tensorboard import import_tensorboard
 
@@ -54,57 +54,68 @@ def start_run(
     device: "torch.device",
     distributed: "Distributed",
     minutes: float | None,
-    asked: Beside,
+    options: RunOptions,
 ) -> None:
-    """`minutes`: change the recipe's steps to as many as fit, and again as the run goes."""
+    """Prepare and train a new run.
+
+    With `minutes`, the number of steps is fitted to the time budget, and recalculated during the run.
+    """
     from qkv.training import prepare_run
 
     seconds = None if minutes is None else 60 * minutes
-    # Parts that fit so many processes, kept in the recipe: the run has the same numbers when fewer go on with it.
+    # The micro-batch size is adapted to the number of processes and saved in the recipe, so that the results do not
+    # change if the run is resumed with fewer processes.
     recipe = recipe.replace(training=distributed.fit_micro_batch_size(recipe.training))
-    with _stoppable(folder, distributed):
-        prepared = _by_first(
-            distributed, folder, lambda bars: prepare_run(recipe, folder, data, progress=bars, seconds=seconds)
+    with _exit_on_signal(folder, distributed):
+        prepared = _prepare_on_main_process(
+            distributed, folder, lambda progress: prepare_run(recipe, folder, data, progress=progress, seconds=seconds)
         )
-    with _locked(folder, distributed), _stoppable(folder, distributed):
-        prepared = _made_ready(prepared, device, distributed, seconds=seconds)
-        _run(prepared, device, distributed, asked, seconds=seconds)
+    with _lock_run_folder(folder, distributed), _exit_on_signal(folder, distributed):
+        prepared = _finish_preparation(prepared, device, distributed, seconds=seconds)
+        _train_prepared_run(prepared, device, distributed, options, seconds=seconds)
 
 
-def resume_run(folder: Path, device: "torch.device", *, distributed: "Distributed", asked: Beside) -> None:
-    """Go on where the run stood, be it in the middle of its preparation."""
+def resume_run(folder: Path, device: "torch.device", *, distributed: "Distributed", options: RunOptions) -> None:
+    """Resume a run, including an unfinished preparation."""
     from qkv.training import load_preparation_state, open_run, resume_preparation
 
     if not folder.is_dir():
-        raise RunError(f"{folder}: there is no such run")
-    with _locked(folder, distributed), _stoppable(folder, distributed):
+        raise RunError(f"{folder}: run folder not found")
+    with _lock_run_folder(folder, distributed), _exit_on_signal(folder, distributed):
         state, seconds = load_preparation_state(folder), None
         if not distributed.broadcast_from_rank0(lambda: state is not None):
             prepared = open_run(folder)
         else:
             if distributed.is_main_process:
-                say(f"{folder}: the preparation was not finished; going on with it")
-            prepared = _by_first(distributed, folder, lambda bars: resume_preparation(folder, progress=bars))
-            given = distributed.broadcast_from_rank0(lambda: -1.0 if state is None or state.seconds is None else state.seconds)
-            seconds = None if given < 0 else given
-            prepared = _made_ready(prepared, device, distributed, seconds=seconds)
-        _run(prepared, device, distributed, asked, seconds=seconds)
+                print_status(f"{folder}: resuming the unfinished data preparation")
+            prepared = _prepare_on_main_process(
+                distributed, folder, lambda progress: resume_preparation(folder, progress=progress)
+            )
+            # -1 stands for None, because only numbers can be broadcast.
+            budget = distributed.broadcast_from_rank0(
+                lambda: -1.0 if state is None or state.seconds is None else state.seconds
+            )
+            seconds = None if budget < 0 else budget
+            prepared = _finish_preparation(prepared, device, distributed, seconds=seconds)
+        _train_prepared_run(prepared, device, distributed, options, seconds=seconds)
 
 
-def _by_first(distributed: "Distributed", folder: Path, make: "Callable[[ProgressBars], PreparedRun]") -> "PreparedRun":
-    """The first process makes the run ready; the others open what it made."""
+def _prepare_on_main_process(
+    distributed: "Distributed", folder: Path, prepare: "Callable[[ProgressBars], PreparedRun]"
+) -> "PreparedRun":
+    """Prepare the run in the main process; the other processes wait and open the result."""
     from qkv.training import open_shared_run
 
     prepared = None
     if distributed.is_main_process:
-        with bars() as progress:
-            prepared = make(progress)
+        with progress_bars() as progress:
+            prepared = prepare(progress)
     distributed.barrier()
     return open_shared_run(folder) if prepared is None else prepared
 
 
 @contextmanager
-def _locked(folder: Path, distributed: "Distributed") -> Iterator[None]:
+def _lock_run_folder(folder: Path, distributed: "Distributed") -> Iterator[None]:
     from qkv.training import RunFolder
 
     with RunFolder(folder).locked() if distributed.is_main_process else nullcontext():
@@ -112,8 +123,8 @@ def _locked(folder: Path, distributed: "Distributed") -> Iterator[None]:
 
 
 @contextmanager
-def _stoppable(folder: Path, distributed: "Distributed") -> Iterator[None]:
-    """Where there is no step to finish, a signal ends the command at once; what is done so far stays."""
+def _exit_on_signal(folder: Path, distributed: "Distributed") -> Iterator[None]:
+    """Exit immediately on SIGINT or SIGTERM outside of a training step; completed work is kept."""
     from qkv.training import SignalInterrupt, raise_on_stop_signals
 
     try:
@@ -121,14 +132,14 @@ def _stoppable(folder: Path, distributed: "Distributed") -> Iterator[None]:
             yield
     except SignalInterrupt as stop:
         if distributed.is_main_process:
-            say(f"stopped by {stop.signal.name}; go on: qkv train --resume {folder}")
+            print_status(f"stopped by {stop.signal.name}; resume with: qkv train --resume {folder}")
         sys.exit(128 + stop.signal)
 
 
-def estimate_run(
+def estimate_recipe_run(
     recipe: "Recipe", vocab_size: int, device: "torch.device", *, distributed: "Distributed"
-) -> "RunEstimate":  # fmt: skip
-    """Say what the run will take."""
+) -> "RunEstimate":
+    """Estimate the time and memory of a run and print a summary."""
     from qkv.cost import Mode, Precision, estimate_run
     from qkv.cost.calibration import find_calibration
     from qkv.training import measure_matmul_flops
@@ -137,47 +148,53 @@ def estimate_run(
 
     training = distributed.fit_micro_batch_size(recipe.training)
     dtype = Precision.MIXED if uses_bfloat16(training.precision, device) else Precision.FLOAT32
-    plan = estimate_run(
+    estimate = estimate_run(
         recipe.build_model_config(vocab_size),
-        batch=training.micro_batch_size,
-        length=training.seq_len,
+        batch_size=training.micro_batch_size,
+        seq_len=training.seq_len,
         steps=training.steps,
         matmul_rate=measure_matmul_flops(device),
-        accumulation=-(-training.batch_size // (training.micro_batch_size * distributed.world_size)),
+        accumulation_steps=-(-training.batch_size // (training.micro_batch_size * distributed.world_size)),
         n_devices=distributed.world_size,
         sharding=distributed.sharding,
-        checkpointing=training.activation_checkpointing,
+        activation_checkpointing=training.activation_checkpointing,
         loss_chunk_size=training.loss_chunk_size,
         optimizer=training.optimizer,
-        averaging=training.ema_decay is not None,
-        predictions=None if recipe.masking is None else recipe.masking.max_masked_tokens(training.seq_len),
+        ema=training.ema_decay is not None,
+        logits_to_keep=None if recipe.masking is None else recipe.masking.max_masked_tokens(training.seq_len),
         dtype=dtype,
-        backend="cuda" if device.type == "cuda" else "cpu",
+        device_type="cuda" if device.type == "cuda" else "cpu",
         calibration=find_calibration(Mode.TRAIN, dtype, device=device_name(device)),
     )
     if distributed.is_main_process:
-        say(plan.line)
-    return plan
+        print_status(estimate.summary)
+    return estimate
 
 
-def dry_run_of(recipe: "Recipe", device: "torch.device", *, distributed: "Distributed", is_timed: bool) -> None:
-    """`is_timed`: a run would find its own number of steps."""
-    estimate_run(recipe, recipe.tokenizer.vocab_size, device, distributed=distributed)
-    if is_timed and distributed.is_main_process:
-        say(f"these are the recipe's {recipe.training.steps:,} steps: a run times how many fit in --minutes")
+def print_dry_run(
+    recipe: "Recipe", device: "torch.device", *, distributed: "Distributed", has_time_budget: bool
+) -> None:
+    """Print the estimate of a run; with a time budget, note that the number of steps is not final."""
+    estimate_recipe_run(recipe, recipe.tokenizer.vocab_size, device, distributed=distributed)
+    if has_time_budget and distributed.is_main_process:
+        print_status(
+            f"the estimate is for the recipe's {recipe.training.steps:,} steps; a run measures how many steps fit into "
+            "--minutes"
+        )
 
 
-def _made_ready(
+def _finish_preparation(
     prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", *, seconds: float | None
-) -> "PreparedRun":  # fmt: skip
+) -> "PreparedRun":
+    """Fit the recipe to the number of processes and the time budget, and mark the preparation as finished."""
     from qkv.training import finish_preparation, fit_run_to_time
 
     corpus = prepared.corpus
     if distributed.is_main_process:
-        say(f"{prepared.run.path}: {corpus.summary}, vocabulary {corpus.tokenizer.vocab_size:,}")
+        print_status(f"{prepared.run.path}: {corpus.summary}, vocabulary size {corpus.tokenizer.vocab_size:,}")
         if prepared.data_warning:
-            say(prepared.data_warning)
-    # As in `start_run`, for a preparation that others take up: what is trained is what the recipe says.
+            print_status(prepared.data_warning)
+    # As in `start_run`: the preparation may have been resumed with a different number of processes.
     fitted = prepared.recipe.replace(training=distributed.fit_micro_batch_size(prepared.recipe.training))
     prepared = replace(prepared, recipe=fitted)
     if seconds is not None:
@@ -187,72 +204,95 @@ def _made_ready(
     return prepared
 
 
-def _run(prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", asked: Beside, *, seconds: float | None) -> None:
-    """All train; the first shows it, and what came of it. `seconds`: what the steps were just fitted to."""
+def _train_prepared_run(
+    prepared: "PreparedRun",
+    device: "torch.device",
+    distributed: "Distributed",
+    options: RunOptions,
+    *,
+    seconds: float | None,
+) -> None:
+    """Train on all processes; only the main process reports. `seconds` is the time budget, if there is one."""
     recipe = prepared.recipe
-    plan = estimate_run(recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed)
-    if asked.is_profiled:
-        _profile(prepared, device, distributed, plan, trace=asked.trace)
+    estimate = estimate_recipe_run(recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed)
+    if options.is_profiled:
+        _profile_training_steps(prepared, device, distributed, estimate, trace=options.trace)
     if not distributed.is_main_process:
-        trainer = _trainer(prepared, device, distributed, lambda _entry: None)
-        trainer.resume(lambda _said: None)
-        stop = trainer.train(_pace(seconds, lambda _plan: None))
+        trainer = _create_trainer(prepared, device, distributed, lambda _entry: None)
+        trainer.resume(lambda _message: None)
+        stop = trainer.train(_create_time_budget(seconds, lambda _training: None))
     else:
-        from qkv.cli.training_progress import TrainingProgress, draw_curves, say_result, say_where
+        from qkv.cli.training_progress import (
+            TrainingProgressDisplay,
+            print_training_summary,
+            report_resumed_step,
+            write_loss_curves,
+        )
         from qkv.training import write_recipe
 
-        def keep(training: "TrainingConfig") -> None:
+        def save_new_plan(training: "TrainingConfig") -> None:
             write_recipe(prepared.run, recipe.replace(training=training))
             progress.replan(training.steps)
 
-        progress = TrainingProgress(plan)
-        trainer = _trainer(prepared, device, distributed, progress.report)
-        trainer.resume(say)
-        say_where(trainer)
+        progress = TrainingProgressDisplay(estimate)
+        trainer = _create_trainer(prepared, device, distributed, progress.report)
+        trainer.resume(print_status)
+        report_resumed_step(trainer)
         with progress:
-            stop = trainer.train(_pace(seconds, keep))
-        draw_curves(trainer, tensorboard=asked.tensorboard)
-        say_result(trainer, recipe.family, stop)
+            stop = trainer.train(_create_time_budget(seconds, save_new_plan))
+        write_loss_curves(trainer, tensorboard=options.tensorboard)
+        print_training_summary(trainer, recipe.family, stop)
     if stop.signal is not None:
         sys.exit(128 + stop.signal)
 
 
-def _trainer(prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", report: "MetricsCallback") -> "Trainer":
+def _create_trainer(
+    prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", report: "MetricsCallback"
+) -> "Trainer":
     from qkv.training import build_trainer
 
-    return build_trainer(prepared, device=device, report=report, start=_first_weights(prepared), distributed=distributed)
+    initial_model = _load_init_from_model(prepared)
+    return build_trainer(prepared, device=device, report=report, start=initial_model, distributed=distributed)
 
 
-def _pace(seconds: float | None, keep: "Callable[[TrainingConfig], None]") -> "TimeBudget | None":
-    """None where the steps are what they are."""
+def _create_time_budget(seconds: float | None, on_replan: "Callable[[TrainingConfig], None]") -> "TimeBudget | None":
+    """Return the time budget, or None if the number of steps is fixed."""
     from qkv.training import TimeBudget
 
-    return None if seconds is None else TimeBudget(seconds, keep=keep)
+    return None if seconds is None else TimeBudget(seconds, on_replan=on_replan)
 
 
-def _profile(
-    prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", plan: "RunEstimate", *, trace: Path | None
+def _profile_training_steps(
+    prepared: "PreparedRun",
+    device: "torch.device",
+    distributed: "Distributed",
+    estimate: "RunEstimate",
+    *,
+    trace: Path | None,
 ) -> None:
-    """A few steps of a throw-away model."""
-    from qkv.cli.profile_report import show_profile
+    """Profile a few training steps of a temporary model and print the profile."""
+    from qkv.cli.profile_report import print_profile
     from qkv.training import build_trainer
     from qkv.training.profiler import profile_training
 
     trainer = build_trainer(prepared, device=device, report=lambda _entry: None, distributed=distributed)
-    profile = profile_training(trainer, plan.step, trace=trace if distributed.is_main_process else None)
+    profile = profile_training(trainer, estimate.step, trace=trace if distributed.is_main_process else None)
     if distributed.is_main_process:
         training = prepared.recipe.training
-        show_profile(profile, f"one step of {training.batch_size:,} × {training.seq_len:,} tokens")
+        print_profile(profile, f"one step of {training.batch_size:,} × {training.seq_len:,} tokens")
 
 
-def _first_weights(prepared: "PreparedRun") -> "Model | None":
-    """What the run begins with; later its own checkpoints say."""
-    start = prepared.recipe.init_from
-    if start is None or prepared.run.checkpoint_steps():
+def _load_init_from_model(prepared: "PreparedRun") -> "Model | None":
+    """Load the model of `init_from` for the first step of a run; None for runs that have a checkpoint."""
+    init_from = prepared.recipe.init_from
+    if init_from is None or prepared.run.checkpoint_steps():
         return None
     from qkv.tasks import load_pretrained
 
-    model = load_pretrained(start).model
+    model = load_pretrained(init_from).model
     if model.config.family != prepared.recipe.family:
-        raise InputError(f"{start}: is a {model.config.family}, and the recipe trains a {prepared.recipe.family}")
+        raise InputError(
+            f"{init_from}: family is {model.config.family}, but the recipe trains a model of family "
+            f"{prepared.recipe.family}"
+        )
     return model

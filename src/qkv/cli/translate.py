@@ -1,4 +1,4 @@
-"""`qkv translate`: a text in another language."""
+"""The `qkv translate` command."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,29 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import DType
-from qkv.cli.device_options import Device, Dtype, Int8, Place
-from qkv.cli.model_argument import Model
+from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption, Int8Option
+from qkv.cli.model_argument import ModelArgument
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
     from qkv.tasks import Translation, TranslationHypothesis, Translator
 
-HEADS_IN_A_ROW = 4
-LONGEST_TITLE = 60
-"""Characters, before the next line."""
-_SPLIT = "Cut long texts at ends of sentences, or never. Unless said, plain output is, if the model has a best length."
+HEATMAPS_PER_ROW = 4
+TITLE_WIDTH = 60
+"""Maximum number of characters per line of a figure title."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What is asked for beside the text."""
+class TranslationOutput:
+    """Options of `qkv translate` that determine what is printed."""
 
     n_best: int
     alignment: bool
     plot: Path | None
     layer: int | None
     split: bool | None
-    """None: as the model's training says."""
+    """None: split if the model was trained on short texts (`Translator.splits_by_default`)."""
     as_json: bool
 
     @property
@@ -46,41 +45,85 @@ class Shown:
         return self.alignment or self.plot is not None
 
     def check(self, texts: list[str] | None) -> None:
+        """Raise `InputError` for options that cannot be combined."""
         if self.plot is not None:
             from qkv.inspection.figures import check_figure_path
 
             check_figure_path(self.plot)
         if self.plot is not None and len(texts or []) != 1:
-            raise InputError(f"--plot draws one text; {len(texts or [])} were given as arguments")
+            raise InputError(f"--plot requires exactly 1 text as an argument, got {len(texts or [])}")
         if self.layer is not None and self.plot is None:
-            raise InputError(f"--layer {self.layer} says what --plot draws: name a file with --plot")
+            raise InputError(f"--layer {self.layer} requires --plot")
         if self.split and not self.is_plain:
-            raise InputError("--split joins the translations of a text's parts: it goes with plain output alone")
-        of_best = "--alignment" if self.alignment else None if self.plot is None else "--plot"
-        if of_best is not None and self.n_best > 1:
-            raise InputError(f"{of_best} is of the best translation, --n-best {self.n_best} asks for more: choose one")
+            raise InputError("--split cannot be combined with --json, --n-best, --alignment or --plot")
+        best_only = "--alignment" if self.alignment else None if self.plot is None else "--plot"
+        if best_only is not None and self.n_best > 1:
+            raise InputError(
+                f"{best_only} shows only the best translation and cannot be combined with --n-best {self.n_best}"
+            )
 
 
 def translate(
-    model: Model,
-    texts: Annotated[list[str] | None, typer.Argument(help="None: one a line from stdin.")] = None,
+    model: ModelArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to translate; by default, read from standard input, one per line.")
+    ] = None,
     *,
-    beam: Annotated[int, typer.Option(min=1, metavar="N", help="Running guesses of the search; 1: greedy.")] = 5,
-    n_best: Annotated[int, typer.Option(min=1, help="So many translations, best first, with scores.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="A score is Σ log p ÷ length^this.")] = 1.0,
-    min_new: Annotated[int, typer.Option(min=0, help="Fewest new tokens.")] = 0,
-    max_new: Annotated[int | None, typer.Option(min=1, help="Most; else twice the source's, and 10.")] = None,
-    no_repeat: Annotated[int | None, typer.Option(min=1, metavar="N", help="No N tokens in a row twice.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Before each text: words, or a task the model names (T5).")] = None,
-    glossary: Annotated[Path | None, typer.Option(help="A line each: term⇥the translation it must have.")] = None,
-    split: Annotated[bool | None, typer.Option("--split/--whole", help=_SPLIT, show_default=False)] = None,
-    alignment: Annotated[bool, typer.Option("--alignment", help="Add 0-0 1-2: source word-target word.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the attention: .png, .svg or .pdf.")] = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="With --plot: each head of this layer, from 0.")] = None,
-    int8: Int8 = False, device: Device = "auto", dtype: Dtype = DType.FLOAT32,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text: tokens, scores, n-best.")] = False,
-) -> None:  # fmt: skip
-    """Translate each text; one without a letter or a digit stays as it is.
+    beam: Annotated[int, typer.Option(min=1, metavar="N", help="Number of beams; 1 selects greedy decoding.")] = 5,
+    n_best: Annotated[
+        int, typer.Option(min=1, help="Number of translations to print per text, best first, with scores.")
+    ] = 1,
+    length_penalty: Annotated[
+        float,
+        typer.Option(help="Exponent of the length penalty: the log probability is divided by length^penalty."),
+    ] = 1.0,
+    min_new_tokens: Annotated[int, typer.Option(min=0, help="Minimum number of new tokens to generate.")] = 0,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Maximum number of new tokens to generate (default: twice the number of source tokens plus 10)."
+        ),
+    ] = None,
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Allow every n-gram of this size to occur only once.")
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="Text to prepend to each source text, or the name of a task of the model (T5)."),
+    ] = None,
+    glossary: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with one term⇥translation per line. These translations are enforced."),
+    ] = None,
+    split: Annotated[
+        bool | None,
+        typer.Option(
+            "--split/--no-split",
+            help="Translate long texts sentence by sentence. By default, plain output is split if the model was "
+            "trained on short texts.",
+            show_default=False,
+        ),
+    ] = None,
+    alignment: Annotated[
+        bool,
+        typer.Option("--alignment", help="Append the word alignment, such as 0-0 1-2 (source word-target word)."),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot the cross-attention weights (.png, .svg or .pdf).")
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(min=0, help="Layer to plot, head by head, starting at 0. Requires --plot.")
+    ] = None,
+    int8: Int8Option = False,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = DType.FLOAT32,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per text, with tokens and scores.")
+    ] = False,
+) -> None:
+    """Translate each text.
+
+    Texts that contain no letters or digits are printed unchanged.
 
     \b
     Examples:
@@ -89,139 +132,164 @@ def translate(
       qkv translate es-en "No lo sé." --n-best 5 --json
       qkv translate es-en --alignment < sentences.txt
     """
-    from qkv.cli.text_inputs import given_texts
+    from qkv.cli.text_inputs import iter_input_texts
     from qkv.config import BeamConfig
 
-    search = BeamConfig(
-        n_beams=max(beam, n_best), n_best=n_best, length_penalty=length_penalty, min_new_tokens=min_new,
-        no_repeat_ngram_size=no_repeat,
-    )  # fmt: skip
-    shown = Shown(n_best=n_best, alignment=alignment, plot=plot, layer=layer, split=split, as_json=as_json)
-    shown.check(texts)
-    terms = {} if glossary is None else read_glossary(glossary)
-    task = _loaded(model, Place(int8=int8, device=device, dtype=dtype), prefix)
-    translations = partial(
-        task.translate_batch, beam=search, max_new=max_new, glossary=terms, attention=shown.needs_attention
+    beam_config = BeamConfig(
+        n_beams=max(beam, n_best),
+        n_best=n_best,
+        length_penalty=length_penalty,
+        min_new_tokens=min_new_tokens,
+        no_repeat_ngram_size=no_repeat_ngram_size,
     )
-    _remark_blank(texts or [])
-    _translate(task, given_texts(texts), translations, shown)
+    output = TranslationOutput(n_best=n_best, alignment=alignment, plot=plot, layer=layer, split=split, as_json=as_json)
+    output.check(texts)
+    terms = {} if glossary is None else read_glossary(glossary)
+    task = _load_translator(model, DeviceOptions(int8=int8, device=device, dtype=dtype), prefix)
+    translate_batch = partial(
+        task.translate_batch,
+        beam=beam_config,
+        max_new=max_new_tokens,
+        glossary=terms,
+        attention=output.needs_attention,
+    )
+    _report_blank_arguments(texts or [])
+    _translate_in_batches(task, iter_input_texts(texts), translate_batch, output)
 
 
-def _loaded(model: str, place: Place, prefix: str | None) -> "Translator":
-    from qkv.cli.progress import say
+def _load_translator(model: str, device_options: DeviceOptions, prefix: str | None) -> "Translator":
+    from qkv.cli.progress import print_status
     from qkv.tasks import Translator, load_as
 
-    task = load_as(Translator, model, int8=place.int8, device=place.device, dtype=place.dtype)
+    task = load_as(
+        Translator, model, int8=device_options.int8, device=device_options.device, dtype=device_options.dtype
+    )
     if prefix is not None:
         task = task.with_prefix(prefix)
     for remark in task.remarks:
-        say(f"{model}: {remark}")
+        print_status(f"{model}: {remark}")
     return task
 
 
-def _translate(
-    task: "Translator", texts: Iterator[str], translations: Callable[[list[str]], "list[Translation]"], shown: Shown
+def _translate_in_batches(
+    task: "Translator",
+    texts: Iterator[str],
+    translate_batch: "Callable[[list[str]], list[Translation]]",
+    output: TranslationOutput,
 ) -> None:
-    """Some thousand at a time, each cut at its sentences where that is asked for."""
-    from qkv.cli.progress import say
-    from qkv.cli.text_inputs import LINES_AT_ONCE
+    """Translate and print the texts in batches, split into sentences if requested."""
+    from qkv.cli.progress import print_status
+    from qkv.cli.text_inputs import TEXTS_PER_BATCH
 
-    is_cut = task.splits_by_default and shown.is_plain if shown.split is None else shown.split
-    numbers = count(1)
-    while some := list(islice(texts, LINES_AT_ONCE)):
-        pieces = [task.split_text(text) if is_cut else [text] for text in some]
-        done = iter(translations([piece for own in pieces for piece in own]))
-        for text, own in zip(some, pieces, strict=True):
-            if shown.split is None and task.splits_by_default and len(own) < (n := len(task.split_text(text))):
-                say(f"translated as one, which goes worse than in {n} parts (as plain output is): {text[:60]!r}")
-            one = [next(done) for _ in own]
-            _remark(next(numbers), one)
-            _show(text, one, shown)
+    is_split = task.splits_by_default and output.is_plain if output.split is None else output.split
+    line_numbers = count(1)
+    while batch := list(islice(texts, TEXTS_PER_BATCH)):
+        parts_per_text = [task.split_text(text) if is_split else [text] for text in batch]
+        translations = iter(translate_batch([part for parts in parts_per_text for part in parts]))
+        for text, parts in zip(batch, parts_per_text, strict=True):
+            if output.split is None and task.splits_by_default and len(parts) < (n := len(task.split_text(text))):
+                print_status(
+                    f"not split into its {n} sentences, which would improve the translation but requires plain output: "
+                    f"{text[:60]!r}"
+                )
+            text_translations = [next(translations) for _ in parts]
+            _report_problems(next(line_numbers), text_translations)
+            _print_translation(text, text_translations, output)
 
 
 def read_glossary(path: Path) -> dict[str, str]:
+    """Read a glossary file with one term and its translation per line, separated by a tab."""
     from qkv.data.pair_files import PairFile
 
     pairs = [pair for pair in PairFile(source=path).read() if any(pair)]
     for number, (term, target) in enumerate(pairs, 1):
         if not (term and target):
-            raise InputError(f"{path}: entry {number} has a blank side; a glossary's line is term⇥translation")
+            raise InputError(f"{path}: entry {number} has an empty side, expected term⇥translation")
     return dict(pairs)
 
 
-def _remark_blank(arguments: list[str]) -> None:
-    """Of arguments alone: blank lines between a file's paragraphs are as they should be."""
-    from qkv.cli.progress import say
+def _report_blank_arguments(arguments: list[str]) -> None:
+    """Report blank texts among the arguments; blank lines of standard input are normal."""
+    from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import is_blank
 
     for number, text in enumerate(arguments, 1):
         if is_blank(text):
-            say(f"line {number}: is empty")
+            print_status(f"line {number}: is empty")
 
 
-def _remark(line: int, done: "list[Translation]") -> None:
-    """What a reader of the results alone would not see."""
-    from qkv.cli.progress import say
+def _report_problems(line_number: int, translations: "list[Translation]") -> None:
+    """Report truncated and empty translations, which are not apparent from the output."""
+    from qkv.cli.progress import print_status
     from qkv.generation import FinishReason
 
-    for one in done:
-        if one.hypotheses[0].finish_reason is not FinishReason.STOP:
-            say(f"cut off after {len(one.hypotheses[0].ids)} tokens, at its limit: {one.source[:60]!r}")
-        if one.source_ids and not one.text:
-            say(f"line {line}: the model wrote nothing for {one.source[:60]!r}")
+    for translation in translations:
+        source = repr(translation.source[:60])
+        if translation.hypotheses[0].finish_reason is not FinishReason.STOP:
+            n_tokens = len(translation.hypotheses[0].ids)
+            print_status(f"line {line_number}: stopped at the limit of {n_tokens} new tokens: {source}")
+        if translation.source_ids and not translation.text:
+            print_status(f"line {line_number}: the model generated no text for {source}")
 
 
-def _show(text: str, done: "list[Translation]", shown: Shown) -> None:
-    from qkv.cli.progress import say
+def _print_translation(text: str, translations: "list[Translation]", output: TranslationOutput) -> None:
+    """Print the translation of a text, given as the translations of its parts."""
+    from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import is_blank
 
-    first = done[0]
-    if shown.as_json:
-        print(json.dumps(_as_dict(text, first), ensure_ascii=False))
+    first = translations[0]
+    if output.as_json:
+        print(json.dumps(_translation_to_dict(text, first), ensure_ascii=False))
     elif is_blank(text):
         print()
-    elif shown.n_best > 1:
-        for written in first.hypotheses:
-            print(f"{written.score:.4f}\t{written.text}")
+    elif output.n_best > 1:
+        for hypothesis in first.hypotheses:
+            print(f"{hypothesis.score:.4f}\t{hypothesis.text}")
     else:
-        aligned = "" if first.attention is None or not shown.alignment else f"\t{first.attention.to_pharaoh()}"
-        print(" ".join(one.text for one in done) + aligned)
-    if shown.plot is not None:
-        _draw(first, shown.plot, layer=shown.layer)
-        say(f"drawn to {shown.plot}")
+        alignment = "" if first.attention is None or not output.alignment else f"\t{first.attention.to_pharaoh()}"
+        print(" ".join(translation.text for translation in translations) + alignment)
+    if output.plot is not None:
+        _plot_cross_attention(first, output.plot, layer=output.layer)
+        print_status(f"saved the figure to {output.plot}")
 
 
-def _as_dict(text: str, one: "Translation") -> dict[str, Any]:
-    found = {"source": text, "source_tokens": one.source_tokens, **_written(one.hypotheses[0])}
-    if len(one.hypotheses) > 1:
-        found["found"] = [_written(written) for written in one.hypotheses]
-    if one.attention is not None:
-        found["alignment"] = one.attention.to_pharaoh()
-        found["attention"] = [[round(weight, 6) for weight in row] for row in one.attention.average().tolist()]
-    return found
+def _translation_to_dict(text: str, translation: "Translation") -> dict[str, Any]:
+    hypotheses = [_hypothesis_to_dict(hypothesis) for hypothesis in translation.hypotheses]
+    result = {"source": text, "source_tokens": translation.source_tokens, **hypotheses[0]}
+    if len(hypotheses) > 1:
+        result["hypotheses"] = hypotheses
+    if translation.attention is not None:
+        result["alignment"] = translation.attention.to_pharaoh()
+        weights = translation.attention.average().tolist()
+        result["attention"] = [[round(weight, 6) for weight in row] for row in weights]
+    return result
 
 
-def _written(written: "TranslationHypothesis") -> dict[str, Any]:
+def _hypothesis_to_dict(hypothesis: "TranslationHypothesis") -> dict[str, Any]:
     return {
-        "text": written.text, "score": written.score, "tokens": written.tokens,
-        "log_probabilities": written.log_probabilities, "finish_reason": written.finish_reason,
-    }  # fmt: skip
+        "text": hypothesis.text,
+        "score": hypothesis.score,
+        "tokens": hypothesis.tokens,
+        "log_probabilities": hypothesis.log_probabilities,
+        "finish_reason": hypothesis.finish_reason,
+    }
 
 
-def _draw(one: "Translation", path: Path, *, layer: int | None) -> None:
+def _plot_cross_attention(translation: "Translation", path: Path, *, layer: int | None) -> None:
+    """Save a heatmap of the head average of the best-aligned layer, or of each head of the given layer."""
     from qkv.inspection import plot_heatmaps
     from qkv.inspection.figures import save_figure
 
-    looked = one.attention
-    if looked is None:
-        raise InputError("there is no attention to draw: the text has no letter or digit")
-    said = fill(f"{one.source.strip()} → {one.text}", LONGEST_TITLE)
-    n_layers, n_heads = looked.weights.shape[:2]
+    attention = translation.attention
+    if attention is None:
+        raise InputError("--plot: the text contains no letters or digits, so there are no attention weights")
+    title = fill(f"{translation.source.strip()} → {translation.text}", TITLE_WIDTH)
+    n_layers, n_heads = attention.weights.shape[:2]
     if layer is None:
-        mean = (
-            "" if n_layers == n_heads == 1 else f"layer {looked.best_layer}, which points best: mean of {n_heads} heads"
-        )
-        figure = plot_heatmaps(looked.to_heatmap(title=mean), title=said)
+        subtitle = ""
+        if not n_layers == n_heads == 1:
+            subtitle = f"layer {attention.best_layer} (sharpest alignment), mean of {n_heads} heads"
+        figure = plot_heatmaps(attention.to_heatmap(title=subtitle), title=title)
     else:
-        figure = plot_heatmaps(*looked.head_heatmaps(layer), title=said, in_a_row=HEADS_IN_A_ROW)
+        figure = plot_heatmaps(*attention.head_heatmaps(layer), title=title, per_row=HEATMAPS_PER_ROW)
     save_figure(figure, path)

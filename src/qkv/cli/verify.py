@@ -1,62 +1,72 @@
-"""`qkv verify`: does a model say the same on every road?"""
+"""The `qkv verify` command."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.device_options import Device
-from qkv.cli.model_argument import Model
-from qkv.cli.progress import bars
-from qkv.cli.text_tables import table
+from qkv.cli.device_options import DeviceOption
+from qkv.cli.model_argument import ModelArgument
+from qkv.cli.progress import progress_bars
+from qkv.cli.text_tables import format_table
 
 if TYPE_CHECKING:
     from qkv.tasks.verification import CheckResult
 
 
 def verify(
-    model: Model,
+    model: ModelArgument,
     *,
-    text: Annotated[str | None, typer.Option(help="A file with a text a line, instead of those built in.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out compiling, other programs, training on.")] = False,
-    device: Device = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    text: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="File with one text per line, used instead of the built-in texts."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Skip the slow checks: compilation, other programs and resumed training.")
+    ] = False,
+    device: DeviceOption = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check that a model says the same on every road: cached, batched, padded, compiled, saved, exported …
+    """Check that all implementations of a model give the same results: cached, batched, padded, compiled, exported.
 
-    What is right, the plain road says: explicit softmax, no cache, one text. DIFFERENCE is the largest, as a share
-    of the largest number compared. Computed in float32, on the CPU unless --device says; texts are cut at 64 tokens or
-    half the context.
-    A check that does not apply, or cannot be made here, is listed with the reason. Exit 1 if one fails.
+    The reference is the eager implementation with an explicit softmax, without a cache, on one text at a time.
+    DIFFERENCE is the largest absolute difference divided by the largest absolute value. All checks run in float32;
+    texts are truncated to 64 tokens or half the context length. Checks that do not apply to the model or cannot run on
+    this machine are listed with the reason. The exit status is 1 if a check fails.
 
     \b
     Examples:
       qkv verify stories
       qkv verify run --quick
-      qkv verify ./my-hf-folder --text mine.txt --json
+      qkv verify ./my-hf-folder --text texts.txt --json
     """
     from dataclasses import asdict
 
     from qkv.choices import CheckStatus
-    from qkv.cli.text_inputs import read_lines_of
+    from qkv.cli.text_inputs import iter_file_lines
     from qkv.tasks.verification import DEFAULT_TEXTS
-    from qkv.tasks.verification import verify as results_of
+    from qkv.tasks.verification import verify as run_checks
 
-    texts = DEFAULT_TEXTS if text is None else [line for line in read_lines_of(text) if line.strip()]
-    with bars() as progress:
-        results = list(results_of(model, texts=texts, quick=quick, device=device, progress=progress))
+    texts = DEFAULT_TEXTS if text is None else [line for line in iter_file_lines(text) if line.strip()]
+    with progress_bars() as progress:
+        results = list(run_checks(model, texts=texts, quick=quick, device=device, progress=progress))
     passed = all(result.verdict is not CheckStatus.FAILED for result in results)
     if as_json:
         print(json.dumps({"model": model, "passed": passed, "checks": [asdict(result) for result in results]}))
     else:
-        rows = [_row(result) for result in results]
-        ends = [one.verdict if one.reason is None else f"{one.verdict}: {one.reason}" for one in results]
-        lines = table(("CHECK", "COMPARED", "DIFFERENCE", "LIMIT", "SECONDS"), rows, left=2)
-        print("\n".join(f"{line}  {end}" for line, end in zip(lines, ["RESULT", *ends], strict=True)))
+        rows = [_check_row(result) for result in results]
+        lines = format_table(("CHECK", "COMPARED", "DIFFERENCE", "LIMIT", "SECONDS"), rows, n_left_aligned=2)
+        # The last column is not padded, because reasons can be long.
+        outcomes = [
+            result.verdict if result.reason is None else f"{result.verdict}: {result.reason}" for result in results
+        ]
+        print("\n".join(f"{line}  {outcome}" for line, outcome in zip(lines, ["RESULT", *outcomes], strict=True)))
     if not passed:
         raise typer.Exit(1)
 
 
-def _row(one: "CheckResult") -> tuple[str, ...]:
-    difference = "–" if one.difference is None else f"{one.difference:.1e}" if one.difference else "0"
-    return one.check, one.comparison, difference, f"{one.tolerance:g}", f"{one.seconds:.1f}"
+def _check_row(result: "CheckResult") -> tuple[str, ...]:
+    difference = "–"
+    if result.difference is not None:
+        difference = f"{result.difference:.1e}" if result.difference else "0"
+    return result.check, result.comparison, difference, f"{result.tolerance:g}", f"{result.seconds:.1f}"

@@ -1,4 +1,4 @@
-"""`qkv words`: which words lie near each other?"""
+"""The `qkv words` command."""
 
 import json
 from pathlib import Path
@@ -6,57 +6,64 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.device_options import Device, Place
-from qkv.cli.model_argument import Model
+from qkv.cli.device_options import DeviceOption, DeviceOptions
+from qkv.cli.model_argument import ModelArgument
 from qkv.errors import InputError
 
 
 def words(
-    model: Model,
+    model: ModelArgument,
     items: Annotated[
-        list[str] | None, typer.Argument(metavar="WORD", help="At least 2; none: one a line from stdin.")
+        list[str] | None,
+        typer.Argument(metavar="WORD", help="At least two words; by default, read from standard input, one per line."),
     ] = None,
     *,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the words as a map.")] = None,
-    device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a word, with all its distances.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot the words as a 2D map.")] = None,
+    device: DeviceOption = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per word, with its distances to all words.")
+    ] = False,
 ) -> None:
-    """Compare words as vectors: of each word the nearest other one, by cosine, with cosine and Euclidean distance.
+    """Compare words by their vectors.
 
-    A word alone is static: its row of the token table. A word marked with [ ] in a sentence is contextual: its
-    state after the last layer there. A word of several tokens is their mean. Blank lines are passed over.
+    For each word, prints the nearest other word by cosine similarity, the similarity and the Euclidean distance.
+    The vector of a plain word is its row of the embedding matrix (static). The vector of a word marked with [ ] in a
+    sentence is its hidden state after the last layer (contextual). The vectors of words with several tokens are
+    averaged. Blank lines are ignored.
 
     \b
     Examples:
       qkv words stories king queen dog cat run walk --plot words.png
       qkv words stories "He sat by the [light]." "The box was very [light]." light
     """
-    from qkv.cli.text_inputs import given_texts, in_a_line, is_blank
+    from qkv.cli.text_inputs import escape_newlines, is_blank, iter_input_texts
     from qkv.inspection.figures import check_figure_path, save_figure
     from qkv.tasks import LanguageModel, TextEncoder
     from qkv.tasks.word_vectors import word_vectors
 
     if plot is not None:
         check_figure_path(plot)
-    wanted = [item for item in given_texts(items) if not is_blank(item)]
-    if len(wanted) < 2:
-        raise InputError(f"words given: {len(wanted)}; at least 2 can be compared")
-    task = Place(device=device).load(model)
+    inputs = [item for item in iter_input_texts(items) if not is_blank(item)]
+    if len(inputs) < 2:
+        raise InputError(f"at least 2 words are required, got {len(inputs)}")
+    task = DeviceOptions(device=device).load_task(model)
     if not isinstance(task, LanguageModel | TextEncoder):
-        raise InputError(f"{model}: words are compared in a GPT or a BERT, not in {task!r}")
-    found = word_vectors(task, wanted)
-    cosines, distances = found.cosine.tolist(), found.euclidean.tolist()
-    for place, item in enumerate(wanted):
+        raise InputError(f"{model}: words can be compared only with a GPT or BERT, got {task!r}")
+    vectors = word_vectors(task, inputs)
+    cosines, distances = vectors.cosine.tolist(), vectors.euclidean.tolist()
+    for i, item in enumerate(inputs):
         if as_json:
-            said = {"word": found.words[place], "given": item, "contextual": found.is_contextual[place]}
-            print(json.dumps({**said, "cosine": cosines[place], "euclid": distances[place]}, ensure_ascii=False))
+            word = {"word": vectors.words[i], "input": item, "contextual": vectors.is_contextual[i]}
+            print(json.dumps({**word, "cosine": cosines[i], "euclidean": distances[i]}, ensure_ascii=False))
         else:
-            near = max((other for other in range(len(wanted)) if other != place), key=cosines[place].__getitem__)
-            both = f"{in_a_line(item)}\t{in_a_line(wanted[near])}"
-            print(f"{both}\t{cosines[place][near]:.4f}\t{distances[place][near]:.4f}")
+            nearest = max((other for other in range(len(inputs)) if other != i), key=cosines[i].__getitem__)
+            print(
+                f"{escape_newlines(item)}\t{escape_newlines(inputs[nearest])}\t{cosines[i][nearest]:.4f}"
+                f"\t{distances[i][nearest]:.4f}"
+            )
     if plot is not None:
         from qkv.inspection.word_map import plot_word_map
 
-        kinds = ["in its sentence" if is_contextual else "token table" for is_contextual in found.is_contextual]
-        figure = plot_word_map(found.vectors, wanted, groups=kinds if len(set(kinds)) > 1 else (), title=f"Words of {model}")
-        save_figure(figure, plot)
+        kinds = ["in its sentence" if is_contextual else "embedding matrix" for is_contextual in vectors.is_contextual]
+        groups = kinds if len(set(kinds)) > 1 else ()
+        save_figure(plot_word_map(vectors.vectors, inputs, groups=groups, title=f"Words of {model}"), plot)
