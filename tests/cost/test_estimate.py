@@ -1,174 +1,182 @@
-"""The whole answer: easy to read, plain as data, and clear about what cannot be."""
+"""Estimates: repr, plain data, rows, and errors for invalid workloads."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from qkv.config import GPTConfig, preset
-from qkv.cost import Workload, estimate, preflight
-from qkv.cost.readable import readable_bytes, readable_count, readable_flops, readable_time
+from qkv.cost import Workload, estimate, estimate_run
+from qkv.cost.estimate import CONVENTIONS
+from qkv.cost.units import format_bytes, format_count, format_duration, format_flops
 from qkv.errors import ConfigError, ContextLengthError
 
 GPT2 = preset("gpt2")
 
 
-def test_the_repr_reads_well():
-    shown = repr(estimate(GPT2, batch=1, length=1024, kernel="plain", mode="train"))
-    assert shown.startswith("gpt · train · 1×1,024 tokens · float32 · plain attention\n")
-    assert "total                    124,439,808" in shown
-    assert "291,648,307,200  292 GFLOP" in shown
-    assert "A multiply–add is 2 FLOPs" in shown
+def test_the_repr_contains_title_totals_and_conventions():
+    text = repr(estimate(GPT2, batch_size=1, seq_len=1024, kernel="eager", mode="train"))
+    assert text.startswith("gpt · train · 1×1,024 tokens · float32 · eager attention\n")
+    assert re.search(r"total +124,439,808", text)
+    assert "291,648,307,200  292 GFLOP" in text
+    assert CONVENTIONS in text
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base", "t5-small", "rnn-nano"])
 def test_as_dict_is_plain_data_with_the_same_numbers(name):
-    found = estimate(preset(name), batch=2, length=16, mode="train")
-    again = json.loads(json.dumps(found.as_dict()))
-    assert again["parameters"]["total"] == found.parameters.total
-    assert again["flops"]["total"] == found.flops.total
-    assert again["memory"]["peak"] == found.memory.peak
-    assert again["work"]["mode"] == "train"
+    result = estimate(preset(name), batch_size=2, seq_len=16, mode="train")
+    data = json.loads(json.dumps(result.as_dict()))
+    assert data["parameters"]["total"] == result.parameters.total
+    assert data["flops"]["total"] == result.flops.total
+    assert data["memory"]["peak"] == result.memory.peak
+    assert data["workload"]["mode"] == "train"
 
 
 def test_rows_add_up_to_the_totals():
-    found = estimate(preset("t5-small"), batch=2, length=16, source_length=11, checkpointing=True, mode="train")
-    rows = found.rows()
-    assert sum(row["parameters"] for row in rows) == found.parameters.total
-    assert sum(row["flops"] for row in rows) == found.flops.forward
-    assert sum(row["useful_flops"] for row in rows) == found.flops.useful_forward
-    assert (
-        sum(row["backward_flops"] + row["recomputed_flops"] for row in rows) == found.flops.total - found.flops.forward
+    result = estimate(
+        preset("t5-small"), batch_size=2, seq_len=16, source_len=11, activation_checkpointing=True, mode="train"
     )
-    assert sum(row["bytes_fused"] for row in rows) == found.traffic.fused
+    rows = result.operation_rows()
+    assert sum(row["parameters"] for row in rows) == result.parameters.total
+    assert sum(row["flops"] for row in rows) == result.flops.forward
+    assert sum(row["useful_flops"] for row in rows) == result.flops.useful_forward
+    assert (
+        sum(row["backward_flops"] + row["recomputed_flops"] for row in rows)
+        == result.flops.total - result.flops.forward
+    )
+    assert sum(row["bytes_fused"] for row in rows) == result.traffic.fused
 
 
 @pytest.mark.parametrize(
-    "name", ["batch", "length", "source_length", "loss_chunk", "accumulation", "predictions", "n_devices"]
+    "name",
+    ["batch_size", "seq_len", "source_len", "loss_chunk_size", "accumulation_steps", "logits_to_keep", "n_devices"],
 )
 @pytest.mark.parametrize("size", [0, -3, 1.5, 10**30, "many", True, float("nan")])
-def test_a_size_that_cannot_be_is_one_clear_line(name, size):
+def test_an_invalid_size_is_a_one_line_error(name, size):
     with pytest.raises(ConfigError, match=f"^{name}=") as caught:
-        Workload(**{"batch": 1, "length": 1, "mode": "train", name: size})
+        Workload(**{"batch_size": 1, "seq_len": 1, "mode": "train", name: size})
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "remark"),
+    ("name", "settings", "values"),
     [
-        ("gpt2", {"length": 1025}, "length=1025 is more than the model's context_length=1024"),
-        ("t5-small", {"length": 1, "source_length": 513}, "source_length=513 is more than .* context_length=512"),
-        ("gpt2", {"length": 1, "source_length": 3}, "source_length=3, but gpt reads no source"),
-        ("bert-tiny", {"length": 1, "mode": "decode"}, "mode=decode: bert reads whole sequences"),
-        ("gpt2", {"length": 1, "mode": "dream"}, "mode='dream'"),
-        ("gpt2", {"length": 1, "mode": "generate"}, "mode=generate needs new.*mode=generate, new=None"),
-        ("gpt2", {"length": 1, "new": 3}, "mode=generate needs new.*mode=forward, new=3"),
-        ("gpt2", {"length": 1, "mode": "generate", "new": 0}, "new=0: input should be greater than or equal to 1"),
-        ("bert-tiny", {"length": 7, "predictions": 8}, "predictions=8 is more than the 7 positions computed"),
-        ("gpt2", {"length": 1, "mode": "decode", "n_devices": 2}, "n_devices belongs to mode=train"),
+        ("gpt2", {"seq_len": 1025}, r"^seq_len=1025\b.*context_length=1024$"),
+        ("t5-small", {"seq_len": 1, "source_len": 513}, r"^source_len=513\b.*context_length=512$"),
+        ("gpt2", {"seq_len": 1, "source_len": 3}, r"^source_len=3\b.*\bgpt\b"),
+        ("bert-tiny", {"seq_len": 1, "mode": "decode"}, r"^mode=decode\b.*\bbert\b"),
+        ("gpt2", {"seq_len": 1, "mode": "dream"}, "^mode='dream'"),
+        ("gpt2", {"seq_len": 1, "mode": "generate"}, "^n_new_tokens.*mode=generate and n_new_tokens=None$"),
+        ("gpt2", {"seq_len": 1, "n_new_tokens": 3}, "^n_new_tokens.*mode=forward and n_new_tokens=3$"),
+        ("gpt2", {"seq_len": 1, "mode": "generate", "n_new_tokens": 0}, "^n_new_tokens=0: "),
+        ("bert-tiny", {"seq_len": 7, "logits_to_keep": 8}, r"^logits_to_keep=8\b.*\b7\b"),
+        ("gpt2", {"seq_len": 1, "mode": "decode", "n_devices": 2}, "^n_devices .*mode=train.*mode=decode"),
         (
             "gpt2",
-            {"length": 1, "mode": "decode", "checkpointing": True},
-            "checkpointing belongs to mode=train, not mode=decode",
+            {"seq_len": 1, "mode": "decode", "activation_checkpointing": True},
+            "^activation_checkpointing .*mode=train.*mode=decode",
         ),
     ],
 )
-def test_work_that_the_model_would_refuse_is_refused(name, settings, remark):
-    with pytest.raises((ConfigError, ContextLengthError), match=remark):
-        estimate(preset(name), batch=1, **settings)
+def test_a_workload_that_the_model_does_not_support_is_an_error(name, settings, values):
+    with pytest.raises((ConfigError, ContextLengthError), match=values):
+        estimate(preset(name), batch_size=1, **settings)
 
 
-def test_a_model_without_a_past_has_no_decode_step():
-    with pytest.raises(ConfigError, match="causal=False there is no past"):
-        estimate(preset("gpt-nano", causal=False), batch=1, length=1, mode="decode")
+def test_a_non_causal_gpt_has_no_decode_step():
+    with pytest.raises(ConfigError, match=r"^mode=decode .*causal=False"):
+        estimate(preset("gpt-nano", causal=False), batch_size=1, seq_len=1, mode="decode")
 
 
-def test_a_huge_config_is_refused_and_a_very_large_one_is_answered():
+def test_sizes_above_1e15_are_an_error_and_other_large_sizes_are_estimated():
     shape = {"vocab_size": 10**6, "context_length": 10**6, "n_heads": 1000}
-    with pytest.raises(ConfigError, match="d_ff=4000000000000000000000000000000 is more than 1000000000000000"):
-        estimate(GPTConfig(**shape, d_model=10**3, d_ff=4 * 10**30, n_layers=1), batch=1, length=1)
-    found = estimate(GPTConfig(**shape, d_model=10**6, n_layers=100), batch=10**6, length=10**6)
-    assert found.parameters.total > 10**15
-    assert "EiB" in repr(found)
+    with pytest.raises(ConfigError, match=r"^d_ff=4000000000000000000000000000000 .*\b1000000000000000\b"):
+        estimate(GPTConfig(**shape, d_model=10**3, d_ff=4 * 10**30, n_layers=1), batch_size=1, seq_len=1)
+    result = estimate(GPTConfig(**shape, d_model=10**6, n_layers=100), batch_size=10**6, seq_len=10**6)
+    assert result.parameters.total > 10**15
+    assert "EiB" in repr(result)
 
 
-def test_the_preflight_line_says_it_all():
-    said = preflight(GPT2, batch=64, length=256, steps=5000, matmul_rate=8e14)
-    peak, total = readable_bytes(said.step.memory.peak), readable_flops(said.flops)
-    assert said.flops == 5000 * said.step.flops.total
-    assert said.line == (
+def test_the_summary_of_a_run_has_parameters_memory_flops_and_time():
+    run = estimate_run(GPT2, batch_size=64, seq_len=256, steps=5000, matmul_rate=8e14)
+    peak, total = format_bytes(run.step.memory.peak), format_flops(run.flops)
+    assert run.flops == 5000 * run.step.flops.total
+    assert run.summary == (
         f"124M parameters · {peak} for a step of 64×256 · {total} in 5,000 steps · "
-        f"about {readable_time(said.flops / 2.4e14)} at 30 % of 800 TFLOP/s"
+        f"about {format_duration(run.flops / 2.4e14)} at 30 % of 800 TFLOP/s"
     )
 
 
-def test_the_preflight_counts_accumulated_batches_and_may_leave_time_out():
-    once = preflight(GPT2, batch=4, length=256, steps=10)
-    more = preflight(GPT2, batch=4, length=256, steps=10, accumulation=8)
-    assert more.flops == 8 * once.flops
-    assert "a step of 8×4×256" in more.line
-    assert "about" not in once.line
+def test_a_run_counts_accumulated_batches_and_has_no_time_without_a_rate():
+    once = estimate_run(GPT2, batch_size=4, seq_len=256, steps=10)
+    accumulated = estimate_run(GPT2, batch_size=4, seq_len=256, steps=10, accumulation_steps=8)
+    assert accumulated.flops == 8 * once.flops
+    assert "a step of 8×4×256" in accumulated.summary
+    assert "about" not in once.summary
     assert once.seconds is None
-    assert "7×16 from 11" in preflight(preset("t5-small"), batch=7, length=16, source_length=11, steps=3).line
+    assert "7×16 from 11" in estimate_run(preset("t5-small"), batch_size=7, seq_len=16, source_len=11, steps=3).summary
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "invalid",
     [
         {"steps": 0},
         {"steps": 10**30},
         {"matmul_rate": 0.0},
         {"matmul_rate": float("inf")},
-        {"share": 0.0},
-        {"share": 1.1},
+        {"utilization": 0.0},
+        {"utilization": 1.1},
     ],
 )
-def test_a_bad_plan_is_one_clear_line(bad):
-    (name,) = bad
+def test_an_invalid_setting_of_a_run_is_named_in_the_error(invalid):
+    (name,) = invalid
     with pytest.raises(ConfigError, match=f"^{name}="):
-        preflight(GPT2, **{"batch": 1, "length": 8, "steps": 1, **bad})
+        estimate_run(GPT2, **{"batch_size": 1, "seq_len": 8, "steps": 1, **invalid})
 
 
 @pytest.mark.parametrize(
-    ("shown", "expected"),
+    ("text", "expected"),
     [
-        (readable_count(999), "999"),
-        (readable_count(10_650_000), "10.7M"),
-        (readable_count(8_030_261_248), "8.0B"),
-        (readable_count(2 * 10**15), "2,000T"),
-        (readable_bytes(1023), "1,023 B"),
-        (readable_bytes(1024), "1.0 KiB"),
-        (readable_bytes(int(1.3 * 2**30)), "1.3 GiB"),
-        (readable_flops(2.1e15), "2.1 PFLOP"),
-        (readable_flops(800e12), "800 TFLOP"),
-        (readable_time(0.2), "under 1 s"),
-        (readable_time(45), "45 s"),
-        (readable_time(170), "2.8 min"),
-        (readable_time(3600 * 5.2), "5.2 h"),
-        (readable_time(86400 * 12), "12 days"),
-        (readable_time(31_557_600 * 3000), "3,000 years"),
+        (format_count(999), "999"),
+        (format_count(10_650_000), "10.7M"),
+        (format_count(8_030_261_248), "8.0B"),
+        (format_count(2 * 10**15), "2,000T"),
+        (format_bytes(1023), "1,023 B"),
+        (format_bytes(1024), "1.0 KiB"),
+        (format_bytes(int(1.3 * 2**30)), "1.3 GiB"),
+        (format_flops(2.1e15), "2.1 PFLOP"),
+        (format_flops(800e12), "800 TFLOP"),
+        (format_duration(0.2), "under 1 s"),
+        (format_duration(45), "45 s"),
+        (format_duration(170), "2.8 min"),
+        (format_duration(3600 * 5.2), "5.2 h"),
+        (format_duration(86400 * 12), "12 days"),
+        (format_duration(31_557_600 * 3000), "3,000 years"),
     ],
 )
-def test_large_numbers_in_few_characters(shown, expected):
-    assert shown == expected
+def test_numbers_are_formatted_with_units(text, expected):
+    assert text == expected
 
 
-def test_peak_and_bandwidth_go_together():
-    with pytest.raises(ConfigError, match=r"peak=1000000000000000.0 and bandwidth=None must be given together"):
-        estimate("gpt2", length=8, mode="train").rows(peak=1e15)
+def test_peak_and_bandwidth_must_be_passed_together():
+    with pytest.raises(ConfigError, match=r"peak=1000000000000000.0 and bandwidth=None"):
+        estimate("gpt2", seq_len=8, mode="train").operation_rows(peak=1e15)
 
 
-def test_masked_words_are_costed_where_they_are_predicted():
-    config = preset("bert-tiny", masked_word_head=True, pooler=False)
-    all_words, some = (estimate(config, batch=3, length=128, predictions=n, mode="train") for n in (None, 20))
+def test_the_masked_lm_head_is_counted_only_for_predicted_positions():
+    config = preset("bert-tiny", masked_lm_head=True, pooler=False)
+    all_positions, some = (
+        estimate(config, batch_size=3, seq_len=128, logits_to_keep=n, mode="train") for n in (None, 20)
+    )
     head = 2 * config.d_model * (config.d_model + config.vocab_size)
-    assert all_words.flops.forward - some.flops.forward == 3 * (128 - 20) * head
+    assert all_positions.flops.forward - some.flops.forward == 3 * (128 - 20) * head
     logits = 4 * 3 * 128 * config.vocab_size
-    assert all_words.memory.activations - some.memory.activations > logits * 4 // 5
+    assert all_positions.memory.activations - some.memory.activations > logits * 4 // 5
 
 
-def test_costs_answer_without_torch():
-    code = "import sys; import qkv;qkv.estimate('gpt2', batch=1, length=8); assert 'torch' not in sys.modules"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
+def test_estimates_do_not_import_torch():
+    code = "import sys; import qkv;qkv.estimate('gpt2', batch_size=1, seq_len=8); assert 'torch' not in sys.modules"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

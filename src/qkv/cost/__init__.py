@@ -1,45 +1,45 @@
-"""Arithmetic on configs: parameters, FLOPs and bytes, before they are spent. Never imports torch."""
+"""Estimate parameters, FLOPs, bytes and time from a model config. This package never imports torch."""
 
 from qkv.cost.estimate import Estimate, estimate
-from qkv.cost.flops import Flops, flops
-from qkv.cost.launch import Launch, launches
-from qkv.cost.memory import Memory, cache_bytes
-from qkv.cost.operation import Kept, Operation, Phase, Product
-from qkv.cost.operations import operations
-from qkv.cost.parameters import Parameters, parameters
-from qkv.cost.preflight import Preflight, preflight
-from qkv.cost.traffic import Traffic
-from qkv.cost.update import Communication
-from qkv.cost.words import Crossing, LayerCost, crossing, layers_compared
-from qkv.cost.workload import Backend, Mode, Precision, Sharding, Workload
+from qkv.cost.explanation import AttentionCrossover, LayerCost, attention_crossover, compare_layer_costs
+from qkv.cost.flops import Flops, count_flops
+from qkv.cost.kernel_launch import KernelLaunch, list_kernel_launches
+from qkv.cost.memory import MemoryEstimate, cache_bytes
+from qkv.cost.memory_traffic import MemoryTraffic
+from qkv.cost.operation import MatMul, Operation, Phase, SavedTensors
+from qkv.cost.operations import list_operations
+from qkv.cost.optimizer_update import CommunicationVolume
+from qkv.cost.parameters import ParameterCounts, count_parameters
+from qkv.cost.run_estimate import RunEstimate, estimate_run
+from qkv.cost.workload import DeviceType, Mode, Precision, Sharding, Workload
 
 __all__ = [
-    "Backend",
-    "Communication",
-    "Crossing",
+    "AttentionCrossover",
+    "CommunicationVolume",
+    "DeviceType",
     "Estimate",
     "Flops",
-    "Kept",
-    "Launch",
+    "KernelLaunch",
     "LayerCost",
-    "Memory",
+    "MatMul",
+    "MemoryEstimate",
+    "MemoryTraffic",
     "Mode",
     "Operation",
-    "Parameters",
+    "ParameterCounts",
     "Phase",
     "Precision",
-    "Preflight",
-    "Product",
+    "RunEstimate",
+    "SavedTensors",
     "Sharding",
-    "Traffic",
     "Workload",
+    "attention_crossover",
     "cache_bytes",
-    "crossing",
+    "compare_layer_costs",
+    "count_flops",
+    "count_parameters",
     "estimate",
-    "flops",
-    "launches",
-    "layers_compared",
-    "operations",
-    "parameters",
-    "preflight",
+    "estimate_run",
+    "list_kernel_launches",
+    "list_operations",
 ]

@@ -1,237 +1,293 @@
-"""What a stack of Transformer blocks computes, operation by operation.
+"""List the operations of a stack of Transformer blocks.
 
-Kept for backward, by convention: each tensor once, at the operation that made it; the fused kernel keeps its
-result and one number a row, the plain road keeps the n×n weights twice (softmax's own and the mixed ones).
-torch on a CPU keeps more in two places: an RMSNorm its normed vectors, and under a learned bias (T5) its fused
-kernel steps back to n×n weights.
+Each tensor saved for the backward pass is counted once, at the operation that produces it. The fused attention kernel
+saves its output and one float32 value per row. Eager attention saves the n×n weights twice: the output of softmax and
+the weights that are multiplied with the values. On a CPU, torch saves more in two cases: RMSNorm saves the normalized
+vectors, and with a learned bias (T5) the fused kernel falls back to n×n weights.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-from qkv.choices import Activation, HeadLayout, Kernel, NormKind, PositionKind
+from qkv.choices import Activation, AttentionKernel, HeadLayout, NormKind, PositionKind
 from qkv.config import TransformerConfig
-from qkv.cost.operation import Kept, Operation, Product, linear
+from qkv.cost.operation import MatMul, Operation, SavedTensors, linear_operation
 
-# Element-wise operations a number: add, multiply, compare, exp, erf, tanh and divide are one each.
-SOFTMAX = 5  # largest, subtract, exp, sum, divide
-NORM = {NormKind.LAYER: 6, NormKind.RMS: 4}  # LayerNorm's β is one more
-ACTIVATION = {Activation.RELU: 1, Activation.GELU: 5, Activation.GELU_TANH: 9, Activation.SILU: 4}
-ROTATION = 4  # x·cos, negate, ·sin, add
-BIASED = (PositionKind.ALIBI, PositionKind.RELATIVE)
-"""Positions that enter as a bias of the scores, one for each pair and head."""
+# Element-wise operations per element. Add, multiply, compare, exp, erf, tanh and divide count as one each.
+SOFTMAX_OPS = 5  # maximum, subtraction, exp, sum, division
+NORM_OPS = {NormKind.LAYER: 6, NormKind.RMS: 4}  # the bias of LayerNorm adds one
+ACTIVATION_OPS = {Activation.RELU: 1, Activation.GELU: 5, Activation.GELU_TANH: 9, Activation.SILU: 4}
+ROTARY_OPS = 4  # x·cos, negation, ·sin, addition
+SCORE_BIAS_POSITIONS = (PositionKind.ALIBI, PositionKind.RELATIVE)
+"""Position encodings that add a bias to the scores, one value per query–key pair and head."""
 
 
-def seen_pairs(n_queries: int, n_keys: int, *, causal: bool, window: int | None) -> int:
-    """How many (query, key) pairs a mask lets look; the queries are the last of the keys' positions."""
+def attended_pairs(n_queries: int, n_keys: int, *, causal: bool, window: int | None) -> int:
+    """Count the unmasked (query, key) pairs. The queries are at the last positions of the keys."""
     if causal:
         reach = n_keys if window is None else window
-        return _seen_before(n_keys, reach) - _seen_before(n_keys - n_queries, reach)
+        return _causal_pairs(n_keys, reach) - _causal_pairs(n_keys - n_queries, reach)
     if window is None or window >= n_keys:
         return n_queries * n_keys
+    # A bidirectional window of w covers the diagonal and w - 1 diagonals on each side.
     return n_keys + 2 * ((window - 1) * n_keys - window * (window - 1) // 2)
 
 
-def _seen_before(n: int, reach: int) -> int:
+def _causal_pairs(n: int, reach: int) -> int:
     """Σ min(i, reach) for i = 1 … n."""
     full = min(n, reach)
     return full * (full + 1) // 2 + (n - full) * reach
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
-    """One stack of blocks in one pass."""
+class BlockStack:
+    """A stack of Transformer blocks in one forward pass."""
 
     config: TransformerConfig
     prefix: str = ""
     n_layers: int
-    batch: int
+    batch_size: int
     n_queries: int
     n_keys: int
     causal: bool
     is_cached: bool = False
     n_source: int | None = None
-    """Positions of the source that cross-attention looks at; None: there is no cross-attention."""
-    kernel: Kernel = Kernel.FUSED
+    """Source positions that cross-attention attends to. None means that there is no cross-attention."""
+    kernel: AttentionKernel = AttentionKernel.FUSED
     on_gpu: bool = True
 
     def operations(self) -> list[Operation]:
-        cross = [] if self.n_source is None else [*self._sublayer("cross"), *self._residual("cross")]
+        cross_attention = [] if self.n_source is None else self._attention_sublayer("cross_attention")
         return [
-            *self._sublayer("attention"),
-            *self._residual("attention"),
-            *cross,
-            self._norm("feedforward"),
-            *self._feedforward(),
-            *self._residual("feedforward"),
+            *self._attention_sublayer("attention"),
+            *cross_attention,
+            self._norm("feed_forward"),
+            *self._feed_forward(),
+            self._residual_add("feed_forward"),
         ]
 
     @property
     def n_rows(self) -> int:
-        return self.batch * self.n_queries
+        """Query positions of the full batch."""
+        return self.batch_size * self.n_queries
 
-    def _sublayer(self, which: str) -> list[Operation]:
-        return [self._norm(which), *self._projections(which), *self._core(which), *self._output(which)]
+    def _attention_sublayer(self, sublayer: str) -> list[Operation]:
+        return [
+            self._norm(sublayer),
+            *self._qkv_projections(sublayer),
+            *self._attention_core(sublayer),
+            *self._output_projection(sublayer),
+            self._residual_add(sublayer),
+        ]
 
-    def _norm(self, which: str) -> Operation:
-        part = f"{self.prefix}blocks.{which}_norm"
-        return norm(self.config, part, rows=self.n_rows, on_gpu=self.on_gpu, copies=self.n_layers)
+    def _norm(self, sublayer: str) -> Operation:
+        part = f"{self.prefix}blocks.{sublayer}_norm"
+        return norm_operation(self.config, part, rows=self.n_rows, on_gpu=self.on_gpu, copies=self.n_layers)
 
-    def _projections(self, which: str) -> list[Operation]:
-        config, part = self.config, f"{self.prefix}blocks.{which}"
-        n_looked_at = self.n_queries if which == "attention" else self.n_source or 0
-        rows = self.batch * n_looked_at
-        # The plain road repeats each key and value for its group of heads and keeps the copies.
-        n_kept = config.n_heads if self.kernel is Kernel.PLAIN else config.n_kv_heads
-        shapes = [("query", self.n_rows, config.n_heads, config.n_heads, config.d_head)]
-        if which == "attention" or not self.is_cached:
-            shapes += [
-                ("key", rows, config.n_kv_heads, n_kept, config.d_head),
-                ("value", rows, config.n_kv_heads, n_kept, config.d_value),
+    def _qkv_projections(self, sublayer: str) -> list[Operation]:
+        config, part = self.config, f"{self.prefix}blocks.{sublayer}"
+        n_attended = self.n_queries if sublayer == "attention" else self.n_source or 0
+        rows = self.batch_size * n_attended
+        # Eager attention repeats each key and value for its group of heads and saves the copies.
+        n_saved_heads = config.n_heads if self.kernel is AttentionKernel.EAGER else config.n_kv_heads
+        projections = [("q_proj", self.n_rows, config.n_heads, config.n_heads, config.d_head)]
+        if sublayer == "attention" or not self.is_cached:
+            projections += [
+                ("k_proj", rows, config.n_kv_heads, n_saved_heads, config.d_head),
+                ("v_proj", rows, config.n_kv_heads, n_saved_heads, config.d_value),
             ]
-        made = [
-            linear(
-                part, name, rows=n, d_in=config.d_model, d_out=heads * width, bias=config.attention_bias,
-                copies=self.n_layers, kept=Kept(numbers=n * held * width, copies=n * config.d_model),
+        operations = [
+            linear_operation(
+                part,
+                name,
+                rows=n,
+                d_in=config.d_model,
+                d_out=n_heads * width,
+                bias=config.attention_bias,
+                copies=self.n_layers,
+                saved=SavedTensors(elements=n * n_saved * width, cast_elements=n * config.d_model),
             )
-            for name, n, heads, held, width in shapes
-        ]  # fmt: skip
-        if which == "attention" and config.positions is PositionKind.ROTARY:
-            turned = self.n_rows * (config.n_heads + config.n_kv_heads) * config.d_head
-            rotation = Operation(
-                part=part, name="rotation", copies=self.n_layers, elementwise=ROTATION * turned,
-                reads=turned, writes=turned, kernels=10,
-            )  # fmt: skip
-            made.append(rotation)
-        return made
+            for name, n, n_heads, n_saved, width in projections
+        ]
+        if sublayer == "attention" and config.positions is PositionKind.ROTARY:
+            n_rotated = self.n_rows * (config.n_heads + config.n_kv_heads) * config.d_head
+            rotary = Operation(
+                part=part,
+                name="rotary",
+                copies=self.n_layers,
+                elementwise=ROTARY_OPS * n_rotated,
+                reads=n_rotated,
+                writes=n_rotated,
+                kernels=10,
+            )
+            operations.append(rotary)
+        return operations
 
-    def _core(self, which: str) -> list[Operation]:
-        config, b, n = self.config, self.batch, self.n_queries
-        is_self = which == "attention"
+    def _attention_core(self, sublayer: str) -> list[Operation]:
+        """List the scores, the softmax and the weighted sum of the values (mix)."""
+        config, b, n = self.config, self.batch_size, self.n_queries
+        is_self = sublayer == "attention"
         m = self.n_keys if is_self else self.n_source or 0
-        seen = seen_pairs(n, m, causal=self.causal, window=config.sliding_window) if is_self else n * m
+        pairs = attended_pairs(n, m, causal=self.causal, window=config.sliding_window) if is_self else n * m
         is_cached = self.is_cached
         square = b * config.n_heads * n * m
         queries, results = b * n * config.n_heads * config.d_head, b * n * config.n_heads * config.d_value
         keys, values = b * m * config.n_kv_heads * config.d_head, b * m * config.n_kv_heads * config.d_value
-        share = {"part": f"{self.prefix}blocks.{which}", "copies": self.n_layers}
-        looks = {"groups": b * config.n_heads, "rows": n}
-        visible = Fraction(seen, n * m)
-        has_bias = is_self and config.positions in BIASED
-        per_score = SOFTMAX + config.scale_scores + has_bias + (seen < n * m)
+        shared = {"part": f"{self.prefix}blocks.{sublayer}", "copies": self.n_layers}
+        per_head = {"batch": b * config.n_heads, "rows": n}
+        unmasked_fraction = Fraction(pairs, n * m)
+        has_bias = is_self and config.positions in SCORE_BIAS_POSITIONS
+        ops_per_score = SOFTMAX_OPS + config.scale_scores + has_bias + (pairs < n * m)
         return [
             Operation(
-                **share, name="scores", product=Product(**looks, inner=config.d_head, columns=m), visible=visible,
-                reads=queries + (0 if is_cached else keys), cache=keys if is_cached else 0, writes=square,
-                inside_writes=square,
+                **shared,
+                name="scores",
+                matmul=MatMul(**per_head, inner=config.d_head, columns=m),
+                unmasked_fraction=unmasked_fraction,
+                reads=queries + (0 if is_cached else keys),
+                cache=keys if is_cached else 0,
+                writes=square,
+                onchip_writes=square,
             ),
             Operation(
-                **share, name="softmax", elementwise=per_score * square, reads=square, writes=square,
-                inside_reads=square, inside_writes=square, kernels=7,
-                kept=self._kept_weights(square, n * m, is_masked=seen < n * m, has_bias=has_bias),
+                **shared,
+                name="softmax",
+                elementwise=ops_per_score * square,
+                reads=square,
+                writes=square,
+                onchip_reads=square,
+                onchip_writes=square,
+                kernels=7,
+                saved=self._saved_attention_weights(square, n * m, is_masked=pairs < n * m, has_bias=has_bias),
             ),
             Operation(
-                **share, name="mix", product=Product(**looks, inner=m, columns=config.d_value), visible=visible,
-                reads=square + (0 if is_cached else values), cache=values if is_cached else 0, writes=results,
-                inside_reads=square, kept=self._kept_results(results),
+                **shared,
+                name="mix",
+                matmul=MatMul(**per_head, inner=m, columns=config.d_value),
+                unmasked_fraction=unmasked_fraction,
+                reads=square + (0 if is_cached else values),
+                cache=values if is_cached else 0,
+                writes=results,
+                onchip_reads=square,
+                saved=self._saved_attention_output(results),
             ),
-        ]  # fmt: skip
+        ]
 
-    def _kept_weights(self, square: int, pairs: int, *, is_masked: bool, has_bias: bool) -> Kept:
+    def _saved_attention_weights(self, square: int, pairs: int, *, is_masked: bool, has_bias: bool) -> SavedTensors:
+        """Tensors of size n×n, or of the statistics that replace them, saved for the backward pass."""
         config = self.config
         rows = self.n_rows * config.n_heads
         is_learned = has_bias and config.positions is PositionKind.RELATIVE
-        if self.kernel is Kernel.PLAIN:
+        if self.kernel is AttentionKernel.EAGER:
             dropped = square if config.dropout else 0
-            # Softmax's result, at 32 bits under a GPU's mixed precision or a bias of 32, and what is mixed.
-            softmax = Kept(wide=square) if self.on_gpu or has_bias else Kept(numbers=square)
-            flags = (pairs if is_masked else 0) + rows + dropped
-            return softmax + Kept(numbers=square + dropped, flags=flags)
+            # The output of softmax is float32 under autocast on a GPU or with a float32 bias. The weights that are
+            # multiplied with the values are saved as well.
+            softmax = SavedTensors(fp32_elements=square) if self.on_gpu or has_bias else SavedTensors(elements=square)
+            mask_bytes = (pairs if is_masked else 0) + rows + dropped
+            return softmax + SavedTensors(elements=square + dropped, raw_bytes=mask_bytes)
         if is_learned and not self.on_gpu:
-            return Kept(wide=square, flags=pairs if is_masked else 0)
-        # The kernel is given a table where the mask is more than a triangle, or where there is a bias.
-        given = pairs * (config.n_heads if has_bias else 1) if has_bias or config.sliding_window is not None else 0
-        return Kept(wide=rows, numbers=given, flags=pairs if is_learned and is_masked else 0)
+            return SavedTensors(fp32_elements=square, raw_bytes=pairs if is_masked else 0)
+        # The kernel receives a dense mask if the mask is not purely causal or if there is a bias.
+        needs_dense_mask = has_bias or config.sliding_window is not None
+        dense_mask = pairs * (config.n_heads if has_bias else 1) if needs_dense_mask else 0
+        return SavedTensors(fp32_elements=rows, elements=dense_mask, raw_bytes=pairs if is_learned and is_masked else 0)
 
-    def _kept_results(self, results: int) -> Kept:
-        """What the output projection reads; pooled heads are added first, and the fused kernel keeps its own."""
+    def _saved_attention_output(self, results: int) -> SavedTensors:
+        """Input of the output projection. Pooled heads are summed first, and the fused kernel also saves its output."""
         if self.config.head_layout is HeadLayout.SPLIT:
-            return Kept(numbers=results)
-        own = results if self.kernel is Kernel.FUSED else 0
-        return Kept(numbers=own + (self.n_rows * self.config.d_model if self.config.output_projection else 0))
+            return SavedTensors(elements=results)
+        kernel_output = results if self.kernel is AttentionKernel.FUSED else 0
+        pooled = self.n_rows * self.config.d_model if self.config.output_projection else 0
+        return SavedTensors(elements=kernel_output + pooled)
 
-    def _output(self, which: str) -> list[Operation]:
-        config, part = self.config, f"{self.prefix}blocks.{which}"
+    def _output_projection(self, sublayer: str) -> list[Operation]:
+        config, part = self.config, f"{self.prefix}blocks.{sublayer}"
         is_split = config.head_layout is HeadLayout.SPLIT
-        joined = config.n_heads * config.d_value if is_split else config.d_value
-        made = []
+        d_in = config.n_heads * config.d_value if is_split else config.d_value
+        operations = []
         if not is_split:
             n = self.n_rows * config.d_value
-            heads = n * config.n_heads
-            pool = Operation(part=part, name="pool", copies=self.n_layers, elementwise=heads, reads=heads, writes=n)
-            made.append(pool)
+            n_heads = n * config.n_heads
+            operations.append(
+                Operation(part=part, name="pool", copies=self.n_layers, elementwise=n_heads, reads=n_heads, writes=n)
+            )
         if config.output_projection:
-            made.append(
-                linear(
-                    part, "output", rows=self.n_rows, d_in=joined, d_out=config.d_model, bias=config.attention_bias,
+            operations.append(
+                linear_operation(
+                    part,
+                    "out_proj",
+                    rows=self.n_rows,
+                    d_in=d_in,
+                    d_out=config.d_model,
+                    bias=config.attention_bias,
                     copies=self.n_layers,
                 )
-            )  # fmt: skip
-        return made
+            )
+        return operations
 
-    def _feedforward(self) -> list[Operation]:
-        config, part, rows = self.config, f"{self.prefix}blocks.feedforward", self.n_rows
+    def _feed_forward(self) -> list[Operation]:
+        config, part, rows = self.config, f"{self.prefix}blocks.feed_forward", self.n_rows
         hidden = rows * config.d_ff
-        shape = {"rows": rows, "bias": config.feed_forward_bias, "copies": self.n_layers}
-        inward = {**shape, "d_in": config.d_model, "d_out": config.d_ff}
-        # ReLU goes back from its result; the others need what they were given.
-        read = Kept(copies=rows * config.d_model)
-        entered = read if config.activation is Activation.RELU else read + Kept(numbers=hidden)
-        cost = ACTIVATION[config.activation] + config.gated
+        shared = {"rows": rows, "bias": config.feed_forward_bias, "copies": self.n_layers}
+        up = {**shared, "d_in": config.d_model, "d_out": config.d_ff}
+        # The gradient of ReLU needs only its output. The other activations need their input.
+        saved_input = SavedTensors(cast_elements=rows * config.d_model)
+        is_relu = config.activation is Activation.RELU
+        saved_activation_input = saved_input if is_relu else saved_input + SavedTensors(elements=hidden)
         activation = Operation(
-            part=part, name="activation", copies=self.n_layers, elementwise=cost * hidden,
-            reads=hidden * (2 if config.gated else 1), writes=hidden, kernels=2 if config.gated else 1,
-            kept=Kept(numbers=hidden * (2 if config.gated else 1)),
-        )  # fmt: skip
-        contract = linear(part, "contract", **shape, d_in=config.d_ff, d_out=config.d_model)
+            part=part,
+            name="activation",
+            copies=self.n_layers,
+            elementwise=(ACTIVATION_OPS[config.activation] + config.gated) * hidden,
+            reads=hidden * (2 if config.gated else 1),
+            writes=hidden,
+            kernels=2 if config.gated else 1,
+            saved=SavedTensors(elements=hidden * (2 if config.gated else 1)),
+        )
+        down_proj = linear_operation(part, "down_proj", **shared, d_in=config.d_ff, d_out=config.d_model)
         if not config.gated:
-            return [linear(part, "expand", **inward, kept=entered), activation, contract]
+            return [linear_operation(part, "up_proj", **up, saved=saved_activation_input), activation, down_proj]
         return [
-            linear(part, "gate", **inward, kept=entered),
-            linear(part, "expand", **inward, kept=read + Kept(numbers=hidden)),
+            linear_operation(part, "gate_proj", **up, saved=saved_activation_input),
+            linear_operation(part, "up_proj", **up, saved=saved_input + SavedTensors(elements=hidden)),
             activation,
-            contract,
+            down_proj,
         ]
 
-    def _residual(self, which: str) -> list[Operation]:
+    def _residual_add(self, sublayer: str) -> Operation:
         n = self.n_rows * self.config.d_model
-        kept = Kept(wide=n, flags=n if self.config.dropout else 0)
-        part = f"{self.prefix}blocks.{which}_write"
-        return [
-            Operation(
-                part=part, name="add", copies=self.n_layers, elementwise=n, reads=2 * n, writes=n, is_wide=True,
-                kept=kept,
-            )
-        ]  # fmt: skip
+        return Operation(
+            part=f"{self.prefix}blocks.{sublayer}_out",
+            name="add",
+            copies=self.n_layers,
+            elementwise=n,
+            reads=2 * n,
+            writes=n,
+            autocast_fp32=True,
+            saved=SavedTensors(fp32_elements=n, raw_bytes=n if self.config.dropout else 0),
+        )
 
 
-def norm(config: TransformerConfig, part: str, *, rows: int, on_gpu: bool, copies: int = 1) -> Operation:
-    """Keeps what the next product reads, and one or two numbers a row; its input is kept by who made it.
+def norm_operation(config: TransformerConfig, part: str, *, rows: int, on_gpu: bool, copies: int = 1) -> Operation:
+    """LayerNorm or RMSNorm over `rows` vectors.
 
-    An RMSNorm on a CPU is several kernels, which keep the normed vectors too.
+    It saves the input of the next matmul and one or two statistics per row. The input of the norm is counted at the
+    operation that produces it. RMSNorm on a CPU consists of several kernels, which also save the normalized vectors.
     """
-    is_layer = config.norm is NormKind.LAYER
-    has_bias = is_layer and config.norm_bias
+    is_layer_norm = config.norm is NormKind.LAYER
+    has_bias = is_layer_norm and config.norm_bias
     n, width = rows * config.d_model, config.d_model * (2 if has_bias else 1)
+    statistics = rows * (2 if is_layer_norm else 1)
+    normalized = 0 if is_layer_norm or on_gpu else n
     return Operation(
         part=part,
         name="norm",
         copies=copies,
-        elementwise=n * (NORM[config.norm] + has_bias),
+        elementwise=n * (NORM_OPS[config.norm] + has_bias),
         parameters=width,
         weights=width,
         reads=n,
         writes=n,
-        is_wide=True,
-        kept=Kept(whole=n, wide=rows * (2 if is_layer else 1) + (0 if is_layer or on_gpu else n)),
+        autocast_fp32=True,
+        saved=SavedTensors(uncast_elements=n, fp32_elements=statistics + normalized),
     )

@@ -1,4 +1,4 @@
-"""What was measured on a device: seconds of its kernels at a grid of sizes, and of launching them. One JSON file."""
+"""Measured times of the kernels of a device at a grid of sizes, stored as JSON."""
 
 import json
 import math
@@ -14,170 +14,190 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from qkv.config import Config
-from qkv.cost.devices import is_called
+from qkv.cost.devices import matches_device
 from qkv.cost.workload import Mode, Precision
 from qkv.errors import ConfigError, DiskError, InputError
 
-FORMAT = 3
+FORMAT = 4
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Grid = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+GridSize = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Table(Config):
-    """Seconds at every combination of sizes, the last axis fastest."""
+class TimingTable(Config):
+    """Seconds at every combination of the sizes on the axes. The last axis varies fastest."""
 
-    axes: tuple[tuple[Grid, ...], ...]
-    growth: tuple[int, ...] = ()
-    """By which power of each size the seconds grow beyond the grid; 1 where not said."""
+    axes: tuple[tuple[GridSize, ...], ...]
+    exponents: tuple[int, ...] = ()
+    """Power of each size by which the time grows beyond the grid (default: 1)."""
     seconds: tuple[Seconds, ...]
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_sizes(self) -> Self:
         if any(not axis or list(axis) != sorted(set(axis)) for axis in self.axes):
-            raise ConfigError("a table's axes must grow")
+            raise ConfigError("the sizes on each axis of a timing table must be strictly increasing")
         n = math.prod(len(axis) for axis in self.axes)
         if n != len(self.seconds):
-            raise ConfigError(f"a table of {' × '.join(str(len(axis)) for axis in self.axes)} has {len(self.seconds)}")
-        if self.growth and len(self.growth) != len(self.axes):
-            raise ConfigError(f"a table of {len(self.axes)} axes has {len(self.growth)} powers")
+            shape = " × ".join(str(len(axis)) for axis in self.axes)
+            raise ConfigError(f"a timing table of shape {shape} must have {n} values, got {len(self.seconds)}")
+        if self.exponents and len(self.exponents) != len(self.axes):
+            raise ConfigError(
+                f"a timing table with {len(self.axes)} axes must have as many exponents, got {len(self.exponents)}"
+            )
         return self
 
     @property
-    def floor(self) -> float:
-        """The smallest measured: what a call costs that has next to nothing to do."""
+    def min_seconds(self) -> float:
+        """Smallest measured time, the fixed cost of a call."""
         return min(self.seconds)
 
-    def at(self, *sizes: int | float) -> float:
-        """Between the grid's points by a power law; beyond the largest by `growth`, below the smallest as there."""
-        beyond = 1.0
+    def interpolate(self, *sizes: int | float) -> float:
+        """Return the time at any sizes.
+
+        Between grid points, the time follows a power law (linear interpolation of the logarithms). Above the grid it
+        grows by `exponents`, and below the grid it is constant.
+        """
+        extrapolation = 1.0
         corners = []
-        for axis, power, size in zip(self.axes, self.growth or (1,) * len(self.axes), sizes, strict=True):
-            beyond *= max(1.0, size / axis[-1]) ** power
-            inside = min(max(size, axis[0]), axis[-1])
-            low = min(max(bisect_right(axis, inside) - 1, 0), max(len(axis) - 2, 0))
+        for axis, exponent, size in zip(self.axes, self.exponents or (1,) * len(self.axes), sizes, strict=True):
+            extrapolation *= max(1.0, size / axis[-1]) ** exponent
+            clamped = min(max(size, axis[0]), axis[-1])
+            low = min(max(bisect_right(axis, clamped) - 1, 0), max(len(axis) - 2, 0))
             high = min(low + 1, len(axis) - 1)
-            share = 0.0 if high == low else math.log(inside / axis[low]) / math.log(axis[high] / axis[low])
-            corners.append(((low, 1 - share), (high, share)))
-        total = 0.0
+            fraction = 0.0 if high == low else math.log(clamped / axis[low]) / math.log(axis[high] / axis[low])
+            corners.append(((low, 1 - fraction), (high, fraction)))
+        log_seconds = 0.0
         for corner in product(*corners):
-            weight = math.prod(share for _, share in corner)
+            weight = math.prod(fraction for _, fraction in corner)
             if weight:
-                total += weight * math.log(self.seconds[self._place([i for i, _ in corner])])
-        return math.exp(total) * beyond
+                log_seconds += weight * math.log(self.seconds[self._flat_index([i for i, _ in corner])])
+        return math.exp(log_seconds) * extrapolation
 
-    def _place(self, indices: list[int]) -> int:
-        place = 0
+    def _flat_index(self, indices: list[int]) -> int:
+        flat = 0
         for axis, i in zip(self.axes, indices, strict=True):
-            place = place * len(axis) + i
-        return place
+            flat = flat * len(axis) + i
+        return flat
 
 
-class Overhead(Config):
-    """Seconds the CPU needs to start a step's kernels: of the model, and of each layer."""
+class LaunchOverhead(Config):
+    """Seconds that the CPU needs to launch the kernels of a step."""
 
-    once: float = Field(ge=0, allow_inf_nan=False)
-    layer: float = Field(ge=0, allow_inf_nan=False)
-    second_layer: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """A decoder's, where there are two stacks."""
+    base: float = Field(ge=0, allow_inf_nan=False)
+    """Seconds outside the layers."""
+    per_layer: float = Field(ge=0, allow_inf_nan=False)
+    """Seconds per layer, or per encoder layer in models with an encoder and a decoder."""
+    per_decoder_layer: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Seconds per decoder layer in models with an encoder and a decoder."""
 
 
 class Calibration(Config):
-    """`tables` by what was timed and how: `product.infer`, `product.train` (forward and backward)."""
+    """Timing tables and launch overheads of one device.
+
+    Table names combine the kernel and the pass: `matmul.infer` (forward), `matmul.train` (forward and backward).
+    """
 
     format: int = FORMAT
     device: str
     kind: str
     """cpu or cuda."""
     dtype: Precision
-    """Inference's; training on a GPU calibrated at 16 bits is mixed."""
-    threads: int = Field(ge=1)
-    torch: str
-    took: float = Field(ge=0)
-    """Seconds that measuring took."""
-    tables: dict[str, Table]
-    launches: dict[str, Overhead]
+    """Precision of inference. A GPU calibrated in 16 bits trains in mixed precision."""
+    n_threads: int = Field(ge=1)
+    torch_version: str
+    duration: float = Field(ge=0)
+    """Seconds that the calibration took."""
+    tables: dict[str, TimingTable]
+    launch_overheads: dict[str, LaunchOverhead]
 
     @model_validator(mode="after")
-    def _known_format(self) -> Self:
+    def _check_format_and_kind(self) -> Self:
         if self.format != FORMAT:
-            raise ConfigError(f"format={self.format}, this version reads format={FORMAT}: calibrate again")
+            raise ConfigError(
+                f"format={self.format} is not supported, expected format={FORMAT}; run `qkv cost calibrate` again"
+            )
         if self.kind not in ("cpu", "cuda"):
-            raise ConfigError(f"kind={self.kind!r} is neither cpu nor cuda")
+            raise ConfigError(f"kind={self.kind!r} must be cpu or cuda")
         return self
 
     @property
     def is_asynchronous(self) -> bool:
+        """Whether the device computes while the CPU launches further kernels."""
         return self.kind == "cuda"
 
     @property
     def training_dtype(self) -> Precision:
-        return self.dtype.in_training
+        return self.dtype.training_precision
 
-    def is_of(self, device: str) -> bool:
-        """`device`: a full name, a CPU's number of threads in it, or one of the device table's: h200, cpu."""
-        return device == self.device or (" " not in device and is_called(device, self.device))
+    def is_for_device(self, device: str) -> bool:
+        """Return whether `device`, a full name or a short name such as h200 or cpu, is the calibrated device."""
+        return device == self.device or (" " not in device and matches_device(device, self.device))
 
-    def check(self, mode: Mode, dtype: Precision) -> None:
-        known = self.training_dtype if mode is Mode.TRAIN else self.dtype
-        if dtype is not known:
+    def check_precision(self, mode: Mode, dtype: Precision) -> None:
+        """Raise `InputError` if the calibration does not cover this mode in this precision."""
+        calibrated = self.training_dtype if mode is Mode.TRAIN else self.dtype
+        if dtype is not calibrated:
             raise InputError(
-                f"the calibration of {self.device} is for {mode.value} at {known.value}, not {dtype.value}"
+                f"the calibration of {self.device} covers {mode.value} in {calibrated.value}, not in {dtype.value}"
             )
 
-    def table(self, name: str) -> Table:
+    def get_table(self, name: str) -> TimingTable:
         if name not in self.tables:
-            raise InputError(f"the calibration of {self.device} has no table '{name}': calibrate again")
+            raise InputError(f"the calibration of {self.device} has no table '{name}'; run `qkv cost calibrate` again")
         return self.tables[name]
 
-    def launch(self, name: str) -> Overhead:
-        if name not in self.launches:
-            raise InputError(f"the calibration of {self.device} has no launch '{name}': calibrate again")
-        return self.launches[name]
+    def get_launch_overhead(self, name: str) -> LaunchOverhead:
+        if name not in self.launch_overheads:
+            raise InputError(
+                f"the calibration of {self.device} has no launch overhead '{name}'; run `qkv cost calibrate` again"
+            )
+        return self.launch_overheads[name]
 
 
 @dataclass
-class Measured:
-    """A table on its way: filled point by point."""
+class TimingTableBuilder:
+    """Collects measurements for a `TimingTable`. Points that are too expensive to measure may be left out."""
 
     axes: tuple[tuple[int | float, ...], ...]
-    growth: tuple[int, ...] = ()
-    found: dict[tuple[int | float, ...], float] = field(default_factory=dict)
+    exponents: tuple[int, ...] = ()
+    measured: dict[tuple[int | float, ...], float] = field(default_factory=dict)
 
-    def table(self) -> Table:
-        """Points that were too dear grow from the nearest smaller ones along the axes."""
+    def build(self) -> TimingTable:
+        """Build the table, extrapolating missing points from the next smaller sizes."""
         seconds: dict[tuple[int | float, ...], float] = {}
         for point in product(*self.axes):
-            seconds[point] = self.found[point] if point in self.found else self._grown(point, seconds)
-        return Table(axes=self.axes, growth=self.growth, seconds=tuple(seconds.values()))
+            seconds[point] = self.measured[point] if point in self.measured else self._extrapolate(point, seconds)
+        return TimingTable(axes=self.axes, exponents=self.exponents, seconds=tuple(seconds.values()))
 
-    def _grown(self, point: tuple[int | float, ...], known: dict[tuple[int | float, ...], float]) -> float:
-        guesses = []
-        for place, axis in enumerate(self.axes):
-            i = axis.index(point[place])
+    def _extrapolate(self, point: tuple[int | float, ...], seconds: dict[tuple[int | float, ...], float]) -> float:
+        """Return the smallest of the extrapolations along the axes."""
+        candidates = []
+        for dim, axis in enumerate(self.axes):
+            i = axis.index(point[dim])
             if i:
-                smaller = (*point[:place], axis[i - 1], *point[place + 1 :])
-                power = self.growth[place] if self.growth else 1
-                guesses.append(known[smaller] * (axis[i] / axis[i - 1]) ** power)
-        return min(guesses)
+                smaller = (*point[:dim], axis[i - 1], *point[dim + 1 :])
+                exponent = self.exponents[dim] if self.exponents else 1
+                candidates.append(seconds[smaller] * (axis[i] / axis[i - 1]) ** exponent)
+        return min(candidates)
 
 
-def least(first: Mapping[str, Table], again: Mapping[str, Table]) -> dict[str, Table]:
-    """All tables of both; what was measured twice at its least."""
-    both = {
-        name: one.replace(seconds=tuple(map(min, one.seconds, first[name].seconds))) if name in first else one
-        for name, one in again.items()
+def merge_fastest(first: Mapping[str, TimingTable], second: Mapping[str, TimingTable]) -> dict[str, TimingTable]:
+    """Merge two sets of tables. Where both have a table, keep the smaller time of each point."""
+    merged = {
+        name: table.replace(seconds=tuple(map(min, table.seconds, first[name].seconds))) if name in first else table
+        for name, table in second.items()
     }
-    return {**first, **both}
+    return {**first, **merged}
 
 
-def default_path(device: str, dtype: Precision) -> Path:
-    """In the user's cache folder; one file a device and precision."""
+def calibration_path(device: str, dtype: Precision) -> Path:
+    """Return the default file of a calibration, in the cache folder of the user."""
     cache = os.environ.get("XDG_CACHE_HOME")
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     return (Path(cache) if cache else Path.home() / ".cache") / "qkv" / f"calibration-{slug}-{dtype.value}.json"
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Write a calibration as JSON, creating missing parent folders."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(calibration.model_dump(mode="json")) + "\n", encoding="utf-8")
@@ -186,36 +206,39 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def load_calibration(path: Path) -> Calibration:
+    """Read a calibration from a JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; make it: qkv cost calibrate") from None
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}; create a calibration with `qkv cost calibrate`"
+        ) from None
     try:
         settings: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON: {error}") from None
+        raise InputError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(settings, dict):
-        raise InputError(f"{path}: holds a {type(settings).__name__}, not a calibration")
+        raise InputError(f"{path}: contains a {type(settings).__name__}, expected a JSON object with a calibration")
     try:
         return Calibration(**settings)
     except ConfigError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def known_calibrations() -> list[Path]:
-    """Files that `qkv cost calibrate` left in the cache folder, newest first."""
-    folder = default_path("any", Precision.FLOAT32).parent
+def list_calibrations() -> list[Path]:
+    """List the calibration files in the cache folder, newest first."""
+    folder = calibration_path("any", Precision.FLOAT32).parent
     return sorted(folder.glob("calibration-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def fitting_calibration(mode: Mode, dtype: Precision, *, device: str | None = None) -> Calibration | None:
-    """The newest that is for this work, and of this device if said; None: there is none."""
-    for path in known_calibrations():
+def find_calibration(mode: Mode, dtype: Precision, *, device: str | None = None) -> Calibration | None:
+    """Return the newest calibration for this mode, precision and device, or None if there is none."""
+    for path in list_calibrations():
         try:
-            found = load_calibration(path)
-            found.check(mode, dtype)
+            calibration = load_calibration(path)
+            calibration.check_precision(mode, dtype)
         except InputError:
-            continue  # of another precision, or of an older version
-        if device is None or found.is_of(device):
-            return found
+            continue  # written for another precision or by an older version
+        if device is None or calibration.is_for_device(device):
+            return calibration
     return None

@@ -1,182 +1,214 @@
-"""What a step of a model costs, before it is spent: parameters, FLOPs and bytes from the config alone."""
+"""Estimate parameters, FLOPs, memory and memory traffic of one step from a model config."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.choices import Kernel, OptimizerKind
+from qkv.choices import AttentionKernel, OptimizerKind
 from qkv.config import ModelConfig, RNNConfig, Seq2SeqConfig, preset
-from qkv.cost.flops import Flops, flops_of, recomputed
-from qkv.cost.launch import Launch, launches
-from qkv.cost.memory import Memory, memory_of
+from qkv.cost.explanation import explain_costs
+from qkv.cost.flops import Flops, recomputed_flops, sum_flops
+from qkv.cost.kernel_launch import KernelLaunch, list_kernel_launches
+from qkv.cost.memory import MemoryEstimate, estimate_memory
+from qkv.cost.memory_traffic import MemoryTraffic, estimate_traffic
 from qkv.cost.operation import Operation
-from qkv.cost.operations import operations
-from qkv.cost.parameters import Parameters, parameters
-from qkv.cost.readable import readable_bytes, readable_count, readable_flops
-from qkv.cost.traffic import Traffic, traffic_of
-from qkv.cost.update import Communication, Update, communication_of, update_of
-from qkv.cost.words import words
-from qkv.cost.workload import Backend, Mode, Precision, Sharding, Workload
+from qkv.cost.operations import list_operations
+from qkv.cost.optimizer_update import CommunicationVolume, OptimizerUpdate, communication_volume, optimizer_update
+from qkv.cost.parameters import ParameterCounts, count_parameters
+from qkv.cost.units import format_bytes, format_count, format_flops
+from qkv.cost.workload import DeviceType, Mode, Precision, Sharding, Workload
 from qkv.errors import ConfigError
 
 CONVENTIONS = (
-    "A multiply–add is 2 FLOPs; FLOPs are those of matrix products. Useful are those that the mask lets count. "
-    "Tied tensors count once. Fused attention never writes its n×n scores; unfused, every operation reads and writes."
+    "One multiply–add counts as 2 FLOPs. FLOPs are those of matmuls. Useful FLOPs exclude masked query–key pairs. "
+    "Tied tensors count once. Fused attention never writes the n×n scores; unfused, every operation reads its inputs "
+    "and writes its outputs."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The whole answer; its repr is a page to read, `as_dict` the same as plain data, `rows` a table to sort."""
+    """Cost of one step.
+
+    The repr is a readable report, `as_dict` returns the same numbers as plain data, and `operation_rows` returns one
+    row per operation.
+    """
 
     config: ModelConfig
-    work: Workload
+    workload: Workload
     operations: tuple[Operation, ...]
-    parameters: Parameters
+    parameters: ParameterCounts
     flops: Flops
-    memory: Memory
-    traffic: Traffic
-    update: Update
-    communication: Communication
+    memory: MemoryEstimate
+    traffic: MemoryTraffic
+    update: OptimizerUpdate
+    communication: CommunicationVolume
 
     @property
-    def launches(self) -> list[Launch]:
-        """The kernels of the step, in order of phase: what a time is made from."""
-        of_update = self.update.launches(self.work.dtype) if self.work.mode is Mode.TRAIN else []
-        return [*launches(self.operations, self.work), *of_update]
+    def launches(self) -> list[KernelLaunch]:
+        """Kernels of the step, ordered by phase."""
+        update = self.update.launches(self.workload.dtype) if self.workload.mode is Mode.TRAIN else []
+        return [*list_kernel_launches(self.operations, self.workload), *update]
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte moved, forward, by this workload's kernel."""
-        moved = self.traffic.fused if self.work.kernel is Kernel.FUSED else self.traffic.unfused
-        return self.flops.forward / moved
+        """Arithmetic intensity: FLOPs per byte moved in the forward pass with the kernel of the workload."""
+        is_fused = self.workload.kernel is AttentionKernel.FUSED
+        return self.flops.forward / (self.traffic.fused if is_fused else self.traffic.unfused)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "family": self.config.family,
-            "work": self.work.model_dump(mode="json", exclude_none=True),
+            "workload": self.workload.model_dump(mode="json", exclude_none=True),
             "parameters": self.parameters.as_dict(),
             "flops": self.flops.as_dict(),
             "memory": self.memory.as_dict(),
             "traffic": self.traffic.as_dict(),
             "communication": self.communication.as_dict(),
             "intensity": self.intensity,
-            "words": words(self.config, self.work),
+            "explanation": explain_costs(self.config, self.workload),
             "conventions": CONVENTIONS,
         }
 
-    def rows(self, *, peak: float | None = None, bandwidth: float | None = None) -> list[dict[str, Any]]:
-        """One flat dict an operation, all its runs together: a DataFrame takes it as it is.
+    def operation_rows(self, *, peak: float | None = None, bandwidth: float | None = None) -> list[dict[str, Any]]:
+        """Return one flat dict per operation, summed over its runs, for example for a DataFrame.
 
-        With a device's peak (FLOP/s) and bandwidth (bytes/s): also what bounds each, `compute` or `memory`.
+        With the peak (FLOP/s) and bandwidth (bytes/s) of a device, each row also has `bound_by`: `compute` or `memory`.
         """
         if (peak is None) != (bandwidth is None):
-            raise ConfigError(f"peak={peak} and bandwidth={bandwidth} must be given together")
-        made = [row_of(one, self.work) for one in self.operations]
+            raise ConfigError(f"peak and bandwidth must be passed together, got peak={peak} and bandwidth={bandwidth}")
+        rows = [operation_row(op, self.workload) for op in self.operations]
         if peak is not None and bandwidth is not None:
-            for row in made:
+            for row in rows:
                 row["bound_by"] = "compute" if row["intensity"] * bandwidth > peak else "memory"
-        return made
+        return rows
 
     def __repr__(self) -> str:
-        held = {name: n for name, n in self.memory.as_dict().items() if n}
-        moved = {name: n for name, n in self.traffic.as_dict().items() if n}
-        computed = {name: n for name, n in self.flops.as_dict().items() if n}
-        sent = {name: n for name, n in self.communication.as_dict().items() if n}
+        memory = {name: n for name, n in self.memory.as_dict().items() if n}
+        traffic = {name: n for name, n in self.traffic.as_dict().items() if n}
+        flops = {name: n for name, n in self.flops.as_dict().items() if n}
+        communication = {name: n for name, n in self.communication.as_dict().items() if n}
         return "\n".join(
             [
                 self.title,
-                *_section("parameters", self.parameters.as_dict(), readable_count),
-                *_section("FLOPs", computed, readable_flops),
-                *_section("bytes held", held, readable_bytes),
-                *_section("bytes moved", moved, readable_bytes),
-                *(_section("bytes sent by each device", sent, readable_bytes) if sent else []),
-                *words(self.config, self.work),
+                *_format_section("parameters", self.parameters.as_dict(), format_count),
+                *_format_section("FLOPs", flops, format_flops),
+                *_format_section("memory (bytes)", memory, format_bytes),
+                *_format_section("memory traffic (bytes)", traffic, format_bytes),
+                *(_format_section("sent by each device (bytes)", communication, format_bytes) if communication else []),
+                *explain_costs(self.config, self.workload),
                 f"({CONVENTIONS})",
             ]
         )
 
     @property
     def title(self) -> str:
-        """Model and work in one line."""
-        work = self.work
-        source = f" from {work.n_source:,}" if isinstance(self.config, Seq2SeqConfig | RNNConfig) else ""
-        new = "" if work.new is None else f" + {work.new:,} new"
+        """Model family and workload in one line."""
+        workload = self.workload
+        source = f" from {workload.n_source:,}" if isinstance(self.config, Seq2SeqConfig | RNNConfig) else ""
+        new = "" if workload.n_new_tokens is None else f" + {workload.n_new_tokens:,} new"
         return (
-            f"{self.config.family} · {work.mode.value} · {work.batch:,}×{work.length:,}{new} tokens{source} · "
-            f"{work.dtype.value} · {work.kernel.value} attention"
+            f"{self.config.family} · {workload.mode.value} · {workload.batch_size:,}×{workload.seq_len:,}{new} "
+            f"tokens{source} · {workload.dtype.value} · {workload.kernel.value} attention"
         )
 
 
-def row_of(one: Operation, work: Workload) -> dict[str, Any]:
-    """`intensity`: FLOPs a byte of the forward pass by this workload's kernel."""
-    is_training = work.mode is Mode.TRAIN
-    casts = sum(one.cast_bytes(work.dtype)) * one.copies
-    unfused, fused = (sum(one.forward_bytes(work.dtype, fused=way)) * one.runs + casts for way in (False, True))
-    back_unfused, back_fused = (
-        sum(one.backward_bytes(work.dtype, fused=way)) * one.runs if is_training else 0 for way in (False, True)
+def operation_row(op: Operation, workload: Workload) -> dict[str, Any]:
+    """Return the costs of an operation as a flat dict. `intensity` refers to the forward pass."""
+    is_training = workload.mode is Mode.TRAIN
+    casts = sum(op.cast_bytes(workload.dtype)) * op.copies
+    unfused, fused = (
+        sum(op.forward_bytes(workload.dtype, fused=is_fused)) * op.runs + casts for is_fused in (False, True)
     )
-    moved = fused if work.kernel is Kernel.FUSED else unfused
+    backward_unfused, backward_fused = (
+        sum(op.backward_bytes(workload.dtype, fused=is_fused)) * op.runs if is_training else 0
+        for is_fused in (False, True)
+    )
+    n_bytes = fused if workload.kernel is AttentionKernel.FUSED else unfused
     return {
-        "part": one.part,
-        "operation": one.name,
-        "phase": one.phase.value,
-        "runs": one.runs,
-        "parameters": one.n_parameters,
-        "flops": one.flops,
-        "useful_flops": one.useful_flops,
-        "backward_flops": one.backward_flops if is_training else 0,
-        "recomputed_flops": recomputed(one, work) if is_training else 0,
-        "elementwise_flops": one.elementwise_flops,
+        "part": op.part,
+        "operation": op.name,
+        "phase": op.phase.value,
+        "runs": op.runs,
+        "parameters": op.n_parameters,
+        "flops": op.flops,
+        "useful_flops": op.useful_flops,
+        "backward_flops": op.backward_flops if is_training else 0,
+        "recomputed_flops": recomputed_flops(op, workload) if is_training else 0,
+        "elementwise_flops": op.elementwise_flops,
         "bytes_unfused": unfused,
         "bytes_fused": fused,
-        "backward_bytes_unfused": back_unfused,
-        "backward_bytes_fused": back_fused,
-        "intensity": one.flops / moved if moved else 0.0,
+        "backward_bytes_unfused": backward_unfused,
+        "backward_bytes_fused": backward_fused,
+        "intensity": op.flops / n_bytes if n_bytes else 0.0,
     }
 
 
 def estimate(
-    config: ModelConfig | str, *, batch: int = 1, length: int | None = None, source_length: int | None = None,
-    mode: Mode | str = Mode.FORWARD, new: int | None = None, predictions: int | None = None,
-    dtype: Precision | str = Precision.FLOAT32, kernel: Kernel | str = Kernel.FUSED, checkpointing: bool = False,
-    loss_chunk: int | None = None, accumulation: int = 1, optimizer: OptimizerKind | str = OptimizerKind.ADAMW,
-    averaging: bool = False, n_devices: int = 1, sharding: Sharding | str = Sharding.DDP,
-    backend: Backend | str = Backend.CUDA,
-) -> Estimate:  # fmt: skip
-    """The cost of one step of a config or preset; `Workload` says what each setting means, `length` is the context's.
+    config: ModelConfig | str,
+    *,
+    batch_size: int = 1,
+    seq_len: int | None = None,
+    source_len: int | None = None,
+    mode: Mode | str = Mode.FORWARD,
+    n_new_tokens: int | None = None,
+    logits_to_keep: int | None = None,
+    dtype: Precision | str = Precision.FLOAT32,
+    kernel: AttentionKernel | str = AttentionKernel.FUSED,
+    activation_checkpointing: bool = False,
+    loss_chunk_size: int | None = None,
+    accumulation_steps: int = 1,
+    optimizer: OptimizerKind | str = OptimizerKind.ADAMW,
+    ema: bool = False,
+    n_devices: int = 1,
+    sharding: Sharding | str = Sharding.DDP,
+    device_type: DeviceType | str = DeviceType.CUDA,
+) -> Estimate:
+    """Estimate the cost of one step of a config or preset, without allocating anything.
 
-    Nothing is allocated, whatever the size.
+    `seq_len` defaults to the context length of the model. See `Workload` for the other settings.
     """
-    shape = preset(config) if isinstance(config, str) else config
+    model_config = preset(config) if isinstance(config, str) else config
     settings = {
-        "batch": batch, "length": shape.context_length if length is None else length, "source_length": source_length,
-        "mode": mode, "new": new, "predictions": predictions, "dtype": dtype, "kernel": kernel,
-        "checkpointing": checkpointing, "loss_chunk": loss_chunk, "accumulation": accumulation,
-        "optimizer": optimizer, "averaging": averaging, "n_devices": n_devices, "sharding": sharding,
-        "backend": backend,
-    }  # fmt: skip
-    return estimate_of(shape, Workload(**settings))
+        "batch_size": batch_size,
+        "seq_len": model_config.context_length if seq_len is None else seq_len,
+        "source_len": source_len,
+        "mode": mode,
+        "n_new_tokens": n_new_tokens,
+        "logits_to_keep": logits_to_keep,
+        "dtype": dtype,
+        "kernel": kernel,
+        "activation_checkpointing": activation_checkpointing,
+        "loss_chunk_size": loss_chunk_size,
+        "accumulation_steps": accumulation_steps,
+        "optimizer": optimizer,
+        "ema": ema,
+        "n_devices": n_devices,
+        "sharding": sharding,
+        "device_type": device_type,
+    }
+    return estimate_workload(model_config, Workload(**settings))
 
 
-def estimate_of(config: ModelConfig, work: Workload) -> Estimate:
-    made = operations(config, work)
-    count = parameters(config)
-    update = update_of(made, count.total, work)
+def estimate_workload(config: ModelConfig, workload: Workload) -> Estimate:
+    """Estimate the cost of one step of a model under a workload."""
+    operations = list_operations(config, workload)
+    parameters = count_parameters(config)
+    update = optimizer_update(operations, parameters.total, workload)
     return Estimate(
         config=config,
-        work=work,
-        operations=tuple(made),
-        parameters=count,
-        flops=flops_of(made, work),
-        memory=memory_of(made, config, work),
-        traffic=traffic_of(made, work, update),
+        workload=workload,
+        operations=tuple(operations),
+        parameters=parameters,
+        flops=sum_flops(operations, workload),
+        memory=estimate_memory(operations, config, workload),
+        traffic=estimate_traffic(operations, workload, update),
         update=update,
-        communication=communication_of(count.total, work),
+        communication=communication_volume(parameters.total, workload),
     )
 
 
-def _section(title: str, numbers: dict[str, int], readable: Callable[[int], str]) -> list[str]:
-    width = max(len(name) for name in numbers)
+def _format_section(title: str, numbers: dict[str, int], format_number: Callable[[int], str]) -> list[str]:
+    name_width = max(len(name) for name in numbers)
     digits = max(len(f"{n:,}") for n in numbers.values())
-    return [title, *(f"  {name:<{width}}  {n:>{digits},}  {readable(n)}" for name, n in numbers.items())]
+    return [title, *(f"  {name:<{name_width}}  {n:>{digits},}  {format_number(n)}" for name, n in numbers.items())]

@@ -1,28 +1,31 @@
-"""How much a step computes: FLOPs of the matrix products, exact; element-wise work beside them."""
+"""FLOP counts of a step: exact for matmuls, with element-wise operations counted separately."""
 
 from dataclasses import asdict, dataclass
 
-from qkv.choices import Kernel
+from qkv.choices import AttentionKernel
 from qkv.config import ModelConfig
 from qkv.cost.operation import Operation, Phase
-from qkv.cost.operations import operations
+from qkv.cost.operations import list_operations
 from qkv.cost.workload import Mode, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """2 a multiply–add, of matrix products alone. `useful`: what a mask lets count; the rest is executed in vain."""
+    """Matmul FLOPs of a step, 2 per multiply–add.
+
+    The `useful` counts leave out the masked query–key pairs, which an unmasked kernel computes as well.
+    """
 
     forward: int
     useful_forward: int
     backward: int = 0
     useful_backward: int = 0
     recomputed: int = 0
-    """Forward work done again in backward: QKᵀ by a fused kernel, blocks by checkpointing."""
+    """Forward FLOPs repeated in the backward pass: QKᵀ in the fused kernel, and checkpointed blocks."""
     decode: int = 0
-    """Of forward, what a generation's decoding steps compute."""
+    """The part of `forward` that belongs to the decode steps of a generation."""
     elementwise: int = 0
-    """Of the forward pass: softmax, norms, activations, biases, adds."""
+    """Element-wise operations of the forward pass: softmax, norms, activations, biases and additions."""
 
     @property
     def total(self) -> int:
@@ -36,28 +39,31 @@ class Flops:
         return {**asdict(self), "total": self.total, "useful": self.useful}
 
 
-def flops(config: ModelConfig, work: Workload) -> Flops:
-    return flops_of(operations(config, work), work)
+def count_flops(config: ModelConfig, workload: Workload) -> Flops:
+    """Count the FLOPs of one step of a model."""
+    return sum_flops(list_operations(config, workload), workload)
 
 
-def flops_of(made: list[Operation], work: Workload) -> Flops:
-    is_training = work.mode is Mode.TRAIN
+def sum_flops(operations: list[Operation], workload: Workload) -> Flops:
+    """Sum the FLOPs of all operations of a step."""
+    is_training = workload.mode is Mode.TRAIN
     return Flops(
-        forward=sum(one.flops for one in made),
-        useful_forward=sum(one.useful_flops for one in made),
-        backward=sum(one.backward_flops for one in made) if is_training else 0,
-        useful_backward=sum(one.useful_backward_flops for one in made) if is_training else 0,
-        recomputed=sum(recomputed(one, work) for one in made) if is_training else 0,
-        decode=sum(one.flops for one in made if one.phase is Phase.DECODE),
-        elementwise=sum(one.elementwise_flops for one in made),
+        forward=sum(op.flops for op in operations),
+        useful_forward=sum(op.useful_flops for op in operations),
+        backward=sum(op.backward_flops for op in operations) if is_training else 0,
+        useful_backward=sum(op.useful_backward_flops for op in operations) if is_training else 0,
+        recomputed=sum(recomputed_flops(op, workload) for op in operations) if is_training else 0,
+        decode=sum(op.flops for op in operations if op.phase is Phase.DECODE),
+        elementwise=sum(op.elementwise_flops for op in operations),
     )
 
 
-def recomputed(one: Operation, work: Workload) -> int:
-    """FLOPs of this operation that backward does once more."""
-    again = 0
-    if work.checkpointing and one.is_block:
-        again += one.flops
-    if work.kernel is Kernel.FUSED and one.is_attention_core and one.name == "scores":
-        again += one.flops
-    return again
+def recomputed_flops(op: Operation, workload: Workload) -> int:
+    """Forward FLOPs of an operation that are repeated in the backward pass."""
+    flops = 0
+    if workload.activation_checkpointing and op.is_block:
+        flops += op.flops
+    # The fused attention kernel does not save the scores, so its backward pass computes them again.
+    if workload.kernel is AttentionKernel.FUSED and op.is_attention_core and op.name == "scores":
+        flops += op.flops
+    return flops

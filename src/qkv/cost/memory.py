@@ -1,44 +1,44 @@
-"""How many bytes a step holds, by class, and the most it holds at one time."""
+"""Memory of a step by category, and its peak."""
 
 from dataclasses import asdict, dataclass
 
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
-from qkv.cost.moments import most_held
 from qkv.cost.operation import Operation
-from qkv.cost.parameters import parameters
-from qkv.cost.recurrent import PROJECTED, STATES
-from qkv.cost.timeline import held, peaks, weight_casts
-from qkv.cost.update import shard, update_of
+from qkv.cost.optimizer_update import optimizer_update, shard_size
+from qkv.cost.parameters import count_parameters
+from qkv.cost.peak_activations import peak_activation_bytes
+from qkv.cost.rnn import KEY_PROJECTING_SCORES, STATES_PER_CELL
+from qkv.cost.training_memory import live_bytes, peak_bytes_by_stage, weight_cast_bytes
 from qkv.cost.workload import Mode, Precision, Sharding, Workload
 
-WORKSPACE = 2 * 32 * 2**20
-"""cuBLAS's own, as torch gives it on Hopper and Blackwell: 32 MiB for the forward thread, 32 for the backward one."""
+CUBLAS_WORKSPACE_BYTES = 2 * 32 * 2**20
+"""cuBLAS workspaces that torch allocates on Hopper and Blackwell: 32 MiB each for the forward and backward thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes by class, on each device.
+class MemoryEstimate:
+    """Bytes on each device by category.
 
-    Weights, gradients, optimizer and cache are exact. Activations in training are what autograd keeps from forward
-    to backward: every tensor once; in inference, what is held at the worst moment of a pass, see `moments`. The peak
-    is the largest moment of a step, see `timeline`; ids are in it too.
+    Weights, gradients, optimizer state and cache are exact. In training, activations are the tensors that autograd
+    saves for the backward pass, each counted once. In inference, they are the peak within a pass (see
+    `peak_activations`). The peak is the largest total at any time of the step (see `training_memory`) and includes
+    the input ids.
     """
 
     weights: int
-    averaged: int = 0
-    """The running average of the weights."""
-    casts: int = 0
-    """Copies of the weights at 16 bits that mixed precision makes."""
+    ema: int = 0
+    """Exponential moving average of the weights."""
+    weight_casts: int = 0
+    """16-bit copies of the weights made by autocast."""
     gradients: int = 0
     optimizer: int = 0
-    """AdamW's two moments, Muon's one."""
+    """Optimizer state: two moments per parameter for AdamW, one for Muon."""
     activations: int = 0
-    working: int = 0
-    """What comes and goes at the peak: the loss's logits, gradients on their way, an optimizer's copies."""
-    workspace: int = 0
-    """cuBLAS's."""
-    gathered: int = 0
-    """FSDP: weights that are whole for a while, those outside the blocks and two blocks' worth."""
+    temporaries: int = 0
+    """Temporary tensors at the peak: logits of the loss, gradients in flight, copies made by the optimizer."""
+    cublas_workspace: int = 0
+    gathered_weights: int = 0
+    """FSDP: gathered weights, those outside the blocks and those of two blocks."""
     cache: int = 0
     peak: int = 0
 
@@ -46,101 +46,116 @@ class Memory:
         return asdict(self)
 
 
-def memory_of(made: list[Operation], config: ModelConfig, work: Workload) -> Memory:
-    # Not of `made` alone: a cached step leaves out parts that are held all the same.
-    n_parameters = parameters(config).total
-    if work.mode is Mode.TRAIN:
-        return _training(made, config, work, n_parameters)
-    weights = n_parameters * work.dtype.wide
-    casts = weight_casts(made, work)
-    passes = [work]
-    if work.mode is Mode.GENERATE:
-        sizes = ((Mode.PREFILL, work.length), (Mode.DECODE, work.last_length))
-        passes = [work.replace(mode=mode, new=None, predictions=1, length=n) for mode, n in sizes]
-    cache = of_source = 0
-    if work.mode in (Mode.PREFILL, Mode.DECODE, Mode.GENERATE):
-        lengths = {"length": work.last_length, "source_length": work.n_source}
-        cache = cache_bytes(config, batch=work.batch, **lengths, dtype=work.dtype)
+def estimate_memory(operations: list[Operation], config: ModelConfig, workload: Workload) -> MemoryEstimate:
+    """Estimate the memory of one step."""
+    # The operations of a cached decode step leave out parts whose weights are in memory nevertheless.
+    n_parameters = count_parameters(config).total
+    if workload.mode is Mode.TRAIN:
+        return _estimate_training_memory(operations, config, workload, n_parameters)
+    weights = n_parameters * workload.dtype.param_itemsize
+    weight_casts = weight_cast_bytes(operations, workload)
+    passes = [workload]
+    if workload.mode is Mode.GENERATE:
+        sizes = ((Mode.PREFILL, workload.seq_len), (Mode.DECODE, workload.final_seq_len))
+        passes = [workload.replace(mode=mode, n_new_tokens=None, logits_to_keep=1, seq_len=n) for mode, n in sizes]
+    cache = source_cache = 0
+    if workload.mode in (Mode.PREFILL, Mode.DECODE, Mode.GENERATE):
+        settings = {"batch_size": workload.batch_size, "source_len": workload.n_source, "dtype": workload.dtype}
+        cache = cache_bytes(config, seq_len=workload.final_seq_len, **settings)
         if isinstance(config, Seq2SeqConfig):
-            of_source = cache_bytes(config, batch=work.batch, length=0, source_length=work.n_source, dtype=work.dtype)
-    activations = max(most_held(config, one, source_cache=of_source) for one in passes)
-    return Memory(
-        weights=weights, casts=casts, activations=activations, cache=cache,
-        peak=weights + casts + activations + cache + _inputs(config, work),
-    )  # fmt: skip
-
-
-def cache_bytes(
-    config: ModelConfig, *, batch: int, length: int, source_length: int | None = None,
-    dtype: Precision = Precision.FLOAT32,
-) -> int:  # fmt: skip
-    """Keys and values of `length` tokens a row, and of the source.
-
-    An RNN keeps the source's states, their keys where they are projected, and its own states.
-    """
-    n_source = length if source_length is None else source_length
-    match config:
-        case GPTConfig():
-            numbers = config.n_layers * length * _kv_width(config)
-        case Seq2SeqConfig():
-            numbers = config.n_decoder_layers * (length + n_source) * _kv_width(config)
-        case RNNConfig():
-            kept = n_source * (1 + (config.attention in PROJECTED))
-            numbers = (kept + STATES[config.cell] * config.n_decoder_layers) * config.d_model
-        case BERTConfig():
-            numbers = 0
-    return batch * numbers * dtype.narrow
-
-
-def _kv_width(config: TransformerConfig) -> int:
-    return config.n_kv_heads * (config.d_head + config.d_value)
-
-
-def _training(made: list[Operation], config: ModelConfig, work: Workload, n_parameters: int) -> Memory:
-    n_shards = work.n_devices if work.sharding is Sharding.FSDP else 1
-    size = work.dtype.wide
-    update = update_of(made, n_parameters, work)
-    always = {
-        "weights": shard(n_parameters, n_shards) * size,
-        "averaged": shard(n_parameters, n_shards) * size if work.averaging else 0,
-        "optimizer": update.kept_numbers * size,
-        "workspace": WORKSPACE if work.on_gpu else 0,
-        "gathered": _gathered(made) * size if n_shards > 1 else 0,
-    }
-    between = held(made, work)
-    gradients = shard(n_parameters, n_shards) * size
-    moments = peaks(made, config, work, gradients=gradients)
-    moments["update"] = gradients + update.working_bytes(work.dtype, on_gpu=work.on_gpu)
-    top = max(moments.values())
-    return Memory(
-        **always,
-        casts=between.casts,
-        gradients=gradients,
-        activations=between.activations,
-        working=max(0, top - between.activations - between.casts),
-        peak=sum(always.values()) + _inputs(config, work) + top,
+            source_cache = cache_bytes(config, seq_len=0, **settings)
+    activations = max(
+        peak_activation_bytes(config, single_pass, source_cache_bytes=source_cache) for single_pass in passes
+    )
+    return MemoryEstimate(
+        weights=weights,
+        weight_casts=weight_casts,
+        activations=activations,
+        cache=cache,
+        peak=weights + weight_casts + activations + cache + _input_bytes(config, workload),
     )
 
 
-def _inputs(config: ModelConfig, work: Workload) -> int:
-    """Ids 8 bytes each, in training as many targets, else the positions of one row; the numbers of a patch, 4 each."""
+def cache_bytes(
+    config: ModelConfig,
+    *,
+    batch_size: int,
+    seq_len: int,
+    source_len: int | None = None,
+    dtype: Precision = Precision.FLOAT32,
+) -> int:
+    """Return the bytes of the KV cache for `seq_len` tokens per sequence and for the source.
+
+    An RNN caches the encoder states, their keys if the attention projects them, and the recurrent states.
+    """
+    n_source = seq_len if source_len is None else source_len
     match config:
-        case _ if work.mode is Mode.DECODE:
-            of_source = 0
+        case GPTConfig():
+            n_elements = config.n_layers * seq_len * _kv_width(config)
+        case Seq2SeqConfig():
+            n_elements = config.n_decoder_layers * (seq_len + n_source) * _kv_width(config)
+        case RNNConfig():
+            n_vectors = n_source * (1 + (config.attention in KEY_PROJECTING_SCORES))
+            n_elements = (n_vectors + STATES_PER_CELL[config.cell] * config.n_decoder_layers) * config.d_model
+        case BERTConfig():
+            n_elements = 0
+    return batch_size * n_elements * dtype.matmul_itemsize
+
+
+def _kv_width(config: TransformerConfig) -> int:
+    """Elements of the keys and values of one token in one layer."""
+    return config.n_kv_heads * (config.d_head + config.d_value)
+
+
+def _estimate_training_memory(
+    operations: list[Operation], config: ModelConfig, workload: Workload, n_parameters: int
+) -> MemoryEstimate:
+    n_shards = workload.n_devices if workload.sharding is Sharding.FSDP else 1
+    itemsize = workload.dtype.param_itemsize
+    update = optimizer_update(operations, n_parameters, workload)
+    persistent = {
+        "weights": shard_size(n_parameters, n_shards) * itemsize,
+        "ema": shard_size(n_parameters, n_shards) * itemsize if workload.ema else 0,
+        "optimizer": update.state_elements * itemsize,
+        "cublas_workspace": CUBLAS_WORKSPACE_BYTES if workload.on_gpu else 0,
+        "gathered_weights": _gathered_elements(operations) * itemsize if n_shards > 1 else 0,
+    }
+    live = live_bytes(operations, workload)
+    gradients = shard_size(n_parameters, n_shards) * itemsize
+    stages = peak_bytes_by_stage(operations, config, workload, gradients=gradients)
+    stages["update"] = gradients + update.temporary_bytes(workload.dtype, on_gpu=workload.on_gpu)
+    highest = max(stages.values())
+    return MemoryEstimate(
+        **persistent,
+        weight_casts=live.weight_casts,
+        gradients=gradients,
+        activations=live.activations,
+        temporaries=max(0, highest - live.activations - live.weight_casts),
+        peak=sum(persistent.values()) + _input_bytes(config, workload) + highest,
+    )
+
+
+def _input_bytes(config: ModelConfig, workload: Workload) -> int:
+    """Bytes of the inputs: int64 ids with as many targets (training) or one row of positions, and float32 patches."""
+    match config:
+        case _ if workload.mode is Mode.DECODE:
+            source = 0
         case Seq2SeqConfig(d_patch=int(d_patch)):
-            of_source = 4 * d_patch * work.n_source
+            source = 4 * d_patch * workload.n_source
         case Seq2SeqConfig() | RNNConfig():
-            of_source = 8 * work.n_source
+            source = 8 * workload.n_source
         case _:
-            of_source = 0
-    beside = work.n_tokens if work.mode is Mode.TRAIN else work.n_new
-    return work.batch * of_source + 8 * (work.n_tokens + beside)
+            source = 0
+    targets_or_positions = workload.n_tokens if workload.mode is Mode.TRAIN else workload.n_queries
+    return workload.batch_size * source + 8 * (workload.n_tokens + targets_or_positions)
 
 
-def _gathered(made: list[Operation]) -> int:
-    outside = sum(one.n_parameters for one in made if not one.is_block)
-    of_a_block: dict[str, int] = {}
-    for one in (one for one in made if one.is_block):
-        stack = one.part.split("blocks")[0]
-        of_a_block[stack] = of_a_block.get(stack, 0) + one.parameters
-    return outside + 2 * max(of_a_block.values(), default=0)
+def _gathered_elements(operations: list[Operation]) -> int:
+    """Weight elements that FSDP holds unsharded: those outside the blocks and two blocks (current and prefetched)."""
+    outside = sum(op.n_parameters for op in operations if not op.is_block)
+    per_block: dict[str, int] = {}
+    for op in operations:
+        if op.is_block:
+            stack = op.part.split("blocks")[0]
+            per_block[stack] = per_block.get(stack, 0) + op.parameters
+    return outside + 2 * max(per_block.values(), default=0)

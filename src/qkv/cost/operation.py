@@ -1,4 +1,4 @@
-"""What one operation costs: products, element-wise work, numbers moved, numbers kept. All else is a sum of these."""
+"""Cost of a single operation: matmuls, element-wise work, elements moved and tensors saved for the backward pass."""
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -8,107 +8,114 @@ from qkv.cost.workload import Precision
 
 
 class Phase(StrEnum):
-    """When in a step of work something is computed."""
+    """Phase of a step in which an operation runs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     RECOMPUTE = "recompute"
-    """Forward work that checkpointing does once more."""
+    """Forward work repeated by activation checkpointing."""
     UPDATE = "update"
     PREFILL = "prefill"
     DECODE = "decode"
-    """All decoding steps of one generation together."""
+    """All decode steps of a generation combined."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
-    """`groups` matrix products side by side, each rows×inner · inner×columns."""
+class MatMul:
+    """A batched matrix product of shape (batch, rows, inner) · (batch, inner, columns)."""
 
-    groups: int = 1
+    batch: int = 1
     rows: int
     inner: int
     columns: int
 
     @property
-    def multiply_adds(self) -> int:
-        return self.groups * self.rows * self.inner * self.columns
+    def macs(self) -> int:
+        """Number of multiply–adds."""
+        return self.batch * self.rows * self.inner * self.columns
 
     @property
-    def gradients(self) -> "tuple[Product, Product]":
-        """Towards the left factor, and towards the right one."""
+    def gradients(self) -> "tuple[MatMul, MatMul]":
+        """The two matmuls of the backward pass: gradients of the left and of the right factor."""
         return (
-            Product(groups=self.groups, rows=self.rows, inner=self.columns, columns=self.inner),
-            Product(groups=self.groups, rows=self.inner, inner=self.rows, columns=self.columns),
+            MatMul(batch=self.batch, rows=self.rows, inner=self.columns, columns=self.inner),
+            MatMul(batch=self.batch, rows=self.inner, inner=self.rows, columns=self.columns),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What an operation's result leaves in memory until backward has used it."""
+class SavedTensors:
+    """Elements and bytes that an operation keeps in memory, for example until the backward pass has used them."""
 
-    numbers: int = 0
-    """At the products' precision."""
-    wide: int = 0
-    """Numbers that mixed precision keeps at 32 bits: residual stream, norm statistics."""
-    whole: int = 0
-    """Numbers that mixed precision does not keep: it keeps the copies that products made of them."""
-    copies: int = 0
-    """Those copies, at 16 bits: one for each product that reads a wide tensor."""
-    flags: int = 0
-    """Bytes whatever the precision: masks, indices, log-probabilities."""
+    elements: int = 0
+    """Elements in the precision of matmuls."""
+    fp32_elements: int = 0
+    """Elements that autocast keeps in float32: residual stream and norm statistics."""
+    uncast_elements: int = 0
+    """Elements that are kept without autocast only. Autocast keeps the 16-bit copies made for matmuls instead."""
+    cast_elements: int = 0
+    """Elements of those 16-bit copies, one copy per matmul that reads a float32 tensor."""
+    raw_bytes: int = 0
+    """Bytes that do not depend on the precision: masks, indices and log-probabilities."""
 
-    def __add__(self, other: "Kept") -> "Kept":
-        return Kept(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
+    def __add__(self, other: "SavedTensors") -> "SavedTensors":
+        return SavedTensors(
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        )
 
-    def __mul__(self, times: int) -> "Kept":
-        return Kept(**{field.name: getattr(self, field.name) * times for field in fields(self)})
+    def __mul__(self, times: int) -> "SavedTensors":
+        return SavedTensors(**{field.name: getattr(self, field.name) * times for field in fields(self)})
 
     def n_bytes(self, dtype: Precision) -> int:
-        fixed = self.numbers * dtype.narrow + self.wide * dtype.wide + self.flags
-        return fixed + (self.copies * dtype.narrow if dtype is Precision.MIXED else self.whole * dtype.wide)
+        """Bytes in the given precision."""
+        n = self.elements * dtype.matmul_itemsize + self.fp32_elements * dtype.param_itemsize + self.raw_bytes
+        if dtype is Precision.MIXED:
+            return n + self.cast_elements * dtype.matmul_itemsize
+        return n + self.uncast_elements * dtype.param_itemsize
 
 
-NOTHING = Kept()
+NO_SAVED_TENSORS = SavedTensors()
 LOGITS = "logits"
 LOSS = "loss"
-LOG_SOFTMAX = 5
-"""Element-wise operations a logit: largest, subtract, exp, sum, subtract."""
+LOG_SOFTMAX_OPS = 5
+"""Element-wise operations per logit: maximum, subtraction, exp, sum, subtraction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One kind of step of a model, as it is run once; `runs` says how often.
+    """One operation of a model. All sizes refer to a single run, and `runs` is the number of runs.
 
-    Numbers moved are told apart by what they are: `weights` and `cache` are read, `reads` and `writes` are
-    activations. `inside_reads` and `inside_writes` of these never leave the chip where attention is one kernel.
+    The elements moved are split by kind: `weights` and `cache` are read, `reads` and `writes` are activations.
+    `onchip_reads` and `onchip_writes` are the part of the latter that never leaves the chip in fused attention.
     """
 
     part: str
-    """Where it stands in the model, without the layer's number: `decoder.blocks.cross`."""
+    """Path of the module without layer indices, for example `decoder.blocks.cross_attention`."""
     name: str
     copies: int = 1
-    """Layers (and directions), each with weights of its own."""
+    """Number of layers (and directions of an RNN), each with separate weights."""
     steps: int = 1
-    """Runs that must wait for one another, with the same weights: more than 1 in a recurrence alone."""
-    product: Product | None = None
-    visible: Fraction = Fraction(1)
-    """Share of the product that a mask lets count; an unmasked kernel computes the rest too."""
-    no_gradient: int = 0
-    """Multiply–adds of backward that nobody needs: towards a recurrence's zero first state, towards a picture."""
+    """Sequential runs that share the weights. Only recurrences have more than 1."""
+    matmul: MatMul | None = None
+    unmasked_fraction: Fraction = Fraction(1)
+    """Fraction of the matmul that is not masked. An unmasked kernel computes the rest as well."""
+    skipped_gradient_macs: int = 0
+    """Multiply–adds of unneeded gradients: of the zero initial state of an RNN, or of input patches."""
     elementwise: int = 0
     parameters: int = 0
+    """Parameters of one copy."""
     weights: int = 0
     cache: int = 0
     reads: int = 0
     writes: int = 0
-    inside_reads: int = 0
-    inside_writes: int = 0
-    is_wide: bool = False
-    """Reads and writes 32 bits under mixed precision: the residual stream, norms, the loss, recurrences."""
+    onchip_reads: int = 0
+    onchip_writes: int = 0
+    autocast_fp32: bool = False
+    """Whether the operation runs in float32 under autocast: residual stream, norms, loss and recurrences."""
     kernels: int = 1
-    """Kernels that torch starts for one run, about."""
+    """Approximate number of kernels that eager torch launches per run."""
     phase: Phase = Phase.FORWARD
-    kept: Kept = NOTHING
+    saved: SavedTensors = NO_SAVED_TENSORS
 
     @property
     def runs(self) -> int:
@@ -116,21 +123,21 @@ class Operation:
 
     @property
     def flops(self) -> int:
-        """Of the forward pass's products, 2 a multiply–add, as an unmasked kernel executes them."""
-        return 0 if self.product is None else 2 * self.product.multiply_adds * self.runs
+        """Matmul FLOPs of the forward pass, including masked pairs."""
+        return 0 if self.matmul is None else 2 * self.matmul.macs * self.runs
 
     @property
     def useful_flops(self) -> int:
-        return int(self.flops * self.visible)
+        return int(self.flops * self.unmasked_fraction)
 
     @property
     def backward_flops(self) -> int:
-        """Two products for one: towards either factor."""
-        return 2 * self.flops - 2 * self.no_gradient * self.copies
+        """Matmul FLOPs of the backward pass: two matmuls for each one of the forward pass."""
+        return 2 * self.flops - 2 * self.skipped_gradient_macs * self.copies
 
     @property
     def useful_backward_flops(self) -> int:
-        return int(self.backward_flops * self.visible)
+        return int(self.backward_flops * self.unmasked_fraction)
 
     @property
     def elementwise_flops(self) -> int:
@@ -138,139 +145,158 @@ class Operation:
 
     @property
     def n_parameters(self) -> int:
+        """Parameters of all copies."""
         return self.parameters * self.copies
 
-    def moved(self, *, fused: bool) -> int:
-        """Numbers read and written, in all runs."""
-        inside = self.inside_reads + self.inside_writes if fused else 0
-        return (self.weights + self.cache + self.reads + self.writes - inside) * self.runs
+    def elements_moved(self, *, fused: bool) -> int:
+        """Elements read and written in all runs."""
+        onchip = self.onchip_reads + self.onchip_writes if fused else 0
+        return (self.weights + self.cache + self.reads + self.writes - onchip) * self.runs
 
     def forward_bytes(self, dtype: Precision, *, fused: bool) -> tuple[int, int]:
-        """Read and written in one run."""
-        reads, writes = self._activations(fused=fused)
-        size = dtype.wide if self.is_wide else dtype.narrow
-        of_weights = dtype.wide if self.product is None else size
-        return self.weights * of_weights + (self.cache + reads) * size, writes * size
+        """Bytes read and bytes written by one run of the forward pass."""
+        reads, writes = self._activation_io(fused=fused)
+        itemsize = dtype.param_itemsize if self.autocast_fp32 else dtype.matmul_itemsize
+        weight_itemsize = dtype.param_itemsize if self.matmul is None else itemsize
+        return self.weights * weight_itemsize + (self.cache + reads) * itemsize, writes * itemsize
 
     def backward_bytes(self, dtype: Precision, *, fused: bool) -> tuple[int, int]:
-        """What was read and what comes back are read (by a product twice), gradients of all that was read written.
+        """Bytes read and bytes written by one run of the backward pass.
 
-        A fused kernel reads its result too, for the sum that softmax's gradient needs.
+        The inputs and the output gradient (twice for a matmul) are read, and the gradients of the inputs and weights
+        are written. The fused kernel also reads its output, which the gradient of softmax needs.
         """
-        reads, writes = self._activations(fused=fused)
-        size = dtype.wide if self.is_wide else dtype.narrow
-        of_weights = 0 if self.product is None else size
-        times = 1 if self.product is None else 2
+        reads, writes = self._activation_io(fused=fused)
+        itemsize = dtype.param_itemsize if self.autocast_fp32 else dtype.matmul_itemsize
+        weight_itemsize = 0 if self.matmul is None else itemsize
+        times = 1 if self.matmul is None else 2
         return (
-            self.weights * of_weights + (reads + times * writes) * size,
-            reads * size + self.parameters * dtype.wide,
+            self.weights * weight_itemsize + (reads + times * writes) * itemsize,
+            reads * itemsize + self.parameters * dtype.param_itemsize,
         )
 
     def cast_bytes(self, dtype: Precision) -> tuple[int, int]:
-        """Mixed precision brings each product's weight to 16 bits, once a pass: read and written for one copy."""
-        if dtype is not Precision.MIXED or self.product is None or self.is_wide:
+        """Bytes read and written when autocast casts the weight of one copy to 16 bits, once per pass."""
+        if dtype is not Precision.MIXED or self.matmul is None or self.autocast_fp32:
             return 0, 0
-        return self.weights * dtype.wide, self.weights * dtype.narrow
+        return self.weights * dtype.param_itemsize, self.weights * dtype.matmul_itemsize
 
-    def _activations(self, *, fused: bool) -> tuple[int, int]:
+    def _activation_io(self, *, fused: bool) -> tuple[int, int]:
+        """Activation elements read and written, without those that stay on the chip if `fused`."""
         if not fused:
             return self.reads, self.writes
-        return self.reads - self.inside_reads, self.writes - self.inside_writes
+        return self.reads - self.onchip_reads, self.writes - self.onchip_writes
 
     @property
     def is_block(self) -> bool:
-        """Part of a Transformer's block: what activation checkpointing computes again."""
+        """Whether the operation belongs to a Transformer block, which activation checkpointing recomputes."""
         return "blocks" in self.part.split(".")
 
     @property
     def is_attention_core(self) -> bool:
-        """Scores, softmax and mix: what a fused kernel does in one."""
-        return self.inside_reads + self.inside_writes > 0
+        """Whether the operation is the scores, softmax or mix, which a fused kernel computes together."""
+        return self.onchip_reads + self.onchip_writes > 0
 
 
-def linear(
-    part: str, name: str, *, rows: int, d_in: int, d_out: int, bias: bool, copies: int = 1, kept: Kept = NOTHING
+def linear_operation(
+    part: str,
+    name: str,
+    *,
+    rows: int,
+    d_in: int,
+    d_out: int,
+    bias: bool,
+    copies: int = 1,
+    saved: SavedTensors = NO_SAVED_TENSORS,
 ) -> Operation:
-    """Rows times a weight matrix."""
+    """Linear layer applied to `rows` vectors."""
     return Operation(
         part=part,
         name=name,
         copies=copies,
-        product=Product(rows=rows, inner=d_in, columns=d_out),
+        matmul=MatMul(rows=rows, inner=d_in, columns=d_out),
         elementwise=rows * d_out if bias else 0,
         parameters=d_in * d_out + (d_out if bias else 0),
         weights=d_in * d_out + (d_out if bias else 0),
         reads=rows * d_in,
         writes=rows * d_out,
-        kept=kept,
+        saved=saved,
     )
 
 
-def table(
-    part: str, name: str, *, rows: int, n_entries: int, width: int, parameters: int | None = None, add: bool = False
+def lookup_operation(
+    part: str, *, rows: int, n_entries: int, width: int, parameters: int | None = None, add: bool = False
 ) -> Operation:
-    """A look-up: each row reads one entry, `add` if it is added to what is there. No product, no FLOP of its own."""
+    """Embedding lookup of one entry per row, which `add` adds to an existing tensor. It has no matmul FLOPs."""
     return Operation(
         part=part,
-        name=name,
+        name="lookup",
         elementwise=rows * width if add else 0,
         parameters=n_entries * width if parameters is None else parameters,
         weights=rows * width,
         reads=rows * width if add else 0,
         writes=rows * width,
-        is_wide=True,
-        kernels=2,  # look up, then add or scale
+        autocast_fp32=True,
+        kernels=2,  # the lookup, then an addition or a scaling
     )
 
 
-def logits(part: str, *, rows: int, d_model: int, n_words: int, is_tied: bool, bias: bool) -> Operation:
-    """The unembedding: a tied one reads a table that is counted elsewhere."""
-    own_bias = n_words if bias else 0
+def logits_operation(part: str, *, rows: int, d_model: int, vocab_size: int, is_tied: bool, bias: bool) -> Operation:
+    """Projection to the logits. A tied weight is counted with the token embedding."""
+    n_bias = vocab_size if bias else 0
     return Operation(
         part=part,
         name=LOGITS,
-        product=Product(rows=rows, inner=d_model, columns=n_words),
-        elementwise=rows * own_bias,
-        parameters=own_bias + (0 if is_tied else n_words * d_model),
-        weights=n_words * d_model + own_bias,
+        matmul=MatMul(rows=rows, inner=d_model, columns=vocab_size),
+        elementwise=rows * n_bias,
+        parameters=n_bias + (0 if is_tied else vocab_size * d_model),
+        weights=vocab_size * d_model + n_bias,
         reads=rows * d_model,
-        writes=rows * n_words,
-        kept=Kept(copies=rows * d_model),
+        writes=rows * vocab_size,
+        saved=SavedTensors(cast_elements=rows * d_model),
     )
 
 
-def loss(of: Operation) -> Operation:
-    """Cross-entropy of those logits, always in float32; it keeps their log-probabilities."""
+def loss_operation(logits: Operation) -> Operation:
+    """Cross-entropy of the logits, always computed in float32. It saves the log-probabilities."""
     return Operation(
         part=LOSS,
-        name=of.part,
-        elementwise=LOG_SOFTMAX * of.writes,
-        reads=of.writes,
-        writes=of.writes,
-        is_wide=True,
-        kernels=3,  # to float32, log-softmax, the targets' sum
-        kept=Kept(flags=4 * of.writes),
+        name=logits.part,
+        elementwise=LOG_SOFTMAX_OPS * logits.writes,
+        reads=logits.writes,
+        writes=logits.writes,
+        autocast_fp32=True,
+        kernels=3,  # cast to float32, log-softmax, sum over the targets
+        saved=SavedTensors(raw_bytes=4 * logits.writes),
     )
 
 
-def over_steps(first: Operation, last: Operation, n: int) -> Operation:
-    """`n` decoding steps as one operation, exactly: between first and last every size grows evenly."""
+def sum_decode_steps(first: Operation, last: Operation, n: int) -> Operation:
+    """Combine `n` decode steps into one operation.
+
+    The result is exact, because every size grows linearly from the first step to the last.
+    """
     if first == last:
         return replace(first, steps=first.steps * n, phase=Phase.DECODE)
 
-    def total(one: int, other: int) -> int:
-        return n * (one + other) // 2
+    def linear_sum(first_size: int, last_size: int) -> int:
+        return n * (first_size + last_size) // 2
 
-    moved = ("elementwise", "weights", "cache", "reads", "writes", "inside_reads", "inside_writes")
-    sums = {name: total(getattr(first, name), getattr(last, name)) for name in moved}
-    product, visible = None, Fraction(1)
-    if first.product is not None and last.product is not None:
-        # One size of the product differs: the number of keys.
-        sizes = {name: (getattr(first.product, name), getattr(last.product, name)) for name in ("inner", "columns")}
-        grown = {name: pair[0] if pair[0] == pair[1] else total(*pair) for name, pair in sizes.items()}
-        product = replace(first.product, **grown)
-        useful = n * sum(one.visible * one.product.multiply_adds for one in (first, last) if one.product) / 2
-        visible = Fraction(useful) / product.multiply_adds
+    names = ("elementwise", "weights", "cache", "reads", "writes", "onchip_reads", "onchip_writes")
+    sums = {name: linear_sum(getattr(first, name), getattr(last, name)) for name in names}
+    matmul, unmasked_fraction = None, Fraction(1)
+    if first.matmul is not None and last.matmul is not None:
+        # Only one dimension of the matmul differs between steps: the number of keys.
+        dims = {name: (getattr(first.matmul, name), getattr(last.matmul, name)) for name in ("inner", "columns")}
+        summed = {name: pair[0] if pair[0] == pair[1] else linear_sum(*pair) for name, pair in dims.items()}
+        matmul = replace(first.matmul, **summed)
+        useful = n * sum(op.unmasked_fraction * op.matmul.macs for op in (first, last) if op.matmul) / 2
+        unmasked_fraction = Fraction(useful) / matmul.macs
     return replace(
-        first, **sums, product=product, visible=visible, kernels=first.kernels * n, phase=Phase.DECODE
-    )  # fmt: skip
+        first,
+        **sums,
+        matmul=matmul,
+        unmasked_fraction=unmasked_fraction,
+        kernels=first.kernels * n,
+        phase=Phase.DECODE,
+    )

@@ -1,210 +1,269 @@
-"""What a model computes in one step of work, operation by operation, for the four families."""
+"""List the operations of one step for each of the four model families."""
 
 from dataclasses import replace
 from typing import assert_never
 
 from qkv.choices import PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
-from qkv.cost.blocks import ACTIVATION, Stack, norm
-from qkv.cost.operation import LOGITS, Kept, Operation, Phase, linear, logits, loss, over_steps, table
-from qkv.cost.recurrent import rnn_operations
+from qkv.cost.blocks import ACTIVATION_OPS, BlockStack, norm_operation
+from qkv.cost.operation import (
+    LOGITS,
+    Operation,
+    Phase,
+    SavedTensors,
+    linear_operation,
+    logits_operation,
+    lookup_operation,
+    loss_operation,
+    sum_decode_steps,
+)
+from qkv.cost.rnn import list_rnn_operations
 from qkv.cost.workload import Mode, Workload
 
 
-def operations(config: ModelConfig, work: Workload) -> list[Operation]:
-    """In the order they are run; parts are named as the model's modules are, layer numbers left out."""
-    work.check(config)
-    match work.mode:
+def list_operations(config: ModelConfig, workload: Workload) -> list[Operation]:
+    """List the operations of a step in execution order. Parts are named like the modules of the model."""
+    workload.check_supported_by(config)
+    match workload.mode:
         case Mode.GENERATE:
-            return _generation(config, work)
+            return _generation_operations(config, workload)
         case Mode.TRAIN:
-            made = _one_pass(config, work)
-            return [*made, *(loss(one) for one in made if one.name == LOGITS)]
+            operations = _single_pass_operations(config, workload)
+            return [*operations, *(loss_operation(op) for op in operations if op.name == LOGITS)]
         case _:
-            return _one_pass(config, work)
+            return _single_pass_operations(config, workload)
 
 
-def _generation(config: ModelConfig, work: Workload) -> list[Operation]:
-    """The prompt's pass, then the decoding steps summed: exact, since each size grows evenly from step to step."""
-    prompt = work.replace(mode=Mode.PREFILL, new=None, predictions=work.predictions or 1)
-    made = [replace(one, phase=Phase.PREFILL) for one in _one_pass(config, prompt)]
-    # Past its window a mask begins to hide keys: what grows evenly before it and after it is summed apart.
+def _generation_operations(config: ModelConfig, workload: Workload) -> list[Operation]:
+    """List the prefill, then the decode steps combined into one operation each.
+
+    The sums are exact, because each size grows linearly from step to step.
+    """
+    prefill = workload.replace(mode=Mode.PREFILL, n_new_tokens=None, logits_to_keep=workload.logits_to_keep or 1)
+    operations = [replace(op, phase=Phase.PREFILL) for op in _single_pass_operations(config, prefill)]
+    # From the end of the sliding window on, keys are masked and the growth changes, so the steps before and after
+    # that point are summed separately.
     window = config.sliding_window if isinstance(config, TransformerConfig) else None
-    first, last = work.length + 1, work.last_length
-    edge = last if window is None else min(max(window, work.length), last)
+    first, last = workload.seq_len + 1, workload.final_seq_len
+    edge = last if window is None else min(max(window, workload.seq_len), last)
     for start, end in ((first, edge), (edge + 1, last)):
         if start <= end:
             steps = [
-                _one_pass(config, work.replace(mode=Mode.DECODE, new=None, predictions=None, length=n))
+                _single_pass_operations(
+                    config, workload.replace(mode=Mode.DECODE, n_new_tokens=None, logits_to_keep=None, seq_len=n)
+                )
                 for n in (start, end)
             ]
-            made += [over_steps(one, other, end - start + 1) for one, other in zip(*steps, strict=True)]
-    return made
+            operations += [
+                sum_decode_steps(first_op, last_op, end - start + 1) for first_op, last_op in zip(*steps, strict=True)
+            ]
+    return operations
 
 
-def _one_pass(config: ModelConfig, work: Workload) -> list[Operation]:
+def _single_pass_operations(config: ModelConfig, workload: Workload) -> list[Operation]:
     match config:
         case GPTConfig():
-            return _gpt(config, work)
+            return _gpt_operations(config, workload)
         case BERTConfig():
-            return _bert(config, work)
+            return _bert_operations(config, workload)
         case Seq2SeqConfig():
-            return _seq2seq(config, work)
+            return _seq2seq_operations(config, workload)
         case RNNConfig():
-            return rnn_operations(config, work)
+            return list_rnn_operations(config, workload)
         case _:
             assert_never(config)
 
 
-def stacks_of(config: ModelConfig, work: Workload) -> list[Stack]:
-    """The stacks of blocks that one pass goes through, in order; an RNN has none."""
-    same = {"batch": work.batch, "kernel": work.kernel, "on_gpu": work.on_gpu}
-    is_step = work.mode is Mode.DECODE
-    sizes = {**same, "n_queries": work.n_new, "n_keys": work.length, "is_cached": is_step}
+def block_stacks(config: ModelConfig, workload: Workload) -> list[BlockStack]:
+    """List the block stacks that one pass runs through, in order. An RNN has none."""
+    shared = {"batch_size": workload.batch_size, "kernel": workload.kernel, "on_gpu": workload.on_gpu}
+    is_decode = workload.mode is Mode.DECODE
+    sizes = {**shared, "n_queries": workload.n_queries, "n_keys": workload.seq_len, "is_cached": is_decode}
     match config:
         case GPTConfig():
-            return [Stack(config=config, n_layers=config.n_layers, causal=config.causal, **sizes)]
+            return [BlockStack(config=config, n_layers=config.n_layers, causal=config.causal, **sizes)]
         case BERTConfig():
-            return [Stack(config=config, n_layers=config.n_layers, causal=False, **sizes)]
+            return [BlockStack(config=config, n_layers=config.n_layers, causal=False, **sizes)]
         case Seq2SeqConfig():
-            read = {**same, "n_queries": work.n_source, "n_keys": work.n_source}
-            encoder = Stack(config=config, **read, prefix="encoder.", n_layers=config.n_encoder_layers, causal=False)
-            sizes |= {"n_layers": config.n_decoder_layers, "n_source": work.n_source}
-            decoder = Stack(config=config, **sizes, prefix="decoder.", causal=True)
-            return [decoder] if is_step else [encoder, decoder]
+            source = {**shared, "n_queries": workload.n_source, "n_keys": workload.n_source}
+            encoder = BlockStack(
+                config=config, **source, prefix="encoder.", n_layers=config.n_encoder_layers, causal=False
+            )
+            sizes |= {"n_layers": config.n_decoder_layers, "n_source": workload.n_source}
+            decoder = BlockStack(config=config, **sizes, prefix="decoder.", causal=True)
+            # A decode step reads the encoder output from the cache.
+            return [decoder] if is_decode else [encoder, decoder]
         case RNNConfig():
             return []
 
 
-def _side(
-    config: TransformerConfig, work: Workload, stack: Stack, *, n_words: int | None = None,
+def _stack_operations(
+    config: TransformerConfig,
+    workload: Workload,
+    stack: BlockStack,
+    *,
+    source_vocab_size: int | None = None,
     n_segments: int | None = None,
-) -> list[Operation]:  # fmt: skip
-    """From ids to a stack's last states."""
+) -> list[Operation]:
+    """List the operations from token ids to the final states of a block stack."""
     prefix, rows = stack.prefix, stack.n_rows
     return [
-        *_embedding(config, work, rows, prefix=prefix, n_words=n_words, n_segments=n_segments),
-        *_relation(config, stack.n_queries, stack.n_keys, prefix=prefix),
+        *_embedding_operations(
+            config, workload, rows, prefix=prefix, source_vocab_size=source_vocab_size, n_segments=n_segments
+        ),
+        *_relative_bias_operations(config, stack.n_queries, stack.n_keys, prefix=prefix),
         *stack.operations(),
-        *_final_norm(config, work, rows, prefix=prefix),
+        *_final_norm_operations(config, workload, rows, prefix=prefix),
     ]
 
 
-def _gpt(config: GPTConfig, work: Workload) -> list[Operation]:
-    (stack,) = stacks_of(config, work)
-    return [*_side(config, work, stack), _unembedding(config, work.n_predicted)]
+def _gpt_operations(config: GPTConfig, workload: Workload) -> list[Operation]:
+    (stack,) = block_stacks(config, workload)
+    return [*_stack_operations(config, workload, stack), _unembedding_operation(config, workload.n_logit_rows)]
 
 
-def _bert(config: BERTConfig, work: Workload) -> list[Operation]:
-    """Every head of the config is run, once: the masked-word head where it predicts, the others on [CLS]."""
-    (stack,) = stacks_of(config, work)
-    return [*_side(config, work, stack, n_segments=config.n_segments or None), *_bert_heads(config, work)]
+def _bert_operations(config: BERTConfig, workload: Workload) -> list[Operation]:
+    """List the encoder and every configured head. Heads other than the masked-LM head run on [CLS] only."""
+    (stack,) = block_stacks(config, workload)
+    encoder = _stack_operations(config, workload, stack, n_segments=config.n_segments or None)
+    return [*encoder, *_bert_head_operations(config, workload)]
 
 
-def _bert_heads(config: BERTConfig, work: Workload) -> list[Operation]:
-    d, rows = config.d_model, work.n_predicted
+def _bert_head_operations(config: BERTConfig, workload: Workload) -> list[Operation]:
+    d, rows, batch_size = config.d_model, workload.n_logit_rows, workload.batch_size
     heads = []
     if config.pooler:
-        on_first = {"rows": work.batch, "bias": True}
-        heads.append(linear("pooler", "project", **on_first, d_in=d, d_out=d, kept=Kept(numbers=work.batch * d)))
+        pooled = {"rows": batch_size, "d_in": d, "bias": True}
+        heads.append(
+            linear_operation("pooler", "project", **pooled, d_out=d, saved=SavedTensors(elements=batch_size * d))
+        )
         if config.next_sentence_head:
-            heads.append(linear("next_sentence", "project", **on_first, d_in=d, d_out=2))
+            heads.append(linear_operation("next_sentence", "project", **pooled, d_out=2))
         if config.n_classes is not None:
-            heads.append(linear("classifier", "project", **on_first, d_in=d, d_out=config.n_classes))
-    if config.masked_word_head:
-        n, part = rows * d, "masked_word"
+            heads.append(linear_operation("classifier", "project", **pooled, d_out=config.n_classes))
+    if config.masked_lm_head:
+        n, part = rows * d, "masked_lm"
         heads += [
-            linear(part, "dense", rows=rows, d_in=d, d_out=d, bias=True, kept=Kept(numbers=n, copies=n)),
-            Operation(
-                part=part, name="activation", elementwise=ACTIVATION[config.activation] * n, reads=n, writes=n,
-                kept=Kept(wide=n),
+            linear_operation(
+                part,
+                "dense",
+                rows=rows,
+                d_in=d,
+                d_out=d,
+                bias=True,
+                saved=SavedTensors(elements=n, cast_elements=n),
             ),
-            norm(config, part, rows=rows, on_gpu=work.on_gpu),
-            _unembedding(config, rows, part=part),
-        ]  # fmt: skip
+            Operation(
+                part=part,
+                name="activation",
+                elementwise=ACTIVATION_OPS[config.activation] * n,
+                reads=n,
+                writes=n,
+                saved=SavedTensors(fp32_elements=n),
+            ),
+            norm_operation(config, part, rows=rows, on_gpu=workload.on_gpu),
+            _unembedding_operation(config, rows, part=part),
+        ]
     return heads
 
 
-def _seq2seq(config: Seq2SeqConfig, work: Workload) -> list[Operation]:
-    *encoder, decoder = stacks_of(config, work)
-    read: list[Operation] = []
-    for stack in encoder:
-        token, *rest = _side(config, work, stack, n_words=config.source_vocab_size)
+def _seq2seq_operations(config: Seq2SeqConfig, workload: Workload) -> list[Operation]:
+    *encoder_stacks, decoder_stack = block_stacks(config, workload)
+    encoder: list[Operation] = []
+    for stack in encoder_stacks:
+        embedding, *rest = _stack_operations(config, workload, stack, source_vocab_size=config.source_vocab_size)
         if config.d_patch is not None:
-            token = _patches(token.part, stack.n_rows, config.d_patch, config.d_model)
-        read += [token, *rest]
-    return [*read, *_side(config, work, decoder), _unembedding(config, work.n_predicted)]
+            embedding = _patch_embedding_operation(embedding.part, stack.n_rows, config.d_patch, config.d_model)
+        encoder += [embedding, *rest]
+    decoder = _stack_operations(config, workload, decoder_stack)
+    return [*encoder, *decoder, _unembedding_operation(config, workload.n_logit_rows)]
 
 
-def _patches(part: str, rows: int, d_patch: int, d_model: int) -> Operation:
-    """A product in the place of the look-up. What it reads is the batch's own, and nobody needs its gradient."""
-    kept = Kept(copies=rows * d_patch)
-    made = linear(part, "project", rows=rows, d_in=d_patch, d_out=d_model, bias=False, kept=kept)
-    return replace(made, no_gradient=rows * d_patch * d_model)
+def _patch_embedding_operation(part: str, rows: int, d_patch: int, d_model: int) -> Operation:
+    """Linear embedding of image patches, which replaces the lookup. The gradient of the patches is not needed."""
+    saved = SavedTensors(cast_elements=rows * d_patch)
+    op = linear_operation(part, "project", rows=rows, d_in=d_patch, d_out=d_model, bias=False, saved=saved)
+    return replace(op, skipped_gradient_macs=rows * d_patch * d_model)
 
 
-def _embedding(
-    config: TransformerConfig, work: Workload, rows: int, *, prefix: str = "", n_words: int | None = None,
+def _embedding_operations(
+    config: TransformerConfig,
+    workload: Workload,
+    rows: int,
+    *,
+    prefix: str = "",
+    source_vocab_size: int | None = None,
     n_segments: int | None = None,
-) -> list[Operation]:  # fmt: skip
-    """Token, segment, position, norm. `n_words`: of a source's table; a shared one is counted there."""
+) -> list[Operation]:
+    """List the token, segment and position embeddings and the embedding norm.
+
+    `source_vocab_size` is set for an encoder. A table shared by encoder and decoder is counted in the encoder.
+    """
     d, part = config.d_model, f"{prefix}embedding"
-    is_shared = n_words is None and isinstance(config, Seq2SeqConfig) and config.share_embeddings
-    n_entries = config.vocab_size if n_words is None else n_words
-    made = [
-        table(
-            f"{part}.token", "look-up", rows=rows, n_entries=n_entries, width=d, parameters=0 if is_shared else None
-        )
-    ]  # fmt: skip
+    is_shared = source_vocab_size is None and isinstance(config, Seq2SeqConfig) and config.share_embeddings
+    n_entries = config.vocab_size if source_vocab_size is None else source_vocab_size
+    operations = [
+        lookup_operation(f"{part}.token", rows=rows, n_entries=n_entries, width=d, parameters=0 if is_shared else None)
+    ]
     if n_segments is not None:
-        made.append(table(f"{part}.segment", "look-up", rows=rows, n_entries=n_segments, width=d, add=True))
+        operations.append(lookup_operation(f"{part}.segment", rows=rows, n_entries=n_segments, width=d, add=True))
+    position = f"{part}.position"
     match config.positions:
         case PositionKind.LEARNED:
             n_entries = config.context_length + config.position_offset
-            made.append(table(f"{part}.position", "look-up", rows=rows, n_entries=n_entries, width=d, add=True))
+            operations.append(lookup_operation(position, rows=rows, n_entries=n_entries, width=d, add=True))
         case PositionKind.SINUSOIDAL:
             n = rows * d
-            made.append(Operation(part=f"{part}.position", name="add", elementwise=n, reads=n, writes=n, is_wide=True))
+            operations.append(
+                Operation(part=position, name="add", elementwise=n, reads=n, writes=n, autocast_fp32=True)
+            )
         case PositionKind.CONCATENATED:
-            kept = Kept(whole=2 * rows * d, copies=2 * rows * d)
-            joined = {"rows": rows, "d_in": 2 * d, "d_out": d}
-            made.append(linear(f"{part}.position", "project", **joined, bias=False, kept=kept))
+            saved = SavedTensors(uncast_elements=2 * rows * d, cast_elements=2 * rows * d)
+            operations.append(
+                linear_operation(position, "project", rows=rows, d_in=2 * d, d_out=d, bias=False, saved=saved)
+            )
         case _:
             pass
-    # What the first block reads, and what its norm goes back from.
-    made.append(Operation(part=part, name="sum", kept=Kept(wide=rows * d)))
+    # The residual stream that the first block reads and that the backward pass of its norm needs.
+    operations.append(Operation(part=part, name="sum", saved=SavedTensors(fp32_elements=rows * d)))
     if config.embedding_norm:
-        made.append(norm(config, f"{part}.norm", rows=rows, on_gpu=work.on_gpu))
-    return made
+        operations.append(norm_operation(config, f"{part}.norm", rows=rows, on_gpu=workload.on_gpu))
+    return operations
 
 
-def _relation(config: TransformerConfig, n_queries: int, n_keys: int, *, prefix: str = "") -> list[Operation]:
-    """T5's one table a side, looked up once for all layers; its indices (8 bytes each) are kept."""
+def _relative_bias_operations(
+    config: TransformerConfig, n_queries: int, n_keys: int, *, prefix: str = ""
+) -> list[Operation]:
+    """List the lookup of T5's relative position bias, which all layers of a stack share. It saves int64 indices."""
     if config.positions is not PositionKind.RELATIVE:
         return []
     pairs = n_queries * n_keys
-    look_up = Operation(
-        part=f"{prefix}relation",
-        name="look-up",
+    lookup = Operation(
+        part=f"{prefix}relative_positions",
+        name="lookup",
         parameters=config.relative_buckets * config.n_heads,
         weights=pairs * config.n_heads,
         writes=pairs * config.n_heads,
-        is_wide=True,
-        kept=Kept(flags=8 * pairs),
+        autocast_fp32=True,
+        saved=SavedTensors(raw_bytes=8 * pairs),
     )
-    return [look_up]
+    return [lookup]
 
 
-def _final_norm(config: TransformerConfig, work: Workload, rows: int, *, prefix: str = "") -> list[Operation]:
-    return [norm(config, f"{prefix}final_norm", rows=rows, on_gpu=work.on_gpu)] if config.final_norm else []
+def _final_norm_operations(
+    config: TransformerConfig, workload: Workload, rows: int, *, prefix: str = ""
+) -> list[Operation]:
+    return (
+        [norm_operation(config, f"{prefix}final_norm", rows=rows, on_gpu=workload.on_gpu)] if config.final_norm else []
+    )
 
 
-def _unembedding(config: TransformerConfig, rows: int, *, part: str = "unembedding") -> Operation:
-    return logits(
+def _unembedding_operation(config: TransformerConfig, rows: int, *, part: str = "unembedding") -> Operation:
+    return logits_operation(
         part,
         rows=rows,
         d_model=config.d_model,
-        n_words=config.vocab_size,
+        vocab_size=config.vocab_size,
         is_tied=config.tie_embeddings,
         bias=config.unembedding_bias,
     )

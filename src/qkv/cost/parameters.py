@@ -1,16 +1,16 @@
-"""How many parameters a model has, and where. Tied tensors count once."""
+"""Parameter counts by part of the model, computed from a config. Tied tensors count once."""
 
 from dataclasses import dataclass
 
 from qkv.config import ModelConfig
 from qkv.cost.operation import Operation
-from qkv.cost.operations import operations
+from qkv.cost.operations import list_operations
 from qkv.cost.workload import Workload
 
 
 @dataclass(frozen=True)
-class Parameters:
-    """By part; a part is named as in the model, all layers together."""
+class ParameterCounts:
+    """Parameter counts by part. Parts are named like the modules of the model, without layer indices."""
 
     by_part: dict[str, int]
 
@@ -18,22 +18,23 @@ class Parameters:
     def total(self) -> int:
         return sum(self.by_part.values())
 
-    def of(self, word: str) -> int:
-        """All parts with that word in their name: `attention`, `feedforward`, `decoder`, `cross`."""
-        return sum(count for part, count in self.by_part.items() if word in part.split("."))
+    def count_matching(self, name: str) -> int:
+        """Count the parameters of all parts with this name in their path: `attention`, `feed_forward`, `decoder`."""
+        return sum(count for part, count in self.by_part.items() if name in part.split("."))
 
     def as_dict(self) -> dict[str, int]:
         return {**self.by_part, "total": self.total}
 
 
-def parameters(config: ModelConfig) -> Parameters:
-    """Counted from the config: nothing is allocated, whatever its size."""
-    return parameters_of(operations(config, Workload(batch=1, length=1)))
+def count_parameters(config: ModelConfig) -> ParameterCounts:
+    """Count the parameters of a model without allocating them."""
+    return group_parameters_by_part(list_operations(config, Workload(batch_size=1, seq_len=1)))
 
 
-def parameters_of(made: list[Operation]) -> Parameters:
+def group_parameters_by_part(operations: list[Operation]) -> ParameterCounts:
+    """Sum the parameters of the operations that belong to the same part."""
     by_part: dict[str, int] = {}
-    for operation in made:
-        if operation.parameters:
-            by_part[operation.part] = by_part.get(operation.part, 0) + operation.n_parameters
-    return Parameters(by_part)
+    for op in operations:
+        if op.parameters:
+            by_part[op.part] = by_part.get(op.part, 0) + op.n_parameters
+    return ParameterCounts(by_part)

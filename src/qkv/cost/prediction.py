@@ -1,8 +1,8 @@
-"""How long a step will take on a calibrated device: what was measured of its kernels, put together.
+"""Predict the time of a step on a calibrated device from measured kernel times.
 
-A CPU does one thing after another: launching plus the kernels' own time. A GPU computes while the CPU launches, so
-the slower of the two counts, phase by phase; the logits come last and hide behind nothing. A recurrence waits for
-itself and is added.
+On a CPU, launching and computing are sequential, so their times are added. A GPU computes while the CPU launches, so
+the slower of the two counts in each phase. The logits come last and overlap with nothing. A recurrence is sequential,
+so its time is added as well.
 """
 
 import math
@@ -10,30 +10,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qkv.choices import CellKind, Kernel, PositionKind
+from qkv.choices import AttentionKernel, CellKind, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.calibration import Calibration
 from qkv.cost.memory import cache_bytes
 from qkv.cost.operation import LOGITS, LOSS, Operation
-from qkv.cost.operations import operations
-from qkv.cost.parameters import parameters
+from qkv.cost.operations import list_operations
+from qkv.cost.parameters import count_parameters
 from qkv.cost.workload import Mode, Precision, Workload
 
-PLAIN = "plain"
-"""A GPT's launching without the fused kernel, as a name of the calibration."""
-ODD = 8
-"""A matrix whose rows are no multiple of this many numbers is read more slowly by a GPU, up to eight times."""
-NEAR = {"cpu": 2**24, "cuda": 2**27}
-"""Bytes of weights that a product is calibrated with: a core's own cache, and a GPU's, does not hold them."""
-NARROW = ("output", "contract")
-"""Products that read what another 16-bit kernel wrote; the others read the residual stream's 32 bits."""
-FORWARD_SHARE = 1 / 3
-"""Of a training step's products: one in three is the forward pass's."""
+EAGER_FAMILY = "eager"
+"""Name in the calibration for the launch overhead of a GPT with eager attention."""
+ALIGNMENT = 8
+"""GPUs read matrices more slowly, by up to a factor of 8, if their row length is not a multiple of this."""
+CALIBRATED_WEIGHT_BYTES = {"cpu": 2**24, "cuda": 2**27}
+"""Bytes of weights used to calibrate matmuls: more than the cache of a CPU core, and of a GPU, can hold."""
+HALF_INPUT_OPERATIONS = ("out_proj", "down_proj")
+"""Matmuls whose input is already 16 bits under autocast. The others read the float32 residual stream."""
+FORWARD_FRACTION = 1 / 3
+"""Fraction of the matmuls of a training step that belong to the forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
-    """Seconds of one operation, all its runs; forward and backward in training."""
+class OperationTime:
+    """Predicted seconds of one operation over all its runs, including the backward pass in training."""
 
     part: str
     name: str
@@ -42,58 +42,72 @@ class Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """`launching` is the CPU's, `computing` the device's; `serial` waits for neither."""
+class TimePrediction:
+    """Predicted time of a step, split into CPU launches, device computation and sequential recurrences."""
 
     seconds: float
-    launching: float
-    computing: float
-    serial: float
-    spent: tuple[Spent, ...]
+    launch_seconds: float
+    compute_seconds: float
+    recurrence_seconds: float
+    operation_times: tuple[OperationTime, ...]
 
     @property
     def bound_by(self) -> str:
-        return "launching" if self.launching > self.computing + self.serial else "computing"
+        """The larger part of the time: `launch` or `compute`."""
+        return "launch" if self.launch_seconds > self.compute_seconds + self.recurrence_seconds else "compute"
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "seconds": self.seconds, "launching": self.launching, "computing": self.computing, "serial": self.serial,
-        }  # fmt: skip
+            "seconds": self.seconds,
+            "launch_seconds": self.launch_seconds,
+            "compute_seconds": self.compute_seconds,
+            "recurrence_seconds": self.recurrence_seconds,
+        }
 
 
-def predict(config: ModelConfig, work: Workload, calibration: Calibration) -> Prediction:
-    """One step's time, or a generation's; refused where the calibration is for another precision."""
-    calibration.check(work.mode, work.dtype)
-    if work.mode is Mode.GENERATE:
-        return _generation(config, work, calibration)
-    meter = _Meter(config, work, calibration)
-    spent = tuple(meter.spent())
-    serial = sum((one.seconds for one in spent if one.name == "recurrence"), 0.0)
-    computing = sum(one.seconds for one in spent) - serial
-    whole = _launching(config, work, calibration)
+def predict_time(config: ModelConfig, workload: Workload, calibration: Calibration) -> TimePrediction:
+    """Predict the time of a step or of a generation. The calibration must cover the precision of the workload."""
+    calibration.check_precision(workload.mode, workload.dtype)
+    if workload.mode is Mode.GENERATE:
+        return _predict_generation(config, workload, calibration)
+    times = tuple(_OperationTimer(config, workload, calibration).operation_times())
+    recurrence = sum((time.seconds for time in times if time.name == "recurrence"), 0.0)
+    compute = sum(time.seconds for time in times) - recurrence
+    launch = _launch_seconds(config, workload, calibration)
     if calibration.is_asynchronous:
-        # The loss and the gradients' norm are looked at before the update: its launching begins with an idle device.
-        *passes, update = _phases(config, work, calibration, spent)
-        seconds = _overlapped(passes) + max(update) + serial
+        # The host reads the loss and the gradient norm before the update, so the device is idle when the launches of
+        # the update begin.
+        *passes, update = _phase_times(config, workload, calibration, times)
+        seconds = _overlapped_seconds(passes) + max(update) + recurrence
     else:
-        seconds = whole + computing + serial
-    return Prediction(seconds=seconds, launching=whole, computing=computing, serial=serial, spent=spent)
+        seconds = launch + compute + recurrence
+    return TimePrediction(
+        seconds=seconds,
+        launch_seconds=launch,
+        compute_seconds=compute,
+        recurrence_seconds=recurrence,
+        operation_times=times,
+    )
 
 
-def _generation(config: ModelConfig, work: Workload, calibration: Calibration) -> Prediction:
-    """The prompt's pass, then as many steps, each at the mean length: a step's time grows evenly with it."""
-    prompt = predict(config, work.replace(mode=Mode.PREFILL, new=None, predictions=1), calibration)
-    middle = (work.length + 1 + work.last_length) // 2
-    step = predict(config, work.replace(mode=Mode.DECODE, new=None, length=max(1, middle)), calibration)
-    n = work.last_length - work.length
-    names = ("seconds", "launching", "computing", "serial")
-    sums = {name: getattr(prompt, name) + n * getattr(step, name) for name in names}
-    steps = [replace(one, runs=n * one.runs, seconds=n * one.seconds) for one in step.spent]
-    return Prediction(**sums, spent=(*prompt.spent, *steps))
+def _predict_generation(config: ModelConfig, workload: Workload, calibration: Calibration) -> TimePrediction:
+    """Add the prefill and the decode steps, all at the mean length, because the time grows linearly with the length."""
+    prefill = predict_time(
+        config, workload.replace(mode=Mode.PREFILL, n_new_tokens=None, logits_to_keep=1), calibration
+    )
+    mean_len = (workload.seq_len + 1 + workload.final_seq_len) // 2
+    step = predict_time(
+        config, workload.replace(mode=Mode.DECODE, n_new_tokens=None, seq_len=max(1, mean_len)), calibration
+    )
+    n = workload.final_seq_len - workload.seq_len
+    names = ("seconds", "launch_seconds", "compute_seconds", "recurrence_seconds")
+    sums = {name: getattr(prefill, name) + n * getattr(step, name) for name in names}
+    decode = [replace(time, runs=n * time.runs, seconds=n * time.seconds) for time in step.operation_times]
+    return TimePrediction(**sums, operation_times=(*prefill.operation_times, *decode))
 
 
-def launch_name(config: ModelConfig) -> str:
-    """Models whose layers are launched alike share a name."""
+def launch_family(config: ModelConfig) -> str:
+    """Return the name under which the calibration stores the launch overhead of this type of model."""
     match config:
         case RNNConfig():
             return "rnn"
@@ -105,56 +119,67 @@ def launch_name(config: ModelConfig) -> str:
             return "rotary" if config.positions is PositionKind.ROTARY else "gpt"
 
 
-def _launching(config: ModelConfig, work: Workload, calibration: Calibration, *, part: str = "") -> float:
-    """`part` of a training step: `_forward`, or `_gradients` for all but the update."""
-    what = f"{work.mode.value}{part}"
-    launch = calibration.launch(f"{launch_name(config)}.{what}")
+def _launch_seconds(config: ModelConfig, workload: Workload, calibration: Calibration, *, suffix: str = "") -> float:
+    """Seconds of all launches, or of a part of a training step.
+
+    The `suffix` is `_forward` for the forward pass or `_gradients` for everything except the update.
+    """
+    mode = f"{workload.mode.value}{suffix}"
+    overhead = calibration.get_launch_overhead(f"{launch_family(config)}.{mode}")
     match config:
         case RNNConfig() | Seq2SeqConfig():
-            layers = config.n_encoder_layers * launch.layer + config.n_decoder_layers * launch.second_layer
+            layers = config.n_encoder_layers * overhead.per_layer
+            layers += config.n_decoder_layers * overhead.per_decoder_layer
         case BERTConfig() | GPTConfig():
-            layers = config.n_layers * launch.layer
-    if work.kernel is Kernel.PLAIN:
-        plain, fused = (calibration.launch(f"{name}.{what}").layer for name in (PLAIN, "gpt"))
-        layers += max(0.0, plain - fused) * _n_attentions(config, work)
-    return launch.once + layers
+            layers = config.n_layers * overhead.per_layer
+    if workload.kernel is AttentionKernel.EAGER:
+        eager, fused = (calibration.get_launch_overhead(f"{name}.{mode}").per_layer for name in (EAGER_FAMILY, "gpt"))
+        layers += max(0.0, eager - fused) * _n_attention_layers(config, workload)
+    return overhead.base + layers
 
 
-def _n_attentions(config: ModelConfig, work: Workload) -> int:
+def _n_attention_layers(config: ModelConfig, workload: Workload) -> int:
+    """Number of attention layers that run in a step, counting self-attention and cross-attention."""
     match config:
         case RNNConfig():
             return 0
         case Seq2SeqConfig():
-            return 2 * config.n_decoder_layers + (0 if work.mode is Mode.DECODE else config.n_encoder_layers)
+            return 2 * config.n_decoder_layers + (0 if workload.mode is Mode.DECODE else config.n_encoder_layers)
         case BERTConfig() | GPTConfig():
             return config.n_layers
 
 
-def _phases(
-    config: ModelConfig, work: Workload, calibration: Calibration, spent: tuple[Spent, ...]
+def _phase_times(
+    config: ModelConfig, workload: Workload, calibration: Calibration, times: tuple[OperationTime, ...]
 ) -> list[tuple[float, float]]:
-    """(launching, computing) of an encoder, what follows it, the head with its loss, backward, an update."""
-    whole = behind = ahead = _launching(config, work, calibration)
-    launch = f"{launch_name(config)}.{work.mode.value}"
-    timed = [one for one in spent if one.name != "recurrence"]
-    update = sum((one.seconds for one in timed if one.part == "optimizer"), 0.0)
-    head = sum(one.seconds for one in timed if one.name == LOGITS or one.part == LOSS)
-    encoder = sum(one.seconds for one in timed if one.part.startswith("encoder."))
-    rest = sum(one.seconds for one in timed) - update - head - encoder
-    share = 1.0
-    if work.mode is Mode.TRAIN:
-        behind = min(whole, _launching(config, work, calibration, part="_gradients"))
-        ahead = min(behind, _launching(config, work, calibration, part="_forward"))
-        launch, share = f"{launch}_forward", FORWARD_SHARE
-    first = 0.0
-    if isinstance(config, Seq2SeqConfig | RNNConfig) and work.mode is not Mode.DECODE:
-        first = min(ahead, config.n_encoder_layers * calibration.launch(launch).layer)
-    forward = [(first, share * encoder), (ahead - first, share * rest), (0.0, head)]
-    return [*forward, (behind - ahead, (1 - share) * (encoder + rest)), (whole - behind, update)]
+    """Return (launch, compute) seconds of each phase: encoder, decoder, head with loss, backward pass, update."""
+    total_launch = gradients_launch = forward_launch = _launch_seconds(config, workload, calibration)
+    launch = f"{launch_family(config)}.{workload.mode.value}"
+    timed = [time for time in times if time.name != "recurrence"]
+    update = sum((time.seconds for time in timed if time.part == "optimizer"), 0.0)
+    head = sum(time.seconds for time in timed if time.name == LOGITS or time.part == LOSS)
+    encoder = sum(time.seconds for time in timed if time.part.startswith("encoder."))
+    rest = sum(time.seconds for time in timed) - update - head - encoder
+    forward_fraction = 1.0
+    if workload.mode is Mode.TRAIN:
+        gradients_launch = min(total_launch, _launch_seconds(config, workload, calibration, suffix="_gradients"))
+        forward_launch = min(gradients_launch, _launch_seconds(config, workload, calibration, suffix="_forward"))
+        launch, forward_fraction = f"{launch}_forward", FORWARD_FRACTION
+    encoder_launch = 0.0
+    if isinstance(config, Seq2SeqConfig | RNNConfig) and workload.mode is not Mode.DECODE:
+        per_layer = calibration.get_launch_overhead(launch).per_layer
+        encoder_launch = min(forward_launch, config.n_encoder_layers * per_layer)
+    return [
+        (encoder_launch, forward_fraction * encoder),
+        (forward_launch - encoder_launch, forward_fraction * rest),
+        (0.0, head),
+        (gradients_launch - forward_launch, (1 - forward_fraction) * (encoder + rest)),
+        (total_launch - gradients_launch, update),
+    ]
 
 
-def _overlapped(phases: list[tuple[float, float]]) -> float:
-    """A device that computes while the CPU launches ahead: when the last kernel of (launch, compute) phases ends."""
+def _overlapped_seconds(phases: list[tuple[float, float]]) -> float:
+    """Return when the last kernel ends if the device computes while the CPU launches the (launch, compute) phases."""
     cpu = device = 0.0
     for launch, compute in phases:
         device = max(device + compute, cpu + max(launch, compute))
@@ -162,127 +187,145 @@ def _overlapped(phases: list[tuple[float, float]]) -> float:
     return device
 
 
-class _Meter:
-    """From operations to seconds by the calibration's tables."""
+class _OperationTimer:
+    """Looks up the time of operations in the tables of a calibration."""
 
-    def __init__(self, config: ModelConfig, work: Workload, calibration: Calibration) -> None:
+    def __init__(self, config: ModelConfig, workload: Workload, calibration: Calibration) -> None:
         self.config = config
-        self.work = work
+        self.workload = workload
         self.calibration = calibration
-        self.road = "train" if work.mode is Mode.TRAIN else "infer"
-        weights = parameters(config).total
-        held = 0 if work.mode is not Mode.DECODE else cache_bytes(
-            config, batch=work.batch, length=work.length, source_length=work.n_source, dtype=work.dtype
-        )  # fmt: skip
-        # What all fits into a cache is still there from the step before; what does not comes from farther away.
-        stream, near = calibration.table("stream"), NEAR[calibration.kind]
-        self.streaming = stream.at(weights * work.dtype.narrow + held)
-        self.farther = max(0.0, self.streaming - stream.at(near))
+        self.pass_name = "train" if workload.mode is Mode.TRAIN else "infer"
+        n_parameters = count_parameters(config).total
+        n_cache_bytes = 0
+        if workload.mode is Mode.DECODE:
+            n_cache_bytes = cache_bytes(
+                config,
+                batch_size=workload.batch_size,
+                seq_len=workload.seq_len,
+                source_len=workload.n_source,
+                dtype=workload.dtype,
+            )
+        # Weights that fit into a hardware cache are still there from the previous step. Others are read from memory,
+        # which takes longer than in the calibration of matmuls.
+        stream = calibration.get_table("stream")
+        self.seconds_per_byte = stream.interpolate(n_parameters * workload.dtype.matmul_itemsize + n_cache_bytes)
+        calibrated = stream.interpolate(CALIBRATED_WEIGHT_BYTES[calibration.kind])
+        self.extra_seconds_per_byte = max(0.0, self.seconds_per_byte - calibrated)
 
-    def spent(self) -> Iterator[Spent]:
-        for one in operations(self.config, self.work):
-            seconds, name = self._one(one)
-            if self.work.checkpointing and one.is_block:
-                seconds *= 1 + FORWARD_SHARE
+    def operation_times(self) -> Iterator[OperationTime]:
+        """Yield the time of every operation that takes time, and of the optimizer update."""
+        for op in list_operations(self.config, self.workload):
+            seconds, name = self._time_operation(op)
+            if self.workload.activation_checkpointing and op.is_block:
+                seconds *= 1 + FORWARD_FRACTION
             if seconds:
-                yield Spent(part=one.part, name=name, runs=one.runs, seconds=seconds)
-        if self.work.mode is Mode.TRAIN:
-            n = parameters(self.config).total
-            yield Spent(part="optimizer", name="update", runs=1, seconds=self._kernel("update", n))
+                yield OperationTime(part=op.part, name=name, runs=op.runs, seconds=seconds)
+        if self.workload.mode is Mode.TRAIN:
+            n = count_parameters(self.config).total
+            yield OperationTime(part="optimizer", name="update", runs=1, seconds=self._time_kernel("update", n))
 
-    def _one(self, one: Operation) -> tuple[float, str]:
-        if one.is_attention_core:
-            # Scores stand for the three; softmax and mix are within that table.
-            return (one.copies * self._attention(one), "attention") if one.name == "scores" else (0.0, one.name)
-        if one.name in ("input", "recurrent", "gates"):
-            return (one.copies * self._recurrence(one), "recurrence") if one.name == "recurrent" else (0.0, one.name)
-        if one.part == LOSS:
-            return self._kernel("loss", one.reads), one.name
-        if one.product is not None:
-            return one.runs * self._product(one), one.name
-        return one.runs * self._elementwise(one), one.name
+    def _time_operation(self, op: Operation) -> tuple[float, str]:
+        """Return the seconds over all runs, and the name under which they are reported."""
+        if op.is_attention_core:
+            # The tables time scores, softmax and mix together, so the scores account for all three.
+            return (op.copies * self._time_attention(op), "attention") if op.name == "scores" else (0.0, op.name)
+        if op.name in ("input", "recurrent", "gates"):
+            is_reported = op.name == "recurrent"
+            return (op.copies * self._time_recurrence(op), "recurrence") if is_reported else (0.0, op.name)
+        if op.part == LOSS:
+            return self._time_kernel("loss", op.reads), op.name
+        if op.matmul is not None:
+            return op.runs * self._time_matmul(op), op.name
+        return op.runs * self._time_elementwise(op), op.name
 
-    def _kernel(self, name: str, *sizes: int | float) -> float:
-        """On a CPU without what a call costs by itself: launching has that."""
-        table = self.calibration.table(f"{name}.{self.road}")
-        return table.at(*sizes) if self.calibration.is_asynchronous else max(0.0, table.at(*sizes) - table.floor)
+    def _time_kernel(self, name: str, *sizes: int | float) -> float:
+        """Seconds of a kernel. On a CPU, the fixed cost of a call is part of the launch overhead and is subtracted."""
+        table = self.calibration.get_table(f"{name}.{self.pass_name}")
+        seconds = table.interpolate(*sizes)
+        return seconds if self.calibration.is_asynchronous else max(0.0, seconds - table.min_seconds)
 
-    def _product(self, one: Operation) -> float:
-        assert one.product is not None
-        product = one.product
-        seconds = self._kernel("product", product.groups * product.rows, product.inner, product.columns)
-        if product.columns % ODD and product.columns > ODD:
-            rows, shared = product.groups * product.rows, math.gcd(product.columns, ODD)
-            seconds *= self.calibration.table(f"odd.{self.road}").at(rows, shared)
-        if self.road == "train":
-            if one.elementwise:
-                seconds += self._kernel("bias", product.rows * product.columns)
-            if self.work.dtype is Precision.MIXED and one.name not in NARROW:
-                seconds += self._kernel("cast", product.rows * product.inner)
+    def _time_matmul(self, op: Operation) -> float:
+        assert op.matmul is not None
+        matmul = op.matmul
+        seconds = self._time_kernel("matmul", matmul.batch * matmul.rows, matmul.inner, matmul.columns)
+        if matmul.columns % ALIGNMENT and matmul.columns > ALIGNMENT:
+            rows, alignment = matmul.batch * matmul.rows, math.gcd(matmul.columns, ALIGNMENT)
+            seconds *= self.calibration.get_table(f"misaligned.{self.pass_name}").interpolate(rows, alignment)
+        if self.pass_name == "train":
+            if op.elementwise:
+                seconds += self._time_kernel("bias", matmul.rows * matmul.columns)
+            if self.workload.dtype is Precision.MIXED and op.name not in HALF_INPUT_OPERATIONS:
+                seconds += self._time_kernel("cast", matmul.rows * matmul.inner)
         else:
-            moved = one.weights * self.work.dtype.narrow
-            seconds = max(seconds + moved * self.farther, moved * self.streaming)
+            n_bytes = op.weights * self.workload.dtype.matmul_itemsize
+            seconds = max(seconds + n_bytes * self.extra_seconds_per_byte, n_bytes * self.seconds_per_byte)
         return seconds
 
-    def _attention(self, one: Operation) -> float:
-        assert one.product is not None
+    def _time_attention(self, op: Operation) -> float:
+        assert op.matmul is not None
         assert isinstance(self.config, TransformerConfig)
-        product, config = one.product, self.config
+        matmul, config, kernel = op.matmul, self.config, self.workload.kernel
         width = (config.d_head + config.d_value) / 2
-        if product.rows == 1 and self.work.mode is Mode.DECODE:
-            # A GPU's fused kernel reads keys and values once for all the heads that share them.
-            is_shared = self.calibration.is_asynchronous and self.work.kernel is Kernel.FUSED
-            groups = self.work.batch * config.n_kv_heads if is_shared else product.groups
-            seconds = self._kernel(f"step-{self.work.kernel.value}", groups, product.columns, width)
-            # The values' share is the mix's; they are about as many as the keys.
-            return seconds + 2 * one.cache * self.work.dtype.narrow * self.farther
-        is_causal = one.visible < 1 and self.work.kernel is Kernel.FUSED
-        name = f"{'causal' if is_causal else 'full'}-{self.work.kernel.value}"
-        return self._looking(name, product.groups, (product.rows * product.columns) ** 0.5, width)
+        if matmul.rows == 1 and self.workload.mode is Mode.DECODE:
+            # On a GPU, the fused kernel reads keys and values once for all heads that share them.
+            reads_once = self.calibration.is_asynchronous and kernel is AttentionKernel.FUSED
+            n_heads = self.workload.batch_size * config.n_kv_heads if reads_once else matmul.batch
+            seconds = self._time_kernel(f"decode-{kernel.value}", n_heads, matmul.columns, width)
+            # `op.cache` holds the keys. The values, which belong to the mix, are about as many.
+            return seconds + 2 * op.cache * self.workload.dtype.matmul_itemsize * self.extra_seconds_per_byte
+        is_causal = op.unmasked_fraction < 1 and kernel is AttentionKernel.FUSED
+        name = f"{'causal' if is_causal else 'full'}-{kernel.value}"
+        return self._time_attention_kernel(name, matmul.batch, (matmul.rows * matmul.columns) ** 0.5, width)
 
-    def _looking(self, name: str, groups: int, n: float, width: float) -> float:
-        """Beyond the longest text timed by work, and by how busy the device is.
+    def _time_attention_kernel(self, name: str, n_heads: int, n: float, width: float) -> float:
+        """Seconds of attention over `n` tokens, extrapolated beyond the longest calibrated length.
 
-        A text r times as long is shared out as r of the longest are, so the device is as busy as with these; to go on
-        by n² alone would keep a half-idle device half idle. Each query then takes longer by the keys that it sees:
-        along the line through its time at the last two lengths, of as many texts as were timed.
+        A sequence r times as long as the longest one occupies the device like r of the longest sequences.
+        Extrapolating by n² alone would assume that a half-idle device stays half idle. In addition, each query takes
+        longer because it attends to more keys. That time is extrapolated linearly from the last two calibrated
+        lengths, at the largest calibrated number of heads.
         """
-        table = self.calibration.table(f"{name}.{self.road}")
-        groups_timed, lengths, _ = table.axes
-        most, (*_, before, longest) = groups_timed[-1], (lengths[0] / 2, *lengths)
-        longer = max(1.0, n / longest)
-        rise = 1 - table.at(most, before, width) / before * longest / table.at(most, longest, width)
-        # Never by less than half of the line that all keys would give: two timings are no sure slope.
-        growing = min(1.0, max(0.5, rise / (1 - before / longest)))
-        return (1 + growing * (longer - 1)) * self._kernel(name, longer * groups, n / longer, width)
+        table = self.calibration.get_table(f"{name}.{self.pass_name}")
+        calibrated_heads, lengths, _ = table.axes
+        max_heads, (*_, second_longest, longest) = calibrated_heads[-1], (lengths[0] / 2, *lengths)
+        ratio = max(1.0, n / longest)
+        per_query = table.interpolate(max_heads, second_longest, width) / second_longest
+        slope = 1 - per_query * longest / table.interpolate(max_heads, longest, width)
+        # Two measurements give an uncertain slope, so it is at least half of that of a time proportional to the keys.
+        growth = min(1.0, max(0.5, slope / (1 - second_longest / longest)))
+        return (1 + growth * (ratio - 1)) * self._time_kernel(name, ratio * n_heads, n / ratio, width)
 
-    def _recurrence(self, one: Operation) -> float:
-        """A whole layer in one direction; two directions are timed together, each half."""
-        assert one.product is not None
+    def _time_recurrence(self, op: Operation) -> float:
+        """Seconds of a full layer in one direction. Two directions are timed together, so each gets half."""
+        assert op.matmul is not None
         assert isinstance(self.config, RNNConfig)
-        is_encoder = one.part.startswith("encoder")
-        table = self.calibration.table(f"{'two-way' if is_encoder else 'one-way'}.{self.road}")
-        # Launching was measured on a few steps of a small one and holds these already.
-        seconds = max(0.0, table.at(one.steps, one.product.rows, one.product.inner) - table.floor)
+        is_encoder = op.part.startswith("encoder")
+        direction = "bidirectional" if is_encoder else "unidirectional"
+        table = self.calibration.get_table(f"{direction}.{self.pass_name}")
+        # The launch overhead was measured with a few steps of a small RNN and already includes the minimum.
+        seconds = max(0.0, table.interpolate(op.steps, op.matmul.rows, op.matmul.inner) - table.min_seconds)
         seconds /= 2 if is_encoder else 1
-        return seconds * (self.calibration.table(f"lstm.{self.road}").at(1) if self.config.cell is CellKind.LSTM else 1)
+        if self.config.cell is CellKind.LSTM:
+            seconds *= self.calibration.get_table(f"lstm.{self.pass_name}").interpolate(1)
+        return seconds
 
-    def _elementwise(self, one: Operation) -> float:
-        match one.name:
+    def _time_elementwise(self, op: Operation) -> float:
+        match op.name:
             case "norm":
                 assert isinstance(self.config, TransformerConfig)
-                return self._kernel(self.config.norm.value, one.writes)
+                return self._time_kernel(self.config.norm.value, op.writes)
             case "activation":
                 assert isinstance(self.config, TransformerConfig)
-                gate = self._kernel("gate", one.writes) if one.reads > one.writes else 0.0
-                return self._kernel(self.config.activation.value, one.writes) + gate
-            case "look-up":
-                # Its gradient is as large as the table.
-                gradient = self._kernel("fill", one.parameters) if self.road == "train" and one.parameters else 0.0
-                return self._kernel("look-up", one.writes) + gradient
+                gate = self._time_kernel("gate", op.writes) if op.reads > op.writes else 0.0
+                return self._time_kernel(self.config.activation.value, op.writes) + gate
+            case "lookup":
+                # The gradient of an embedding is as large as its table.
+                has_gradient = self.pass_name == "train" and op.parameters
+                gradient = self._time_kernel("fill", op.parameters) if has_gradient else 0.0
+                return self._time_kernel("lookup", op.writes) + gradient
             case "softmax":
-                return self._kernel("softmax", one.writes)
-            case "rotation":
-                return self._kernel("rotation", one.writes)
+                return self._time_kernel("softmax", op.writes)
+            case "rotary":
+                return self._time_kernel("rotary", op.writes)
             case _:
-                return self._kernel("add", one.writes) if one.writes else 0.0
+                return self._time_kernel("add", op.writes) if op.writes else 0.0

@@ -1,161 +1,173 @@
-"""What is asked of a model: how much text at once, at which precision, and whether to train."""
+"""Workload settings: batch size, sequence length, precision and mode of the step to be estimated."""
 
 from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from qkv.choices import Kernel, OptimizerKind
+from qkv.choices import AttentionKernel, OptimizerKind
 from qkv.config import BERTConfig, Config, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import ConfigError, ContextLengthError
 
-HUGE = 10**15
-"""Beyond this a size is a slip of the finger."""
-Size = Annotated[int, Field(strict=True, ge=1, le=HUGE)]
+MAX_SIZE = 10**15
+"""Largest accepted size. Larger values are almost certainly typing errors."""
+Size = Annotated[int, Field(strict=True, ge=1, le=MAX_SIZE)]
 
 
 class Mode(StrEnum):
+    """Type of step that is estimated."""
+
     TRAIN = "train"
-    """One step: forward, backward, update."""
+    """One training step: forward pass, backward pass and optimizer update."""
     FORWARD = "forward"
-    """One pass over whole sequences, nothing kept."""
+    """One forward pass over full sequences without a KV cache."""
     PREFILL = "prefill"
-    """The same, keys and values kept in a cache."""
+    """One forward pass over full sequences that fills the KV cache."""
     DECODE = "decode"
-    """One new token a row, with the cache; `length` counts the new one too."""
+    """One decode step with a KV cache. `seq_len` includes the new token."""
     GENERATE = "generate"
-    """A prompt of `length` tokens, then `new` tokens more: the prompt's pass gives the first of them."""
+    """Prefill of a prompt of `seq_len` tokens, then decode steps. The prefill yields the first of `n_new_tokens`."""
 
 
-class Backend(StrEnum):
-    """On what torch computes; it decides what some kernels keep, and no FLOP."""
+class DeviceType(StrEnum):
+    """Type of device. It affects what some kernels save for the backward pass, but never the FLOPs."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Sharding(StrEnum):
-    """What several devices share."""
+    """Data-parallel strategy for training on several devices."""
 
     DDP = "ddp"
-    """Each holds all; gradients are added up (all-reduce)."""
+    """Every device holds all weights. Gradients are averaged with an all-reduce."""
     FSDP = "fsdp"
-    """Each holds a part of weights, gradients and optimizer; weights are gathered for use (all-gather, twice)."""
+    """Weights, gradients and optimizer state are sharded. Weights are all-gathered in both passes."""
 
 
 class Precision(StrEnum):
+    """Floating-point precision of a workload."""
+
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     MIXED = "mixed"
-    """Weights, gradients and optimizer at 32 bits, products at 16 (torch.autocast)."""
+    """Weights, gradients and optimizer state in float32, matmuls in 16 bits (torch.autocast)."""
 
     @property
-    def narrow(self) -> int:
-        """Bytes of a number in a product."""
+    def matmul_itemsize(self) -> int:
+        """Bytes per element of matmul inputs and outputs."""
         return 4 if self is Precision.FLOAT32 else 2
 
     @property
-    def in_training(self) -> "Precision":
-        """How a model is trained whose inference is at this precision."""
+    def training_precision(self) -> "Precision":
+        """Precision used to train a model that runs inference in this precision."""
         return Precision.FLOAT32 if self is Precision.FLOAT32 else Precision.MIXED
 
     @property
-    def wide(self) -> int:
-        """Bytes of a weight, a gradient, an optimizer's moment, or a number that mixed precision keeps wide."""
+    def param_itemsize(self) -> int:
+        """Bytes per element of weights, gradients, optimizer state and tensors that autocast keeps in float32."""
         return 2 if self in (Precision.FLOAT16, Precision.BFLOAT16) else 4
 
 
 class Workload(Config):
-    """One step's work; sizes that cannot be are refused here, in one line."""
+    """Settings of one step. Invalid sizes and combinations raise `ConfigError` on construction."""
 
-    batch: Size
-    length: Size
-    """Tokens a row; the target's, where there is a source."""
-    source_length: Size | None = None
-    """As long as the target unless said; only models that read a source have one."""
+    batch_size: Size
+    seq_len: Size
+    """Tokens per sequence. In models with a source, the length of the target."""
+    source_len: Size | None = None
+    """Tokens per source sequence (default: `seq_len`). Only valid for models with an encoder for a source."""
     mode: Mode = Mode.FORWARD
     dtype: Precision = Precision.FLOAT32
-    kernel: Kernel = Kernel.FUSED
-    checkpointing: bool = False
-    """Keep a block's input alone and compute the block again in backward."""
-    loss_chunk: Size | None = None
-    """Tokens whose logits are held at once; their gradients are made in the forward pass. None: all are held."""
-    accumulation: Size = 1
-    """Batches whose gradients are added up for one update; all other numbers are one batch's."""
-    new: Size | None = None
-    """Tokens a row that mode=generate writes."""
-    predictions: Size | None = None
-    """Positions a row whose logits are computed: about 15 % of them where BERT is trained on masked words.
-    None: all; in mode=generate the prompt's last alone."""
+    kernel: AttentionKernel = AttentionKernel.FUSED
+    activation_checkpointing: bool = False
+    """Save only the input of each block and recompute the block in the backward pass."""
+    loss_chunk_size: Size | None = None
+    """Number of positions whose logits are in memory at a time. Their gradients are computed in the forward pass.
+    None computes all logits at once."""
+    accumulation_steps: Size = 1
+    """Micro-batches per optimizer update. All other numbers refer to one micro-batch."""
+    n_new_tokens: Size | None = None
+    """Tokens generated per sequence in mode=generate."""
+    logits_to_keep: Size | None = None
+    """Positions per sequence whose logits are computed, for example 15 % of them in masked language modeling.
+    None means all positions, or only the last prompt position in mode=generate."""
     optimizer: OptimizerKind = OptimizerKind.ADAMW
-    averaging: bool = False
-    """Keep a running average of the weights beside them."""
+    ema: bool = False
+    """Keep an exponential moving average of the weights."""
     n_devices: Size = 1
     sharding: Sharding = Sharding.DDP
-    backend: Backend = Backend.CUDA
+    device_type: DeviceType = DeviceType.CUDA
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
-        of_training = {
-            "checkpointing": self.checkpointing,
-            "loss_chunk": self.loss_chunk is not None,
-            "accumulation": self.accumulation > 1,
-            "averaging": self.averaging,
+    def _check_mode_fields(self) -> Self:
+        training_only = {
+            "activation_checkpointing": self.activation_checkpointing,
+            "loss_chunk_size": self.loss_chunk_size is not None,
+            "accumulation_steps": self.accumulation_steps > 1,
+            "ema": self.ema,
             "n_devices": self.n_devices > 1,
         }
-        for name in (name for name, is_asked in of_training.items() if is_asked and self.mode is not Mode.TRAIN):
-            raise ConfigError(f"{name} belongs to mode=train, not mode={self.mode.value}")
-        if (self.new is None) == (self.mode is Mode.GENERATE):
+        for name, is_set in training_only.items():
+            if is_set and self.mode is not Mode.TRAIN:
+                raise ConfigError(f"{name} requires mode=train, got mode={self.mode.value}")
+        if (self.n_new_tokens is None) == (self.mode is Mode.GENERATE):
             raise ConfigError(
-                f"mode=generate needs new, and no other mode has it: mode={self.mode.value}, new={self.new}"
+                "n_new_tokens is required in mode=generate and not allowed in other modes, "
+                f"got mode={self.mode.value} and n_new_tokens={self.n_new_tokens}"
             )
-        if self.predictions is not None and self.predictions > self.n_new:
-            raise ConfigError(f"predictions={self.predictions} is more than the {self.n_new} positions computed")
+        if self.logits_to_keep is not None and self.logits_to_keep > self.n_queries:
+            raise ConfigError(
+                f"logits_to_keep={self.logits_to_keep} exceeds the {self.n_queries} positions computed per sequence"
+            )
         return self
 
     @property
     def n_tokens(self) -> int:
-        """Target positions computed in one step."""
-        return self.batch * self.n_new
+        """Target positions computed in one step, over the full batch."""
+        return self.batch_size * self.n_queries
 
     @property
-    def n_new(self) -> int:
-        """Target positions a row computed in one step."""
-        return 1 if self.mode is Mode.DECODE else self.length
+    def n_queries(self) -> int:
+        """Target positions computed per sequence in one step."""
+        return 1 if self.mode is Mode.DECODE else self.seq_len
 
     @property
-    def n_predicted(self) -> int:
-        """Rows of logits in one step."""
-        return self.n_tokens if self.predictions is None else self.batch * self.predictions
+    def n_logit_rows(self) -> int:
+        """Positions of the full batch whose logits are computed in one step."""
+        return self.n_tokens if self.logits_to_keep is None else self.batch_size * self.logits_to_keep
 
     @property
-    def last_length(self) -> int:
-        """Tokens a row that stand in the cache at the end: a generation's last token is not read again."""
-        return self.length + (self.new or 1) - 1
+    def final_seq_len(self) -> int:
+        """Tokens per sequence in the cache at the end. The last generated token is never fed back to the model."""
+        return self.seq_len + (self.n_new_tokens or 1) - 1
 
     @property
     def on_gpu(self) -> bool:
-        return self.backend is Backend.CUDA
+        return self.device_type is DeviceType.CUDA
 
     @property
     def n_source(self) -> int:
-        return self.length if self.source_length is None else self.source_length
+        """Tokens per source sequence, `seq_len` if `source_len` is not set."""
+        return self.seq_len if self.source_len is None else self.source_len
 
-    def check(self, config: ModelConfig) -> None:
-        """Refuse work that this model would refuse."""
+    def check_supported_by(self, config: ModelConfig) -> None:
+        """Raise an error if a model with this config cannot run the workload."""
         for name, size in config.model_dump().items():
-            if isinstance(size, int) and size > HUGE:
-                raise ConfigError(f"{name}={size} is more than {HUGE}, the largest size that is costed")
-        reads_source = isinstance(config, Seq2SeqConfig | RNNConfig)
-        if self.source_length is not None and not reads_source:
-            raise ConfigError(f"source_length={self.source_length}, but {config.family} reads no source")
+            if isinstance(size, int) and size > MAX_SIZE:
+                raise ConfigError(f"{name}={size} exceeds {MAX_SIZE}, the largest size that can be estimated")
+        has_source = isinstance(config, Seq2SeqConfig | RNNConfig)
+        if self.source_len is not None and not has_source:
+            raise ConfigError(f"source_len={self.source_len} is not supported: {config.family} models have no source")
         if self.mode in (Mode.DECODE, Mode.PREFILL, Mode.GENERATE):
             if isinstance(config, BERTConfig):
-                raise ConfigError(f"mode={self.mode.value}: bert reads whole sequences and has no cache")
+                raise ConfigError(f"mode={self.mode.value} is not supported: bert models have no KV cache")
             if isinstance(config, GPTConfig) and not config.causal:
-                raise ConfigError(f"mode={self.mode.value} needs a cache; with causal=False there is no past to keep")
-        length = "length" if self.new is None else f"length={self.length} + new={self.new} - 1"
-        for name, n in ((length, self.last_length), ("source_length", self.n_source if reads_source else 1)):
+                raise ConfigError(f"mode={self.mode.value} requires a KV cache, which causal=False does not support")
+        target = (
+            "seq_len" if self.n_new_tokens is None else f"seq_len={self.seq_len} + n_new_tokens={self.n_new_tokens} - 1"
+        )
+        for name, n in ((target, self.final_seq_len), ("source_len", self.n_source if has_source else 1)):
             if n > config.context_length:
-                raise ContextLengthError(f"{name}={n} is more than the model's context_length={config.context_length}")
+                raise ContextLengthError(f"{name}={n} exceeds the model's context_length={config.context_length}")

@@ -1,4 +1,4 @@
-"""Random configs of the four families, every setting drawn; sizes small enough to count by hand."""
+"""Hypothesis strategies for small random configs of the four model families."""
 
 import torch
 from hypothesis import strategies as st
@@ -17,8 +17,8 @@ from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 
 
 @st.composite
-def settings(draw):
-    """What all Transformers share, widths that do not divide among them."""
+def transformer_settings(draw):
+    """Settings shared by all Transformers, with widths that do not divide each other."""
     n_kv_heads = draw(st.integers(1, 3))
     n_heads = n_kv_heads * draw(st.integers(1, 3))
     d_model = 2 * draw(st.integers(2, 9))
@@ -60,7 +60,10 @@ def settings(draw):
 layers = st.integers(1, 3)
 
 gpt = st.builds(
-    lambda shared, n, causal: GPTConfig(**shared, n_layers=n, causal=causal), settings(), layers, st.booleans()
+    lambda shared, n, causal: GPTConfig(**shared, n_layers=n, causal=causal),
+    transformer_settings(),
+    layers,
+    st.booleans(),
 )
 
 
@@ -68,12 +71,12 @@ gpt = st.builds(
 def bert(draw):
     has_pooler = draw(st.booleans())
     return BERTConfig(
-        **draw(settings()),
+        **draw(transformer_settings()),
         n_layers=draw(layers),
         n_segments=draw(st.integers(0, 3)),
         pooler=has_pooler,
         pooler_activation=draw(st.sampled_from(PoolerActivation)),
-        masked_word_head=draw(st.booleans()),
+        masked_lm_head=draw(st.booleans()),
         next_sentence_head=has_pooler and draw(st.booleans()),
         n_classes=draw(st.none() | st.integers(1, 5)) if has_pooler else None,
     )
@@ -81,15 +84,15 @@ def bert(draw):
 
 @st.composite
 def seq2seq(draw):
-    shared = draw(settings())
+    shared = draw(transformer_settings())
     d_patch = draw(st.none() | st.integers(1, 13))
-    shares = d_patch is None and draw(st.booleans())
+    share_embeddings = d_patch is None and draw(st.booleans())
     return Seq2SeqConfig(
         **shared,
         n_encoder_layers=draw(layers),
         n_decoder_layers=draw(layers),
-        share_embeddings=shares,
-        source_vocab_size=shared["vocab_size"] if shares or d_patch else draw(st.integers(5, 23)),
+        share_embeddings=share_embeddings,
+        source_vocab_size=shared["vocab_size"] if share_embeddings or d_patch else draw(st.integers(5, 23)),
         d_patch=d_patch,
     )
 
@@ -109,8 +112,8 @@ rnn = st.builds(
 FAMILIES = {"gpt": gpt, "bert": bert(), "seq2seq": seq2seq(), "rnn": rnn}
 
 
-def source_of(config, batch, m):
-    """Ids, or the patches of a picture."""
+def make_source(config, batch, m):
+    """Token ids, or image patches if the model embeds patches."""
     if isinstance(config, Seq2SeqConfig) and config.d_patch is not None:
         return torch.zeros(batch, m, config.d_patch, device="meta")
     return torch.zeros(batch, m, dtype=torch.long, device="meta")

@@ -1,0 +1,143 @@
+"""Explain the costs of a model in words: attention crossover, decode intensity, and comparison with RNNs."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from qkv.choices import CellKind
+from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
+from qkv.cost.blocks import attended_pairs
+from qkv.cost.operation import Operation
+from qkv.cost.operations import list_operations
+from qkv.cost.workload import Mode, Workload
+
+AnyTransformerConfig = GPTConfig | BERTConfig | Seq2SeqConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCrossover:
+    """Shortest sequence length at which scores and mix cost at least as much as the rest of a block."""
+
+    executed: int
+    """Length if all pairs are counted, as an unmasked kernel computes them."""
+    useful: int | None
+    """Length if only unmasked pairs are counted. None means that attention never costs as much as the rest."""
+
+
+def attention_crossover(config: AnyTransformerConfig) -> AttentionCrossover:
+    """Find the crossover for self-attention, in the encoder if the model has an encoder and a decoder."""
+    # With one token, the scores and mix have the cost of one pair, and the rest has the cost of one token.
+    operations = list_operations(config.replace(sliding_window=None), Workload(batch_size=1, seq_len=1))
+    block = [op for op in operations if op.is_block and not op.part.startswith("decoder.")]
+    flops_per_pair = sum(op.flops for op in block if op.is_attention_core)
+    flops_per_token = sum(op.flops for op in block) - flops_per_pair
+    executed = max(1, -(-flops_per_token // flops_per_pair))
+    is_causal = isinstance(config, GPTConfig) and config.causal
+
+    def pairs_per_token(n: int) -> Fraction:
+        return Fraction(attended_pairs(n, n, causal=is_causal, window=config.sliding_window), n)
+
+    target = Fraction(flops_per_token, flops_per_pair)
+    # pairs_per_token never decreases with n and never exceeds n, so a binary search finds the crossover. A sliding
+    # window limits pairs_per_token, so the crossover may not exist.
+    low, high = 1, 2 * executed + 1
+    if config.sliding_window is not None:
+        reach = config.sliding_window if is_causal else 2 * config.sliding_window - 1
+        if reach <= target:
+            return AttentionCrossover(executed=executed, useful=None)
+        # Σ min(i, reach) ≥ n·reach − reach², which gives an upper limit for the search.
+        high = max(high, -(-reach * reach // (reach - target)) + 1)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pairs_per_token(middle) >= target else (middle + 1, high)
+    return AttentionCrossover(executed=executed, useful=low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """Cost of one layer of width `d` on `n` tokens."""
+
+    name: str
+    flops: int
+    formula: str
+    sequential_steps: int
+    """Matmuls that depend on each other and cannot run in parallel over the tokens."""
+    parameters: int
+
+
+def compare_layer_costs(n: int, d: int, *, batch_size: int = 1) -> list[LayerCost]:
+    """Compare self-attention with RNN layers, as lecture E does: n²d in O(1) steps versus nd² in O(n) steps."""
+    b = batch_size
+    costs = [
+        LayerCost(
+            name="self-attention, scores and mix",
+            flops=4 * b * n * n * d,
+            formula="4bn²d",
+            sequential_steps=1,
+            parameters=0,
+        ),
+        LayerCost(
+            name="self-attention, with Q K V O",
+            flops=8 * b * n * d * d + 4 * b * n * n * d,
+            formula="8bnd² + 4bn²d",
+            sequential_steps=1,
+            parameters=4 * d * d,
+        ),
+    ]
+    for name, gates in (("RNN", 1), (CellKind.GRU.value.upper(), 3), (CellKind.LSTM.value.upper(), 4)):
+        costs.append(
+            LayerCost(
+                name=name,
+                flops=4 * gates * b * n * d * d,
+                formula=f"{4 * gates}bnd²",
+                sequential_steps=n,
+                parameters=gates * (2 * d * d + 2 * d),
+            )
+        )
+    return costs
+
+
+def explain_costs(config: ModelConfig, workload: Workload) -> list[str]:
+    """Return sentences that explain the costs of this model and workload."""
+    if isinstance(config, RNNConfig):
+        steps = f"{workload.n_source:,} encoder steps, then {workload.final_seq_len:,} decoder steps"
+        return [f"The steps of an RNN are sequential: {steps}. Self-attention needs 1 step per layer."]
+    sentences = [_describe_crossover(config)]
+    if workload.mode is Mode.DECODE:
+        sentences.append(_describe_decode_intensity(config, workload))
+    return sentences
+
+
+def _describe_crossover(config: AnyTransformerConfig) -> str:
+    crossover = attention_crossover(config)
+    executed = _format_length(crossover.executed, config.d_model)
+    sentence = f"Scores and mix (n²) cost more than the rest of a block beyond {executed}"
+    if crossover.useful == crossover.executed:
+        return f"{sentence}."
+    if crossover.useful is None:
+        return f"{sentence}; counting only pairs inside sliding_window={config.sliding_window}, they never do."
+    return f"{sentence}; counting only unmasked pairs, beyond {_format_length(crossover.useful, config.d_model)}."
+
+
+def _format_length(n: int, d_model: int) -> str:
+    return f"{n:,} tokens ({n / d_model:.3g} × d_model)"
+
+
+def _describe_decode_intensity(config: AnyTransformerConfig, workload: Workload) -> str:
+    """FLOPs per byte of weights and cache in the blocks.
+
+    With a batch size of 1, 16 bits and h_kv = h, the ratio is exactly 1. As the batch grows, the weights no longer
+    matter and the ratio tends to that of the cache.
+    """
+    blocks = [op for op in list_operations(config, workload) if op.is_block and op.matmul is not None]
+    flops = sum(op.flops for op in blocks)
+    ratio = Fraction(flops, _weight_and_cache_bytes(blocks, workload))
+    cache_bytes = sum(op.cache * op.runs for op in blocks if op.cache) * workload.dtype.matmul_itemsize
+    limit = Fraction(flops, cache_bytes)
+    return (
+        f"In the blocks, a decode step performs {float(ratio):.4g} FLOPs per byte of weights and cache; "
+        f"as the batch size grows, this ratio tends to {float(limit):.4g}."
+    )
+
+
+def _weight_and_cache_bytes(operations: list[Operation], workload: Workload) -> int:
+    return sum((op.weights + op.cache) * op.runs for op in operations) * workload.dtype.matmul_itemsize

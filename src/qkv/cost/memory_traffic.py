@@ -1,0 +1,70 @@
+"""Bytes that a step reads from and writes to device memory, with and without fused attention."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from qkv.choices import AttentionKernel
+from qkv.cost.kernel_launch import KernelLaunch, list_kernel_launches
+from qkv.cost.operation import Operation, Phase
+from qkv.cost.optimizer_update import OptimizerUpdate
+from qkv.cost.workload import Mode, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTraffic:
+    """Bytes read and written. Weights are read once per run and, under autocast, cast to 16 bits once per pass.
+
+    `unfused` assumes that every operation reads its inputs and writes its outputs. `fused` assumes that attention
+    reads Q, K and V and writes its output, but never an n×n matrix.
+    """
+
+    weights: int
+    cache: int
+    unfused: int
+    """Forward pass without fused attention."""
+    fused: int
+    """Forward pass with fused attention."""
+    backward_unfused: int = 0
+    """Backward pass, including the forward work that activation checkpointing repeats."""
+    backward_fused: int = 0
+    update: int = 0
+    """Optimizer update. AdamW moves 28 bytes per float32 parameter and Muon 20."""
+    clipping: int = 0
+    """Computing the gradient norm and scaling the gradients."""
+
+    def total(self, kernel: AttentionKernel) -> int:
+        """Bytes of the full step with the given attention kernel."""
+        is_fused = kernel is AttentionKernel.FUSED
+        passes = self.fused + self.backward_fused if is_fused else self.unfused + self.backward_unfused
+        return passes + self.update + self.clipping
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def estimate_traffic(operations: list[Operation], workload: Workload, update: OptimizerUpdate) -> MemoryTraffic:
+    """Sum the bytes that the kernels of a step move."""
+    unfused = list_kernel_launches(operations, workload.replace(kernel=AttentionKernel.EAGER))
+    fused = list_kernel_launches(operations, workload.replace(kernel=AttentionKernel.FUSED))
+    update_launches = update.launches(workload.dtype) if workload.mode is Mode.TRAIN else []
+    return MemoryTraffic(
+        weights=sum(op.weights * op.runs * _weight_itemsize(op, workload) for op in operations),
+        cache=sum(op.cache * op.runs for op in operations) * workload.dtype.matmul_itemsize,
+        unfused=_sum_bytes(unfused, is_forward=True),
+        fused=_sum_bytes(fused, is_forward=True),
+        backward_unfused=_sum_bytes(unfused, is_forward=False),
+        backward_fused=_sum_bytes(fused, is_forward=False),
+        update=sum(launch.n_bytes for launch in update_launches if launch.name != "clip"),
+        clipping=sum(launch.n_bytes for launch in update_launches if launch.name == "clip"),
+    )
+
+
+def _weight_itemsize(op: Operation, workload: Workload) -> int:
+    is_fp32 = op.matmul is None or op.autocast_fp32
+    return workload.dtype.param_itemsize if is_fp32 else workload.dtype.matmul_itemsize
+
+
+def _sum_bytes(launches: Iterable[KernelLaunch], *, is_forward: bool) -> int:
+    """Sum the bytes of the forward pass, or of the backward pass with recomputation."""
+    backward = (Phase.BACKWARD, Phase.RECOMPUTE)
+    return sum(launch.n_bytes for launch in launches if (launch.phase not in backward) == is_forward)
