@@ -9,7 +9,7 @@ from unittest import mock
 
 from safetensors import SafetensorError
 
-from qkv.weights import folder
+from qkv.weights import atomic_folder
 
 
 class Refusing:
@@ -36,7 +36,7 @@ class Refusing:
 
         return wrapper
 
-    def save_file(self, tensors, path, metadata=None, *, real=folder.save_file):
+    def save_file(self, tensors, path, metadata=None, *, real=atomic_folder.save_file):
         if self.ask("save_file"):
             path.write_bytes(b"half")
             raise SafetensorError(
@@ -51,7 +51,7 @@ def refusing(at: int | None = None, number: int = errno.ENOSPC, *, stays: bool =
     disk = Refusing(at, number, stays=stays)
     calls = [(os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "chmod"), (os, "truncate"), (io, "open")]
     patches = [mock.patch.object(module, name, disk.wrapped(name, getattr(module, name))) for module, name in calls]
-    patches.append(mock.patch.object(folder, "save_file", disk.save_file))
+    patches.append(mock.patch.object(atomic_folder, "save_file", disk.save_file))
     for patch in patches:
         patch.start()
     try:

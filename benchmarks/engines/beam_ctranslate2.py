@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_translation
 from benchmarks.engines.speaking import MissingPeerError, scratch_folder
-from qkv.weights.ct2 import _spec
+from qkv.weights.ctranslate2_export import build_ct2_spec
 
 
 def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
@@ -15,7 +15,7 @@ def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
     except ImportError:
         raise MissingPeerError("ctranslate2 is not installed (pip install ctranslate2)") from None
     model = work.model()
-    spec = _spec(model, frozenset())
+    spec = build_ct2_spec(model, frozenset())
     tokens = [str(number) for number in range(work.vocab_size)]
     spec.register_source_vocabulary(tokens)
     spec.register_target_vocabulary(tokens)

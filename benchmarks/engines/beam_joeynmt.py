@@ -17,18 +17,18 @@ from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_transl
 from benchmarks.engines.nanogpt import version
 from benchmarks.engines.speaking import MissingPeerError
 from qkv.models import Seq2Seq
-from qkv.nn import sinusoid
+from qkv.nn import sinusoidal_encoding
 
 NAMES = {
-    "src_src_att": "attention", "trg_trg_att": "attention", "src_trg_att": "cross",
-    "layer_norm": "attention_norm", "x_layer_norm": "attention_norm", "dec_layer_norm": "cross_norm",
+    "src_src_att": "attention", "trg_trg_att": "attention", "src_trg_att": "cross_attention",
+    "layer_norm": "attention_norm", "x_layer_norm": "attention_norm", "dec_layer_norm": "cross_attention_norm",
 }  # fmt: skip
 UNUSED = {
     "importlib_metadata": {"version": importlib.metadata.version},
     "torch.utils.tensorboard": {"SummaryWriter": object},
     "subword_nmt": {"apply_bpe": object},
 }
-INSIDE = {"q_layer": "query", "k_layer": "key", "v_layer": "value", "output_layer": "output"}
+INSIDE = {"q_layer": "q_proj", "k_layer": "k_proj", "v_layer": "v_proj", "output_layer": "out_proj"}
 
 
 def find(peers: str | None) -> Path:
@@ -109,7 +109,7 @@ def _fill(peer: Any, ours: Seq2Seq) -> None:  # noqa: ANN401
             part.eps = ours.config.norm_eps
     for theirs, side in ((peer.encoder, ours.encoder), (peer.decoder, ours.decoder)):
         places = torch.arange(theirs.pe.pe.shape[1])[None]
-        theirs.pe.pe = sinusoid(places, ours.config.d_model, ours.config.sinusoid)
+        theirs.pe.pe = sinusoidal_encoding(places, ours.config.d_model, ours.config.sinusoid)
         for layer, block in zip(theirs.layers, side.blocks, strict=True):
             own = block.state_dict()
             layer.load_state_dict({name: own[_our_name(name)] for name in layer.state_dict()})
@@ -118,7 +118,7 @@ def _fill(peer: Any, ours: Seq2Seq) -> None:  # noqa: ANN401
 def _our_name(theirs: str) -> str:
     first, *middle, last = theirs.split(".")
     if first == "feed_forward":
-        place = {"layer_norm": "feedforward_norm", "0": "feedforward.expand", "3": "feedforward.contract"}
+        place = {"layer_norm": "feed_forward_norm", "0": "feed_forward.up_proj", "3": "feed_forward.down_proj"}
         return f"{place[middle[-1]]}.{last}"
     return ".".join([NAMES[first], *(INSIDE[name] for name in middle), last])
 

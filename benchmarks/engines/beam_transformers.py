@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_translation
 from benchmarks.engines.speaking import MissingPeerError
-from qkv.weights import published_from_config, to_published
+from qkv.weights import to_published_config, to_published_weights
 
 
 def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
@@ -16,10 +16,10 @@ def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     ours = work.model()
-    settings = published_from_config(ours.config)
+    settings = to_published_config(ours.config)
     special = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
     peer = transformers.MarianMTModel(transformers.MarianConfig(**{**settings, **special})).eval()
-    missing, unexpected = peer.load_state_dict(to_published(ours), strict=False)
+    missing, unexpected = peer.load_state_dict(to_published_weights(ours), strict=False)
     wanted = [name for name in missing if "embed_positions" not in name and not name.endswith("embed_tokens.weight")]
     if unexpected or [name for name in wanted if name != "lm_head.weight"]:
         raise RuntimeError(f"weights do not fit: {wanted}, {unexpected}")

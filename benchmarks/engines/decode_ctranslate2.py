@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.engines.decode_work import Work, Write, serve_decoding
 from benchmarks.engines.speaking import MissingPeerError, scratch_folder
-from qkv.weights.ct2 import array, fill_side
+from qkv.weights.ctranslate2_export import to_numpy, fill_stack_spec
 
 
 def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
@@ -17,9 +17,9 @@ def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
     spec = specs.TransformerDecoderModelSpec.from_config(
         work.n_layers, work.n_heads, pre_norm=True, activation=specs.Activation.GELUTanh
     )
-    fill_side(spec.decoder, model, model.config)
-    spec.decoder.embeddings.weight = array(model.embedding.token.weight)
-    spec.decoder.projection.weight = array(model.unembedding.weight)
+    fill_stack_spec(spec.decoder, model, model.config)
+    spec.decoder.embeddings.weight = to_numpy(model.embedding.token.weight)
+    spec.decoder.projection.weight = to_numpy(model.unembedding.weight)
     spec.register_vocabulary([str(number) for number in range(work.vocab_size)])
     words: Any = spec.config
     words.bos_token = words.eos_token = words.unk_token = "0"

@@ -8,8 +8,8 @@ from benchmarks.engines.speaking import MissingPeerError, scratch_folder
 from qkv.choices import TokenizerKind
 from qkv.text import train_tokenizer
 from qkv.weights.gguf_file import write_gguf
-from qkv.weights.models import Loaded
-from qkv.weights.save import Numbers
+from qkv.weights.model_loader import ModelBundle
+from qkv.weights.save import StorageDType
 
 
 def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
@@ -20,7 +20,7 @@ def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
     file = scratch_folder() / "model.gguf"
     # Prompts come as ids, so that any tokenizer will do; ids that it lacks have made-up names.
     tokenizer = train_tokenizer(TokenizerKind.BPE, ["some words, some words"], vocab_size=261)
-    write_gguf(Loaded(work.model(), tokenizer), file, numbers=Numbers.Q8_0 if options.get("int8") else Numbers.F32)
+    write_gguf(ModelBundle(work.model(), tokenizer), file, dtype=StorageDType.Q8_0 if options.get("int8") else StorageDType.F32)
     asked = xllamacpp.CommonParams()
     asked.model.path = str(file)
     asked.n_parallel = work.batch

@@ -7,13 +7,13 @@ from benchmarks.engines.decode_work import Work, Write, serve_decoding
 from qkv.config import SamplingConfig
 from qkv.generation import generate
 from qkv.generation.prepacked_weights import prepack_weights
-from qkv.weights.int8 import in_int8
+from qkv.weights.int8_storage import use_int8_linears
 
 
 def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
     model = work.model()
     if options.get("int8"):
-        in_int8(model)
+        use_int8_linears(model)
     packing, greedy = prepack_weights(model), SamplingConfig(temperature=0)
 
     def run(prompts: list[list[int]], n: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.engines.decode_work import Work, Write, serve_decoding
 from benchmarks.engines.speaking import MissingPeerError
-from qkv.weights import published_from_config, to_published
+from qkv.weights import to_published_config, to_published_weights
 
 
 def build(work: Work, _: dict[str, Any]) -> tuple[Write, dict[str, str]]:
@@ -15,8 +15,8 @@ def build(work: Work, _: dict[str, Any]) -> tuple[Write, dict[str, str]]:
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     ours = work.model()
-    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**published_from_config(ours.config))).eval()
-    missing, unexpected = peer.load_state_dict(to_published(ours), strict=False)
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_published_config(ours.config))).eval()
+    missing, unexpected = peer.load_state_dict(to_published_weights(ours), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
     peer.tie_weights()

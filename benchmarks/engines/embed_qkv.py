@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import qkv
 from benchmarks.engines.embed_work import Embedder, model_folder, serve_embedding
 from benchmarks.engines.speaking import Question
-from qkv.tasks import Encoded, TextEncoder, load_as
+from qkv.tasks import EncodedText, TextEncoder, load_as
 
 ROW = 256
 """Tokens of a packed row: the longest sentence that the model takes."""
@@ -36,7 +36,7 @@ def build(options: Question) -> Embedder:
 
 
 @torch.no_grad()
-def _padded(task: TextEncoder, read: list[Encoded]) -> Tensor:
+def _padded(task: TextEncoder, read: list[EncodedText]) -> Tensor:
     longest = max(len(one.ids) for one in read)
     ids = torch.tensor([one.ids + [0] * (longest - len(one.ids)) for one in read])
     attention_mask = torch.tensor([[place < len(one.ids) for place in range(longest)] for one in read])
@@ -45,7 +45,7 @@ def _padded(task: TextEncoder, read: list[Encoded]) -> Tensor:
 
 
 @torch.no_grad()
-def _packed(task: TextEncoder, read: list[Encoded]) -> Tensor:
+def _packed(task: TextEncoder, read: list[EncodedText]) -> Tensor:
     sums = torch.zeros(len(read), task.model.config.d_model)
     rows = list(_rows(read))
     for start in range(0, len(rows), ROWS_AT_ONCE):
@@ -61,7 +61,7 @@ def _packed(task: TextEncoder, read: list[Encoded]) -> Tensor:
     return F.normalize(sums, dim=-1)  # the mean is the sum, but for its length
 
 
-def _rows(read: list[Encoded]) -> Iterator[list[int]]:
+def _rows(read: list[EncodedText]) -> Iterator[list[int]]:
     """Places packed into rows, the longest first, each into the first row that has room."""
     rows: list[tuple[int, list[int]]] = []
     for place in sorted(range(len(read)), key=lambda place: -len(read[place].ids)):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.engines.encode_work import Encode, Work, mean, padded, serve_encoding
 from benchmarks.engines.speaking import MissingPeerError
-from qkv.weights import published_from_config, to_published
+from qkv.weights import to_published_config, to_published_weights
 
 
 def build(work: Work) -> tuple[Encode, dict[str, str]]:
@@ -32,9 +32,9 @@ def model(work: Work) -> tuple[Any, dict[str, str]]:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     ours = work.model()
     peer = transformers.BertModel(
-        transformers.BertConfig(**published_from_config(ours.config)), add_pooling_layer=False
+        transformers.BertConfig(**to_published_config(ours.config)), add_pooling_layer=False
     ).eval()
-    given = {name.removeprefix("bert."): tensor for name, tensor in to_published(ours).items()}
+    given = {name.removeprefix("bert."): tensor for name, tensor in to_published_weights(ours).items()}
     missing, unexpected = peer.load_state_dict(given, strict=False)
     if missing or unexpected:
         raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")

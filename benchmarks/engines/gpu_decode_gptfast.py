@@ -27,7 +27,7 @@ def build(work: Work, model: GPT, options: dict[str, Any]) -> tuple[Any, dict[st
 
     arguments = ModelArgs(
         block_size=1024, vocab_size=work.vocab_size, n_layer=work.n_layers, n_head=work.n_heads,
-        dim=work.d_model, intermediate_size=work.d_ff, norm_eps=model.blocks[0].attention_norm.epsilon,
+        dim=work.d_model, intermediate_size=work.d_ff, norm_eps=model.blocks[0].attention_norm.eps,
     )  # fmt: skip
     with torch.device("cuda"):
         peer = Transformer(arguments).eval()
@@ -67,7 +67,7 @@ def _write(peer: Any, step: Any, prompts: list[list[int]], n: int) -> list[list[
 
 def _fill(peer: Any, model: GPT) -> None:  # noqa: ANN401
     """Its rotary positions turn neighbours where ours turn halves: rows of queries and keys are put in its order."""
-    d_head = model.blocks[0].attention.shape.d_head
+    d_head = model.blocks[0].attention.head_config.d_head
     order = torch.arange(d_head, device="cuda").view(2, -1).T.flatten()
 
     def turned(weight: Tensor) -> Tensor:
@@ -78,15 +78,15 @@ def _fill(peer: Any, model: GPT) -> None:  # noqa: ANN401
     peer.norm.weight.copy_(model.final_norm.weight)
     for layer, block in zip(peer.layers, model.blocks, strict=True):
         assert isinstance(block, Block)
-        attention, feedforward = block.attention, block.feedforward
-        own = (turned(attention.query.weight), turned(attention.key.weight), attention.value.weight)
+        attention, feed_forward = block.attention, block.feed_forward
+        own = (turned(attention.q_proj.weight), turned(attention.k_proj.weight), attention.v_proj.weight)
         layer.attention.wqkv.weight.copy_(torch.cat(own))
-        layer.attention.wo.weight.copy_(attention.output.weight)
-        layer.feed_forward.w1.weight.copy_(feedforward.gate.weight)
-        layer.feed_forward.w3.weight.copy_(feedforward.expand.weight)
-        layer.feed_forward.w2.weight.copy_(feedforward.contract.weight)
+        layer.attention.wo.weight.copy_(attention.out_proj.weight)
+        layer.feed_forward.w1.weight.copy_(feed_forward.gate_proj.weight)
+        layer.feed_forward.w3.weight.copy_(feed_forward.up_proj.weight)
+        layer.feed_forward.w2.weight.copy_(feed_forward.down_proj.weight)
         layer.attention_norm.weight.copy_(block.attention_norm.weight)
-        layer.ffn_norm.weight.copy_(block.feedforward_norm.weight)
+        layer.ffn_norm.weight.copy_(block.feed_forward_norm.weight)
 
 
 if __name__ == "__main__":

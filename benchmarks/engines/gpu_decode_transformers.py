@@ -8,7 +8,7 @@ from benchmarks.engines.decode_work import Write
 from benchmarks.engines.gpu_decode_work import Work, serve_gpu_decoding
 from benchmarks.engines.speaking import MissingPeerError
 from qkv.models import GPT
-from qkv.weights import published_from_config, to_published
+from qkv.weights import to_published_config, to_published_weights
 
 
 def build(_work: Work, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
@@ -17,8 +17,8 @@ def build(_work: Work, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     with torch.device("cuda"):
-        peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**published_from_config(model.config))).eval()
-    missing, unexpected = peer.load_state_dict(to_published(model), strict=False)
+        peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_published_config(model.config))).eval()
+    missing, unexpected = peer.load_state_dict(to_published_weights(model), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
     peer.tie_weights()

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.engines.embed_work import model_folder
-from qkv.tasks import load_weights
+from qkv.tasks import load_pretrained
 from qkv.weights.save import save_hf
 
 LAYERS = HEADS = 12
@@ -25,7 +25,7 @@ def text_of(n_tokens: int) -> str:
 
 
 def save_shipped(name: str, folder: Path) -> None:
-    save_hf(load_weights(name), folder)
+    save_hf(load_pretrained(name), folder)
 
 
 def save_trained(folder: Path) -> None:
@@ -38,7 +38,7 @@ def save_random(folder: Path) -> None:
 
     save_shipped("bert", folder)
     torch.manual_seed(0)
-    words = load_weights("bert").model.config.vocab_size
+    words = load_pretrained("bert").model.config.vocab_size
     shape = BertConfig(vocab_size=words, num_hidden_layers=LAYERS, num_attention_heads=HEADS)
     model = BertModel(shape).eval()
     with torch.no_grad():

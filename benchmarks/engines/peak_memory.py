@@ -14,7 +14,7 @@ WORK = Work(
 
 def main(chunk: int) -> None:
     before = _peak()
-    built, batches = build(WORK, {"loss_chunk": chunk} if chunk else {}), WORK.batches()
+    built, batches = build(WORK, {"loss_chunk_size": chunk} if chunk else {}), WORK.batches()
     losses = [built.read(built.step(*batch)) for batch in batches[:2]]
     sys.stdout.write(f"{_peak() - before:.1f} {losses[1]:.6f}\n")
 

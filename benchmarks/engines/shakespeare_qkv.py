@@ -12,7 +12,7 @@ from benchmarks.engines.heldout import heldout_loss, split_text
 from benchmarks.engines.speaking import Answer, Question, scratch_folder, serve
 from qkv.config import load_recipe
 from qkv.models import GPT
-from qkv.tasks import load_weights
+from qkv.tasks import load_pretrained
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "shakespeare-char-cpu.toml"
 SHORT, LONGER = 10, 60
@@ -43,7 +43,7 @@ class OurRecipe:
         return {**self._train(steps, seed=question["seed"]), "steps": steps}
 
     def check(self, question: Question) -> Answer:  # noqa: ARG002
-        loaded = load_weights(self.run)
+        loaded = load_pretrained(self.run)
         model, tokenizer = loaded.model, loaded.tokenizer
         assert isinstance(model, GPT)
         assert tokenizer is not None

@@ -11,18 +11,18 @@ from benchmarks.engines.next_token_work import Built, Work, serve_training
 from benchmarks.engines.speaking import MissingPeerError, scratch_folder
 from qkv.choices import Activation, ScheduleKind
 from qkv.config import GPTConfig, TrainingConfig
-from qkv.data.windows import Batch
+from qkv.data.token_batches import TokenBatch
 from qkv.errors import ConfigError
 from qkv.models import GPT
 from qkv.training import Trainer, TrainingData
-from qkv.training.gpt import next_token
-from qkv.training.run import RunFolder
-from qkv.weights.published import load_published
+from qkv.training.gpt import next_token_objective
+from qkv.training.run_folder import RunFolder
+from qkv.weights.published_weights import load_published_weights
 
 
 def build(work: Work, options: dict[str, Any]) -> Built:
     model = GPT(model_config(work)).train()
-    load_published(model, work.first_weights())
+    load_published_weights(model, work.first_weights())
     model.to(work.device)
     training = TrainingConfig(
         steps=10**9,
@@ -38,7 +38,7 @@ def build(work: Work, options: dict[str, Any]) -> Built:
         **options,
     )
     try:
-        objective = next_token(model, training)
+        objective = next_token_objective(model, training)
     except ConfigError as error:
         raise MissingPeerError(str(error)) from None  # bfloat16 on a CPU that has no instruction for it
     losses: list[float] = []
@@ -56,11 +56,11 @@ def build(work: Work, options: dict[str, Any]) -> Built:
     numbers = count()
 
     def step(ids: Tensor, targets: Tensor) -> int:
-        trainer._step(Batch(ids, targets, None, counts))  # noqa: SLF001 - one step alone has no public name
+        trainer._step(TokenBatch(ids, targets, None, counts))  # noqa: SLF001 - one step alone has no public name
         return next(numbers)
 
     def read(number: int) -> float:
-        trainer.settle()
+        trainer.flush_metrics()
         return losses[number]
 
     return Built(step=step, versions={"qkv": qkv.__version__}, read=read)
@@ -80,7 +80,7 @@ def model_config(work: Work) -> GPTConfig:
     )
 
 
-def _no_batch(t: int) -> Batch:
+def _no_batch(t: int) -> TokenBatch:
     raise AssertionError(f"batch {t} was asked of the trainer; the benchmark gives it its batches")
 
 

@@ -18,14 +18,14 @@ from qkv.choices import TokenizerKind
 from qkv.text import train_tokenizer
 from qkv.training import open_run
 from qkv.weights.gguf_file import write_gguf
-from qkv.weights.models import Loaded
-from qkv.weights.save import Numbers, save_hf, save_int8, save_own
-from tests.data.pairs import reversed_pairs
-from tests.faults.families import RECIPES, make_ready, write_data
+from qkv.weights.model_loader import ModelBundle
+from qkv.weights.save import StorageDType, save_hf, save_int8, save_native
+from tests.data.pair_corpus import reversed_pairs
+from tests.faults.families import RECIPES, prepare_small_run, write_data
 from tests.hostile.mutations import changed_bytes, changed_json, changed_safetensors
-from tests.serving.asked import tasks
+from tests.serving.explorer_client import tasks
 from tests.training import classifiers
-from tests.training.runs import copy_of, stopped_after, trainer_of
+from tests.training.runs import copy_run, train_until_signal, build_cpu_trainer
 from tests.weights.loaded_models import byte_level, random_model
 from tests.weights.published_translators import t5
 from tests.weights.test_llama2c import write_pieces, written
@@ -85,7 +85,7 @@ def _own(family: str, *, int8: bool = False) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         task = tasks()[family]
         model = deepcopy(task.model).float()  # of a copy, for other tests have the same task
-        (save_int8 if int8 else save_own)(Loaded(model, task.tokenizer), folder / "x")
+        (save_int8 if int8 else save_native)(ModelBundle(model, task.tokenizer), folder / "x")
 
     return make
 
@@ -93,15 +93,15 @@ def _own(family: str, *, int8: bool = False) -> Callable[[Path], None]:
 def _sentences(folder: Path) -> None:
     """sentence-transformers' folder."""
     tokenizer = classifiers.small_tokenizer()
-    model = classifiers.small_bert(tokenizer, sentence_embedding={"pooling": "mean", "normalise": True})
-    save_hf(Loaded(model.eval(), tokenizer), folder / "x")
+    model = classifiers.small_bert(tokenizer, sentence_embedding={"pooling": "mean", "normalize": True})
+    save_hf(ModelBundle(model.eval(), tokenizer), folder / "x")
 
 
 def _run(folder: Path) -> None:
     """A run that has one checkpoint and two steps to go."""
-    made = make_ready(folder / "made", "gpt")
-    copy_of(made, folder / "x", steps=5, save_every=3, eval_every=5)
-    stopped_after(trainer_of(open_run(folder / "x")), 3)
+    made = prepare_small_run(folder / "made", "gpt")
+    copy_run(made, folder / "x", steps=5, save_every=3, eval_every=5)
+    train_until_signal(build_cpu_trainer(open_run(folder / "x")), 3)
     shutil.rmtree(folder / "made")
 
 
@@ -146,7 +146,7 @@ def _pairs_to_learn(folder: Path) -> None:
     write_data(folder, "seq2seq", steps=1, warmup_steps=0)
 
 
-def _gguf(name: str, numbers: Numbers) -> Callable[[Path], None]:
+def _gguf(name: str, dtype: StorageDType) -> Callable[[Path], None]:
     return lambda folder: write_gguf(random_model(name, tokenizer=byte_level()), folder / "x.gguf", numbers=numbers)
 
 
@@ -184,10 +184,10 @@ BASES = {
     ),
     "rnn, ours": Base(make=_own("rnn"), command=TRANSLATE, changes=OURS),
     "gguf, llama": Base(
-        make=_gguf(LLAMA, Numbers.F16), command=("generate", "x.gguf", *GENERATE[2:]), changes={"x.gguf": _header}
+        make=_gguf(LLAMA, StorageDType.F16), command=("generate", "x.gguf", *GENERATE[2:]), changes={"x.gguf": _header}
     ),
     "gguf, gpt2": Base(
-        make=_gguf("gpt2", Numbers.Q8_0), command=("generate", "x.gguf", *GENERATE[2:]), changes={"x.gguf": _header}
+        make=_gguf("gpt2", StorageDType.Q8_0), command=("generate", "x.gguf", *GENERATE[2:]), changes={"x.gguf": _header}
     ),
     "llama2.c": Base(
         make=_llama2c, command=("generate", "x.bin", "a", *GENERATE[3:]),

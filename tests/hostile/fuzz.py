@@ -11,19 +11,19 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["qkv.text", "qkv.data", "qkv.weights", "gguf"]):
-    from qkv.data.labelled import read_labelled
+    from qkv.data.labeled_texts import read_labeled_texts
     from qkv.errors import QKVError
     from qkv.text.sentencepiece_file import read_sentencepiece
-    from qkv.weights.folder import check_folder, read_settings
+    from qkv.weights.atomic_folder import check_folder, read_json_object
     from qkv.weights.gguf_file import read_gguf
     from qkv.weights.llama2c import read_llama2c
 
 FOLDER = Path(tempfile.mkdtemp())
 READERS = {
     "sentencepiece": (FOLDER / "x.spm", lambda: read_sentencepiece(FOLDER / "x.spm")),
-    "labelled": (FOLDER / "x.tsv", lambda: read_labelled(FOLDER / "x.tsv")),
+    "labelled": (FOLDER / "x.tsv", lambda: read_labeled_texts(FOLDER / "x.tsv")),
     "manifest": (FOLDER / "manifest.json", lambda: check_folder(FOLDER)),
-    "settings": (FOLDER / "config.json", lambda: read_settings(FOLDER / "config.json")),
+    "settings": (FOLDER / "config.json", lambda: read_json_object(FOLDER / "config.json")),
     "gguf": (FOLDER / "x.gguf", lambda: read_gguf(FOLDER / "x.gguf")),
     "llama2c": (FOLDER / "x.bin", lambda: read_llama2c(FOLDER / "x.bin")),
 }
@@ -37,7 +37,9 @@ def main(reader: str, n: int) -> None:
         with contextlib.suppress(QKVError):
             read()
 
-    atheris.Setup([sys.argv[0], f"-runs={n}", "-seed=1", "-max_len=2048", "-rss_limit_mb=4096", "-timeout=120"], attempt)
+    atheris.Setup(
+        [sys.argv[0], f"-runs={n}", "-seed=1", "-max_len=2048", "-rss_limit_mb=4096", "-timeout=120"], attempt
+    )
     atheris.Fuzz()
 
 

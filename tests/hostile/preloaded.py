@@ -14,6 +14,6 @@ import qkv.tasks
 import qkv.training
 
 # How fast this machine multiplies, and what the commands are called, no file changes.
-qkv.training.matmul_rate = lambda _device: 2e10
+qkv.training.measure_matmul_flops = lambda _device: 2e10
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(qkv.cli.app)

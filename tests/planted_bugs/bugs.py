@@ -16,9 +16,9 @@ from torch import nn
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
 from qkv.cost.optimizer_update import OptimizerUpdate, optimizer_update
+from qkv.data.keyed_random import rank_row_range
 from qkv.data.masking import TokenMasker
-from qkv.data.keyed_random import rank_rows
-from qkv.data.pair_split import components
+from qkv.data.pair_split import connected_components
 from qkv.data.token_batches import TokenBatch, _assemble_token_batch
 from qkv.generation.beam import _BeamSearch
 from qkv.generation.decoder import GPTDecoder
@@ -46,9 +46,9 @@ from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.gradient_accumulation import accumulate_gradients
 from qkv.training.optimizer import build_optimizers, load_optimizer_state
 from qkv.training.schedule import learning_rate
-from qkv.weights.int8 import LARGEST, _rows_to_int8
-from qkv.weights.rotary_order import pairs_to_halves
-from qkv.weights.tensors import _Place
+from qkv.weights.int8_storage import INT8_MAX, _quantize_rows
+from qkv.weights.rotary_layout import interleaved_to_halves
+from qkv.weights.state_dict import _LoadTarget
 from tests.planted_bugs.patching import replace_everywhere
 
 Test = Callable[..., None]
@@ -75,7 +75,7 @@ def change_result(original: Any, change: Callable[[Any], Any]) -> None:
 
 @planted_bug
 def causal_mask_shows_the_next_token():
-    from tests.agreement.test_cached import test_gpt_in_pieces_equals_gpt_at_once as test
+    from tests.agreement.test_incremental_decoding import test_gpt_with_a_cache_equals_a_single_pass as test
 
     original = Mask.to_dense
 
@@ -89,7 +89,7 @@ def causal_mask_shows_the_next_token():
 
 @planted_bug
 def sliding_window_is_one_too_wide():
-    from tests.agreement.test_causality import test_a_window_of_three_sees_itself_and_two_back as test
+    from tests.agreement.test_causality import test_a_sliding_window_of_three_covers_two_previous_tokens as test
 
     original = Mask.to_dense
 
@@ -103,7 +103,7 @@ def sliding_window_is_one_too_wide():
 
 @planted_bug
 def padding_keys_are_attended_to():
-    from tests.agreement.test_batched import test_bert_padded_with_garbage_equals_unpadded as test
+    from tests.agreement.test_batching import test_bert_padded_with_garbage_equals_unpadded as test
 
     original = Mask.to_dense
 
@@ -116,7 +116,7 @@ def padding_keys_are_attended_to():
 
 @planted_bug
 def scores_are_not_scaled():
-    from tests.agreement.test_grouped import test_grouped_with_all_heads_is_plain_attention_head_by_head as test
+    from tests.agreement.test_grouped_query_attention import test_attention_equals_a_computation_head_by_head as test
 
     original = Attention.__init__
 
@@ -130,7 +130,7 @@ def scores_are_not_scaled():
 
 @planted_bug
 def kv_heads_are_repeated_in_the_wrong_order():
-    from tests.agreement.test_fused import test_gpt_by_the_fused_kernel_equals_the_plain_road as test
+    from tests.agreement.test_attention_kernels import test_gpt_with_the_fused_kernel_equals_eager as test
 
     def wrong(self: AttentionInputs, kv: torch.Tensor) -> torch.Tensor:
         return kv.repeat(1, self.queries.shape[1] // kv.shape[1], 1, 1)
@@ -149,7 +149,7 @@ def keys_and_values_are_swapped():
 
 @planted_bug
 def rotary_pairs_are_interleaved():
-    from tests.nn.test_relative_positions import test_rotary_turns_number_i_with_number_i_plus_half as test
+    from tests.nn.test_relative_positions import test_rotary_rotates_dimension_i_with_dimension_i_plus_half as test
 
     def wrong(self: PositionInfo, x: torch.Tensor) -> torch.Tensor:
         if self.rotation is None:
@@ -164,7 +164,7 @@ def rotary_pairs_are_interleaved():
 
 @planted_bug
 def fully_masked_rows_are_nan():
-    from tests.agreement.test_fused import test_bert_by_the_fused_kernel_equals_the_plain_road as test
+    from tests.agreement.test_attention_kernels import test_bert_with_the_fused_kernel_equals_eager as test
 
     replace_everywhere(masked_softmax, lambda scores: scores.softmax(-1))
     return test
@@ -172,9 +172,9 @@ def fully_masked_rows_are_nan():
 
 @planted_bug
 def cached_positions_start_at_zero():
-    from tests.agreement.test_cached import test_gpt_in_pieces_equals_gpt_at_once as test
+    from tests.agreement.test_incremental_decoding import test_gpt_with_a_cache_equals_a_single_pass as test
 
-    original = KVCache._positions
+    original = KVCache._assign_slots
 
     def wrong(self: KVCache, *args: Any) -> torch.Tensor:
         return original(self, *args) - self.n_filled
@@ -185,8 +185,8 @@ def cached_positions_start_at_zero():
 
 @planted_bug
 def cached_values_are_not_reordered_with_their_keys():
-    from tests.agreement.test_cached import (
-        test_selected_rows_go_on_as_if_they_had_been_there_from_the_start as test,
+    from tests.agreement.test_incremental_decoding import (
+        test_reordered_rows_continue_as_if_computed_from_the_start as test,
     )
 
     original = KVCache.select
@@ -205,7 +205,7 @@ def cached_values_are_not_reordered_with_their_keys():
 
 @planted_bug
 def packed_documents_share_positions():
-    from tests.agreement.test_packed import test_gpts_packed_documents_equal_separate_ones as test
+    from tests.agreement.test_packed_documents import test_packed_documents_of_gpt_equal_separate_ones as test
 
     change_result(_starts, torch.zeros_like)
     return test
@@ -213,7 +213,7 @@ def packed_documents_share_positions():
 
 @planted_bug
 def padding_takes_a_position():
-    from tests.agreement.test_batched import test_gpt_padded_with_garbage_equals_unpadded as test
+    from tests.agreement.test_batching import test_gpt_padded_with_garbage_equals_unpadded as test
 
     change_result(place, lambda positions: torch.arange(positions.shape[1]).expand_as(positions))
     return test
@@ -221,7 +221,7 @@ def padding_takes_a_position():
 
 @planted_bug
 def rnn_encoder_reads_padding():
-    from tests.agreement.test_batched import test_an_rnns_source_padded_with_garbage_equals_unpadded as test
+    from tests.agreement.test_batching import test_an_rnns_source_padded_with_garbage_equals_unpadded as test
 
     original = RecurrentEncoder.forward
     replace_everywhere(original, lambda self, x, _attention_mask=None: original(self, x, None))
@@ -233,7 +233,7 @@ def rnn_encoder_reads_padding():
 
 @planted_bug
 def beams_are_not_reordered_in_the_cache():
-    from tests.generation.test_beam import test_scores_are_those_of_a_full_pass_and_fall as test
+    from tests.generation.test_beam import test_scores_equal_those_of_a_full_pass_and_decrease as test
 
     original = GPTDecoder.reorder
 
@@ -247,7 +247,7 @@ def beams_are_not_reordered_in_the_cache():
 
 @planted_bug
 def beams_may_end_without_their_forced_terms():
-    from tests.generation.test_translate import test_forced_terms_always_stand_in_the_text as test
+    from tests.generation.test_translate import test_constraints_always_occur_in_the_output as test
 
     change_result(_BeamSearch._is_complete, lambda _: True)
     return test
@@ -255,9 +255,9 @@ def beams_may_end_without_their_forced_terms():
 
 @planted_bug
 def prepacked_weights_are_not_updated():
-    from tests.generation.test_translate import test_weights_that_changed_are_prepared_anew as test
+    from tests.generation.test_translate import test_changed_weights_are_repacked as test
 
-    original, products = PrepackedWeights.product, {}
+    original, products = PrepackedWeights.packed_linear, {}
 
     def wrong(self: PrepackedWeights, *modules: Any, **kwargs: Any) -> Any:
         key = (self, *modules, *kwargs.values())
@@ -271,7 +271,7 @@ def prepacked_weights_are_not_updated():
 
 @planted_bug
 def top_p_drops_the_token_that_reaches_p():
-    from tests.generation.test_sampling import test_top_p_keeps_the_fewest_that_reach_p as test
+    from tests.generation.test_sampling import test_top_p_keeps_the_smallest_set_that_reaches_p as test
 
     def wrong(p: float, logits: torch.Tensor, ordered: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         is_dropped = ordered.cumsum(-1) >= p
@@ -286,7 +286,7 @@ def top_p_drops_the_token_that_reaches_p():
 @planted_bug
 def stop_string_is_found_only_within_one_token():
     from tests.generation.test_stop_conditions import (
-        test_pieces_joined_are_the_text_up_to_the_first_stop_string as test,
+        test_the_emitted_text_ends_before_the_first_stop_string as test,
     )
 
     change_result(StopStrings._partial_match_length, lambda _: 0)
@@ -311,7 +311,7 @@ def targets_are_the_inputs():
 def every_rank_reads_the_same_rows():
     from tests.data.test_token_batches import test_the_ranks_rows_are_the_batch_of_one as test
 
-    replace_everywhere(rank_rows, lambda n_rows, *, rank, world: (0, n_rows // world))  # noqa: ARG005
+    replace_everywhere(rank_row_range, lambda n_rows, *, rank, world_size: (0, n_rows // world_size))  # noqa: ARG005
     return test
 
 
@@ -335,7 +335,7 @@ def pairs_that_share_a_sentence_are_separated():
         test_no_sentence_of_one_part_is_in_another_and_nothing_is_lost as test,
     )
 
-    change_result(components, lambda numbers: np.arange(len(numbers)))
+    change_result(connected_components, lambda numbers: np.arange(len(numbers)))
     return test
 
 
@@ -344,7 +344,7 @@ def pairs_that_share_a_sentence_are_separated():
 
 @planted_bug
 def each_micro_batch_counts_as_a_whole_batch():
-    from tests.training.test_trainer import test_parts_of_a_batch_add_up_to_the_whole_with_unequal_counts as test
+    from tests.training.test_trainer import test_accumulated_gradients_equal_those_of_the_full_batch_with_unequal_target_counts as test
 
     original = accumulate_gradients
 
@@ -369,7 +369,7 @@ def learning_rate_is_one_step_ahead():
 
 @planted_bug
 def norms_and_biases_decay():
-    from tests.training.test_optimizer import test_only_matrices_decay as test
+    from tests.training.test_optimizer import test_weight_decay_applies_to_matrices_only as test
 
     def decay_all(optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
         groups = [group for one in optimizers for group in one.param_groups]
@@ -383,7 +383,7 @@ def norms_and_biases_decay():
 
 @planted_bug
 def optimizer_state_is_not_restored():
-    from tests.training.test_optimizer import test_restored_optimizers_go_on_bit_by_bit as test
+    from tests.training.test_optimizer import test_restored_optimizers_continue_bit_for_bit as test
 
     replace_everywhere(load_optimizer_state, lambda *_: None)
     return test
@@ -391,7 +391,7 @@ def optimizer_state_is_not_restored():
 
 @planted_bug
 def evaluation_averages_averages():
-    from tests.training.test_evaluation import test_short_batches_weigh_no_more_than_their_targets as test
+    from tests.training.test_evaluation import test_batches_are_weighted_by_their_targets as test
 
     original = evaluate
 
@@ -412,17 +412,17 @@ def rotary_rows_of_llama_files_are_not_permuted():
         test_the_two_orders_undo_each_other_and_move_neighbours_to_halves as test,
     )
 
-    replace_everywhere(pairs_to_halves, lambda weight, **_: weight)
+    replace_everywhere(interleaved_to_halves, lambda weight, **_: weight)
     return test
 
 
 @planted_bug
 def fused_query_key_value_are_split_in_reverse():
-    from tests.weights.test_tensors import test_pieces_of_a_joined_and_turned_tensor_go_to_their_places as test
+    from tests.weights.test_state_dict import test_pieces_of_a_joined_and_turned_tensor_go_to_their_places as test
 
-    original = _Place.fill
+    original = _LoadTarget.load
 
-    def wrong(self: _Place, tensor: torch.Tensor) -> None:
+    def wrong(self: _LoadTarget, tensor: torch.Tensor) -> None:
         original(dataclasses.replace(self, parameters=self.parameters[::-1]), tensor)
 
     replace_everywhere(original, wrong)
@@ -431,13 +431,13 @@ def fused_query_key_value_are_split_in_reverse():
 
 @planted_bug
 def int8_rows_share_one_scale():
-    from tests.weights.test_int8 import test_a_row_of_zeros_stays_zeros_and_rows_do_not_touch_each_other as test
+    from tests.weights.test_int8_storage import test_a_row_of_zeros_stays_zeros_and_rows_do_not_touch_each_other as test
 
     def wrong(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = matrix.abs().max() / LARGEST
+        scale = matrix.abs().max() / INT8_MAX
         return (matrix / scale).round().to(torch.int8), scale.expand(len(matrix)).clone()
 
-    replace_everywhere(_rows_to_int8, wrong)
+    replace_everywhere(_quantize_rows, wrong)
     return test
 
 
@@ -492,7 +492,7 @@ def contributions_keep_their_mean_through_layer_norm():
         centered = original(norm, parts)
         if not isinstance(norm, LayerNorm):
             return centered
-        scale = (parts.sum(0).var(correction=0) + norm.epsilon).rsqrt()
+        scale = (parts.sum(0).var(correction=0) + norm.eps).rsqrt()
         return centered + parts.mean(-1, keepdim=True) * scale * norm.weight
 
     replace_everywhere(original, wrong)

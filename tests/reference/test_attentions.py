@@ -7,7 +7,7 @@ import transformers as hf
 from qkv.choices import AttentionKind
 from qkv.inspection import run_with_cache
 from qkv.inspection.model_input import ModelInput, TokenizedText
-from tests.reference.published_shapes import Case, bert, sides
+from tests.reference.published_configs import Case, bert, sides
 from tests.reference.test_transformers import loaded
 
 TOLERANCE = 1e-5
@@ -32,7 +32,7 @@ def side(n: int, seed: int) -> TokenizedText:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_weights_shown_are_the_published_eager_attentions(name):
+def test_the_recorded_weights_equal_the_eager_attentions_of_transformers(name):
     theirs = CASES[name].published()
     own, source = side(11, 5), side(7, 3) if name == "marian" else None
     seen = run_with_cache(loaded(theirs), ModelInput(sequence=own, source=source, chosen=None if name == "bert" else own.ids[1:]))
@@ -53,4 +53,4 @@ def test_the_weights_shown_are_the_published_eager_attentions(name):
         found = seen.all_weights(stack)
         assert found.shape == torch.cat(layers).shape
         assert (found - torch.cat(layers)).abs().max() <= TOLERANCE
-    assert seen.error <= TOLERANCE
+    assert seen.reconstruction_error <= TOLERANCE

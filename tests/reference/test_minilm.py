@@ -44,12 +44,12 @@ def states(model, batch):
         return model(batch["input_ids"], segments=batch.get("token_type_ids"), attention_mask=batch["attention_mask"].bool())
 
 
-def test_its_pooling_is_read(loaded):
+def test_the_pooling_config_is_read(loaded):
     assert loaded.model.config.sentence_embedding == SentenceEmbedding(normalize=True, max_tokens=256)
     assert loaded.remarks == ()
 
 
-def test_its_states_and_pooler_are_those_of_transformers(loaded, theirs):
+def test_states_and_pooler_output_equal_transformers(loaded, theirs):
     batch = hf.AutoTokenizer.from_pretrained(FOLDER)(TEXTS[:3], padding=True, return_tensors="pt")
     with torch.no_grad():
         expected = theirs(**batch)
@@ -58,7 +58,7 @@ def test_its_states_and_pooler_are_those_of_transformers(loaded, theirs):
     assert (loaded.model.pooled_output(given) - expected.pooler_output).abs().max() <= 1e-5
 
 
-def test_its_ids_are_those_of_transformers(loaded):
+def test_token_ids_equal_transformers(loaded):
     tokenizer = hf.AutoTokenizer.from_pretrained(FOLDER)
     for text in TEXTS:
         assert loaded.tokenizer.encode(text) == tokenizer(text)["input_ids"]
@@ -66,7 +66,7 @@ def test_its_ids_are_those_of_transformers(loaded):
     assert (pair.ids, pair.segments) == (theirs["input_ids"], theirs["token_type_ids"])
 
 
-def test_it_goes_out_as_it_came(loaded, theirs, tmp_path):
+def test_an_exported_model_equals_the_original(loaded, theirs, tmp_path):
     save_hf(loaded, tmp_path / "out")
     again = hf.AutoModel.from_pretrained(tmp_path / "out")
     for name, tensor in theirs.state_dict().items():

@@ -11,7 +11,7 @@ from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import use_attention_kernel
 from tests.reference import numpy_models, numpy_recurrent
-from tests.reference.drawing import (
+from tests.reference.config_strategies import (
     CONTEXT_LENGTH,
     arrays,
     bert_configs,
@@ -165,52 +165,52 @@ def check_rnn(config: RNNConfig, seed: int) -> None:
 @each_kind_of_positions
 @settings(max_examples=8)
 @given(st.data(), seeds, kernels)
-def test_gpt_computes_what_the_mathematics_says(positions, data, seed, kernel):
+def test_gpt_equals_the_numpy_reference(positions, data, seed, kernel):
     check_gpt(data.draw(gpt_configs(positions)), seed, kernel)
 
 
 @each_kind_of_positions
 @settings(max_examples=8)
 @given(st.data(), seeds, kernels)
-def test_bert_and_its_heads_compute_what_the_mathematics_says(positions, data, seed, kernel):
+def test_bert_and_its_heads_equal_the_numpy_reference(positions, data, seed, kernel):
     check_bert(data.draw(bert_configs(positions)), seed, kernel)
 
 
 @each_kind_of_positions
 @settings(max_examples=8)
 @given(st.data(), seeds, kernels)
-def test_the_encoder_decoder_computes_what_the_mathematics_says(positions, data, seed, kernel):
+def test_the_encoder_decoder_equals_the_numpy_reference(positions, data, seed, kernel):
     check_seq2seq(data.draw(seq2seq_configs(positions)), seed, kernel)
 
 
 @given(rnn_configs(), seeds)
-def test_the_rnn_computes_what_the_mathematics_says(config, seed):
+def test_the_rnn_equals_the_numpy_reference(config, seed):
     check_rnn(config, seed)
 
 
 @pytest.mark.long
 @settings(max_examples=500)
 @given(gpt_configs(), seeds, kernels)
-def test_500_gpts_compute_what_the_mathematics_says(config, seed, kernel):
+def test_500_gpts_equal_the_numpy_reference(config, seed, kernel):
     check_gpt(config, seed, kernel)
 
 
 @pytest.mark.long
 @settings(max_examples=500)
 @given(bert_configs(), seeds, kernels)
-def test_500_berts_compute_what_the_mathematics_says(config, seed, kernel):
+def test_500_berts_equal_the_numpy_reference(config, seed, kernel):
     check_bert(config, seed, kernel)
 
 
 @pytest.mark.long
 @settings(max_examples=500)
 @given(seq2seq_configs(), seeds, kernels)
-def test_500_encoder_decoders_compute_what_the_mathematics_says(config, seed, kernel):
+def test_500_encoder_decoders_equal_the_numpy_reference(config, seed, kernel):
     check_seq2seq(config, seed, kernel)
 
 
 @pytest.mark.long
 @settings(max_examples=500)
 @given(rnn_configs(), seeds)
-def test_500_rnns_compute_what_the_mathematics_says(config, seed):
+def test_500_rnns_equal_the_numpy_reference(config, seed):
     check_rnn(config, seed)

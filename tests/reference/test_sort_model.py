@@ -108,7 +108,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("theirs", MODULES)
-def test_every_stored_result_of_a_part_is_reproduced(model, stored, theirs):
+def test_every_stored_module_output_is_reproduced(model, stored, theirs):
     seen = []
     handle = model.get_submodule(MODULES[theirs]).register_forward_hook(lambda *given: seen.append(given[-1]))
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_every_stored_result_of_a_part_is_reproduced(model, stored, theirs):
     torch.testing.assert_close(seen[0], stored[theirs], rtol=1e-4, atol=1e-5)
 
 
-def test_the_stored_parts_of_attention_are_reproduced(model, stored):
+def test_the_stored_attention_activations_are_reproduced(model, stored):
     with record(model, "blocks.0.attention.*") as trace, torch.no_grad():
         model(stored["idx"].long())
     queries, keys, values, heads = (
@@ -136,12 +136,12 @@ def test_the_stored_probabilities_are_reproduced(model, stored):
     torch.testing.assert_close(probabilities, stored["probs"], rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_that_is_stored_goes_unchecked(stored):
+def test_every_stored_tensor_is_checked(stored):
     checked = {*PLACES, *MODULES, "qkv", "y", "att", "probs"}
     assert set(stored) == {"idx", *checked}
 
 
-def test_it_sorts_all_words_of_six_letters(model):
+def test_the_model_sorts_all_words_of_six_letters(model):
     """Six letters in, the same six in order out, greedily; the first is asked for at the last letter."""
     words = torch.tensor(list(product(range(3), repeat=6)))
     ids = words

@@ -18,7 +18,7 @@ from qkv.nn import (
     Source,
     use_attention_kernel,
 )
-from tests.reference.drawing import arrays
+from tests.reference.config_strategies import arrays
 from tests.reference.numpy_recurrent import gru_step, lstm_step
 
 BATCH, N, N_SOURCE, N_HEADS, D_HEAD, D_FF = 2, 7, 5, 3, 4, 19
@@ -228,7 +228,7 @@ def test_the_recurrent_encoder_equals_torch_run_row_by_row_without_padding(cell,
 
 
 @pytest.mark.parametrize(("cell", "step"), [(CellKind.GRU, gru_step), (CellKind.LSTM, lstm_step)])
-def test_the_gates_written_out_by_hand_equal_the_recurrence(cell, step):
+def test_the_manual_gate_equations_equal_the_recurrence(cell, step):
     encoder = randomised(RecurrentEncoder(D_MODEL, cell=cell, n_layers=1, n_decoder_layers=1))
     x = drawn(1, N, D_MODEL)
     states, _ = encoder(x)

@@ -6,7 +6,7 @@ import transformers as hf
 
 from qkv.models import build
 from qkv.weights import config_from_published, load_published_weights, to_published_config, to_published_weights
-from tests.reference.published_shapes import CASES, DECODERS, ENCODERS, NO_IDS, PAIRS, sides
+from tests.reference.published_configs import CASES, DECODERS, ENCODERS, NO_IDS, PAIRS, sides
 
 TOLERANCE = 1e-4
 BATCH, LENGTH = 3, 11
@@ -99,7 +99,7 @@ def heads_of(answer, name: str) -> dict[str, torch.Tensor]:
             return {"class_logits": answer.logits}
 
 
-def test_roberta_finds_the_positions_from_the_padding_as_we_do():
+def test_roberta_derives_positions_from_padding_as_we_do():
     theirs = ENCODERS["roberta, masked words, 1"].published()
     attention_mask = padding("right")
     pad = theirs.config.pad_token_id
@@ -137,7 +137,7 @@ def test_an_encoder_decoder_gives_the_published_logits(name, side):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_was_loaded_is_given_back_to_the_byte(name):
+def test_exported_weights_equal_the_loaded_ones_byte_for_byte(name):
     theirs = CASES[name].published()
     given, back = theirs.state_dict(), to_published_weights(loaded(theirs))
     given = {CASES[name].prefix + key: tensor for key, tensor in given.items()}
@@ -151,7 +151,7 @@ def test_what_was_loaded_is_given_back_to_the_byte(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_rebuilds_the_model_from_what_we_publish(name):
+def test_transformers_rebuilds_the_model_from_our_export(name):
     case = CASES[name]
     theirs = case.published()
     ours = loaded(theirs)
@@ -169,7 +169,7 @@ def test_transformers_rebuilds_the_model_from_what_we_publish(name):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_sixteen_greedy_tokens_are_the_same_with_our_cache(name):
+def test_sixteen_greedy_tokens_with_a_cache_equal_transformers(name):
     theirs = DECODERS[name].published()
     ours = loaded(theirs)
     ids = some_ids(31, 5)
@@ -196,7 +196,7 @@ SWAPS = {
 
 
 @pytest.mark.parametrize("name", SWAPS)
-def test_a_swapped_pair_of_tensors_would_be_seen(name):
+def test_a_swapped_pair_of_tensors_is_detected(name):
     theirs = CASES[name].published()
     right = theirs.state_dict()
     first, second = SWAPS[name]
@@ -237,7 +237,7 @@ LEAST = {
 
 
 @pytest.mark.parametrize("kind", LEAST, ids=lambda kind: kind.model_type)
-def test_what_a_file_leaves_out_has_the_value_that_transformers_gives_it(kind):
+def test_missing_settings_have_the_default_of_transformers(kind):
     whole = kind().to_dict()
     least = {key: whole[key] for key in ["model_type", *LEAST[kind]]}
     training_alone = {"dropout"}

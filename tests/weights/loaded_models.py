@@ -4,12 +4,12 @@ from functools import cache
 
 import torch
 
-from qkv.choices import Role, TokenizerKind
+from qkv.choices import SpecialToken, TokenizerKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
 from qkv.text import Tokenizer, train_tokenizer
-from qkv.weights.models import Loaded
-from qkv.weights.pieces import Pieces, tokenizer_from_pieces
+from qkv.weights.model_loader import ModelBundle
+from qkv.weights.sentencepiece import SentencePieceVocab, build_sentencepiece_tokenizer
 
 TEXTS = ["The cat sat on the mat, and the dog sat by the cat.\nThen both slept. El niño comió 12 manzanas 😀."] * 5
 VOCABULARY = 307
@@ -39,26 +39,26 @@ def scored_pieces() -> Tokenizer:
     """Llama 2's kind: pieces with scores, bytes for what no piece spells."""
     words = ["▁", "▁t", "h", "e", "he", "▁the", "c", "a", "t", "at", "cat", "▁c", "▁cat", "s", "▁s", "▁sat", "▁sa"]
     fixed = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    return tokenizer_from_pieces(
-        Pieces(
+    return build_sentencepiece_tokenizer(
+        SentencePieceVocab(
             tokens=[*fixed, *words],
             scores=[0.0] * len(fixed) + [-float(i) for i in range(len(words))],
-            control=frozenset({0, 1, 2}),
-            roles={Role.UNKNOWN: 0, Role.BEGIN: 1, Role.END: 2},
+            control_ids=frozenset({0, 1, 2}),
+            special_ids={SpecialToken.UNK: 0, SpecialToken.BOS: 1, SpecialToken.EOS: 2},
         )
     )
 
 
-def random_model(name: str, *, tokenizer: Tokenizer | None = None) -> Loaded:
+def random_model(name: str, *, tokenizer: Tokenizer | None = None) -> ModelBundle:
     model = GPT(SHAPES[name])
     chance = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.normal_(std=0.3, generator=chance).add_(1.0 if "norm" in key and "bias" not in key else 0.0)
-    return Loaded(model.eval(), tokenizer or byte_level())
+    return ModelBundle(model.eval(), tokenizer or byte_level())
 
 
-def assert_same_weights(first: Loaded, second: Loaded) -> None:
+def assert_same_weights(first: ModelBundle, second: ModelBundle) -> None:
     ours, theirs = first.model.state_dict(), second.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())

@@ -10,7 +10,7 @@ import sentencepiece
 import tokenizers
 import transformers as hf
 
-from tests.reference.published_shapes import NO_IDS, Case, sides
+from tests.reference.published_configs import NO_IDS, Case, sides
 
 SPANISH = [
     "¿Dónde está la biblioteca?", "No lo sé, pero mañana iré al mercado.", "El perro come pan y la casa es grande.",

@@ -7,13 +7,13 @@ import torch
 import transformers as hf
 from safetensors.torch import save_file
 
-from qkv.choices import ProblemKind
+from qkv.choices import ProblemType
 from qkv.errors import ConfigError
 from qkv.weights import config_from_published
-from qkv.weights.folder import check_folder, read_tensors
-from qkv.weights.models import load_model
+from qkv.weights.atomic_folder import check_folder, read_tensors
+from qkv.weights.model_loader import load_model
 from qkv.weights.save import save_hf, save_int8
-from tests.weights.encoders import random_bert
+from tests.weights.small_berts import random_bert
 from tests.weights.loaded_models import assert_same_weights
 
 hf.logging.set_verbosity_error()
@@ -22,13 +22,13 @@ FIRST, SECOND = "The cat sat on the mat.", "Then both slept."
 NAMES = ("no", "maybe, or not", "yés")
 KINDS = {
     "one class": {"class_names": NAMES},
-    "several labels": {"class_names": NAMES, "problem": ProblemKind.SEVERAL_LABELS},
+    "several labels": {"class_names": NAMES, "problem_type": ProblemType.MULTI_LABEL},
     "a number": {"class_names": ("relatedness",)},
     "classes without names": {"n_classes": 7},
-    "both games": {"masked_word_head": True, "next_sentence_head": True},
-    "everything": {"masked_word_head": True, "next_sentence_head": True, "class_names": NAMES},
-    "distilbert": {"n_segments": 0, "pooler_activation": "relu", "class_names": NAMES, "masked_word_head": True},
-    "roberta": {"n_segments": 1, "position_offset": 2, "class_names": NAMES, "masked_word_head": True},
+    "both games": {"masked_lm_head": True, "next_sentence_head": True},
+    "everything": {"masked_lm_head": True, "next_sentence_head": True, "class_names": NAMES},
+    "distilbert": {"n_segments": 0, "pooler_activation": "relu", "class_names": NAMES, "masked_lm_head": True},
+    "roberta": {"n_segments": 1, "position_offset": 2, "class_names": NAMES, "masked_lm_head": True},
 }
 
 
@@ -59,7 +59,7 @@ def test_transformers_loads_heads_and_tokenizer_and_says_the_same_of_a_pair(kind
         if loaded.model.config.n_classes is not None:
             assert (loaded.model.class_logits(states) - answer.logits).abs().max() <= 1e-5
         else:
-            assert (loaded.model.masked_word_logits(states) - answer.prediction_logits).abs().max() <= 1e-4
+            assert (loaded.model.masked_lm_logits(states) - answer.prediction_logits).abs().max() <= 1e-4
             assert (loaded.model.next_sentence_logits(states) - answer.seq_relationship_logits).abs().max() <= 1e-5
 
 
@@ -70,13 +70,13 @@ def test_class_names_and_the_kind_of_problem_reach_transformers(kind, tmp_path):
     theirs = hf.AutoConfig.from_pretrained(tmp_path / "out")
     assert tuple(theirs.id2label[i] for i in range(theirs.num_labels)) == config.class_names
     assert theirs.label2id == {name: i for i, name in enumerate(config.class_names)}
-    said = {"one-class": "single_label", "several-labels": "multi_label", "number": "regression"}
-    assert theirs.problem_type.removesuffix("_classification") == said[config.problem]
+    said = {"single-label": "single_label", "multi-label": "multi_label", "regression": "regression"}
+    assert theirs.problem_type.removesuffix("_classification") == said[config.problem_type]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "everything"])
 def test_what_transformers_saves_again_comes_back_byte_for_byte(kind, tmp_path):
-    kept = {key: value for key, value in KINDS[kind].items() if key != "masked_word_head" or kind == "both games"}
+    kept = {key: value for key, value in KINDS[kind].items() if key != "masked_lm_head" or kind == "both games"}
     first = random_bert(**kept)
     save_hf(first, tmp_path / "first")
     their_model(tmp_path / "first").save_pretrained(tmp_path / "theirs")
@@ -112,7 +112,7 @@ def without(folder, part):
 @pytest.mark.parametrize(
     ("kind", "part", "head", "said"),
     [
-        ("both games", "cls.predictions", "masked_word", "masked-word head (cls.predictions.transform.dense.weight)"),
+        ("both games", "cls.predictions", "masked_lm", "masked-word head (cls.predictions.transform.dense.weight)"),
         ("both games", "cls.seq_relationship", "next_sentence", "next-sentence head (cls.seq_relationship.weight)"),
         ("one class", "classifier", "classifier", "classification head (classifier.weight)"),
         ("distilbert", "classifier", "pooler", "pooler (pre_classifier.weight)"),
@@ -150,7 +150,7 @@ ROBERTA = {**CLASSES, "model_type": "roberta", "architectures": ["RobertaForMask
         ({**CLASSES, "id2label": {"x": "a"}}, "id2label has the keys x; they must be 0 … 0"),
         ({**CLASSES, "id2label": {"0": "a", "1": "a"}}, "class_names has 'a' twice"),
         ({**CLASSES, "problem_type": "ranking"}, "problem_type='ranking' is not supported; known: single_label"),
-        ({**CLASSES, "num_labels": 3, "problem_type": "regression"}, "'number' has one output, not n_classes=3"),
+        ({**CLASSES, "num_labels": 3, "problem_type": "regression"}, "'regression' has one output, not n_classes=3"),
         ({**ROBERTA, "hidden_act": "relu"}, "hidden_act='relu': RoBERTa's masked-word head has gelu always"),
         ({**ROBERTA, "pad_token_id": "<pad>"}, "pad_token_id='<pad>' is a str, not a whole number"),
         ({**ROBERTA, "architectures": ["RobertaForCausalLM"]}, "is not supported; known: RobertaModel"),
@@ -165,7 +165,7 @@ def test_classes_are_in_the_order_of_their_numbers():
     labels = {"1": "b", "2": "c", "0": "a", **{str(i): f"{i}" for i in range(3, 12)}}
     config = config_from_published({**CLASSES, "id2label": labels})
     assert config.class_names == ("a", "b", "c", *(f"{i}" for i in range(3, 12)))
-    assert config_from_published({**CLASSES, "num_labels": 1}).problem is ProblemKind.NUMBER
+    assert config_from_published({**CLASSES, "num_labels": 1}).problem_type is ProblemType.REGRESSION
 
 
 @pytest.mark.parametrize(
@@ -179,5 +179,5 @@ def test_classes_are_in_the_order_of_their_numbers():
 )
 def test_a_bert_that_nobody_published_is_refused(change, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        save_hf(random_bert(masked_word_head=True, **change), tmp_path / "out")
+        save_hf(random_bert(masked_lm_head=True, **change), tmp_path / "out")
     assert not list(tmp_path.iterdir())

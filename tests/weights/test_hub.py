@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from qkv.errors import InputError, MissingExtraError
-from qkv.tasks import load_weights
-from qkv.weights.hub import download
+from qkv.tasks import load_pretrained
+from qkv.weights.hub import download_snapshot
 from qkv.weights.save import save_hf
 from tests.weights.loaded_models import assert_same_weights, random_model
 
@@ -75,17 +75,17 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_model_is_downloaded_without_anything_that_runs(hub, tmp_path):
-    folder = download("org/model", cache=tmp_path / "cache")
+    folder = download_snapshot("org/model", cache=tmp_path / "cache")
     assert {file.name for file in folder.iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert not [path for path in hub.asked if "pytorch_model" in path or "run_me" in path or "onnx" in path]
-    assert_same_weights(load_weights(folder), random_model("gpt2"))
+    assert_same_weights(load_pretrained(folder), random_model("gpt2"))
 
 
 def test_a_sentence_models_pooling_comes_along(hub, tmp_path):
     hub.files |= {"modules.json": b"[]", "1_Pooling/config.json": b"{}"}
-    folder = download("org/model", cache=tmp_path / "cache")
+    folder = download_snapshot("org/model", cache=tmp_path / "cache")
     assert (folder / "modules.json").read_bytes() == b"[]"
     assert (folder / "1_Pooling" / "config.json").read_bytes() == b"{}"
 
@@ -94,7 +94,7 @@ def test_a_name_that_the_hub_does_not_know_is_one_line(hub, tmp_path):
     with pytest.raises(
         InputError, match=r"^org/nothing: there is no such folder here, and the hub gave no model: [^\n]+$"
     ):
-        download("org/nothing", cache=tmp_path / "cache")
+        download_snapshot("org/nothing", cache=tmp_path / "cache")
 
 
 def test_no_network_is_one_line(tmp_path, monkeypatch):
@@ -102,10 +102,10 @@ def test_no_network_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match=r"^org/model: there is no such folder here, and the hub gave no model: [^\n]+$"
     ):
-        download("org/model", cache=tmp_path / "cache")
+        download_snapshot("org/model", cache=tmp_path / "cache")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"^org/model: there is no such folder here; .* install qkv\[hub\]"):
-        download("org/model")
+        download_snapshot("org/model")

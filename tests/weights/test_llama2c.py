@@ -9,8 +9,8 @@ import torch
 from qkv.errors import WeightsError
 from qkv.tasks import load
 from qkv.weights.llama2c import HEADER, read_llama2c
-from qkv.weights.rotary_order import halves_to_pairs, pairs_to_halves
-from qkv.weights.single_file import load_file_model
+from qkv.weights.rotary_layout import halves_to_interleaved, interleaved_to_halves
+from qkv.weights.single_file import load_single_file
 from tests.text.samples import published
 
 D, D_FF, LAYERS, HEADS, KV, VOCABULARY, CONTEXT = 12, 17, 2, 6, 3, 263, 7
@@ -52,9 +52,9 @@ def test_its_tokenizer_gives_every_text_back(text):
 
 def test_the_two_orders_undo_each_other_and_move_neighbours_to_halves():
     rows = torch.arange(2 * 6)[:, None]
-    halves = pairs_to_halves(rows, n_heads=2)
+    halves = interleaved_to_halves(rows, n_heads=2)
     assert halves.flatten().tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
-    assert torch.equal(halves_to_pairs(halves, n_heads=2), rows)
+    assert torch.equal(halves_to_interleaved(halves, n_heads=2), rows)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -75,13 +75,13 @@ def test_a_cut_off_file_is_refused_with_both_numbers(tmp_path):
     whole = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(WeightsError, match=rf"holds {whole - 4} bytes, but its header describes {whole}"):
-        load_file_model(file)
+        load_single_file(file)
 
 
 def test_a_pickle_is_refused_and_never_opened(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(WeightsError, match=r"pytorch_model\.bin: pickled weights can run code"):
-        load_file_model(tmp_path / "pytorch_model.bin")
+        load_single_file(tmp_path / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\0" * 100])
@@ -90,13 +90,13 @@ def test_any_other_file_is_refused_and_named_once(tmp_path, data, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for file in (tmp_path / "model.dat", Path("model.dat")):
         with pytest.raises(WeightsError, match=rf"^{file}: is neither a \.gguf nor a llama2\.c \.bin"):
-            load_file_model(file)
+            load_single_file(file)
 
 
 @pytest.mark.parametrize("name", ["tok263.bin", "tokenizer.bin"])
 def test_the_tokenizer_is_found_beside_the_model(tmp_path, name):
     write_pieces(tmp_path / name, VOCABULARY)
-    tokenizer = load_file_model(written(tmp_path / "model.bin")).tokenizer
+    tokenizer = load_single_file(written(tmp_path / "model.bin")).tokenizer
     assert tokenizer.vocab_size == VOCABULARY
 
 
@@ -104,7 +104,7 @@ def test_a_tokenizer_of_another_size_is_refused(tmp_path):
     written(tmp_path / "model.bin")
     write_pieces(tmp_path / "tokenizer.bin", VOCABULARY - 1)
     with pytest.raises(WeightsError, match=r"tokenizer\.bin: .* of 263 pieces: piece 262 cannot be read"):
-        load_file_model(tmp_path / "model.bin")
+        load_single_file(tmp_path / "model.bin")
     write_pieces(tmp_path / "tokenizer.bin", VOCABULARY + 1)
     with pytest.raises(WeightsError, match=r"tokenizer\.bin: holds \d+ bytes, but the model's 263 pieces end after"):
-        load_file_model(tmp_path / "model.bin")
+        load_single_file(tmp_path / "model.bin")

@@ -7,7 +7,7 @@ from qkv.choices import Activation, NormKind, PositionKind, SinusoidStyle
 from qkv.config import PRESETS, GPTConfig, RopeScaling, preset
 from qkv.errors import ConfigError, WeightsError
 from qkv.models import build
-from qkv.weights import config_from_published, load_published, published_from_config, to_published
+from qkv.weights import config_from_published, load_published_weights, to_published_config, to_published_weights
 
 TOKEN_IDS = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "forced_eos_token_id": 2}
 GPT2 = {
@@ -67,17 +67,17 @@ def test_a_known_models_config_is_its_preset(published, name):
 
 def test_berts_config_is_its_preset_with_the_heads_that_its_architecture_names():
     config = config_from_published(BERT)
-    assert config.model_dump() == preset("bert-base", dropout=0.1, pooler=False, masked_word_head=True).model_dump()
+    assert config.model_dump() == preset("bert-base", dropout=0.1, pooler=False, masked_lm_head=True).model_dump()
 
 
 def test_the_tensors_tell_berts_heads_where_they_are_known():
     names = ["bert.pooler.dense.weight", "cls.seq_relationship.weight", "cls.predictions.transform.dense.weight"]
     config = config_from_published(BERT, names)
-    assert (config.pooler, config.masked_word_head, config.next_sentence_head) == (True, True, True)
+    assert (config.pooler, config.masked_lm_head, config.next_sentence_head) == (True, True, True)
     config = config_from_published(
         {**BERT, "id2label": {"0": "a", "1": "b", "2": "c"}}, [*names[:1], "classifier.weight"]
     )
-    assert (config.masked_word_head, config.n_classes) == (False, 3)
+    assert (config.masked_lm_head, config.n_classes) == (False, 3)
 
 
 def test_marians_config_says_where_positions_and_bias_come_from():
@@ -133,7 +133,7 @@ def test_a_setting_that_our_models_lack_is_refused_by_name(published, message):
 @pytest.mark.parametrize("name", ALL)
 def test_settings_survive_the_way_there_and_back(name):
     config = config_from_published(ALL[name])
-    published = published_from_config(config)
+    published = to_published_config(config)
     assert published["model_type"] == name
     assert config_from_published(published).model_dump() == config.model_dump()
 
@@ -142,7 +142,7 @@ def test_settings_survive_the_way_there_and_back(name):
 def test_rotary_scaling_survives_the_way_there_and_back(scaling):
     config = config_from_published({**LLAMA, "rope_scaling": scaling})
     assert config.rope_scaling is not None
-    assert published_from_config(config)["rope_scaling"] == scaling
+    assert to_published_config(config)["rope_scaling"] == scaling
 
 
 def test_rotary_scaling_is_for_rotary_positions():
@@ -153,8 +153,8 @@ def test_rotary_scaling_is_for_rotary_positions():
 @pytest.mark.parametrize("name", ["gpt-nano", "llama-nano", "bert-nano"])
 def test_our_own_small_models_can_be_published_and_loaded_again(name):
     model, other = build(preset(name), seed=1), build(preset(name), seed=2)
-    tensors = to_published(model)
-    load_published(other, tensors)
+    tensors = to_published_weights(model)
+    load_published_weights(other, tensors)
     assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in model.state_dict().items())
 
 
@@ -171,37 +171,37 @@ def test_our_own_small_models_can_be_published_and_loaded_again(name):
 def test_what_no_published_model_can_say_is_refused(changes, message):
     model = build(preset("gpt-nano", **changes))
     with pytest.raises(ConfigError, match=message):
-        published_from_config(model.config)
+        to_published_config(model.config)
     with pytest.raises(ConfigError, match=message):
-        to_published(model)
+        to_published_weights(model)
 
 
 def test_an_rnn_has_no_published_form():
     with pytest.raises(WeightsError, match="no published form"):
-        published_from_config(preset("rnn-nano"))
+        to_published_config(preset("rnn-nano"))
 
 
 def test_stored_masks_of_old_gpt2_files_are_left_out_and_told():
     config = GPTConfig(vocab_size=11, context_length=7, d_model=6, n_heads=3, n_layers=2)
     model = build(config)
-    tensors = {name.removeprefix("transformer."): tensor for name, tensor in to_published(model).items()}
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in to_published_weights(model).items()}
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 7, 7)
-    assert load_published(model, tensors) == ["h.0.attn.bias"]
+    assert load_published_weights(model, tensors) == ["h.0.attn.bias"]
 
 
 def test_old_berts_name_their_norms_gamma_and_beta():
     model = build(preset("bert-nano"))
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-        for name, tensor in to_published(model).items()
+        for name, tensor in to_published_weights(model).items()
     }
     assert "bert.embeddings.LayerNorm.gamma" in old
-    assert load_published(model, old) == []
+    assert load_published_weights(model, old) == []
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith(("gpt", "llama", "bert", "t5"))])
 def test_every_preset_of_a_published_family_can_be_published(name):
-    assert published_from_config(preset(name))["model_type"] in ALL
+    assert to_published_config(preset(name))["model_type"] in ALL
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_heads_that_neither_side_names_are_missing_by_their_published_name():
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("transformer")])
 def test_the_2017_transformer_was_never_published_so(name):
     with pytest.raises(ConfigError, match=r"a published marian cannot have .*sinusoid="):
-        published_from_config(preset(name))
+        to_published_config(preset(name))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_folder_translates_as_transformers_does(folders, name):
     given = [task.prefix + text for text in TEXTS]
     ids = encoded(theirs, given)
     for n_beams in (1, 4):
-        found = task.translations(TEXTS, beam=BeamConfig(n_beams=n_beams), max_new=MAX_NEW)
+        found = task.translate_batch(TEXTS, beam=BeamConfig(n_beams=n_beams), max_new=MAX_NEW)
         assert [one.source_ids for one in found] == ids
         for one, source in zip(found, ids, strict=True):
             with torch.inference_mode():
@@ -50,7 +50,7 @@ def test_a_folder_translates_as_transformers_does(folders, name):
                     early_stopping=False, length_penalty=1.0,
                 )  # fmt: skip
             expected = expected.tolist()[1:]
-            assert one.found[0].ids == expected
+            assert one.hypotheses[0].ids == expected
             assert one.text == " ".join(theirs.decode(expected, skip_special_tokens=True).split())
 
 
@@ -59,7 +59,7 @@ def test_logits_are_those_of_transformers(folders, name):
     place, model, theirs = folders(name)
     task = qkv.load(place)
     source = torch.tensor([encoded(theirs, [SPANISH[0]])[0]])
-    ids = torch.tensor([[task.first, 5, 7, 11]])
+    ids = torch.tensor([[task.decoder_start_id, 5, 7, 11]])
     with torch.inference_mode():
         expected = model(input_ids=source, decoder_input_ids=ids).logits
         assert (task.model(source, ids) - expected).abs().max() <= 1e-4
@@ -69,9 +69,9 @@ def test_a_language_that_is_asked_for_is_one_token_and_a_spelt_end_is_text(folde
     place, _, theirs = folders("marian, swish")
     tokenizer = load_tokenizer(place / "source.spm")
     assert tokenizer.encode(">>en<< el pan") == encoded(theirs, [">>en<< el pan"])[0]
-    assert tokenizer.token(tokenizer.encode(">>en<< el pan")[0]) == ">>en<<"
-    spelt = tokenizer.encode("el</s>pan<pad>", add_specials=False)
-    assert not {"</s>", "<pad>"} & {tokenizer.token(number) for number in spelt}
+    assert tokenizer.id_to_token(tokenizer.encode(">>en<< el pan")[0]) == ">>en<<"
+    spelt = tokenizer.encode("el</s>pan<pad>", add_special_tokens=False)
+    assert not {"</s>", "<pad>"} & {tokenizer.id_to_token(number) for number in spelt}
 
 
 def test_target_and_source_are_cut_by_their_own_files(folders):
@@ -92,7 +92,7 @@ def test_ids_are_sentencepieces_own(tmp_path, options):
     tokenizer = load_tokenizer(tmp_path / "a.spm")
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "a.spm"))
     for text in [*TEXTS, "", "a  b", "El pan<x>, 🙂"]:
-        assert tokenizer.encode(text, add_specials=False) == reference.encode(text), text
+        assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text), text
         known = [number for number in reference.encode(text) if not reference.is_unknown(number)]
         assert tokenizer.decode(known) == reference.decode(known)
 
@@ -103,7 +103,7 @@ def test_t5s_sentinels_stand_after_its_pieces(tmp_path):
     tokenizer = load_tokenizer(tmp_path / "model")
     n = len(theirs.pieces)
     assert tokenizer.vocab_size == n + 7 == model.config.vocab_size
-    assert [tokenizer.token(i) for i in (n, n + 6)] == ["<extra_id_6>", "<extra_id_0>"]
+    assert [tokenizer.id_to_token(i) for i in (n, n + 6)] == ["<extra_id_6>", "<extra_id_0>"]
 
 
 TASKS = {"translation_en_to_de": {"prefix": "al alemán: "}, "summarization": {"prefix": "corto: "}, "other": {"k": 1}}
@@ -120,11 +120,11 @@ def test_of_several_tasks_none_is_guessed_and_each_can_be_chosen(tmp_path):
     chosen = task.with_prefix("translation_en_to_de")
     assert (chosen.prefix, task.with_prefix("di: ").prefix) == ("al alemán: ", "di: ")
     assert chosen.remarks == ("before each text stands 'al alemán: '",)
-    (one,) = chosen.translations(["El pan"], max_new=3, attention=True)
+    (one,) = chosen.translate_batch(["El pan"], max_new=3, attention=True)
     assert one.source_ids == task.source_tokenizer.encode("al alemán: El pan")
     words = [word for word in one.attention.source_words if word is not None]
     assert sorted(set(words)) == [0, 1]
-    assert chosen.translations(["  "])[0].found[0].ids == []
+    assert chosen.translate_batch(["  "])[0].hypotheses[0].ids == []
 
 
 def broken(place, tmp_path, name, change):

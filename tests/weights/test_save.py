@@ -4,12 +4,12 @@ import pytest
 import torch
 import transformers as hf
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.errors import ConfigError, InputError
 from qkv.models import build
-from qkv.weights.folder import check_folder, read_tensors
-from qkv.weights.models import Loaded, load_model
-from qkv.weights.save import Numbers, save_hf
+from qkv.weights.atomic_folder import check_folder, read_tensors
+from qkv.weights.model_loader import ModelBundle, load_model
+from qkv.weights.save import StorageDType, save_hf
 from tests.weights.loaded_models import SHAPES, assert_same_weights, random_model
 
 hf.logging.set_verbosity_error()
@@ -41,7 +41,7 @@ def test_transformers_loads_what_we_save_and_says_the_same(name, tmp_path):
     assert_agree(loaded.model, theirs)
     tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer(PROMPT)["input_ids"] == loaded.tokenizer.encode(PROMPT)
-    assert tokenizer.eos_token_id == loaded.tokenizer.id_of(Role.END) == theirs.generation_config.eos_token_id
+    assert tokenizer.eos_token_id == loaded.tokenizer.special_id(SpecialToken.EOS) == theirs.generation_config.eos_token_id
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -69,13 +69,13 @@ def test_our_own_road_there_and_back_changes_no_weight(name, tmp_path):
 
 
 def test_half_precision_is_stored_in_half(tmp_path):
-    save_hf(random_model("gpt2"), tmp_path / "out", numbers=Numbers.F16)
+    save_hf(random_model("gpt2"), tmp_path / "out", dtype=StorageDType.F16)
     assert {t.dtype for t in read_tensors(tmp_path / "out" / "model.safetensors").values()} == {torch.float16}
     assert hf.AutoConfig.from_pretrained(tmp_path / "out").dtype is torch.float16
 
 
 def test_half_precision_is_computed_with_in_whole_and_said(tmp_path):
-    save_hf(random_model("gpt2"), tmp_path / "out", numbers=Numbers.F16)
+    save_hf(random_model("gpt2"), tmp_path / "out", dtype=StorageDType.F16)
     back = load_model(tmp_path / "out")
     assert {parameter.dtype for parameter in back.model.parameters()} == {torch.float32}
     assert back.remarks == ("its weights are float16; they are computed with in float32",)
@@ -84,7 +84,7 @@ def test_half_precision_is_computed_with_in_whole_and_said(tmp_path):
 def test_a_shape_that_nobody_published_is_refused_and_nothing_is_written(tmp_path):
     model = build(SHAPES["gpt2"].replace(positions="alibi"))
     with pytest.raises(ConfigError, match="a published gpt2 cannot have positions="):
-        save_hf(Loaded(model, None), tmp_path / "out")
+        save_hf(ModelBundle(model, None), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 

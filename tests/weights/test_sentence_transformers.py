@@ -8,13 +8,13 @@ import pytest
 from qkv.choices import Pooling
 from qkv.config import SentenceEmbedding
 from qkv.errors import ConfigError, WeightsError
-from qkv.weights.folder import check_folder
-from qkv.weights.models import load_model
+from qkv.weights.atomic_folder import check_folder
+from qkv.weights.model_loader import load_model
 from qkv.weights.save import save_hf, save_int8
-from tests.weights.encoders import random_bert
+from tests.weights.small_berts import random_bert
 from tests.weights.loaded_models import assert_same_weights, random_model
 
-EMBEDDING = {"pooling": "mean", "normalise": True, "max_tokens": 37}
+EMBEDDING = {"pooling": "mean", "normalize": True, "max_tokens": 37}
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def modules(folder, *kinds, paths=("", "1_Pooling", "2_Normalize", "3_Dense")):
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-@pytest.mark.parametrize(("normalise", "longest"), [(True, 37), (False, None)])
-def test_pooling_goes_out_and_comes_back(pooling, normalise, longest, tmp_path):
-    embedding = SentenceEmbedding(pooling=pooling, normalise=normalise, max_tokens=longest)
+@pytest.mark.parametrize(("normalize", "longest"), [(True, 37), (False, None)])
+def test_pooling_goes_out_and_comes_back(pooling, normalize, longest, tmp_path):
+    embedding = SentenceEmbedding(pooling=pooling, normalize=normalize, max_tokens=longest)
     loaded = random_bert(sentence_embedding=embedding)
     save_hf(loaded, tmp_path / "out")
     check_folder(tmp_path / "out")

@@ -14,7 +14,7 @@ from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
 from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import FinishReason, LengthLimit
 from qkv.models import RNNSeq2Seq, Seq2Seq
-from qkv.weights.decoding import Decoding
+from qkv.weights.generation_config import GenerationConfig
 
 GREEDY = BeamConfig(n_beams=1)
 
@@ -30,14 +30,14 @@ def translate(
     beam: BeamConfig = GREEDY,
     constraints: Sequence[Sequence[Sequence[int]]] = (),
     prepacked: PrepackedWeights | None = None,
-    decoding: Decoding = Decoding(),  # noqa: B008 - frozen
+    generation_config: GenerationConfig = GenerationConfig(),  # noqa: B008 - frozen
 ) -> list[list[Hypothesis]]:
     """Translate each source and return its `beam.n_best` hypotheses, best first.
 
     Sources may have different lengths. Every target starts with `start_id`, which is not part of the result. `max_new`
     and `constraints` have one entry per source. Outputs are also limited by the model's context. `prepacked` is the
     result of `prepack_weights(model)`. Pass it if you translate repeatedly, because prepacking takes as long as a few
-    decode steps. `decoding` defines the forced first token and the suppressed ids.
+    decode steps. `generation_config` defines the forced first token and the suppressed ids.
     """
     if not sources:
         return []
@@ -52,7 +52,7 @@ def translate(
     with prepacked.override_linears() if cpu_engine is None else nullcontext():
         decoder = encode_sources(model, sources, capacity=capacity, cpu_engine=cpu_engine)
         start_ids = torch.full((len(sources),), start_id, device=next(model.parameters()).device)
-        logits = initial_logits(decoder, start_ids, forced_bos_id=decoding.forced_bos_id)
+        logits = initial_logits(decoder, start_ids, forced_bos_id=generation_config.forced_bos_id)
         return beam_search(
             decoder,
             logits,
@@ -60,7 +60,7 @@ def translate(
             beam=beam,
             stop_ids=stop_ids,
             constraints=constraints,
-            suppressed_ids=decoding.suppressed_ids,
+            suppressed_ids=generation_config.suppressed_ids,
         )
 
 

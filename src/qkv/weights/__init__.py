@@ -1,26 +1,26 @@
-"""Weights from elsewhere and for elsewhere: published names and settings, outside of the models.
+"""Loading and saving of model weights in native and published formats.
 
-Each name is imported when first used: a published config is read without torch.
+The exported names are imported lazily, so that reading a published config does not import torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv.weights.families import config_from_published, published_from_config
-    from qkv.weights.published import load_published, to_published
+    from qkv.weights.families import config_from_published, to_published_config
+    from qkv.weights.published_weights import load_published_weights, to_published_weights
 
-__all__ = ["config_from_published", "load_published", "published_from_config", "to_published"]
+__all__ = ["config_from_published", "load_published_weights", "to_published_config", "to_published_weights"]
 
-_HOME = {
+_MODULES = {
     "config_from_published": "qkv.weights.families",
-    "load_published": "qkv.weights.published",
-    "published_from_config": "qkv.weights.families",
-    "to_published": "qkv.weights.published",
+    "load_published_weights": "qkv.weights.published_weights",
+    "to_published_config": "qkv.weights.families",
+    "to_published_weights": "qkv.weights.published_weights",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

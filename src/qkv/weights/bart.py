@@ -1,13 +1,13 @@
-"""BART's published names and settings; Marian borrows most of them."""
+"""Published settings and tensor names of BART, most of which Marian shares."""
 
 from typing import Any
 
 from qkv.choices import PositionKind
 from qkv.config import Seq2SeqConfig
-from qkv.weights.names import NameTable, Rename, Turn, layers, linear
-from qkv.weights.settings import Settings, activation_word, written
+from qkv.weights.name_mapping import Layout, NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
-SETTINGS = {
+BART_SETTINGS = {
     "max_position_embeddings": "context_length",
     "d_model": "d_model",
     "encoder_layers": "n_encoder_layers",
@@ -17,103 +17,108 @@ SETTINGS = {
     "dropout": "dropout",
     "init_std": "init_std",
 }
-# What conversions from older code carry along; nothing reads it. num_hidden_layers is a copy of encoder_layers.
-INERT = frozenset({"add_bias_logits", "extra_pos_embeddings", "save_step", "num_hidden_layers"})
-BIAS = "final_logits_bias"
-"""Files of a bare backbone leave it out; it is zero there."""
+# Unused settings of older conversions. num_hidden_layers is a copy of encoder_layers.
+BART_IGNORED_KEYS = frozenset({"add_bias_logits", "extra_pos_embeddings", "save_step", "num_hidden_layers"})
+LOGIT_BIAS = "final_logits_bias"
+"""Files that contain only the backbone omit this bias, which is zero."""
 
 
-def read(given: Settings) -> Seq2SeqConfig:
-    given.expect({"normalize_embedding": True, "static_position_embeddings": False})
+def read_bart_config(published: PublishedConfig) -> Seq2SeqConfig:
+    published.expect_values({"normalize_embedding": True, "static_position_embeddings": False})
     return Seq2SeqConfig(
-        vocab_size=given.need("vocab_size"),
+        vocab_size=published.require("vocab_size"),
         positions=PositionKind.LEARNED,
         position_offset=2,
         embedding_norm=True,
-        **shared_settings(given),
+        **read_shared_settings(published),
     )
 
 
-def write(config: Seq2SeqConfig) -> dict[str, Any]:
+def write_bart_config(config: Seq2SeqConfig) -> dict[str, Any]:
     return {
         "architectures": ["BartForConditionalGeneration"],
         "vocab_size": config.vocab_size,
-        **shared_written(config),
+        **write_shared_settings(config),
     }
 
 
-def names(config: Seq2SeqConfig) -> NameTable:
+def bart_name_table(config: Seq2SeqConfig) -> NameTable:
     return NameTable(
-        renames=[
-            *shared_names(config),
+        mappings=[
+            *shared_mappings(config),
             *(
-                rename
+                mapping
                 for side in ("encoder", "decoder")
-                for rename in (
-                    Rename(f"model.{side}.embed_positions.weight", (f"{side}.embedding.position.table.weight",)),
-                    *linear(f"model.{side}.layernorm_embedding", f"{side}.embedding.norm"),
+                for mapping in (
+                    NameMapping(f"model.{side}.embed_positions.weight", (f"{side}.embedding.position.table.weight",)),
+                    *linear_mappings(f"model.{side}.layernorm_embedding", f"{side}.embedding.norm"),
                 )
             ),
         ],
         prefix="model.",
-        ignored=(r"(encoder|decoder)\.version",),
+        ignored_patterns=(r"(encoder|decoder)\.version",),
     )
 
 
-def shared_settings(given: Settings) -> dict[str, Any]:
-    given.expect({"normalize_before": False, "add_final_layer_norm": False, "is_encoder_decoder": True})
+def read_shared_settings(published: PublishedConfig) -> dict[str, Any]:
+    """Read the settings that BART and Marian share."""
+    published.expect_values({"normalize_before": False, "add_final_layer_norm": False, "is_encoder_decoder": True})
     return {
-        **given.both("encoder_attention_heads", "decoder_attention_heads", ours="n_heads"),
-        **given.both("encoder_ffn_dim", "decoder_ffn_dim", ours="d_ff"),
-        "activation": given.activation("activation_function", "gelu"),
-        "unembedding_bias": not given.tensor_names or BIAS in given.tensor_names,
+        **published.pop_equal_pair("encoder_attention_heads", "decoder_attention_heads", field="n_heads"),
+        **published.pop_equal_pair("encoder_ffn_dim", "decoder_ffn_dim", field="d_ff"),
+        "activation": published.pop_activation("activation_function", "gelu"),
+        "unembedding_bias": not published.tensor_names or LOGIT_BIAS in published.tensor_names,
         "scale_embedding": False,
-        **given.renamed(SETTINGS),
+        **published.pop_renamed(BART_SETTINGS),
     }
 
 
-def shared_written(config: Seq2SeqConfig) -> dict[str, Any]:
+def write_shared_settings(config: Seq2SeqConfig) -> dict[str, Any]:
+    """Return the published settings that BART and Marian share."""
     return {
         "is_encoder_decoder": True,
         "encoder_attention_heads": config.n_heads,
         "decoder_attention_heads": config.n_heads,
         "encoder_ffn_dim": config.d_ff,
         "decoder_ffn_dim": config.d_ff,
-        "activation_function": activation_word(config.activation),
-        **written(config, SETTINGS),
+        "activation_function": activation_name(config.activation),
+        **to_published_settings(config, BART_SETTINGS),
     }
 
 
-def shared_names(config: Seq2SeqConfig) -> list[Rename]:
-    own = {
-        "self_attn.q_proj": "attention.query",
-        "self_attn.k_proj": "attention.key",
-        "self_attn.v_proj": "attention.value",
-        "self_attn.out_proj": "attention.output",
+def shared_mappings(config: Seq2SeqConfig) -> list[NameMapping]:
+    """Map the tensors that BART and Marian share."""
+    self_attention = {
+        "self_attn.q_proj": "attention.q_proj",
+        "self_attn.k_proj": "attention.k_proj",
+        "self_attn.v_proj": "attention.v_proj",
+        "self_attn.out_proj": "attention.out_proj",
         "self_attn_layer_norm": "attention_norm",
-        "fc1": "feedforward.expand",
-        "fc2": "feedforward.contract",
-        "final_layer_norm": "feedforward_norm",
+        "fc1": "feed_forward.up_proj",
+        "fc2": "feed_forward.down_proj",
+        "final_layer_norm": "feed_forward_norm",
     }
-    cross = {
-        "encoder_attn.q_proj": "cross.query",
-        "encoder_attn.k_proj": "cross.key",
-        "encoder_attn.v_proj": "cross.value",
-        "encoder_attn.out_proj": "cross.output",
-        "encoder_attn_layer_norm": "cross_norm",
+    cross_attention = {
+        "encoder_attn.q_proj": "cross_attention.q_proj",
+        "encoder_attn.k_proj": "cross_attention.k_proj",
+        "encoder_attn.v_proj": "cross_attention.v_proj",
+        "encoder_attn.out_proj": "cross_attention.out_proj",
+        "encoder_attn_layer_norm": "cross_attention_norm",
     }
-    shared = [Rename("model.shared.weight", ("decoder.embedding.token.weight",))]
+    shared_embedding = [NameMapping("model.shared.weight", ("decoder.embedding.token.weight",))]
     return [
-        *(shared if config.share_embeddings else []),
-        Rename("model.encoder.embed_tokens.weight", ("encoder.embedding.token.weight",)),
-        Rename("model.decoder.embed_tokens.weight", ("decoder.embedding.token.weight",)),
-        *layers("model.encoder.layers.{}", "encoder.blocks.{}", n_layers=config.n_encoder_layers, parts=own),
-        *layers(
+        *(shared_embedding if config.share_embeddings else []),
+        NameMapping("model.encoder.embed_tokens.weight", ("encoder.embedding.token.weight",)),
+        NameMapping("model.decoder.embed_tokens.weight", ("decoder.embedding.token.weight",)),
+        *layer_mappings(
+            "model.encoder.layers.{}", "encoder.blocks.{}", n_layers=config.n_encoder_layers, parts=self_attention
+        ),
+        *layer_mappings(
             "model.decoder.layers.{}",
             "decoder.blocks.{}",
             n_layers=config.n_decoder_layers,
-            parts={**own, **cross},
+            parts={**self_attention, **cross_attention},
         ),
-        Rename("lm_head.weight", ("unembedding.weight",)),
-        *([Rename(BIAS, ("unembedding.bias",), Turn.ONE_ROW)] if config.unembedding_bias else []),
+        NameMapping("lm_head.weight", ("unembedding.weight",)),
+        *([NameMapping(LOGIT_BIAS, ("unembedding.bias",), Layout.SINGLE_ROW)] if config.unembedding_bias else []),
     ]

@@ -1,13 +1,20 @@
-"""BERT's published names and settings, with the heads that its files hold."""
+"""Published settings and tensor names of BERT and its heads."""
 
 from typing import Any
 
 from qkv.config import BERTConfig
-from qkv.weights.heads import Head, head_settings, heads_in, those_of, unembedding, written_classes
-from qkv.weights.names import NameTable, Rename, layers, linear
-from qkv.weights.settings import Settings, activation_word, written
+from qkv.weights.encoder_heads import (
+    EncoderHead,
+    class_label_settings,
+    detect_heads,
+    encoder_head_settings,
+    select_head_mappings,
+    unembedding_mappings,
+)
+from qkv.weights.name_mapping import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
-SETTINGS = {
+BERT_SETTINGS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
     "hidden_size": "d_model",
@@ -20,86 +27,88 @@ SETTINGS = {
     "hidden_dropout_prob": "dropout",
     "initializer_range": "init_std",
 }
-# What Google's conversions of the multilingual models carry along; nothing reads it.
-INERT = frozenset(
+# Unused settings in Google's conversions of the multilingual models.
+BERT_IGNORED_KEYS = frozenset(
     {"directionality", "pooler_type", "pooler_fc_size", "pooler_num_fc_layers"}
     | {"pooler_num_attention_heads", "pooler_size_per_head"}
 )
-ARCHITECTURES = {
-    "BertModel": (Head.POOLER,),
-    "BertForPreTraining": (Head.POOLER, Head.MASKED_WORD, Head.NEXT_SENTENCE),
-    "BertForMaskedLM": (Head.MASKED_WORD,),
-    "BertForNextSentencePrediction": (Head.POOLER, Head.NEXT_SENTENCE),
-    "BertForSequenceClassification": (Head.POOLER, Head.CLASSES),
+BERT_ARCHITECTURES = {
+    "BertModel": (EncoderHead.POOLER,),
+    "BertForPreTraining": (EncoderHead.POOLER, EncoderHead.MASKED_LM, EncoderHead.NEXT_SENTENCE),
+    "BertForMaskedLM": (EncoderHead.MASKED_LM,),
+    "BertForNextSentencePrediction": (EncoderHead.POOLER, EncoderHead.NEXT_SENTENCE),
+    "BertForSequenceClassification": (EncoderHead.POOLER, EncoderHead.CLASSIFIER),
 }
-TELLING = {
-    Head.POOLER: "pooler.dense.weight",
-    Head.MASKED_WORD: "cls.predictions.transform.dense.weight",
-    Head.NEXT_SENTENCE: "cls.seq_relationship.weight",
-    Head.CLASSES: "classifier.weight",
+BERT_MARKER_TENSORS = {
+    EncoderHead.POOLER: "pooler.dense.weight",
+    EncoderHead.MASKED_LM: "cls.predictions.transform.dense.weight",
+    EncoderHead.NEXT_SENTENCE: "cls.seq_relationship.weight",
+    EncoderHead.CLASSIFIER: "classifier.weight",
 }
 
 
-def read(given: Settings) -> BERTConfig:
-    given.expect({"position_embedding_type": "absolute"})
-    heads = heads_in(given, architectures=ARCHITECTURES, telling=TELLING, prefix="bert.")
+def read_bert_config(published: PublishedConfig) -> BERTConfig:
+    published.expect_values({"position_embedding_type": "absolute"})
+    heads = detect_heads(
+        published, architectures=BERT_ARCHITECTURES, marker_tensors=BERT_MARKER_TENSORS, prefix="bert."
+    )
     return BERTConfig(
-        activation=given.activation("hidden_act", "gelu"),
-        **head_settings(heads, given),
-        **given.renamed(SETTINGS),
+        activation=published.pop_activation("hidden_act", "gelu"),
+        **encoder_head_settings(heads, published),
+        **published.pop_renamed(BERT_SETTINGS),
     )
 
 
-def write(config: BERTConfig) -> dict[str, Any]:
+def write_bert_config(config: BERTConfig) -> dict[str, Any]:
     if config.n_classes is not None:
         architecture = "BertForSequenceClassification"
-    elif config.masked_word_head:
+    elif config.masked_lm_head:
         architecture = "BertForPreTraining" if config.next_sentence_head else "BertForMaskedLM"
     else:
         architecture = "BertForNextSentencePrediction" if config.next_sentence_head else "BertModel"
     return {
         "architectures": [architecture],
-        "hidden_act": activation_word(config.activation),
+        "hidden_act": activation_name(config.activation),
         "position_embedding_type": "absolute",
-        **written_classes(config),
-        **written(config, SETTINGS),
+        **class_label_settings(config),
+        **to_published_settings(config, BERT_SETTINGS),
     }
 
 
-def names(config: BERTConfig) -> NameTable:
-    lines = [
-        *backbone("bert", config),
-        *linear("bert.pooler.dense", "pooler"),
-        *linear("cls.predictions.transform.dense", "masked_word.dense"),
-        *linear("cls.predictions.transform.LayerNorm", "masked_word.norm"),
-        *unembedding(config, bias="cls.predictions.bias", matrix="cls.predictions.decoder"),
-        *linear("cls.seq_relationship", "next_sentence"),
-        *linear("classifier", "classifier"),
+def bert_name_table(config: BERTConfig) -> NameTable:
+    mappings = [
+        *bert_backbone_mappings("bert", config),
+        *linear_mappings("bert.pooler.dense", "pooler"),
+        *linear_mappings("cls.predictions.transform.dense", "masked_lm.dense"),
+        *linear_mappings("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
+        *unembedding_mappings(config, bias="cls.predictions.bias", matrix="cls.predictions.decoder"),
+        *linear_mappings("cls.seq_relationship", "next_sentence"),
+        *linear_mappings("classifier", "classifier"),
     ]
     return NameTable(
-        renames=those_of(config, lines),
+        mappings=select_head_mappings(config, mappings),
         prefix="bert.",
-        old_spelling={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-        ignored=(r"embeddings\.position_ids",),
+        legacy_suffixes={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+        ignored_patterns=(r"embeddings\.position_ids",),
     )
 
 
-def backbone(prefix: str, config: BERTConfig) -> list[Rename]:
-    """RoBERTa has the same parts by the same names."""
+def bert_backbone_mappings(prefix: str, config: BERTConfig) -> list[NameMapping]:
+    """Map the tensors of the backbone, which BERT and RoBERTa share."""
     parts = {
-        "attention.self.query": "attention.query",
-        "attention.self.key": "attention.key",
-        "attention.self.value": "attention.value",
-        "attention.output.dense": "attention.output",
+        "attention.self.query": "attention.q_proj",
+        "attention.self.key": "attention.k_proj",
+        "attention.self.value": "attention.v_proj",
+        "attention.output.dense": "attention.out_proj",
         "attention.output.LayerNorm": "attention_norm",
-        "intermediate.dense": "feedforward.expand",
-        "output.dense": "feedforward.contract",
-        "output.LayerNorm": "feedforward_norm",
+        "intermediate.dense": "feed_forward.up_proj",
+        "output.dense": "feed_forward.down_proj",
+        "output.LayerNorm": "feed_forward_norm",
     }
     return [
-        Rename(f"{prefix}.embeddings.word_embeddings.weight", ("embedding.token.weight",)),
-        Rename(f"{prefix}.embeddings.position_embeddings.weight", ("embedding.position.table.weight",)),
-        Rename(f"{prefix}.embeddings.token_type_embeddings.weight", ("embedding.segment.weight",)),
-        *linear(f"{prefix}.embeddings.LayerNorm", "embedding.norm"),
-        *layers(prefix + ".encoder.layer.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+        NameMapping(f"{prefix}.embeddings.word_embeddings.weight", ("embedding.token.weight",)),
+        NameMapping(f"{prefix}.embeddings.position_embeddings.weight", ("embedding.position.table.weight",)),
+        NameMapping(f"{prefix}.embeddings.token_type_embeddings.weight", ("embedding.segment.weight",)),
+        *linear_mappings(f"{prefix}.embeddings.LayerNorm", "embedding.norm"),
+        *layer_mappings(prefix + ".encoder.layer.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
     ]

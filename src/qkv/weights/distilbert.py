@@ -1,14 +1,20 @@
-"""DistilBERT's published names and settings: no segments, and ReLU before the classes where BERT has tanh."""
+"""Published settings and tensor names of DistilBERT, which has no segments and a pooler with ReLU instead of tanh."""
 
 from typing import Any
 
 from qkv.choices import PoolerActivation
 from qkv.config import BERTConfig
-from qkv.weights.heads import Head, head_settings, heads_in, those_of, written_classes
-from qkv.weights.names import NameTable, Rename, layers, linear
-from qkv.weights.settings import Settings, activation_word, written
+from qkv.weights.encoder_heads import (
+    EncoderHead,
+    class_label_settings,
+    detect_heads,
+    encoder_head_settings,
+    select_head_mappings,
+)
+from qkv.weights.name_mapping import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
-SETTINGS = {
+DISTILBERT_SETTINGS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
     "dim": "d_model",
@@ -19,68 +25,73 @@ SETTINGS = {
     "dropout": "dropout",
     "initializer_range": "init_std",
 }
-# Sinusoids are only what its position table starts from; the table is in the file.
-INERT = frozenset({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"})
-ARCHITECTURES = {
+# Sinusoids only initialize the position embedding, which is stored in the file.
+DISTILBERT_IGNORED_KEYS = frozenset({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"})
+DISTILBERT_ARCHITECTURES = {
     "DistilBertModel": (),
-    "DistilBertForMaskedLM": (Head.MASKED_WORD,),
-    "DistilBertForSequenceClassification": (Head.POOLER, Head.CLASSES),
+    "DistilBertForMaskedLM": (EncoderHead.MASKED_LM,),
+    "DistilBertForSequenceClassification": (EncoderHead.POOLER, EncoderHead.CLASSIFIER),
 }
-TELLING = {
-    Head.POOLER: "pre_classifier.weight",
-    Head.MASKED_WORD: "vocab_transform.weight",
-    Head.CLASSES: "classifier.weight",
+DISTILBERT_MARKER_TENSORS = {
+    EncoderHead.POOLER: "pre_classifier.weight",
+    EncoderHead.MASKED_LM: "vocab_transform.weight",
+    EncoderHead.CLASSIFIER: "classifier.weight",
 }
 
 
-def read(given: Settings) -> BERTConfig:
-    heads = heads_in(given, architectures=ARCHITECTURES, telling=TELLING, prefix="distilbert.")
+def read_distilbert_config(published: PublishedConfig) -> BERTConfig:
+    heads = detect_heads(
+        published,
+        architectures=DISTILBERT_ARCHITECTURES,
+        marker_tensors=DISTILBERT_MARKER_TENSORS,
+        prefix="distilbert.",
+    )
     return BERTConfig(
-        activation=given.activation("activation", "gelu"),
+        activation=published.pop_activation("activation", "gelu"),
         n_segments=0,
         pooler_activation=PoolerActivation.RELU,
-        **head_settings(heads, given),
-        **given.renamed(SETTINGS),
+        **encoder_head_settings(heads, published),
+        **published.pop_renamed(DISTILBERT_SETTINGS),
     )
 
 
-def write(config: BERTConfig) -> dict[str, Any]:
+def write_distilbert_config(config: BERTConfig) -> dict[str, Any]:
     if config.n_classes is not None:
         architecture = "DistilBertForSequenceClassification"
     else:
-        architecture = "DistilBertForMaskedLM" if config.masked_word_head else "DistilBertModel"
+        architecture = "DistilBertForMaskedLM" if config.masked_lm_head else "DistilBertModel"
     return {
         "architectures": [architecture],
-        "activation": activation_word(config.activation),
-        **written_classes(config),
-        **written(config, SETTINGS),
+        "activation": activation_name(config.activation),
+        **class_label_settings(config),
+        **to_published_settings(config, DISTILBERT_SETTINGS),
     }
 
 
-def names(config: BERTConfig) -> NameTable:
+def distilbert_name_table(config: BERTConfig) -> NameTable:
     parts = {
-        "attention.q_lin": "attention.query",
-        "attention.k_lin": "attention.key",
-        "attention.v_lin": "attention.value",
-        "attention.out_lin": "attention.output",
+        "attention.q_lin": "attention.q_proj",
+        "attention.k_lin": "attention.k_proj",
+        "attention.v_lin": "attention.v_proj",
+        "attention.out_lin": "attention.out_proj",
         "sa_layer_norm": "attention_norm",
-        "ffn.lin1": "feedforward.expand",
-        "ffn.lin2": "feedforward.contract",
-        "output_layer_norm": "feedforward_norm",
+        "ffn.lin1": "feed_forward.up_proj",
+        "ffn.lin2": "feed_forward.down_proj",
+        "output_layer_norm": "feed_forward_norm",
     }
-    lines = [
-        Rename("distilbert.embeddings.word_embeddings.weight", ("embedding.token.weight",)),
-        Rename("distilbert.embeddings.position_embeddings.weight", ("embedding.position.table.weight",)),
-        *linear("distilbert.embeddings.LayerNorm", "embedding.norm"),
-        *layers("distilbert.transformer.layer.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
-        *linear("pre_classifier", "pooler"),
-        *linear("classifier", "classifier"),
-        *linear("vocab_transform", "masked_word.dense"),
-        *linear("vocab_layer_norm", "masked_word.norm"),
-        *linear("vocab_projector", "masked_word.unembedding"),
+    mappings = [
+        NameMapping("distilbert.embeddings.word_embeddings.weight", ("embedding.token.weight",)),
+        NameMapping("distilbert.embeddings.position_embeddings.weight", ("embedding.position.table.weight",)),
+        *linear_mappings("distilbert.embeddings.LayerNorm", "embedding.norm"),
+        *layer_mappings("distilbert.transformer.layer.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+        *linear_mappings("pre_classifier", "pooler"),
+        *linear_mappings("classifier", "classifier"),
+        *linear_mappings("vocab_transform", "masked_lm.dense"),
+        *linear_mappings("vocab_layer_norm", "masked_lm.norm"),
+        *linear_mappings("vocab_projector", "masked_lm.unembedding"),
     ]
     return NameTable(
-        renames=those_of(config, lines),
+        mappings=select_head_mappings(config, mappings),
         prefix="distilbert.",
-        ignored=(r"embeddings\.position_ids",),
+        ignored_patterns=(r"embeddings\.position_ids",),
     )

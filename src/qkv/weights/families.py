@@ -1,4 +1,4 @@
-"""Which published model is which: from `model_type` to a config and a name table, and back."""
+"""Conversion between published configs and ours, selected by `model_type`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,88 +6,129 @@ from typing import Any
 
 from qkv.choices import PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
-from qkv.config.base import nearest
+from qkv.config.base import suggest_closest
 from qkv.errors import ConfigError, WeightsError
 from qkv.weights import bart, bert, distilbert, gpt2, llama, marian, roberta, t5
-from qkv.weights.names import NameTable
-from qkv.weights.settings import Settings
+from qkv.weights.name_mapping import NameTable
+from qkv.weights.published_config import PublishedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """How one `model_type` is read and written."""
+class PublishedFamily:
+    """Functions to read and write the config and tensor names of a `model_type`."""
 
-    read: Callable[[Settings], Any]
-    write: Callable[[Any], dict[str, Any]]
-    names: Callable[[Any], NameTable]
-    inert: frozenset[str] = frozenset()
-    """Keys of its published config that change nothing."""
+    read_config: Callable[[PublishedConfig], Any]
+    write_config: Callable[[Any], dict[str, Any]]
+    name_table: Callable[[Any], NameTable]
+    ignored_keys: frozenset[str] = frozenset()
+    """Keys of the published config that have no effect."""
 
 
-FAMILIES = {
-    "gpt2": Family(read=gpt2.read, write=gpt2.write, names=gpt2.names, inert=gpt2.INERT),
-    "llama": Family(read=llama.read, write=llama.write, names=llama.names, inert=llama.INERT),
-    "mistral": Family(read=llama.read_mistral, write=llama.write_mistral, names=llama.names),
-    "bert": Family(read=bert.read, write=bert.write, names=bert.names, inert=bert.INERT),
-    "distilbert": Family(read=distilbert.read, write=distilbert.write, names=distilbert.names, inert=distilbert.INERT),
-    "roberta": Family(read=roberta.read, write=roberta.write, names=roberta.names),
-    "marian": Family(read=marian.read, write=marian.write, names=marian.names, inert=bart.INERT),
-    "bart": Family(read=bart.read, write=bart.write, names=bart.names, inert=bart.INERT),
-    "t5": Family(read=t5.read, write=t5.write, names=t5.names),
+PUBLISHED_FAMILIES = {
+    "gpt2": PublishedFamily(
+        read_config=gpt2.read_gpt2_config,
+        write_config=gpt2.write_gpt2_config,
+        name_table=gpt2.gpt2_name_table,
+        ignored_keys=gpt2.GPT2_IGNORED_KEYS,
+    ),
+    "llama": PublishedFamily(
+        read_config=llama.read_llama_config,
+        write_config=llama.write_llama_config,
+        name_table=llama.llama_name_table,
+        ignored_keys=llama.LLAMA_IGNORED_KEYS,
+    ),
+    "mistral": PublishedFamily(
+        read_config=llama.read_mistral_config,
+        write_config=llama.write_mistral_config,
+        name_table=llama.llama_name_table,
+    ),
+    "bert": PublishedFamily(
+        read_config=bert.read_bert_config,
+        write_config=bert.write_bert_config,
+        name_table=bert.bert_name_table,
+        ignored_keys=bert.BERT_IGNORED_KEYS,
+    ),
+    "distilbert": PublishedFamily(
+        read_config=distilbert.read_distilbert_config,
+        write_config=distilbert.write_distilbert_config,
+        name_table=distilbert.distilbert_name_table,
+        ignored_keys=distilbert.DISTILBERT_IGNORED_KEYS,
+    ),
+    "roberta": PublishedFamily(
+        read_config=roberta.read_roberta_config,
+        write_config=roberta.write_roberta_config,
+        name_table=roberta.roberta_name_table,
+    ),
+    "marian": PublishedFamily(
+        read_config=marian.read_marian_config,
+        write_config=marian.write_marian_config,
+        name_table=marian.marian_name_table,
+        ignored_keys=bart.BART_IGNORED_KEYS,
+    ),
+    "bart": PublishedFamily(
+        read_config=bart.read_bart_config,
+        write_config=bart.write_bart_config,
+        name_table=bart.bart_name_table,
+        ignored_keys=bart.BART_IGNORED_KEYS,
+    ),
+    "t5": PublishedFamily(read_config=t5.read_t5_config, write_config=t5.write_t5_config, name_table=t5.t5_name_table),
 }
 
-
-BESIDE = frozenset({"sentence_embedding"})
-"""Settings that others keep in files beside `config.json`."""
+SEPARATE_SETTINGS = frozenset({"sentence_embedding"})
+"""Settings of ours that published models store in files other than `config.json`."""
 
 
 def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[str] = ()) -> ModelConfig:
-    """Our config for a published `config.json`; a setting that our models lack is refused, never ignored.
+    """Convert a published `config.json` to our config. Unsupported settings raise an error and are never ignored.
 
-    `tensor_names`: what the weights file holds, where it is at hand. It tells what the settings leave open: which
-    heads a BERT has, whether a T5 is tied and a BART has its bias. Of several dropouts the residual stream's
-    is taken.
+    `tensor_names` are the names in the weights file, if it is available. They resolve what the settings leave open:
+    which heads a BERT has, whether a T5 has tied embeddings and whether a BART has a logit bias. If there are several
+    dropout rates, that of the residual stream is used.
     """
-    return read_published(settings, tensor_names)[0]
+    return parse_published_config(settings, tensor_names)[0]
 
 
-def read_published(settings: Mapping[str, Any], tensor_names: Iterable[str]) -> tuple[ModelConfig, list[str]]:
-    """As `config_from_published`, with remarks: heads that the settings promise and the file lacks."""
+def parse_published_config(settings: Mapping[str, Any], tensor_names: Iterable[str]) -> tuple[ModelConfig, list[str]]:
+    """Same as `config_from_published`, but also returns remarks, such as heads that the weights do not contain."""
     model_type = settings.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        hint = nearest(str(model_type), list(FAMILIES))
-        raise ConfigError(f"model_type={model_type!r} is unknown; known: {', '.join(FAMILIES)}{hint}")
-    family = FAMILIES[model_type]
-    given = Settings(settings, tensor_names=frozenset(tensor_names))
+    if not isinstance(model_type, str) or model_type not in PUBLISHED_FAMILIES:
+        hint = suggest_closest(str(model_type), list(PUBLISHED_FAMILIES))
+        raise ConfigError(
+            f"model_type={model_type!r} is not supported: must be one of {', '.join(PUBLISHED_FAMILIES)}{hint}"
+        )
+    family = PUBLISHED_FAMILIES[model_type]
+    published = PublishedConfig(settings, tensor_names=frozenset(tensor_names))
     try:
-        config = family.read(given)
+        config = family.read_config(published)
     except ConfigError as error:
-        raise ConfigError(given.in_their_words(str(error))) from None
-    given.finish(inert=family.inert)
-    return config, given.remarks
+        raise ConfigError(published.use_published_names(str(error))) from None
+    published.reject_unknown(ignored_keys=family.ignored_keys)
+    return config, published.remarks
 
 
-def published_from_config(config: ModelConfig) -> dict[str, Any]:
-    """The `config.json` that others read; refused where it would not say everything that ours says."""
-    model_type = _model_type(config)
-    family = FAMILIES[model_type]
-    settings = {"model_type": model_type, **family.write(config)}
-    back = config_from_published(settings, (rename.theirs for rename in family.names(config).renames))
+def to_published_config(config: ModelConfig) -> dict[str, Any]:
+    """Convert our config to a published `config.json`. Raises an error if it cannot express all settings."""
+    model_type = _published_model_type(config)
+    family = PUBLISHED_FAMILIES[model_type]
+    settings = {"model_type": model_type, **family.write_config(config)}
+    # Convert it back to find settings that would be lost.
+    restored = config_from_published(settings, (mapping.published for mapping in family.name_table(config).mappings))
     lost = [
         f"{name}={getattr(config, name)}"
         for name in type(config).model_fields
-        if name not in BESIDE and getattr(config, name) != getattr(back, name)
+        if name not in SEPARATE_SETTINGS and getattr(config, name) != getattr(restored, name)
     ]
     if lost:
-        raise ConfigError(f"a published {model_type} cannot have {', '.join(lost)}")
+        raise ConfigError(f"a published {model_type} model does not support {', '.join(lost)}")
     return settings
 
 
-def name_table(config: ModelConfig) -> NameTable:
-    return FAMILIES[_model_type(config)].names(config)
+def name_table_for(config: ModelConfig) -> NameTable:
+    """Return the published tensor names of a model with this config."""
+    return PUBLISHED_FAMILIES[_published_model_type(config)].name_table(config)
 
 
-def _model_type(config: ModelConfig) -> str:
+def _published_model_type(config: ModelConfig) -> str:
     match config:
         case GPTConfig(positions=PositionKind.ROTARY):
             return "llama" if config.sliding_window is None else "mistral"
@@ -103,4 +144,4 @@ def _model_type(config: ModelConfig) -> str:
         case Seq2SeqConfig():
             return "marian"
         case RNNConfig():
-            raise WeightsError("an RNN with attention has no published form")
+            raise WeightsError("an RNN with attention has no published format")

@@ -1,6 +1,6 @@
-"""GGUF, llama.cpp's file: weights, settings and tokenizer in one."""
+"""Read and write GGUF files of llama.cpp, which contain weights, settings and tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,114 +11,127 @@ from torch import Tensor
 
 from qkv.config import GPTConfig
 from qkv.errors import InputError, MissingExtraError, QKVError, WeightsError
-from qkv.weights.gguf_names import ARCHITECTURES, architecture_of
-from qkv.weights.gguf_tokenizer import read_tokenizer, write_tokenizer
-from qkv.weights.models import Loaded
-from qkv.weights.rotary_order import halves_to_pairs, pairs_to_halves
-from qkv.weights.save import Numbers
-from qkv.weights.sizing import build_to_fill
-from qkv.weights.tensors import fill, published
+from qkv.weights.gguf_architectures import GGUF_ARCHITECTURES, gguf_architecture_of
+from qkv.weights.gguf_tokenizer import gguf_tokenizer_settings, read_gguf_tokenizer
+from qkv.weights.model_loader import ModelBundle
+from qkv.weights.rotary_layout import halves_to_interleaved, interleaved_to_halves
+from qkv.weights.save import StorageDType
+from qkv.weights.size_check import build_size_checked
+from qkv.weights.state_dict import load_into, to_published_state
 
-MAGIC = b"GGUF"
-TOKENIZER = "tokenizer.ggml."
+GGUF_MAGIC = b"GGUF"
+TOKENIZER_PREFIX = "tokenizer.ggml."
 
 
-def read_gguf(file: Path) -> Loaded:
-    """Weights in float32, whatever they are stored as."""
-    gguf = _package(file)
+def read_gguf(file: Path) -> ModelBundle:
+    """Load a model from a GGUF file. The weights are converted to float32."""
+    gguf = _import_gguf(file)
     try:
         reader = gguf.GGUFReader(file)
         settings = {name: field.contents() for name, field in reader.fields.items()}
-        tensors = {each.name: each for each in reader.tensors}
-        return _loaded(gguf, settings, tensors)
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        return _build_bundle(gguf, settings, tensors)
     except QKVError as error:
         raise type(error)(f"{file}: {error}") from None
     except KeyError as error:
-        raise WeightsError(f"{file}: has no setting {error.args[0]}") from None
-    except Exception as error:  # noqa: BLE001 - the package trusts a file; a broken one fails anywhere inside it
-        raise WeightsError(f"{file}: not a whole GGUF file: {' '.join(str(error).split())[:200]}") from None
+        raise WeightsError(f"{file}: the setting {error.args[0]} is missing") from None
+    except Exception as error:  # noqa: BLE001 - the package does not validate files and can fail anywhere
+        raise WeightsError(f"{file}: not a complete GGUF file: {' '.join(str(error).split())[:200]}") from None
 
 
-def write_gguf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F16) -> None:
-    """A file for llama.cpp. Vectors stay float32; so do, as float16, matrices whose rows q8_0 cannot divide by 32."""
+def write_gguf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageDType.F16) -> None:
+    """Save a model to a new GGUF file.
+
+    Vectors are stored as float32. With q8_0, matrices whose rows are not a multiple of 32 are stored as float16.
+    """
     if target.exists():
-        raise InputError(f"{target}: is there already; name a new file")
-    gguf = _package(target)
-    config = loaded.model.config
-    name = architecture_of(config)
+        raise InputError(f"{target}: already exists; choose a new file")
+    gguf = _import_gguf(target)
+    config = bundle.model.config
+    name = gguf_architecture_of(config)
     assert isinstance(config, GPTConfig)
-    known = ARCHITECTURES[name]
-    settings = {f"{name}.{key}": value for key, value in known.write(config).items()}
-    if loaded.tokenizer is not None:
-        own = write_tokenizer(loaded.tokenizer, n_rows=config.vocab_size)
-        settings |= {TOKENIZER + key: value for key, value in own.items()}
-    tensors = published(loaded.model, known.names(config))
-    if known.in_pairs:
-        tensors = _reordered(tensors, config, halves_to_pairs)
-    aside = target.with_name(f".partial-{target.name}")
+    architecture = GGUF_ARCHITECTURES[name]
+    settings = {f"{name}.{key}": value for key, value in architecture.write_config(config).items()}
+    if bundle.tokenizer is not None:
+        tokenizer_settings = gguf_tokenizer_settings(bundle.tokenizer, vocab_size=config.vocab_size)
+        settings |= {TOKENIZER_PREFIX + key: value for key, value in tokenizer_settings.items()}
+    tensors = to_published_state(bundle.model, architecture.name_table(config))
+    if architecture.has_interleaved_rotary:
+        tensors = _permute_rotary_rows(tensors, config, halves_to_interleaved)
+    temporary = target.with_name(f".partial-{target.name}")
     try:
-        _write(gguf, aside, name, settings, tensors, numbers)
-        aside.replace(target)
+        _write_gguf_file(gguf, temporary, name, settings, tensors, dtype)
+        temporary.replace(target)
     except OSError as error:
         raise WeightsError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _loaded(gguf: ModuleType, settings: Mapping[str, Any], tensors: Mapping[str, Any]) -> Loaded:
+def _build_bundle(gguf: ModuleType, settings: Mapping[str, Any], tensors: Mapping[str, Any]) -> ModelBundle:
     name = settings["general.architecture"]
-    if name not in ARCHITECTURES:
-        raise WeightsError(f"general.architecture={name!r} is unknown; known: {', '.join(ARCHITECTURES)}")
-    own = {key.removeprefix(f"{name}."): value for key, value in settings.items() if key.startswith(f"{name}.")}
-    # The rows that are there are the truth; the setting is missing from older files.
-    own["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
-    config = ARCHITECTURES[name].read(own, frozenset(tensors))
-    values = {each.name: _values(gguf, each) for each in tensors.values()}
-    if ARCHITECTURES[name].in_pairs:
-        values = _reordered(values, config, pairs_to_halves)
-    model = build_to_fill(config, values)
-    fill(model, values, ARCHITECTURES[name].names(config))
-    spoken = {key.removeprefix(TOKENIZER): value for key, value in settings.items() if key.startswith(TOKENIZER)}
-    return Loaded(model.eval(), read_tokenizer(spoken) if "model" in spoken else None)
+    if name not in GGUF_ARCHITECTURES:
+        raise WeightsError(
+            f"general.architecture={name!r} is not supported: must be one of {', '.join(GGUF_ARCHITECTURES)}"
+        )
+    architecture = GGUF_ARCHITECTURES[name]
+    model_settings = {
+        key.removeprefix(f"{name}."): value for key, value in settings.items() if key.startswith(f"{name}.")
+    }
+    # Use the number of rows of the embedding, because older files do not have this setting.
+    model_settings["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
+    config = architecture.read_config(model_settings, frozenset(tensors))
+    values = {tensor.name: _dequantize(gguf, tensor) for tensor in tensors.values()}
+    if architecture.has_interleaved_rotary:
+        values = _permute_rotary_rows(values, config, interleaved_to_halves)
+    model = build_size_checked(config, values)
+    load_into(model, values, architecture.name_table(config))
+    tokenizer_settings = {
+        key.removeprefix(TOKENIZER_PREFIX): value for key, value in settings.items() if key.startswith(TOKENIZER_PREFIX)
+    }
+    return ModelBundle(model.eval(), read_gguf_tokenizer(tokenizer_settings) if "model" in tokenizer_settings else None)
 
 
-def _values(gguf: ModuleType, stored: Any) -> Tensor:  # noqa: ANN401 - the package's own tensor
+def _dequantize(gguf: ModuleType, stored: Any) -> Tensor:  # noqa: ANN401 - tensor class of the gguf package
     try:
-        numbers = gguf.dequantize(stored.data, stored.tensor_type)
+        values = gguf.dequantize(stored.data, stored.tensor_type)
     except NotImplementedError:
-        raise WeightsError(f"{stored.name}: stored as {stored.tensor_type.name}, which cannot be read") from None
-    return torch.from_numpy(np.array(numbers, dtype=np.float32))
+        raise WeightsError(f"{stored.name}: the tensor type {stored.tensor_type.name} is not supported") from None
+    return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
-def _reordered(tensors: Mapping[str, Tensor], config: GPTConfig, order: Any) -> dict[str, Tensor]:  # noqa: ANN401
-    turned = dict(tensors)
+def _permute_rotary_rows(
+    tensors: Mapping[str, Tensor], config: GPTConfig, permute: Callable[..., Tensor]
+) -> dict[str, Tensor]:
+    """Apply `permute` to the rows of all query and key projections."""
+    permuted = dict(tensors)
     for name, tensor in tensors.items():
-        # Rows that do not make whole heads are misshapen: `fill` says so, with both shapes.
+        # Tensors with an incomplete head are skipped. `load_into` reports their shape.
         if name.split(".")[-2] in ("attn_q", "attn_k") and tensor.shape[0] % config.d_head == 0:
-            turned[name] = order(tensor, n_heads=tensor.shape[0] // config.d_head)
-    return turned
+            permuted[name] = permute(tensor, n_heads=tensor.shape[0] // config.d_head)
+    return permuted
 
 
-def _write(
+def _write_gguf_file(
     gguf: ModuleType,
     target: Path,
     name: str,
     settings: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    numbers: Numbers,
+    dtype: StorageDType,
 ) -> None:
     writer = gguf.GGUFWriter(target, name)
-    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
+    value_types = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
     for key, value in settings.items():
-        writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])
+        writer.add_key_value(key, value, gguf.GGUFValueType[value_types[type(value)]])
     for key, tensor in tensors.items():
         values = tensor.float().contiguous().numpy()
-        match Numbers.F32 if tensor.dim() == 1 else numbers:
-            case Numbers.F32:
+        match StorageDType.F32 if tensor.dim() == 1 else dtype:
+            case StorageDType.F32:
                 writer.add_tensor(key, values)
-            case Numbers.Q8_0 if values.shape[-1] % 32 == 0:
-                kind = gguf.GGMLQuantizationType.Q8_0
-                writer.add_tensor(key, gguf.quantize(values, kind), raw_dtype=kind)
+            case StorageDType.Q8_0 if values.shape[-1] % 32 == 0:
+                quantization = gguf.GGMLQuantizationType.Q8_0
+                writer.add_tensor(key, gguf.quantize(values, quantization), raw_dtype=quantization)
             case _:
                 writer.add_tensor(key, values.astype(np.float16))
     writer.write_header_to_file()
@@ -127,9 +140,9 @@ def _write(
     writer.close()
 
 
-def _package(file: Path) -> ModuleType:
+def _import_gguf(file: Path) -> ModuleType:
     try:
         import gguf
     except ImportError:
-        raise MissingExtraError(f"{file}: GGUF files need the package gguf; install qkv[formats]") from None
+        raise MissingExtraError(f"{file}: GGUF files require the package gguf; install qkv[formats]") from None
     return gguf

@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: read into ours, and written from ours."""
+"""Conversion between the tokenizer settings of GGUF files and our tokenizers."""
 
 import json
 from collections.abc import Mapping
@@ -8,25 +8,25 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.errors import WeightsError
 from qkv.text import Tokenizer
-from qkv.weights.pieces import Pieces, tokenizer_from_pieces
+from qkv.weights.sentencepiece import SentencePieceVocab, build_sentencepiece_tokenizer
 
-ROLES = {
-    "bos_token_id": Role.BEGIN,
-    "eos_token_id": Role.END,
-    "unknown_token_id": Role.UNKNOWN,
-    "padding_token_id": Role.PAD,
+SPECIAL_TOKEN_KEYS = {
+    "bos_token_id": SpecialToken.BOS,
+    "eos_token_id": SpecialToken.EOS,
+    "unknown_token_id": SpecialToken.UNK,
+    "padding_token_id": SpecialToken.PAD,
 }
-LLAMA3 = (
+LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-class Kind(IntEnum):
-    """What a piece is, in GGUF's numbers."""
+class GGUFTokenType(IntEnum):
+    """Token types of GGUF."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -36,95 +36,109 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-def read_tokenizer(given: Mapping[str, Any]) -> Tokenizer:
-    """`given`: the file's `tokenizer.ggml.…` settings, without that beginning."""
-    roles = {role: given[key] for key, role in ROLES.items() if key in given}
-    for role, number in roles.items():
-        if not 0 <= number < len(given["tokens"]):
-            raise WeightsError(f"{role.value} is id {number}, but the tokenizer has {len(given['tokens'])} pieces")
-    match given["model"]:
+def read_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
+    """Build a tokenizer from the `tokenizer.ggml.*` settings of a file, given without this prefix."""
+    tokens = settings["tokens"]
+    special_ids = {role: settings[key] for key, role in SPECIAL_TOKEN_KEYS.items() if key in settings}
+    for role, token_id in special_ids.items():
+        if not 0 <= token_id < len(tokens):
+            raise WeightsError(f"{role.value} has the id {token_id}, but the tokenizer only has {len(tokens)} tokens")
+    match settings["model"]:
         case "gpt2":
-            return _read_byte_level(given, roles)
+            return _build_byte_level_tokenizer(settings, special_ids)
         case "llama":
-            kinds = given.get("token_type", [Kind.NORMAL] * len(given["tokens"]))
-            return tokenizer_from_pieces(
-                Pieces(
-                    tokens=given["tokens"],
-                    scores=given["scores"],
-                    control=frozenset(i for i, kind in enumerate(kinds) if kind in (Kind.CONTROL, Kind.UNKNOWN)),
-                    roles={Role.UNKNOWN: 0, **roles},
-                    add_blank=given.get("add_space_prefix", True),
-                    add_begin=given.get("add_bos_token", True),
+            types = settings.get("token_type", [GGUFTokenType.NORMAL] * len(tokens))
+            control_types = (GGUFTokenType.CONTROL, GGUFTokenType.UNKNOWN)
+            return build_sentencepiece_tokenizer(
+                SentencePieceVocab(
+                    tokens=tokens,
+                    scores=settings["scores"],
+                    control_ids=frozenset(i for i, token_type in enumerate(types) if token_type in control_types),
+                    special_ids={SpecialToken.UNK: 0, **special_ids},
+                    add_space_prefix=settings.get("add_space_prefix", True),
+                    add_bos=settings.get("add_bos_token", True),
                 )
             )
         case other:
-            raise WeightsError(f"a tokenizer of kind {other!r} is not supported; gpt2 and llama are")
+            raise WeightsError(f"tokenizer.ggml.model={other!r} is not supported: must be gpt2 or llama")
 
 
-def write_tokenizer(tokenizer: Tokenizer, *, n_rows: int) -> dict[str, Any]:
-    """The settings that `read_tokenizer` takes, for a model with so many rows; unused ones get a name."""
+def gguf_tokenizer_settings(tokenizer: Tokenizer, *, vocab_size: int) -> dict[str, Any]:
+    """Return the settings that `read_gguf_tokenizer` reads, for a model with `vocab_size` tokens.
+
+    Ids that the tokenizer does not use get placeholder names.
+    """
     state = json.loads(tokenizer.backend.to_str())
     if state["model"]["type"] != "BPE":
-        raise WeightsError(f"a {state['model']['type']} tokenizer has no form in GGUF; a BPE has")
-    names = {number: token for token, number in tokenizer.backend.get_vocab(with_added_tokens=True).items()}
-    tokens = [names.get(i, f"[unused{i}]") for i in range(n_rows)]
-    begin = tokenizer.find(Role.BEGIN)
-    bare = tokenizer.encode("a", add_specials=False)
+        raise WeightsError(f"GGUF only supports BPE tokenizers, got {state['model']['type']}")
+    names = {token_id: token for token, token_id in tokenizer.backend.get_vocab(with_added_tokens=True).items()}
+    tokens = [names.get(i, f"[unused{i}]") for i in range(vocab_size)]
+    bos_id = tokenizer.find_special_id(SpecialToken.BOS)
+    without_special = tokenizer.encode("a", add_special_tokens=False)
     settings: dict[str, Any] = {
         "tokens": tokens,
-        "token_type": [int(_kind(tokenizer, i, names)) for i in range(n_rows)],
-        "add_bos_token": begin is not None and tokenizer.encode("a") == [begin, *bare],
-        **{key: number for key, role in ROLES.items() if (number := tokenizer.find(role)) is not None},
+        "token_type": [int(_token_type(tokenizer, i, names)) for i in range(vocab_size)],
+        "add_bos_token": bos_id is not None and tokenizer.encode("a") == [bos_id, *without_special],
+        **{
+            key: token_id
+            for key, role in SPECIAL_TOKEN_KEYS.items()
+            if (token_id := tokenizer.find_special_id(role)) is not None
+        },
     }
     merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in state["model"]["merges"]]
     if isinstance(tokenizer.backend.decoder, decoders.ByteLevel):
-        spelt = [" ".join(pair) for pair in merges]
-        return {"model": "gpt2", "pre": _name_of(state["pre_tokenizer"]), "merges": spelt, **settings}
+        joined_merges = [" ".join(pair) for pair in merges]
+        pre_tokenizer = _pre_tokenizer_name(state["pre_tokenizer"])
+        return {"model": "gpt2", "pre": pre_tokenizer, "merges": joined_merges, **settings}
     if not state["model"]["byte_fallback"] or state["pre_tokenizer"] is not None:
-        raise WeightsError("this BPE tokenizer has no form in GGUF; byte-level and SentencePiece's have")
+        raise WeightsError("GGUF only supports byte-level and SentencePiece BPE tokenizers")
     scores: dict[str, float] = {}
     for rank, pair in enumerate(merges):
         scores.setdefault("".join(pair), -float(rank))
-    steps = [step["type"] for step in state["normalizer"]["normalizers"]]
+    normalizers = [step["type"] for step in state["normalizer"]["normalizers"]]
     return {
         "model": "llama",
         "scores": [scores.get(token, 0.0) for token in tokens],
-        "add_space_prefix": "Prepend" in steps,
+        "add_space_prefix": "Prepend" in normalizers,
         **settings,
     }
 
 
-def _read_byte_level(given: Mapping[str, Any], roles: Mapping[Role, int]) -> Tokenizer:
-    tokens, name = given["tokens"], given.get("pre", "default")
+def _build_byte_level_tokenizer(settings: Mapping[str, Any], special_ids: Mapping[SpecialToken, int]) -> Tokenizer:
+    tokens, name = settings["tokens"], settings.get("pre", "default")
     if name not in PRE_TOKENIZERS:
-        raise WeightsError(f"tokenizer.ggml.pre={name!r} is not supported; known: {', '.join(PRE_TOKENIZERS)}")
-    merges = [tuple(pair.split(" ")) for pair in given["merges"]]
+        raise WeightsError(f"tokenizer.ggml.pre={name!r} is not supported: must be one of {', '.join(PRE_TOKENIZERS)}")
+    merges = [tuple(pair.split(" ")) for pair in settings["merges"]]
     backend = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = PRE_TOKENIZERS[name]
     backend.decoder = decoders.ByteLevel()
-    kinds = given.get("token_type", [Kind.NORMAL] * len(tokens))
-    named = {i for i, kind in enumerate(kinds) if kind == Kind.CONTROL} | set(roles.values())
-    backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in sorted(named)])
-    backend.add_tokens([AddedToken(tokens[i], normalized=False) for i, kind in enumerate(kinds) if kind == Kind.USER])
-    begin = roles.get(Role.BEGIN)
-    if begin is not None and given.get("add_bos_token", name == "llama-bpe"):
+    types = settings.get("token_type", [GGUFTokenType.NORMAL] * len(tokens))
+    control_ids = {i for i, token_type in enumerate(types) if token_type == GGUFTokenType.CONTROL}
+    special = sorted(control_ids | set(special_ids.values()))
+    backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in special])
+    user_ids = [i for i, token_type in enumerate(types) if token_type == GGUFTokenType.USER]
+    backend.add_tokens([AddedToken(tokens[i], normalized=False) for i in user_ids])
+    bos_id = special_ids.get(SpecialToken.BOS)
+    if bos_id is not None and settings.get("add_bos_token", name == "llama-bpe"):
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[begin]} $A", pair=f"{tokens[begin]} $A $B:1", special_tokens=[(tokens[begin], begin)]
+            single=f"{tokens[bos_id]} $A", pair=f"{tokens[bos_id]} $A $B:1", special_tokens=[(tokens[bos_id], bos_id)]
         )
-    return Tokenizer(backend, {role: tokens[i] for role, i in roles.items()})
+    return Tokenizer(backend, {role: tokens[i] for role, i in special_ids.items()})
 
 
-def _kind(tokenizer: Tokenizer, number: int, names: Mapping[int, str]) -> Kind:
-    if number not in names:
-        return Kind.UNUSED
-    if number == tokenizer.find(Role.UNKNOWN) and number not in (tokenizer.find(Role.BEGIN), tokenizer.find(Role.END)):
-        return Kind.UNKNOWN
-    if number in tokenizer.special_ids:
-        return Kind.CONTROL
-    if number in tokenizer.backend.get_added_tokens_decoder():
-        return Kind.USER
-    token = names[number]
-    return Kind.BYTE if len(token) == 6 and token.startswith("<0x") and token.endswith(">") else Kind.NORMAL
+def _token_type(tokenizer: Tokenizer, token_id: int, names: Mapping[int, str]) -> GGUFTokenType:
+    if token_id not in names:
+        return GGUFTokenType.UNUSED
+    boundary_ids = (tokenizer.find_special_id(SpecialToken.BOS), tokenizer.find_special_id(SpecialToken.EOS))
+    if token_id == tokenizer.find_special_id(SpecialToken.UNK) and token_id not in boundary_ids:
+        return GGUFTokenType.UNKNOWN
+    if token_id in tokenizer.special_ids:
+        return GGUFTokenType.CONTROL
+    if token_id in tokenizer.backend.get_added_tokens_decoder():
+        return GGUFTokenType.USER
+    token = names[token_id]
+    is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+    return GGUFTokenType.BYTE if is_byte else GGUFTokenType.NORMAL
 
 
 def _byte_level(*, use_regex: bool = True) -> pre_tokenizers.ByteLevel:
@@ -136,15 +150,15 @@ PRE_TOKENIZERS: dict[str, Any] = {
     "default": _byte_level(),
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()]),
     "llama-bpe": pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), _byte_level(use_regex=False)]
+        [pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated"), _byte_level(use_regex=False)]
     ),
 }
-"""How a text is cut before pieces are sought, by llama.cpp's names; where one has several, the first is written."""
+"""Pre-tokenizers by their names in llama.cpp. If one has several names, the first one is written."""
 
 
-def _name_of(state: Mapping[str, Any] | None) -> str:
-    for name, known in PRE_TOKENIZERS.items():
-        if json.loads(known.__getstate__()) == state:
+def _pre_tokenizer_name(state: Mapping[str, Any] | None) -> str:
+    for name, pre_tokenizer in PRE_TOKENIZERS.items():
+        if json.loads(pre_tokenizer.__getstate__()) == state:
             return name
     kind = None if state is None else state["type"]
-    raise WeightsError(f"a byte-level tokenizer cut by {kind} has no name in GGUF; known: {', '.join(PRE_TOKENIZERS)}")
+    raise WeightsError(f"the pre-tokenizer {kind} is not supported by GGUF: must be one of {', '.join(PRE_TOKENIZERS)}")

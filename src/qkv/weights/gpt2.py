@@ -1,12 +1,15 @@
-"""GPT-2's published names and settings. Its matrices are in × out; query, key and value are one of them."""
+"""Published settings and tensor names of GPT-2.
+
+Its weight matrices have the layout (in, out), and queries, keys and values share one matrix.
+"""
 
 from typing import Any
 
 from qkv.config import GPTConfig
-from qkv.weights.names import NameTable, Rename, Turn, layers, linear
-from qkv.weights.settings import Settings, activation_word, written
+from qkv.weights.name_mapping import Layout, NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
-SETTINGS = {
+GPT2_SETTINGS = {
     "vocab_size": "vocab_size",
     "n_positions": "context_length",
     "n_embd": "d_model",
@@ -19,53 +22,55 @@ SETTINGS = {
     "resid_pdrop": "dropout",
     "initializer_range": "init_std",
 }
-# A head for multiple choice, an old copy of n_positions, and an order of the same steps for half precision.
-INERT = frozenset(
+# Settings of a multiple-choice head, an old copy of n_positions, and the order of operations in half precision.
+GPT2_IGNORED_KEYS = frozenset(
     {"n_ctx", "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation"}
     | {"summary_proj_to_labels", "summary_first_dropout"}
 )
 
 
-def read(given: Settings) -> GPTConfig:
-    given.expect({"scale_attn_by_inverse_layer_idx": False})
-    return GPTConfig(activation=given.activation("activation_function", "gelu_new"), **given.renamed(SETTINGS))
+def read_gpt2_config(published: PublishedConfig) -> GPTConfig:
+    published.expect_values({"scale_attn_by_inverse_layer_idx": False})
+    return GPTConfig(
+        activation=published.pop_activation("activation_function", "gelu_new"), **published.pop_renamed(GPT2_SETTINGS)
+    )
 
 
-def write(config: GPTConfig) -> dict[str, Any]:
+def write_gpt2_config(config: GPTConfig) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
-        "activation_function": activation_word(config.activation),
-        **written(config, SETTINGS),
+        "activation_function": activation_name(config.activation),
+        **to_published_settings(config, GPT2_SETTINGS),
     }
 
 
-def names(config: GPTConfig) -> NameTable:
+def gpt2_name_table(config: GPTConfig) -> NameTable:
     matrices = {
-        "attn.c_proj": "attention.output",
-        "mlp.c_fc": "feedforward.expand",
-        "mlp.c_proj": "feedforward.contract",
+        "attn.c_proj": "attention.out_proj",
+        "mlp.c_fc": "feed_forward.up_proj",
+        "mlp.c_proj": "feed_forward.down_proj",
     }
-    norms = {"ln_1": "attention_norm", "ln_2": "feedforward_norm"}
-    here, there, n_layers = "blocks.{}", "transformer.h.{}", config.n_layers
+    norms = {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}
+    module, published, n_layers = "blocks.{}", "transformer.h.{}", config.n_layers
     fused = [
-        Rename(
+        NameMapping(
             f"transformer.h.{i}.attn.c_attn.{kind}",
-            tuple(f"blocks.{i}.attention.{part}.{kind}" for part in ("query", "key", "value")),
-            turn,
+            tuple(f"blocks.{i}.attention.{part}.{kind}" for part in ("q_proj", "k_proj", "v_proj")),
+            layout,
         )
         for i in range(n_layers)
-        for kind, turn in (("weight", Turn.TRANSPOSED), ("bias", Turn.SAME))
+        for kind, layout in (("weight", Layout.TRANSPOSED), ("bias", Layout.SAME))
     ]
     return NameTable(
-        renames=[
-            Rename("transformer.wte.weight", ("embedding.token.weight",)),
-            Rename("transformer.wpe.weight", ("embedding.position.table.weight",)),
+        mappings=[
+            NameMapping("transformer.wte.weight", ("embedding.token.weight",)),
+            NameMapping("transformer.wpe.weight", ("embedding.position.table.weight",)),
             *fused,
-            *layers(there, here, n_layers=n_layers, parts=matrices, turn=Turn.TRANSPOSED),
-            *layers(there, here, n_layers=n_layers, parts=norms),
-            *linear("transformer.ln_f", "final_norm"),
-            Rename("lm_head.weight", ("unembedding.weight",)),
+            *layer_mappings(published, module, n_layers=n_layers, parts=matrices, layout=Layout.TRANSPOSED),
+            *layer_mappings(published, module, n_layers=n_layers, parts=norms),
+            *linear_mappings("transformer.ln_f", "final_norm"),
+            NameMapping("lm_head.weight", ("unembedding.weight",)),
         ],
         prefix="transformer.",
-        ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
+        ignored_patterns=(r"h\.\d+\.attn\.(bias|masked_bias)",),
     )

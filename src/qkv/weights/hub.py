@@ -1,36 +1,44 @@
-"""A model by its name on the hub: `org/model`, downloaded once by `huggingface_hub`."""
+"""Download of models from the Hugging Face Hub by name (`org/model`)."""
 
 import os
 from pathlib import Path
 
 from qkv.errors import InputError, MissingExtraError
 
-WANTED = [
-    "*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json",
-    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt",
-    "modules.json", "*_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-]  # fmt: skip
-"""Nothing that runs, nothing pickled."""
+ALLOWED_PATTERNS = [
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "modules.json",
+    "*_Pooling/config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+]
+"""Files to download. Excludes executable and pickled files."""
 
 
-def download(name: str, *, cache: Path | None = None) -> Path:
-    """The folder of the newest snapshot, from the cache where it is there already.
+def download_snapshot(name: str, *, cache: Path | None = None) -> Path:
+    """Download the latest snapshot of a model, or find it in the cache, and return its folder.
 
-    The environment's HF_ENDPOINT is asked, else the hub itself; a token is huggingface_hub's own business.
+    Uses the endpoint in the environment variable HF_ENDPOINT if it is set. `huggingface_hub` handles tokens.
     """
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise MissingExtraError(
-            f"{name}: there is no such folder here; to load it from the hub, install qkv[hub]"
-        ) from None
+        raise MissingExtraError(f"{name}: not a local folder; install qkv[hub] to load models from the hub") from None
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        # Weights in folders inside a repository are the same model for other programs.
+        # Weights in subfolders are copies of the same model for other frameworks.
         folder = api.snapshot_download(
-            name, allow_patterns=WANTED, ignore_patterns=["*/*.safetensors"], cache_dir=cache
+            name, allow_patterns=ALLOWED_PATTERNS, ignore_patterns=["*/*.safetensors"], cache_dir=cache
         )
-    except Exception as error:  # noqa: BLE001 - each of its versions raises others, from several HTTP libraries
+    except Exception as error:  # noqa: BLE001 - versions of the library raise different errors of several HTTP clients
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{name}: there is no such folder here, and the hub gave no model: {reason}") from None
+        raise InputError(f"{name}: not a local folder, and the download from the hub failed: {reason}") from None
     return Path(folder)

@@ -1,14 +1,14 @@
-"""Llama's published names and settings, and Mistral's: a Llama that may look back only so far."""
+"""Published settings and tensor names of Llama and Mistral, which is a Llama with a sliding window."""
 
 from typing import Any
 
 from qkv.choices import NormKind, PositionKind
 from qkv.config import GPTConfig, RopeScaling
 from qkv.errors import ConfigError
-from qkv.weights.names import NameTable, Rename, layers, linear
-from qkv.weights.settings import Settings, activation_word, written
+from qkv.weights.name_mapping import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
-SETTINGS = {
+LLAMA_SETTINGS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
     "hidden_size": "d_model",
@@ -23,95 +23,105 @@ SETTINGS = {
     "mlp_bias": "feed_forward_bias",
     "initializer_range": "init_std",
 }
-LINEAR = {"factor": "factor"}
-LLAMA3 = {
+LINEAR_ROPE_SETTINGS = {"factor": "factor"}
+LLAMA3_ROPE_SETTINGS = {
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
     "original_max_position_embeddings": "original_context_length",
 }
-INERT = frozenset({"is_llama_config", "transformers.js_config"})
+LLAMA_IGNORED_KEYS = frozenset({"is_llama_config", "transformers.js_config"})
 
 
-def read(given: Settings) -> GPTConfig:
-    given.expect({"rope_interleaved": False})
-    shape = {
+def read_llama_config(published: PublishedConfig) -> GPTConfig:
+    published.expect_values({"rope_interleaved": False})
+    settings = {
         "norm_eps": 1e-6,
         "tie_embeddings": False,
         "attention_bias": False,
         "feed_forward_bias": False,
-        **given.renamed(SETTINGS),
+        **published.pop_renamed(LLAMA_SETTINGS),
     }
     return GPTConfig(
-        activation=given.activation("hidden_act", "silu"),
+        activation=published.pop_activation("hidden_act", "silu"),
         gated=True,
         norm=NormKind.RMS,
         positions=PositionKind.ROTARY,
-        dropout=given.take("attention_dropout", 0.0),
-        **_rotary(given),
-        **shape,
+        dropout=published.pop("attention_dropout", 0.0),
+        **_read_rotary_settings(published),
+        **settings,
     )
 
 
-def read_mistral(given: Settings) -> GPTConfig:
-    window = 4096 if given.lacks("sliding_window") else given.take("sliding_window")  # null: no window
-    return read(given) if window is None else read(given).replace(sliding_window=window)
+def read_mistral_config(published: PublishedConfig) -> GPTConfig:
+    window = 4096 if published.is_absent("sliding_window") else published.pop("sliding_window")  # null means no window
+    return (
+        read_llama_config(published) if window is None else read_llama_config(published).replace(sliding_window=window)
+    )
 
 
-def _rotary(given: Settings) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling` stood apart before they became `rope_parameters`."""
-    rope = {**given.take_table("rope_scaling"), **given.take_table("rope_parameters")}
+def _read_rotary_settings(published: PublishedConfig) -> dict[str, Any]:
+    """Read the rotary settings. Older configs have `rope_theta` and `rope_scaling`, newer ones `rope_parameters`."""
+    rope = {**published.pop_dict("rope_scaling"), **published.pop_dict("rope_parameters")}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    base = rope.pop("rope_theta", given.take("rope_theta", 10000.0))
-    known = {"default": {}, "linear": LINEAR, "llama3": {**LINEAR, **LLAMA3}}
-    if not isinstance(kind, str) or kind not in known or rope.keys() != known[kind].keys():
-        raise ConfigError(f"rotary positions of kind {kind!r} with {rope or 'nothing else'} are not supported")
-    given.theirs |= {ours: theirs for theirs, ours in known[kind].items()}
-    scaling = {ours: rope[theirs] for theirs, ours in known[kind].items()}
-    return {"rope_theta": base, "rope_scaling": RopeScaling(**scaling) if scaling else None}
+    theta = rope.pop("rope_theta", published.pop("rope_theta", 10000.0))
+    supported = {
+        "default": {},
+        "linear": LINEAR_ROPE_SETTINGS,
+        "llama3": {**LINEAR_ROPE_SETTINGS, **LLAMA3_ROPE_SETTINGS},
+    }
+    if not isinstance(kind, str) or kind not in supported or rope.keys() != supported[kind].keys():
+        raise ConfigError(f"rope_type={kind!r} with the settings {rope} is not supported")
+    published.published_names |= {field: key for key, field in supported[kind].items()}
+    scaling = {field: rope[key] for key, field in supported[kind].items()}
+    return {"rope_theta": theta, "rope_scaling": RopeScaling(**scaling) if scaling else None}
 
 
-def _rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+def _write_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
     if scaling.original_context_length is None:
-        return {"rope_type": "linear", **written(scaling, LINEAR)}
-    return {"rope_type": "llama3", **written(scaling, {**LINEAR, **LLAMA3})}
+        return {"rope_type": "linear", **to_published_settings(scaling, LINEAR_ROPE_SETTINGS)}
+    return {"rope_type": "llama3", **to_published_settings(scaling, {**LINEAR_ROPE_SETTINGS, **LLAMA3_ROPE_SETTINGS})}
 
 
-def write(config: GPTConfig) -> dict[str, Any]:
+def write_llama_config(config: GPTConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
-        "hidden_act": activation_word(config.activation),
+        "hidden_act": activation_name(config.activation),
         "attention_dropout": config.dropout,
         "rope_theta": config.rope_theta,
-        "rope_scaling": _rope_scaling(config.rope_scaling),
-        **written(config, SETTINGS),
+        "rope_scaling": _write_rope_scaling(config.rope_scaling),
+        **to_published_settings(config, LLAMA_SETTINGS),
     }
 
 
-def write_mistral(config: GPTConfig) -> dict[str, Any]:
-    return {**write(config), "architectures": ["MistralForCausalLM"], "sliding_window": config.sliding_window}
+def write_mistral_config(config: GPTConfig) -> dict[str, Any]:
+    return {
+        **write_llama_config(config),
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": config.sliding_window,
+    }
 
 
-def names(config: GPTConfig) -> NameTable:
+def llama_name_table(config: GPTConfig) -> NameTable:
     parts = {
         "input_layernorm": "attention_norm",
-        "self_attn.q_proj": "attention.query",
-        "self_attn.k_proj": "attention.key",
-        "self_attn.v_proj": "attention.value",
-        "self_attn.o_proj": "attention.output",
-        "post_attention_layernorm": "feedforward_norm",
-        "mlp.gate_proj": "feedforward.gate",
-        "mlp.up_proj": "feedforward.expand",
-        "mlp.down_proj": "feedforward.contract",
+        "self_attn.q_proj": "attention.q_proj",
+        "self_attn.k_proj": "attention.k_proj",
+        "self_attn.v_proj": "attention.v_proj",
+        "self_attn.o_proj": "attention.out_proj",
+        "post_attention_layernorm": "feed_forward_norm",
+        "mlp.gate_proj": "feed_forward.gate_proj",
+        "mlp.up_proj": "feed_forward.up_proj",
+        "mlp.down_proj": "feed_forward.down_proj",
     }
     return NameTable(
-        renames=[
-            Rename("model.embed_tokens.weight", ("embedding.token.weight",)),
-            *layers("model.layers.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
-            *linear("model.norm", "final_norm"),
-            Rename("lm_head.weight", ("unembedding.weight",)),
+        mappings=[
+            NameMapping("model.embed_tokens.weight", ("embedding.token.weight",)),
+            *layer_mappings("model.layers.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+            *linear_mappings("model.norm", "final_norm"),
+            NameMapping("lm_head.weight", ("unembedding.weight",)),
         ],
         prefix="model.",
-        ignored=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+        ignored_patterns=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
     )

@@ -1,4 +1,4 @@
-"""llama2.c's files: a Llama in one `.bin` of float32, and its tokenizer in another beside it."""
+"""Read models of llama2.c: a Llama in a `.bin` file of float32 weights, with its tokenizer in a second file."""
 
 import struct
 from dataclasses import dataclass
@@ -7,38 +7,38 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qkv.choices import Activation, NormKind, PositionKind, Role
+from qkv.choices import Activation, NormKind, PositionKind, SpecialToken
 from qkv.config import GPTConfig
 from qkv.errors import WeightsError
 from qkv.models import build
 from qkv.text import Tokenizer
-from qkv.weights.models import Loaded, own_names
-from qkv.weights.pieces import BLANK, Pieces, tokenizer_from_pieces
-from qkv.weights.rotary_order import pairs_to_halves
-from qkv.weights.tensors import fill
+from qkv.weights.model_loader import ModelBundle, native_name_table
+from qkv.weights.rotary_layout import interleaved_to_halves
+from qkv.weights.sentencepiece import SPACE_SYMBOL, SentencePieceVocab, build_sentencepiece_tokenizer
+from qkv.weights.state_dict import load_into
 
-HEADER = struct.Struct("<7i")
-UNKNOWN, BEGIN, END = 0, 1, 2
-LARGEST = 1 << 24
-"""A greater number in the header is no size of a model."""
+HEADER_FORMAT = struct.Struct("<7i")
+UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
+MAX_HEADER_VALUE = 1 << 24
+"""Larger numbers in a header are not plausible sizes of a model."""
 
 
 @dataclass(frozen=True)
-class Header:
-    """Seven whole numbers. A vocabulary written negative says that the unembedding has its own matrix."""
+class Llama2cHeader:
+    """The seven integers at the start of a file. A negative vocabulary size means that the embeddings are not tied."""
 
     d_model: int
     d_ff: int
     n_layers: int
     n_heads: int
     n_kv_heads: int
-    signed_vocabulary: int
+    signed_vocab_size: int
     context_length: int
 
     @property
     def config(self) -> GPTConfig:
         return GPTConfig(
-            vocab_size=abs(self.signed_vocabulary),
+            vocab_size=abs(self.signed_vocab_size),
             context_length=self.context_length,
             d_model=self.d_model,
             n_heads=self.n_heads,
@@ -51,104 +51,116 @@ class Header:
             positions=PositionKind.ROTARY,
             attention_bias=False,
             feed_forward_bias=False,
-            tie_embeddings=self.signed_vocabulary > 0,
+            tie_embeddings=self.signed_vocab_size > 0,
         )
 
 
-def read_llama2c(file: Path) -> Loaded:
-    """The tokenizer is `tokN.bin` (N: the vocabulary's size) or `tokenizer.bin` in the same folder."""
+def read_llama2c(file: Path) -> ModelBundle:
+    """Load a model with its tokenizer, `tokN.bin` (N is the vocabulary size) or `tokenizer.bin` in the same folder."""
     data = file.read_bytes()
-    header = _header(file, data)
+    header = _read_header(file, data)
     config = header.config
     model = build(config)
-    fill(model, _tensors(file, data, header), own_names(model))
-    size = config.vocab_size
-    beside = [file.with_name(f"tok{size}.bin"), file.with_name("tokenizer.bin")]
-    found = next((path for path in beside if path.is_file()), None)
-    return Loaded(model.eval(), None if found is None else read_tokenizer(found, vocab_size=size))
+    load_into(model, _read_llama2c_tensors(file, data, header), native_name_table(model))
+    vocab_size = config.vocab_size
+    candidates = [file.with_name(f"tok{vocab_size}.bin"), file.with_name("tokenizer.bin")]
+    tokenizer_file = next((path for path in candidates if path.is_file()), None)
+    tokenizer = None if tokenizer_file is None else read_llama2c_tokenizer(tokenizer_file, vocab_size=vocab_size)
+    return ModelBundle(model.eval(), tokenizer)
 
 
-def read_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
-    """A count, then each piece: score, length, bytes. A text begins at `<s>`, and the next one's `<s>` ends it."""
-    least = END + 1 + 256
-    if vocab_size < least:
+def read_llama2c_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
+    """Read a tokenizer file: a count, then score, length and bytes of each token.
+
+    Texts start with `<s>`, and the `<s>` of the next text also ends them.
+    """
+    n_reserved = EOS_ID + 1 + 256
+    if vocab_size < n_reserved:
         raise WeightsError(
-            f"{file}: a vocabulary of {vocab_size} has no room for {least} special pieces and bytes"
+            f"{file}: a vocabulary of {vocab_size} tokens is too small for the {n_reserved} special tokens and bytes"
         )
     data = file.read_bytes()
-    place, tokens, scores = 4, [], []
+    offset, tokens, scores = 4, [], []
     try:
         for _ in range(vocab_size):
-            score, length = struct.unpack_from("<fi", data, place)
-            place += 8 + length
-            if length < 0 or place > len(data):
+            score, length = struct.unpack_from("<fi", data, offset)
+            offset += 8 + length
+            if length < 0 or offset > len(data):
                 raise struct.error
             scores.append(score)
-            tokens.append(data[place - length : place].decode())
+            tokens.append(data[offset - length : offset].decode())
     except (struct.error, UnicodeDecodeError):
         raise WeightsError(
-            f"{file}: not a llama2.c tokenizer of {vocab_size} pieces: piece {len(tokens)} cannot be read"
+            f"{file}: not a llama2.c tokenizer of {vocab_size} tokens: token {len(tokens)} cannot be read"
         ) from None
-    if place != len(data):
+    if offset != len(data):
         raise WeightsError(
-            f"{file}: holds {len(data)} bytes, but the model's {vocab_size} pieces end after {place}"
+            f"{file}: has {len(data)} bytes, but the {vocab_size} tokens of the model end after {offset}"
         )
-    tokens = [token.replace(" ", BLANK) for token in tokens]
-    # Older files spell the 256 bytes as characters, newer ones as <0x0A>.
-    tokens[:least] = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    return tokenizer_from_pieces(
-        Pieces(
+    tokens = [token.replace(" ", SPACE_SYMBOL) for token in tokens]
+    # Older files contain the 256 bytes as characters, newer ones as <0x0A>.
+    tokens[:n_reserved] = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    return build_sentencepiece_tokenizer(
+        SentencePieceVocab(
             tokens=tokens,
             scores=scores,
-            control=frozenset({UNKNOWN, BEGIN, END}),
-            roles={Role.UNKNOWN: UNKNOWN, Role.BEGIN: BEGIN, Role.END: BEGIN},
+            control_ids=frozenset({UNK_ID, BOS_ID, EOS_ID}),
+            special_ids={SpecialToken.UNK: UNK_ID, SpecialToken.BOS: BOS_ID, SpecialToken.EOS: BOS_ID},
         )
     )
 
 
-def looks_like_llama2c(file: Path) -> bool:
-    """By its header, which a pickle or an archive never is."""
+def is_llama2c_file(file: Path) -> bool:
+    """Whether the header of a file contains plausible sizes, which is never the case for a pickle or an archive."""
     with file.open("rb") as stream:
-        start = stream.read(HEADER.size)
-    if len(start) < HEADER.size:
+        start = stream.read(HEADER_FORMAT.size)
+    if len(start) < HEADER_FORMAT.size:
         return False
-    sizes = HEADER.unpack(start)
-    return all(0 < abs(size) < LARGEST for size in sizes) and sizes[0] % sizes[3] == 0
+    sizes = HEADER_FORMAT.unpack(start)
+    return all(0 < abs(size) < MAX_HEADER_VALUE for size in sizes) and sizes[0] % sizes[3] == 0
 
 
-def _header(file: Path, data: bytes) -> Header:
-    if len(data) < HEADER.size:
-        raise WeightsError(f"{file}: {len(data)} bytes are fewer than llama2.c's header of {HEADER.size}")
-    return Header(*HEADER.unpack_from(data))
+def _read_header(file: Path, data: bytes) -> Llama2cHeader:
+    if len(data) < HEADER_FORMAT.size:
+        raise WeightsError(f"{file}: has {len(data)} bytes, but the llama2.c header has {HEADER_FORMAT.size}")
+    return Llama2cHeader(*HEADER_FORMAT.unpack_from(data))
 
 
-def _tensors(file: Path, data: bytes, header: Header) -> dict[str, Tensor]:
-    """The file's parts in their order, each over all layers; between them two tables of angles that we compute."""
+def _read_llama2c_tensors(file: Path, data: bytes, header: Llama2cHeader) -> dict[str, Tensor]:
+    """Read all tensors by our parameter names.
+
+    The file stores each kind of tensor for all layers in a row. It also has tables of rotary angles, which we compute.
+    """
     config = header.config
     d, width, kv_width = config.d_model, config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    layer_shapes = {
+        "attention_norm": (d,),
+        "attention.q_proj": (width, d),
+        "attention.k_proj": (kv_width, d),
+        "attention.v_proj": (kv_width, d),
+        "attention.out_proj": (d, width),
+        "feed_forward_norm": (d,),
+        "feed_forward.gate_proj": (config.d_ff, d),
+        "feed_forward.down_proj": (d, config.d_ff),
+        "feed_forward.up_proj": (config.d_ff, d),
+    }
     shapes = {
-        "attention_norm": (d,), "attention.query": (width, d), "attention.key": (kv_width, d),
-        "attention.value": (kv_width, d), "attention.output": (d, width), "feedforward_norm": (d,),
-        "feedforward.gate": (config.d_ff, d), "feedforward.contract": (d, config.d_ff),
-        "feedforward.expand": (config.d_ff, d),
-    }  # fmt: skip
-    parts = {
         "embedding.token.weight": (config.vocab_size, d),
-        **{f"blocks.{i}.{part}.weight": shape for part, shape in shapes.items() for i in range(config.n_layers)},
+        **{f"blocks.{i}.{part}.weight": shape for part, shape in layer_shapes.items() for i in range(config.n_layers)},
         "final_norm.weight": (d,),
-        "angles": (config.context_length, config.d_head),
+        "rotary_angles": (config.context_length, config.d_head),
     }
     if not config.tie_embeddings:
-        parts["unembedding.weight"] = (config.vocab_size, d)
-    n_needed = HEADER.size + 4 * sum(torch.Size(shape).numel() for shape in parts.values())
-    if n_needed != len(data):
-        raise WeightsError(f"{file}: holds {len(data)} bytes, but its header describes {n_needed}")
-    numbers = torch.frombuffer(bytearray(data[HEADER.size :]), dtype=torch.float32)
-    pieces = numbers.split([torch.Size(shape).numel() for shape in parts.values()])
-    tensors = {name: piece.view(shape) for (name, shape), piece in zip(parts.items(), pieces, strict=True)}
-    del tensors["angles"]
+        shapes["unembedding.weight"] = (config.vocab_size, d)
+    n_bytes = HEADER_FORMAT.size + 4 * sum(torch.Size(shape).numel() for shape in shapes.values())
+    if n_bytes != len(data):
+        raise WeightsError(f"{file}: has {len(data)} bytes, but its header describes {n_bytes}")
+    values = torch.frombuffer(bytearray(data[HEADER_FORMAT.size :]), dtype=torch.float32)
+    parts = values.split([torch.Size(shape).numel() for shape in shapes.values()])
+    tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    del tensors["rotary_angles"]
     for i in range(config.n_layers):
-        for part, n_heads in (("query", config.n_heads), ("key", config.n_kv_heads)):
+        for part, n_heads in (("q_proj", config.n_heads), ("k_proj", config.n_kv_heads)):
             name = f"blocks.{i}.attention.{part}.weight"
-            tensors[name] = pairs_to_halves(tensors[name], n_heads=n_heads)
+            tensors[name] = interleaved_to_halves(tensors[name], n_heads=n_heads)
     return tensors

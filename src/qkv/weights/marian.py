@@ -1,41 +1,41 @@
-"""Marian's published names and settings: BART's, with fixed positions and, maybe, two vocabularies."""
+"""Published settings and tensor names of Marian: those of BART, with sinusoidal positions."""
 
 from typing import Any
 
 from qkv.choices import PositionKind, SinusoidStyle
 from qkv.config import Seq2SeqConfig
-from qkv.weights.bart import shared_names, shared_settings, shared_written
-from qkv.weights.names import NameTable
-from qkv.weights.settings import Settings
+from qkv.weights.bart import read_shared_settings, shared_mappings, write_shared_settings
+from qkv.weights.name_mapping import NameTable
+from qkv.weights.published_config import PublishedConfig
 
 
-def read(given: Settings) -> Seq2SeqConfig:
-    given.expect({"normalize_embedding": False, "static_position_embeddings": True})
-    of_source = given.need("vocab_size")
+def read_marian_config(published: PublishedConfig) -> Seq2SeqConfig:
+    published.expect_values({"normalize_embedding": False, "static_position_embeddings": True})
+    source_vocab_size = published.require("vocab_size")
     return Seq2SeqConfig(
-        vocab_size=given.take("decoder_vocab_size", of_source),
-        source_vocab_size=of_source,
-        share_embeddings=given.take("share_encoder_decoder_embeddings", True),
+        vocab_size=published.pop("decoder_vocab_size", source_vocab_size),
+        source_vocab_size=source_vocab_size,
+        share_embeddings=published.pop("share_encoder_decoder_embeddings", True),
         positions=PositionKind.SINUSOIDAL,
         sinusoid=SinusoidStyle.HALVES,
-        **shared_settings(given),
+        **read_shared_settings(published),
     )
 
 
-def write(config: Seq2SeqConfig) -> dict[str, Any]:
+def write_marian_config(config: Seq2SeqConfig) -> dict[str, Any]:
     return {
         "architectures": ["MarianMTModel"],
         "vocab_size": config.source_vocab_size,
         "decoder_vocab_size": config.vocab_size,
         "share_encoder_decoder_embeddings": config.share_embeddings,
-        **shared_written(config),
+        **write_shared_settings(config),
     }
 
 
-def names(config: Seq2SeqConfig) -> NameTable:
+def marian_name_table(config: Seq2SeqConfig) -> NameTable:
     return NameTable(
-        renames=shared_names(config),
+        mappings=shared_mappings(config),
         prefix="model.",
-        # Fixed sinusoids, which our models work out themselves.
-        ignored=(r"(encoder|decoder)\.embed_positions\.weight",),
+        # Sinusoidal position embeddings, which our models compute.
+        ignored_patterns=(r"(encoder|decoder)\.embed_positions\.weight",),
     )

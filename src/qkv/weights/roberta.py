@@ -1,4 +1,4 @@
-"""RoBERTa's published names and settings: BERT's backbone, positions counted from the padding's id, other heads."""
+"""Published settings and tensor names of RoBERTa: the backbone of BERT with a position offset and different heads."""
 
 from typing import Any
 
@@ -6,68 +6,84 @@ from qkv.choices import Activation
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError
 from qkv.weights import bert
-from qkv.weights.heads import Head, head_settings, heads_in, those_of, unembedding, written_classes
-from qkv.weights.names import NameTable, linear
-from qkv.weights.settings import Settings, activation_word, written
+from qkv.weights.encoder_heads import (
+    EncoderHead,
+    class_label_settings,
+    detect_heads,
+    encoder_head_settings,
+    select_head_mappings,
+    unembedding_mappings,
+)
+from qkv.weights.name_mapping import NameTable, linear_mappings
+from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
-SETTINGS = {theirs: ours for theirs, ours in bert.SETTINGS.items() if ours != "context_length"}
-ARCHITECTURES = {
-    "RobertaModel": (Head.POOLER,),
-    "RobertaForMaskedLM": (Head.MASKED_WORD,),
-    "RobertaForSequenceClassification": (Head.POOLER, Head.CLASSES),
+ROBERTA_SETTINGS = {key: field for key, field in bert.BERT_SETTINGS.items() if field != "context_length"}
+ROBERTA_ARCHITECTURES = {
+    "RobertaModel": (EncoderHead.POOLER,),
+    "RobertaForMaskedLM": (EncoderHead.MASKED_LM,),
+    "RobertaForSequenceClassification": (EncoderHead.POOLER, EncoderHead.CLASSIFIER),
 }
-TELLING = {Head.MASKED_WORD: "lm_head.dense.weight", Head.CLASSES: "classifier.out_proj.weight"}
+ROBERTA_MARKER_TENSORS = {
+    EncoderHead.MASKED_LM: "lm_head.dense.weight",
+    EncoderHead.CLASSIFIER: "classifier.out_proj.weight",
+}
 
 
-def read(given: Settings) -> BERTConfig:
-    """The rows before position 0 end with the padding's own, which nothing reads."""
-    given.expect({"position_embedding_type": "absolute"})
-    # The classification head brings a pooler of its own, under another name.
-    pooler = "classifier.dense.weight" if TELLING[Head.CLASSES] in given.tensor_names else "pooler.dense.weight"
-    telling = {**TELLING, Head.POOLER: pooler}
-    heads = heads_in(given, architectures=ARCHITECTURES, telling=telling, prefix="roberta.")
-    activation = given.activation("hidden_act", "gelu")
-    if Head.MASKED_WORD in heads and activation is not Activation.GELU:
-        raise ConfigError(f"hidden_act={activation_word(activation)!r}: RoBERTa's masked-word head has gelu always")
-    offset = given.take_number("pad_token_id", 1) + 1
+def read_roberta_config(published: PublishedConfig) -> BERTConfig:
+    """Read a config. Positions start after the padding id, so the first rows of the position embedding are unused."""
+    published.expect_values({"position_embedding_type": "absolute"})
+    # The classification head has its own pooler under another name.
+    pooler = (
+        "classifier.dense.weight"
+        if ROBERTA_MARKER_TENSORS[EncoderHead.CLASSIFIER] in published.tensor_names
+        else "pooler.dense.weight"
+    )
+    marker_tensors = {**ROBERTA_MARKER_TENSORS, EncoderHead.POOLER: pooler}
+    heads = detect_heads(
+        published, architectures=ROBERTA_ARCHITECTURES, marker_tensors=marker_tensors, prefix="roberta."
+    )
+    activation = published.pop_activation("hidden_act", "gelu")
+    if EncoderHead.MASKED_LM in heads and activation is not Activation.GELU:
+        raise ConfigError(f"hidden_act={activation_name(activation)!r}: the masked-LM head of RoBERTa always uses gelu")
+    offset = published.pop_int("pad_token_id", 1) + 1
     return BERTConfig(
         activation=activation,
-        context_length=given.take_number("max_position_embeddings", 512) - offset,
+        context_length=published.pop_int("max_position_embeddings", 512) - offset,
         position_offset=offset,
-        **head_settings(heads, given),
-        **given.renamed(SETTINGS),
+        **encoder_head_settings(heads, published),
+        **published.pop_renamed(ROBERTA_SETTINGS),
     )
 
 
-def write(config: BERTConfig) -> dict[str, Any]:
+def write_roberta_config(config: BERTConfig) -> dict[str, Any]:
     if config.n_classes is not None:
         architecture = "RobertaForSequenceClassification"
     else:
-        architecture = "RobertaForMaskedLM" if config.masked_word_head else "RobertaModel"
+        architecture = "RobertaForMaskedLM" if config.masked_lm_head else "RobertaModel"
     return {
         "architectures": [architecture],
-        "hidden_act": activation_word(config.activation),
+        "hidden_act": activation_name(config.activation),
         "position_embedding_type": "absolute",
         "max_position_embeddings": config.context_length + config.position_offset,
         "pad_token_id": config.position_offset - 1,
-        **written_classes(config),
-        **written(config, SETTINGS),
+        **class_label_settings(config),
+        **to_published_settings(config, ROBERTA_SETTINGS),
     }
 
 
-def names(config: BERTConfig) -> NameTable:
+def roberta_name_table(config: BERTConfig) -> NameTable:
     has_classes = config.n_classes is not None
-    lines = [
-        *bert.backbone("roberta", config),
-        *linear("classifier.dense" if has_classes else "roberta.pooler.dense", "pooler"),
-        *linear("classifier.out_proj", "classifier"),
-        *linear("lm_head.dense", "masked_word.dense"),
-        *linear("lm_head.layer_norm", "masked_word.norm"),
-        *unembedding(config, bias="lm_head.bias", matrix="lm_head.decoder"),
+    mappings = [
+        *bert.bert_backbone_mappings("roberta", config),
+        *linear_mappings("classifier.dense" if has_classes else "roberta.pooler.dense", "pooler"),
+        *linear_mappings("classifier.out_proj", "classifier"),
+        *linear_mappings("lm_head.dense", "masked_lm.dense"),
+        *linear_mappings("lm_head.layer_norm", "masked_lm.norm"),
+        *unembedding_mappings(config, bias="lm_head.bias", matrix="lm_head.decoder"),
     ]
     return NameTable(
-        renames=those_of(config, lines),
+        mappings=select_head_mappings(config, mappings),
         prefix="roberta.",
-        # Beside a classification head, which has its own, pre-training's pooler is read by nothing.
-        ignored=(r"embeddings\.position_ids", *([r"pooler\.dense\.(weight|bias)"] if has_classes else [])),
+        # A model with a classification head does not use the pooler of pre-training.
+        ignored_patterns=(r"embeddings\.position_ids", *([r"pooler\.dense\.(weight|bias)"] if has_classes else [])),
     )

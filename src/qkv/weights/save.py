@@ -1,4 +1,4 @@
-"""How does a model leave: in a folder of our own, whole or as int8, or in the folder that `transformers` loads?"""
+"""Save models in native and Hugging Face formats."""
 
 import json
 from collections.abc import Mapping
@@ -9,129 +9,142 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.config import BERTConfig
 from qkv.errors import InputError
 from qkv.models import Seq2Seq
 from qkv.text import Tokenizer, tokenizer_files
-from qkv.text.files import CONFIG_FILE
-from qkv.weights.decoding import GENERATION_FILE
-from qkv.weights.families import published_from_config
-from qkv.weights.folder import write_folder
-from qkv.weights.int8 import INT8_ROWS, STORAGE_KEY, to_int8
-from qkv.weights.models import SINGLE, SOURCE_TOKENIZER, Loaded, own_names
-from qkv.weights.published import to_published
-from qkv.weights.sentence_transformers import sentence_files
-from qkv.weights.tensors import published
+from qkv.text.tokenizer_files import CONFIG_FILE
+from qkv.weights.atomic_folder import write_folder
+from qkv.weights.families import to_published_config
+from qkv.weights.generation_config import GENERATION_CONFIG_FILE
+from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, quantize_tensors
+from qkv.weights.model_loader import SOURCE_TOKENIZER, WEIGHTS_FILE, ModelBundle, native_name_table
+from qkv.weights.published_weights import to_published_weights
+from qkv.weights.sentence_transformers import sentence_transformers_files
+from qkv.weights.state_dict import to_published_state
 
 
-class Numbers(StrEnum):
-    """How the numbers of a weights file are stored."""
+class StorageDType(StrEnum):
+    """Data types that weights can be stored in."""
 
     F32 = "f32"
     F16 = "f16"
     Q8_0 = "q8_0"
-    """GGUF's: 32 whole numbers of one byte share a 16-bit scale."""
+    """GGUF's 8-bit format, in which 32 int8 values share a float16 scale."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        if self is Numbers.Q8_0:
-            raise InputError("q8_0 is a kind of number that GGUF files alone have")
-        return torch.float32 if self is Numbers.F32 else torch.float16
+    def torch_dtype(self) -> torch.dtype:
+        if self is StorageDType.Q8_0:
+            raise InputError("q8_0 is only supported in GGUF files")
+        return torch.float32 if self is StorageDType.F32 else torch.float16
 
 
-def save_own(loaded: Loaded, target: Path) -> None:
-    """Our own folder, each number as it is; `load_model` brings it back."""
+def save_native(bundle: ModelBundle, target: Path) -> None:
+    """Save a model to a new native folder without changing its weights. `load_model` restores it."""
     write_folder(
-        new_folder(target), tensors={SINGLE: published(loaded.model, own_names(loaded.model))}, texts=_own_texts(loaded)
+        require_new_folder(target),
+        tensors={WEIGHTS_FILE: to_published_state(bundle.model, native_name_table(bundle.model))},
+        text_files=_native_text_files(bundle),
     )
 
 
-def save_int8(loaded: Loaded, target: Path) -> None:
-    """Our own folder with a byte for each weight of a matrix."""
+def save_int8(bundle: ModelBundle, target: Path) -> None:
+    """Save a model to a new native folder with matrices quantized to int8."""
     write_folder(
-        new_folder(target),
-        tensors={SINGLE: to_int8(published(loaded.model, own_names(loaded.model)))},
-        texts=_own_texts(loaded),
+        require_new_folder(target),
+        tensors={WEIGHTS_FILE: quantize_tensors(to_published_state(bundle.model, native_name_table(bundle.model)))},
+        text_files=_native_text_files(bundle),
         metadata={STORAGE_KEY: INT8_ROWS},
     )
 
 
-def _own_texts(loaded: Loaded) -> dict[str, str]:
-    texts = {"config.json": _json(loaded.model.config.model_dump(mode="json", exclude_none=True))}
-    if said := loaded.decoding.settings():
-        texts[GENERATION_FILE] = _json(said)
-    if loaded.source_tokenizer is not None:
-        texts[SOURCE_TOKENIZER] = loaded.source_tokenizer.backend.to_str()
-    return {**texts, **_tokenizer_texts(loaded.tokenizer)}
+def _native_text_files(bundle: ModelBundle) -> dict[str, str]:
+    files = {"config.json": _format_json(bundle.model.config.model_dump(mode="json", exclude_none=True))}
+    if settings := bundle.generation_config.to_published():
+        files[GENERATION_CONFIG_FILE] = _format_json(settings)
+    if bundle.source_tokenizer is not None:
+        files[SOURCE_TOKENIZER] = bundle.source_tokenizer.backend.to_str()
+    return {**files, **_optional_tokenizer_files(bundle.tokenizer)}
 
 
-def save_hf(loaded: Loaded, target: Path, *, numbers: Numbers = Numbers.F32) -> None:
-    """The folder that `AutoModel…` and `AutoTokenizer` load, with names and settings as published."""
-    tokenizer = _one_tokenizer(loaded)
-    ids = {**token_ids(tokenizer), **beginning(loaded)}
-    # RoBERTa counts positions from the padding's id, so what the config says of it stands.
-    settings = {**ids, **published_from_config(loaded.model.config), "dtype": str(numbers.dtype).removeprefix("torch.")}
-    texts = {"config.json": _json(settings), **_tokenizer_texts(tokenizer)}
-    if isinstance(loaded.model.config, BERTConfig):
-        texts |= {**_encoder_tokenizer(texts, loaded.model.config), **sentence_files(loaded.model.config)}
+def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageDType.F32) -> None:
+    """Save a model to a new folder that `AutoModel` and `AutoTokenizer` of `transformers` can load."""
+    tokenizer = _require_shared_tokenizer(bundle)
+    ids = {**special_token_ids(tokenizer), **decoder_start_settings(bundle)}
+    # The config overrides the ids of the tokenizer, because RoBERTa's positions depend on the padding id.
+    settings = {
+        **ids,
+        **to_published_config(bundle.model.config),
+        "dtype": str(dtype.torch_dtype).removeprefix("torch."),
+    }
+    files = {"config.json": _format_json(settings), **_optional_tokenizer_files(tokenizer)}
+    if isinstance(bundle.model.config, BERTConfig):
+        files |= _encoder_tokenizer_config(files, bundle.model.config)
+        files |= sentence_transformers_files(bundle.model.config)
     else:
-        texts[GENERATION_FILE] = _json(ids)
-    write_folder(new_folder(target), tensors={SINGLE: _as(to_published(loaded.model), numbers.dtype)}, texts=texts)
+        files[GENERATION_CONFIG_FILE] = _format_json(ids)
+    tensors = _cast_tensors(to_published_weights(bundle.model), dtype.torch_dtype)
+    write_folder(require_new_folder(target), tensors={WEIGHTS_FILE: tensors}, text_files=files)
 
 
-def _one_tokenizer(loaded: Loaded) -> Tokenizer | None:
-    """The source's, where it spells every id as the target's does: the folder has room for one."""
-    target, source = loaded.tokenizer, loaded.source_tokenizer
+def _require_shared_tokenizer(bundle: ModelBundle) -> Tokenizer | None:
+    """Return the tokenizer of source and target, which must have the same vocabulary in this format."""
+    target, source = bundle.tokenizer, bundle.source_tokenizer
     if target is None or source is None:
         return target
     if source.backend.get_vocab() != target.backend.get_vocab():
         sizes = f"{source.vocab_size} and {target.vocab_size}"
         raise InputError(
-            f"--to hf writes one tokenizer; source and target have vocabularies of their own ({sizes} ids)"
+            f"--to hf only supports a single tokenizer, but source and target have different vocabularies ({sizes} ids)"
         )
     return source
 
 
-def beginning(loaded: Loaded) -> dict[str, Any]:
-    """How an encoder–decoder's text begins, which the settings of ours leave to the tokenizer."""
-    if not isinstance(loaded.model, Seq2Seq) or loaded.tokenizer is None:
+def decoder_start_settings(bundle: ModelBundle) -> dict[str, Any]:
+    """Return the published generation settings of an encoder–decoder.
+
+    Native models leave the start token to the tokenizer, so it is added here.
+    """
+    if not isinstance(bundle.model, Seq2Seq) or bundle.tokenizer is None:
         return {}
-    begin = loaded.tokenizer.find(Role.BEGIN)
-    first = loaded.tokenizer.find(Role.PAD) if begin is None else begin
-    return {**({} if first is None else {"decoder_start_token_id": first}), **loaded.decoding.settings()}
+    bos_id = bundle.tokenizer.find_special_id(SpecialToken.BOS)
+    start_id = bundle.tokenizer.find_special_id(SpecialToken.PAD) if bos_id is None else bos_id
+    settings = {} if start_id is None else {"decoder_start_token_id": start_id}
+    return {**settings, **bundle.generation_config.to_published()}
 
 
-def _encoder_tokenizer(texts: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
-    """With what `transformers` would not guess: the longest text, and whether the model takes segments."""
-    if CONFIG_FILE not in texts:
+def _encoder_tokenizer_config(files: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
+    """Add the maximum length and the input names, which `transformers` would not guess correctly."""
+    if CONFIG_FILE not in files:
         return {}
-    inputs = ["input_ids", *(["token_type_ids"] if config.n_segments else []), "attention_mask"]
-    more = {"model_max_length": config.context_length, "model_input_names": inputs}
-    return {CONFIG_FILE: _json({**json.loads(texts[CONFIG_FILE]), **more})}
+    input_names = ["input_ids", *(["token_type_ids"] if config.n_segments else []), "attention_mask"]
+    settings = {"model_max_length": config.context_length, "model_input_names": input_names}
+    return {CONFIG_FILE: _format_json({**json.loads(files[CONFIG_FILE]), **settings})}
 
 
-def _tokenizer_texts(tokenizer: Tokenizer | None) -> dict[str, str]:
+def _optional_tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
     return {} if tokenizer is None else tokenizer_files(tokenizer)
 
 
-def token_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
-    """`bos_token_id` and the like, for the roles that a token plays."""
+def special_token_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
+    """Return `bos_token_id`, `eos_token_id` and `pad_token_id` for the special tokens that the tokenizer has."""
     if tokenizer is None:
         return {}
-    found = {role: tokenizer.find(role) for role in (Role.BEGIN, Role.END, Role.PAD)}
-    return {f"{role.value}_id": number for role, number in found.items() if number is not None}
+    ids = {role: tokenizer.find_special_id(role) for role in (SpecialToken.BOS, SpecialToken.EOS, SpecialToken.PAD)}
+    return {f"{role.value}_id": token_id for role, token_id in ids.items() if token_id is not None}
 
 
-def _as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def _cast_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def new_folder(target: Path) -> Path:
+def require_new_folder(target: Path) -> Path:
+    """Return `target`, or raise an error if it exists."""
     if target.exists():
-        raise InputError(f"{target}: is there already; name a new folder")
+        raise InputError(f"{target}: already exists; choose a new folder")
     return target
 
 
-def _json(settings: Mapping[str, Any]) -> str:
+def _format_json(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, indent=2) + "\n"

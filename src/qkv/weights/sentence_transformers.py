@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder says beside its model: how the states become one vector."""
+"""Read and write the additional files of sentence-transformers folders, which define the sentence embedding."""
 
 import json
 from pathlib import Path
@@ -7,96 +7,109 @@ from typing import Any
 from qkv.choices import Pooling
 from qkv.config import BERTConfig, SentenceEmbedding
 from qkv.errors import ConfigError, WeightsError
-from qkv.text.files import CONFIG_FILE
-from qkv.weights.folder import read_json, read_settings
+from qkv.text.tokenizer_files import CONFIG_FILE
+from qkv.weights.atomic_folder import read_json, read_json_object
 
-MODULES = "modules.json"
-_SETTINGS = "sentence_bert_config.json"
-_PROMPTS = "config_sentence_transformers.json"
-_POOLING = "1_Pooling"
-_KEYS = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_cls_token": Pooling.CLS}
-_MODES = {**_KEYS, "mean": Pooling.MEAN, "cls": Pooling.CLS}
-"""The second two: version 5 has one word where earlier ones have a switch for each."""
+MODULES_FILE = "modules.json"
+_SETTINGS_FILE = "sentence_bert_config.json"
+_PROMPTS_FILE = "config_sentence_transformers.json"
+_POOLING_FOLDER = "1_Pooling"
+_POOLING_SWITCHES = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_cls_token": Pooling.CLS}
+_POOLING_MODES = {**_POOLING_SWITCHES, "mean": Pooling.MEAN, "cls": Pooling.CLS}
+"""Includes the names of version 5, which has a single setting instead of a switch for each mode."""
 
 
-def model_folder(folder: Path) -> Path:
-    """Where the Transformer itself lies: here, or one folder down, as in the first versions."""
-    return _path_of(folder, "Transformer") if (folder / MODULES).is_file() else folder
+def transformer_folder(folder: Path) -> Path:
+    """Return the folder of the Transformer: the folder itself, or a subfolder in early versions."""
+    return _module_path(folder, "Transformer") if (folder / MODULES_FILE).is_file() else folder
 
 
 def read_sentence_embedding(folder: Path) -> tuple[SentenceEmbedding | None, list[str]]:
-    """None where the folder is not of this kind; and remarks.
+    """Read the sentence embedding settings and remarks of a folder, or `None` if it is not from sentence-transformers.
 
-    Transformer, Pooling and perhaps Normalize, in this order: any other module would change the vectors.
+    Only the modules Transformer, Pooling and optionally Normalize are supported, in this order. Any other module would
+    change the embeddings.
     """
-    if not (folder / MODULES).is_file():
+    if not (folder / MODULES_FILE).is_file():
         return None, []
-    kinds = [_kind(module) for module in _modules(folder)]
+    kinds = [_module_kind(module) for module in _read_modules(folder)]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise WeightsError(
-            f"{folder / MODULES}: the modules are {', '.join(kinds)}; supported: Transformer, Pooling, Normalize"
+            f"{folder / MODULES_FILE}: the modules must be Transformer, Pooling and optionally Normalize, "
+            f"got {', '.join(kinds)}"
         )
-    settings = _if_there(model_folder(folder) / _SETTINGS)
+    settings = _read_optional_json(transformer_folder(folder) / _SETTINGS_FILE)
     if settings.get("do_lower_case"):
-        raise WeightsError(f"{folder}: {_SETTINGS} says do_lower_case, which is not supported")
-    pooling = _pooling(_path_of(folder, "Pooling") / "config.json")
-    # Version 6 leaves the longest text to the tokenizer.
-    longest = settings.get("max_seq_length", _if_there(model_folder(folder) / CONFIG_FILE).get("model_max_length"))
+        raise WeightsError(f"{folder}: do_lower_case in {_SETTINGS_FILE} is not supported")
+    pooling = _read_pooling(_module_path(folder, "Pooling") / "config.json")
+    # Version 6 stores the maximum length in the tokenizer config.
+    tokenizer_settings = _read_optional_json(transformer_folder(folder) / CONFIG_FILE)
+    max_tokens = settings.get("max_seq_length", tokenizer_settings.get("model_max_length"))
     try:
-        embedding = SentenceEmbedding(pooling=pooling, normalise="Normalize" in kinds, max_tokens=longest)
+        embedding = SentenceEmbedding(pooling=pooling, normalize="Normalize" in kinds, max_tokens=max_tokens)
     except ConfigError:
-        raise WeightsError(f"{folder}: the longest text is {longest!r}, not a number of tokens") from None
-    prompt = _if_there(folder / _PROMPTS).get("default_prompt_name")
-    remark = f"{_PROMPTS} has a default prompt, {prompt!r}; it is not put before your texts"
+        raise WeightsError(f"{folder}: max_seq_length must be a positive integer, got {max_tokens!r}") from None
+    prompt = _read_optional_json(folder / _PROMPTS_FILE).get("default_prompt_name")
+    remark = f"{_PROMPTS_FILE} defines the default prompt {prompt!r}, which is not added to texts"
     return embedding, [] if prompt is None else [remark]
 
 
-def sentence_files(config: BERTConfig) -> dict[str, str]:
-    """The files that make a Hugging Face folder one of sentence-transformers', by name; none without the setting."""
+def sentence_transformers_files(config: BERTConfig) -> dict[str, str]:
+    """Return the files that turn a Hugging Face folder into a sentence-transformers folder, by name.
+
+    Empty if the config has no sentence embedding.
+    """
     embedding = config.sentence_embedding
     if embedding is None:
         return {}
-    kinds = {"Transformer": "", "Pooling": _POOLING, **({"Normalize": "2_Normalize"} if embedding.normalise else {})}
+    paths = {
+        "Transformer": "",
+        "Pooling": _POOLING_FOLDER,
+        **({"Normalize": "2_Normalize"} if embedding.normalize else {}),
+    }
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(kinds.items())
+        for i, (kind, path) in enumerate(paths.items())
     ]
-    pooling = {"word_embedding_dimension": config.d_model, **{k: m is embedding.pooling for k, m in _KEYS.items()}}
-    longest = {"max_seq_length": embedding.max_tokens or config.context_length, "do_lower_case": False}
-    files = {MODULES: modules, f"{_POOLING}/config.json": pooling, _SETTINGS: longest}
+    switches = {key: mode is embedding.pooling for key, mode in _POOLING_SWITCHES.items()}
+    pooling = {"word_embedding_dimension": config.d_model, **switches}
+    settings = {"max_seq_length": embedding.max_tokens or config.context_length, "do_lower_case": False}
+    files = {MODULES_FILE: modules, f"{_POOLING_FOLDER}/config.json": pooling, _SETTINGS_FILE: settings}
     return {name: json.dumps(content, indent=2) + "\n" for name, content in files.items()}
 
 
-def _modules(folder: Path) -> list[dict[str, Any]]:
-    modules = read_json(folder / MODULES)
+def _read_modules(folder: Path) -> list[dict[str, Any]]:
+    modules = read_json(folder / MODULES_FILE)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise WeightsError(f"{folder / MODULES}: must be a list of modules, each with type and path")
+        raise WeightsError(f"{folder / MODULES_FILE}: must be a list of modules with type and path")
     return modules
 
 
-def _if_there(path: Path) -> dict[str, Any]:
-    return read_settings(path) if path.is_file() else {}
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
 
 
-def _kind(module: dict[str, Any]) -> str:
+def _module_kind(module: dict[str, Any]) -> str:
     return str(module.get("type")).rpartition(".")[2]
 
 
-def _path_of(folder: Path, kind: str) -> Path:
-    paths = [module.get("path") for module in _modules(folder) if _kind(module) == kind]
+def _module_path(folder: Path, kind: str) -> Path:
+    paths = [module.get("path") for module in _read_modules(folder) if _module_kind(module) == kind]
     if not paths or not isinstance(paths[0], str):
-        raise WeightsError(f"{folder / MODULES}: names no path of a {kind}")
+        raise WeightsError(f"{folder / MODULES_FILE}: does not contain the path of a {kind} module")
     if paths[0] and Path(paths[0]).name != paths[0]:
-        raise WeightsError(f"{folder / MODULES}: {paths[0]!r} points outside the folder")
+        raise WeightsError(f"{folder / MODULES_FILE}: {paths[0]!r} is outside of the folder")
     return folder / paths[0]
 
 
-def _pooling(path: Path) -> Pooling:
-    """One way of pooling; several would be laid side by side, in a wider vector."""
-    settings = read_settings(path)
-    newer = settings.get("pooling_mode")
-    chosen = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value]
-    chosen = chosen if newer is None else [str(newer)]
-    if len(chosen) != 1 or chosen[0] not in _MODES:
-        raise WeightsError(f"{path}: pools by {', '.join(chosen) or 'nothing'}; supported: one of {', '.join(_MODES)}")
-    return _MODES[chosen[0]]
+def _read_pooling(path: Path) -> Pooling:
+    """Read the pooling mode. Several modes, whose results would be concatenated, are not supported."""
+    settings = read_json_object(path)
+    mode = settings.get("pooling_mode")
+    switches = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value]
+    modes = switches if mode is None else [str(mode)]
+    if len(modes) != 1 or modes[0] not in _POOLING_MODES:
+        raise WeightsError(
+            f"{path}: the pooling mode must be one of {', '.join(_POOLING_MODES)}, got {', '.join(modes) or 'none'}"
+        )
+    return _POOLING_MODES[modes[0]]

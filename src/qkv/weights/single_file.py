@@ -1,33 +1,33 @@
-"""A model in one file: llama.cpp's `.gguf`, or llama2.c's `.bin` with its tokenizer beside it."""
+"""Load models from a single file: llama.cpp's `.gguf`, or llama2.c's `.bin` with a separate tokenizer file."""
 
 from pathlib import Path
 
 from qkv.errors import QKVError, WeightsError
-from qkv.weights.gguf_file import MAGIC, read_gguf
-from qkv.weights.llama2c import looks_like_llama2c, read_llama2c
-from qkv.weights.models import Loaded, check_vocabulary, refuse_pickle
+from qkv.weights.gguf_file import GGUF_MAGIC, read_gguf
+from qkv.weights.llama2c import is_llama2c_file, read_llama2c
+from qkv.weights.model_loader import ModelBundle, check_vocabulary_sizes, raise_pickle_error
 
 
-def load_file_model(file: Path) -> Loaded:
-    """The first bytes say which kind it is; the name says nothing that could be trusted."""
+def load_single_file(file: Path) -> ModelBundle:
+    """Load a model file. The format is detected from the first bytes, not from the file name."""
     try:
-        if _first_bytes(file, len(MAGIC)) == MAGIC:
+        if _read_first_bytes(file, len(GGUF_MAGIC)) == GGUF_MAGIC:
             loaded = read_gguf(file)
-        elif looks_like_llama2c(file):
+        elif is_llama2c_file(file):
             loaded = read_llama2c(file)
         elif file.suffix in {".bin", ".pt", ".pth", ".ckpt"}:
-            refuse_pickle(file)
+            raise_pickle_error(file)
         else:
-            raise WeightsError(f"{file}: is neither a .gguf nor a llama2.c .bin; a model folder has config.json")
+            raise WeightsError(f"{file}: not a .gguf or llama2.c .bin file, and not a folder with config.json")
     except OSError as error:
         raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
     except QKVError as error:
         is_named = str(error).startswith((str(file), str(file.parent)))
         raise error if is_named else type(error)(f"{file}: {error}") from None
-    check_vocabulary(loaded, file)
+    check_vocabulary_sizes(loaded, file)
     return loaded
 
 
-def _first_bytes(file: Path, n: int) -> bytes:
+def _read_first_bytes(file: Path, n: int) -> bytes:
     with file.open("rb") as stream:
         return stream.read(n)

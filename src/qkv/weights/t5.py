@@ -1,13 +1,13 @@
-"""T5's published names and settings: version 1.0 (ReLU, tied) and 1.1 (gated GELU, untied)."""
+"""Published settings and tensor names of T5: version 1.0 (ReLU, tied) and 1.1 (gated GELU, untied)."""
 
 from typing import Any
 
 from qkv.choices import Activation, NormKind, NormPosition, PositionKind
 from qkv.config import Seq2SeqConfig
-from qkv.weights.names import NameTable, Rename, layers, linear
-from qkv.weights.settings import Settings, activation_of, activation_word, written
+from qkv.weights.name_mapping import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.published_config import PublishedConfig, activation_name, parse_activation, to_published_settings
 
-SETTINGS = {
+T5_SETTINGS = {
     "vocab_size": "vocab_size",
     "n_positions": "context_length",
     "d_model": "d_model",
@@ -22,12 +22,12 @@ SETTINGS = {
 }
 
 
-def read(given: Settings) -> Seq2SeqConfig:
-    shape = {"context_length": 512, "norm_eps": 1e-6, **given.renamed(SETTINGS)}
-    activation, gated = _feedforward(given)
-    tied, scaled = _unembedding(given)
+def read_t5_config(published: PublishedConfig) -> Seq2SeqConfig:
+    settings = {"context_length": 512, "norm_eps": 1e-6, **published.pop_renamed(T5_SETTINGS)}
+    activation, gated = _read_feed_forward(published)
+    tied, scaled = _read_unembedding(published)
     return Seq2SeqConfig(
-        n_decoder_layers=given.take("num_decoder_layers", shape.get("n_encoder_layers")),
+        n_decoder_layers=published.pop("num_decoder_layers", settings.get("n_encoder_layers")),
         activation=activation,
         gated=gated,
         tie_embeddings=tied,
@@ -40,84 +40,88 @@ def read(given: Settings) -> Seq2SeqConfig:
         feed_forward_bias=False,
         scale_scores=False,
         scale_embedding=False,
-        **shape,
+        **settings,
     )
 
 
-def _feedforward(given: Settings) -> tuple[Activation, bool]:
-    """`gated-gelu` means the tanh form, by T5's own rule; `gelu` alone the exact one."""
-    said = str(given.take("feed_forward_proj", "relu"))
-    word = "gelu_new" if said == "gated-gelu" else said.removeprefix("gated-")
-    gated = said.startswith("gated-")
-    given.expect({"dense_act_fn": word, "is_gated_act": gated})
-    return activation_of("feed_forward_proj", word), gated
+def _read_feed_forward(published: PublishedConfig) -> tuple[Activation, bool]:
+    """Read activation and gating. In T5, `gated-gelu` is the tanh approximation, whereas `gelu` is exact."""
+    value = str(published.pop("feed_forward_proj", "relu"))
+    name = "gelu_new" if value == "gated-gelu" else value.removeprefix("gated-")
+    gated = value.startswith("gated-")
+    published.expect_values({"dense_act_fn": name, "is_gated_act": gated})
+    return parse_activation("feed_forward_proj", name), gated
 
 
-def _unembedding(given: Settings) -> tuple[bool, bool]:
-    """Tied or not; scaled or not.
+def _read_unembedding(published: PublishedConfig) -> tuple[bool, bool]:
+    """Read whether the embeddings are tied and whether the logits are scaled.
 
-    `tie_word_embeddings=False` says both. Newer files say `scale_decoder_outputs` and always “tied”; whether
-    there is a matrix apart is then told by the tensors alone.
+    In older files, `tie_word_embeddings` determines both. Newer files have `scale_decoder_outputs` and always state
+    tied embeddings, so only the tensors reveal whether there is a separate matrix.
     """
-    tied = given.take("tie_word_embeddings", True)
-    scaled = given.take("scale_decoder_outputs", tied)
-    if not scaled and "lm_head.weight" in given.tensor_names:
+    tied = published.pop("tie_word_embeddings", True)
+    scaled = published.pop("scale_decoder_outputs", tied)
+    if not scaled and "lm_head.weight" in published.tensor_names:
         tied = False
     return tied, scaled
 
 
-def write(config: Seq2SeqConfig) -> dict[str, Any]:
-    word = activation_word(config.activation)
+def write_t5_config(config: Seq2SeqConfig) -> dict[str, Any]:
+    name = activation_name(config.activation)
     if config.gated:
-        word = "gated-gelu" if config.activation is Activation.GELU_TANH else f"gated-{word}"
+        name = "gated-gelu" if config.activation is Activation.GELU_TANH else f"gated-{name}"
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        "feed_forward_proj": word,
+        "feed_forward_proj": name,
         "num_decoder_layers": config.n_decoder_layers,
         "tie_word_embeddings": config.tie_embeddings,
-        **written(config, SETTINGS),
+        **to_published_settings(config, T5_SETTINGS),
     }
 
 
-def names(config: Seq2SeqConfig) -> NameTable:
-    own = _attention("layer.0", "SelfAttention", "attention")
-    cross = _attention("layer.1", "EncDecAttention", "cross")
+def t5_name_table(config: Seq2SeqConfig) -> NameTable:
+    self_attention = _attention_parts("layer.0", "SelfAttention", "attention")
+    cross_attention = _attention_parts("layer.1", "EncDecAttention", "cross_attention")
     sides = (
-        ("encoder", config.n_encoder_layers, {**own, **_feedforward_parts("layer.1", gated=config.gated)}),
-        ("decoder", config.n_decoder_layers, {**own, **cross, **_feedforward_parts("layer.2", gated=config.gated)}),
+        ("encoder", config.n_encoder_layers, {**self_attention, **_feed_forward_parts("layer.1", gated=config.gated)}),
+        (
+            "decoder",
+            config.n_decoder_layers,
+            {**self_attention, **cross_attention, **_feed_forward_parts("layer.2", gated=config.gated)},
+        ),
     )
-    renames = [Rename("shared.weight", ("decoder.embedding.token.weight",))]
+    mappings = [NameMapping("shared.weight", ("decoder.embedding.token.weight",))]
     for side, n_layers, parts in sides:
-        renames += [
-            Rename(f"{side}.embed_tokens.weight", (f"{side}.embedding.token.weight",)),
-            # One table a side; theirs lies in the first layer and is handed on.
-            Rename(
+        mappings += [
+            NameMapping(f"{side}.embed_tokens.weight", (f"{side}.embedding.token.weight",)),
+            # Encoder and decoder have one table each, which is published as part of the first layer.
+            NameMapping(
                 f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-                (f"{side}.relation.table.weight",),
+                (f"{side}.relative_positions.table.weight",),
             ),
-            *layers(side + ".block.{}", side + ".blocks.{}", n_layers=n_layers, parts=parts),
-            *linear(f"{side}.final_layer_norm", f"{side}.final_norm"),
+            *layer_mappings(side + ".block.{}", side + ".blocks.{}", n_layers=n_layers, parts=parts),
+            *linear_mappings(f"{side}.final_layer_norm", f"{side}.final_norm"),
         ]
     return NameTable(
-        renames=[*renames, Rename("lm_head.weight", ("unembedding.weight",))],
-        # An early conversion left a table in cross-attention that no code reads.
-        ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+        mappings=[*mappings, NameMapping("lm_head.weight", ("unembedding.weight",))],
+        # An early conversion contains an unused table in the cross-attention.
+        ignored_patterns=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )
 
 
-def _attention(layer: str, name: str, ours: str) -> dict[str, str]:
-    parts = {"q": "query", "k": "key", "v": "value", "o": "output"}
+def _attention_parts(layer: str, name: str, module: str) -> dict[str, str]:
+    parts = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
     return {
-        **{f"{layer}.{name}.{theirs}": f"{ours}.{part}" for theirs, part in parts.items()},
-        f"{layer}.layer_norm": f"{ours}_norm",
+        **{f"{layer}.{name}.{published}": f"{module}.{part}" for published, part in parts.items()},
+        f"{layer}.layer_norm": f"{module}_norm",
     }
 
 
-def _feedforward_parts(layer: str, *, gated: bool) -> dict[str, str]:
+def _feed_forward_parts(layer: str, *, gated: bool) -> dict[str, str]:
     return {
-        f"{layer}.DenseReluDense.{'wi_1' if gated else 'wi'}": "feedforward.expand",
-        f"{layer}.DenseReluDense.wi_0": "feedforward.gate",
-        f"{layer}.DenseReluDense.wo": "feedforward.contract",
-        f"{layer}.layer_norm": "feedforward_norm",
+        f"{layer}.DenseReluDense.{'wi_1' if gated else 'wi'}": "feed_forward.up_proj",
+        f"{layer}.DenseReluDense.wi_0": "feed_forward.gate_proj",
+        f"{layer}.DenseReluDense.wo": "feed_forward.down_proj",
+        f"{layer}.layer_norm": "feed_forward_norm",
     }

@@ -18,7 +18,7 @@ from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_r
 from qkv.training.family import TrainingData
 from qkv.training.run_folder import RunFolder, load_checkpoint
 from qkv.training.run_preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
-from qkv.weights.ctranslate2_export import save_ct2, vocabulary
+from qkv.weights.ctranslate2_export import save_ct2, ct2_vocabulary
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.int8_storage import INT8_MAX
 from qkv.weights.model_loader import ModelBundle, native_name_table
@@ -96,8 +96,8 @@ def compare_ctranslate2(case: VerificationCase) -> float:
     assert loaded.tokenizer is not None
     import ctranslate2
 
-    words = vocabulary(loaded.tokenizer, model.config.vocab_size)
-    source_words = vocabulary(loaded.source_tokenizer or loaded.tokenizer, model.config.source_vocab_size)
+    words = ct2_vocabulary(loaded.tokenizer, model.config.vocab_size)
+    source_words = ct2_vocabulary(loaded.source_tokenizer or loaded.tokenizer, model.config.source_vocab_size)
     sources = [
         [source_words[i] for i in example.source[0].tolist()] for example in case.examples if example.source is not None
     ]

@@ -9,7 +9,7 @@ from qkv.choices import TokenizerKind
 from qkv.config import BERTConfig
 from qkv.models import BERT
 from qkv.text import Tokenizer, train_tokenizer
-from qkv.weights.models import Loaded
+from qkv.weights.model_loader import ModelBundle
 from tests.weights.loaded_models import TEXTS
 
 SHAPE = {"vocab_size": 97, "context_length": 41, "d_model": 35, "n_heads": 5, "n_layers": 2, "d_ff": 43}
@@ -20,10 +20,10 @@ def word_pieces() -> Tokenizer:
     return train_tokenizer(TokenizerKind.WORDPIECE, TEXTS, vocab_size=SHAPE["vocab_size"], lowercase=True)
 
 
-def random_bert(**settings: Any) -> Loaded:
+def random_bert(**settings: Any) -> ModelBundle:
     model = BERT(BERTConfig(**{**SHAPE, **settings}))
     chance = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.normal_(std=0.3, generator=chance).add_(1.0 if "norm" in key and "bias" not in key else 0.0)
-    return Loaded(model.eval(), word_pieces())
+    return ModelBundle(model.eval(), word_pieces())

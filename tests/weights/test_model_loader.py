@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from qkv.errors import ConfigError, InputError, WeightsError
-from qkv.weights.folder import read_tensors
-from qkv.weights.models import load_model, needs_tokenizer
+from qkv.weights.atomic_folder import read_tensors
+from qkv.weights.model_loader import load_model, require_tokenizer
 from qkv.weights.save import save_hf, save_int8
 from tests.weights.loaded_models import byte_level, random_model
 
@@ -147,7 +147,7 @@ def test_a_model_without_a_tokenizer_loads_until_one_is_needed(folder):
     loaded = load_model(folder)
     assert loaded.tokenizer is None
     with pytest.raises(InputError, match=r"has no tokenizer \(.*tokenizer\.json"):
-        needs_tokenizer(loaded, folder)
+        require_tokenizer(loaded, folder)
 
 
 def test_a_storage_of_tomorrow_is_refused(tmp_path):

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import Role
+from qkv.choices import SpecialToken
 from qkv.errors import WeightsError
 from qkv.weights.llama2c import read_tokenizer
-from qkv.weights.pieces import Pieces, tokenizer_from_pieces
+from qkv.weights.sentencepiece import SentencePieceVocab, build_sentencepiece_tokenizer
 from tests.text.samples import published
 from tests.weights.loaded_models import scored_pieces
 
@@ -33,23 +33,23 @@ def by_scores(text, tokens, scores):
 @given(st.text(alphabet="thecatsñ ", min_size=1, max_size=30))
 def test_any_text_is_cut_as_the_scores_say(text):
     tokenizer = scored_pieces()
-    tokens = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
+    tokens = [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)]
     scores = [0.0] * 259 + [-float(i) for i in range(len(tokens) - 259)]
-    assert tokenizer.encode(text, add_specials=False) == by_scores(text, tokens, scores)
+    assert tokenizer.encode(text, add_special_tokens=False) == by_scores(text, tokens, scores)
 
 
 def test_a_real_vocabulary_cuts_as_its_scores_say():
     tokenizer = read_tokenizer(published("tok512.bin"), vocab_size=512)
-    tokens = [tokenizer.token(i) for i in range(512)]
+    tokens = [tokenizer.id_to_token(i) for i in range(512)]
     # Its scores fall with the ids, as SentencePiece writes them.
-    assert tokenizer.encode(TEXT, add_specials=False) == by_scores(TEXT, tokens, [-float(i) for i in range(512)])
+    assert tokenizer.encode(TEXT, add_special_tokens=False) == by_scores(TEXT, tokens, [-float(i) for i in range(512)])
 
 
 def test_llama2c_ends_a_text_where_the_next_begins():
     tokenizer = read_tokenizer(published("tok512.bin"), vocab_size=512)
-    assert (tokenizer.find(Role.BEGIN), tokenizer.find(Role.END)) == (1, 1)
+    assert (tokenizer.find_special_id(SpecialToken.BOS), tokenizer.find_special_id(SpecialToken.EOS)) == (1, 1)
 
 
 def test_two_pieces_of_one_spelling_are_refused():
     with pytest.raises(WeightsError, match="names 3 pieces, but only 2 differ"):
-        tokenizer_from_pieces(Pieces(tokens=["a", "b", "a"], scores=[0.0] * 3, control=frozenset(), roles={}))
+        build_sentencepiece_tokenizer(SentencePieceVocab(tokens=["a", "b", "a"], scores=[0.0] * 3, control_ids=frozenset(), special_ids={}))

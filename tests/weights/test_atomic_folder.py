@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qkv.errors import DiskError, WeightsError
-from qkv.weights.folder import MANIFEST, PARTIAL, check_folder, read_tensors, write_folder
+from qkv.weights.atomic_folder import MANIFEST, PARTIAL_PREFIX, check_folder, read_tensors, write_folder
 from tests.disks import refusing
 
 TENSORS = {"model.safetensors": {"a": torch.arange(35.0).reshape(5, 7), "b": torch.ones(3)},
@@ -20,7 +20,7 @@ TEXTS = {"config.json": '{"family": "gpt"}', "progress.json": "{}"}
 
 @pytest.fixture
 def folder(tmp_path):
-    write_folder(tmp_path / "whole", tensors=TENSORS, texts=TEXTS)
+    write_folder(tmp_path / "whole", tensors=TENSORS, text_files=TEXTS)
     return tmp_path / "whole"
 
 
@@ -91,7 +91,7 @@ def test_a_file_too_many_is_seen(folder):
 
 def test_swapped_files_and_those_of_another_folder_are_seen(folder, tmp_path):
     others = {name: {key: t + 1 for key, t in file.items()} for name, file in TENSORS.items()}
-    write_folder(tmp_path / "other", tensors=others, texts=TEXTS)
+    write_folder(tmp_path / "other", tensors=others, text_files=TEXTS)
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
     with pytest.raises(WeightsError, match=r"model\.safetensors: its bytes are not those that were written"):
         check_folder(folder)
@@ -117,7 +117,7 @@ def test_a_manifest_that_is_none_is_refused(folder, content):
 
 def n_operations(tmp_path):
     with refusing() as disk:
-        write_folder(tmp_path / "counted", tensors=TENSORS, texts=TEXTS)
+        write_folder(tmp_path / "counted", tensors=TENSORS, text_files=TEXTS)
     return len(disk.names)
 
 
@@ -128,11 +128,11 @@ def test_a_disk_that_refuses_anywhere_leaves_nothing_half_written(tmp_path, numb
     for at in range(1, n + 1):
         target = tmp_path / f"{number}-{at}" / "new"
         with refusing(at, number), pytest.raises(DiskError) as refused:
-            write_folder(target, tensors=TENSORS, texts=TEXTS)
+            write_folder(target, tensors=TENSORS, text_files=TEXTS)
         line = f"{target}: cannot write 32768 bytes: {os.strerror(number)} ("
         assert str(refused.value).startswith(line)
         assert str(refused.value).endswith(" bytes free)")
-        assert not list(target.parent.glob(f"{PARTIAL}*"))
+        assert not list(target.parent.glob(f"{PARTIAL_PREFIX}*"))
         if target.exists():  # the last sync failed: what is there is whole
             check_folder(target)
 
@@ -140,13 +140,13 @@ def test_a_disk_that_refuses_anywhere_leaves_nothing_half_written(tmp_path, numb
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=32767))
     with pytest.raises(DiskError, match=r"new: cannot write 32768 bytes: No space left on device \(32767 bytes free\)"):
-        write_folder(tmp_path / "new", tensors=TENSORS, texts=TEXTS)
+        write_folder(tmp_path / "new", tensors=TENSORS, text_files=TEXTS)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_write_leaves_an_older_folder_alone(folder, tmp_path):
     with refusing(3), pytest.raises(DiskError):
-        write_folder(tmp_path / "new", tensors=TENSORS, texts=TEXTS)
+        write_folder(tmp_path / "new", tensors=TENSORS, text_files=TEXTS)
     check_folder(folder)
 
 

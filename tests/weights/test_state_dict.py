@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 from qkv.errors import WeightsError
-from qkv.weights.names import NameTable, Rename, Turn, linear
-from qkv.weights.tensors import fill, published
+from qkv.weights.name_mapping import NameTable, NameMapping, Layout, linear
+from qkv.weights.state_dict import load_into, to_published_state
 
 TABLE = NameTable(
-    renames=[
-        Rename("body.joined", ("upper.weight", "lower.weight"), Turn.TRANSPOSED),
-        Rename("body.table", ("table.weight",)),
-        Rename("head.weight", ("head.weight",)),
-        Rename("head.row", ("head.bias",), Turn.ONE_ROW),
-        *linear("body.absent", "absent"),
+    mappings=[
+        NameMapping("body.joined", ("upper.weight", "lower.weight"), Layout.TRANSPOSED),
+        NameMapping("body.table", ("table.weight",)),
+        NameMapping("head.weight", ("head.weight",)),
+        NameMapping("head.row", ("head.bias",), Layout.SINGLE_ROW),
+        *linear_mappings("body.absent", "absent"),
     ],
     prefix="body.",
-    old_spelling={"tabula": "table"},
-    ignored=(r"mask\.\d+",),
+    legacy_suffixes={"tabula": "table"},
+    ignored_patterns=(r"mask\.\d+",),
 )
 
 
@@ -49,7 +49,7 @@ def tensors(*, tied: bool = False) -> dict[str, torch.Tensor]:
 
 def test_pieces_of_a_joined_and_turned_tensor_go_to_their_places():
     model, values = Small(), tensors()
-    assert fill(model, values, TABLE) == []
+    assert load_into(model, values, TABLE) == []
     assert torch.equal(model.upper.weight, values["body.joined"].T[:3])
     assert torch.equal(model.lower.weight, values["body.joined"].T[3:])
     assert torch.equal(model.head.bias, values["head.row"][0])
@@ -57,15 +57,15 @@ def test_pieces_of_a_joined_and_turned_tensor_go_to_their_places():
 
 def test_published_tensors_are_what_was_filled_in():
     model, values = Small(), tensors()
-    fill(model, values, TABLE)
-    back = published(model, TABLE)
+    load_into(model, values, TABLE)
+    back = to_published_state(model, TABLE)
     assert back.keys() == values.keys()
     assert all(torch.equal(back[name], values[name]) for name in values)
 
 
 def test_a_published_tensor_is_a_copy():
     model = Small()
-    before = published(model, TABLE)["body.table"]
+    before = to_published_state(model, TABLE)["body.table"]
     with torch.no_grad():
         model.table.weight.add_(1)
     assert torch.equal(before + 1, model.table.weight)
@@ -106,7 +106,7 @@ def test_all_faults_are_told_at_once_and_nothing_is_changed():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     values = {"body.table": torch.ones(7, 5), "head.weight": torch.ones(3), "extra": torch.ones(1)}
     with pytest.raises(WeightsError, match=r"1 unexpected: .*2 missing: .*1 misshapen: "):
-        fill(model, values, TABLE)
+        load_into(model, values, TABLE)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
@@ -121,10 +121,10 @@ def test_a_tied_tensor_may_stand_under_either_name_or_both(left_out):
     model, values = Small(tied=True), tensors(tied=True)
     table = values["body.table"]
     values.pop(left_out, None)
-    fill(model, values, TABLE)
+    load_into(model, values, TABLE)
     assert model.head.weight is model.table.weight
     assert torch.equal(model.table.weight, table)
-    assert published(model, TABLE).keys() == {"body.joined", "body.table", "head.row"}
+    assert to_published_state(model, TABLE).keys() == {"body.joined", "body.table", "head.row"}
 
 
 def test_tied_tensors_that_differ_are_refused():
@@ -135,7 +135,7 @@ def test_tied_tensors_that_differ_are_refused():
 def test_names_without_the_prefix_and_in_the_old_spelling_are_known():
     model, values = Small(), tensors()
     bare = {name.removeprefix("body."): tensor for name, tensor in values.items() if name != "body.table"}
-    fill(model, {**bare, "body.tabula": values["body.table"]}, TABLE)
+    load_into(model, {**bare, "body.tabula": values["body.table"]}, TABLE)
     assert torch.equal(model.table.weight, values["body.table"])
 
 
@@ -154,21 +154,21 @@ def test_a_parameter_without_a_published_name_is_refused():
     model = Small()
     model.more = nn.Linear(2, 3)
     with pytest.raises(WeightsError, match=r"2 of 7 parameters have no published name: more\.weight, more\.bias"):
-        fill(model, tensors(), TABLE)
+        load_into(model, tensors(), TABLE)
     with pytest.raises(WeightsError, match="no published name"):
-        published(model, TABLE)
+        to_published_state(model, TABLE)
 
 
 def test_a_model_without_memory_cannot_be_filled():
     with torch.device("meta"):
         model = Small()
     with pytest.raises(WeightsError, match=r"5 parameters have no memory \(meta device\), upper\.weight the first"):
-        fill(model, tensors(), TABLE)
+        load_into(model, tensors(), TABLE)
 
 
 def test_values_take_the_models_own_precision():
     model = Small().double()
     values = tensors()
-    fill(model, {name: tensor.bfloat16() for name, tensor in values.items()}, TABLE)
+    load_into(model, {name: tensor.bfloat16() for name, tensor in values.items()}, TABLE)
     assert model.table.weight.dtype == torch.float64
     assert torch.equal(model.table.weight, values["body.table"].bfloat16().double())

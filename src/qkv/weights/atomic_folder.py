@@ -1,0 +1,191 @@
+"""Folders that are written atomically, with a manifest that detects every changed byte.
+
+Files are written to a temporary folder, hashed and synced. The folder is renamed to its final name at the end.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from qkv.data.file_io import convert_disk_errors, fsync_path
+from qkv.errors import WeightsError
+from qkv.text.rust_errors import parse_json
+
+MANIFEST = "manifest.json"
+PYTORCH_METADATA = MappingProxyType({"format": "pt"})
+"""Metadata of safetensors files. Some readers reject files without the framework of the tensors."""
+DISK_BLOCK = 4096
+PARTIAL_PREFIX = ".partial-"
+"""Prefix of temporary folders. Folders left over from an interrupted write may be deleted."""
+
+
+def write_folder(
+    target: Path,
+    *,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    text_files: Mapping[str, str],
+    metadata: Mapping[str, str] = PYTORCH_METADATA,
+    write_extra_files: Callable[[Path], None] = lambda _folder: None,
+) -> None:
+    """Write safetensors and text files, both given by file name, to a new folder.
+
+    The name of a text file may contain one parent folder (`1_Pooling/config.json`). `metadata` is stored in the header
+    of every safetensors file and should have a single entry, because the order of several is not deterministic.
+    `write_extra_files` is called with the temporary folder to write further files.
+    """
+    sizes = [sum(t.numel() * t.element_size() for t in file.values()) for file in tensors.values()]
+    sizes += [len(text.encode()) for text in text_files.values()]
+    # Files occupy full blocks. Count one more block for each header or manifest entry.
+    n_bytes = sum((size // DISK_BLOCK + 2) * DISK_BLOCK for size in sizes)
+    with create_folder_atomically(target, n_bytes) as temporary:
+        for parent in {(temporary / name).parent for name in text_files} - {temporary}:
+            parent.mkdir()
+        for name, file in tensors.items():
+            _save_tensors(temporary / name, file, metadata)
+        for name, text in text_files.items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        write_extra_files(temporary)
+        _write_manifest(temporary)
+
+
+@contextmanager
+def create_folder_atomically(target: Path, n_bytes: int) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `target` on success and removed if the disk reports an error."""
+    temporary = target.parent / f"{PARTIAL_PREFIX}{target.name}-{os.getpid()}"
+    with convert_disk_errors(target, n_bytes):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(target.parent).free < n_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            yield temporary
+            temporary.rename(target)
+            fsync_path(target.parent)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder contains exactly the files of its manifest, without missing, additional or changed files."""
+    manifest = _read_manifest(folder)
+    existing = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - {MANIFEST}
+    parents = {str(Path(name).parent) for name in manifest}
+    for name in sorted(existing - set(manifest) - parents):
+        raise WeightsError(f"{folder / name}: not in the manifest, which lists {len(manifest)} files")
+    for name, expected in manifest.items():
+        path = folder / name
+        if name not in existing:
+            raise WeightsError(f"{path}: is listed in the manifest, but missing")
+        try:
+            n_bytes, file_hash = path.stat().st_size, hash_file(path)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
+        if n_bytes != expected["bytes"]:
+            raise WeightsError(f"{path}: has {n_bytes} bytes, but the manifest states {expected['bytes']}")
+        if file_hash != expected["blake2b"]:
+            raise WeightsError(f"{path}: was changed after it was written (hash mismatch)")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that contains an object."""
+    settings = read_json(path)
+    if not isinstance(settings, dict):
+        raise WeightsError(f"{path}: must contain a JSON object, got {type(settings).__name__}")
+    return settings
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value, checked by the callers
+    """Read a JSON file and raise `WeightsError` if it is not valid."""
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: not valid JSON: {error}") from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a safetensors file."""
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise WeightsError(f"{path}: not a safetensors file: {error}") from None
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read the metadata in the header of a safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise WeightsError(f"{path}: not a safetensors file: {error}") from None
+
+
+def hash_file(path: Path) -> str:
+    """Return the 128-bit BLAKE2b hash of a file in hexadecimal notation."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+    try:
+        save_file(contiguous, path, metadata=dict(metadata))
+    except SafetensorError as error:
+        # The library reports disk errors only as text, such as "… (os error 28)".
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from None
+
+
+def _write_manifest(folder: Path) -> None:
+    """Write the manifest, set the permissions of all files and sync them to disk."""
+    files = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    entries = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": hash_file(path)}
+        for path in files
+    }
+    body = json.dumps(entries, indent=1)
+    body_hash = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps({"files": entries, "blake2b": body_hash}, indent=1), encoding="utf-8")
+    for path in [*files, folder / MANIFEST]:
+        path.chmod(0o644)  # safetensors writes files with mode 0600
+        fsync_path(path)
+    for parent in {path.parent for path in files} | {folder}:
+        fsync_path(parent)
+
+
+def _read_manifest(folder: Path) -> dict[str, dict[str, int | str]]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        entries, body_hash = manifest["files"], manifest["blake2b"]
+        for entry in entries.values():
+            _ = entry["bytes"], entry["blake2b"]
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise WeightsError(f"{path}: not a valid manifest") from None
+    if hashlib.blake2b(json.dumps(entries, indent=1).encode(), digest_size=16).hexdigest() != body_hash:
+        raise WeightsError(f"{path}: was changed after it was written (hash mismatch)")
+    # Also detect changes that do not affect the parsed content, such as whitespace.
+    if json.dumps({"files": entries, "blake2b": body_hash}, indent=1).encode() != path.read_bytes():
+        raise WeightsError(f"{path}: was changed after it was written (formatting differs)")
+    return entries

@@ -1,0 +1,89 @@
+"""Int8 storage of weights with one scale per row, and conversion of a model to int8 matmuls.
+
+A matrix is stored as `NAME` (int8, from −127 to 127) and `NAME.scale` (float32, one per row), and its values are their
+product. Vectors are stored unchanged. The metadata of the file contains `qkv_storage` = `int8-rows`.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from qkv.errors import InputError, WeightsError
+from qkv.models import Model, RNNSeq2Seq
+from qkv.nn import Int8Linear, Unembedding
+
+STORAGE_KEY = "qkv_storage"
+INT8_ROWS = "int8-rows"
+SCALE_SUFFIX = ".scale"
+INT8_MAX = 127
+
+
+def quantize_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Quantize every matrix to int8 values and scales. The error of a weight is at most half the scale of its row."""
+    quantized: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise WeightsError(f"{name}: contains non-finite weights, which cannot be stored as int8")
+        if tensor.dim() < 2:
+            quantized[name] = tensor.detach().float()
+        else:
+            quantized[name], quantized[name + SCALE_SUFFIX] = _quantize_rows(tensor.detach().float())
+    return quantized
+
+
+def dequantize_tensors(quantized: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert quantized tensors to float32. Quantizing the result again gives the same bytes."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in quantized.items():
+        if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in quantized:
+            continue
+        if tensor.dtype is not torch.int8:
+            tensors[name] = tensor
+            continue
+        scale = quantized.get(name + SCALE_SUFFIX)
+        if scale is None or scale.shape != tensor.shape[:1]:
+            problem = "is missing" if scale is None else f"has shape {tuple(scale.shape)}"
+            raise WeightsError(f"{name}: is int8 with {tensor.shape[0]} rows, but {name}{SCALE_SUFFIX} {problem}")
+        tensors[name] = tensor.float() * _broadcast_rows(scale.float(), tensor)
+    return tensors
+
+
+def use_int8_linears(model: Model) -> None:
+    """Replace all linear layers of a model by int8 layers in place. Token embedding, norms and biases are unchanged.
+
+    Weights that were stored as int8 are quantized to exactly the stored values.
+    """
+    if isinstance(model, RNNSeq2Seq):
+        raise InputError("int8 arithmetic is only supported for Transformers, but this model is an RNN")
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    for parent, name, child in children:
+        if type(child) is nn.Linear:
+            setattr(parent, name, _quantize_linear(child))
+        elif isinstance(child, Unembedding):
+            child.int8 = _quantize_linear(child)
+
+
+def _quantize_linear(linear: nn.Linear | Unembedding) -> Int8Linear:
+    return Int8Linear(*_quantize_rows(linear.weight.detach().float()), linear.bias)
+
+
+def _quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int8 values and the scale of each row."""
+    scale = _round_up_to_16_bits(matrix.flatten(1).abs().amax(1) / INT8_MAX)
+    divisor = torch.where(scale > 0, scale, 1.0)  # avoids dividing rows of zeros by 0
+    values = (matrix / _broadcast_rows(divisor, matrix)).round().clamp(-INT8_MAX, INT8_MAX)
+    return values.to(torch.int8), scale
+
+
+def _round_up_to_16_bits(scale: Tensor) -> Tensor:
+    """Round up to the next float32 whose last 8 bits are 0.
+
+    The product of an int8 value and such a scale is exact, and therefore the same on every machine.
+    """
+    bits = scale.view(torch.int32)
+    return ((bits + 0xFF) & ~0xFF).view(torch.float32)
+
+
+def _broadcast_rows(scale: Tensor, matrix: Tensor) -> Tensor:
+    return scale.view(-1, *[1] * (matrix.dim() - 1))

@@ -1,0 +1,28 @@
+"""Check that tensors are large enough for a config before allocating the model."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from qkv.config import ModelConfig, RNNConfig, Seq2SeqConfig
+from qkv.cost import count_parameters
+from qkv.errors import WeightsError
+from qkv.models import Model, build
+
+
+def build_size_checked(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
+    """Build a randomly initialized model, or raise an error if there are far too few tensors for the config.
+
+    A config can contain any number, so an unchecked one could allocate an arbitrary amount of memory. Single missing
+    tensors are left to `load_into`, which lists them.
+    """
+    is_encoder_decoder = isinstance(config, Seq2SeqConfig | RNNConfig)
+    n_layers = config.n_encoder_layers + config.n_decoder_layers if is_encoder_decoder else config.n_layers
+    if n_layers > len(tensors):
+        raise WeightsError(f"the config has {n_layers:,} layers, but there are only {len(tensors):,} tensors")
+    n_expected, n_elements = count_parameters(config).total, sum(tensor.numel() for tensor in tensors.values())
+    if n_expected > 2 * n_elements:
+        raise WeightsError(
+            f"the config describes {n_expected:,} parameters, but the tensors only have {n_elements:,} elements"
+        )
+    return build(config)
