@@ -1,9 +1,9 @@
-"""The lectures' examples, one short file each.
+"""The examples from the lectures, one short module each.
 
-A lesson is a module with one public function, `lesson(seed)`: it prints its tables (with `printing`) and
-returns a function that draws its picture (`drawing.Draw`). So a lesson runs without matplotlib, and draws
-what it has just computed. `run` prints the title and the lectures before it, starts torch's own chance
-at the seed, and gives it one core.
+A lesson is a module with a public function `lesson(seed)`, which prints its tables (with `console`) and returns a function
+that draws its figure (`figure_style.DrawFigure`). A lesson therefore runs without matplotlib, and its figure shows the
+numbers that were just computed. `run` prints the title and the lectures, seeds PyTorch's random number generator and limits
+PyTorch to one thread.
 """
 
 import sys
@@ -19,15 +19,16 @@ __all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
 
 
 def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], Any]:
-    """Print the lesson; save its picture where `plot` says. The same seed prints the same numbers, times aside.
+    """Print a lesson, save its figure to `plot` if given, and return a function that draws the figure.
 
-    In a notebook: `draw = run("walkthrough")`, and `draw()` shows the picture of what was computed.
+    The output depends only on the seed, except for measured times. In a notebook, use `draw = run("walkthrough")` and
+    then `draw()` to display the figure.
     """
     if name not in LESSONS:
         from qkv.config.base import suggest_closest
 
         hint = suggest_closest(name, list(LESSONS)) or "; `qkv lesson` lists them"
-        raise InputError(f"there is no lesson '{name}' among the {len(LESSONS)}{hint}")
+        raise InputError(f"unknown lesson '{name}'{hint}")
     if plot is not None:
         from qkv.inspection.figures import check_figure_path
 
@@ -38,7 +39,7 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], A
     lesson = import_module(f"qkv.lessons.{info.module}").lesson
     _print_title(info)
     n_threads = torch.get_num_threads()
-    # For matrices as small as these a second thread costs more than it brings, much more on a busy machine.
+    # For such small matrices, a second thread makes the computation slower, especially on a busy machine.
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -47,7 +48,7 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], A
     finally:
         torch.set_num_threads(n_threads)
     if plot is not None:
-        _save(draw, plot)
+        _save_lesson_figure(draw, plot)
     return draw
 
 
@@ -58,8 +59,8 @@ def _print_title(info: LessonInfo) -> None:
     print()
 
 
-def _save(draw: Callable[[], Any], plot: Path) -> None:
+def _save_lesson_figure(draw: Callable[[], Any], plot: Path) -> None:
     from qkv.inspection.figures import save_figure
 
     save_figure(draw(), plot)
-    print(f"qkv: picture saved in {plot}", file=sys.stderr)
+    print(f"qkv: saved figure to {plot}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""How every lesson looks on the terminal: sections, remarks and tables, in at most 90 columns of plain text.
+"""Print section titles, paragraphs and tables of lessons in at most 90 columns.
 
-Each of them ends with an empty line, so they can follow one another in any order.
+Every function prints an empty line at the end, so the calls can be combined in any order.
 """
 
 import textwrap
@@ -17,30 +17,31 @@ Cell = str | int | float
 
 
 def print_section(title: str) -> None:
-    print(f"{title}\n{'-' * _width(title)}\n")
+    """Print an underlined section title."""
+    print(f"{title}\n{'-' * _display_width(title)}\n")
 
 
 def print_text(text: str) -> None:
-    """A remark, wrapped; the newlines of the source do not matter."""
+    """Print a wrapped paragraph. Line breaks in `text` are ignored."""
     print(textwrap.fill(" ".join(text.split()), WIDTH), end="\n\n")
 
 
 def print_slide_error(text: str) -> None:
-    """Where the slide says something else than the computation, or leaves something out."""
-    print_text(f"The slide slips: {text}")
+    """Print a note about an error or omission on a slide of the lecture."""
+    print_text(f"Error on the slide: {text}")
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int = 4) -> None:
-    """Words to the left, numbers to the right; floats with `digits` decimals, whole numbers by thousands."""
+    """Print a table with left-aligned text and right-aligned numbers; floats have `digits` decimals."""
     rows = [list(row) for row in rows]
-    words = [all(isinstance(row[column], str) for row in rows) for column in range(len(header))]
-    shown = [list(header), *([_shown(cell, digits) for cell in row] for row in rows)]
-    widths = [max(_width(row[column]) for row in shown) for column in range(len(header))]
+    is_text = [all(isinstance(row[column], str) for row in rows) for column in range(len(header))]
+    lines = [list(header), *([_format_cell(cell, digits) for cell in row] for row in rows)]
+    widths = [max(_display_width(row[column]) for row in lines) for column in range(len(header))]
     rule = ["-" * width for width in widths]
-    for row in [shown[0], rule, *shown[1:]]:
+    for row in [lines[0], rule, *lines[1:]]:
         cells = [
-            cell + " " * (width - _width(cell)) if is_word else cell.rjust(width)
-            for cell, width, is_word in zip(row, widths, words, strict=True)
+            cell + " " * (width - _display_width(cell)) if is_left_aligned else cell.rjust(width)
+            for cell, width, is_left_aligned in zip(row, widths, is_text, strict=True)
         ]
         print("  " + "  ".join(cells).rstrip())
     print()
@@ -54,26 +55,28 @@ def print_matrix(
     corner: str = "",
     digits: int = 2,
 ) -> None:
-    """A labelled matrix; `corner` says what its numbers are."""
-    print_table([corner, *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits)
+    """Print a matrix with row and column labels; `corner` describes its values."""
+    print_table(
+        [corner, *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits
+    )
 
 
-def format_shape(part: Tensor) -> str:
-    """A tensor's shape as the lectures write it: 5×16."""
-    return "×".join(f"{size:,}" for size in part.shape)
+def format_shape(tensor: Tensor) -> str:
+    """Format the shape of a tensor as in the lectures, for example 5×16."""
+    return "×".join(f"{size:,}" for size in tensor.shape)
 
 
-def max_abs_difference(one: Tensor, other: Tensor) -> str:
-    """The largest, of any two numbers that stand at the same place."""
-    return f"{(one - other).abs().max().item():.1e}"
+def max_abs_difference(left: Tensor, right: Tensor) -> str:
+    """Format the largest absolute difference of two tensors."""
+    return f"{(left - right).abs().max().item():.1e}"
 
 
-def _width(text: str) -> int:
-    """Columns on the terminal: the bar of T̄ takes none."""
+def _display_width(text: str) -> int:
+    """Number of terminal columns; combining characters, such as the bar of T̄, have no width."""
     return sum(not unicodedata.combining(character) for character in text)
 
 
-def _shown(cell: Cell, digits: int) -> str:
+def _format_cell(cell: Cell, digits: int) -> str:
     if isinstance(cell, str):
         return cell
     if isinstance(cell, int):
@@ -82,5 +85,5 @@ def _shown(cell: Cell, digits: int) -> str:
         return "NaN"
     if isinf(cell):
         return "−∞" if cell < 0 else "∞"
-    # An exact 0, such as a masked weight, must not look like a small number rounded.
+    # Distinguish an exact 0, such as a masked weight, from a small number that is rounded to 0.
     return "0" if cell == 0.0 else f"{cell:z.{digits}f}"

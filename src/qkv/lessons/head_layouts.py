@@ -90,7 +90,7 @@ def _three_ways() -> None:
     mean = Attention(D_MODEL, averaging, bias=False, output_projection=False)
     mean.load_state_dict(pooled.state_dict())
     free = _attention("free, d_v = d", D_MODEL, N_HEADS)
-    free.load_state_dict({**pooled.state_dict(), "output.weight": torch.eye(D_MODEL).repeat(1, N_HEADS)})
+    free.load_state_dict({**pooled.state_dict(), "out_proj.weight": torch.eye(D_MODEL).repeat(1, N_HEADS)})
     print_text(f"""Averaged, not added, it is {N_HEADS} times smaller (difference {max_abs_difference(mean(x) * N_HEADS, pooled(x))}).
         Adding is a special W_O: full-width results side by side, times {N_HEADS} identity matrices on top of each
         other (difference {max_abs_difference(free(x), pooled(x))}).""")

@@ -4,7 +4,7 @@ import torch
 
 from qkv.inspection import new_figure, record
 from qkv.lessons import sentences
-from qkv.lessons.console import print_matrix, print_section, print_table, say
+from qkv.lessons.console import print_matrix, print_section, print_table, print_text
 from qkv.lessons.figure_style import BLACK, BLUE, RED, DrawFigure, Figure, label_axes
 from qkv.models import GPT
 
@@ -18,7 +18,7 @@ def lesson(seed: int) -> DrawFigure:
         "without": sentences.tiny_gpt(causal=False, seed=seed),
     }
     print_section("Two equal models, one text, one switch")
-    say(f"""The text: sentences such as “{sentences.words(sentences.draw(1)[0])}”, without end. The model: a GPT of
+    print_text(f"""The text: sentences such as “{sentences.words(sentences.draw(1)[0])}”, without end. The model: a GPT of
         {sum(p.numel() for p in models["without"].parameters()):,} parameters; causal is on in one, off in the
         other. X = the cat sat on the mat, Y = cat sat on the mat </s>: the word asked for at position t stands in
         the input at t + 1.""")
@@ -37,7 +37,7 @@ def _compare(models: dict[str, GPT], losses: dict[str, list[float]]) -> dict[str
         ["", *(f"step {step}" for step in steps)],
         [[name, *(loss[s - 1] for s in steps)] for name, loss in losses.items()],
     )
-    say(f"""Four of the six words asked for are a free choice among four, so no honest model can stay below
+    print_text(f"""Four of the six words asked for are a free choice among four, so no honest model can stay below
         4·ln 4/6 = {sentences.BEST_LOSS:.4f}. One did: it copies.""")
     fresh = sentences.draw(500)
     print_section("The same models at work, where the next word is not there yet")
@@ -80,7 +80,7 @@ def _look(cheat: GPT) -> None:
     ahead = [weights.diagonal(1).mean().item() for weights in layers]
     layer = ahead.index(max(ahead))
     n = ids.shape[1]
-    say(f"Layer {layer}. On key t + 1 lies {ahead[layer]:.2f} on average; an even glance would give {1 / n:.2f}.")
+    print_text(f"Layer {layer}. On key t + 1 lies {ahead[layer]:.2f} on average; an even glance would give {1 / n:.2f}.")
     print_matrix(layers[layer], rows=[f"query {i}" for i in range(n)], columns=[f"key {i}" for i in range(n)])
 
 

@@ -1,14 +1,14 @@
-"""How long does a small computation take here?"""
+"""Measure the duration of a small computation."""
 
 import time
 from collections.abc import Callable
 
 
 def best_of_n_seconds(work: Callable[[], object], *, times: int = 5) -> float:
-    """The best of several: others on the machine can only make it slower."""
-    taken = []
+    """Run `work` several times and return the shortest duration, because other programs can only make it slower."""
+    durations = []
     for _ in range(times):
-        before = time.perf_counter()
+        start = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - before)
-    return min(taken)
+        durations.append(time.perf_counter() - start)
+    return min(durations)
