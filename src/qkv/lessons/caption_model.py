@@ -53,7 +53,13 @@ def learn(*, seed: int, n_steps: int, report: Report = lambda _entry: None) -> S
     with TemporaryDirectory() as folder:
         run = RunFolder.create(Path(folder))
         trainer = Trainer(
-            model, training, objective=translation_objective(model, training), data=data, run=run, texts={}, report=report
+            model,
+            training,
+            objective=translation_objective(model, training),
+            data=data,
+            run=run,
+            texts={},
+            report=report,
         )
         stop = trainer.train()
     if stop.signal is not None:

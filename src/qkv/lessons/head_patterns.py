@@ -30,7 +30,9 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing here is chance
     print_table(["pattern", "a head looks at"], list(SAID.items()))
 
     print_section("The head that shows each pattern most")
-    print_table(["pattern", "layer", "head", "its score", "an even head's"], [_best(view, p) for p in PATTERNS], digits=3)
+    print_table(
+        ["pattern", "layer", "head", "its score", "an even head's"], [_best(view, p) for p in PATTERNS], digits=3
+    )
     named = sum(label is not None for layer in view.labels for label in layer)
     print_text(f"""A score is the weight that goes where the pattern says, as a mean over the tokens that have such a place
         (bag-of-words: entropy ÷ the greatest entropy). {named} of the {n_layers * n_heads} heads reach the 0.4 (or
@@ -47,7 +49,9 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing here is chance
         [(one.keys[i], i, float(one.dots[i]), float(one.scores[i]), float(one.weights[i])) for i in order],
         digits=3,
     )
-    print_text("An attention weight is not by itself an explanation; `qkv lesson what-it-refers-to` asks the model instead.")
+    print_text(
+        "An attention weight is not by itself an explanation; `qkv lesson what-it-refers-to` asks the model instead."
+    )
     return lambda: plot_view(view, title=TEXT)
 
 

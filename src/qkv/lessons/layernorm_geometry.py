@@ -25,7 +25,9 @@ def normed(keys: Vectors) -> Vectors:
 
 def weights(query: Float[Tensor, " d"], keys: Vectors) -> Float[Tensor, " key"]:
     rows = keys[None, None]
-    return AttentionInputs(queries=query[None, None, None], keys=rows, values=rows, scale=len(query) ** -0.5).weights()[0, 0, 0]
+    return AttentionInputs(queries=query[None, None, None], keys=rows, values=rows, scale=len(query) ** -0.5).weights()[
+        0, 0, 0
+    ]
 
 
 def lesson(seed: int) -> DrawFigure:

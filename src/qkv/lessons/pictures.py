@@ -76,7 +76,9 @@ def _score(model: Seq2Seq, unseen: Scenes, written: list[list[int]]) -> None:
         rows.append((name, n_right, f"{n_right / N_ASKED:.1%}"))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     print_table(["", "right", "share"], rows)
-    print_text(f"{n_parameters:,} parameters, {N_STEPS} steps of {caption_model.BATCH} pictures, each picture drawn once.")
+    print_text(
+        f"{n_parameters:,} parameters, {N_STEPS} steps of {caption_model.BATCH} pictures, each picture drawn once."
+    )
 
 
 def _where(model: Seq2Seq, scenes: Scenes) -> None:
@@ -95,7 +97,9 @@ def _where(model: Seq2Seq, scenes: Scenes) -> None:
 def _forbidden(model: Seq2Seq, scenes: Scenes) -> None:
     print_section("Is it read there? The same, with looks at one shape forbidden: share of words right")
     rules = {"nothing": None, "the first shape": scenes.inked[:, 0], "the second shape": scenes.inked[:, 1]}
-    rows = [(name, *caption_model.right_words(model, scenes, hidden=rule).tolist()[1:7]) for name, rule in rules.items()]
+    rows = [
+        (name, *caption_model.right_words(model, scenes, hidden=rule).tolist()[1:7]) for name, rule in rules.items()
+    ]
     print_table(["forbidden", *list(PLACES)[1:]], rows, digits=2)
     print_text(f"""What is said of the other shape stays. What is said of this one becomes a guess, 1 of {len(COLOURS)} colours
         and 1 of {len(SHAPES)} shapes, and so does the relation, 1 of {len(RELATIONS)}, for which both are needed.""")

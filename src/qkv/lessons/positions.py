@@ -23,7 +23,9 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has starte
     b, e = (sinusoidal_encoding(places, D, style)[0] for style in (B, E))
     print_section("Learned: a table like the words', one row a position (lecture D)")
     shape = LearnedPositions(N, D).table.weight.shape
-    print_slide_error(f"D gives the table E_pos the shape [1 × N]. It is [N × d]: here {list(shape)}, {shape.numel():,} numbers.")
+    print_slide_error(
+        f"D gives the table E_pos the shape [1 × N]. It is [N × d]: here {list(shape)}, {shape.numel():,} numbers."
+    )
     _two_formulas()
     print_section(f"Any two rows differ ({N} positions, d = {D})")
     print_table(["", "nearest two rows", "neighbours", "farthest two rows"], [
@@ -48,7 +50,9 @@ def _two_formulas() -> None:
     print_text("B counts the pairs i = 0, 1, … d/2 − 1; E counts i = 1, 2, … d/2.")
     columns = [f"{name}{i}" for i in range(d // 2) for name in ("sin", "cos")]
     print_matrix(b, rows=[f"B, pos {i}" for i in range(4)], columns=columns, digits=3)
-    print_matrix(e, rows=[f"E, pos {i}" for i in range(4)], columns=[c[:3] + str(int(c[3]) + 1) for c in columns], digits=3)
+    print_matrix(
+        e, rows=[f"E, pos {i}" for i in range(4)], columns=[c[:3] + str(int(c[3]) + 1) for c in columns], digits=3
+    )
     fast, slow = (2 * math.pi * 10000**share for share in (0.0, 1.0))
     print_slide_error(f"""B and E index differently; the 2017 paper is B. E's pair i stands where B has pair i − 1: E's columns
         equal B's two to the right (max|difference| {(e[:, :-2] - b[:, 2:]).abs().max().item():.1g}). E lacks the

@@ -1,4 +1,4 @@
-"""What can a small model learn within seconds? Sentences like “the cat sat on the mat”, drawn without end."""
+"""Random sentences such as “the cat sat on the mat”, and a tiny GPT that learns them within seconds."""
 
 from math import log
 
@@ -19,37 +19,42 @@ SLOTS = (
     ("mat", "bed", "tree", "wall"),
     ("</s>",),
 )
-VOCABULARY = tuple(dict.fromkeys(word for slot in SLOTS for word in slot))
-_IDS = [torch.tensor([VOCABULARY.index(word) for word in slot]) for slot in SLOTS]
+SENTENCE_VOCABULARY = tuple(dict.fromkeys(word for slot in SLOTS for word in slot))
+_IDS = [torch.tensor([SENTENCE_VOCABULARY.index(word) for word in slot]) for slot in SLOTS]
 
 BEST_LOSS = sum(log(len(slot)) for slot in SLOTS[1:]) / len(SLOTS[1:])
-"""Nats a token: what is left open by the words before. Whoever gets below it has seen the word itself."""
+"""Entropy per token in nats. A lower loss is only possible for a model that sees the target word."""
 
 
-def draw(n: int) -> Ids:
-    """n sentences, each word of a slot as likely as the others."""
+def sample_sentences(n: int) -> Ids:
+    """Sample n sentences; all words of a slot are equally likely."""
     return torch.stack([ids[torch.randint(len(ids), (n,))] for ids in _IDS], dim=1)
 
 
-def words(ids: Tensor) -> str:
-    return " ".join(VOCABULARY[i] for i in ids.tolist())
+def ids_to_text(ids: Tensor) -> str:
+    """Join the words of a sentence with spaces."""
+    return " ".join(SENTENCE_VOCABULARY[i] for i in ids.tolist())
 
 
 def tiny_gpt(*, causal: bool, seed: int) -> GPT:
-    # The spread of 0.1 is for its small width: with GPT-2's 0.02 the first hundred steps do nothing.
+    """Build a GPT with two layers of width 32."""
+    # With GPT-2's init_std of 0.02, such a narrow model learns nothing during the first hundred steps.
     config = GPTConfig(
-        vocab_size=len(VOCABULARY), context_length=len(SLOTS) - 1, d_model=32, n_heads=2, n_layers=2,
+        vocab_size=len(SENTENCE_VOCABULARY), context_length=len(SLOTS) - 1, d_model=32, n_heads=2, n_layers=2,
         causal=causal, init_std=0.1,
     )  # fmt: skip
     return GPT(config, seed=seed)
 
 
-def train(model: GPT, *, n_steps: int) -> list[float]:
-    """X = the cat sat on the mat, Y = cat sat on the mat </s>; the loss of every step. A NaN ends it."""
+def train_tiny_gpt(model: GPT, *, n_steps: int) -> list[float]:
+    """Train on random sentences and return the loss of every step; stop at the first NaN.
+
+    X = the cat sat on the mat, Y = cat sat on the mat </s>.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     losses: list[float] = []
     for _ in range(n_steps):
-        loss = loss_in_training(model, draw(64))
+        loss = loss_in_training(model, sample_sentences(64))
         losses.append(loss.item())
         if torch.isnan(loss):
             break
@@ -60,28 +65,28 @@ def train(model: GPT, *, n_steps: int) -> list[float]:
 
 
 def loss_in_training(model: GPT, ids: Ids) -> Tensor:
-    """All positions in one pass: position t is asked for word t + 1, which stands in the input."""
+    """Loss of all positions in one pass. The target of position t is also the input at position t + 1."""
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
 @torch.no_grad()
-def loss_in_use(model: GPT, ids: Ids) -> float:
-    """The same question as it comes when writing: the later words are not there yet."""
+def loss_in_generation(model: GPT, ids: Ids) -> float:
+    """Loss with only the preceding words as input, as during generation."""
     steps = [F.cross_entropy(model(ids[:, :n])[:, -1], ids[:, n]) for n in range(1, ids.shape[1])]
     return torch.stack(steps).mean().item()
 
 
 @torch.no_grad()
-def write(model: GPT, n: int) -> Ids:
-    """n sentences, word by word from “the”, each drawn from the model's own probabilities."""
+def generate_sentences(model: GPT, n: int) -> Ids:
+    """Sample n sentences from the model, word by word, starting with “the”."""
     ids = _IDS[0].expand(n, 1)
     for _ in SLOTS[1:]:
-        chances = model(ids)[:, -1].softmax(-1)
-        ids = torch.cat((ids, torch.multinomial(chances, 1)), dim=1)
+        probabilities = model(ids)[:, -1].softmax(-1)
+        ids = torch.cat((ids, torch.multinomial(probabilities, 1)), dim=1)
     return ids
 
 
-def share_of_sentences(ids: Ids) -> float:
-    """How many of these are sentences: a word of its slot at every place."""
-    fits = torch.stack([torch.isin(ids[:, i], slot) for i, slot in enumerate(_IDS)])
-    return fits.all(0).float().mean().item()
+def valid_sentence_fraction(ids: Ids) -> float:
+    """Fraction of sentences that have a word of the right slot at every position."""
+    is_valid = torch.stack([torch.isin(ids[:, i], slot) for i, slot in enumerate(_IDS)])
+    return is_valid.all(0).float().mean().item()

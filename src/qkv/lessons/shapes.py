@@ -90,5 +90,7 @@ def _draw(times: dict[str, list[float]]) -> Figure:
     axes.set_yscale("log")
     axes.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
     axes.legend(frameon=False)
-    label_axes(axes, title="The same numbers: all queries in one product are faster", x="length n", y="milliseconds (log)")
+    label_axes(
+        axes, title="The same numbers: all queries in one product are faster", x="length n", y="milliseconds (log)"
+    )
     return figure

@@ -1,4 +1,4 @@
-"""What does a soft dictionary answer where a dict has no such key?"""
+"""Lesson: a soft dictionary returns a value for any query, unlike a dict."""
 
 import torch
 
@@ -9,16 +9,18 @@ from qkv.nn import SoftMemory, scaled_dot_product_attention
 
 WINDS = {"north": (0.0, 1.0), "east": (1.0, 0.0), "south": (0.0, -1.0), "west": (-1.0, 0.0)}
 DEGREES = {"north": 5.0, "east": 12.0, "south": 25.0, "west": 15.0}
-LENGTHS = (0.0, 1.0, 3.0, 10.0, 100.0)
+QUERY_LENGTHS = (0.0, 1.0, 3.0, 10.0, 100.0)
 
 SLIDE_SHARES = (0.30, 0.50, 0.15, 0.05)
-"""30 % and 50 % can be read on lecture E's figure; the two others are ours, to make a whole."""
+"""30 % and 50 % are legible in the figure of lecture E; we chose the other two, so that they sum to 100 %."""
 
 
-def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is left to chance
-    print_section("A dict has an answer for its own keys alone (lecture C)")
-    print_text("Which weather comes with which wind? Keys are directions (east, north), values are degrees.")
-    print_table(["key", "as a vector", "value"], [(wind, str(WINDS[wind]), DEGREES[wind]) for wind in WINDS], digits=1)
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random except the test queries
+    print_section("A dict only contains its own keys (lecture C)")
+    print_text(
+        "What is the temperature for each wind direction? Keys are directions (east, north), and values are degrees."
+    )
+    print_table(["key", "vector", "value"], [(wind, str(WINDS[wind]), DEGREES[wind]) for wind in WINDS], digits=1)
     memory = SoftMemory()
     for wind, direction in WINDS.items():
         memory[direction] = [DEGREES[wind]]
@@ -28,76 +30,80 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is left to chance
         print(f"  dict:         degrees['south-east']       KeyError: {error}")
     print(f"  soft memory:  memory.lookup((1.0, -1.0))  {memory.lookup((1.0, -1.0)).item():.2f} degrees\n")
 
-    by_length = _longer_queries(memory)
-    _is_attention(memory)
-    shares = _analogy()
-    return lambda: _draw(by_length, shares)
+    by_length = _print_longer_queries(memory)
+    _print_equality_with_attention(memory)
+    shares = _print_lecture_e_analogy()
+    return lambda: _draw_soft_dictionary(by_length, shares)
 
 
-def _longer_queries(memory: SoftMemory) -> torch.Tensor:
-    print_section("The answer is a mix of all values; a longer query chooses more sharply")
-    queries = [(length * 0.8, -length * 0.6) for length in LENGTHS]
+def _print_longer_queries(memory: SoftMemory) -> torch.Tensor:
+    print_section("The result is a mixture of all values; a longer query is more selective")
+    queries = [(length * 0.8, -length * 0.6) for length in QUERY_LENGTHS]
     weights = torch.stack([memory.weights(query) for query in queries])
-    print_text("The query points mostly east, partly south: (0.8, −0.6) × length. Weights = softmax(q·k/√2).")
-    answers = [memory.lookup(query).item() for query in queries]
+    print_text("The query points mostly east and partly south: (0.8, −0.6) × length. The weights are softmax(q·k/√2).")
+    results = [memory.lookup(query).item() for query in queries]
     print_table(
-        ["length", *WINDS, "sum of weights", "answer"],
+        ["length", *WINDS, "sum of weights", "result"],
         [
-            (f"{length:g}", *row.tolist(), row.sum().item(), answer)
-            for length, row, answer in zip(LENGTHS, weights, answers, strict=True)
+            (f"{length:g}", *row.tolist(), row.sum().item(), result)
+            for length, row, result in zip(QUERY_LENGTHS, weights, results, strict=True)
         ],
     )
-    print_text("""Length 0 asks for nothing in particular and gets the mean. A very long query gets the value of the
-        nearest key: the dict is the limit of the soft one. There is an answer for every query.""")
+    print_text("""A query of length 0 returns the mean of all values. A very long query returns the value of the nearest key, so
+        a dict is a limiting case of the soft dictionary. Every query has a result.""")
     return weights
 
 
-def _is_attention(memory: SoftMemory) -> None:
-    print_section("Many queries at once: this is attention")
+def _print_equality_with_attention(memory: SoftMemory) -> None:
+    print_section("With many queries, this is attention")
     keys = torch.tensor(list(WINDS.values()))[None, None]
     values = torch.tensor(list(DEGREES.values()))[None, None, :, None]
     queries = torch.randn(1, 1, 1000, 2)
-    one_by_one = torch.stack([memory.lookup(query) for query in queries[0, 0]])
-    furthest = max_abs_difference(scaled_dot_product_attention(queries, keys, values)[0, 0], one_by_one)
-    print_text(f"1000 random queries, one by one and as softmax(QKᵀ/√d)V: largest difference {furthest} degrees.")
-    print_text("""Lecture C goes on with keys = values = the encoder's states: then the memory answers a decoder's state
-        with a mix of encoder states.""")
+    results_one_by_one = torch.stack([memory.lookup(query) for query in queries[0, 0]])
+    largest_difference = max_abs_difference(
+        scaled_dot_product_attention(queries, keys, values)[0, 0], results_one_by_one
+    )
+    print_text(
+        f"The largest difference between 1000 random queries one by one and softmax(QKᵀ/√d)V is {largest_difference} degrees."
+    )
+    print_text("""Lecture C then uses the encoder's hidden states as keys and values, so that a decoder state retrieves a mixture of
+        encoder states.""")
 
 
-def _analogy() -> torch.Tensor:
-    print_section("Lecture E's figure: Query #9 mixes values #1 to #4")
+def _print_lecture_e_analogy() -> torch.Tensor:
+    print_section("The figure of lecture E: query #9 mixes values #1 to #4")
     memory = SoftMemory()
     values = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
     for key, value in zip(torch.eye(4), values, strict=True):
         memory[key] = value
-    # softmax undoes log, and √4 undoes the scale: this query asks for exactly these shares.
+    # The softmax cancels the log and √4 cancels the scale, so this query gives exactly these weights.
     query = 2 * torch.tensor(SLIDE_SHARES).log()
     weights = memory.weights(query)
-    answer = memory.lookup(query)
+    result = memory.lookup(query)
     print_matrix(
         torch.cat((weights[:, None], values, weights[:, None] * values), dim=1),
         rows=[f"value #{i}" for i in range(1, 5)],
         columns=["weight", "v[0]", "v[1]", "v[2]", "w·v[0]", "w·v[1]", "w·v[2]"],
     )
-    print(f"  the answer, the sum of the last three columns: {[round(x, 2) for x in answer.tolist()]}\n")
-    print_text("""Of the slide's percentages 30 % and 50 % can be read; the other two are ours. The query was worked out
-        backwards from them: q = √d · log(share).""")
+    print(f"  the result, the sum of the last three columns: {[round(x, 2) for x in result.tolist()]}\n")
+    print_text("""On the slide, only 30 % and 50 % are legible; we chose the other two. The query is computed from the weights:
+        q = √d · log(weight).""")
     return weights
 
 
-def _draw(by_length: torch.Tensor, shares: torch.Tensor) -> Figure:
+def _draw_soft_dictionary(by_length: torch.Tensor, shares: torch.Tensor) -> Figure:
     figure = new_figure(width=10.0, height=4.0)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    colours = dict(zip(WINDS, (BLUE, ORANGE, GREEN, SKY), strict=True))
-    for i, (wind, colour) in enumerate(colours.items()):
-        places = [place + (i - 1.5) * 0.2 for place in range(len(LENGTHS))]
-        left.bar(places, by_length[:, i].tolist(), width=0.2, color=colour, label=f"key {wind}")
-    left.set_xticks(range(len(LENGTHS)), [f"{length:g}" for length in LENGTHS])
+    colors = dict(zip(WINDS, (BLUE, ORANGE, GREEN, SKY), strict=True))
+    for i, (wind, color) in enumerate(colors.items()):
+        bar_positions = [group + (i - 1.5) * 0.2 for group in range(len(QUERY_LENGTHS))]
+        left.bar(bar_positions, by_length[:, i].tolist(), width=0.2, color=color, label=f"key {wind}")
+    left.set_xticks(range(len(QUERY_LENGTHS)), [f"{length:g}" for length in QUERY_LENGTHS])
     left.legend(frameon=False)
-    label_axes(left, title="A longer query (0.8, −0.6) chooses more sharply", x="length of the query", y="weight")
+    label_axes(left, title="A longer query (0.8, −0.6) is more selective", x="length of the query", y="weight")
     bars = right.barh([f"value #{i}" for i in range(1, 5)], (100 * shares).tolist(), color=BLUE)
     right.bar_label(bars, fmt="%.0f %%", padding=3)
     right.set_xlim(0, 62)
-    label_axes(right, title="Query #9 mixes four values", x="share of the answer, %", y="")
-    figure.suptitle("A soft dictionary: the answer is a weighted sum of all values")
+    label_axes(right, title="Query #9 mixes four values", x="weight, %", y="")
+    figure.suptitle("A soft dictionary: the result is a weighted sum of all values")
     return figure

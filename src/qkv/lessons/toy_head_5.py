@@ -65,7 +65,9 @@ def lesson(seed: int) -> DrawFigure:
         Heatmap(matrix=m, rows=LABELS, columns=WORDS, title=title, row_axis="position", column_axis="next token")
         for m, title in zip((x, best, learned), titles, strict=True)
     ]
-    return lambda: plot_heatmaps(*maps, title="Five tokens: no mix of X's rows tells man from chicken; a learned head does")
+    return lambda: plot_heatmaps(
+        *maps, title="Five tokens: no mix of X's rows tells man from chicken; a learned head does"
+    )
 
 
 def _no_mix_reaches_it(x: Table, target: Table) -> Table:

@@ -91,7 +91,9 @@ def _weighted_sum(weights: Tensor, values: Tensor, z: Tensor) -> None:
     parts = weights[:, None] * values
     by_slide = torch.tensor(SLIDE_WEIGHTS) @ values
     labels = [*(f"a{i}·v{i}" for i in SUB), "z₁, their sum", "z₁ by Attention", "z₁ by the slide's weights"]
-    print_matrix(torch.cat((parts, torch.stack((parts.sum(0), z, by_slide)))), rows=labels, columns=list(COLUMNS), digits=4)
+    print_matrix(
+        torch.cat((parts, torch.stack((parts.sum(0), z, by_slide)))), rows=labels, columns=list(COLUMNS), digits=4
+    )
 
 
 def _row(vector: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Why are scores divided by √d before the softmax?"""
+"""Lesson: why attention scores are divided by √d before the softmax."""
 
 from dataclasses import dataclass
 
@@ -18,94 +18,96 @@ LECTURE_B_WIDTH = 64
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What random queries and keys of one width give, at one scale."""
+class ScoreStatistics:
+    """Statistics of random queries and keys of one width and scale."""
 
     variance: float
     largest: float
-    """The weight of a query's best key, on average."""
-    slope: float
-    """How much the weights move when the scores do: the norm of ∂weights/∂scores, on average."""
+    """Mean of the largest attention weight of a query."""
+    jacobian_norm: float
+    """Mean norm of ∂weights/∂scores."""
 
 
-def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has started at the seed
-    plain = {width: _measure(width, scale=1.0) for width in WIDTHS}
-    scaled = {width: _measure(width, scale=width**-0.5) for width in WIDTHS}
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
+    unscaled = {width: _measure_scores(width, scale=1.0) for width in WIDTHS}
+    scaled = {width: _measure_scores(width, scale=width**-0.5) for width in WIDTHS}
 
-    print_section(f"Scores of random vectors: {N_QUERIES} queries, {N_KEYS} keys, all numbers N(0, 1)")
-    print_text("A dot product adds d products of variance 1, so its variance is d and its usual size √d.")
+    print_section(f"Scores of random vectors: {N_QUERIES} queries and {N_KEYS} keys from N(0, 1)")
+    print_text(
+        "A dot product is a sum of d products with variance 1, so its variance is d and its standard deviation is √d."
+    )
     print_table(
         ["d", "var(q·k)", "var(q·k/√d)", "largest weight", "with √d", "∂softmax", "with √d"],
         [
-            (width, plain[width].variance, scaled[width].variance, plain[width].largest, scaled[width].largest,
-             plain[width].slope, scaled[width].slope)
+            (width, unscaled[width].variance, scaled[width].variance, unscaled[width].largest, scaled[width].largest,
+             unscaled[width].jacobian_norm, scaled[width].jacobian_norm)
             for width in WIDTHS
         ],
     )  # fmt: skip
-    print_text(f"""Unscaled, the wider the vectors, the nearer the softmax comes to picking one key whole, and the
-        smaller its derivative: nothing is left to learn from. Divided by √d, every width behaves the
-        same. (Equal weights would be 1/{N_KEYS} = {1 / N_KEYS}.)""")
-    _lecture_b()
-    return lambda: _draw(plain, scaled)
+    print_text(f"""Without scaling, the softmax of wider vectors comes closer to selecting a single key, and its derivative
+        becomes so small that nothing can be learned. Divided by √d, the scores behave the same for every width.
+        (Uniform weights would be 1/{N_KEYS} = {1 / N_KEYS}.)""")
+    _print_lecture_b_scores()
+    return lambda: _draw_statistics(unscaled, scaled)
 
 
-def _measure(width: int, *, scale: float) -> Measured:
+def _measure_scores(width: int, *, scale: float) -> ScoreStatistics:
     queries, keys = torch.randn(1, 1, N_QUERIES, width), torch.randn(1, 1, N_KEYS, width)
-    lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=scale)
-    scores = lookup.scores()
-    weights = lookup.weights()
-    return Measured(
+    inputs = AttentionInputs(queries=queries, keys=keys, values=keys, scale=scale)
+    scores = inputs.scores()
+    weights = inputs.weights()
+    return ScoreStatistics(
         variance=scores.var().item(),
         largest=weights.amax(-1).mean().item(),
-        slope=_slopes(scores[0, 0]).norm(dim=(1, 2)).mean().item(),
+        jacobian_norm=_softmax_jacobian(scores[0, 0]).norm(dim=(1, 2)).mean().item(),
     )
 
 
-def _slopes(scores: Float[Tensor, "query key"]) -> Float[Tensor, "query key key"]:
-    """∂weights/∂scores of each query, by torch's own derivative."""
+def _softmax_jacobian(scores: Float[Tensor, "query key"]) -> Float[Tensor, "query key key"]:
+    """Compute ∂weights/∂scores of each query with autograd."""
     scores = scores.clone().requires_grad_()
     weights = masked_softmax(scores[None, None])[0, 0]
     rows = [torch.autograd.grad(weights[:, key].sum(), scores, retain_graph=True)[0] for key in range(scores.shape[1])]
     return torch.stack(rows, dim=1)
 
 
-def _lecture_b() -> None:
-    print_section("Lecture B's scores, with and without")
+def _print_lecture_b_scores() -> None:
+    print_section("The scores of lecture B, with and without scaling")
     scores = torch.tensor(LECTURE_B_SCORES, dtype=torch.float64)
     rows: list[list[str]] = []
     for name, scale in (("q·k", 1.0), ("q·k/√64", LECTURE_B_WIDTH**-0.5)):
         scaled = scores * scale
         weights = masked_softmax(scaled[None, None, None])[0, 0, 0]
-        slope = _slopes(scaled[None])[0, 0, 0].item()
+        derivative = _softmax_jacobian(scaled[None])[0, 0, 0].item()
         rows.append([f"scores {name}", *(f"{score:g}" for score in scaled.tolist()), ""])
-        rows.append(["  weights", *(_short(weight) for weight in weights.tolist()), f"{slope:.2e}"])
+        rows.append(["  weights", *(_format_weight(weight) for weight in weights.tolist()), f"{derivative:.2e}"])
     print_table(["", "token 1", "token 2", "token 3", "token 4", "∂a₁/∂s₁"], rows)
-    print_text("""Unscaled, one token gets everything and the other three nothing, though 96 is not far from 112; and
-        the derivative has all but vanished.""")
+    print_text("""Without scaling, one token gets all of the weight, although 96 is not far from 112, and the derivative is almost
+        zero.""")
 
 
-def _short(weight: float) -> str:
+def _format_weight(weight: float) -> str:
     return f"{weight:.7f}" if weight > 1e-4 else f"{weight:.1e}"
 
 
-def _draw(plain: dict[int, Measured], scaled: dict[int, Measured]) -> Figure:
+def _draw_statistics(unscaled: dict[int, ScoreStatistics], scaled: dict[int, ScoreStatistics]) -> Figure:
     figure = new_figure(width=12.0, height=4.0)
-    spread, largest, slope = figure.subplots(1, 3)
-    for measured, colour, name, marker in ((plain, RED, "q·k", "o"), (scaled, BLUE, "q·k/√d", "s")):
-        rows = measured.values()
-        style = {"color": colour, "marker": marker, "label": name}
-        spread.plot(WIDTHS, [row.variance for row in rows], **style)
+    variance, largest, jacobian = figure.subplots(1, 3)
+    for statistics, color, name, marker in ((unscaled, RED, "q·k", "o"), (scaled, BLUE, "q·k/√d", "s")):
+        rows = statistics.values()
+        style = {"color": color, "marker": marker, "label": name}
+        variance.plot(WIDTHS, [row.variance for row in rows], **style)
         largest.plot(WIDTHS, [row.largest for row in rows], **style)
-        slope.plot(WIDTHS, [row.slope for row in rows], **style)
-    for axes in (spread, largest, slope):
+        jacobian.plot(WIDTHS, [row.jacobian_norm for row in rows], **style)
+    for axes in (variance, largest, jacobian):
         axes.set_xscale("log", base=2)
         axes.set_xticks(WIDTHS, [str(width) for width in WIDTHS])
         axes.legend(frameon=False)
-    spread.set_yscale("log")
+    variance.set_yscale("log")
     largest.set_ylim(0, 1.05)
-    slope.set_ylim(bottom=0)
-    label_axes(spread, title="Variance of the scores", x="width d", y="variance (log)")
-    label_axes(largest, title=f"Weight of the best of {N_KEYS} keys", x="width d", y="largest weight")
-    label_axes(slope, title="What the softmax lets through to learn from", x="width d", y="norm of ∂weights/∂scores")
-    figure.suptitle("Why √d: without it wide vectors make the softmax hard, and its gradient vanishes")
+    jacobian.set_ylim(bottom=0)
+    label_axes(variance, title="Variance of the scores", x="width d", y="variance (log)")
+    label_axes(largest, title=f"Largest weight among {N_KEYS} keys", x="width d", y="largest weight")
+    label_axes(jacobian, title="Gradient through the softmax", x="width d", y="norm of ∂weights/∂scores")
+    figure.suptitle("Why √d: without it, wide vectors saturate the softmax and its gradient vanishes")
     return figure

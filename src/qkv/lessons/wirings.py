@@ -27,7 +27,10 @@ def new_model(seed: int = 0) -> Seq2Seq:
 def gaps(seq2seq: Seq2Seq) -> Float[Tensor, "decoder_layer encoder_layer"]:
     """max|keys of a decoder layer's cross-attention − the keys it would make of an encoder layer's output|."""
     found = torch.zeros(N_LAYERS, N_LAYERS)
-    with record(seq2seq, "encoder.blocks.*.resid_post", "decoder.blocks.*.cross_attention.keys") as trace, torch.no_grad():
+    with (
+        record(seq2seq, "encoder.blocks.*.resid_post", "decoder.blocks.*.cross_attention.keys") as trace,
+        torch.no_grad(),
+    ):
         seq2seq(IDS, IDS)
         for i in range(N_LAYERS):
             keys = trace[f"decoder.blocks.{i}.cross_attention.keys"].transpose(1, 2).flatten(2)

@@ -1,4 +1,4 @@
-"""What goes wrong when the mask is multiplied in, or applied after the softmax?"""
+"""Lesson: a causal mask that is multiplied, or applied after the softmax, is incorrect."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from qkv.lessons.console import print_matrix, print_section, print_slide_error, 
 from qkv.lessons.figure_style import DrawFigure, Figure
 from qkv.nn import CAUSAL, masked_softmax
 
-N_STEPS = 200
+N_TRAINING_STEPS = 200
 N = 4
 TOKENS = [str(i) for i in range(N)]
 
 
-def _visible(scores: Tensor) -> Tensor:
+def _causal_visibility(scores: Tensor) -> Tensor:
     return CAUSAL.to_dense(scores.shape[-2], scores.shape[-1], scores.device)[0, 0]
 
 
-def _renormalised(weights: Tensor) -> Tensor:
-    kept = weights * _visible(weights)
-    return kept / kept.sum(-1, keepdim=True)
+def _renormalize(weights: Tensor) -> Tensor:
+    visible_weights = weights * _causal_visibility(weights)
+    return visible_weights / visible_weights.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
-class Masking:
-    """A way to hide the future, as what it does to scores and to weights."""
+class MaskingMethod:
+    """A method of hiding later tokens, as functions of the scores and of the weights."""
 
     name: str
     to_scores: Callable[[Tensor], Tensor] = lambda scores: scores
@@ -39,81 +39,84 @@ class Masking:
         return self.to_weights(masked_softmax(self.to_scores(scores)[None, None])[0, 0])
 
 
-WAYS = (
-    Masking("right: −∞ added before the softmax", lambda s: s.masked_fill(~_visible(s), -inf)),
-    Masking("(i) scores × 0/1, then softmax", lambda s: s * _visible(s)),
-    Masking("(ii) scores × −∞, then softmax", lambda s: s * torch.where(_visible(s), 1.0, -inf)),
-    Masking("(iii) softmax, then × 0/1", to_weights=lambda w: w * _visible(w)),
-    Masking("(iii) renormalised", to_weights=_renormalised),
+METHODS = (
+    MaskingMethod("correct: −∞ added before the softmax", lambda s: s.masked_fill(~_causal_visibility(s), -inf)),
+    MaskingMethod("(i) scores × 0/1, then softmax", lambda s: s * _causal_visibility(s)),
+    MaskingMethod("(ii) scores × −∞, then softmax", lambda s: s * torch.where(_causal_visibility(s), 1.0, -inf)),
+    MaskingMethod("(iii) softmax, then × 0/1", to_weights=lambda w: w * _causal_visibility(w)),
+    MaskingMethod("(iii) renormalized", to_weights=_renormalize),
 )
 
 
 def lesson(seed: int) -> DrawFigure:
     scores = torch.randn(N, N)
-    print_section("Scores of four tokens, a row for each query; query t may see keys 0 … t")
+    print_section("Scores of four tokens, one row per query; query t may attend to keys 0 … t")
     print_matrix(scores, rows=TOKENS, columns=TOKENS)
-    for way in WAYS:
-        print_section(f"Weights, {way.name}")
-        weights = way.weights(scores)
+    for method in METHODS:
+        print_section(f"Weights, {method.name}")
+        weights = method.weights(scores)
         print_matrix(torch.cat((weights, weights.sum(-1, keepdim=True)), 1), rows=TOKENS, columns=[*TOKENS, "row sum"])
-    print_slide_error("""A multiplies scores by a 0/1 mask before the softmax (i): a masked score becomes 0, not −∞, and e⁰ = 1
-        is a good share. E draws an element-wise product with −∞ (ii): a negative score becomes +∞, and its row
-        NaN. Both mean the first table, where −∞ is added.""")
-    _leaks()
-    losses = _train_all(seed)
-    _judge(losses)
-    return lambda: _draw(scores, losses)
+    print_slide_error("""Lecture A multiplies the scores by a 0/1 mask before the softmax (i). A masked score then becomes 0 instead of −∞,
+        and e⁰ = 1 is a considerable weight. Lecture E draws an element-wise product with −∞ (ii). A negative score then
+        becomes +∞, and its row becomes NaN. Both mean the first table, where −∞ is added.""")
+    _print_leaks()
+    losses = _train_with_each_method(seed)
+    _print_comparison(losses)
+    return lambda: _draw_masks(scores, losses)
 
 
-def _leaks() -> None:
-    print_section("Does query 1 notice another token at place 3, which it must not see?")
+def _print_leaks() -> None:
+    print_section("Does the token at position 3 affect query 1, which must not attend to it?")
     scores, values = torch.randn(N, N), torch.randn(N, 2)
     other_scores, other_values = scores.clone(), values.clone()
     other_scores[:, 3], other_values[3] = torch.randn(N), torch.randn(2)
-    moved = [(way.weights(other_scores) @ other_values - way.weights(scores) @ values)[1] for way in WAYS]
+    changes = [(method.weights(other_scores) @ other_values - method.weights(scores) @ values)[1] for method in METHODS]
     print_table(
-        ["", "the result of query 1 moves by"],
-        [(way.name, step.norm().item()) for way, step in zip(WAYS, moved, strict=True)],
+        ["", "change of the output of query 1"],
+        [(method.name, change.norm().item()) for method, change in zip(METHODS, changes, strict=True)],
     )
-    print_text("""Masked after the softmax (iii), the hidden keys get no weight, but they have already taken their share of
-        the sum: how small a row is tells about the future. Renormalised, that is gone, and the weights are the
-        right ones.""")
+    print_text("""If the mask is applied after the softmax (iii), the masked keys have no weight, but they are still part of the
+        softmax's sum, so the sum of a row contains information about later tokens. After renormalization, this
+        information is gone and the weights are correct.""")
 
 
-def _train_all(seed: int) -> list[tuple[str, float, float]]:
+def _train_with_each_method(seed: int) -> list[tuple[str, float, float]]:
     losses = []
-    for way in WAYS:
+    for method in METHODS:
         torch.manual_seed(seed)
         model = sentences.tiny_gpt(causal=False, seed=seed)
-        with intervene(model, {"*.attention.scores": way.to_scores, "*.attention.weights": way.to_weights}):
-            in_training = sentences.train(model, n_steps=N_STEPS)[-20:]
-            in_use = sentences.loss_in_use(model, sentences.draw(500))
-        losses.append((way.name, sum(in_training) / len(in_training), in_use))
+        with intervene(model, {"*.attention.scores": method.to_scores, "*.attention.weights": method.to_weights}):
+            in_training = sentences.train_tiny_gpt(model, n_steps=N_TRAINING_STEPS)[-20:]
+            in_generation = sentences.loss_in_generation(model, sentences.sample_sentences(500))
+        losses.append((method.name, sum(in_training) / len(in_training), in_generation))
     return losses
 
 
-def _judge(losses: list[tuple[str, float, float]]) -> None:
-    print_section("E: masking after the softmax “may just work!” Let us train with each")
-    print_text(f"""The tiny GPT and the endless sentences of `qkv lesson no-causal-mask`, {N_STEPS} steps. The best an honest model
-        can do is {sentences.BEST_LOSS:.4f} nats a word. In use the later words are not there.""")
+def _print_comparison(losses: list[tuple[str, float, float]]) -> None:
+    print_section("Lecture E: masking after the softmax “may just work!” Training with each method")
+    print_text(f"""This uses the tiny GPT and the random sentences of `qkv lesson no-causal-mask` with {N_TRAINING_STEPS} steps. The lowest
+        possible loss without seeing later words is {sentences.BEST_LOSS:.4f} nats per word. During generation, the later
+        words do not exist yet.""")
 
-    def verdict(in_training: float, in_use: float) -> str:
+    def verdict(in_training: float, in_generation: float) -> str:
         if isnan(in_training):
-            return "dead at the first step"
-        return "sees the future" if in_use > in_training + 0.1 else "honest"
+            return "NaN at the first step"
+        return "uses later words" if in_generation > in_training + 0.1 else "correct"
 
-    print_table(["", "loss in training", "loss in use", ""], [(*row, verdict(*row[1:])) for row in losses])
-    after, right = losses[3], losses[0]
-    print_text(f"""It does not just work: the loss of {after[1]:.2f} in training is below what can be known honestly, and in
-        use it is {after[2]:.2f} against {right[2]:.2f}. The model has learnt to read the next word from how small its
-        rows are. Renormalised it works, as it must: its weights are the right ones.""")
+    print_table(["", "training loss", "loss in generation", ""], [(*row, verdict(*row[1:])) for row in losses])
+    after_softmax, correct = losses[3], losses[0]
+    print_text(f"""It does not just work: the training loss of {after_softmax[1]:.2f} is below the lowest possible loss, and the loss in
+        generation is {after_softmax[2]:.2f} compared with {correct[2]:.2f}. The model has learned to infer the next word
+        from the row sums. With renormalization it works, because the weights are then correct.""")
 
 
-def _draw(scores: Tensor, losses: list[tuple[str, float, float]]) -> Figure:
-    maps = []
-    for way, (name, in_training, in_use) in zip(WAYS, losses, strict=True):
-        weights = way.weights(scores)
+def _draw_masks(scores: Tensor, losses: list[tuple[str, float, float]]) -> Figure:
+    heatmaps = []
+    for method, (name, in_training, in_generation) in zip(METHODS, losses, strict=True):
+        weights = method.weights(scores)
         rows = [f"{i} (Σ {total:.2f})" for i, total in enumerate(weights.sum(-1).tolist())]
-        title = f"{name}\nloss {in_training:.2f} in training, {in_use:.2f} in use"
-        maps.append(Heatmap(matrix=weights, rows=rows, columns=TOKENS, title=title, row_axis="query (row sum)"))
-    return plot_heatmaps(*maps, title="One right mask, three wrong ones, and the repair: attention weights of four tokens")
+        title = f"{name}\nloss {in_training:.2f} in training, {in_generation:.2f} in generation"
+        heatmaps.append(Heatmap(matrix=weights, rows=rows, columns=TOKENS, title=title, row_axis="query (row sum)"))
+    return plot_heatmaps(
+        *heatmaps, title="Attention weights of four tokens with a correct mask and three incorrect ones"
+    )
