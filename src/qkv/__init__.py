@@ -1,4 +1,7 @@
-"""The Transformer, whole. Each name below is imported when first used, so `import qkv` is instant."""
+"""Build, train, run, inspect and cost Transformer models.
+
+Public names are imported on first use, so that `import qkv` is fast.
+"""
 
 import os
 from importlib import import_module
@@ -16,9 +19,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# torch's threads wait for each other by spinning, for milliseconds if left alone: where other programs want the cores
-# too, a small training step then takes 10 to 30 times as long. 2,000 turns (about 0.1 ms) outlast the usual gap between
-# two products: a quiet machine loses 2 to 4 % of a training step. torch reads this when it is loaded, so it is here.
+# By default, idle OpenMP threads of torch spin for milliseconds. If other programs use the same cores, this makes a
+# small training step 10 to 30 times as slow. 2,000 iterations (about 0.1 ms) are longer than the usual gap between two
+# matmuls and cost only 2 to 4 % of a training step on an idle machine. The variable is read when torch is loaded, so
+# it must be set before any module imports torch.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
@@ -34,10 +38,10 @@ __all__ = [
     "Seq2SeqConfig",
     "__version__",
     "build",
-    "intervene",
     "estimate",
     "explore",
     "finetune",
+    "intervene",
     "load",
     "load_config",
     "preset",
@@ -45,7 +49,7 @@ __all__ = [
     "train",
 ]
 
-_HOME = {
+_MODULES = {
     "BERT": "qkv.models",
     "BERTConfig": "qkv.config",
     "FinetuningSettings": "qkv.config",
@@ -69,10 +73,10 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'qkv' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value  # the next look-up does not come here
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value  # so that the next access does not call __getattr__
     return value
 
 

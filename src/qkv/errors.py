@@ -1,56 +1,56 @@
-"""Every deliberate exception, one small tree: catch `QKVError` to catch them all."""
+"""Exception hierarchy. All exceptions raised by the library derive from `QKVError`."""
 
-MOST_CHARACTERS = 2_000
-"""Of a message: a value from a file may have any length and lines; what is told of it stays one line, to be read."""
+MAX_MESSAGE_CHARACTERS = 2_000
+"""Maximum length of an error message. Messages may quote arbitrarily long values from files."""
 
 
 class QKVError(Exception):
-    """Something the caller can mend; the message says what, with both numbers."""
+    """Base class of all errors that the caller can fix. The message is a single line of limited length."""
 
     def __str__(self) -> str:
-        whole = " ".join(super().__str__().splitlines())
-        return whole if len(whole) <= MOST_CHARACTERS else f"{whole[:1_400]} … {whole[-500:]}"
+        message = " ".join(super().__str__().splitlines())
+        return message if len(message) <= MAX_MESSAGE_CHARACTERS else f"{message[:1_400]} … {message[-500:]}"
 
 
 class ConfigError(QKVError):
-    """A setting that cannot be, or settings that contradict each other."""
+    """Invalid or contradictory settings."""
 
 
 class ShapeError(QKVError):
-    """A tensor whose shape does not fit the part it was given to."""
+    """A tensor with an unexpected shape."""
 
 
 class InputError(QKVError):
-    """A value from outside (ids, text, a name) that the model or command cannot take."""
+    """Invalid input from outside the library, such as ids, a text, a file or a name."""
 
 
 class ContextLengthError(InputError):
-    """More tokens than the model has positions for."""
+    """A sequence that is longer than the context length of the model."""
 
 
 class CacheError(QKVError):
-    """A cache that is full, or that belongs to another batch or model."""
+    """A KV cache that is full or belongs to another batch or model."""
 
 
 class TapError(QKVError):
-    """A tap name or pattern that matches nothing, or a change that does not fit the place."""
+    """A tap name or pattern that matches nothing, or an intervention that does not fit the tapped tensor."""
 
 
 class WeightsError(QKVError):
-    """Weights on disk or from elsewhere that do not fit the model."""
+    """Weights that do not match the model."""
 
 
 class MissingExtraError(QKVError):
-    """An optional library that this feature needs is not installed."""
+    """A missing optional dependency."""
 
 
 class TrainingError(QKVError):
-    """A run that cannot go on: a loss or gradient that is no number, data that ran out."""
+    """A training run that cannot continue, for example because the loss is NaN or the data are exhausted."""
 
 
 class RunError(QKVError):
-    """A run folder that cannot be written, or that holds nothing to go on from."""
+    """A run folder that cannot be written to or resumed from."""
 
 
 class DiskError(QKVError):
-    """A disk that is full, read-only or failing; the message names the path, the bytes needed and free."""
+    """A disk that is full, read-only or failing. The message contains the path and the bytes required and available."""

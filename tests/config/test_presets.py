@@ -1,4 +1,4 @@
-"""The shapes that people know by name have the sizes that people know."""
+"""Presets have the published numbers of parameters."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from qkv.models import build
 from qkv.nn import Attention
 
 
-def on_meta(config):
+def build_on_meta(config):
     with torch.device("meta"):
         return build(config)
 
 
 def n_parameters(config):
-    return sum(parameter.numel() for parameter in on_meta(config).parameters())
+    return sum(parameter.numel() for parameter in build_on_meta(config).parameters())
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def n_parameters(config):
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
-        ("gpt3", 174_604_259_328),  # (50257 + 2048)d + 96(12d² + 13d) + 2d; "175B" is the paper's rounding
+        ("gpt3", 174_604_259_328),  # (50257 + 2048)d + 96(12d² + 13d) + 2d; the paper rounds it to 175B
         ("llama-2-7b", 6_738_415_616),
         ("llama-3-8b", 8_030_261_248),
         ("bert-tiny", 4_385_920),
@@ -45,45 +45,45 @@ def test_a_preset_has_the_published_number_of_parameters(name, n):
     assert n_parameters(preset(name)) == n
 
 
-def test_gpt2_without_biases_is_smaller_by_them():
+def test_gpt2_without_biases_has_fewer_parameters():
     bare = preset("gpt2", attention_bias=False, feed_forward_bias=False, norm_bias=False)
     assert n_parameters(bare) == 124_337_664
 
 
-def test_gpt3s_attention_weights_are_four_d_squared_a_layer():
-    """Lecture C's line lacks the 4."""
-    attentions = [part for part in on_meta(preset("gpt3")).modules() if isinstance(part, Attention)]
+def test_gpt3_has_four_d_squared_attention_weights_per_layer():
+    """The formula in lecture C lacks the factor 4."""
+    attentions = [module for module in build_on_meta(preset("gpt3")).modules() if isinstance(module, Attention)]
     weights = sum(
         projection.weight.numel()
-        for part in attentions
-        for projection in (part.q_proj, part.k_proj, part.v_proj, part.out_proj)
+        for attention in attentions
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj)
     )
     assert len(attentions) == 96
     assert weights == 4 * 96 * 12288**2 == 57_982_058_496
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_built_without_allocating(name):
-    model = on_meta(preset(name))
+def test_every_preset_can_be_built_on_the_meta_device(name):
+    model = build_on_meta(preset(name))
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("-nano")])
-def test_the_nano_presets_are_small_enough_for_any_cpu(name):
+def test_nano_presets_have_fewer_than_half_a_million_parameters(name):
     assert n_parameters(preset(name)) < 500_000
 
 
-def test_a_preset_may_be_changed():
+def test_fields_of_a_preset_can_be_changed():
     config = preset("gpt2", context_length=256, n_layers=3)
     assert (config.context_length, config.n_layers, config.d_model) == (256, 3, 768)
     assert preset("gpt2", d_model=48).d_ff == 192
 
 
-def test_an_unknown_preset_is_refused_with_the_nearest_and_all_known():
-    with pytest.raises(ConfigError, match=r"^unknown preset 'gtp2'; did you mean 'gpt2'\?; known: gpt-nano, gpt2,"):
+def test_the_error_for_an_unknown_preset_contains_the_closest_and_all_presets():
+    with pytest.raises(ConfigError, match=r"'gtp2'.*'gpt2'.*gpt-nano, gpt2,"):
         preset("gtp2")
 
 
-def test_an_unknown_change_is_refused():
-    with pytest.raises(ConfigError, match=r"gpt: unknown key 'n_layer'; did you mean 'n_layers'\?"):
+def test_an_unknown_field_is_an_error():
+    with pytest.raises(ConfigError, match=r"gpt: .*'n_layer'.*'n_layers'"):
         preset("gpt2", n_layer=3)

@@ -1,4 +1,4 @@
-"""Training settings: what follows from what, and what cannot be."""
+"""Defaults and checks of training configs."""
 
 import pytest
 
@@ -10,29 +10,28 @@ def config(**changes):
     return TrainingConfig(**{"steps": 200, "batch_size": 12, "seq_len": 7} | changes)
 
 
-def test_what_is_not_given_follows_from_what_is():
+def test_defaults_are_derived_from_other_fields():
     assert config().micro_batch_size == 12
     assert config(eval_every=7).save_every == 7
     assert config().replace(batch_size=5).micro_batch_size == 5
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "pattern"),
     [
-        ({"micro_batch_size": 5}, "batch_size=12 must be a multiple of micro_batch_size=5"),
-        ({"steps": 99}, "warmup_steps=100 must not be more than steps=99"),
-        ({"ema_decay": 0.9, "lora_rank": 2}, "ema_decay and lora_rank cannot be used together"),
-        ({"optimizer": "muon", "layer_decay": 0.9}, "layer_decay is for optimizer='adamw'"),
-        ({"steps": 0}, "steps=0: input should be greater than or equal to 1"),
-        ({"learning_rate": 0}, "learning_rate=0: input should be greater than 0"),
+        ({"micro_batch_size": 5}, "batch_size=12 .*micro_batch_size=5"),
+        ({"steps": 99}, "warmup_steps=100 .*steps=99"),
+        ({"ema_decay": 0.9, "lora_rank": 2}, "ema_decay .*lora_rank"),
+        ({"optimizer": "muon", "layer_decay": 0.9}, "layer_decay .*'adamw'.*'muon'"),
+        ({"steps": 0}, r"steps=0: .*\b1\b"),
+        ({"learning_rate": 0}, r"learning_rate=0: .*\b0\b"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
-        ({"decay_fraction": 1.5}, "decay_fraction=1.5"),
+        ({"decay_fraction": 1.5}, r"decay_fraction=1\.5"),
         ({"optimizer": "sgd"}, "optimizer='sgd'"),
-        ({"learning_rat": 0.1}, "unknown key 'learning_rat'; did you mean 'learning_rate'?"),
+        ({"learning_rat": 0.1}, "'learning_rat'.*'learning_rate'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(changes, message):
-    with pytest.raises(ConfigError) as refused:
+def test_the_error_for_invalid_settings_is_one_line(changes, pattern):
+    with pytest.raises(ConfigError, match=pattern) as error:
         config(**changes)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)

@@ -26,7 +26,7 @@ def write_tsv(path: Path, pairs: list[tuple[str, str]]) -> Path:
 @cache
 def pair_tokenizer() -> Tokenizer:
     texts = [" ".join(LETTERS), " ".join(LETTERS.upper())] * 9
-    return train_tokenizer(TokenizerKind.BPE, texts, vocab_size=280, style=SpecialTokenStyle.SEQ2SEQ, spaced=True)
+    return train_tokenizer(TokenizerKind.BPE, texts, vocab_size=280, style=SpecialTokenStyle.SEQ2SEQ, add_prefix_space=True)
 
 
 def pair_store(folder: Path, files: dict[str, list[tuple[str, str]]]) -> PairStore:

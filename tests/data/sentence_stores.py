@@ -43,7 +43,7 @@ def batches(
 ) -> MaskedBatches:
     config = MaskingConfig(**examples)
     return MaskedBatches(
-        source=source, tokenizer=tokenizer(), config=config, length=length, batch_size=batch_size, seed=seed
+        source=source, tokenizer=tokenizer(), config=config, seq_len=length, batch_size=batch_size, seed=seed
     )
 
 

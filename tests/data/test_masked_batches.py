@@ -30,7 +30,7 @@ def same(first, second):
 @pytest.mark.parametrize(("whole_word_masking", "n_batches"), [(False, 116), (True, 20)])
 def test_a_million_hidden_words_have_the_shares_they_should(source, whole_word_masking, n_batches):
     n_text_tokens = n_hidden = n_mask = n_itself = n_wrong = n_rows = 0
-    maker = batches(source, length=128, batch_size=500, whole_word_masking=whole_word_masking)
+    maker = batches(source, seq_len=128, batch_size=500, whole_word_masking=whole_word_masking)
     for t in range(n_batches):
         batch = maker.batch(t)
         used = batch.targets >= 0
@@ -50,21 +50,21 @@ def test_a_million_hidden_words_have_the_shares_they_should(source, whole_word_m
 
 
 def test_every_place_and_word_is_hidden_equally_often(source):
-    maker = batches(source, length=23, batch_size=1000, short_sequence_fraction=0.0)
+    maker = batches(source, seq_len=23, batch_size=1000, short_sequence_fraction=0.0)
     n_hidden, n_masked = torch.zeros(23), torch.zeros(23)
     for t in range(20):
         batch = maker.batch(t)
         used = batch.targets >= 0
         is_mask = batch.ids.gather(1, batch.masked_positions) == tokenizer().special_id(SpecialToken.MASK)
-        n_hidden += torch.bincount(batch.masked_positions[used], minlength=23)
-        n_masked += torch.bincount(batch.masked_positions[used & is_mask], minlength=23)
+        n_hidden += torch.bincount(batch.masked_positions[used], minseq_len=23)
+        n_masked += torch.bincount(batch.masked_positions[used & is_mask], minseq_len=23)
     middle = slice(3, 9)  # where no row has its separators yet
     assert (n_hidden[middle] / 20_000 - 0.15).abs().max() < 0.02
     assert (n_masked[middle] / n_hidden[middle] - 0.8).abs().max() < 0.03
 
 
 def test_specials_are_never_hidden_and_slots_stay_the_same(source):
-    batch = batches(source, length=61, batch_size=211).batch(3)
+    batch = batches(source, seq_len=61, batch_size=211).batch(3)
     assert batch.masked_positions.shape == batch.targets.shape == (211, 9)  # ⌈0.15 · 58⌉
     specials = torch.tensor(sorted(tokenizer().special_ids))
     assert not torch.isin(batch.targets, specials).any()
@@ -76,7 +76,7 @@ def test_specials_are_never_hidden_and_slots_stay_the_same(source):
 
 
 def test_a_row_is_cls_a_sep_b_sep_and_padding(source):
-    batch = batches(source, length=61, batch_size=101).batch(1)
+    batch = batches(source, seq_len=61, batch_size=101).batch(1)
     pad, classify, separate = (
         tokenizer().special_id(role) for role in (SpecialToken.PAD, SpecialToken.CLS, SpecialToken.SEP)
     )
@@ -92,7 +92,7 @@ def test_a_row_is_cls_a_sep_b_sep_and_padding(source):
 
 
 def test_right_pairs_go_on_and_wrong_ones_are_from_another_document(source):
-    maker = batches(source, length=61, batch_size=500, short_sequence_fraction=0.0)
+    maker = batches(source, seq_len=61, batch_size=500, short_sequence_fraction=0.0)
     for t in (0, 7):
         examples = maker.example_indices(t)
         pairs, batch = maker.pair_sampler(examples), maker.batch(t)
@@ -113,7 +113,7 @@ def test_right_pairs_go_on_and_wrong_ones_are_from_another_document(source):
 
 
 def test_length_does_not_tell_right_from_wrong(source):
-    maker = batches(source, length=61, batch_size=4000)
+    maker = batches(source, seq_len=61, batch_size=4000)
     pairs = maker.pair_sampler(maker.example_indices(0))
     n = pairs.n_a + pairs.n_b
     right, wrong = n[~pairs.is_random_next], n[pairs.is_random_next]
@@ -124,7 +124,7 @@ def test_length_does_not_tell_right_from_wrong(source):
 
 def test_a_document_that_is_there_twice_gives_no_wrong_sentence_that_is_right(tmp_path):
     source = store_of(tmp_path, [*[document(1)] * 5, document(2)])
-    maker = batches(source, length=61, batch_size=600)
+    maker = batches(source, seq_len=61, batch_size=600)
     pairs = maker.pair_sampler(maker.example_indices(0))
     is_twice = pairs.is_random_next & (source.document_at(pairs.a) < 5) & (source.document_at(pairs.b) < 5)
     assert is_twice.any()  # another document, but of the same text: not what follows, then
@@ -164,7 +164,7 @@ def test_seeds_steps_and_epochs_change_pairs_and_masks(source):
     assert not torch.equal(again.ids, batches(source, batch_size=n_examples).batch(0).ids)
     # One row, two epochs: other words hidden.
     ids = unmasked(first.batch(0))
-    masking = TokenMasker(tokenizer(), MaskingConfig(), length=61)
+    masking = TokenMasker(tokenizer(), MaskingConfig(), seq_len=61)
     rows = np.arange(len(ids))
     assert (masking(ids, rows, seed=0).masked_positions != masking(ids, rows + 10**6, seed=0).masked_positions).any(
         1
@@ -172,7 +172,7 @@ def test_seeds_steps_and_epochs_change_pairs_and_masks(source):
 
 
 def test_an_epoch_sees_nearly_every_word(source):
-    maker = batches(source, length=61, next_sentence=False, short_sequence_fraction=0.0)
+    maker = batches(source, seq_len=61, next_sentence=False, short_sequence_fraction=0.0)
     n = maker.pair_sampler.n_examples
     seen = np.zeros(source.n_text_tokens, int)
     for epoch in range(8):
@@ -187,7 +187,7 @@ def test_an_epoch_sees_nearly_every_word(source):
 def test_whole_words_are_hidden_whole(source):
     tokens = [tokenizer().id_to_token(number) for number in range(tokenizer().vocab_size)]
     goes_on = np.array([token.startswith("##") for token in tokens])
-    batch = batches(source, length=61, batch_size=211, whole_word_masking=True, short_sequence_fraction=0.0).batch(0)
+    batch = batches(source, seq_len=61, batch_size=211, whole_word_masking=True, short_sequence_fraction=0.0).batch(0)
     n_long = 0
     for ids, places, targets in zip(
         unmasked(batch), batch.masked_positions.numpy(), batch.targets.numpy(), strict=True
@@ -204,7 +204,7 @@ def test_whole_words_are_hidden_whole(source):
 def test_whole_words_need_pieces_that_show_words(source):
     letters = train_tokenizer(TokenizerKind.CHARACTER, ["abc"], vocab_size=23, style=SpecialTokenStyle.BERT)
     with pytest.raises(InputError, match="do not show where a word begins"):
-        TokenMasker(letters, MaskingConfig(whole_word_masking=True), length=61)
+        TokenMasker(letters, MaskingConfig(whole_word_masking=True), seq_len=61)
 
 
 def test_without_next_sentences_there_is_one_segment(source):
@@ -251,8 +251,8 @@ def test_a_text_without_full_stops_is_seen_everywhere(tmp_path):
 
 
 def test_what_cannot_be_is_refused(source):
-    with pytest.raises(ConfigError, match="length=4 must be 5 or more"):
-        batches(source, length=4)
+    with pytest.raises(ConfigError, match="seq_len=4 must be 5 or more"):
+        batches(source, seq_len=4)
     with pytest.raises(InputError, match="batch -1"):
         batches(source).batch(-1)
     with pytest.raises(
@@ -263,7 +263,7 @@ def test_what_cannot_be_is_refused(source):
 
 @pytest.mark.parametrize("length", [5, 6, 7, 11])
 def test_the_shortest_rows_have_two_words_and_a_target(source, length):
-    batch = batches(source, length=length, batch_size=101, short_sequence_fraction=0.5).batch(0)
+    batch = batches(source, seq_len=length, batch_size=101, short_sequence_fraction=0.5).batch(0)
     assert (batch.attention_mask.sum(1) >= 5).all()
     assert ((batch.targets >= 0).sum(1) >= 1).all()
 

@@ -21,7 +21,7 @@ def store(tmp_path_factory):
 
 
 def batches(store, **changes):
-    given = {"repeats": store.pair_repeats({}), "length": 32, "batch_size": 5, "seed": 7, "join_fraction": 0.4}
+    given = {"repeats": store.pair_repeats({}), "seq_len": 32, "batch_size": 5, "seed": 7, "join_fraction": 0.4}
     return PairBatches(store=store, **(given | changes))
 
 
@@ -152,9 +152,9 @@ def test_a_sweep_takes_every_pair_once(store):
 
 
 def test_long_pairs_are_left_out_and_counted(store):
-    made = batches(store, length=16)
+    made = batches(store, seq_len=16)
     assert made.n_too_long == 1
     with pytest.raises(InputError, match=r"none of .* pairs fits into length=8 tokens"):
-        batches(store, length=8, repeats=0 * store.pair_repeats({}))
+        batches(store, seq_len=8, repeats=0 * store.pair_repeats({}))
     with pytest.raises(ConfigError, match="length=7 must be at least 8"):
-        batches(store, length=7)
+        batches(store, seq_len=7)

@@ -53,7 +53,7 @@ def test_an_epoch_has_every_token_as_a_target_exactly_once(across, sizes, seed):
     n_tokens, length, context, batch_size = sizes
     batches = TokenBatches(
         source=Numbered(n_tokens, length),
-        context_length=context,
+        seq_len=context,
         batch_size=batch_size,
         seed=seed,
         cross_documents=across,
@@ -70,7 +70,7 @@ def test_an_epoch_has_every_token_as_a_target_exactly_once(across, sizes, seed):
 def test_a_target_follows_its_input(sizes, t, seed):
     n_tokens, length, context, batch_size = sizes
     batch = TokenBatches(
-        source=Numbered(n_tokens, length), context_length=context, batch_size=batch_size, seed=seed
+        source=Numbered(n_tokens, length), seq_len=context, batch_size=batch_size, seed=seed
     ).batch(t)
     assert batch.ids.shape == batch.targets.shape == (batch_size, context)
     assert batch.ids.dtype == batch.targets.dtype == torch.int64
@@ -85,7 +85,7 @@ def test_the_ranks_rows_are_the_batch_of_one(sizes, t, world_size, across):
     n_tokens, length, context, batch_size = sizes
     batches = TokenBatches(
         source=Numbered(n_tokens, length),
-        context_length=context,
+        seq_len=context,
         batch_size=batch_size * world_size,
         seed=3,
         cross_documents=across,
@@ -96,7 +96,7 @@ def test_the_ranks_rows_are_the_batch_of_one(sizes, t, world_size, across):
 
 
 def test_a_batch_is_the_same_whatever_was_asked_before():
-    batches = [TokenBatches(source=Numbered(997, 13), context_length=7, batch_size=5, seed=11) for _ in range(2)]
+    batches = [TokenBatches(source=Numbered(997, 13), seq_len=7, batch_size=5, seed=11) for _ in range(2)]
     forwards = [batches[0].batch(t) for t in range(60)]
     assert all(same(forwards[t], batches[1].batch(t)) for t in reversed(range(60)))
 
@@ -104,7 +104,7 @@ def test_a_batch_is_the_same_whatever_was_asked_before():
 def test_seeds_and_epochs_move_the_windows():
     def starts(seed, t):
         source = Numbered(10_007, 13)
-        batch = TokenBatches(source=source, context_length=7, batch_size=1430, seed=seed).batch(t)
+        batch = TokenBatches(source=source, seq_len=7, batch_size=1430, seed=seed).batch(t)
         return batch.ids[:, 0]
 
     first, second, other = starts(0, 0), starts(0, 1), starts(1, 0)
@@ -119,7 +119,7 @@ def test_a_position_works_for_the_document_of_its_target(sizes, t):
     n_tokens, length, context, batch_size = sizes
     batch = TokenBatches(
         source=Numbered(n_tokens, length),
-        context_length=context,
+        seq_len=context,
         batch_size=batch_size,
         seed=5,
         cross_documents=False,
@@ -139,7 +139,7 @@ def test_a_position_works_for_the_document_of_its_target(sizes, t):
 
 def test_documents_keep_their_own_numbers_but_past_the_end_of_the_text():
     source = Numbered(100, 13)
-    batches = TokenBatches(source=source, context_length=10, batch_size=10, seed=0, cross_documents=False)
+    batches = TokenBatches(source=source, seq_len=10, batch_size=10, seed=0, cross_documents=False)
     batch = batches.batch(0)
     outside = (batch.document_ids >= source.n_documents) & (batch.targets != IGNORE_INDEX)
     wrapped = (batch.targets[:, :1] > batch.targets) & (batch.targets != IGNORE_INDEX)
@@ -150,7 +150,7 @@ def test_documents_keep_their_own_numbers_but_past_the_end_of_the_text():
 
 def test_packed_stories_begin_and_end_with_the_end_token(tmp_path):
     store = small_store(tmp_path)
-    batch = TokenBatches(source=store, context_length=211, batch_size=3, seed=0, cross_documents=False).batch(0)
+    batch = TokenBatches(source=store, seq_len=211, batch_size=3, seed=0, cross_documents=False).batch(0)
     for ids, targets, documents in zip(batch.ids, batch.targets, batch.document_ids, strict=True):
         changes = torch.nonzero(documents.diff()).flatten()
         assert len(changes) > 1
@@ -164,7 +164,7 @@ def test_packed_stories_begin_and_end_with_the_end_token(tmp_path):
 def test_a_sweep_has_every_token_once_and_in_order(across, sizes, world_size):
     n_tokens, length, context, batch_size = sizes
     source = Numbered(n_tokens, length)
-    sweep = EvalTokenBatches(source=source, context_length=context, batch_size=batch_size, cross_documents=across)
+    sweep = EvalTokenBatches(source=source, seq_len=context, batch_size=batch_size, cross_documents=across)
     parts = [sweep.batch(t, rank=rank, world_size=world_size) for t in range(len(sweep)) for rank in range(world_size)]
     whole = joined(parts)
     there = whole["targets"] != IGNORE_INDEX
@@ -178,7 +178,7 @@ def test_a_sweep_has_every_token_once_and_in_order(across, sizes, world_size):
 
 def test_a_part_of_a_store_is_batched_alike():
     part = TokenStoreSlice(Numbered(500, 13), 100, 300)
-    batches = TokenBatches(source=part, context_length=7, batch_size=29, seed=1, cross_documents=False)
+    batches = TokenBatches(source=part, seq_len=7, batch_size=29, seed=1, cross_documents=False)
     assert set(batches.batch(0).ids.flatten().tolist()) <= set(range(101, 301))
     assert batches.n_windows == 29
 
@@ -187,7 +187,7 @@ def test_a_trillion_tokens_take_no_more_memory_than_a_million():
     def peak_memory(n_tokens):
         tracemalloc.start()
         batches = TokenBatches(
-            source=Computed(n_tokens, 997), context_length=128, batch_size=16, seed=7, cross_documents=False
+            source=Computed(n_tokens, 997), seq_len=128, batch_size=16, seed=7, cross_documents=False
         )
         for t in (0, 1, batches.n_windows // 16, 10 * batches.n_windows):
             batches.batch(t)
@@ -200,12 +200,12 @@ def test_a_trillion_tokens_take_no_more_memory_than_a_million():
 
 
 def test_how_far_an_epoch_is():
-    batches = TokenBatches(source=Numbered(100, 7), context_length=10, batch_size=5, seed=0)
+    batches = TokenBatches(source=Numbered(100, 7), seq_len=10, batch_size=5, seed=0)
     assert [batches.epoch(t) for t in (0, 1, 2, 5)] == [0.0, 0.5, 1.0, 2.5]
 
 
 def test_a_batch_moves_as_a_whole():
-    batch = TokenBatches(source=Numbered(100, 7), context_length=10, batch_size=5, seed=0, cross_documents=False).batch(
+    batch = TokenBatches(source=Numbered(100, 7), seq_len=10, batch_size=5, seed=0, cross_documents=False).batch(
         0
     )
     assert batch.to("meta").ids.is_meta
@@ -217,11 +217,11 @@ def test_a_batch_moves_as_a_whole():
 def test_what_cannot_be_is_refused_with_both_numbers():
     source = Numbered(100, 7)
     with pytest.raises(ConfigError, match="context_length=0 and batch_size=3"):
-        TokenBatches(source=source, context_length=0, batch_size=3, seed=0)
-    batches = TokenBatches(source=source, context_length=5, batch_size=3, seed=0)
+        TokenBatches(source=source, seq_len=0, batch_size=3, seed=0)
+    batches = TokenBatches(source=source, seq_len=5, batch_size=3, seed=0)
     with pytest.raises(ConfigError, match="rank=2 must be from 0 to world=2"):
         batches.batch(0, rank=2, world_size=2)
     with pytest.raises(InputError, match="batch -1"):
         batches.batch(-1)
     with pytest.raises(InputError, match="batch 7 of a sweep of 7"):
-        EvalTokenBatches(source=source, context_length=5, batch_size=3).batch(7)
+        EvalTokenBatches(source=source, seq_len=5, batch_size=3).batch(7)

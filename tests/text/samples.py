@@ -1,4 +1,4 @@
-"""Texts and small trained tokenizers for the tests."""
+"""Texts and small trained tokenizers for tests."""
 
 import os
 from functools import cache
@@ -21,7 +21,7 @@ DATA = Path(os.environ.get("QKV_DATA", Path(__file__).parents[3] / "shared" / "d
 def published(name: str) -> Path:
     path = DATA / "weights" / name
     if not path.is_file():
-        pytest.skip(f"{name} is not at hand: set QKV_DATA to the folder of published files")
+        pytest.skip(f"{name} is not available; set QKV_DATA to the folder of published files")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Rows of one text or two become what BERT reads, whole or cut where that was asked."""
+"""Texts and text pairs are encoded in batches and truncated."""
 
 import pytest
 
@@ -13,26 +13,26 @@ def tokenizer():
     return train_tokenizer(TokenizerKind.WORDPIECE, [WORDS] * 9, vocab_size=97, style=SpecialTokenStyle.BERT)
 
 
-def tokens(tokenizer, encoded):
-    return " ".join(tokenizer.id_to_token(number) for number in encoded.ids)
+def tokens(tokenizer, encoding):
+    return " ".join(tokenizer.id_to_token(token_id) for token_id in encoding.ids)
 
 
-def test_many_rows_are_what_each_is_alone(tokenizer):
+def test_a_batch_equals_its_rows_encoded_one_by_one(tokenizer):
     pair, single = encode_texts(tokenizer, [("one two", "three"), ("four",)])
     assert pair == tokenizer.encode_pair("one two", "three")
     assert single.ids == tokenizer.encode("four")
     assert pair.segments == [0, 0, 0, 0, 1, 1]
 
 
-def test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens(tokenizer):
+def test_truncation_keeps_the_start_of_a_text_and_the_special_tokens(tokenizer):
     assert tokens(tokenizer, encode_truncated(tokenizer, (WORDS,), 5)) == "[CLS] one two three [SEP]"
     assert encode_truncated(tokenizer, ("one two",), 5).ids == tokenizer.encode("one two")
 
 
-def test_of_a_pair_the_longer_text_is_cut_first(tokenizer):
-    cut = encode_truncated(tokenizer, ("one", WORDS), 7)
-    assert tokens(tokenizer, cut) == "[CLS] one [SEP] one two three [SEP]"
-    assert cut.segments == [0, 0, 0, 1, 1, 1, 1]
+def test_the_longer_text_of_a_pair_is_truncated_first(tokenizer):
+    truncated = encode_truncated(tokenizer, ("one", WORDS), 7)
+    assert tokens(tokenizer, truncated) == "[CLS] one [SEP] one two three [SEP]"
+    assert truncated.segments == [0, 0, 0, 1, 1, 1, 1]
     assert (
         tokens(tokenizer, encode_truncated(tokenizer, (WORDS, "nine ten"), 8))
         == "[CLS] one two three [SEP] nine ten [SEP]"
@@ -42,10 +42,10 @@ def test_of_a_pair_the_longer_text_is_cut_first(tokenizer):
     )
 
 
-def test_a_spelt_special_token_is_one_where_that_is_asked(tokenizer):
-    (read,) = encode_texts(tokenizer, [("one [MASK] two",)], parse_special_tokens=True)
-    assert tokens(tokenizer, read) == "[CLS] one [MASK] two [SEP]"
-    cut = encode_truncated(tokenizer, ("one [MASK] two",), 4, parse_special_tokens=True)
-    assert tokens(tokenizer, cut) == "[CLS] one [MASK] [SEP]"
+def test_special_tokens_in_a_text_are_parsed_on_request(tokenizer):
+    (parsed,) = encode_texts(tokenizer, [("one [MASK] two",)], parse_special_tokens=True)
+    assert tokens(tokenizer, parsed) == "[CLS] one [MASK] two [SEP]"
+    truncated = encode_truncated(tokenizer, ("one [MASK] two",), 4, parse_special_tokens=True)
+    assert tokens(tokenizer, truncated) == "[CLS] one [MASK] [SEP]"
     (plain,) = encode_texts(tokenizer, [("one [MASK] two",)])
     assert tokenizer.special_id(SpecialToken.MASK) not in plain.ids

@@ -1,4 +1,4 @@
-"""A trained tokenizer gives its text back, keeps its special tokens, and reads no control token out of text."""
+"""Trained tokenizers restore their texts, apply their templates, and do not parse special tokens in texts."""
 
 import pytest
 from hypothesis import given
@@ -15,24 +15,24 @@ STYLES = list(SpecialTokenStyle)
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
-def test_the_text_it_was_trained_on_comes_back(kind):
+def test_training_texts_survive_encoding_and_decoding(kind):
     for text in TEXTS[:4]:
         assert trained(kind).decode(trained(kind).encode(text)) == text
 
 
-def test_wordpiece_gives_the_words_back():
+def test_wordpiece_restores_words():
     tokenizer = trained(TokenizerKind.WORDPIECE)
     assert tokenizer.decode(tokenizer.encode("The cat sat on the mat.")) == "The cat sat on the mat."
 
 
 @given(st.text())
-def test_any_text_comes_back_from_bytes(text):
+def test_any_text_survives_byte_level_encoding_and_decoding(text):
     tokenizer = trained(TokenizerKind.BPE)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_vocabulary_is_no_larger_than_asked(kind):
+def test_the_vocabulary_does_not_exceed_the_requested_size(kind):
     tokenizer = trained(kind)
     assert 50 < tokenizer.vocab_size <= 401
     assert tokenizer.vocab_size == len(tokenizer.backend.get_vocab())
@@ -40,31 +40,31 @@ def test_the_vocabulary_is_no_larger_than_asked(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("style", STYLES)
-def test_no_text_spells_a_control_token(kind, style):
+def test_special_tokens_in_a_text_are_only_parsed_on_request(kind, style):
     tokenizer = trained(kind, style)
-    controls = tokenizer.special_ids - {tokenizer.find_special_id(SpecialToken.UNK)}
+    special_ids = tokenizer.special_ids - {tokenizer.find_special_id(SpecialToken.UNK)}
     for spelling in tokenizer.special_tokens.values():
         plain = tokenizer.encode(f"a {spelling} b{spelling}", add_special_tokens=False)
-        assert not controls & set(plain)
+        assert not special_ids & set(plain)
         if spelling != tokenizer.special_tokens.get(SpecialToken.UNK):
-            number = tokenizer.backend.token_to_id(spelling)
-            asked = tokenizer.encode(f"a {spelling} b{spelling}", add_special_tokens=False, parse_special_tokens=True)
-            assert asked.count(number) == 2
+            token_id = tokenizer.backend.token_to_id(spelling)
+            parsed = tokenizer.encode(f"a {spelling} b{spelling}", add_special_tokens=False, parse_special_tokens=True)
+            assert parsed.count(token_id) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bert_pair_has_its_template_and_segments(kind):
+def test_bert_pairs_have_special_tokens_and_segments(kind):
     tokenizer = trained(kind, SpecialTokenStyle.BERT)
-    classify, separate = tokenizer.special_id(SpecialToken.CLS), tokenizer.special_id(SpecialToken.SEP)
+    cls_id, sep_id = tokenizer.special_id(SpecialToken.CLS), tokenizer.special_id(SpecialToken.SEP)
     first, second = (tokenizer.encode(text, add_special_tokens=False) for text in ("the cat", "a dog sat"))
     pair = tokenizer.encode_pair("the cat", "a dog sat")
-    assert pair.ids == [classify, *first, separate, *second, separate]
+    assert pair.ids == [cls_id, *first, sep_id, *second, sep_id]
     assert pair.segments == [0] * (len(first) + 2) + [1] * (len(second) + 1)
-    assert tokenizer.encode("the cat") == [classify, *first, separate]
+    assert tokenizer.encode("the cat") == [cls_id, *first, sep_id]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_seq2seq_text_begins_and_ends(kind):
+def test_seq2seq_texts_have_bos_and_eos(kind):
     tokenizer = trained(kind, SpecialTokenStyle.SEQ2SEQ)
     plain = tokenizer.encode("the cat", add_special_tokens=False)
     assert tokenizer.encode("the cat") == [
@@ -74,7 +74,7 @@ def test_a_seq2seq_text_begins_and_ends(kind):
     ]
 
 
-def test_a_gpt_text_has_nothing_around_it():
+def test_gpt_texts_have_no_special_tokens():
     tokenizer = trained(TokenizerKind.BPE)
     assert tokenizer.encode("the cat") == tokenizer.encode("the cat", add_special_tokens=False)
     assert tokenizer.id_to_token(tokenizer.special_id(SpecialToken.EOS)) == END_OF_TEXT
@@ -82,53 +82,57 @@ def test_a_gpt_text_has_nothing_around_it():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lowercase_holds_in_training_and_in_use(kind):
+def test_lowercase_tokenizers_ignore_case(kind):
     tokenizer = train_tokenizer(kind, TEXTS, vocab_size=401, lowercase=True)
     assert tokenizer.encode("THE Cat") == tokenizer.encode("the cat")
 
 
-def test_an_unseen_character_is_unknown():
+def test_a_character_outside_the_vocabulary_is_unknown():
     tokenizer = trained(TokenizerKind.CHARACTER)
     assert tokenizer.encode("ж") == [tokenizer.special_id(SpecialToken.UNK)]
 
 
-def test_characters_beyond_the_size_are_the_rare_ones():
+def test_the_rarest_characters_are_dropped_from_a_small_vocabulary():
     tokenizer = train_tokenizer(TokenizerKind.CHARACTER, ["aaab", "bbc"], vocab_size=4)
     assert tokenizer.decode(tokenizer.encode("abc")) == "ab"
 
 
-def test_a_long_text_is_cut_and_trains_the_same():
+def test_splitting_a_long_text_does_not_change_the_tokenizer():
     texts = [" ".join(TEXTS)]
     tokenizer = train_tokenizer(TokenizerKind.BPE, texts * 300, vocab_size=300)
-    whole = train_tokenizer(TokenizerKind.BPE, [" ".join(texts * 300)], vocab_size=300)
-    assert tokenizer.backend.to_str() == whole.backend.to_str()
+    from_long_text = train_tokenizer(TokenizerKind.BPE, [" ".join(texts * 300)], vocab_size=300)
+    assert tokenizer.backend.to_str() == from_long_text.backend.to_str()
 
 
 @pytest.mark.parametrize("kind", [TokenizerKind.BPE, TokenizerKind.CHARACTER])
-def test_training_twice_gives_the_same_bytes(kind):
+def test_training_is_deterministic(kind):
     first, second = (train_tokenizer(kind, TEXTS, vocab_size=401) for _ in range(2))
     assert first.backend.to_str() == second.backend.to_str()
     assert first.fingerprint == second.fingerprint
 
 
-def test_too_small_a_vocabulary_is_refused_with_both_numbers():
-    with pytest.raises(ConfigError, match=r"vocab_size=256 is too small: bpe .* needs 257"):
+def test_the_error_for_a_small_vocabulary_contains_the_minimum_size():
+    with pytest.raises(ConfigError, match=r"vocab_size=256 .*bpe .*\b257\b"):
         train_tokenizer(TokenizerKind.BPE, TEXTS, vocab_size=256)
-    with pytest.raises(InputError, match=r"a unigram tokenizer of 17 cannot be trained on this text: .*chars"):
+    with pytest.raises(InputError, match=r"unigram .*vocab_size=17: .*chars"):
         train_tokenizer(TokenizerKind.UNIGRAM, TEXTS, vocab_size=17)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_text_is_refused(kind):
-    with pytest.raises(InputError, match="no text to train a tokenizer on"):
+def test_training_without_text_is_an_error(kind):
+    with pytest.raises(InputError, match="text"):
         train_tokenizer(kind, [""], vocab_size=300)
 
 
-def test_spaced_the_ids_of_two_sentences_are_those_of_each():
-    tokenizer = train_tokenizer(TokenizerKind.BPE, TEXTS, vocab_size=401, style=SpecialTokenStyle.SEQ2SEQ, spaced=True)
+def test_with_a_prefix_space_the_ids_of_concatenated_sentences_are_concatenated():
+    tokenizer = train_tokenizer(
+        TokenizerKind.BPE, TEXTS, vocab_size=401, style=SpecialTokenStyle.SEQ2SEQ, add_prefix_space=True
+    )
     first, second = "¿Dónde está?", "Here he is. ñ😀"
-    one, other, both = (tokenizer.encode(t, add_special_tokens=False) for t in (first, second, f"{first} {second}"))
-    assert both == one + other
-    assert [tokenizer.decode(ids) for ids in (one, both)] == [first, f"{first} {second}"]
-    pieces = tokenizer.token_spans(first)
-    assert (pieces[0].start, pieces[-1].end) == (0, len(first.encode()))
+    first_ids, second_ids, both_ids = (
+        tokenizer.encode(text, add_special_tokens=False) for text in (first, second, f"{first} {second}")
+    )
+    assert both_ids == first_ids + second_ids
+    assert [tokenizer.decode(ids) for ids in (first_ids, both_ids)] == [first, f"{first} {second}"]
+    spans = tokenizer.token_spans(first)
+    assert (spans[0].start, spans[-1].end) == (0, len(first.encode()))

@@ -1,4 +1,4 @@
-"""Tokens are told by word: of a text by their bytes, of ids alone by the words they make."""
+"""Word indices of tokens, computed from byte spans or from ids."""
 
 import pytest
 from hypothesis import given
@@ -11,70 +11,70 @@ from tests.text.samples import trained
 from tests.text.test_streaming_decoder import any_ids, byte_fallback
 
 
-def words_made(tokenizer, ids):
-    """By definition: of all ids so far, the number of words, less one."""
-    so_far, words = [], []
-    left_out = tokenizer.special_ids - {tokenizer.find_special_id(SpecialToken.UNK)}
-    for number in ids:
-        if number not in left_out:
-            so_far.append(number)
-        text = tokenizer.decode(so_far, skip_special_tokens=False)
-        words.append(None if number in left_out else max(0, len(text.split()) - 1))
+def reference_word_indices(tokenizer, ids):
+    """The number of words of all ids so far, minus one."""
+    previous_ids, words = [], []
+    skipped_ids = tokenizer.special_ids - {tokenizer.find_special_id(SpecialToken.UNK)}
+    for token_id in ids:
+        if token_id not in skipped_ids:
+            previous_ids.append(token_id)
+        text = tokenizer.decode(previous_ids, skip_special_tokens=False)
+        words.append(None if token_id in skipped_ids else max(0, len(text.split()) - 1))
     return words
 
 
-def check_the_words(tokenizer, ids):
-    ids = [number % tokenizer.vocab_size for number in ids]
-    assert word_indices_of_ids(tokenizer, ids) == words_made(tokenizer, ids)
+def check_word_indices(tokenizer, ids):
+    ids = [token_id % tokenizer.vocab_size for token_id in ids]
+    assert word_indices_of_ids(tokenizer, ids) == reference_word_indices(tokenizer, ids)
 
 
 @pytest.mark.parametrize("kind", list(TokenizerKind))
 @given(ids=any_ids)
-def test_ids_are_of_the_words_they_make(kind, ids):
-    check_the_words(trained(kind, SpecialTokenStyle.BERT), ids)
+def test_word_indices_of_any_ids(kind, ids):
+    check_word_indices(trained(kind, SpecialTokenStyle.BERT), ids)
 
 
 @given(ids=any_ids)
-def test_so_are_single_bytes(ids):
-    check_the_words(byte_fallback(), ids)
-    check_the_words(trained(TokenizerKind.BPE, None, 257), ids)
+def test_word_indices_of_single_bytes(ids):
+    check_word_indices(byte_fallback(), ids)
+    check_word_indices(trained(TokenizerKind.BPE, None, 257), ids)
 
 
 @given(text=st.text())
-def test_words_of_encoded_ids_are_those_of_the_text(text):
+def test_word_indices_of_any_text(text):
     bpe = trained(TokenizerKind.BPE)
-    check_the_words(bpe, bpe.encode(text))
+    check_word_indices(bpe, bpe.encode(text))
 
 
-def test_ten_times_the_ids_take_ten_times_the_decoding(monkeypatch):
+def test_the_number_of_decoded_tokens_grows_linearly(monkeypatch):
     bpe, decode, n_decoded = trained(TokenizerKind.BPE), Tokenizer.decode, [0]
 
-    def counted(tokenizer, ids, **options):
+    def counting_decode(tokenizer, ids, **options):
         n_decoded[0] += len(ids)
         return decode(tokenizer, ids, **options)
 
-    monkeypatch.setattr(Tokenizer, "decode", counted)
+    monkeypatch.setattr(Tokenizer, "decode", counting_decode)
 
-    def work(n):
+    def count_decoded(n):
         n_decoded[0] = 0
         word_indices_of_ids(bpe, bpe.encode("cat " * n))
         return n_decoded[0]
 
-    assert 0 < work(3_000) <= 10 * work(300) + 100
+    assert 0 < count_decoded(3_000) <= 10 * count_decoded(300) + 100
 
 
-def test_a_special_token_that_the_text_spells_is_a_piece_of_it():
+def test_a_special_token_in_the_text_has_a_span():
     bert = trained(TokenizerKind.WORDPIECE, SpecialTokenStyle.BERT)
     text = "the [MASK] the"
     ids = bert.encode(text, parse_special_tokens=True)
     spans = token_byte_spans(bert, text, ids, parse_special_tokens=True)
     assert (spans[0], spans[-1]) == (None, None)
-    at = ids.index(bert.special_id(SpecialToken.MASK))
-    assert text[slice(*spans[at])] == "[MASK]"
+    position = ids.index(bert.special_id(SpecialToken.MASK))
+    assert text[slice(*spans[position])] == "[MASK]"
     words = word_indices_of_spans(text, spans)
-    assert words[at] == 1
+    assert words[position] == 1
     assert words[-2] == 2
 
 
-def test_blanks_alone_are_of_no_word():
+def test_whitespace_does_not_belong_to_a_word():
     assert word_indices_of_spans("  ", [(0, 2)]) == [None]

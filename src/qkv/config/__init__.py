@@ -1,4 +1,7 @@
-"""Settings as data: frozen, checked when made, TOML and JSON in and out. Never imports torch."""
+"""Configuration of models, training, fine-tuning and sampling, loaded from and saved to TOML and JSON.
+
+Configs are frozen and validated on construction. This package never imports torch.
+"""
 
 from qkv.config.base import Config
 from qkv.config.families import (

@@ -1,4 +1,4 @@
-"""What every config is: frozen, keyword-only, and refused in one line when it cannot be."""
+"""Base class of all configs: frozen, keyword-only and validated on construction."""
 
 from difflib import get_close_matches
 from typing import Annotated, Any, Self
@@ -8,14 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, Va
 from qkv.errors import ConfigError
 
 Count = Annotated[int, Field(strict=True, ge=1)]
-"""A whole number of things there must be at least one of."""
-MIN_SIMILARITY = 0.65
-"""Of difflib's likeness: a word with two letters exchanged (gtp) is nearer, one with a few in common is not."""
+"""A positive integer."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+"""A number from 0 (inclusive) to 1 (exclusive)."""
+MIN_SIMILARITY = 0.65
+"""Smallest difflib ratio of a suggestion.
+
+A word with two letters swapped ("gtp" for "gpt") is above it, a word that only shares a few letters is below.
+"""
 
 
 class Config(BaseModel):
-    """Base of all settings; a bad value raises `ConfigError`, never pydantic's own error."""
+    """Base class of all configs. An invalid value raises `ConfigError` instead of pydantic's `ValidationError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -28,36 +32,41 @@ class Config(BaseModel):
             raise ConfigError(_format_validation_error(cls, error)) from None
 
     def replace(self, **changes: Any) -> Self:  # noqa: ANN401
-        """A copy with some settings changed, checked anew.
+        """Return a validated copy with some fields changed.
 
-        Only settings that were given are kept: what was derived (such as d_ff from d_model) is derived again.
+        Only explicitly set fields are copied. Derived defaults (such as d_ff, which depends on d_model) are computed
+        again from the changed fields.
         """
         return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
 
 
-def suggest_closest(word: str, known: list[str]) -> str:
-    """“; did you mean 'x'?”, or nothing where no known word is near or begins with it."""
-    longer = [one for one in known if len(word) > 2 and one.startswith(word)]
-    close = longer or get_close_matches(word, known, n=1, cutoff=MIN_SIMILARITY)
-    return f"; did you mean '{close[0]}'?" if close else ""
+def suggest_closest(word: str, candidates: list[str]) -> str:
+    """Return " (did you mean 'x'?)" for the most similar candidate, or an empty string if none is similar.
+
+    A candidate that starts with the word (if that has at least three letters) takes precedence.
+    """
+    completions = [candidate for candidate in candidates if len(word) > 2 and candidate.startswith(word)]
+    closest = completions or get_close_matches(word, candidates, n=1, cutoff=MIN_SIMILARITY)
+    return f" (did you mean '{closest[0]}'?)" if closest else ""
 
 
 def _format_validation_error(cls: type[Config], error: ValidationError) -> str:
-    # A misspelt key is also a missing one; the misspelling is what the reader must be told.
-    first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    """Describe the first error in one line. Unknown keys come first."""
+    # A misspelled required key is reported twice, as unknown and as missing. The misspelling is the cause.
+    first = min(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])
     match first["type"]:
         case "extra_forbidden":
-            what = f"unknown key '{field}'{suggest_closest(field, list(cls.model_fields))}"
+            problem = f"unknown key '{field}'{suggest_closest(field, list(cls.model_fields))}"
         case "missing":
-            what = f"{field} is missing"
+            problem = f"{field} is missing"
         case _:
-            what = f"{field}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-    return _table_prefix(cls) + what
+            problem = f"{field}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return _table_prefix(cls) + problem
 
 
 def _table_prefix(cls: type[Config]) -> str:
-    """“training: ” for `TrainingConfig`, as a recipe calls it; a class's own name says nothing to who writes a file."""
+    """Return the name of the recipe table that the class configures, e.g. "training: " for `TrainingConfig`."""
     name = cls.__name__
     table = name.removesuffix("Config").removesuffix("Settings")
     return "" if table == name else f"{table.lower()}: "

@@ -1,4 +1,4 @@
-"""What describes a GPT, a BERT, an encoder–decoder and an RNN with attention."""
+"""Model configs of the four families: GPT, BERT, encoder–decoder Transformer and RNN with attention."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -30,16 +30,20 @@ def _default_d_value(fields: dict[str, Any]) -> int:
 
 
 class RopeScaling(Config):
-    """Rotary angles slowed down, so that a longer text keeps to angles that a shorter one has taught."""
+    """Scaling of rotary frequencies that extends the context length of a trained model.
+
+    Without `original_context_length`, all frequencies are divided by `factor` (linear scaling). With it, Llama 3.1's
+    rule applies, which only scales low frequencies.
+    """
 
     factor: float = Field(gt=0)
-    """Angles are divided by it."""
+    """Divisor of the rotary angles."""
     original_context_length: Count | None = None
-    """None: all angles alike (linear). Else Llama 3.1's rule: only turns that are slow, compared with this length."""
+    """Context length of the original training (Llama 3.1), or None for linear scaling."""
     low_freq_factor: float = Field(default=1.0, gt=0)
-    """Fewer turns than this in the original context: slowed down in full."""
+    """Frequencies with fewer rotations than this over the original context are divided by the full factor."""
     high_freq_factor: float = Field(default=4.0, gt=0)
-    """More turns than this: kept; a smooth change between the two."""
+    """Frequencies with more rotations than this are unchanged. In between, the scaling is interpolated smoothly."""
 
     @model_validator(mode="after")
     def _check_frequency_factors(self) -> Self:
@@ -51,82 +55,108 @@ class RopeScaling(Config):
 
 
 class TransformerConfig(Config):
-    """What GPT, BERT and the encoder–decoder have in common; the defaults are GPT-2's."""
+    """Fields shared by GPT, BERT and the encoder–decoder Transformer. The defaults are those of GPT-2."""
 
     vocab_size: Count
+    """Number of token ids."""
     context_length: Count
-    """Most tokens a sequence may have; a table's size where positions are learned."""
+    """Maximum number of tokens in a sequence, and the size of the table of learned positions."""
     d_model: Count
+    """Width of the residual stream."""
     n_heads: Count
+    """Number of query heads."""
 
     head_layout: HeadLayout = HeadLayout.SPLIT
+    """How the head outputs are combined."""
     n_kv_heads: Count = Field(default_factory=lambda fields: fields["n_heads"])
-    """Fewer than n_heads: each key/value head serves a group of query heads."""
+    """Number of key/value heads (default: n_heads). With fewer, each one is shared by a group of query heads."""
     d_head: Count = Field(default_factory=_default_d_head)
-    """Width of one query or key; d_model / n_heads unless said."""
+    """Width of a query or key (default: d_model / n_heads)."""
     d_value: Count = Field(default_factory=_default_d_value)
-    """Width of one head's value; d_head when split, d_model when pooled."""
+    """Width of a value (default: d_head if the heads are split, d_model if they are pooled)."""
     output_projection: bool = True
-    """Project the heads' result (W_O); without it that result must itself be d_model wide."""
+    """Project the head outputs with W_O. Without the projection, their combined width must be d_model."""
     attention_bias: bool = True
+    """Add biases to the query, key, value and output projections."""
     scale_scores: bool = True
-    """Divide scores by √d_head; T5 alone does not."""
+    """Divide attention scores by √d_head. T5 does not."""
     sliding_window: Count | None = None
-    """See only what stands less than this many positions away, on both sides where one may look ahead; None: all."""
+    """Attend only to keys fewer than this many positions away, on both sides if attention is not causal.
+
+    None attends to all keys.
+    """
 
     d_ff: Count = Field(default_factory=lambda fields: 4 * fields["d_model"])
+    """Hidden width of the feed-forward layers (default: 4 · d_model)."""
     activation: Activation = Activation.GELU_TANH
+    """Activation of the feed-forward layers."""
     gated: bool = False
-    """Feed-forward with a gate: activation(xW_gate) ⊙ xW_in."""
+    """Use gated feed-forward layers: activation(x · W_gate) ⊙ (x · W_up)."""
     feed_forward_bias: bool = True
+    """Add biases to the feed-forward projections."""
 
     norm: NormKind = NormKind.LAYER
+    """LayerNorm or RMSNorm."""
     norm_position: NormPosition = NormPosition.PRE
+    """Whether norms precede or follow each sub-layer."""
     norm_eps: float = Field(default=1e-5, gt=0)
+    """Constant added to the variance in the norms."""
     norm_bias: bool = True
+    """Add a bias to each LayerNorm."""
     embedding_norm: bool = False
+    """Normalize the sum of the embeddings."""
     final_norm: bool = True
+    """Normalize the output of the last block."""
 
     positions: PositionKind = PositionKind.LEARNED
+    """Kind of position encoding."""
     position_offset: int = Field(default=0, ge=0)
-    """Rows of a learned table that stand before position 0 (2 in BART and RoBERTa)."""
+    """Number of unused rows before position 0 in a learned position table (2 in BART and RoBERTa)."""
     sinusoid: SinusoidStyle = SinusoidStyle.INTERLEAVED
+    """Column order of sinusoidal positions."""
     rope_theta: float = Field(default=10000.0, gt=0)
+    """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies for longer contexts, or None."""
     relative_buckets: Count = 32
+    """Number of buckets of relative position biases (T5)."""
     relative_max_distance: Count = 128
+    """Distance from which on all relative positions share the last bucket (T5)."""
 
     scale_embedding: bool = False
-    """Multiply token vectors by √d_model before positions are added."""
+    """Multiply token embeddings by √d_model before positions are added."""
     tie_embeddings: bool = True
+    """Use the token embedding matrix as the unembedding matrix."""
     unembedding_bias: bool = False
+    """Add a bias to the logits."""
     scale_logits: bool = False
-    """Multiply the last states by 1/√d_model before the unembedding, tied or not; T5 does where it is tied."""
+    """Multiply the final hidden states by 1/√d_model before the unembedding. T5 does if its embeddings are tied."""
 
     dropout: Fraction = 0.0
+    """Dropout probability during training."""
     init_std: float = Field(default=0.02, gt=0)
-    """Spread of the random weights a new model starts from."""
+    """Standard deviation of the initial weights."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if "d_head" not in self.model_fields_set and self.d_model % self.n_heads:
             raise ConfigError(f"d_model={self.d_model} must be a multiple of n_heads={self.n_heads}")
         if self.n_kv_heads > self.n_heads:
-            raise ConfigError(f"n_kv_heads={self.n_kv_heads} must not be more than n_heads={self.n_heads}")
+            raise ConfigError(f"n_kv_heads={self.n_kv_heads} must not exceed n_heads={self.n_heads}")
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
         self._check_head_layout()
         if self.positions is PositionKind.ROTARY and self.d_head % 2:
-            raise ConfigError(f"rotary positions turn pairs: d_head={self.d_head} must be even")
+            raise ConfigError(f"rotary positions require an even d_head, got d_head={self.d_head}")
         if self.rope_scaling is not None and self.positions is not PositionKind.ROTARY:
-            raise ConfigError(f"rope_scaling is set, but positions={self.positions.value!r} are not rotary")
+            raise ConfigError(f"rope_scaling requires positions='rotary', got positions={self.positions.value!r}")
         if self.positions in (PositionKind.SINUSOIDAL, PositionKind.CONCATENATED) and self.d_model % 2:
-            raise ConfigError(f"sinusoidal positions come in pairs: d_model={self.d_model} must be even")
+            raise ConfigError(f"sinusoidal positions require an even d_model, got d_model={self.d_model}")
         if self.positions is PositionKind.RELATIVE and self.relative_buckets % 4:
             raise ConfigError(f"relative_buckets={self.relative_buckets} must be a multiple of 4")
         if self.positions is PositionKind.RELATIVE and self.relative_max_distance <= self.relative_buckets // 2:
             raise ConfigError(
-                f"relative_max_distance={self.relative_max_distance} must be more than "
+                f"relative_max_distance={self.relative_max_distance} must be greater than "
                 f"relative_buckets/2={self.relative_buckets // 2}"
             )
         return self
@@ -135,30 +165,32 @@ class TransformerConfig(Config):
         if self.head_layout is HeadLayout.SPLIT:
             if not self.output_projection and self.n_heads * self.d_value != self.d_model:
                 raise ConfigError(
-                    f"without output_projection n_heads·d_value={self.n_heads * self.d_value} "
-                    f"must be d_model={self.d_model}"
+                    f"without output_projection, n_heads·d_value={self.n_heads * self.d_value} "
+                    f"must equal d_model={self.d_model}"
                 )
         elif self.d_value != self.d_model:
-            raise ConfigError(f"pooled heads add up: d_value={self.d_value} must be d_model={self.d_model}")
+            raise ConfigError(f"with pooled heads, d_value={self.d_value} must equal d_model={self.d_model}")
 
 
 class GPTConfig(TransformerConfig):
-    """A decoder-only Transformer: every position sees itself and the past."""
+    """Config of a decoder-only Transformer with causal attention."""
 
     family: Literal["gpt"] = "gpt"
     n_layers: Count
+    """Number of Transformer blocks."""
     causal: bool = True
-    """Off, the same block is BERT's: it sees everything (lecture A's one switch)."""
+    """Mask future positions. Without the mask, attention is bidirectional as in BERT (lecture A)."""
 
 
 class SentenceEmbedding(Config):
-    """How a model that was trained for sentence vectors makes them, as sentence-transformers keeps it."""
+    """Settings of a sentence-embedding model, as stored by sentence-transformers."""
 
     pooling: Pooling = Pooling.MEAN
+    """How token states are combined into one vector."""
     normalize: bool = False
-    """Divide each vector by its length."""
+    """Scale each vector to unit length."""
     max_tokens: Count | None = None
-    """Longest text it was trained on, [CLS] and [SEP] counted; None: the context length."""
+    """Maximum number of tokens per text, including [CLS] and [SEP], or None for the context length."""
 
 
 def _default_n_classes(fields: dict[str, Any]) -> int | None:
@@ -170,12 +202,13 @@ def _default_problem(fields: dict[str, Any]) -> ProblemType:
 
 
 class BERTConfig(TransformerConfig):
-    """An encoder-only Transformer with the heads of its two pre-training games and its fine-tuning."""
+    """Config of an encoder-only Transformer with optional pre-training and classification heads."""
 
     family: Literal["bert"] = "bert"
     n_layers: Count
+    """Number of Transformer blocks."""
     n_segments: int = Field(default=2, ge=0)
-    """0: a model without segments (DistilBERT)."""
+    """Number of segment embeddings. 0 disables them (DistilBERT)."""
     activation: Activation = Activation.GELU
     norm_position: NormPosition = NormPosition.POST
     norm_eps: float = Field(default=1e-12, gt=0)
@@ -183,27 +216,34 @@ class BERTConfig(TransformerConfig):
     final_norm: bool = False
     unembedding_bias: bool = True
     pooler: bool = True
-    """tanh(W·[CLS]): what next-sentence and classification heads read."""
+    """Add a pooler, activation(W · [CLS]). The next-sentence and classification heads use its output."""
     pooler_activation: PoolerActivation = PoolerActivation.TANH
+    """Activation of the pooler."""
     masked_lm_head: bool = False
+    """Add a masked language modeling head."""
     next_sentence_head: bool = False
+    """Add a next-sentence prediction head."""
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """What each output of the classification head means, in order."""
+    """Names of the classes, in the order of the outputs of the classification head."""
     n_classes: Count | None = Field(default_factory=_default_n_classes)
-    """Outputs of the classification head; None: there is no such head."""
+    """Number of outputs of the classification head (default: the number of class names), or None for no head."""
     problem_type: ProblemType = Field(default_factory=_default_problem)
-    """What the classification head answers; one output is a number unless said."""
+    """Kind of classification problem (default: regression for one output, single-label for several)."""
     sentence_embedding: SentenceEmbedding | None = None
+    """Sentence-embedding settings, or None if the model was not trained for sentence embeddings."""
 
     @property
     def uses_segment_ids(self) -> bool:
-        """Whether segments tell a pair's texts apart: DistilBERT has none of them, RoBERTa one for all."""
+        """Whether segment ids distinguish the two texts of a pair.
+
+        DistilBERT has no segment embeddings and RoBERTa has a single one for all tokens.
+        """
         return self.n_segments > 1
 
     @model_validator(mode="after")
     def _check_pooler(self) -> Self:
         if not self.pooler and (self.next_sentence_head or self.n_classes is not None):
-            raise ConfigError("pooler=False, but next_sentence_head and n_classes read the pooler")
+            raise ConfigError("next_sentence_head and n_classes require the pooler, got pooler=False")
         return self
 
     @model_validator(mode="after")
@@ -212,41 +252,44 @@ class BERTConfig(TransformerConfig):
         if names is not None and n != len(names):
             raise ConfigError(f"n_classes={n}, but class_names has {len(names)} names")
         if names is not None and len(set(names)) < len(names):
-            twice = next(name for i, name in enumerate(names) if name in names[:i])
-            raise ConfigError(f"class_names has {twice!r} twice")
+            duplicate = next(name for i, name in enumerate(names) if name in names[:i])
+            raise ConfigError(f"class_names contains {duplicate!r} more than once")
         if n is None and self.problem_type is not ProblemType.SINGLE_LABEL:
-            raise ConfigError(f"problem={problem_type!r}, but there is no classification head (n_classes, class_names)")
+            raise ConfigError(f"problem_type={problem_type!r} requires a classification head (n_classes or class_names)")
         if self.problem_type is ProblemType.REGRESSION and n != 1:
-            raise ConfigError(f"problem_type='regression' has one output, not n_classes={n}")
+            raise ConfigError(f"problem_type='regression' requires n_classes=1, got n_classes={n}")
         if self.problem_type is ProblemType.SINGLE_LABEL and n == 1:
-            raise ConfigError("problem_type='single-label' needs at least 2 classes, not n_classes=1")
+            raise ConfigError("problem_type='single-label' requires at least 2 classes, got n_classes=1")
         return self
 
 
 class Seq2SeqConfig(TransformerConfig):
-    """An encoder–decoder Transformer; the defaults are the 2017 paper's."""
+    """Config of an encoder–decoder Transformer. The defaults are those of arXiv:1706.03762."""
 
     family: Literal["seq2seq"] = "seq2seq"
     n_encoder_layers: Count
+    """Number of encoder blocks."""
     n_decoder_layers: Count
+    """Number of decoder blocks."""
     activation: Activation = Activation.RELU
     norm_position: NormPosition = NormPosition.POST
     final_norm: bool = False
     positions: PositionKind = PositionKind.SINUSOIDAL
     scale_embedding: bool = True
     source_vocab_size: Count = Field(default_factory=lambda fields: fields["vocab_size"])
+    """Number of source token ids (default: vocab_size)."""
     share_embeddings: bool = True
-    """One token table for source and target; only where both have one vocabulary."""
+    """Use one token embedding for source and target. They must have the same vocabulary."""
     d_patch: Count | None = None
-    """The source is a picture, cut into patches of so many numbers; None: it is ids."""
+    """Number of values per image patch if the source is an image, or None if it is token ids."""
 
     @model_validator(mode="after")
     def _check_image_source(self) -> Self:
         has_words = self.share_embeddings or self.source_vocab_size != self.vocab_size
         if self.d_patch is not None and has_words:
             raise ConfigError(
-                f"d_patch={self.d_patch}: the source is a picture, which has no words; "
-                "set share_embeddings=False and leave source_vocab_size out"
+                f"d_patch={self.d_patch}: an image source has no vocabulary; "
+                "set share_embeddings=False and omit source_vocab_size"
             )
         return self
 
@@ -254,32 +297,43 @@ class Seq2SeqConfig(TransformerConfig):
     def _check_shared_embeddings(self) -> Self:
         if self.share_embeddings and self.source_vocab_size != self.vocab_size:
             raise ConfigError(
-                f"share_embeddings needs one vocabulary: source_vocab_size={self.source_vocab_size}, "
-                f"vocab_size={self.vocab_size}"
+                f"share_embeddings requires equal vocabularies, got source_vocab_size={self.source_vocab_size} "
+                f"and vocab_size={self.vocab_size}"
             )
         return self
 
 
 class RNNConfig(Config):
-    """A bidirectional recurrent encoder and a recurrent decoder that attends to its states."""
+    """Config of a bidirectional recurrent encoder and a recurrent decoder that attends to the encoder states."""
 
     family: Literal["rnn"] = "rnn"
     vocab_size: Count
+    """Number of target token ids."""
     source_vocab_size: Count = Field(default_factory=lambda fields: fields["vocab_size"])
+    """Number of source token ids (default: vocab_size)."""
     d_model: Count
-    """Width of embeddings, of the decoder's state, and of the encoder's two directions together."""
+    """Width of the embeddings, the decoder state and the concatenated states of the two encoder directions."""
     n_encoder_layers: Count = 1
+    """Number of recurrent encoder layers."""
     n_decoder_layers: Count = 1
+    """Number of recurrent decoder layers."""
     cell: CellKind = CellKind.GRU
+    """GRU or LSTM."""
     attention: ScoreKind = ScoreKind.GENERAL
+    """Attention score function, or none."""
     context_length: Count = 1024
-    """Longest sequence taken; the recurrence itself has no such bound."""
+    """Maximum sequence length. The recurrence itself has no limit."""
     tie_embeddings: bool = False
+    """Use the target embedding matrix as the unembedding matrix."""
     dropout: Fraction = 0.0
+    """Dropout probability during training."""
     init_std: float = Field(default=0.08, gt=0)
+    """Standard deviation of the initial weights."""
 
     @model_validator(mode="after")
     def _check_even_width(self) -> Self:
         if self.d_model % 2:
-            raise ConfigError(f"two directions share d_model={self.d_model}, which must be even")
+            raise ConfigError(
+                f"d_model must be even to be split between the two directions, got d_model={self.d_model}"
+            )
         return self

@@ -1,4 +1,4 @@
-"""Configs on disk: one JSON or TOML file, told apart by its ending; `family` says which config it is."""
+"""Load and save model configs as JSON or TOML files."""
 
 import json
 import tomllib
@@ -22,17 +22,18 @@ FAMILIES: dict[str, type[ModelConfig]] = {
 
 
 def config_from_dict(settings: dict[str, Any]) -> ModelConfig:
+    """Create the model config whose class is named by `settings["family"]`."""
     family = settings.get("family")
     if family is None:
-        raise ConfigError(f"family is missing; it is one of {', '.join(FAMILIES)}")
+        raise ConfigError(f"family is missing; must be one of {', '.join(FAMILIES)}")
     if not isinstance(family, str) or family not in FAMILIES:
         hint = suggest_closest(str(family), list(FAMILIES))
-        raise ConfigError(f"unknown family {family!r}; it is one of {', '.join(FAMILIES)}{hint}")
+        raise ConfigError(f"unknown family {family!r}{hint}; must be one of {', '.join(FAMILIES)}")
     return FAMILIES[family](**settings)
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    """The config in a .json or .toml file; its `family` says which kind it is."""
+    """Load a model config from a .json or .toml file. Its `family` key selects the config class."""
     path = Path(path)
     try:
         settings = _parse_config_file(path)
@@ -41,7 +42,7 @@ def load_config(path: str | Path) -> ModelConfig:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: holds a {type(settings).__name__}, not a table of settings")
+        raise ConfigError(f"{path}: expected a table of settings, got {type(settings).__name__}")
     try:
         return config_from_dict(settings)
     except ConfigError as error:
@@ -49,7 +50,7 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def save_config(config: ModelConfig, path: str | Path) -> None:
-    """Write every setting, derived ones too, so that the file stands for itself."""
+    """Write all fields to a .json or .toml file, including derived defaults."""
     path = Path(path)
     settings = config.model_dump(mode="json", exclude_none=True)
     match path.suffix:
@@ -65,7 +66,7 @@ def save_config(config: ModelConfig, path: str | Path) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _parse_config_file(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds, checked by the caller
+def _parse_config_file(path: Path) -> Any:  # noqa: ANN401 - any JSON or TOML value, checked by the caller
     match path.suffix:
         case ".json":
             return json.loads(path.read_text(encoding="utf-8"))
@@ -76,4 +77,4 @@ def _parse_config_file(path: Path) -> Any:  # noqa: ANN401 - whatever the file h
 
 
 def _unknown_suffix_message(path: Path) -> str:
-    return f"{path}: a config ends in .json or .toml, not '{path.suffix}'"
+    return f"{path}: config files must end in .json or .toml, got '{path.suffix}'"

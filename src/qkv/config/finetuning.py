@@ -1,4 +1,4 @@
-"""How a model is fine-tuned on labelled texts; what is None is chosen from the sizes of data and model."""
+"""Fine-tuning settings for classification and regression on labeled texts."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -13,60 +13,77 @@ from qkv.errors import ConfigError
 
 
 class FinetuningSettings(Config):
-    """How, whatever the model and the data."""
+    """Fine-tuning settings that do not depend on the model and the data files.
+
+    Values of None for epochs, batch_size and learning_rate are chosen based on the data and model size.
+    """
 
     text_columns: tuple[str, ...] = Field(default=(), max_length=2)
-    """Columns of the text, or of the pair's two; none: `text`, else `text_a` and `text_b`."""
+    """Column of the text, or the two columns of a text pair (default: `text`, or `text_a` and `text_b`)."""
     label_column: str | None = None
+    """Column of the label (default: `label`, or `score` for regression if there is such a column)."""
     problem_type: ProblemType = ProblemType.SINGLE_LABEL
+    """Kind of classification problem."""
     n_train_rows: Count | None = None
-    """Learn from so many rows alone, drawn anew for each seed, each class by its share."""
+    """Train on a stratified random sample of this many rows, drawn separately for each seed. None uses all rows."""
     truncate: bool = False
-    """Cut what is longer than the context; otherwise that is an error."""
+    """Truncate texts that exceed the context length. Otherwise they are an error."""
 
     from_scratch: bool = False
-    """The model's shape alone, with random weights."""
+    """Use only the architecture of the model and start from random weights."""
     freeze: Literal["all"] | int = 0
-    """The embeddings and this many of the lowest layers learn nothing; `all`: only the head learns. 0: all learn."""
+    """Freeze the embeddings and this many of the lowest layers, or `all` to train only the head. 0 freezes nothing."""
     lora_rank: Count | None = None
+    """Rank of the LoRA adapters, or None to train the weights themselves."""
     layer_decay: float | None = Field(default=None, gt=0, le=1)
+    """Factor between the learning rates of a layer and the layer above it, or None for equal learning rates."""
 
     n_seeds: Count = 1
-    """How many runs, from `seed` on; they differ in the head's first weights, the order of the rows, and dropout."""
+    """Number of runs, with consecutive seeds. They differ in head initialization, row order and dropout."""
     seed: int = Field(default=0, ge=0)
+    """First random seed."""
     epochs: Count | None = None
+    """Number of passes over the training rows."""
     batch_size: Count | None = None
+    """Number of rows per update."""
     learning_rate: float | None = Field(default=None, gt=0)
+    """Peak learning rate."""
     dropout: Fraction = 0.1
+    """Dropout probability."""
     patience: Count | None = 5
-    """Stop after this many evaluations without a better one; there are ten in a run."""
+    """Stop after this many evaluations without improvement. A run has ten evaluations."""
     precision: Precision = Precision.AUTO
+    """Numeric precision of training."""
     compile: bool = False
+    """Compile the training step with torch.compile."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if isinstance(self.freeze, int) and self.freeze < 0:
-            raise ConfigError(f"freeze={self.freeze} must be a number of layers, or 'all'")
+            raise ConfigError(f"freeze={self.freeze} must be a non-negative number of layers or 'all'")
         if self.freeze and self.lora_rank is not None:
-            raise ConfigError("lora_rank freezes all weights but its own; freeze cannot be used with it")
+            raise ConfigError("freeze cannot be combined with lora_rank, which already freezes the original weights")
         if self.from_scratch and (self.freeze or self.lora_rank is not None):
-            raise ConfigError("from_scratch starts with random weights: none of them may be frozen (freeze, lora_rank)")
+            raise ConfigError(
+                "from_scratch cannot be combined with freeze or lora_rank: random weights must be trained"
+            )
         return self
 
 
 class FinetuningConfig(FinetuningSettings):
-    """Models, data and settings of one or more runs: each model is fine-tuned with each seed."""
+    """Models, data files and settings of a fine-tuning experiment. Each model is fine-tuned with each seed."""
 
     models: tuple[str, ...] = Field(min_length=1)
-    """Names, as every command takes them."""
+    """Model names or folders."""
     train: str
+    """File of labeled training rows."""
     evaluation: str | None = None
-    """None: a tenth of the training rows is held out."""
+    """File of labeled evaluation rows, or None to hold out a tenth of the training rows."""
 
     @model_validator(mode="after")
     def _check_models_differ(self) -> Self:
         if len(set(self.models)) < len(self.models):
-            raise ConfigError(f"models={list(self.models)}: each may be there once")
+            raise ConfigError(f"models={list(self.models)} contains duplicates")
         return self
 
     def to_toml(self) -> str:
@@ -74,5 +91,5 @@ class FinetuningConfig(FinetuningSettings):
 
 
 def load_finetuning(path: Path, overrides: tuple[str, ...] = ()) -> FinetuningConfig:
-    """A file of settings, some of them changed: `epochs=2`."""
+    """Load a fine-tuning config from a TOML file and apply overrides such as `epochs=2`."""
     return load_toml_settings(FinetuningConfig, path, overrides)

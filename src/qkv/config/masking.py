@@ -1,4 +1,4 @@
-"""What BERT's pre-training examples are: which words are hidden, and which sentences stand together."""
+"""Config of BERT's pre-training examples: token masking and next-sentence pairs."""
 
 from math import ceil
 from typing import Self
@@ -10,34 +10,35 @@ from qkv.errors import ConfigError
 
 
 class MaskingConfig(Config):
-    """The defaults are the published BERT's (arXiv:1810.04805)."""
+    """Masked language modeling and next-sentence prediction. The defaults are those of arXiv:1810.04805."""
 
     next_sentence: bool = True
-    """Two segments, half of them not from one text; off, one segment and the masked words alone."""
+    """Use segment pairs, half of them from different documents. Otherwise, use single segments."""
     masked_fraction: float = Field(default=0.15, gt=0, lt=1)
-    """Of all words, those that are asked for."""
+    """Fraction of tokens to predict."""
     mask_token_fraction: float = Field(default=0.8, ge=0, le=1)
-    """Of those asked for: replaced by [MASK]."""
+    """Fraction of the predicted tokens that are replaced with [MASK]."""
     random_token_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Of those asked for: replaced by any word. The rest stays as it is."""
+    """Fraction of the predicted tokens that are replaced with a random token. The rest are unchanged."""
     whole_word_masking: bool = False
-    """Hide all pieces of a word or none."""
+    """Mask all tokens of a word together."""
     short_sequence_fraction: Fraction = 0.1
-    """Examples shorter than there is room for, so that short texts are known too."""
+    """Fraction of examples that are shorter than the maximum length, so that the model also sees short texts."""
 
     @model_validator(mode="after")
     def _check_fractions(self) -> Self:
         if self.mask_token_fraction + self.random_token_fraction > 1:
             raise ConfigError(
-                f"mask_token_fraction={self.mask_token_fraction} and random_token_fraction={self.random_token_fraction} together are more than 1"
+                f"the sum of mask_token_fraction={self.mask_token_fraction} and "
+                f"random_token_fraction={self.random_token_fraction} must not exceed 1"
             )
         return self
 
     @property
     def n_special_tokens(self) -> int:
-        """Of a row: [CLS] A [SEP], and B [SEP] where there is one."""
+        """Number of special tokens per row: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
         return 3 if self.next_sentence else 2
 
-    def max_masked_tokens(self, length: int) -> int:
-        """Places of a row of `length` tokens where words may be asked for."""
-        return max(1, ceil(self.masked_fraction * (length - self.n_special_tokens)))
+    def max_masked_tokens(self, seq_len: int) -> int:
+        """Return the maximum number of tokens to predict in a row of `seq_len` tokens."""
+        return max(1, ceil(self.masked_fraction * (seq_len - self.n_special_tokens)))

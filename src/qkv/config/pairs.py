@@ -1,4 +1,4 @@
-"""How translation pairs are read, cleaned and joined."""
+"""Config for reading, filtering and batching translation pairs."""
 
 from pydantic import Field
 
@@ -6,18 +6,22 @@ from qkv.config.base import Config, Count, Fraction
 
 
 class PairsConfig(Config):
-    """A file holds source⇥target a line; or, with `target_suffix`, one language, and the file beside it the other."""
+    """Translation data settings.
+
+    By default, each line of a file is a tab-separated source and target. With `target_suffix`, the source and target
+    sentences are in two line-aligned files.
+    """
 
     target_suffix: str | None = Field(default=None, pattern=r"^\.\w+$")
-    """`.en`: the targets of corpus.es (or corpus.es.xz) stand, line by line, in corpus.en (corpus.en.xz)."""
+    """Suffix of the target files. With `.en`, the targets of corpus.es.xz are in corpus.en.xz."""
     max_length_ratio: float = Field(default=3.0, gt=1)
-    """Pairs with one side longer than so many times the other are dropped; a side counts as 12 characters at least."""
+    """Drop pairs with one side more than this many times as long as the other. Lengths below 12 count as 12."""
     repeat: dict[str, Count] = Field(default_factory=dict)
-    """How often an epoch takes each pair of a training file, by the file's name in data.train; 1 unless said."""
+    """Number of times per epoch to use each pair of a file, by the file name in data.train (default: 1)."""
     join_fraction: Fraction = 0.1
-    """Share of the batches in which two or three pairs stand one after the other as one, so that long inputs and
-    several sentences are learnt too."""
+    """Fraction of batches in which two or three pairs are concatenated into one row, so that the model also learns
+    long inputs and several sentences at once."""
     source_vocab_size: Count | None = None
-    """A vocabulary of its own for the source; None: one for both languages."""
+    """Size of a separate source vocabulary, or None for one vocabulary for both languages."""
     n_eval_translations: int = Field(default=200, ge=0)
-    """Validation pairs that are translated and scored (BLEU, chrF) at each evaluation."""
+    """Number of validation pairs to translate and score (BLEU, chrF) at each evaluation."""

@@ -1,4 +1,4 @@
-"""The shapes that people know by name."""
+"""Named model configs such as gpt2, llama-3-8b and bert-base."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +48,7 @@ def _bert_config(n_layers: int, d_model: int, n_heads: int, vocab_size: int = 30
 
 
 def _transformer_2017(d_model: int, n_heads: int) -> Seq2SeqConfig:
-    """arXiv:1706.03762: 37,000 joint subwords, no biases in attention."""
+    """Create the config of arXiv:1706.03762: 37,000 joint subwords, no attention biases."""
     return Seq2SeqConfig(
         vocab_size=37000,
         context_length=512,
@@ -85,7 +85,7 @@ def _t5_small_config() -> Seq2SeqConfig:
 
 
 def _nano_settings(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    # At this width a spread of 0.02 leaves the start too quiet: learning waits for hundreds of steps.
+    # At this width, weights with a standard deviation of 0.02 are so small that learning stalls for hundreds of steps.
     common = {"vocab_size": 512, "context_length": 128, "d_model": 64, "n_heads": 4, "init_std": 0.05}
     return {**common, **changes}
 
@@ -129,8 +129,10 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:  # noqa: ANN401
-    """The config of that name, with some settings changed: `preset("gpt2", context_length=256)`."""
+    """Return a named config with some fields changed, e.g. `preset("gpt2", context_length=256)`."""
     if name not in PRESETS:
-        raise ConfigError(f"unknown preset '{name}'{suggest_closest(name, list(PRESETS))}; known: {', '.join(PRESETS)}")
+        raise ConfigError(
+            f"unknown preset '{name}'{suggest_closest(name, list(PRESETS))}; must be one of {', '.join(PRESETS)}"
+        )
     config = PRESETS[name]()
     return config.replace(**changes) if changes else config

@@ -1,4 +1,4 @@
-"""A recipe: everything a run needs to be made again, in one TOML file."""
+"""Training recipes: model, tokenizer, data and training settings in one TOML file."""
 
 import tomllib
 from pathlib import Path
@@ -19,70 +19,78 @@ C = TypeVar("C", bound=Config)
 
 
 class TokenizerConfig(Config):
-    """Which tokenizer: one to be trained on the training text, or one that is there (`path`)."""
+    """Tokenizer settings. The tokenizer is trained on the training text, or loaded from `path`."""
 
     kind: TokenizerKind = TokenizerKind.BPE
+    """Tokenization algorithm."""
     vocab_size: Count = 4096
+    """Maximum number of token ids, including special tokens."""
     lowercase: bool = False
-    """Fold capitals and accents away, as `uncased` models do."""
+    """Convert text to lowercase and, for WordPiece, remove accents (as `uncased` models do)."""
     path: str | None = None
+    """Existing tokenizer to use instead of training one."""
 
 
 class DataConfig(Config):
-    """Files, relative to the data folder; `*` stands for any characters of a name."""
+    """Data files. Paths are relative to the data folder and may contain `*`."""
 
     train: tuple[str, ...] = Field(min_length=1)
+    """Training files."""
     validation: tuple[str, ...] = ()
+    """Validation files."""
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
-    """Without validation files: this share of the text, its end, is kept for validation."""
+    """Fraction at the end of the training text to hold out for validation, if there are no validation files."""
 
     @model_validator(mode="after")
     def _check_validation_source(self) -> Self:
         if self.validation and self.validation_fraction is not None:
-            raise ConfigError("data: validation files and validation_fraction were both given; choose one")
+            raise ConfigError("data: validation and validation_fraction cannot be combined")
         return self
 
 
 class Recipe(Config):
-    """Model, tokenizer, data and training. The vocabulary's size comes from the tokenizer."""
+    """Everything needed to reproduce a training run. The vocabulary size of the model comes from the tokenizer."""
 
     family: Literal["gpt", "bert", "seq2seq", "rnn"]
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: dict[str, Any]
     data: DataConfig
     pairs: PairsConfig | None = Field(default_factory=lambda fields: _default_pairs(fields.get("family", "")))
-    """Translation's alone."""
+    """Translation data settings (seq2seq and rnn only)."""
     masking: MaskingConfig | None = Field(default_factory=lambda fields: _default_masking(fields.get("family", "")))
-    """BERT's alone."""
+    """Masking settings (bert only)."""
     training: TrainingConfig
     init_from: str | None = None
-    """A model whose weights the run begins with."""
+    """Model whose weights initialize the run."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if self.pairs is not None and _default_pairs(self.family) is None:
-            raise ConfigError(f"pairs: is for translation (seq2seq, rnn), and family={self.family!r}")
+            raise ConfigError(f"pairs is only valid for family='seq2seq' or 'rnn', got family={self.family!r}")
         if self.masking is not None and _default_masking(self.family) is None:
-            raise ConfigError(f"examples: are for bert, and family={self.family!r}")
+            raise ConfigError(f"masking is only valid for family='bert', got family={self.family!r}")
         if self.training.label_smoothing and self.pairs is None:
             raise ConfigError(
-                f"training.label_smoothing={self.training.label_smoothing} is for translation (seq2seq, rnn), "
-                f"and family={self.family!r}"
+                f"training.label_smoothing={self.training.label_smoothing} is only valid for family='seq2seq' "
+                f"or 'rnn', got family={self.family!r}"
             )
         if not self.training.cross_documents and self.family != "gpt":
-            raise ConfigError(f"training.cross_documents=false is for gpt, and family={self.family!r}")
+            raise ConfigError(
+                f"training.cross_documents=false is only valid for family='gpt', got family={self.family!r}"
+            )
         config = self.build_model_config(self.tokenizer.vocab_size)
         if self.training.seq_len > config.context_length:
             raise ConfigError(
-                f"training.seq_len={self.training.seq_len} must not be more than "
-                f"model.context_length={config.context_length}"
+                f"training.seq_len={self.training.seq_len} must not exceed model.context_length={config.context_length}"
             )
         return self
 
     def build_model_config(self, vocab_size: int) -> ModelConfig:
-        """The model's config, now that the tokenizer's size is known."""
+        """Create the model config for a tokenizer with `vocab_size` ids."""
         if "vocab_size" in self.model:
-            raise ConfigError("model.vocab_size is the tokenizer's: set tokenizer.vocab_size")
+            raise ConfigError(
+                "model.vocab_size cannot be set: it is the size of the tokenizer; set tokenizer.vocab_size"
+            )
         settings = {**self.model, "family": self.family, "vocab_size": vocab_size}
         if self.pairs is not None and self.pairs.source_vocab_size is not None:
             settings["source_vocab_size"] = self.pairs.source_vocab_size
@@ -104,12 +112,12 @@ def _default_masking(family: str) -> MaskingConfig | None:
 
 
 def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
-    """A recipe file, with some settings changed: `training.steps=200`."""
+    """Load a recipe file and apply overrides such as `training.steps=200`."""
     return load_toml_settings(Recipe, Path(path), overrides)
 
 
 def load_toml_settings(kind: type[C], path: Path, overrides: tuple[str, ...] = ()) -> C:
-    """Settings of any kind from a TOML file."""
+    """Load a config of any class from a TOML file and apply overrides such as `training.steps=200`."""
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -127,14 +135,15 @@ def load_toml_settings(kind: type[C], path: Path, overrides: tuple[str, ...] = (
 def _apply_override(settings: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     if not equals:
-        raise ConfigError(f"'{override}' is no setting; write name=value, such as training.steps=200")
-    *tables, last = name.strip().split(".")
-    place = settings
+        raise ConfigError(f"invalid override '{override}': expected NAME=VALUE, for example training.steps=200")
+    *tables, key = name.strip().split(".")
+    target = settings
     for table in tables:
-        place = place.setdefault(table, {})
-        if not isinstance(place, dict):
+        target = target.setdefault(table, {})
+        if not isinstance(target, dict):
             raise ConfigError(f"'{override}': {table} is a value, not a table of settings")
     try:
-        place[last] = tomllib.loads(f"value = {text}")["value"]
+        target[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        place[last] = text
+        # Not valid TOML, so it is an unquoted string such as schedule=linear.
+        target[key] = text

@@ -1,4 +1,4 @@
-"""How the next token is chosen from its probabilities, or a whole text by search."""
+"""Configs of sampling and beam search."""
 
 from typing import Self
 
@@ -9,39 +9,43 @@ from qkv.errors import ConfigError
 
 
 class SamplingConfig(Config):
-    """Each setting off unless given; they apply in this order: repetition, temperature, then the filters."""
+    """Sampling settings, applied in this order: repetition penalty, temperature, filters.
+
+    The defaults sample from the unmodified distribution.
+    """
 
     temperature: float = Field(default=1.0, ge=0)
-    """0: always the likeliest (greedy). Below 1 sharper, above 1 flatter."""
+    """Divisor of the logits. Values below 1 sharpen the distribution, values above 1 flatten it and 0 is greedy."""
     top_k: Count | None = None
-    """Only the k likeliest."""
+    """Sample only from the k most likely tokens."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """Only the fewest whose probabilities reach p together."""
+    """Sample only from the smallest set of tokens whose total probability is at least p."""
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Only those at least this share as likely as the likeliest."""
+    """Sample only from tokens with at least this fraction of the probability of the most likely token."""
     typical_p: float | None = Field(default=None, gt=0, le=1)
-    """Only the fewest, nearest to the expected surprise, that reach p together (arXiv:2202.00666)."""
+    """Sample only from the tokens closest to the expected surprisal with total probability p (arXiv:2202.00666)."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """Above 1, what was said becomes less likely: positive logits are divided, negative ones multiplied."""
+    """Values above 1 discourage repetition. Logits of earlier tokens are divided by it, or multiplied if negative."""
     seed: int = Field(default=0, ge=0)
+    """Random seed."""
 
 
 class BeamConfig(Config):
-    """Search instead of chance: the likeliest text that a few running guesses can find."""
+    """Beam search settings."""
 
     n_beams: int = Field(ge=1, le=1024)
-    """Running guesses; 1 is greedy. Each has a cache: more than these help no text, and fill a machine's memory."""
+    """Number of beams. 1 is greedy search. Each beam has a KV cache, so the limit of 1024 bounds the memory."""
     n_best: Count = 1
-    """How many texts to give back."""
+    """Number of sequences to return per input."""
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
-    """A text's score is Σ log p ÷ length^this: 0 favours short ones, 1 is the mean, more favours long ones."""
+    """Exponent of the length in the score Σ log p / length^penalty. 0 favors short sequences, 1 ranks by mean log p."""
     min_new_tokens: int = Field(default=0, ge=0)
-    """A text may not end before it has so many tokens."""
+    """Minimum number of tokens before a sequence may end."""
     no_repeat_ngram_size: Count | None = None
-    """No n tokens in a row come twice."""
+    """Size of n-grams that must not occur twice in a sequence."""
 
     @model_validator(mode="after")
     def _check_n_best(self) -> Self:
         if self.n_best > self.n_beams:
-            raise ConfigError(f"n_best={self.n_best} must be at most n_beams={self.n_beams}")
+            raise ConfigError(f"n_best={self.n_best} must not exceed n_beams={self.n_beams}")
         return self

@@ -1,4 +1,4 @@
-"""How a model is trained: everything that, with the data, decides every number of a run."""
+"""Training config: batch sizes, optimizer, schedule, precision, evaluation and checkpoints."""
 
 from typing import Self
 
@@ -10,64 +10,81 @@ from qkv.errors import ConfigError
 
 
 class TrainingConfig(Config):
-    """Batch t, its dropout and its learning rate are pure functions of these settings and t."""
+    """Training settings. Batch t, its dropout and its learning rate are pure functions of these settings and t."""
 
     steps: Count
+    """Number of optimizer updates."""
     replans: tuple[tuple[Count, Count], ...] = ()
-    """(at, steps) …: until step `at` the run was meant to end at `steps`. Written by `--minutes`, whose clock may move
-    the last step; the schedule goes on from where it stood."""
+    """Pairs (step, planned_steps): until `step`, the run was planned to end at `planned_steps`.
+
+    Recorded by `--minutes`, which may change the number of steps during the run. The schedule continues from its
+    current value.
+    """
     batch_size: Count
-    """Sequences an update sees."""
+    """Number of sequences per optimizer update."""
     micro_batch_size: Count = Field(default_factory=lambda fields: fields["batch_size"])
-    """Sequences in memory at once; gradients add up to the same update."""
+    """Number of sequences per forward and backward pass (default: batch_size). Gradients are accumulated."""
     seq_len: Count
-    """Tokens of a sequence."""
+    """Number of tokens per sequence."""
     cross_documents: bool = True
-    """Windows run across documents, as nanoGPT's do; off, no position sees another document."""
+    """Let attention cross document boundaries, as nanoGPT does. Otherwise, tokens attend only to their document."""
     seed: int = Field(default=0, ge=0)
+    """Random seed of initialization, batches and dropout."""
 
     optimizer: OptimizerKind = OptimizerKind.ADAMW
+    """AdamW or Muon."""
     learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate."""
     min_lr_ratio: Fraction = 0.1
-    """What is left of the learning rate at the end, as a share of it."""
+    """Final learning rate as a fraction of the peak."""
     schedule: ScheduleKind = ScheduleKind.COSINE
+    """Learning-rate schedule after the warmup."""
     warmup_steps: int = Field(default=100, ge=0)
+    """Number of steps of linear warmup."""
     decay_fraction: float = Field(default=0.2, gt=0, le=1)
-    """Share of the steps in which a WSD schedule goes down."""
+    """Fraction of the steps in which a WSD schedule decays."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """On matrices alone."""
+    """Weight decay, applied only to matrices."""
     beta1: Fraction = 0.9
+    """Adam decay rate of the first moment."""
     beta2: Fraction = 0.95
+    """Adam decay rate of the second moment."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Largest gradient norm an update may have; None: any."""
+    """Maximum gradient norm. Larger gradients are clipped. None disables clipping."""
     ema_decay: Fraction | None = None
-    """Evaluate and keep a running average of the weights, with this decay a step."""
+    """Decay per step of an exponential moving average (EMA) of the weights, or None.
+
+    If set, the EMA weights are evaluated and saved.
+    """
     lora_rank: Count | None = None
-    """Train a product of two thin matrices beside each attention matrix, and nothing else."""
+    """Rank of LoRA adapters on the attention projections. If set, only the adapters are trained."""
     layer_decay: float | None = Field(default=None, gt=0, le=1)
-    """Each layer learns this much slower than the one above it, the embeddings slowest; None: all alike."""
+    """Factor between the learning rates of a layer and the layer above it, or None for equal learning rates."""
 
     label_smoothing: Fraction = 0.0
-    """Share of the aim that is spread evenly over all words, in training alone: validation is scored without.
-    For translation."""
+    """Label smoothing of the training loss (translation only). The validation loss is computed without it."""
 
     precision: Precision = Precision.AUTO
+    """Numeric precision of the forward and backward pass."""
     compile: bool = False
+    """Compile the training step with torch.compile."""
     loss_chunk_size: Count | None = None
-    """Positions whose logits are held at once; None: all of them."""
+    """Number of positions whose logits are computed at once, to save memory. None computes all of them."""
     activation_checkpointing: bool = False
-    """Recompute each block in the backward pass instead of keeping its insides."""
+    """Recompute the activations of each block in the backward pass instead of storing them."""
 
     eval_every: Count = 250
+    """Number of steps between evaluations."""
     eval_batches: Count | None = None
-    """Validation batches an evaluation takes; None: all there are."""
+    """Number of validation batches per evaluation, or None for all."""
     save_every: Count = Field(default_factory=lambda fields: fields["eval_every"])
+    """Number of steps between checkpoints (default: eval_every)."""
     keep_checkpoints: Count = 2
-    """How many of the last checkpoints stay, besides the best."""
+    """Number of recent checkpoints to keep in addition to the best one."""
     patience: Count | None = None
-    """Stop after this many evaluations without a better one."""
+    """Stop after this many evaluations without improvement. None never stops early."""
     best_metric: str | None = None
-    """The measure by which an evaluation is the best, more being better; None: the loss, less being better."""
+    """Metric that determines the best evaluation (higher is better), or None for the loss (lower is better)."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -76,14 +93,14 @@ class TrainingConfig(Config):
                 f"batch_size={self.batch_size} must be a multiple of micro_batch_size={self.micro_batch_size}"
             )
         if self.warmup_steps > self.steps and not self.replans:
-            raise ConfigError(f"warmup_steps={self.warmup_steps} must not be more than steps={self.steps}")
-        if any(at >= self.steps for at, _ in self.replans):
+            raise ConfigError(f"warmup_steps={self.warmup_steps} must not exceed steps={self.steps}")
+        if any(step >= self.steps for step, _ in self.replans):
             raise ConfigError(
-                f"replans={[list(one) for one in self.replans]} has a step that is not before steps={self.steps}; "
-                "for another plan say replans=[]"
+                f"replans={[list(replan) for replan in self.replans]} must only contain steps before "
+                f"steps={self.steps}; set replans=[] to discard them"
             )
         if self.ema_decay is not None and self.lora_rank is not None:
-            raise ConfigError("ema_decay and lora_rank cannot be used together")
+            raise ConfigError("ema_decay and lora_rank cannot be combined")
         if self.layer_decay is not None and self.optimizer is OptimizerKind.MUON:
-            raise ConfigError("layer_decay is for optimizer='adamw'; muon moves every layer equally far")
+            raise ConfigError("layer_decay requires optimizer='adamw', got optimizer='muon'")
         return self

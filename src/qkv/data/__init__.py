@@ -1,6 +1,6 @@
-"""Text files to token stores to batches.
+"""Training data: read text files, tokenize them into stores on disk, and build batches.
 
-The names here need no torch; the batches themselves are in `qkv.data.token_batches`, which does.
+The names exported here do not require torch. The batch modules do.
 """
 
 from qkv.data.documents import read_documents, read_texts

@@ -1,7 +1,8 @@
-"""Documents out of files: one a file, one a separator, one a JSON line, one a table row.
+"""Read documents from text, JSON lines and table files.
 
-Nothing is ever held whole but a JSON or table line: a long document comes in parts, cut where no token changes
-(see `qkv.text.chunks`). White space at a document's ends is not part of it; documents without text are passed over.
+A document is a text file, a section of it between <|endoftext|> lines, a JSON line or a table row. Only JSON and table
+lines are read into memory as a whole. Long documents are read in chunks that are split where it does not change their
+tokens (see `qkv.text.chunks`). Whitespace around documents is removed and empty documents are skipped.
 """
 
 import codecs
@@ -26,15 +27,15 @@ _SEPARATOR = re.compile(rf"^[^\S\n]*{re.escape(END_OF_TEXT)}[^\S\n]*$", re.MULTI
 
 @dataclass(frozen=True, slots=True)
 class DocumentChunk:
-    """A document, or a part of a long one; joined without anything between, the parts are the document."""
+    """A document or a chunk of a long document. The concatenated chunks are the document."""
 
     text: str
     is_last: bool
-    """Whether the document ends here."""
+    """Whether this is the last chunk of its document."""
 
 
 def read_documents(paths: Sequence[str | Path], *, field: str = "text") -> Iterator[str]:
-    """Every document whole, for texts known to be of sensible length; `read_chunks` for all others."""
+    """Read complete documents. Use `read_chunks` if documents may be too long for the memory."""
     for source in find_sources(paths):
         with open_source(source) as (_, stream):
             chunks: list[str] = []
@@ -52,9 +53,9 @@ def read_texts(
     max_characters: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Iterator[str]:
-    """Parts of documents for those who do not ask where one ends, such as a tokenizer's training.
+    """Read texts without document boundaries, for example to train a tokenizer.
 
-    Stops after about `max_characters`. `progress` gets the source bytes read and those there are in all.
+    Stops after about `max_characters`. `progress` is called with the number of bytes read and the total.
     """
     sources = find_sources(paths)
     total, done, n_characters = sum(source.size for source in sources), 0, 0
@@ -71,10 +72,11 @@ def read_texts(
 
 
 def read_chunks(source: TextSource, stream: BufferedIOBase, *, field: str = "text") -> Iterator[DocumentChunk]:
-    """By the file's ending. `field` is the key of a .jsonl line, or a table's column.
+    """Read the documents of a file in chunks, according to its file type.
 
-    A column is named as the first row names it, or counted from 1 where the table has no such row.
-    A .csv may quote; in a .tsv a quotation mark is a character like any other.
+    `field` is the key of the text in .jsonl lines, or the column in tables: a name from the header row, or a number
+    (counted from 1) for tables without a header. Cells of .csv files may be quoted. In .tsv files, quotation marks are
+    ordinary characters.
     """
     empty = True
     chunks = _read_by_file_type(source, stream, field)
@@ -82,7 +84,7 @@ def read_chunks(source: TextSource, stream: BufferedIOBase, *, field: str = "tex
         empty = False
         yield chunk
     if empty and source.is_explicit:
-        raise InputError(f"{source.name}: is empty: it holds no text")
+        raise InputError(f"{source.name}: contains no text")
 
 
 def _read_by_file_type(source: TextSource, stream: BufferedIOBase, field: str) -> Iterator[DocumentChunk]:
@@ -97,7 +99,7 @@ def _read_by_file_type(source: TextSource, stream: BufferedIOBase, field: str) -
 
 
 def _slice_documents(chunks: Iterator[DocumentChunk], start: int | None, stop: int | None) -> Iterator[DocumentChunk]:
-    """The parts of documents[start:stop]. What counts from the end holds so many documents in memory."""
+    """Yield the chunks of documents[start:stop]. Negative indices require that many documents in memory."""
     documents = _group_by_document(chunks)
     if start is not None and start < 0:
         last = deque(enumerate(documents), maxlen=-start)
@@ -138,15 +140,15 @@ def _split_document(document: str) -> Iterator[DocumentChunk]:
 
 
 def _split_plain_text(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
-    """A document a separator line; a long one leaves in parts before its end is seen."""
+    """Split text at separator lines, and long documents into chunks before their end is read."""
     buffer, has_started = "", False
     for block in blocks:
         buffer += block
-        complete = buffer.rfind("\n") + 1  # the last line may still become a separator, or cease to be one
+        complete = buffer.rfind("\n") + 1  # the last line is incomplete and may become a separator or not
         start = 0
         for separator in _SEPARATOR.finditer(buffer, 0, complete):
             if separator.start() == 0 and has_started:
-                continue  # this is the middle of a line that was cut
+                continue  # the line started in the previous chunk, so it is not a separator
             yield from _finish_document(buffer[start : separator.start()], has_started=has_started)
             start, has_started = separator.end(), False
         buffer = buffer[start:] if has_started else buffer[start:].lstrip()
@@ -163,7 +165,7 @@ def _split_plain_text(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
 
 
 def _finish_document(text: str, *, has_started: bool) -> Iterator[DocumentChunk]:
-    """The end of a document whose beginning has left already, or all of it."""
+    """Yield the rest of a document, or all of it if no chunk has been yielded yet."""
     if not has_started:
         yield from _split_document(text)
         return
@@ -174,7 +176,7 @@ def _finish_document(text: str, *, has_started: bool) -> Iterator[DocumentChunk]
 
 
 def _read_text_blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
-    """Text in blocks of one size, whatever the decompressor gives at a time."""
+    """Decode a stream in blocks of equal size, so that chunks do not depend on the decompressor."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     offset, line = 0, 1
     while True:
@@ -204,6 +206,7 @@ def _read_block(stream: BufferedIOBase) -> bytes:
 
 
 def read_lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
+    """Read UTF-8 lines. Raises `InputError` for binary or otherwise invalid data."""
     offset = 0
     for number, data in enumerate(stream, start=1):
         _check_not_binary(name, data, offset=offset)
@@ -216,12 +219,12 @@ def read_lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
 
 def _check_not_binary(name: str, data: bytes, *, offset: int) -> None:
     if (nul := data.find(b"\0")) >= 0:
-        raise InputError(f"{name}: byte {offset + nul} is NUL: this is a binary file, not text")
+        raise InputError(f"{name}: not a text file: byte {offset + nul} is NUL")
 
 
 def _utf8_error(name: str, error: UnicodeDecodeError, *, offset: int, line: int) -> InputError:
     byte = error.object[error.start]
-    return InputError(f"{name}: line {line}: byte {offset + error.start} (0x{byte:02X}) is not UTF-8")
+    return InputError(f"{name}: line {line}: invalid UTF-8 at byte {offset + error.start} (0x{byte:02X})")
 
 
 def _read_json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
@@ -233,22 +236,22 @@ def _read_json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name}: line {number}: not valid JSON: {error}") from None
         if not isinstance(record, dict):
-            raise InputError(f"{name}: line {number}: holds a {type(record).__name__}, not an object")
+            raise InputError(f"{name}: line {number}: expected a JSON object, got {type(record).__name__}")
         if field not in record:
-            known = ", ".join(map(str, record)) or "none"
-            raise InputError(f"{name}: line {number}: has no field '{field}' (it has: {known[:200]})")
+            available = ", ".join(map(str, record)) or "none"
+            raise InputError(f"{name}: line {number}: no field '{field}' (available: {available[:200]})")
         text = record[field]
         if not isinstance(text, str):
-            raise InputError(f"{name}: line {number}: field '{field}' is a {type(text).__name__}, not text")
+            raise InputError(f"{name}: line {number}: field '{field}' must be a string, got {type(text).__name__}")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InputError(f"{name}: line {number}: field '{field}' holds half a surrogate pair") from None
+            raise InputError(f"{name}: line {number}: field '{field}' contains an unpaired surrogate") from None
         yield text
 
 
 def _read_table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bool) -> Iterator[str]:
-    csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KB, is far below a document
+    csv.field_size_limit(2**31 - 1)  # the default limit of 128 KB is too small for documents
     layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
     rows = csv.reader(read_lines(name, stream), **layout)
     try:
@@ -261,14 +264,15 @@ def _read_table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bo
                 continue
             if not 0 <= column < len(row):
                 raise InputError(
-                    f"{name}: line {rows.line_num}: has {len(row)} columns, and column '{field}' is {column + 1}"
+                    f"{name}: line {rows.line_num}: column '{field}' is number {column + 1}, but the line has "
+                    f"{len(row)} columns"
                 )
             yield row[column]
     except csv.Error as error:
-        raise InputError(f"{name}: line {rows.line_num}: not a table: {error}") from None
+        raise InputError(f"{name}: line {rows.line_num}: invalid table: {error}") from None
 
 
 def _find_column(name: str, header: list[str], field: str) -> int:
     if field not in header:
-        raise InputError(f"{name}: has no column '{field}' (it has: {', '.join(header)[:200]})")
+        raise InputError(f"{name}: no column '{field}' (available: {', '.join(header)[:200]})")
     return header.index(field)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what is said when the disk refuses."""
+"""Atomic file writes and file errors with helpful messages."""
 
 import json
 import os
@@ -13,18 +13,18 @@ from qkv.errors import DiskError, InputError
 
 @contextmanager
 def convert_disk_errors(path: Path, n_bytes: int) -> Iterator[None]:
-    """Turns the system's refusal into a line with the path, the bytes needed and the bytes free."""
+    """Convert an `OSError` to a `DiskError` that contains the path, the bytes to write and the bytes available."""
     try:
         yield
     except OSError as error:
         existing = next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
         free = shutil.disk_usage(existing).free
-        problem = f"cannot write {n_bytes} bytes" if n_bytes else "cannot be written"
+        problem = f"cannot write {n_bytes} bytes" if n_bytes else "cannot write"
         raise DiskError(f"{path}: {problem}: {error.strerror or error} ({free} bytes free)") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Written aside, synced, renamed: a reader sees the old file or the new one, never half."""
+    """Write a temporary file, fsync it and rename it, so that readers never see a partially written file."""
     with convert_disk_errors(path, len(data)):
         temporary = partial_path(path)
         with temporary.open("wb") as stream:
@@ -36,25 +36,26 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an error that names the file."""
+    """Read a JSON object from a file. Raises `InputError` with the file name if that fails."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: holds a {type(content).__name__}, not an object")
+        raise InputError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
 
 
 def partial_path(path: Path) -> Path:
+    """Return the path of the temporary file for writing `path`."""
     return path.with_name(path.name + ".partial")
 
 
-def fsync_path(folder: Path) -> None:
-    """A rename outlives a power cut only when the folder itself is synced."""
-    handle = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Flush a file or folder to disk. A rename only survives a power failure if its folder is flushed."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

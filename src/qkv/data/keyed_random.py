@@ -1,7 +1,8 @@
-"""In which order the windows come: a keyed permutation of [0, n), computed and never stored.
+"""Stateless random numbers and permutations that are pure functions of a key.
 
-A Feistel network over the bits of n, with cycle walking: a value that lands at n or above is sent through again.
-The domain is less than 2n, so a value goes through twice on average at most; memory is that of the values asked.
+A permutation of [0, n) is a Feistel network over the bits of n with cycle walking: values of n or more are permuted
+again. The domain has fewer than 2n values, so that at most two rounds are needed on average. Nothing is stored, and
+only the requested values are computed.
 """
 
 from hashlib import blake2b
@@ -18,11 +19,11 @@ _MAX_VALUES = 1 << 62
 
 
 class Permutation:
-    """A bijection of [0, n) onto itself, another one for each key; both ends of `key` are whole numbers."""
+    """A pseudorandom permutation of [0, n), determined by the integers of `key`."""
 
     def __init__(self, n: int, *key: int) -> None:
         if not 1 <= n <= _MAX_VALUES:
-            raise ConfigError(f"a permutation of n={n} values: n goes from 1 to 2^62")
+            raise ConfigError(f"the size of a permutation must be from 1 to 2^62, got n={n}")
         self.n = n
         n_bits = (n - 1).bit_length()
         self._low = np.uint64(n_bits // 2)
@@ -31,9 +32,11 @@ class Permutation:
         self._keys = np.frombuffer(_hash_key(*key), dtype="<u8").astype(np.uint64)
 
     def __call__(self, indices: Indices) -> Indices:
-        """Where each index goes."""
+        """Return the permuted value of each index."""
         if indices.size and not 0 <= indices.min() <= indices.max() < self.n:
-            raise ConfigError(f"indices {indices.min()} to {indices.max()} of a permutation of {self.n} values")
+            raise ConfigError(
+                f"indices from {indices.min()} to {indices.max()} are out of range for a permutation of {self.n} values"
+            )
         values = self._feistel(indices.astype(np.uint64))
         while (outside := values >= self.n).any():
             values[outside] = self._feistel(values[outside])
@@ -48,26 +51,26 @@ class Permutation:
 
 
 def keyed_integer(n: int, *key: int) -> int:
-    """One number of [0, n), as good as drawn, the same for the same key."""
+    """Return a pseudorandom integer in [0, n), determined by the key."""
     return int.from_bytes(_hash_key(*key)[:16], "little") % n
 
 
 def keyed_uint64(counters: Indices, *key: int) -> NDArray[np.uint64]:
-    """64 bits for each counter, as good as drawn: splitmix64's stream of this key, read at any place."""
+    """Return 64 pseudorandom bits for each counter, from the splitmix64 stream of the key."""
     first, second = np.frombuffer(_hash_key(*key), dtype="<u8")[:2]
-    # Keyed twice, so that no stream is another one shifted.
+    # Two keys prevent one stream from being a shifted copy of another.
     return _splitmix64_mix(_splitmix64_mix(counters.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + first) ^ second)
 
 
 def keyed_uniform(counters: Indices, *key: int) -> NDArray[np.float64]:
-    """For each counter a number of [0, 1)."""
+    """Return a pseudorandom number in [0, 1) for each counter."""
     return (keyed_uint64(counters, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def rank_row_range(n_rows: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """A contiguous slice of the rows; where the ranks do not divide them, some get one more."""
+    """Return the first and last (exclusive) row of a rank. Rows are distributed as evenly as possible."""
     if not 0 <= rank < world_size:
-        raise ConfigError(f"rank={rank} must be from 0 to world={world_size} less 1")
+        raise ConfigError(f"rank={rank} must be from 0 to world_size - 1, got world_size={world_size}")
     return n_rows * rank // world_size, n_rows * (rank + 1) // world_size
 
 
@@ -76,7 +79,7 @@ def _hash_key(*key: int) -> bytes:
 
 
 def _splitmix64_mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit in moves half the bits out."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood, 2014). Each input bit flips half the output bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

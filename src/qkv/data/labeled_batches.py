@@ -1,7 +1,7 @@
-"""Labelled texts as batches of like length, so that little of a batch is padding.
+"""Batches of labeled texts of similar length, which minimizes padding.
 
-An epoch takes the rows in a keyed order, some batches' worth at a time, and sorts those by length. The batches then
-come in a keyed order of their own, so that length says nothing about time. Batch t is a pure function of (seed, t).
+Each epoch shuffles the rows, splits them into pools of `BATCHES_PER_POOL` batches, sorts each pool by length and
+shuffles the batches. Batch t is a pure function of (seed, t).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from qkv.tensors import AttentionMask, Ids
 from qkv.text import Encoding
 
 BATCHES_PER_POOL = 50
-"""Batches' worth of rows that are sorted together: enough that a batch's lengths hardly differ."""
+"""Number of batches whose rows are sorted together, enough for nearly equal lengths within a batch."""
 
 Targets = Int[Tensor, "row"] | Float[Tensor, "row"] | Float[Tensor, "row class"]
-"""Class numbers, or numbers, or a table with 1 for each label a text has."""
+"""Class indices, regression targets, or multi-hot label vectors."""
 
 
 class RaggedSequences:
-    """Ragged rows of ids, one after another in one array."""
+    """Sequences of ids of different lengths, concatenated into one array."""
 
     def __init__(self, rows: Sequence[Encoding]) -> None:
         self.lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
@@ -40,16 +40,18 @@ class RaggedSequences:
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledBatch:
+    """A padded batch of labeled texts."""
+
     ids: Ids
     segments: Ids | None
-    """None: one text a row."""
+    """Segment ids of text pairs, or None for single texts."""
     attention_mask: AttentionMask | None
-    """None: all rows are equally long."""
+    """`False` marks padding. None if all rows have the same length."""
     targets: Targets
     rows: Int[Tensor, "row"]
-    """Which rows of the data these are."""
+    """Indices of the rows in the data set."""
     n_tokens: int
-    """Without padding."""
+    """Number of tokens without padding."""
 
     @property
     def n_targets(self) -> int:
@@ -78,13 +80,20 @@ class LabeledBatch:
 
 
 class LabeledBatches:
-    """`batch(t)` for training, endless; `eval_batches` for every row once."""
+    """An endless sequence of training batches `batch(t)`, and evaluation batches that contain each row once."""
 
     def __init__(
-        self, sequences: RaggedSequences, targets: Targets, *, batch_size: int, seed: int, pad_id: int, width_multiple: int = 1,
+        self,
+        sequences: RaggedSequences,
+        targets: Targets,
+        *,
+        batch_size: int,
+        seed: int,
+        pad_id: int,
+        width_multiple: int = 1,
         max_width: int | None = None,
-    ) -> None:  # fmt: skip
-        """`width_multiple`: widths are rounded up to a multiple of it, as GPUs like it, but not past `max_width`."""
+    ) -> None:
+        """Create batches. Widths are rounded up to `width_multiple` for efficiency on GPUs, up to `max_width`."""
         self._sequences = sequences
         self._targets = targets
         self._batch_size = batch_size
@@ -96,7 +105,7 @@ class LabeledBatches:
 
     @property
     def n_batches(self) -> int:
-        """In an epoch; the last few rows make a smaller one."""
+        """Number of batches per epoch. One of them may be smaller."""
         return -(-len(self._sequences) // self._batch_size)
 
     def batch(self, t: int) -> LabeledBatch:
@@ -104,7 +113,7 @@ class LabeledBatches:
         return self._build_batch(self._epoch_batches(epoch)[number])
 
     def eval_batches(self, n_rows: int) -> Iterator[LabeledBatch]:
-        """Every row once, from short to long."""
+        """Yield batches of `n_rows` rows that contain each row once, sorted by length."""
         by_length = np.argsort(self._sequences.lengths, kind="stable")
         for start in range(0, len(by_length), n_rows):
             yield self._build_batch(by_length[start : start + n_rows])

@@ -1,7 +1,7 @@
-"""Texts with their labels, out of a table (.tsv, .csv) or JSON lines.
+"""Read labeled texts from tables (.tsv, .csv) and JSON lines.
 
-A table's first row names its columns; where columns are given as numbers, counted from 1, it has no such row.
-A blank line may stand at the end alone: between rows it is a row that lost its text.
+The first row of a table is a header, unless columns are specified by number (counted from 1). Blank lines are only
+allowed at the end of a file, because elsewhere they indicate a row with missing text.
 """
 
 import csv
@@ -19,106 +19,114 @@ from qkv.data.text_sources import TextSource, find_single_file, open_source
 from qkv.errors import InputError
 
 LABEL_SEPARATOR = ","
-"""Between the labels of one text, in a table; a JSON line has a list."""
+"""Separator of multiple labels in tables. JSON lines contain lists."""
 MAX_LISTED_LABELS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Where a row's texts and its label stand; nothing said: the usual names, as far as the file has them."""
+    """Columns of the texts and labels."""
 
     text: tuple[str, ...] = ()
-    """One column, or two for a pair; `text`, else `text_a` and `text_b`."""
+    """Text column, or two columns for text pairs (default: `text`, or `text_a` and `text_b`)."""
     label: str | None = None
-    """`label`; where a number is asked for, `score` if there is one."""
+    """Label column (default: `label`, or `score` for regression if there is such a column)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledTexts:
-    """Rows in the order they were read."""
+    """Labeled texts in the order of the file."""
 
     name: str
-    """What messages call it: the file."""
+    """Name in error messages, usually the file."""
     texts: list[tuple[str, ...]]
-    """One text, or the two of a pair."""
+    """Text or text pair of each row."""
     labels: list[tuple[str, ...]]
-    """As written; one, unless several were asked for."""
+    """Labels of each row as written. Exactly one, except for multi-label problems."""
     lines: list[int]
+    """Line number of each row."""
 
     def __post_init__(self) -> None:
         if not self.texts:
-            raise InputError(f"{self.name}: holds no row with text and label")
+            raise InputError(f"{self.name}: contains no labeled texts")
 
     @property
     def is_pairs(self) -> bool:
         return len(self.texts[0]) == 2
 
     def location(self, row: int) -> str:
+        """Return the file and line of a row for error messages."""
         return f"{self.name}: line {self.lines[row]}"
 
     def numeric_labels(self) -> list[float]:
-        """The labels as numbers."""
+        """Return the labels as numbers. Raises `InputError` if a label is not a finite number."""
         values = []
         for row, (label, *_) in enumerate(self.labels):
             try:
                 number = float(label)
             except ValueError:
-                raise InputError(f"{self.location(row)}: '{label[:80]}' is no number") from None
+                raise InputError(f"{self.location(row)}: expected a number, got '{label[:80]}'") from None
             if not isfinite(number):
-                raise InputError(f"{self.location(row)}: {label} is no finite number")
+                raise InputError(f"{self.location(row)}: expected a finite number, got {label}")
             values.append(number)
         return values
 
     def class_names(self) -> tuple[str, ...]:
-        """Every label there is, sorted; there must be two."""
+        """Return the sorted distinct labels. Raises `InputError` if there are fewer than two."""
         names = tuple(sorted({label for labels in self.labels for label in labels}))
         if len(names) < 2:
-            what = f"all {len(self.labels)} rows have the label {names[0]!r}" if names else "no row has a label"
-            raise InputError(f"{self.name}: {what}; there must be at least 2 to tell apart")
+            problem = f"all {len(self.labels)} rows have the label {names[0]!r}" if names else "no row has a label"
+            raise InputError(f"{self.name}: {problem}; at least 2 different labels are required")
         return names
 
     def class_indices(self, names: Sequence[str]) -> list[tuple[int, ...]]:
-        """Each row's labels by their places in `names`, which were seen in training."""
-        location = {name: number for number, name in enumerate(names)}
-        numeric_labels = []
+        """Return the labels of each row as indices into `names`, the class names of training."""
+        index_by_name = {name: index for index, name in enumerate(names)}
+        rows = []
         for row, labels in enumerate(self.labels):
             for label in labels:
-                if label not in location:
-                    shown = ", ".join(names[:MAX_LISTED_LABELS]) + (", …" if len(names) > MAX_LISTED_LABELS else "")
+                if label not in index_by_name:
+                    listed = ", ".join(names[:MAX_LISTED_LABELS]) + (", …" if len(names) > MAX_LISTED_LABELS else "")
                     raise InputError(
-                        f"{self.location(row)}: the label '{label[:80]}' is not among the {len(names)} of training "
-                        f"({shown}){suggest_closest(label, list(names))}"
+                        f"{self.location(row)}: unknown label '{label[:80]}'{suggest_closest(label, list(names))}; "
+                        f"the {len(names)} labels of training are {listed}"
                     )
-            numeric_labels.append(tuple(location[label] for label in labels))
-        return numeric_labels
+            rows.append(tuple(index_by_name[label] for label in labels))
+        return rows
 
 
 def labeled_texts_from_rows(name: str, rows: Iterable[Sequence[Any]]) -> LabeledTexts:
-    """Rows that are in memory: (text, label) or (text, text, label); several labels are a list."""
+    """Create labeled texts from rows (text, label) or (text, text, label). Multiple labels are a list."""
     texts, labels = [], []
     for number, row in enumerate(rows, 1):
         if len(row) not in (2, 3):
-            raise InputError(f"{name}: row {number} has {len(row)} entries; it is (text, label) or (text, text, label)")
+            raise InputError(
+                f"{name}: row {number}: expected (text, label) or (text, text, label), got {len(row)} values"
+            )
         *row_texts, label = row
         texts.append(tuple(_get_text(f"{name}: row {number}", "text", {"text": text}) for text in row_texts))
         labels.append(tuple(map(str, label)) if isinstance(label, list | tuple) else (str(label),))
     if len({len(row_texts) for row_texts in texts}) > 1:
-        raise InputError(f"{name}: some rows have one text, some two")
+        raise InputError(f"{name}: rows with one text and rows with two texts cannot be combined")
     return LabeledTexts(name=name, texts=texts, labels=labels, lines=list(range(1, len(texts) + 1)))
 
 
 def read_labeled_texts(
     path: str | Path, columns: ColumnNames = ColumnNames(), *, is_numeric: bool = False, multi_label: bool = False  # noqa: B008
 ) -> LabeledTexts:  # fmt: skip
-    """`is_numeric`: the label is a score. `multi_label`: a text may have several labels, or none."""
+    """Read labeled texts from a .tsv, .csv or .jsonl file.
+
+    With `is_numeric`, the default label column may be `score`. With `multi_label`, a text may have any number of
+    labels.
+    """
     source = find_single_file(path)
     match source.file_type:
         case ".jsonl":
             records = _read_json_records
         case ".tsv" | ".csv":
             records = _read_table_records
-        case ending:
-            raise InputError(f"{source.name}: labelled texts are .tsv, .csv or .jsonl, not '{ending}'")
+        case file_type:
+            raise InputError(f"{source.name}: labeled texts must be in a .tsv, .csv or .jsonl file, got '{file_type}'")
     texts, labels, lines = [], [], []
     choose = _ColumnResolver(source.name, columns, is_numeric=is_numeric)
     with open_source(source) as (_, stream):
@@ -135,7 +143,7 @@ Record = dict[str, Any]
 
 
 class _ColumnResolver:
-    """Which columns are meant, decided at the first row."""
+    """Determine the text and label columns from the first row."""
 
     def __init__(self, name: str, columns: ColumnNames, *, is_numeric: bool) -> None:
         self._name = name
@@ -154,10 +162,10 @@ class _ColumnResolver:
         return self._chosen
 
     def _raise_missing_column(self, name: str, available: list[str]) -> None:
-        wanted = "text" if name == "text_a" and not self._column_names.text else name
+        missing = "text" if name == "text_a" and not self._column_names.text else name
         option = "--label" if name == (self._column_names.label or "label") else "--text"
-        has = ", ".join(available)[:200] or "none"
-        raise InputError(f"{self._name}: has no column '{wanted}' (it has: {has}); name another: {option} COLUMN")
+        listed = ", ".join(available)[:200] or "none"
+        raise InputError(f"{self._name}: no column '{missing}' (available: {listed}); select one with {option} COLUMN")
 
 
 def _check_blank_lines(name: str, records: Iterator[tuple[int, Record | None]]) -> Iterator[tuple[int, Record]]:
@@ -166,7 +174,7 @@ def _check_blank_lines(name: str, records: Iterator[tuple[int, Record | None]]) 
         if record is None:
             blank = blank or line
         elif blank is not None:
-            raise InputError(f"{name}: line {blank}: is empty, and rows follow it")
+            raise InputError(f"{name}: line {blank} is blank, but more rows follow")
         else:
             yield line, record
 
@@ -174,7 +182,7 @@ def _check_blank_lines(name: str, records: Iterator[tuple[int, Record | None]]) 
 def _read_table_records(
     source: TextSource, stream: BufferedIOBase, columns: ColumnNames
 ) -> Iterator[tuple[int, Record | None]]:
-    csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KB, is far below a document
+    csv.field_size_limit(2**31 - 1)  # the default limit of 128 KB is too small for documents
     layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.file_type == ".tsv" else {}
     rows = csv.reader(read_lines(source.name, stream), **layout)
     value = (*columns.text, *(() if columns.label is None else (columns.label,)))
@@ -190,18 +198,19 @@ def _read_table_records(
             is_blank = not any(cell.strip() for cell in row)
             if not is_blank and len(row) != len(header):
                 raise InputError(
-                    f"{source.name}: line {rows.line_num}: has {len(row)} columns, the first row has {len(header)}"
+                    f"{source.name}: line {rows.line_num}: expected {len(header)} columns as in the first row, "
+                    f"got {len(row)}"
                 )
             yield rows.line_num, None if is_blank else dict(zip(header, row, strict=True))
     except csv.Error as error:
-        raise InputError(f"{source.name}: line {rows.line_num}: not a table: {error}") from None
+        raise InputError(f"{source.name}: line {rows.line_num}: invalid table: {error}") from None
 
 
 def _check_unique_columns(name: str, header: list[str]) -> None:
     for number, column in enumerate(header):
         if column and column in header[:number]:
             raise InputError(
-                f"{name}: line 1: columns {header.index(column) + 1} and {number + 1} are both called '{column}'"
+                f"{name}: line 1: columns {header.index(column) + 1} and {number + 1} have the same name '{column}'"
             )
 
 
@@ -217,20 +226,20 @@ def _read_json_records(
         except (ValueError, RecursionError) as error:
             raise InputError(f"{source.name}: line {number}: not valid JSON: {error}") from None
         if not isinstance(record, dict):
-            raise InputError(f"{source.name}: line {number}: holds a {type(record).__name__}, not an object")
+            raise InputError(f"{source.name}: line {number}: expected a JSON object, got {type(record).__name__}")
         yield number, record
 
 
-def _get_field(location: str, name: str, record: Record) -> Any:  # noqa: ANN401 - whatever a JSON line holds
+def _get_field(location: str, name: str, record: Record) -> Any:  # noqa: ANN401 - any JSON value
     if name not in record:
-        raise InputError(f"{location}: has no field '{name}' (it has: {', '.join(record)[:200]})")
+        raise InputError(f"{location}: no field '{name}' (available: {', '.join(record)[:200]})")
     return record[name]
 
 
 def _get_text(location: str, name: str, record: Record) -> str:
     text = _get_field(location, name, record)
     if not isinstance(text, str):
-        raise InputError(f"{location}: '{name}' is a {type(text).__name__}, not text")
+        raise InputError(f"{location}: '{name}' must be a string, got {type(text).__name__}")
     if not (text := text.strip()):
         raise InputError(f"{location}: '{name}' is empty")
     return text

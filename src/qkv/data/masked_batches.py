@@ -1,4 +1,7 @@
-"""BERT's pre-training batches: [CLS] A [SEP] B [SEP] with words hidden; batch t is a pure function of (seed, t)."""
+"""Pre-training batches of BERT: [CLS] A [SEP] B [SEP] with masked tokens.
+
+Batch t is a pure function of (seed, t).
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,26 +25,31 @@ from qkv.text import Tokenizer
 
 @dataclass(frozen=True)
 class MaskedBatch:
+    """A batch for masked language modeling and next-sentence prediction."""
+
     ids: Ids
     segments: Ids
-    """0 for [CLS] A [SEP], 1 for B [SEP]."""
+    """Segment ids: 0 for [CLS] A [SEP], 1 for B [SEP]."""
     attention_mask: AttentionMask
     masked_positions: Int[Tensor, "batch slot"]
-    """Where words are asked for: as many slots in each row, so that shapes stay the same."""
+    """Positions of the masked tokens. All rows have the same number of slots, so that shapes are constant."""
     targets: Int[Tensor, "batch slot"]
-    """What stood there, or IGNORE_INDEX in a slot that is not used."""
+    """Original tokens at the masked positions, or IGNORE_INDEX in unused slots."""
     next_sentence_labels: Int[Tensor, "batch"] | None
-    """1 where B is from another document (column 1 of the next-sentence head); None: there is no B."""
+    """1 if B is from another document and 0 if it follows A. None without next-sentence prediction."""
     n_targets: int
     targets_per_row: float
-    """Of the whole batch, also in a part of it: how much a next sentence counts beside a masked word."""
+    """Mean number of targets per row of the full batch, also after `split`.
+
+    It determines the weight of the next-sentence loss relative to the masked-token loss.
+    """
 
     @property
     def n_tokens(self) -> int:
         return self.ids.numel()
 
     def split(self, n_rows: int) -> "Iterator[MaskedBatch]":
-        """The batch in parts of n_rows rows."""
+        """Split the batch into micro-batches of `n_rows` rows."""
         for start in range(0, len(self.ids), n_rows):
             rows = slice(start, start + n_rows)
             tensors = {name: tensor[rows] for name, tensor in self._tensors().items()}
@@ -56,63 +64,65 @@ class MaskedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedBatches:
-    """Endless: epoch follows epoch, each with other stretches, other pairs and other hidden words."""
+    """An endless sequence of batches. Each epoch has different spans, segment pairs and masked tokens."""
 
     source: SentenceStore
     tokenizer: Tokenizer
     config: MaskingConfig
-    length: int
-    """Tokens of a row, special ones included."""
+    seq_len: int
+    """Number of tokens per row, including special tokens and padding."""
     batch_size: int
     seed: int
 
     def __post_init__(self) -> None:
         min_length = self.config.n_special_tokens + 2
-        if self.length < min_length:
-            raise ConfigError(f"length={self.length} must be {min_length} or more: [CLS], [SEP] and two words")
-        _ = self.pair_sampler, self._masking  # what they refuse is said now
+        if self.seq_len < min_length:
+            raise ConfigError(
+                f"seq_len={self.seq_len} must be at least {min_length}: the special tokens and two tokens"
+            )
+        _ = self.pair_sampler, self._masker  # create them now, so that invalid settings are reported immediately
 
     @cached_property
     def pair_sampler(self) -> SegmentPairSampler:
-        """Which words stand in which example."""
+        """Sampler of the text spans of each example."""
         return SegmentPairSampler(
             source=self.source,
-            max_text_tokens=self.length - self.config.n_special_tokens,
+            max_text_tokens=self.seq_len - self.config.n_special_tokens,
             seed=self.seed,
             pairs=self.config.next_sentence,
             short_sequence_fraction=self.config.short_sequence_fraction,
         )
 
     @cached_property
-    def _masking(self) -> TokenMasker:
-        return TokenMasker(self.tokenizer, self.config, length=self.length)
+    def _masker(self) -> TokenMasker:
+        return TokenMasker(self.tokenizer, self.config, seq_len=self.seq_len)
 
     def epoch(self, t: int) -> float:
-        """How many times the text has been seen when batch t begins."""
+        """Return the number of epochs completed before batch t, as a fraction."""
         return t * self.batch_size / self.pair_sampler.n_examples
 
     def example_indices(self, t: int, *, rank: int = 0, world_size: int = 1) -> Indices:
-        """The numbers of batch t's examples."""
+        """Return the numbers of the examples of batch t for this rank."""
         if t < 0:
-            raise InputError(f"batch {t}: batches are counted from 0")
+            raise InputError(f"the batch number must not be negative, got {t}")
         first, last = rank_row_range(self.batch_size, rank=rank, world_size=world_size)
         return np.arange(first, last, dtype=np.int64) + t * self.batch_size
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> MaskedBatch:
-        """This rank's rows of batch t: the ranks' rows in order are the batch of one."""
+        """Return the rows of batch t for this rank. The concatenated rows of all ranks are the full batch."""
         examples = self.example_indices(t, rank=rank, world_size=world_size)
         pairs = self.pair_sampler(examples)
         lengths = pairs.n_a + pairs.n_b + self.config.n_special_tokens
-        masked_positions = np.arange(self.length)
-        attention_mask = masked_positions < lengths[:, None]
-        masked = self._masking(self._build_rows(pairs), examples, seed=self.seed)
+        positions = np.arange(self.seq_len)
+        attention_mask = positions < lengths[:, None]
+        masked = self._masker(self._build_rows(pairs), examples, seed=self.seed)
         n_targets = int((masked.targets != IGNORE_INDEX).sum())
         next_sentence_labels = (
             torch.from_numpy(pairs.is_random_next.astype(np.int64)) if self.config.next_sentence else None
         )
         return MaskedBatch(
             ids=torch.from_numpy(masked.ids),
-            segments=torch.from_numpy((attention_mask & (masked_positions > 1 + pairs.n_a[:, None])).astype(np.int64)),
+            segments=torch.from_numpy((attention_mask & (positions > 1 + pairs.n_a[:, None])).astype(np.int64)),
             attention_mask=torch.from_numpy(attention_mask),
             masked_positions=torch.from_numpy(masked.masked_positions),
             targets=torch.from_numpy(masked.targets),
@@ -123,14 +133,14 @@ class MaskedBatches:
 
     def _build_rows(self, pairs: SegmentPairs) -> Indices:
         pad_id, cls_id, sep_id = map(self.tokenizer.special_id, (SpecialToken.PAD, SpecialToken.CLS, SpecialToken.SEP))
-        rows = np.arange(len(pairs.a)) * self.length
-        ids = np.full(len(rows) * self.length, pad_id)
+        rows = np.arange(len(pairs.a)) * self.seq_len
+        ids = np.full(len(rows) * self.seq_len, pad_id)
         after_a = rows + 1 + pairs.n_a
         ids[rows], ids[after_a] = cls_id, sep_id
         segments = [(rows + 1, pairs.a, pairs.n_a)]
         if self.config.next_sentence:
             ids[after_a + 1 + pairs.n_b] = sep_id
             segments.append((after_a + 1, pairs.b, pairs.n_b))
-        for masked_positions, starts, lengths in segments:
-            ids[expand_ranges(masked_positions, lengths)] = self.source.read_spans(starts, lengths)
-        return ids.reshape(len(rows), self.length)
+        for destinations, starts, lengths in segments:
+            ids[expand_ranges(destinations, lengths)] = self.source.read_spans(starts, lengths)
+        return ids.reshape(len(rows), self.seq_len)

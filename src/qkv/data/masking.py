@@ -1,8 +1,9 @@
-"""Which words are hidden from BERT, and behind what.
+"""Token masking for BERT's masked language modeling.
 
-A row's words are put in a random order, and the first 15 % of it are asked for. From a random one of these on, round
-along that order, 80 % become [MASK], 10 % any word, and the rest stay. In every row the shares are exact but for
-rounding, and the rounding is drawn, so they are exact on average too. All is a function of (seed, example).
+The tokens of a row are put in random order and the first 15 % are masked. Starting at a random one of these (and
+wrapping around), 80 % become [MASK], 10 % become a random token and the rest are unchanged. The fractions are exact in
+every row up to rounding, and the rounding is random, so that they are also exact on average. The result is a pure
+function of (seed, example).
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ _SPACE_SYMBOLS = ("Ġ", "▁")
 
 
 class Replacement(IntEnum):
-    """What stands where a word is asked for."""
+    """What a masked token is replaced with."""
 
     MASK = 0
     RANDOM = 1
@@ -32,7 +33,7 @@ class Replacement(IntEnum):
 
 
 class _MaskingStream(IntEnum):
-    """What a number is drawn for: each has a stream of its own. `next_sentence` has those from 0 on."""
+    """Keys of the random streams. `next_sentence` uses the keys from 0."""
 
     ORDER = 10
     ROUNDING = 11
@@ -41,27 +42,29 @@ class _MaskingStream(IntEnum):
 
 @dataclass(frozen=True)
 class MaskedRows:
+    """Rows of ids with masked tokens."""
+
     ids: Indices
     masked_positions: Indices
-    """Where words are asked for, in order; every row has the same number of slots."""
+    """Sorted positions of the masked tokens. All rows have the same number of slots, and unused slots are 0."""
     targets: Indices
-    """The words that stood there; IGNORE_INDEX in the slots a row does not need, whose place is 0."""
+    """Original tokens at the masked positions, or IGNORE_INDEX in unused slots."""
 
 
 class TokenMasker:
-    """Hides words of rows up to `length` tokens, special ones included."""
+    """Masks tokens in rows of up to `seq_len` tokens, including special tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, config: MaskingConfig, *, length: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: MaskingConfig, *, seq_len: int) -> None:
         self.config = config
         self.mask_id = tokenizer.special_id(SpecialToken.MASK)
-        self.max_masked_tokens = config.max_masked_tokens(length)
+        self.max_masked_tokens = config.max_masked_tokens(seq_len)
         self._is_special = np.zeros(tokenizer.vocab_size, bool)
         self._is_special[list(tokenizer.special_ids)] = True
         self._ordinary_ids = np.flatnonzero(~self._is_special)
         self._continues = _find_word_continuations(tokenizer) if config.whole_word_masking else None
 
     def __call__(self, ids: Indices, examples: Indices, *, seed: int) -> MaskedRows:
-        """`examples`: each row's number, from which its chance is drawn."""
+        """Mask tokens in each row. `examples` are the example numbers of the rows, which determine the randomness."""
         order, n_maskable = self._random_order(ids, examples, seed)
         rounding, offset = keyed_uniform(examples * 2 + np.arange(2)[:, None], seed, _MaskingStream.ROUNDING)[..., None]
         n_masked = np.floor(self.config.masked_fraction * n_maskable + rounding).astype(np.int64)
@@ -79,27 +82,33 @@ class TokenMasker:
         return self._replace_tokens(ids, np.where(is_masked, order * len(Replacement) + kinds, _UNUSED), examples, seed)
 
     def _random_order(self, ids: Indices, examples: Indices, seed: int) -> tuple[Indices, Indices]:
-        """Each row's places in random order, its words first, pieces of a whole word together; how many words."""
+        """Return the positions of each row in random order, and the number of maskable tokens.
+
+        Maskable tokens come before special tokens, and the tokens of a word are adjacent for whole-word masking.
+        """
         length = ids.shape[1]
         keys = keyed_uint64(examples[:, None] * length + np.arange(length), seed, _MaskingStream.ORDER)
         if self._continues is not None:
             keys = np.take_along_axis(keys, self._word_starts(ids), 1)
-        # The place is the key's end: a plain sort, the same on every machine, brings the places in order.
+        # The low bits of each key are the position. Unlike an argsort, sorting unique keys is deterministic.
         n_bits = np.uint64((length - 1).bit_length())
         keys = ((keys >> n_bits >> _UINT64_ONE) << n_bits) | np.arange(length, dtype=np.uint64)
         is_special = self._is_special[ids]
         keys[is_special] |= _UINT64_ONE << np.uint64(63)
         keys.sort(axis=1)
-        masked_positions = (keys & ((_UINT64_ONE << n_bits) - _UINT64_ONE)).astype(np.int64)
-        return masked_positions, length - is_special.sum(1, keepdims=True)
+        positions = (keys & ((_UINT64_ONE << n_bits) - _UINT64_ONE)).astype(np.int64)
+        return positions, length - is_special.sum(1, keepdims=True)
 
     def _word_starts(self, ids: Indices) -> Indices:
-        """For each place, where its word begins."""
+        """Return the position of the first token of the word at each position."""
         assert self._continues is not None
         return np.maximum.accumulate(np.where(self._continues[ids], 0, np.arange(ids.shape[1])), axis=1)
 
     def _replace_tokens(self, ids: Indices, packed: Indices, examples: Indices, seed: int) -> MaskedRows:
-        """`packed`: place and disguise of what is chosen, as one number, so that one sort orders both."""
+        """Replace the masked tokens.
+
+        `packed` combines the position and the kind of replacement in one number, so that one sort orders both.
+        """
         packed = np.sort(packed, axis=1)[:, : self.max_masked_tokens]
         is_used = packed != _UNUSED
         masked_positions, kinds = np.divmod(np.where(is_used, packed, Replacement.UNCHANGED), len(Replacement))
@@ -114,29 +123,33 @@ class TokenMasker:
 
 
 def _select_whole_words(order: Indices, words: Indices, n_masked: Indices, n_maskable: Indices) -> NDArray[np.bool_]:
-    """Which of an order's places are chosen; a word that the limit would cut is left out for later ones of one piece.
+    """Select which positions of a random order are masked, without splitting a word.
 
-    `words`: the word that each place of the order belongs to.
+    A word that would exceed the number of masked tokens is skipped in favor of later words of a single token.
+    `words` identifies the word of each position of the order.
     """
     ranks = np.arange(order.shape[1])
     at_limit = np.take_along_axis(words, np.minimum(n_masked, order.shape[1] - 1), 1)
-    is_cut = (words == at_limit) & (n_masked < n_maskable)
-    is_masked = (ranks < n_masked) & ~is_cut
+    crosses_limit = (words == at_limit) & (n_masked < n_maskable)
+    is_masked = (ranks < n_masked) & ~crosses_limit
     is_single_token_word = (words != np.roll(words, 1, 1)) & (words != np.roll(words, -1, 1))
-    is_substitute = is_single_token_word & ~is_cut & (ranks >= n_masked) & (ranks < n_maskable)
+    is_substitute = is_single_token_word & ~crosses_limit & (ranks >= n_masked) & (ranks < n_maskable)
     return is_masked | (is_substitute & (np.cumsum(is_substitute, 1) <= n_masked - is_masked.sum(1, keepdims=True)))
 
 
 def _find_word_continuations(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Which ids go on with a word: ##pieces in a WordPiece, those without a blank before them in other vocabularies."""
+    """Return which ids continue a word.
+
+    These are tokens that start with ## in WordPiece vocabularies, and tokens without a leading space in others.
+    """
     tokens = [tokenizer.id_to_token(token_id) for token_id in range(tokenizer.vocab_size)]
     if any(token.startswith("##") for token in tokens):
         return np.array([token.startswith("##") for token in tokens])
     if any(token.startswith(_SPACE_SYMBOLS) for token in tokens):
         return np.array(
             [
-                token_id not in tokenizer.special_ids and not t.startswith(_SPACE_SYMBOLS)
-                for token_id, t in enumerate(tokens)
+                token_id not in tokenizer.special_ids and not token.startswith(_SPACE_SYMBOLS)
+                for token_id, token in enumerate(tokens)
             ]
         )
-    raise InputError("whole_word_masking: this tokenizer's pieces do not show where a word begins")
+    raise InputError("whole_word_masking requires a tokenizer whose tokens mark the start or continuation of words")

@@ -1,8 +1,9 @@
-"""Which words stand in BERT's examples: A, and a B that goes on after it or is from another document.
+"""Sample segment pairs for BERT's next-sentence prediction.
 
-An example is a stretch of one document around a place that an epoch visits once; it is parted into A and B between
-two of its sentences. Of every two examples one gets a B from another document instead, cut in the same way, so that
-neither length nor cut tells which it is. All is a function of (seed, example); nothing is stored or shuffled.
+An example is a span of a document, split into segments A and B between two sentences. In one of every two examples, B
+is replaced by a segment of another document, which is chosen in the same way, so that neither its length nor its
+boundaries reveal the label. Each epoch visits evenly spaced span centers in random order. The result is a pure
+function of (seed, example), and nothing is stored.
 """
 
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from qkv.data.sentence_store import SentenceStore
 from qkv.errors import InputError
 
 MAX_RESAMPLES = 16
-"""Draws from other documents before it is said that all of them go on alike."""
+"""Maximum number of attempts to find a segment B that differs from the true continuation."""
 MIN_SHORT_FRACTION = 1 / 8
-"""Of the room there is: the least that a short example may have."""
+"""Minimum length of short examples, as a fraction of the maximum length."""
 
 
 class _PairStream(IntEnum):
-    """What a number is drawn for: each has a stream of its own. `masking` has those from 10 on."""
+    """Keys of the random streams. `masking` uses the keys from 10."""
 
     ORDER = 0
     OFFSET = 1
@@ -34,19 +35,19 @@ class _PairStream(IntEnum):
 
 @dataclass(frozen=True)
 class SegmentPairs:
-    """Where A and B begin in the store, and their words; without next sentences, B has none."""
+    """Start positions and lengths of segments A and B in the store. Without next-sentence prediction, B is empty."""
 
     a: Indices
     n_a: Indices
     b: Indices
     n_b: Indices
     is_random_next: NDArray[np.bool_]
-    """B is from another document."""
+    """Whether B is from another document."""
 
 
 @dataclass(frozen=True)
 class _Spans:
-    """Words [a, stop), to be parted at b, of a document [begin, end); `max_tokens` is how many words there may be."""
+    """Spans [a, stop) with split position b, within documents [begin, end), of at most `max_tokens` tokens."""
 
     max_tokens: Indices
     begin: Indices
@@ -58,13 +59,16 @@ class _Spans:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentPairSampler:
+    """Samples the segments A and B of each example."""
+
     source: SentenceStore
     max_text_tokens: int
-    """Of A and B together: at least 2."""
+    """Maximum total length of A and B, at least 2."""
     seed: int
     pairs: bool = True
-    """False: A alone, as long as both."""
+    """Whether to sample pairs. Otherwise, the whole span is segment A."""
     short_sequence_fraction: float = 0.1
+    """Fraction of examples with a random shorter length."""
 
     def __post_init__(self) -> None:
         if not self.pairs:
@@ -72,23 +76,23 @@ class SegmentPairSampler:
         n_documents = int((self._document_lengths > 0).sum())
         if n_documents < 2:
             raise InputError(
-                f"wrong next sentences are drawn from another document, and there is {n_documents}: give several "
-                "files, part documents by a line <|endoftext|>, or leave them out: --no-next-sentence, in a recipe "
-                "masking.next_sentence=false"
+                f"next-sentence prediction requires at least 2 documents, got {n_documents}; use several files, "
+                "separate documents with <|endoftext|> lines, or disable it (--no-next-sentence, or "
+                "masking.next_sentence=false in a recipe)"
             )
         if self._document_lengths.max() < 2:
-            raise InputError("next sentences: no document has two words, so none can be parted")
+            raise InputError("next-sentence prediction requires a document of at least 2 tokens")
 
     @property
     def n_examples(self) -> int:
-        """In an epoch."""
+        """Number of examples per epoch."""
         return -(-self.source.n_text_tokens // self.max_text_tokens)
 
     def __call__(self, examples: Indices) -> SegmentPairs:
         spans = self._sample_spans(examples)
         n_a = (spans.b if self.pairs else spans.stop) - spans.a
         b, n_b = spans.b.copy(), spans.stop - spans.a - n_a
-        # Of 2k and 2k + 1 one is wrong: exactly half of all.
+        # Exactly one of the examples 2k and 2k + 1 has a random next sentence.
         coin = keyed_uint64(examples // 2, self.seed, _PairStream.RANDOM_NEXT).astype(np.int64)
         is_random_next = ((examples + coin) % 2 == 1) & self.pairs
         rows = np.flatnonzero(is_random_next)
@@ -101,19 +105,19 @@ class SegmentPairSampler:
             b[rows], n_b[rows] = self._sample_from_other_document(spans, rows, uniform)
             rows = rows[self._equals_true_continuation(spans, rows, b[rows], n_b[rows])]
         raise InputError(
-            f"{MAX_RESAMPLES} draws from other documents all gave the very sentence that follows: the documents are alike"
+            f"the documents are too similar: {MAX_RESAMPLES} samples of other documents all equal the next sentence"
         )
 
     @cached_property
     def _document_lengths(self) -> Indices:
-        """Words of each document."""
+        """Number of tokens of each document."""
         documents = self.source.document_range
         starts, stops = self.source.document_span(np.arange(documents.start, documents.stop))
         return stops - starts
 
     @cached_property
     def _next_splittable_document(self) -> Indices | None:
-        """For each document the next one that can be parted, itself if it can; None: all can."""
+        """Index of the first document at or after each document that can be split, or None if all can be split."""
         is_splittable = self._document_lengths >= (2 if self.pairs else 1)
         if is_splittable.all():
             return None
@@ -135,19 +139,20 @@ class SegmentPairSampler:
         if self._next_splittable_document is not None:
             documents = self._next_splittable_document[documents - self.source.document_range.start]
         begin, end = self.source.document_span(documents)
-        # Around the centre, but within the document: its ends are seen nearly as often as its middle.
+        # Spans are moved to lie within the document, so that its ends are sampled nearly as often as its middle.
         earliest = _span_starts(np.clip(centers, begin, end), max_tokens, begin, end)
-        at_border = self.source.boundaries[self.source.next_boundary(earliest)]
-        a = np.where(at_border - earliest <= max_tokens // 2 - 1, at_border, earliest)
+        next_sentence = self.source.boundaries[self.source.next_boundary(earliest)]
+        # Start at a sentence if that shortens the span by less than half.
+        a = np.where(next_sentence - earliest <= max_tokens // 2 - 1, next_sentence, earliest)
         stop = np.minimum(a + max_tokens, end)
         first, last = self.source.next_boundary(a + 1), self.source.next_boundary(stop)
         chosen = first + (split_fraction * (last - first)).astype(np.int64)
-        # One long sentence is parted in its middle.
+        # A span within a single sentence is split in the middle.
         b = np.where(last > first, self.source.boundaries[chosen], (a + stop) // 2)
         return _Spans(max_tokens, begin, end, a, b, stop)
 
     def _epoch_centers(self, examples: Indices) -> Indices:
-        """An epoch visits places `max_text_tokens` apart, from a random one on, in a keyed order."""
+        """Return the span centers: positions `max_text_tokens` apart with a random offset, in random order."""
         centers = np.empty_like(examples)
         epochs, numbers = np.divmod(examples, self.n_examples)
         for epoch in np.unique(epochs):
@@ -160,20 +165,20 @@ class SegmentPairSampler:
     def _sample_from_other_document(
         self, spans: _Spans, rows: Indices, uniform: NDArray[np.float64]
     ) -> tuple[Indices, Indices]:
-        """Some other document's B for these rows: where it begins, and its words."""
+        """Sample a segment B from another document for each row. Returns the start positions and lengths."""
         begin, max_tokens = spans.begin[rows], spans.max_tokens[rows]
         n_a, document_length = spans.b[rows] - spans.a[rows], spans.end[rows] - begin
         positions = self.source.start + (uniform * (self.source.n_text_tokens - document_length)).astype(np.int64)
         positions += np.where(positions >= begin, document_length, 0)
         first, end = self.source.document_span(self.source.document_at(positions))
-        # As if a stretch of that document had an A just as long.
+        # B starts where it would if it followed a segment A of the same length in that document.
         earliest = _span_starts(positions, max_tokens, first, end) + n_a
         boundaries, last = self.source.boundaries, self.source.sentence_at(end - 1)
         starts = boundaries[np.minimum(self.source.next_boundary(np.minimum(earliest, end)), last)]
         return starts, np.minimum(end - starts, max_tokens - n_a)
 
     def _equals_true_continuation(self, spans: _Spans, rows: Indices, b: Indices, n_b: Indices) -> NDArray[np.bool_]:
-        """Whether B's first sentence is word for word what really follows, as in a document that is there twice."""
+        """Return whether the first sentence of B equals the true continuation, as in duplicate documents."""
         true_starts = spans.b[rows]
         n = np.minimum(
             self._tokens_left_in_sentence(true_starts, spans.stop[rows] - true_starts),
@@ -193,5 +198,5 @@ class SegmentPairSampler:
 
 
 def _span_starts(centers: Indices, max_tokens: Indices, begin: Indices, end: Indices) -> Indices:
-    """Where a stretch of `max_tokens` words around each centre begins, moved so that the document fills it."""
+    """Return the start of a span of `max_tokens` tokens around each center, moved to lie within its document."""
     return np.clip(centers - max_tokens // 2, begin, np.maximum(begin, end - max_tokens))

@@ -1,9 +1,9 @@
-"""Batches of translation pairs: batch t is a pure function of (seed, t).
+"""Batches of translation pairs of similar length.
 
-Pairs of about one length make a batch, padded to that length's bucket: a batch of short pairs has more rows, and all
-batches cost about the same. Each epoch takes every pair once (or as often as asked) in a keyed order. Shapes are few
-and never change, so that a compiled step is compiled seldom. In some batches two or three pairs stand in a row one
-after the other: the same pairs in fewer, longer rows.
+Pairs are grouped into buckets by length. All batches of a bucket are padded to the same length, and batches of shorter
+pairs have more rows, so that all batches cost about the same. There are few different shapes, which limits the
+recompilations of a compiled training step. In some batches, two or three pairs are concatenated into one row. Batch t
+is a pure function of (seed, t).
 """
 
 from collections.abc import Iterator
@@ -22,26 +22,27 @@ from qkv.data.sentence_store import expand_ranges
 from qkv.errors import ConfigError, InputError
 from qkv.tensors import IGNORE_INDEX, Ids, Patches, SourceIds
 
-_SIZE_MULTIPLE = 8  # lengths and rows are multiples of it: what a GPU's kernels like
+_SIZE_MULTIPLE = 8  # lengths and numbers of rows are multiples of it, for efficient GPU kernels
 _NO_PAIR = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairBatch:
-    """Sources are <bos> … <eos>, or pictures.
+    """A padded batch of translation pairs.
 
-    `targets[row, i]` follows `ids[row, : i + 1]`, which begins with <bos>.
+    Sources are <bos> … <eos>, or image patches. Decoder inputs `ids` start with <bos>, and `targets[row, i]` is the
+    token that follows `ids[row, i]`.
     """
 
     source: SourceIds | Patches
     source_lengths: Int[Tensor, "batch"]
-    """Tokens of each source; always on the CPU, where counting them makes no GPU wait."""
+    """Number of tokens of each source. Always on the CPU, so that counting them does not synchronize with the GPU."""
     ids: Ids
     targets: Ids
     counts: Int[Tensor, "batch"]
-    """Targets of each row."""
+    """Number of targets of each row."""
     full_batch_rows: int
-    """Rows that a batch of the longest pairs has."""
+    """Number of rows of a batch of the longest pairs."""
 
     @property
     def n_targets(self) -> int:
@@ -49,7 +50,7 @@ class PairBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Of sources and targets, without padding."""
+        """Number of source and target tokens without padding."""
         return int(self.source_lengths.sum() + self.counts.sum())
 
     @property
@@ -58,7 +59,7 @@ class PairBatch:
         return torch.arange(self.source.shape[1], device=self.source.device) < lengths[:, None]
 
     def split(self, n_rows: int) -> "Iterator[PairBatch]":
-        """In as many parts as n_rows rows of the longest pairs would need."""
+        """Split the batch into micro-batches, as many as a batch of the longest pairs with `n_rows` rows each."""
         n_parts = -(-self.full_batch_rows // n_rows)
         size = -(-len(self.ids) // n_parts)
         for start in range(0, len(self.ids), size):
@@ -69,16 +70,16 @@ class PairBatch:
             )  # fmt: skip
 
     def to(self, device: torch.device | str) -> "PairBatch":
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("source", "ids", "targets")}
-        return replace(self, **moved)
+        tensors = {name: getattr(self, name).to(device, non_blocking=True) for name in ("source", "ids", "targets")}
+        return replace(self, **tensors)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Pairs of about one length."""
+    """Pairs of similar length."""
 
     length: int
-    """Of every row, unless pairs are joined."""
+    """Length of each row, unless pairs are concatenated."""
     rows: int
     pairs: Indices = field(repr=False)
 
@@ -89,51 +90,52 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class PairBatches:
-    """Endless: epoch follows epoch, each of the same number of batches."""
+    """An endless sequence of batches. All epochs have the same number of batches."""
 
     store: PairStore
     repeats: Indices
-    """How often an epoch takes each pair."""
-    length: int
-    """Longest row; longer pairs are left out (`n_too_long`)."""
+    """Number of times each pair is used per epoch."""
+    seq_len: int
+    """Maximum length of a row. Longer pairs are skipped (`n_too_long`)."""
     batch_size: int
-    """Rows of a batch of the longest pairs; a batch of shorter ones has as many tokens in more rows."""
+    """Number of rows of a batch of the longest pairs. Batches of shorter pairs have more rows, but as many tokens."""
     seed: int
     join_fraction: float = 0.0
-    """Share of batches in which pairs are joined, as far as two or three of them fit in a row."""
+    """Fraction of batches in which two or three pairs are concatenated into one row, if they fit."""
 
     def __post_init__(self) -> None:
-        if self.length < _SIZE_MULTIPLE or self.batch_size < 1:
+        if self.seq_len < _SIZE_MULTIPLE or self.batch_size < 1:
             raise ConfigError(
-                f"length={self.length} must be at least {_SIZE_MULTIPLE}, batch_size={self.batch_size} at least 1"
+                f"seq_len={self.seq_len} must be at least {_SIZE_MULTIPLE} and batch_size={self.batch_size} at least 1"
             )
         if not self.buckets:
-            raise InputError(f"none of {len(self.store)} pairs fits into length={self.length} tokens")
+            raise InputError(f"all {len(self.store)} pairs are longer than seq_len={self.seq_len} tokens")
 
     @cached_property
     def required_lengths(self) -> Indices:
-        """Columns that each pair needs: <bos> … <eos> as a source, one less as ids and as targets."""
+        """Row length that each pair requires: <bos> … <eos> for the source, one less for the target."""
         return np.maximum(self.store.lengths[0] + 2, self.store.lengths[1] + 1)
 
     @property
     def n_too_long(self) -> int:
-        return int((self.required_lengths > self.length).sum())
+        """Number of pairs that are skipped because they are too long."""
+        return int((self.required_lengths > self.seq_len).sum())
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """A bucket with too few pairs for one batch is merged into its longer neighbour."""
+        """Buckets by length. A bucket with too few pairs for a batch is merged into the next longer one."""
         buckets: list[Bucket] = []
         pending = np.empty(0, np.int64)
         low = 0
-        for high in _bucket_lengths(self.length):
+        for high in _bucket_lengths(self.seq_len):
             in_bucket = np.flatnonzero((self.required_lengths > low) & (self.required_lengths <= high))
             pending = np.concatenate([pending, np.repeat(in_bucket, self.repeats[in_bucket])])
             rows = self._rows_for_length(high)
             low = high
-            if len(pending) >= rows or (high == self.length and len(pending)):
+            if len(pending) >= rows or (high == self.seq_len and len(pending)):
                 buckets.append(Bucket(high, min(rows, _round_up(len(pending), _SIZE_MULTIPLE)), pending))
                 pending = pending[:0]
-        if len(buckets) > 1 and len(buckets[-1].pairs) < self._rows_for_length(self.length) // 2:
+        if len(buckets) > 1 and len(buckets[-1].pairs) < self._rows_for_length(self.seq_len) // 2:
             last, before = buckets.pop(), buckets.pop()
             buckets.append(
                 Bucket(last.length, self._rows_for_length(last.length), np.concatenate([before.pairs, last.pairs]))
@@ -142,13 +144,13 @@ class PairBatches:
 
     @cached_property
     def n_batches(self) -> int:
-        """In an epoch."""
+        """Number of batches per epoch."""
         return sum(bucket.n_batches for bucket in self.buckets)
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> PairBatch:
-        """This rank's rows of batch t: the ranks' rows in order are the batch of one."""
+        """Return the rows of batch t for this rank. The concatenated rows of all ranks are the full batch."""
         if t < 0:
-            raise InputError(f"batch {t}: batches are counted from 0")
+            raise InputError(f"the batch number must not be negative, got {t}")
         epoch, slot = divmod(t, self.n_batches)
         batch_index = int(Permutation(self.n_batches, self.seed, epoch, 0)(np.array([slot]))[0])
         number, first = self._locate_batch(batch_index)
@@ -163,7 +165,10 @@ class PairBatches:
         )
 
     def eval_batch(self, t: int) -> PairBatch:
-        """Batch t of one epoch for validation: no joining, no filling up, an order that is a fair sample throughout."""
+        """Return validation batch t of one epoch, without concatenated pairs and empty rows.
+
+        The batches are in random order, so that the first ones are a representative sample.
+        """
         batch_index = int(Permutation(self.n_batches, 0)(np.array([t]))[0])
         number, first = self._locate_batch(batch_index)
         bucket = self.buckets[number]
@@ -171,28 +176,31 @@ class PairBatches:
         return assemble_pair_batch(self.store, pairs[:, None], length=bucket.length, full_batch_rows=self.batch_size)
 
     def _locate_batch(self, batch_index: int) -> tuple[int, int]:
-        """The bucket that a batch is of, and the batch's first pair in it."""
+        """Return the bucket number of a batch and the index of its first pair in the bucket."""
         for number, bucket in enumerate(self.buckets):
             if batch_index < bucket.n_batches:
                 return number, batch_index * bucket.rows
             batch_index -= bucket.n_batches
-        raise AssertionError("a place is one of an epoch's batches")
+        raise AssertionError("the batch index exceeds the number of batches")
 
     def _pairs_per_row(self, bucket: Bucket, epoch: int, batch_index: int) -> int:
         if keyed_integer(1 << 20, self.seed, epoch, 1, batch_index, 0) >= self.join_fraction * (1 << 20):
             return 1
         n_pairs = 2 + keyed_integer(2, self.seed, epoch, 1, batch_index, 1)
-        return max(1, min(n_pairs, self.length // bucket.length))
+        return max(1, min(n_pairs, self.seq_len // bucket.length))
 
     def _rows_for_length(self, length: int) -> int:
-        rows = max(1, self.batch_size * self.length // length)
-        # So that rows of two or three pairs come out even.
+        rows = max(1, self.batch_size * self.seq_len // length)
+        # 24 is divisible by 2 and 3, so that the pairs fill all rows if two or three are concatenated.
         step = 24 if rows >= 24 else _SIZE_MULTIPLE if rows >= _SIZE_MULTIPLE else 1
         return rows // step * step
 
 
 def assemble_pair_batch(store: PairStore, pairs: Indices, *, length: int, full_batch_rows: int) -> PairBatch:
-    """The pairs of each row, one after the other, as one; −1 is no pair, and a row of none predicts nothing."""
+    """Build a batch whose rows are concatenated pairs, given as indices of shape (row, pair).
+
+    −1 stands for no pair. A row without pairs has no targets.
+    """
     sources, n_source = _build_side(store, 0, pairs, width=length)
     outputs, n_target = _build_side(store, 1, pairs, width=length + 1)
     targets = outputs[:, 1:].copy()
@@ -210,7 +218,7 @@ def assemble_pair_batch(store: PairStore, pairs: Indices, *, length: int, full_b
 
 
 def _build_side(store: PairStore, side: int, pairs: Indices, *, width: int) -> tuple[Indices, Indices]:
-    """<bos>, the sentences of each row, <eos>, then padding; and how many of a row are tokens."""
+    """Build rows of <bos>, sentences, <eos> and padding. Returns the rows and their number of tokens."""
     tokenizer, tokens = store.tokenizers[side], (store.source, store.target)[side]
     lengths = np.where(pairs == _NO_PAIR, 0, store.lengths[side][pairs])
     ends = 1 + np.cumsum(lengths, axis=1)
@@ -223,14 +231,14 @@ def _build_side(store: PairStore, side: int, pairs: Indices, *, width: int) -> t
 
 
 def _group_into_rows(pairs: Indices, *, n_rows: int, width: int) -> Indices:
-    """So many pairs a row; what is missing of the last batch of an epoch is no pair, so that shapes stay few."""
+    """Arrange pairs in rows of `width` pairs, filled up with −1 so that all batches have the same shape."""
     filled = np.full(n_rows * width, _NO_PAIR)
     filled[: len(pairs)] = pairs
     return filled.reshape(n_rows, width)
 
 
 def _bucket_lengths(length: int) -> Iterator[int]:
-    """Where buckets end: narrow ones for the short, which are many."""
+    """Yield the maximum lengths of the buckets, which are narrower for short pairs because these are more frequent."""
     edge = _SIZE_MULTIPLE
     while edge < length:
         yield edge

@@ -1,4 +1,4 @@
-"""Sentences and their translations, out of files: read, cleaned, and checked for swapped sides."""
+"""Read translation pairs from files, filter them, and detect swapped languages."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,39 +11,41 @@ from qkv.data.pair_split import Pair
 from qkv.data.text_sources import ProgressCallback, TextSource, find_single_file, open_source
 from qkv.errors import InputError
 
-_MIN_RATIO_LENGTH = 12  # characters: below, a ratio of lengths says nothing (`Go!`, `¡Váyase!`)
-_SAMPLE_SIZE = 2000  # pairs whose words tell one language from another
+_MIN_RATIO_LENGTH = 12  # characters; length ratios of shorter sentences are meaningless (`Go!`, `¡Váyase!`)
+_SAMPLE_SIZE = 2000  # pairs whose words are sufficient to identify the languages
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairFile:
-    """Source⇥target a line; or, with a target, one language a file, line by line."""
+    """A file of tab-separated pairs, or two line-aligned files of source and target sentences."""
 
     source: Path
     target: Path | None = None
 
     @classmethod
     def from_source(cls, source: Path, target_suffix: str | None) -> "PairFile":
-        """corpus.es, and corpus.en beside it; compression stays: corpus.es.xz, corpus.en.xz."""
+        """Find the target file of a source file: corpus.en for corpus.es, or corpus.en.xz for corpus.es.xz."""
         if target_suffix is None:
             return cls(source=source)
-        ending = TextSource(str(source)).file_type
-        stem, _, compression = source.name.rpartition(ending) if ending else (source.name, "", "")
+        suffix = TextSource(str(source)).file_type
+        stem, _, compression = source.name.rpartition(suffix) if suffix else (source.name, "", "")
         target = source.with_name(stem + target_suffix + compression)
         if not target.is_file():
-            raise InputError(f"{target}: there is no such file; it should hold the targets of {source}")
+            raise InputError(f"{target}: file not found; it should contain the targets of {source}")
         return cls(source=source, target=target)
 
     def read(self, progress: ProgressCallback | None = None) -> Iterator[Pair]:
-        """Every line's pair, in order, white space at its ends taken off; sides may be empty."""
+        """Read the pair of each line without surrounding whitespace. Either side may be empty."""
         return self._read_tab_separated(progress) if self.target is None else self._read_aligned(self.target, progress)
 
     def _read_tab_separated(self, progress: ProgressCallback | None) -> Iterator[Pair]:
         for number, line in enumerate(_read_pair_lines(self.source, progress), 1):
             source, tab, target = line.partition("\t")
             if line.strip() and not tab:
-                raise InputError(f"{self.source}: line {number}: has 1 column; a pair has 2, source⇥target")
-            # Further columns, such as Tatoeba's names of authors, are not part of the pair.
+                raise InputError(
+                    f"{self.source}: line {number}: expected 2 tab-separated columns (source, target), got 1"
+                )
+            # Ignore further columns, such as the attribution in Tatoeba files.
             yield source.strip(), target.partition("\t")[0].strip()
 
     def _read_aligned(self, target: Path, progress: ProgressCallback | None) -> Iterator[Pair]:
@@ -52,12 +54,14 @@ class PairFile:
         ):
             if source_line is None or target_line is None:
                 short, long = (self.source, target) if source_line is None else (target, self.source)
-                raise InputError(f"{short}: has {number - 1} lines, {long} has more; they must be aligned")
+                raise InputError(
+                    f"{short}: has only {number - 1} lines, but {long} has more; the files must be aligned"
+                )
             yield source_line.strip(), target_line.strip()
 
 
 class PairFilter:
-    """Passes on what is worth learning from, and counts what is not; sees all files of a corpus one after another."""
+    """Drops empty, uneven and duplicate pairs of all files of a corpus, and counts them by reason."""
 
     def __init__(self, *, max_length_ratio: float) -> None:
         self.max_length_ratio = max_length_ratio
@@ -77,7 +81,7 @@ class PairFilter:
             return "empty"
         if high > self.max_length_ratio * max(low, _MIN_RATIO_LENGTH):
             return "uneven"
-        key = hash(pair)  # two of a million pairs meet in 64 bits once in 10⁷ corpora
+        key = hash(pair)  # 64-bit hashes of a million pairs collide with a probability of about 10⁻⁷
         if key in self._pair_hashes:
             return "repeated"
         self._pair_hashes.add(key)
@@ -85,7 +89,7 @@ class PairFilter:
 
 
 def check_not_swapped(first: Sequence[Pair], second: Iterable[Pair], *, name: str) -> None:
-    """An error where the second file's sources speak the language of the first one's targets, and the other way."""
+    """Raise `InputError` if the source and target languages of `second` are swapped compared with `first`."""
     sources, targets = (_count_words(first, side) for side in (0, 1))
     sample = take_sample(second)
     is_swapped = all(
@@ -93,11 +97,11 @@ def check_not_swapped(first: Sequence[Pair], second: Iterable[Pair], *, name: st
         for side, same_side, other_side in ((0, sources, targets), (1, targets, sources))
     )
     if is_swapped:
-        raise InputError(f"{name}: its sources are in the language of the other files' targets: are its sides swapped?")
+        raise InputError(f"{name}: source and target appear to be swapped compared with the other files")
 
 
 def take_sample(pairs: Iterable[Pair]) -> list[Pair]:
-    """Enough of them to know the two languages by."""
+    """Return enough pairs to identify the two languages."""
     return list(islice(pairs, _SAMPLE_SIZE))
 
 
@@ -106,7 +110,7 @@ def _count_words(pairs: Iterable[Pair], side: int) -> Counter[str]:
 
 
 def _shared_fraction(words: Counter[str], vocabulary: Counter[str]) -> float:
-    """How many of the words are among the known ones."""
+    """Return the fraction of the words that occur in the vocabulary."""
     return sum(n for word, n in words.items() if word in vocabulary) / max(1, words.total())
 
 

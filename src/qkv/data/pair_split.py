@@ -1,8 +1,8 @@
-"""Which pairs are for training and which for testing, so that no sentence is in both.
+"""Split translation pairs into training, dev and test sets without shared sentences.
 
-A collection such as Tatoeba holds many translations of one sentence. Divided pair by pair, a sentence of the test has
-often been seen in training, in one language or the other. So pairs that share a sentence, be it by a chain of others,
-stay together: they are one component of the graph whose nodes are sentences and whose edges are pairs.
+Collections such as Tatoeba contain many translations of the same sentence. In a random split, many test sentences also
+occur in the training set, in one of the two languages. Therefore, the pairs are split by connected component of the
+graph whose nodes are sentences and whose edges are pairs.
 """
 
 import re
@@ -21,7 +21,7 @@ _NON_LETTERS = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True, kw_only=True)
 class PairSplit:
-    """Which pairs, by number, in the order they came."""
+    """Indices of the pairs of each set, in their original order."""
 
     train: Indices
     dev: Indices
@@ -29,26 +29,27 @@ class PairSplit:
 
 
 def normalize_sentence(text: str) -> str:
-    """Without capitals and punctuation: `Come on!` and `come on` are one sentence."""
+    """Remove case and punctuation, so that `Come on!` and `come on` are equal."""
     return _NON_LETTERS.sub(" ", text.casefold()).strip() or text.strip()
 
 
 def split_pairs(
     pairs: Sequence[Pair], *, n_dev: int, n_test: int, seed: int = 0, by_component: bool = True
 ) -> PairSplit:  # fmt: skip
-    """Parts of so many pairs; of fewer, but at least half as many, where the components are too large to fit exactly.
+    """Split pairs into sets of `n_dev` and `n_test` pairs and a training set of the rest.
 
-    `by_component` False divides pair by pair, as most people do; `leakage` says what that costs.
+    If the components are too large for an exact split, the dev and test sets may be smaller, but at least half of the
+    requested size. With `by_component=False`, the split is random. `leakage` measures the resulting overlap.
     """
     n = len(pairs)
     if n_dev + n_test >= n:
-        raise InputError(f"{n} pairs cannot give {n_dev} for dev and {n_test} for test, and some for training")
+        raise InputError(f"{n} pairs are not enough for {n_dev} dev pairs, {n_test} test pairs and training pairs")
     group = connected_components(pairs) if by_component else np.arange(n)
     sizes = np.bincount(group)
     part = np.zeros(len(sizes), np.int8)
-    asked = {1: n_dev, 2: n_test}
-    remaining = dict(asked)
-    # The largest component stays in training, where it may be most of everything.
+    requested = {1: n_dev, 2: n_test}
+    remaining = dict(requested)
+    # The largest component always goes to training, because it may contain most of the pairs.
     largest = int(sizes.argmax())
     for number in Permutation(len(sizes), seed)(np.arange(len(sizes))):
         for part_id, n_left in remaining.items():
@@ -58,10 +59,10 @@ def split_pairs(
                 break
         if not any(remaining.values()):
             break
-    if any(2 * remaining[part_id] > asked[part_id] for part_id in asked):
+    if any(2 * remaining[part_id] > requested[part_id] for part_id in requested):
         raise InputError(
-            f"{n} pairs fall into {len(sizes)} components, the largest of {sizes[largest]} pairs: not even half of "
-            f"{n_dev} for dev and {n_test} for test can be had of them"
+            f"cannot split {n} pairs into {n_dev} dev and {n_test} test pairs: they form {len(sizes)} connected "
+            f"components, the largest of {sizes[largest]} pairs"
         )
     pair_parts = part[group]
     train, dev, test = (np.flatnonzero(pair_parts == part_id) for part_id in (0, 1, 2))
@@ -69,7 +70,7 @@ def split_pairs(
 
 
 def connected_components(pairs: Sequence[Pair]) -> Indices:
-    """For each pair the number of its component."""
+    """Return the connected component of each pair, where pairs that share a sentence are connected."""
     sentences: dict[str, int] = {}
     parent: list[int] = []
 
@@ -92,8 +93,8 @@ def connected_components(pairs: Sequence[Pair]) -> Indices:
     return np.unique([root(node) for node in ends], return_inverse=True)[1].astype(np.int64)
 
 
-def leakage(pairs: Sequence[Pair], asked: Indices, train: Indices) -> float:
-    """Share of the pairs `asked` with a sentence, folded, that also stands in a pair of `train`."""
-    training_sentences = {normalize_sentence(text) for number in train for text in pairs[number]}
-    n_leaked = sum(any(normalize_sentence(text) in training_sentences for text in pairs[number]) for number in asked)
-    return n_leaked / max(1, len(asked))
+def leakage(pairs: Sequence[Pair], test: Indices, train: Indices) -> float:
+    """Return the fraction of test pairs with a (normalized) sentence that also occurs in a training pair."""
+    training_sentences = {normalize_sentence(text) for index in train for text in pairs[index]}
+    n_leaked = sum(any(normalize_sentence(text) in training_sentences for text in pairs[index]) for index in test)
+    return n_leaked / max(1, len(test))

@@ -1,6 +1,6 @@
-"""Translation pairs on disk: two token stores side by side; document i of one is the translation of document i there.
+"""Translation pairs on disk, as two token stores whose documents are aligned.
 
-pairs.json    how many pairs of each file there are, and how many were dropped, by reason
+pairs.json    number of pairs per file, and number of dropped pairs by reason
 source/       a token store
 target/       a token store
 """
@@ -29,14 +29,14 @@ SIDES = ("source", "target")
 
 
 class PairStoreIndex(Config):
-    """Pairs of each file, in the order they stand in the stores."""
+    """Number of pairs per file, in the order of the stores, and number of dropped pairs by reason."""
 
     files: dict[str, NonNegativeInt]
     dropped: dict[str, NonNegativeInt]
 
 
 def write_pairs(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]) -> None:
-    """The texts, to be encoded next; `dropped` is read when all pairs have been."""
+    """Write the texts of all pairs for `encode_pairs`. `dropped` is evaluated after all pairs have been read."""
     with convert_disk_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
         counts = dict.fromkeys(files, 0)
@@ -53,11 +53,11 @@ def write_pairs(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: M
 def encode_pairs(
     folder: Path, tokenizers: Mapping[str, Tokenizer], *, progress: Callable[[str], ProgressCallback]
 ) -> None:  # fmt: skip
-    """What is finished is kept; the texts are not needed after this."""
+    """Tokenize the texts of `write_pairs` and delete them. Resumes if interrupted."""
     texts = folder / TEXTS_FILE
     for side in SIDES:
         if is_unfinished(folder / side) or not (folder / side / INDEX_FILE).exists():
-            bar = progress(f"reading the {side}s")
+            bar = progress(f"tokenizing the {side}s")
             prepare_store([texts], folder / side, tokenizer=tokenizers[side], field=side, progress=bar)
     with convert_disk_errors(texts, 0):
         texts.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def encode_pairs(
 
 @dataclass(frozen=True, kw_only=True)
 class PairStore:
-    """A finished store. Lengths are tokens without the end token that the stores keep after every sentence."""
+    """A complete store of translation pairs. Lengths do not include the end token of each sentence."""
 
     source: TokenStore
     target: TokenStore
@@ -81,7 +81,9 @@ class PairStore:
         stores = [TokenStore.open(folder / side) for side in SIDES]
         for store in stores:
             if store.n_documents != sum(record.files.values()):
-                raise InputError(f"{path}: {sum(record.files.values())} pairs, {store.folder} has {store.n_documents}")
+                raise InputError(
+                    f"{path}: expected {sum(record.files.values())} pairs, but {store.folder} has {store.n_documents}"
+                )
         return cls(source=stores[0], target=stores[1], record=record)
 
     def __len__(self) -> int:
@@ -89,36 +91,36 @@ class PairStore:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """(side, pair): where each sentence's first token stands."""
+        """Position of the first token of each sentence, with shape (side, pair)."""
         ends = np.stack([store.document_ends() for store in (self.source, self.target)])
         return np.concatenate([np.zeros((2, 1), np.int64), ends[:, :-1]], axis=1)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """(side, pair)."""
+        """Number of tokens of each sentence, with shape (side, pair)."""
         ends = np.stack([store.document_ends() for store in (self.source, self.target)])
         return ends - self.starts - 1
 
     def pair_repeats(self, repeat: Mapping[str, int]) -> NDArray[np.int64]:
-        """How often an epoch takes each pair, from how often it takes each file's."""
+        """Return the number of times each pair is used per epoch, given the number for each file."""
         counts = [np.full(n, repeat.get(name, 1)) for name, n in self.record.files.items()]
         return np.concatenate(counts).astype(np.int64)
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Of sources and of targets; one and the same where the vocabulary is joint."""
+        """Source and target tokenizers, which are equal for a joint vocabulary."""
         return self.source.tokenizer(), self.target.tokenizer()
 
     def text(self, side: int, number: int) -> str:
-        """A sentence as it was."""
+        """Decode a sentence. `side` is 0 for the source and 1 for the target."""
         store = (self.source, self.target)[side]
         return self.tokenizers[side].decode(store.document(number)[:-1].tolist())
 
 
 def iterate_pair_texts(folder: Path, *, side: str | None, repeat: Mapping[str, int], step: int = 1) -> Iterator[str]:
-    """Every n-th of the texts of `write_pairs`, for a tokenizer's training: of one side, or of both.
+    """Yield every `step`-th text of `write_pairs`, of one side or both, to train a tokenizer.
 
-    Those of a file that an epoch takes several times come as often.
+    Texts of repeated files are yielded repeatedly.
     """
     counts = PairStoreIndex(**read_json_object(folder / PAIRS_FILE)).files
     pair_repeats = chain.from_iterable([repeat.get(name, 1)] * n for name, n in counts.items())

@@ -1,4 +1,4 @@
-"""The next batches made ready by other threads while this one is used, in the same order."""
+"""Prepare batches in background threads."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -11,9 +11,10 @@ T = TypeVar("T")
 def prefetch(
     batch: Callable[[int], T], start: int, *, stop: int | None = None, n_ahead: int = 2, n_workers: int = 1
 ) -> Generator[T, None, None]:
-    """batch(start), batch(start + 1), …; an error comes out at its own place in the row.
+    """Yield batch(start), batch(start + 1), … in order, computed ahead by worker threads.
 
-    Since a batch is a function of its number, the workers change nothing but the waiting.
+    An exception is raised when its batch is requested. Batches are pure functions of their number, so the result does
+    not depend on the number of workers.
     """
     waiting: deque[Future[T]] = deque()
     number = start

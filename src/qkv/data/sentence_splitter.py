@@ -1,8 +1,8 @@
-"""Where does a sentence end?
+"""Rule-based sentence splitting.
 
-After . ! ? or … (with the quotes and brackets that close there) and blanks, unless the next word is in small letters
-or the full stop belongs to an abbreviation or an initial; after 。！？; and at a blank line. Rules, not a model: about
-one end in fifty is wrong ("in the U.S. Army …"), which next-sentence pairs do not mind.
+A sentence ends after . ! ? or … (with closing quotes and brackets) and whitespace, unless the next word starts with a
+lowercase letter or the period belongs to an abbreviation or initial. It also ends after 。！？ and at a blank line.
+About one end in fifty is wrong ("in the U.S. Army …"), which is good enough for next-sentence prediction.
 """
 
 import re
@@ -15,18 +15,18 @@ from qkv.text import Tokenizer
 
 _END = re.compile(r"(?P<mark>[.!?…]+)[\"'”’»)\]]*\s+|[。！？]+[」』”’]*\s*|\n[^\S\n]*\n\s*")
 _LAST_WORD = re.compile(r"[^\W_][\w.]*$")
-_MAX_ABBREVIATION_LENGTH = 12  # characters of a last word that are looked at: longer ones are no abbreviations
+_MAX_ABBREVIATION_LENGTH = 12  # characters; longer words are not abbreviations
 _ABBREVIATION = re.compile(
     r"mrs?|ms|dr|st|prof|rev|hon|gen|col|capt|lt|sgt|maj|adm|gov|sen|rep|pres|messrs|mme|mlle|jr|sr|esq|vs|cf|viz|al|"
     r"e\.?g|i\.?e|etc|a\.m|p\.m|ca|vols?|figs?|eq|sec|ch|chap|pp|eds?|trans|approx|dept|est|inc|ltd|co|corp|bros|"
     r"jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mt|ft|ave|blvd|u\.s|u\.k|u\.n|ph\.d|[a-hj-z]",
     re.IGNORECASE,
 )
-"""A single letter is an initial ("J. S. Bach"), but for I, which often ends a sentence."""
+"""Single letters are initials ("J. S. Bach"), except I, which often ends a sentence."""
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences in order, without the blanks between them."""
+    """Split a text into sentences without surrounding whitespace."""
     starts = [0, *(match.end() for match in _END.finditer(text) if _is_end(text, match))]
     sentences = (text[start:end].strip() for start, end in zip(starts, [*starts[1:], len(text)], strict=True))
     return [sentence for sentence in sentences if sentence]
@@ -48,9 +48,9 @@ def _is_end(text: str, match: re.Match[str]) -> bool:
 def encode_sentences(
     tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str
 ) -> EncodedChunks:
-    """As `encode_chunks`, with `end_id` after every sentence.
+    """Encode document chunks with `end_id` after each sentence.
 
-    A document that comes in parts has none where it was cut, so the halves of a sentence become one again.
+    There is no `end_id` between the chunks of a document, because the boundary may be within a sentence.
     """
     split = [split_sentences(chunk.text) for chunk in chunks]
     encoded = iter(tokenizer.encode_batch([*chain.from_iterable(split)], add_special_tokens=False))

@@ -1,9 +1,9 @@
-"""A token store whose documents are parted into sentences, and where each of them begins.
+"""Token store with sentence boundaries.
 
-sentences.bin beside the store's own files: for each document the sentences up to its end, then for each sentence
-where it begins, and where the last one ends; int64, little endian. Places count words alone, not the separators
-that stand after every sentence on disk: sentence s's separator is the s-th, so a word's place on disk is its place
-here plus the number of its sentence.
+In addition to the files of the token store, sentences.bin contains the cumulative number of sentences at the end of
+each document, the start position of each sentence, and the end position of the last one (int64, little endian).
+Positions count only text tokens, not the separators that follow each sentence on disk. The position of a token on disk
+is therefore its text position plus the number of its sentence.
 """
 
 from collections.abc import Sequence
@@ -27,29 +27,29 @@ SENTENCES_FILE = "sentences.bin"
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceStore:
-    """All of a store's sentences, or some in a row; places and numbers are those of the whole store."""
+    """A contiguous range of the sentences of a store. Positions and indices refer to the full store."""
 
     store: TokenStore
     boundaries: Indices
-    """borders[s] is where sentence s begins, borders[s + 1] where it ends."""
+    """Sentence s starts at boundaries[s] and ends at boundaries[s + 1] (exclusive)."""
     document_ends: Indices
     start: int
-    """The place of the first word."""
+    """Position of the first token."""
     stop: int
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Reads the index and where documents end; everything else is mapped."""
+        """Open a store. Only the index and document ends are read, and all other data are memory-mapped."""
         folder = Path(folder)
         store = TokenStore.open(folder)
         path = folder / SENTENCES_FILE
         if not path.is_file():
-            raise InputError(f"{folder}: was not prepared by sentences ({SENTENCES_FILE} is missing)")
+            raise InputError(f"{folder}: the store has no sentence boundaries ({SENTENCES_FILE} is missing)")
         table = np.asarray(np.memmap(path, dtype="<i8", mode="r"))
         n_sentences = len(table) - store.n_documents - 1
         counts, boundaries = table[: store.n_documents], table[store.n_documents :]
         if n_sentences < 1 or counts[-1] != n_sentences or boundaries[-1] + n_sentences != store.n_tokens:
-            raise InputError(f"{path}: does not fit the store of {store.n_tokens} tokens beside it")
+            raise InputError(f"{path}: does not match the store of {store.n_tokens} tokens in the same folder")
         return cls(
             store=store, boundaries=boundaries, document_ends=boundaries[counts], start=0, stop=int(boundaries[-1])
         )
@@ -63,12 +63,12 @@ class SentenceStore:
         first, last = self.document_at(np.array([self.start, self.stop - 1]))
         return range(int(first), int(last) + 1)
 
-    def split(self, share: float) -> "tuple[SentenceStore, SentenceStore]":
-        """Two parts; the second has the end, about this share of the words.
+    def split(self, fraction: float) -> "tuple[SentenceStore, SentenceStore]":
+        """Split the store into two parts, the second with about this fraction of the tokens.
 
-        Parted between documents where each part then has two or more, else between sentences.
+        The store is split between documents if each part has at least two, and between sentences otherwise.
         """
-        goal = np.array([round(self.stop - share * self.n_text_tokens)])
+        goal = np.array([round(self.stop - fraction * self.n_text_tokens)])
         first, n = self.document_range.start, len(self.document_range)
         if n >= 4:
             chosen = np.clip(self.document_at(goal) - 1, first + 1, first + n - 3)
@@ -76,15 +76,17 @@ class SentenceStore:
         else:
             split_position = int(self.boundaries[self.next_boundary(goal)][0])
         if not self.start < split_position < self.stop:
-            raise InputError(f"{self.n_text_tokens} words are too few sentences to keep {share:.0%} of them apart")
+            raise InputError(
+                f"cannot split {self.n_text_tokens} tokens into sentences with a fraction of {fraction:.0%}"
+            )
         return replace(self, stop=split_position), replace(self, start=split_position)
 
     def document_at(self, positions: Indices) -> Indices:
         return np.searchsorted(self.document_ends, positions, side="right")
 
     def document_span(self, documents: Indices) -> tuple[Indices, Indices]:
-        """Where each begins and ends, as far as it is in this part."""
-        # Document 0 looks at the last entry, and gets 0 instead.
+        """Return the start and end positions of documents, clipped to this part of the store."""
+        # Index −1 (for document 0) reads the last entry, which is replaced with 0.
         begin = np.where(documents > 0, self.document_ends[documents - 1], 0)
         return np.maximum(begin, self.start), np.minimum(self.document_ends[documents], self.stop)
 
@@ -92,11 +94,11 @@ class SentenceStore:
         return np.searchsorted(self.boundaries, positions, side="right") - 1
 
     def next_boundary(self, positions: Indices) -> Indices:
-        """The number of the first border at this place or after it."""
+        """Return the index of the first sentence boundary at or after each position."""
         return np.searchsorted(self.boundaries, positions, side="left")
 
     def read_spans(self, starts: Indices, lengths: Indices) -> Indices:
-        """The words of many stretches, one after the other, each at least one word long."""
+        """Return the concatenated tokens of spans of at least one token, without separators."""
         first = self.sentence_at(starts)
         n_on_disk = lengths + self.sentence_at(starts + lengths - 1) - first
         tokens = self.store.take(expand_ranges(starts + first, n_on_disk))
@@ -104,7 +106,7 @@ class SentenceStore:
 
 
 def expand_ranges(starts: Indices, lengths: Indices) -> Indices:
-    """start, start + 1, … for each stretch, joined."""
+    """Return the concatenation of range(start, start + length) for all starts and lengths."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
@@ -118,7 +120,7 @@ def prepare_sentences(
     n_workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> SentenceStore:
-    """As `prepare_store`; what a killed call finished is kept, the whole store included."""
+    """Tokenize files into a store with sentence boundaries. Resumes if interrupted (see `prepare_store`)."""
     if is_unfinished(folder) or not (folder / INDEX_FILE).exists():
         prepare_store(
             paths, folder, tokenizer=tokenizer, field=field, n_workers=n_workers, sentences=True, progress=progress

@@ -1,4 +1,4 @@
-"""One shard of a token store while it is written: aside, hashed on the way, renamed when it is whole."""
+"""Encode document chunks and write them to the shards of a token store."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -19,16 +19,17 @@ from qkv.text import Tokenizer
 
 @dataclass(frozen=True)
 class EncodedChunks:
-    """Some parts of documents as ids, end tokens in their places."""
+    """Token ids of document chunks, including end tokens."""
 
     tokens: NDArray[np.uint16] | NDArray[np.uint32]
     lengths: list[int]
-    """Tokens of each part, with its end token where a document ends."""
+    """Number of tokens of each chunk, including the end token of a document."""
     n_bytes: list[int]
-    """UTF-8 bytes of each part."""
+    """Number of UTF-8 bytes of each chunk."""
 
 
 def encode_chunks(tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str) -> EncodedChunks:
+    """Encode document chunks with `end_id` after each document."""
     rows = tokenizer.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
     for row, chunk in zip(rows, chunks, strict=True):
         if chunk.is_last:
@@ -37,7 +38,7 @@ def encode_chunks(tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_
 
 
 def pack_encoded_chunks(rows: Sequence[list[int]], chunks: Sequence[DocumentChunk], *, dtype: str) -> EncodedChunks:
-    """`rows`: each part's ids."""
+    """Concatenate the ids of each chunk (`rows`) into one array."""
     lengths = [len(row) for row in rows]
     return EncodedChunks(
         tokens=np.fromiter(chain.from_iterable(rows), dtype=np.dtype(dtype).newbyteorder("<"), count=sum(lengths)),
@@ -48,7 +49,7 @@ def pack_encoded_chunks(rows: Sequence[list[int]], chunks: Sequence[DocumentChun
 
 @contextmanager
 def disable_tokenizer_threads() -> Iterator[None]:
-    """Keeps `tokenizers` from starting threads of its own below ours: n_workers means that many."""
+    """Keep `tokenizers` from starting its own threads, so that `n_workers` is the total number of threads."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"
@@ -62,8 +63,10 @@ def disable_tokenizer_threads() -> Iterator[None]:
 
 
 class ShardWriter:
+    """Writes a shard to temporary files, hashes it, and renames the files when the shard is complete."""
+
     def __init__(self, folder: Path, number: int, *, open_document_bytes: int) -> None:
-        """`open_document_bytes`: what earlier shards hold of the document that this one begins with."""
+        """Create the temporary file. `open_document_bytes` is the size of the unfinished document in earlier shards."""
         self._folder = folder
         self._path = tokens_file(folder, number)
         self._documents_path = documents_file(folder, number)
@@ -93,7 +96,7 @@ class ShardWriter:
                 self.open_document_bytes = 0
 
     def finish(self) -> ShardRecord:
-        """After this the shard stands on the disk, whatever happens next."""
+        """Flush the shard to disk and rename it, so that it survives a crash."""
         documents = np.array([self._ends, self._document_bytes], dtype="<u8").tobytes()
         write_atomically(self._documents_path, documents)
         with convert_disk_errors(self._path, self._n_written):
@@ -111,7 +114,7 @@ class ShardWriter:
         )
 
     def discard(self) -> None:
-        """Leave nothing behind but what was finished; a failing disk may refuse even this."""
+        """Delete the temporary file. Errors are ignored, because the disk may be failing."""
         try:
             self._stream.close()
             partial_path(self._path).unlink(missing_ok=True)

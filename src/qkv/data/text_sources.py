@@ -1,4 +1,4 @@
-"""Where the text comes from: files, folders, standard input; plain or compressed; sized and hashed as read."""
+"""Text sources: plain and compressed files, folders and standard input."""
 
 import io
 import lzma
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from qkv.errors import InputError, MissingExtraError
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with the source bytes done and those there are in all (0: not known)."""
+"""Function that is called with the number of bytes read and the total (0 if unknown)."""
 STANDARD_INPUT = "-"
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".csv", ".tsv")
 _COMPRESSIONS = (".gz", ".xz", ".zst")
@@ -26,34 +26,37 @@ _SLICE = re.compile(r"(.+)\[(-?\d+)?:(-?\d+)?\]")
 
 @dataclass(frozen=True)
 class TextSource:
+    """A text file or standard input, optionally restricted to a slice of its documents."""
+
     name: str
-    """As the caller wrote it; this is what messages say."""
+    """Name as specified by the caller, also used in error messages."""
     is_explicit: bool = True
-    """False for a file found in a folder: there, an empty one is passed over."""
+    """Whether the caller named the file. Empty files that were found in a folder are skipped."""
     document_slice: tuple[int | None, int | None] | None = None
-    """Only these of its documents, counted as a Python slice counts: `reviews.txt[:-500]`, all but the last 500."""
+    """Slice of the documents to read, as in `reviews.txt[:-500]` for all but the last 500. None reads all."""
 
     @property
     def path(self) -> str:
-        """Without what is said of its documents."""
+        """Path without the document slice."""
         return self.name if self.document_slice is None else self.name[: self.name.rindex("[")]
 
     @property
     def file_type(self) -> str:
-        """What the file holds, without its compression: `.jsonl` of `a.jsonl.gz`."""
+        """Suffix without the compression suffix: `.jsonl` for `a.jsonl.gz`."""
         path = PurePath(self.path)
         return path.with_suffix("").suffix if path.suffix in _COMPRESSIONS else path.suffix
 
     @property
     def size(self) -> int:
-        """Bytes on disk; 0 for standard input, which does not say."""
+        """Size on disk in bytes, or 0 for standard input."""
         return 0 if self.name == STANDARD_INPUT else Path(self.path).stat().st_size
 
 
 def find_sources(paths: Sequence[str | Path]) -> list[TextSource]:
-    """Every file to read, in order; a folder gives its text files, the folders in it too, sorted by path.
+    """Return the text files to read. Folders are searched recursively, and their files are sorted by path.
 
-    `FILE[:-500]` and `FILE[-500:]` mean some of a file's documents: so training and validation share one file.
+    `FILE[:-500]` and `FILE[-500:]` select some of the documents of a file, so that training and validation data can be
+    in the same file.
     """
     sources = []
     for path in map(str, paths):
@@ -65,24 +68,24 @@ def find_sources(paths: Sequence[str | Path]) -> list[TextSource]:
             start, stop = (int(number) if number else None for number in found.groups()[1:])
             sources.append(TextSource(path, document_slice=(start, stop)))
         else:
-            raise InputError(f"{path}: there is no such file or folder")
+            raise InputError(f"{path}: no such file or folder")
     if [source.name for source in sources].count(STANDARD_INPUT) > 1:
-        raise InputError("standard input (-) can be read only once")
+        raise InputError("standard input (-) can only be read once")
     return sources
 
 
 def find_single_file(path: str | Path) -> TextSource:
-    """A file that is read line by line, where neither a folder nor some of a file's documents can be meant."""
+    """Return a single file to read line by line. Folders and document slices are errors."""
     if Path(path).is_dir():
         raise InputError(f"{path}: is a folder, not a file")
     sources = find_sources([path])
     if sources[0].document_slice is not None:
-        raise InputError(f"{path}: this file is read whole; [start:stop] is for texts that are parted into documents")
+        raise InputError(f"{path}: [start:stop] is not supported for this file")
     return sources[0]
 
 
 class HashingReader(io.RawIOBase):
-    """A file that counts and hashes the bytes that are read from it."""
+    """Raw stream that counts and hashes the bytes read from another stream."""
 
     def __init__(self, stream: BinaryIO | io.RawIOBase | io.BufferedIOBase) -> None:
         self._stream = stream
@@ -100,7 +103,7 @@ class HashingReader(io.RawIOBase):
         return len(data)
 
     def finish(self) -> str:
-        """Read what a decompressor left unread, so that the hash is the whole file's."""
+        """Read the bytes that the decompressor did not read, and return the hash of the file."""
         while self.read(1 << 20):
             pass
         return self._hash.hexdigest()
@@ -108,14 +111,14 @@ class HashingReader(io.RawIOBase):
 
 @contextmanager
 def open_source(source: TextSource) -> Iterator[tuple[HashingReader, io.BufferedIOBase]]:
-    """The file as it lies on disk, and its content decompressed. A broken file is an `InputError`."""
+    """Open a source and return the raw stream and the decompressed stream. Converts read errors to `InputError`."""
     try:
         with io.BytesIO() if source.name == STANDARD_INPUT else Path(source.path).open("rb", buffering=0) as file:
             opened = HashingReader(sys.stdin.buffer if source.name == STANDARD_INPUT else file)
             yield opened, _open_decompressed(source, opened)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise InputError(f"{source.name}: cannot be read: {reason}") from None
+        raise InputError(f"{source.name}: cannot read: {reason}") from None
 
 
 def _open_decompressed(source: TextSource, opened: HashingReader) -> io.BufferedIOBase:
@@ -136,16 +139,16 @@ def _open_zstandard(source: TextSource, stream: io.BufferedIOBase) -> io.Buffere
         zstandard = import_module("zstandard")
     except ImportError:
         raise MissingExtraError(
-            f"{source.name}: .zst needs the package zstandard; install it with: pip install 'qkv[formats]'"
+            f"{source.name}: .zst files require the package zstandard; install it with: pip install 'qkv[formats]'"
         ) from None
     inner = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
     return io.BufferedReader(_ZstandardReader(inner, zstandard.ZstdError), 1 << 20)
 
 
 class _ZstandardReader(io.RawIOBase):
-    """Gives a broken file's error the type that every other reader gives it."""
+    """Converts zstandard errors to `OSError`, which the other decompressors raise."""
 
-    def __init__(self, inner: Any, error: type[Exception]) -> None:  # noqa: ANN401 - of a library that may be missing
+    def __init__(self, inner: Any, error: type[Exception]) -> None:  # noqa: ANN401 - a type of an optional library
         self._inner = inner
         self._error = error
 
@@ -161,11 +164,13 @@ class _ZstandardReader(io.RawIOBase):
 
 def _find_text_files(folder: Path) -> list[TextSource]:
     try:
-        found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    except OSError as error:  # gone, or forbidden, while it was read
-        raise InputError(f"{folder}: cannot be read: {error.strerror}: {error.filename}") from None
-    sources = [TextSource(str(path), is_explicit=False) for path in found]
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    except OSError as error:  # deleted or not permitted
+        raise InputError(f"{folder}: cannot read: {error.strerror}: {error.filename}") from None
+    sources = [TextSource(str(path), is_explicit=False) for path in paths]
     texts = [source for source in sources if source.file_type in TEXT_SUFFIXES]
     if not texts:
-        raise InputError(f"{folder}: holds no text ({', '.join(TEXT_SUFFIXES)}, or one of these as .gz .xz .zst)")
+        raise InputError(
+            f"{folder}: no text files found ({', '.join(TEXT_SUFFIXES)}, optionally with .gz, .xz or .zst)"
+        )
     return texts

@@ -1,8 +1,8 @@
-"""Next-token batches out of a token store: batch t is a pure function of (seed, t).
+"""Batches for next-token prediction from a token store.
 
-An epoch cuts the tokens, seen as a ring, into windows from a random offset on, and takes the windows in a keyed
-order. Each token is the target of exactly one window an epoch. Nothing is stored or shuffled, so any step can be
-had at once, on any number of workers, from a corpus of any size.
+Each epoch splits the tokens, treated as a ring, into windows from a random offset on, and visits the windows in random
+order. Each token is the target in exactly one window per epoch. Batch t is a pure function of (seed, t), so that any
+step can be computed directly, on any number of workers and for a corpus of any size.
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,17 @@ from qkv.tensors import IGNORE_INDEX, Ids
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """`targets[row, i]` is the token that follows `ids[row, i]`, or IGNORE_INDEX."""
+    """A batch for next-token prediction. `targets[row, i]` is the token that follows `ids[row, i]`, or IGNORE_INDEX."""
 
     ids: Ids
     targets: Ids
     document_ids: Ids | None
-    """Which document each position works for: that of its target. The end token before a document is therefore
-    its first position, from which its first token is predicted. None: attention crosses documents."""
+    """Document of the target of each position, or None if attention crosses document boundaries.
+
+    The end token before a document belongs to that document, because the first token is predicted from it.
+    """
     counts: Int[Tensor, "batch"]
-    """Targets in each row."""
+    """Number of targets in each row."""
 
     @property
     def n_targets(self) -> int:
@@ -41,7 +43,7 @@ class TokenBatch:
         return self.ids.numel()
 
     def split(self, n_rows: int) -> "Iterator[Batch]":
-        """The batch in parts of n_rows rows."""
+        """Split the batch into micro-batches of `n_rows` rows."""
         for start in range(0, len(self.ids), n_rows):
             part = slice(start, start + n_rows)
             document_ids = None if self.document_ids is None else self.document_ids[part]
@@ -58,31 +60,31 @@ class TokenBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatches:
-    """Endless: epoch follows epoch, and a batch may hold the end of one and the start of the next."""
+    """An endless sequence of training batches. A batch may contain the end of one epoch and the start of the next."""
 
     source: TokenSource
-    context_length: int
+    seq_len: int
     batch_size: int
     seed: int
     cross_documents: bool = True
-    """False numbers the documents, so that attention stays within one."""
+    """Whether attention crosses document boundaries. If False, batches contain document ids."""
 
     def __post_init__(self) -> None:
-        _check_batch_sizes(self.source, self.context_length, self.batch_size)
+        _check_batch_sizes(self.source, self.seq_len, self.batch_size)
 
     @property
     def n_windows(self) -> int:
-        """In an epoch; the last one is shorter where the length does not divide the tokens."""
-        return -(-self.source.n_tokens // self.context_length)
+        """Number of windows per epoch. The last one may be shorter."""
+        return -(-self.source.n_tokens // self.seq_len)
 
     def epoch(self, t: int) -> float:
-        """How many times the text has been seen when batch t begins."""
+        """Return the number of epochs completed before batch t, as a fraction."""
         return t * self.batch_size / self.n_windows
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> TokenBatch:
-        """This rank's rows of batch t: the ranks' rows in order are the batch of one."""
+        """Return the rows of batch t for this rank. The concatenated rows of all ranks are the full batch."""
         if t < 0:
-            raise InputError(f"batch {t}: batches are counted from 0")
+            raise InputError(f"the batch number must not be negative, got {t}")
         first, last = rank_row_range(self.batch_size, rank=rank, world_size=world_size)
         numbers = np.arange(first, last, dtype=np.int64) + t * self.batch_size
         starts, lengths = np.empty_like(numbers), np.empty_like(numbers)
@@ -91,19 +93,20 @@ class TokenBatches:
             in_epoch = epochs == epoch
             ordered = Permutation(self.n_windows, self.seed, int(epoch), 0)(windows[in_epoch])
             offset = keyed_integer(self.source.n_tokens, self.seed, int(epoch), 1)
-            starts[in_epoch] = offset + ordered * self.context_length
-            lengths[in_epoch] = np.minimum(self.context_length, self.source.n_tokens - ordered * self.context_length)
+            starts[in_epoch] = offset + ordered * self.seq_len
+            lengths[in_epoch] = np.minimum(self.seq_len, self.source.n_tokens - ordered * self.seq_len)
         rows = [self._read_window(int(start)) for start in starts]
         return _assemble_token_batch(rows, lengths, with_documents=not self.cross_documents)
 
     def _read_window(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """context_length + 1 tokens from `start` on around the ring, and the targets' documents."""
+        """Return seq_len + 1 tokens of the ring from `start` on, and the document ids of the targets."""
         n = self.source.n_tokens
         tokens, document_ids = [], []
-        for lap, low, high in _wrap_range(start, self.context_length + 1, n):
+        for lap, low, high in _wrap_range(start, self.seq_len + 1, n):
             tokens.append(self.source.read(low, high))
             if not self.cross_documents:
-                # Counted on past the ring's end: the text's end and its beginning are two documents, even of one.
+                # Continue the numbering past the end of the ring, because the end and the start of the text must be
+                # different documents even if there is only one.
                 laps_ahead = lap - (start + 1) // n
                 document_ids.append(self.source.document_ids(low, high) + laps_ahead * self.source.n_documents)
         return np.concatenate(tokens), np.concatenate(document_ids)[1:] if document_ids else None
@@ -111,41 +114,41 @@ class TokenBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTokenBatches:
-    """Every token once, in order, for validation; the first is predicted from the end token."""
+    """Validation batches that contain each token once, in order. The first one is predicted from the end token."""
 
     source: TokenSource
-    context_length: int
+    seq_len: int
     batch_size: int
     cross_documents: bool = True
 
     def __post_init__(self) -> None:
-        _check_batch_sizes(self.source, self.context_length, self.batch_size)
+        _check_batch_sizes(self.source, self.seq_len, self.batch_size)
 
     def __len__(self) -> int:
-        return (self.source.n_tokens - 1) // (self.context_length * self.batch_size) + 1
+        return (self.source.n_tokens - 1) // (self.seq_len * self.batch_size) + 1
 
     def __iter__(self) -> Iterator[TokenBatch]:
         return (self.batch(t) for t in range(len(self)))
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> TokenBatch:
-        """As `TokenBatches.batch`; the last batch may have fewer rows, and a rank then none."""
+        """Return the rows of batch t for this rank. In the last batch, a rank may have no rows."""
         if not 0 <= t < len(self):
-            raise InputError(f"batch {t} of a sweep of {len(self)}")
-        n_windows = -(-self.source.n_tokens // self.context_length)
+            raise InputError(f"batch {t} is out of range for {len(self)} batches")
+        n_windows = -(-self.source.n_tokens // self.seq_len)
         first = t * self.batch_size
         low, high = rank_row_range(min(self.batch_size, n_windows - first), rank=rank, world_size=world_size)
-        starts = np.arange(first + low, first + high, dtype=np.int64) * self.context_length
-        lengths = np.minimum(self.context_length, self.source.n_tokens - starts)
+        starts = np.arange(first + low, first + high, dtype=np.int64) * self.seq_len
+        lengths = np.minimum(self.seq_len, self.source.n_tokens - starts)
         rows = [self._read_window(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)]
         if not rows:
             return self._empty_batch()
         return _assemble_token_batch(rows, lengths, with_documents=not self.cross_documents)
 
     def _read_window(self, start: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Tokens start − 1 … start + length − 1, filled up at the end with end tokens."""
+        """Return the tokens from start − 1 to start + length − 1, padded with end tokens, and their document ids."""
         end = np.array([self.source.end_id], dtype=np.int64)
         before = end if start == 0 else self.source.read(start - 1, start)
-        missing = self.context_length - length
+        missing = self.seq_len - length
         tokens = np.concatenate([before, self.source.read(start, start + length), np.repeat(end, missing)])
         if self.cross_documents:
             return tokens, None
@@ -153,20 +156,20 @@ class EvalTokenBatches:
         return tokens, np.concatenate([document_ids, np.repeat(document_ids[-1:], missing)])
 
     def _empty_batch(self) -> TokenBatch:
-        none = torch.empty(0, self.context_length, dtype=torch.int64)
+        none = torch.empty(0, self.seq_len, dtype=torch.int64)
         document_ids = None if self.cross_documents else none
         return TokenBatch(ids=none, targets=none, document_ids=document_ids, counts=torch.empty(0, dtype=torch.int64))
 
 
-def _check_batch_sizes(source: TokenSource, context_length: int, batch_size: int) -> None:
-    if context_length < 1 or batch_size < 1:
-        raise ConfigError(f"context_length={context_length} and batch_size={batch_size} must be at least 1")
+def _check_batch_sizes(source: TokenSource, seq_len: int, batch_size: int) -> None:
+    if seq_len < 1 or batch_size < 1:
+        raise ConfigError(f"seq_len={seq_len} and batch_size={batch_size} must be at least 1")
     if source.n_tokens < 1:
-        raise ConfigError("the token store is empty")
+        raise ConfigError("the token store is empty (n_tokens=0)")
 
 
 def _wrap_range(start: int, length: int, n: int) -> Iterator[tuple[int, int, int]]:
-    """(turn, from, to) for each stretch of [start, start + length) on a ring of n."""
+    """Yield (lap, start, stop) for each part of [start, start + length) on a ring of n tokens."""
     stop = start + length
     while start < stop:
         lap, low = divmod(start, n)

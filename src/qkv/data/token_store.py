@@ -1,8 +1,8 @@
-"""Token ids on disk, memory-mapped: shards, where each document ends, and an index that is checked.
+"""Memory-mapped token store on disk.
 
-index.json            counts, the tokenizer's fingerprint, sources, the hash of every file
-tokens-00000.bin      ids, uint16 where the vocabulary allows it, else uint32; little endian
-documents-00000.bin   for the n documents that end in this shard: n ends in it (exclusive), n UTF-8 lengths; uint64
+index.json            counts, tokenizer fingerprint, sources and the hash of each file
+tokens-00000.bin      ids as uint16 if the vocabulary is small enough, otherwise uint32 (little endian)
+documents-00000.bin   end positions (exclusive) and UTF-8 lengths of the documents that end in the shard, as uint64
 tokenizer.json, tokenizer_config.json
 """
 
@@ -26,7 +26,7 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """What windows need: a store, a part of one, or an object that computes its tokens."""
+    """Source of tokens for batches: a token store, a slice of one, or an object that computes tokens."""
 
     @property
     def n_tokens(self) -> int: ...
@@ -34,42 +34,48 @@ class TokenSource(Protocol):
     def n_documents(self) -> int: ...
     @property
     def end_id(self) -> int:
-        """The token that ends every document."""
+        """Id of the token at the end of each document."""
         ...
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]: ...
     def document_ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The number of the document that each token belongs to; its end token too."""
+        """Return the document number of each token. The end token belongs to the document that it ends."""
         ...
 
 
 class ShardRecord(Config):
+    """Sizes and hashes of a shard."""
+
     n_tokens: Count
     n_documents: NonNegativeInt
-    """That end in this shard: a long document may go on in the next."""
+    """Number of documents that end in this shard. The last document may continue in the next shard."""
     n_bytes: NonNegativeInt
-    """UTF-8 bytes of the text in this shard."""
+    """Number of UTF-8 bytes of the text in this shard."""
     tokens_hash: str
     documents_hash: str
 
 
 class SourceRecord(Config):
+    """Name, size and hash of a source file."""
+
     name: str
     size: NonNegativeInt
     hash: str
 
 
 class StoreIndex(Config):
+    """Contents of index.json."""
+
     format: Literal[1] = 1
     dtype: Literal["uint16", "uint32"]
     vocab_size: Count
     end_id: NonNegativeInt
     tokenizer: str
-    """The tokenizer's fingerprint."""
+    """Fingerprint of the tokenizer."""
     n_tokens: Count
     n_documents: Count
     n_bytes: NonNegativeInt
-    """UTF-8 bytes of all documents, end tokens not counted: the divisor of bits a byte."""
+    """Number of UTF-8 bytes of all documents without end tokens, used to compute bits per byte."""
     shards: tuple[ShardRecord, ...]
     sources: tuple[SourceRecord, ...]
 
@@ -83,12 +89,12 @@ def documents_file(folder: Path, number: int) -> Path:
 
 
 class TokenStore:
-    """A finished store. Opening reads the index alone; shards are mapped when first used."""
+    """A complete token store. Opening it only reads the index, and shards are memory-mapped on first use."""
 
     def __init__(self, folder: Path, index: StoreIndex) -> None:
         self.folder = folder
         self.index = index
-        # Where each shard starts, in tokens and in documents; the totals stand last.
+        # Start of each shard in tokens and documents, followed by the total.
         self._first_token = _cumulative_starts([shard.n_tokens for shard in index.shards])
         self._first_document = _cumulative_starts([shard.n_documents for shard in index.shards])
         self._tokens: dict[int, NDArray[Any]] = {}
@@ -96,7 +102,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False) -> Self:
-        """Checks the index and every file's size; with `verify`, also every byte against its hash."""
+        """Open a store and check the index and the file sizes. `verify` also checks the hashes of all files."""
         folder = Path(folder)
         store = cls(folder, _read_index(folder / INDEX_FILE))
         for number, shard in enumerate(store.index.shards):
@@ -124,10 +130,10 @@ class TokenStore:
         return self.index.end_id
 
     def tokenizer(self) -> Tokenizer:
-        """The one the store was made with."""
+        """Load the tokenizer of the store."""
         tokenizer = load_tokenizer(self.folder)
         if tokenizer.fingerprint != self.index.tokenizer:
-            raise InputError(f"{self.folder}: tokenizer.json is not the one that made this store's tokens")
+            raise InputError(f"{self.folder}: tokenizer.json does not match the fingerprint in the index")
         return tokenizer
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -136,7 +142,7 @@ class TokenStore:
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
     def take(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens at these places, in any order."""
+        """Return the tokens at arbitrary positions."""
         if len(self.index.shards) == 1:
             return self._shard_tokens(0)[positions].astype(np.int64)
         tokens = np.empty(positions.shape, np.int64)
@@ -147,7 +153,7 @@ class TokenStore:
         return tokens
 
     def document_ends(self) -> NDArray[np.int64]:
-        """Where every document ends, exclusive."""
+        """Return the end positions (exclusive) of all documents."""
         shards = range(len(self.index.shards))
         return np.concatenate([self._shard_ends(n).astype(np.int64) + self._first_token[n] for n in shards])
 
@@ -155,15 +161,15 @@ class TokenStore:
         self._check_range(start, stop)
         parts = []
         for shard, low, high in self._shard_ranges(start, stop):
-            # `side=right`: a document's end is exclusive, so the token at it belongs to the next.
+            # `side="right"`, because document ends are exclusive: the token at an end belongs to the next document.
             local = np.searchsorted(self._shard_ends(shard), np.arange(low, high, dtype=np.uint64), side="right")
             parts.append(local + self._first_document[shard])
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
     def document(self, number: int) -> NDArray[np.int64]:
-        """All ids of one document, its end token too."""
+        """Return the ids of a document, including its end token."""
         if not 0 <= number < self.n_documents:
-            raise InputError(f"document {number} of a store with {self.n_documents}")
+            raise InputError(f"document {number} is out of range for a store of {self.n_documents} documents")
         start = 0 if number == 0 else self._document_end(number - 1)
         return self.read(start, self._document_end(number))
 
@@ -172,12 +178,12 @@ class TokenStore:
         return int(self._first_token[shard]) + int(self._shard_ends(shard)[number - self._first_document[shard]])
 
     def document_bytes(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of every document."""
+        """Return the number of UTF-8 bytes of each document."""
         tables = [self._document_table(shard) for shard in range(len(self.index.shards))]
         return np.concatenate([table[len(table) // 2 :] for table in tables]).astype(np.int64)
 
     def slice(self, start: int, stop: int) -> "StorePart":
-        """Tokens [start, stop) as a store of its own: a training or a validation part."""
+        """Return a view of the tokens [start, stop), e.g. for training or validation."""
         return TokenStoreSlice(self, start, stop)
 
     @property
@@ -185,7 +191,7 @@ class TokenStore:
         return np.dtype(self.index.dtype).newbyteorder("<")
 
     def _shard_ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(shard, from, to) for each shard that holds some of the range."""
+        """Return (shard, start, stop) for each shard that overlaps the range."""
         spans = []
         shard = int(np.searchsorted(self._first_token, start, side="right")) - 1
         while start < stop:
@@ -196,7 +202,7 @@ class TokenStore:
 
     def _shard_tokens(self, shard: int) -> NDArray[Any]:
         if shard not in self._tokens:
-            # As a plain array: a memmap's own indexing is several times slower.
+            # Convert to a plain array, because indexing a memmap is several times slower.
             self._tokens[shard] = np.asarray(np.memmap(tokens_file(self.folder, shard), dtype=self._dtype, mode="r"))
         return self._tokens[shard]
 
@@ -207,21 +213,21 @@ class TokenStore:
         return self._ends[shard]
 
     def _document_table(self, shard: int) -> NDArray[np.uint64]:
-        if not self.index.shards[shard].n_documents:  # an empty file cannot be mapped
+        if not self.index.shards[shard].n_documents:  # an empty file cannot be memory-mapped
             return np.empty(0, np.uint64)
         return np.memmap(documents_file(self.folder, shard), dtype="<u8", mode="r")
 
     def _check_range(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.n_tokens:
-            raise InputError(f"tokens {start} to {stop} of a store with {self.n_tokens}")
+            raise InputError(f"tokens {start} to {stop} are out of range for a store of {self.n_tokens} tokens")
 
 
 class TokenStoreSlice:
-    """A run of a source's tokens; its documents are counted from 0 again."""
+    """A contiguous range of the tokens of a source. Its documents are numbered from 0."""
 
     def __init__(self, source: TokenSource, start: int, stop: int) -> None:
         if not 0 <= start < stop <= source.n_tokens:
-            raise InputError(f"a part from {start} to {stop} of a store with {source.n_tokens} tokens")
+            raise InputError(f"tokens {start} to {stop} are not a valid slice of a store of {source.n_tokens} tokens")
         self._source = source
         self._start = start
         self.n_tokens = stop - start
@@ -239,7 +245,7 @@ class TokenStoreSlice:
 
     def _check_range(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.n_tokens:
-            raise InputError(f"tokens {start} to {stop} of a part with {self.n_tokens}")
+            raise InputError(f"tokens {start} to {stop} are out of range for a slice of {self.n_tokens} tokens")
 
 
 def check_shard(folder: Path, number: int, shard: ShardRecord, *, itemsize: int, verify: bool) -> None:
@@ -252,14 +258,14 @@ def check_shard(folder: Path, number: int, shard: ShardRecord, *, itemsize: int,
 
 
 def serialize_index(index: StoreIndex) -> bytes:
-    """The index as written, with its own hash in it."""
+    """Serialize the index as JSON, including its hash."""
     content = index.model_dump(mode="json")
     return (json.dumps({**content, "hash": _hash_content(content)}, indent=1) + "\n").encode()
 
 
 def _read_index(path: Path) -> StoreIndex:
     if not path.is_file():
-        raise InputError(f"{path.parent}: holds no token store ({INDEX_FILE} is missing)")
+        raise InputError(f"{path.parent}: not a token store ({INDEX_FILE} is missing)")
     content = read_json_object(path)
     stored_hash = content.pop("hash", None)
     try:
@@ -267,11 +273,11 @@ def _read_index(path: Path) -> StoreIndex:
     except (ConfigError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
     if stored_hash != _hash_content(content):
-        raise InputError(f"{path}: was changed after it was written: its hash does not fit")
+        raise InputError(f"{path}: hash mismatch; the file was modified after it was written")
     for name in ("n_tokens", "n_documents", "n_bytes"):
         total = sum(getattr(shard, name) for shard in index.shards)
         if total != getattr(index, name):
-            raise InputError(f"{path}: {name} is {getattr(index, name)}, and its shards hold {total}")
+            raise InputError(f"{path}: {name} is {getattr(index, name)}, but the shards have {total} in total")
     return index
 
 
@@ -281,9 +287,9 @@ def _hash_content(content: dict[str, Any]) -> str:
 
 def _check_file_size(path: Path, expected: int) -> None:
     if not path.is_file():
-        raise InputError(f"{path}: is missing from the store")
+        raise InputError(f"{path}: file is missing from the store")
     if path.stat().st_size != expected:
-        raise InputError(f"{path}: has {path.stat().st_size} bytes, and the index says {expected}")
+        raise InputError(f"{path}: expected {expected} bytes according to the index, got {path.stat().st_size}")
 
 
 def _check_file_hash(path: Path, expected: str) -> None:
@@ -292,7 +298,7 @@ def _check_file_hash(path: Path, expected: str) -> None:
         while block := stream.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != expected:
-        raise InputError(f"{path}: was changed after it was written: its hash does not fit")
+        raise InputError(f"{path}: hash mismatch; the file was modified after it was written")
 
 
 def _cumulative_starts(counts: list[int]) -> NDArray[np.int64]:

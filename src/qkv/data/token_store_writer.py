@@ -1,7 +1,7 @@
-"""Text files into a token store: in parallel, in one order, going on after a kill where it stopped.
+"""Tokenize text files into a token store, in parallel and resumable.
 
-The store's bytes depend on the sources, the tokenizer and the shard size alone. Each finished shard is synced,
-renamed into place and noted in `progress.json` with the place in the sources where the next one begins.
+The contents of the store only depend on the sources, the tokenizer and the shard size. Each finished shard is flushed
+to disk, renamed, and recorded in `progress.json` with the position in the sources at which the next shard starts.
 """
 
 import os
@@ -33,15 +33,15 @@ from qkv.text import Tokenizer, save_tokenizer
 
 PROGRESS_FILE = "progress.json"
 SHARD_TOKENS = 1 << 25
-"""A kill costs at most this many tokens' work: a minute or so on two cores."""
+"""Number of tokens per shard. An interruption loses at most one shard, about a minute of work on two cores."""
 
 _GROUP_CHARACTERS = (
     1 << 20
-)  # characters a worker encodes at a time: large against the cost of a call, small against memory
+)  # characters per task: large compared with the overhead of a call, small compared with the memory
 
 
 def available_cores() -> int:
-    """Those that this process may use."""
+    """Return the number of CPU cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -56,10 +56,11 @@ def prepare_store(
     sentences: bool = False,
     progress: ProgressCallback | None = None,
 ) -> TokenStore:
-    """`folder` is new or empty, or holds this very store unfinished: then finished shards are kept.
+    """Tokenize text files into a token store.
 
-    With `sentences`, the separator stands after each one, not at a document's end alone (see `SentenceStore`).
-    `n_workers` None takes every core this process may use. For `field` see `read_chunks`.
+    `folder` must be new or empty, or contain an interrupted preparation of the same store, which is resumed. With
+    `sentences`, the separator follows each sentence instead of each document (see `SentenceStore`). The default of
+    `n_workers` is the number of available cores. `field` is explained in `read_chunks`.
     """
     folder = Path(folder)
     sources = find_sources(paths)
@@ -78,12 +79,12 @@ def prepare_store(
 
 
 class PreparationPlan(Config):
-    """What decides the store's bytes; a store is continued only under the same plan."""
+    """Everything that determines the contents of a store. A preparation is only resumed with the same plan."""
 
     sources: tuple[str, ...]
     sizes: tuple[int, ...]
     modified_ns: tuple[int, ...]
-    """When each source was last written, in nanoseconds."""
+    """Modification time of each source in nanoseconds."""
     tokenizer: str
     dtype: str
     field: str
@@ -92,32 +93,32 @@ class PreparationPlan(Config):
 
 
 class PreparationState(Config):
-    """How far a store has come, at the end of a shard."""
+    """Progress of a preparation after a finished shard."""
 
     plan: PreparationPlan
     shards: tuple[ShardRecord, ...] = ()
     sources: tuple[SourceRecord, ...] = ()
-    """Those read to their end."""
+    """Completely processed sources."""
     n_chunks: int = 0
-    """Of the next source, already in a shard."""
+    """Number of chunks of the next source that are already in a shard."""
     open_document_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class _ChunkGroup:
-    """Parts of one source that are encoded together."""
+    """Chunks of a source that are encoded together."""
 
     chunks: list[DocumentChunk]
     n_chunks: int
-    """Of this source, up to the end of this group."""
+    """Number of chunks of the source up to the end of this group."""
     bytes_read: int
-    """Bytes of all sources read so far."""
+    """Number of bytes of all sources read so far."""
     finished_source: SourceRecord | None
-    """Set with a source's last group."""
+    """Record of the source if this is its last group, otherwise None."""
 
 
 def is_unfinished(folder: str | Path) -> bool:
-    """Whether `prepare_store` began here and can go on."""
+    """Return whether the folder contains an interrupted preparation that `prepare_store` can resume."""
     return (Path(folder) / PROGRESS_FILE).is_file()
 
 
@@ -125,7 +126,7 @@ def _document_end_id(tokenizer: Tokenizer) -> int:
     for role in (SpecialToken.EOS, SpecialToken.SEP):
         if (end_id := tokenizer.find_special_id(role)) is not None:
             return end_id
-    raise InputError("the tokenizer has neither eos_token nor sep_token: nothing can mark a document's end")
+    raise InputError("the tokenizer has neither an eos_token nor a sep_token to mark the end of documents")
 
 
 def _make_plan(
@@ -147,7 +148,7 @@ def _make_plan(
 
 
 def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) -> PreparationState:
-    """The state to go on from, with everything on disk that it needs."""
+    """Create a new store folder, or load the state of an interrupted preparation and verify its shards."""
     if is_unfinished(folder):
         state = _read_preparation_state(folder / PROGRESS_FILE)
         if state.plan == plan and STANDARD_INPUT not in plan.sources:
@@ -161,15 +162,15 @@ def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) 
                 name for name in PreparationPlan.model_fields if getattr(plan, name) != getattr(state.plan, name)
             ]
             raise InputError(
-                f"{folder}: holds an unfinished store that cannot be continued: "
-                f"other {', '.join(differs) or 'standard input'}; name a new folder"
+                f"{folder}: cannot resume the unfinished store, because of different "
+                f"{', '.join(differs) or 'standard input'}; use a new folder"
             )
     elif folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file, not a folder")
+        raise InputError(f"{folder}: not a folder")
     elif (folder / INDEX_FILE).exists():
-        raise InputError(f"{folder}: already holds a finished store; name a new folder")
+        raise InputError(f"{folder}: already contains a complete store; use a new folder")
     elif folder.is_dir() and (existing := sorted(p.name for p in folder.iterdir() if p.suffix != ".partial")):
-        raise InputError(f"{folder}: is not empty (it holds {existing[0]}); name a new folder")
+        raise InputError(f"{folder}: folder is not empty (it contains {existing[0]}); use a new folder")
     state = PreparationState(plan=plan)
     with convert_disk_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +180,7 @@ def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) 
 
 
 def _read_chunk_groups(sources: list[TextSource], field: str, state: PreparationState) -> Iterator[_ChunkGroup]:
-    """What is still to do. A group never holds parts of two sources."""
+    """Read the remaining chunks in groups. All chunks of a group are from the same source."""
     bytes_read = sum(record.size for record in state.sources)
     for number in range(len(state.sources), len(sources)):
         source = sources[number]
@@ -205,7 +206,7 @@ def _read_chunk_groups(sources: list[TextSource], field: str, state: Preparation
 def _encode_groups(
     groups: Iterator[_ChunkGroup], encode: Callable[[list[DocumentChunk]], EncodedChunks], n_workers: int
 ) -> Iterator[tuple[_ChunkGroup, EncodedChunks]]:
-    """Encoded by several threads at once (`tokenizers` works outside Python's lock), in the groups' own order."""
+    """Encode groups in parallel threads (`tokenizers` releases the GIL) and yield them in order."""
     waiting: deque[tuple[_ChunkGroup, Future[EncodedChunks]]] = deque()
     with disable_tokenizer_threads(), ThreadPoolExecutor(n_workers, thread_name_prefix="encode") as pool:
         try:
@@ -269,7 +270,7 @@ def _finish_shard(
 
 def _write_index(folder: Path, state: PreparationState, *, tokenizer: Tokenizer, end_id: int) -> None:
     if not state.shards:
-        raise InputError(f"{', '.join(state.plan.sources)[:200]}: hold no text")
+        raise InputError(f"{', '.join(state.plan.sources)[:200]}: no text found")
     index = StoreIndex(
         dtype="uint16" if state.plan.dtype == "uint16" else "uint32",
         vocab_size=tokenizer.vocab_size,

@@ -1,4 +1,4 @@
-"""Text to ids and back: train, load and save a tokenizer; decode a stream without splitting a character."""
+"""Tokenization: train, load and save tokenizers, encode texts, and decode token streams."""
 
 from qkv.text.chunks import MAX_CHUNK_CHARACTERS, split_into_chunks
 from qkv.text.encoding import encode_texts, encode_truncated

@@ -1,23 +1,23 @@
-"""Where may a long text be cut without changing its tokens?
+"""Split long texts into chunks without changing their tokens.
 
-Before a single blank between two characters that are not blank. No token of the usual tokenizers (GPT-2's
-and later byte-level patterns, BERT's words, SentencePiece's ▁words) reaches across that place, so the parts'
-tokens joined are the whole's. The exceptions, both rare, move a token or two at the cut: a run of `MAX_CHUNK_CHARACTERS`
-characters without such a place is cut anyway, and a tokenizer that puts a blank before every text it gets
-(Llama 2's) puts one before every part.
+Texts are split before a single space between two non-space characters. No token of common tokenizers (byte-level
+patterns of GPT-2 and later, words of BERT, ▁words of SentencePiece) crosses such a split point, so the tokens of the
+chunks equal the tokens of the text. There are two rare exceptions that change a token or two at the split: a run of
+`MAX_CHUNK_CHARACTERS` characters without a split point is split anyway, and tokenizers that prepend a space to every
+text (Llama 2) prepend one to every chunk.
 """
 
 import re
 from collections.abc import Iterator
 
 MAX_CHUNK_CHARACTERS = 1 << 20
-"""Characters. `tokenizers` needs about 100 bytes a character while it works."""
+"""Maximum number of characters per chunk. `tokenizers` temporarily uses about 100 bytes per character."""
 
 _SPLIT_POINT = re.compile(r"(?<=\S) (?=\S)")
 
 
 def split_into_chunks(text: str, *, max_characters: int = MAX_CHUNK_CHARACTERS) -> Iterator[str]:
-    """Parts of at most `max_characters` characters; the text itself where it is short enough."""
+    """Split a text into chunks of at most `max_characters` characters."""
     start = 0
     while len(text) - start > max_characters:
         end = find_split_point(text, start=start, stop=start + max_characters)
@@ -28,10 +28,10 @@ def split_into_chunks(text: str, *, max_characters: int = MAX_CHUNK_CHARACTERS) 
 
 
 def find_split_point(text: str, *, start: int, stop: int) -> int:
-    """The last place before `stop` where `text` may be cut; `stop` itself if there is none after `start`."""
+    """Return the last split point before `stop`, or `stop` if there is none after `start`."""
     end = stop
-    while (blank := text.rfind(" ", start + 1, end)) >= 0:
-        if _SPLIT_POINT.match(text, blank):
-            return blank
-        end = blank
+    while (space := text.rfind(" ", start + 1, end)) >= 0:
+        if _SPLIT_POINT.match(text, space):
+            return space
+        end = space
     return stop

@@ -1,4 +1,4 @@
-"""Where Rust ends and Python begins: whatever `tokenizers` throws leaves as one line."""
+"""Handle errors of the Rust library `tokenizers`."""
 
 import json
 import os
@@ -12,38 +12,44 @@ from qkv.errors import InputError, QKVError
 
 @contextmanager
 def convert_rust_errors(context: str) -> Iterator[None]:
-    """`context` opens the line, such as the name of the file that is read."""
+    """Convert any exception of `tokenizers`, including Rust panics, to an `InputError` that starts with `context`."""
     try:
         yield
     except (QKVError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
-    except BaseException as error:  # noqa: BLE001 - a Rust panic is a BaseException, no Exception
+    except BaseException as error:  # noqa: BLE001 - a Rust panic is a BaseException, not an Exception
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{context}: {reason[:300]}") from None
 
 
 @contextmanager
 def suppress_stderr() -> Iterator[None]:
-    """Rust tells of a panic on standard error before anyone can catch it; what is raised says it in one line."""
+    """Redirect file descriptor 2 to /dev/null.
+
+    Rust prints panics to standard error before Python can catch them. The converted exception reports them instead.
+    """
     sys.stderr.flush()
     try:
-        kept = os.dup(2)
-    except OSError:  # nobody listens there
+        original = os.dup(2)
+    except OSError:  # standard error is closed
         yield
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(original, 2)
+        os.close(original)
+        os.close(null)
 
 
-def parse_json(text: str) -> Any:  # noqa: ANN401 - whatever the text holds, checked by the callers
-    """JSON whose every text can be written in UTF-8: half of a surrogate pair would fail wherever it is used first."""
-    tree = json.loads(text)
+def parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value, checked by the callers
+    """Parse JSON and check that all strings can be encoded as UTF-8.
+
+    Unpaired surrogates (written as escapes) would otherwise fail later, wherever the string is first used.
+    """
+    value = json.loads(text)
     if "\\ud" in text or "\\uD" in text:
-        json.dumps(tree, ensure_ascii=False).encode()
-    return tree
+        json.dumps(value, ensure_ascii=False).encode()
+    return value

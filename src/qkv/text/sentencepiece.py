@@ -1,4 +1,4 @@
-"""A SentencePiece model as a tokenizer: by its own ids (T5), or by those of a vocab.json beside it (Marian)."""
+"""Convert SentencePiece unigram models (T5, Marian) to `tokenizers`."""
 
 import re
 from collections.abc import Mapping
@@ -13,27 +13,30 @@ from qkv.text.sentencepiece_file import UNIGRAM, PieceKind, SentencePieceFile, r
 SPACE_SYMBOL = "▁"
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
 UNUSED_SCORE = -1e6
-"""The score of what this file has no piece for: far below any sum of log p, so that no text is cut into it."""
+"""Score of ids without a piece in the file. It is far below any sum of log p, so that they are never used."""
 
 
 def build_sentencepiece_backend(
     file: Path, vocabulary: Mapping[str, int] | None = None, *, n_sentinels: int = 0
 ) -> tokenizers.Tokenizer:
-    """`vocabulary`: piece to id, where the file's own order is not the ids'. An end follows every text.
+    """Build a `tokenizers` backend from a SentencePiece model. `</s>` is appended to each text.
 
-    Of a piece that is not in `vocabulary` smaller ones are made, where Marian's own tokenizer gives <unk>.
-    `n_sentinels`: `<extra_id_99>` … `<extra_id_0>`, which T5 has after the pieces of its file.
+    `vocabulary` maps pieces to ids (Marian). By default, the ids are the order of the pieces in the file (T5). Pieces
+    that are missing in the vocabulary are split into smaller ones, whereas Marian's own tokenizer returns <unk>.
+    `n_sentinels` is the number of T5 sentinel tokens `<extra_id_99>` … `<extra_id_0>`, which follow the pieces.
     """
     read = read_sentencepiece(file)
     if read.model_type != UNIGRAM:
-        raise InputError(f"{file}: is of model_type {read.model_type}, not {UNIGRAM} (unigram); give a tokenizer.json")
+        raise InputError(
+            f"{file}: model_type={read.model_type} is not supported, only {UNIGRAM} (unigram); use a tokenizer.json"
+        )
     sentinels = [f"<extra_id_{i}>" for i in reversed(range(n_sentinels))]
     scores = {piece: UNUSED_SCORE if kind is PieceKind.UNUSED else score for piece, score, kind in read.pieces}
     scores |= dict.fromkeys(sentinels, 0.0)
     names = list(scores) if vocabulary is None else _pieces_in_id_order(file, vocabulary)
     for needed in (END, UNKNOWN):
         if needed not in names:
-            raise InputError(f"{file}: there is no {needed} among the {len(names)} pieces")
+            raise InputError(f"{file}: {needed} is missing among the {len(names)} pieces")
     model = models.Unigram(
         [(name, scores.get(name, UNUSED_SCORE)) for name in names],
         unk_id=names.index(UNKNOWN),
@@ -41,7 +44,7 @@ def build_sentencepiece_backend(
     )
     control = {piece for piece, _, kind in read.pieces if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)}
     special = [name for name in names if name in control | {END, UNKNOWN, PAD, *sentinels}]
-    # Multilingual models are told a language by a token such as >>fr<<, which users write before their text.
+    # Multilingual models select the target language by a token such as >>fr<< at the start of the text.
     languages = [name for name in names if re.fullmatch(r">>.+<<", name)]
     backend = tokenizers.Tokenizer(model)
     _set_text_pipeline(backend, read, special)
@@ -57,24 +60,24 @@ def _pieces_in_id_order(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
     names = sorted(vocabulary, key=lambda name: vocabulary[name])
     for number, name in enumerate(names):
         if vocabulary[name] != number:
-            raise InputError(f"{file}: the vocabulary beside it has no id {number}; ids must go from 0 without gaps")
+            raise InputError(f"{file}: its vocabulary has no id {number}; ids must be consecutive from 0")
     return names
 
 
 def _set_text_pipeline(backend: tokenizers.Tokenizer, read: SentencePieceFile, special: list[str]) -> None:
-    """How a text becomes what the pieces are looked for in, and back."""
+    """Set the normalizer, pre-tokenizer and decoder of the backend."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(read.charsmap)] if read.charsmap else []
     if read.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
     scheme = "always" if read.add_dummy_prefix else "never"
-    # A control token that a text spells is text: its first character stands apart, so that the piece is not found.
-    spelt = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in special)
+    # Control tokens that occur in a text are ordinary text. Splitting after their first character prevents a match.
+    control_pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in special)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(replacement=SPACE_SYMBOL, prepend_scheme=scheme, split=read.split_by_whitespace),
-            pre_tokenizers.Split(Regex(spelt), "isolated"),
+            pre_tokenizers.Split(Regex(control_pattern), "isolated"),
         ]
     )
     words = decoders.Metaspace(replacement=SPACE_SYMBOL, prepend_scheme=scheme)

@@ -1,4 +1,4 @@
-"""What a SentencePiece model file (`.spm`, `spiece.model`) holds: its pieces, and how text is made ready for them."""
+"""Read SentencePiece model files (`.spm`, `spiece.model`)."""
 
 import struct
 from collections.abc import Iterator
@@ -9,42 +9,45 @@ from pathlib import Path
 from qkv.errors import InputError
 
 UNIGRAM = 1
-"""`model_type` in the file; 2 is BPE."""
+"""`model_type` of unigram models. 2 is BPE."""
 
 
 class PieceKind(IntEnum):
-    """What a piece is for, by the file's own numbers."""
+    """Kind of a piece, with the values of sentencepiece_model.proto."""
 
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3
-    """No text spells it."""
+    """Never matched in texts."""
     USER_DEFINED = 4
-    """Always a piece of its own."""
+    """Always a single token."""
     UNUSED = 5
     BYTE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceFile:
-    """The parts of sentencepiece_model.proto that change what a text is cut into."""
+    """Fields of sentencepiece_model.proto that affect tokenization."""
 
     pieces: list[tuple[str, float, PieceKind]]
-    """Spelling, log p, kind; in the order of the file's ids."""
+    """Spelling, log p and kind of each piece, in the order of ids."""
     model_type: int = UNIGRAM
     split_by_whitespace: bool = True
     charsmap: bytes = b""
-    """The compiled table of character replacements; empty: none."""
+    """Compiled table of character replacements. May be empty."""
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
 
 
 def read_sentencepiece(file: Path) -> SentencePieceFile:
-    """The message is read field by field: the format is small, and the library that reads it does not show all."""
+    """Parse a SentencePiece model file.
+
+    The protobuf message is parsed here because the sentencepiece library does not expose all fields.
+    """
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{file}: cannot read: {error.strerror}") from None
     try:
         return _parse_model(data)
     except (IndexError, ValueError, struct.error) as error:
@@ -76,7 +79,7 @@ def _parse_model(data: bytes) -> SentencePieceFile:
             case _:
                 pass
     if not pieces:
-        raise ValueError("it holds 0 pieces")
+        raise ValueError("the model has 0 pieces")
     return SentencePieceFile(
         pieces=pieces,
         model_type=int(trainer.get(3, UNIGRAM)),
@@ -89,12 +92,15 @@ def _parse_model(data: bytes) -> SentencePieceFile:
 
 def _expect_bytes(value: bytes | int) -> bytes:
     if isinstance(value, int):
-        raise ValueError(f"a number, {value}, stands where text is expected")  # noqa: TRY004 - the file's fault
+        raise ValueError(f"expected bytes, got the number {value}")  # noqa: TRY004 - the file is invalid
     return value
 
 
 def _iterate_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Number and value of each field of a protobuf message: a whole number, or bytes (fixed widths too)."""
+    """Yield the number and value of each field of a protobuf message.
+
+    Values are integers (varints) or bytes (including fixed-width numbers).
+    """
     offset = 0
     while offset < len(data):
         key, offset = _read_varint(data, offset)
@@ -110,15 +116,15 @@ def _iterate_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
             case 5:
                 n = 4
             case kind:
-                raise ValueError(f"byte {offset}: no field has the wire type {kind}")
+                raise ValueError(f"byte {offset}: invalid wire type {kind}")
         if offset + n > len(data):
-            raise ValueError(f"byte {offset}: a field of {n} bytes, but {len(data) - offset} are left")
+            raise ValueError(f"byte {offset}: expected a field of {n} bytes, but only {len(data) - offset} remain")
         yield key >> 3, data[offset : offset + n]
         offset += n
 
 
 def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """A whole number, seven bits a byte, the lowest first; and where it ends."""
+    """Decode a varint (seven bits per byte, least significant first). Returns the number and the next offset."""
     number = shift = 0
     while True:
         byte = data[offset]
@@ -127,4 +133,4 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, offset
         if shift > 63:
-            raise ValueError(f"byte {offset}: a number of more than 64 bits")
+            raise ValueError(f"byte {offset}: a varint exceeds 64 bits")

@@ -1,7 +1,4 @@
-"""Ids one by one to text as it becomes certain: a character is never split.
-
-The law: the pieces joined are `decode` of all ids.
-"""
+"""Decode a stream of token ids without splitting characters."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,18 +10,27 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class StreamingDecoder:
-    """Holds back what a later id may still change: part of a character, or a run of `<0xF0>` bytes."""
+    """Incremental decoder. The concatenated outputs equal `Tokenizer.decode` of all ids.
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
-        """`before`: ids that the text goes on from. SentencePiece's decoders drop the blank a whole text opens with."""
+    Text that later ids may still change is held back: incomplete characters and runs of byte tokens such as `<0xF0>`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, context_ids: Sequence[int] = ()
+    ) -> None:
+        """Create a decoder.
+
+        `context_ids` are preceding ids that the text continues. They matter because SentencePiece decoders remove a
+        space at the start of a text.
+        """
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        # Decoders look at most at the neighbour before, so the ids of the last piece given are context enough.
-        self._context = [token_id for token_id in before if token_id not in tokenizer.special_ids]
+        # Decoders depend at most on the previous token, so the ids of the last output are sufficient context.
+        self._context = [token_id for token_id in context_ids if token_id not in tokenizer.special_ids]
         self._pending: list[int] = []
 
     def add(self, token_id: int) -> str:
-        """The text that is certain now and was not before; often empty."""
+        """Add an id and return the text that is complete now, which may be empty."""
         token = self._tokenizer.id_to_token(token_id)
         if token_id in self._skipped:
             return ""
@@ -36,23 +42,23 @@ class StreamingDecoder:
         return text
 
     def finish(self) -> str:
-        """What was held back; a character that never came whole is U+FFFD, as in `decode`."""
+        """Return the pending text. Incomplete characters become U+FFFD, as in `Tokenizer.decode`."""
         text = self.pending_text
         self._context, self._pending = [], []
         return text
 
     @property
     def pending_text(self) -> str:
-        """What is not certain yet, as `decode` would show it if no more came."""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
-        return self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)[len(before) :]
+        """Text that is held back, decoded as if no more ids followed."""
+        context = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        return self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)[len(context) :]
 
 
 def stream_text(tokenizer: Tokenizer, ids: Iterable[int], *, skip_special_tokens: bool = True) -> Iterator[str]:
-    """Pieces of text as the ids arrive, none of them empty."""
+    """Decode ids incrementally and yield non-empty texts as they become complete."""
     decoder = StreamingDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
     for token_id in ids:
-        if piece := decoder.add(token_id):
-            yield piece
-    if piece := decoder.finish():
-        yield piece
+        if text := decoder.add(token_id):
+            yield text
+    if text := decoder.finish():
+        yield text

@@ -1,4 +1,4 @@
-"""How is one token shown?"""
+"""Display text of single tokens."""
 
 import json
 
@@ -6,16 +6,17 @@ from qkv.text.tokenizer import Tokenizer
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """Its text, with the blank it begins with; the vocabulary's own spelling where it has no text alone.
+    """Return the text of a token, including a leading space.
 
-    That is so for a control token (`<|endoftext|>`), part of a character (`ðŁĺ`) and an id that no token has.
+    Tokens without text of their own are shown as spelled in the vocabulary: special tokens (`<|endoftext|>`), parts of
+    a character (`ðŁĺ`) and unused ids.
     """
     text = _decodable_text(tokenizer, token_id)
     return _vocabulary_name(tokenizer, token_id) if text is None else text
 
 
 def quoted_token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """The same on one line: a text in quotes, a name without."""
+    """Return the text of a token in JSON quotes, or its vocabulary spelling without quotes if it has no text."""
     text = _decodable_text(tokenizer, token_id)
     return _vocabulary_name(tokenizer, token_id) if text is None else json.dumps(text, ensure_ascii=False)
 
@@ -23,9 +24,9 @@ def quoted_token_text(tokenizer: Tokenizer, token_id: int) -> str:
 def _decodable_text(tokenizer: Tokenizer, token_id: int) -> str | None:
     if token_id >= tokenizer.vocab_size or token_id in tokenizer.special_ids:
         return None
-    # After itself, for a decoder may drop the blank before the first word of a text.
-    alone = tokenizer.decode([token_id], skip_special_tokens=False)
-    text = tokenizer.decode([token_id, token_id], skip_special_tokens=False)[len(alone) :]
+    # Decode the token twice and drop the first, because decoders may remove a space at the start of a text.
+    first = tokenizer.decode([token_id], skip_special_tokens=False)
+    text = tokenizer.decode([token_id, token_id], skip_special_tokens=False)[len(first) :]
     return None if not text or "\N{REPLACEMENT CHARACTER}" in text else text
 
 

@@ -1,4 +1,4 @@
-"""Text to ids and back: one thin, frozen layer over Hugging Face `tokenizers`."""
+"""Tokenizer class, a thin immutable wrapper around Hugging Face `tokenizers`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,36 +16,38 @@ from qkv.text.rust_errors import convert_rust_errors
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """One token of a text, and the UTF-8 bytes of the text it stands for."""
+    """A token and the range of UTF-8 bytes of the text that it covers."""
 
     id: int
     token: str
-    """As the vocabulary spells it (`Ġdog`, `##ing`)."""
+    """Token as spelled in the vocabulary (`Ġdog`, `##ing`)."""
     start: int
     end: int
 
 
 @dataclass(frozen=True)
 class Encoding:
+    """Token ids of an encoded text or text pair."""
+
     ids: list[int]
     segments: list[int]
-    """0 for the first text and what stands around it, 1 for the second."""
+    """Segment ids: 0 for the first text and its special tokens, 1 for the second."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
     """A trained tokenizer.
 
-    **A user's text is text**: where it spells a special token (`<|endoftext|>`), the spelling is encoded
-    letter by letter, so no one can smuggle in a control token; `parse_special_tokens=True` asks for the other reading.
-    What a file says about truncation and padding is switched off: nothing is ever cut in silence.
+    By default, special tokens that occur in a text (such as `<|endoftext|>`) are encoded as ordinary text, so that
+    user input cannot inject control tokens. `parse_special_tokens=True` encodes them as special tokens. Truncation and
+    padding settings of the tokenizer file are disabled, so that texts are never truncated silently.
     """
 
     backend: tokenizers.Tokenizer
     special_tokens: Mapping[SpecialToken, str]
-    """The special token that plays each role; one token may play two."""
+    """Special tokens by role. A token may have several roles."""
     name: str = "the tokenizer"
-    """What errors call it: its file, where it has one."""
+    """Name in error messages, usually the file of the tokenizer."""
 
     def __post_init__(self) -> None:
         self.backend.no_truncation()
@@ -53,41 +55,41 @@ class Tokenizer:
         self.backend.encode_special_tokens = True
         for role, token in self.special_tokens.items():
             if self.backend.token_to_id(token) is None:
-                raise InputError(f"{role}={token!r} is not in the tokenizer's vocabulary")
+                raise InputError(f"{role}={token!r} is not in the vocabulary of the tokenizer")
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the greatest id: the rows an embedding needs, even where ids have gaps."""
+        """The largest id plus one, which is the number of embedding rows required even if the ids have gaps."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two tokenizers that give the same ids and the same roles."""
+        """Hash of the vocabulary, algorithm and special tokens."""
         state = json.dumps([self.backend.to_str(), sorted(self.special_tokens.items())])
         return blake2b(state.encode(), digest_size=32).hexdigest()
 
     def find_special_id(self, role: SpecialToken) -> int | None:
-        """The id that plays a role, or None where no token does."""
+        """Return the id of the special token with this role, or None if there is none."""
         token = self.special_tokens.get(role)
         return None if token is None else self.backend.token_to_id(token)
 
     def special_id(self, role: SpecialToken) -> int:
-        """As `find_special_id`, for those who cannot go on without."""
-        found = self.find_special_id(role)
-        if found is None:
-            known = ", ".join(role.value for role in self.special_tokens) or "none"
-            raise InputError(f"{self.name} has no {role.value} (it has: {known})")
-        return found
+        """Return the id of the special token with this role. Raises `InputError` if there is none."""
+        token_id = self.find_special_id(role)
+        if token_id is None:
+            available = ", ".join(role.value for role in self.special_tokens) or "none"
+            raise InputError(f"{self.name} has no {role.value} (available: {available})")
+        return token_id
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Every id that is a control token, with a role or without."""
+        """Ids of all special tokens, including those without a role."""
         added = self.backend.get_added_tokens_decoder()
         roles = {self.special_id(role) for role in self.special_tokens}
         return frozenset(roles | {token_id for token_id, token in added.items() if token.special})
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False) -> list[int]:
-        """`add_special_tokens` puts around the text what the tokenizer's template says ([CLS] … [SEP], or nothing)."""
+        """Encode a text. `add_special_tokens` applies the template of the tokenizer, e.g. [CLS] … [SEP]."""
         with convert_rust_errors("the text cannot be encoded"):
             check_encodable(text)
             backend = self.special_parsing_backend if parse_special_tokens else self.backend
@@ -96,7 +98,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special_tokens: bool = False
     ) -> list[list[int]]:
-        """Many texts at once: the same ids, in less time, and other Python threads run meanwhile."""
+        """Encode many texts faster than one by one, with the same result. The GIL is released meanwhile."""
         with convert_rust_errors("the texts cannot be encoded"):
             for text in texts:
                 check_encodable(text)
@@ -105,7 +107,7 @@ class Tokenizer:
             return [encoding.ids for encoding in encodings]
 
     def encode_pair(self, first: str, second: str, *, parse_special_tokens: bool = False) -> Encoding:
-        """Two texts in one sequence, as BERT reads them: [CLS] first [SEP] second [SEP]."""
+        """Encode two texts as one sequence, e.g. [CLS] first [SEP] second [SEP] for BERT."""
         with convert_rust_errors("the pair cannot be encoded"):
             check_encodable(first)
             check_encodable(second)
@@ -114,18 +116,21 @@ class Tokenizer:
             return Encoding(ids=encoding.ids, segments=encoding.type_ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Bytes that are no whole character become U+FFFD."""
+        """Decode ids to text. Bytes that do not form a complete character become U+FFFD."""
         self._check_ids(ids)
         with convert_rust_errors("the ids cannot be decoded"):
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def id_to_token(self, token_id: int) -> str:
-        """How the vocabulary spells an id; empty for a gap in the ids."""
+        """Return the token with this id, or an empty string if the id is unused."""
         self._check_ids([token_id])
         return self.backend.id_to_token(token_id) or ""
 
     def token_spans(self, text: str, *, parse_special_tokens: bool = False) -> list[TokenSpan]:
-        """The text's own tokens with their bytes. Several may share the bytes of one character they divide."""
+        """Tokenize a text without the template and return each token with its range of bytes.
+
+        Tokens that split a character may have overlapping ranges.
+        """
         with convert_rust_errors("the text cannot be encoded"):
             check_encodable(text)
             backend = self.special_parsing_backend if parse_special_tokens else self.backend
@@ -138,14 +143,14 @@ class Tokenizer:
 
     @cached_property
     def special_parsing_backend(self) -> tokenizers.Tokenizer:
-        """A backend that reads spelt special tokens as tokens.
+        """Backend that parses special tokens in texts.
 
-        It is a copy, for the switch is the backend's state and other threads may be using it.
+        This is a copy, because the option is part of the state of the backend, which other threads may be using.
         """
         return tokenizers.Tokenizer.from_str(self.backend.to_str())
 
     def _byte_level_spans(self, tokens: list[str], text: str) -> list[tuple[int, int]] | None:
-        """Exact even inside a character: in a byte-level vocabulary each letter of a token is one byte."""
+        """Return exact byte ranges for byte-level vocabularies, where each character of a token is one byte."""
         if not isinstance(self.backend.decoder, tokenizers.decoders.ByteLevel):
             return None
         ends = [0]
@@ -156,10 +161,11 @@ class Tokenizer:
     def _check_ids(self, ids: Sequence[int]) -> None:
         for token_id in ids:
             if not 0 <= token_id < self.vocab_size:
-                raise InputError(f"id {token_id} is outside the tokenizer's vocabulary of {self.vocab_size}")
+                raise InputError(f"id {token_id} is out of range for a vocabulary of {self.vocab_size} tokens")
 
 
 def _byte_spans(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Convert character offsets to byte offsets."""
     ends = [0]
     for character in text:
         ends.append(ends[-1] + len(character.encode()))
@@ -167,8 +173,9 @@ def _byte_spans(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, in
 
 
 def check_encodable(text: str) -> None:
-    if not text.isascii():  # a flag of the string: costs nothing
+    """Raise `InputError` if a text contains unpaired surrogates, which cannot be encoded as UTF-8."""
+    if not text.isascii():  # isascii() takes constant time
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InputError(f"character {error.start} of the text is half a surrogate pair") from None
+            raise InputError(f"character {error.start} of the text is an unpaired surrogate") from None

@@ -1,4 +1,8 @@
-"""Tokenizers on disk: `tokenizer.json`, SentencePiece's files, GPT-2's vocab.json + merges.txt, BERT's vocab.txt."""
+"""Load and save tokenizers.
+
+Supported files are `tokenizer.json`, SentencePiece models, `vocab.json` with `merges.txt` (GPT-2) and `vocab.txt`
+(BERT).
+"""
 
 import json
 import os
@@ -17,16 +21,16 @@ from qkv.text.tokenizer import Tokenizer
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SOURCE_SPM, TARGET_SPM = "source.spm", "target.spm"
-"""Marian's: one for each language, with one vocab.json for both or, for the target, a target_vocab.json."""
+"""SentencePiece models of Marian, one per language. The ids are in a joint vocab.json or in target_vocab.json."""
 T5_SPM = "spiece.model"
 FOLDER_FILES = (TARGET_SPM, TOKENIZER_FILE, T5_SPM, "vocab.json", "vocab.txt")
-"""What a folder's tokenizer may be: the first that is there. Beside Marian's, a tokenizer.json knows one side."""
+"""Tokenizer files in order of precedence. In Marian folders, tokenizer.json only covers one language."""
 N_SENTINELS = 100
-"""Of T5, unless its settings say another number (`extra_ids`)."""
+"""Default number of T5 sentinel tokens. The key `extra_ids` of the tokenizer config overrides it."""
 MAX_ID = 1 << 24
-"""A greater id is a broken file: no vocabulary is that large, and its embedding would fill the memory."""
+"""Upper limit of ids. Larger ids mean that a file is corrupt, and would require huge embeddings."""
 
-# Where no tokenizer_config.json says it: what these spellings mean in the files people share.
+# Roles of common special tokens, used if tokenizer_config.json does not define any.
 _COMMON_SPELLINGS: dict[SpecialToken, tuple[str, ...]] = {
     SpecialToken.BOS: ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
     SpecialToken.EOS: ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
@@ -39,9 +43,10 @@ _COMMON_SPELLINGS: dict[SpecialToken, tuple[str, ...]] = {
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """From a tokenizer.json, .spm, spiece.model, vocab.json (merges.txt beside it), vocab.txt, or a folder with one.
+    """Load a tokenizer from a file or from a folder that contains one.
 
-    Roles come from tokenizer_config.json beside it, else from the usual spellings.
+    The file may be a tokenizer.json, .spm, spiece.model, vocab.json (with merges.txt in the same folder) or vocab.txt.
+    The roles of special tokens come from tokenizer_config.json in the same folder, or from common spellings.
     """
     path = Path(path)
     with suppress_stderr():
@@ -60,7 +65,7 @@ def _load_tokenizer_file(file: Path) -> Tokenizer:
         backend = _load_tokenizer_json(file)
     try:
         tokenizer = Tokenizer(backend, _special_tokens_from_settings(backend, settings), name=str(file))
-        # A file that is whole may still fail at work: then here, where its name is known.
+        # A readable file may still fail during encoding. Trigger such errors here, where the file name is known.
         tokenizer.decode(tokenizer.encode_pair("a é", "B.").ids)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
@@ -68,18 +73,18 @@ def _load_tokenizer_file(file: Path) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, as `transformers` reads them."""
+    """Write tokenizer.json and tokenizer_config.json in the format of `transformers`."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in tokenizer_files(tokenizer).items():
             _write_atomically(folder / name, text)
     except OSError as error:
-        raise DiskError(f"{folder}: the tokenizer cannot be written: {error.strerror}") from None
+        raise DiskError(f"{folder}: cannot write the tokenizer: {error.strerror}") from None
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """tokenizer_config.json and tokenizer.json, as texts by file name."""
+    """Return the contents of tokenizer_config.json and tokenizer.json by file name."""
     settings: dict[str, str] = {role.value: token for role, token in tokenizer.special_tokens.items()}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     return {
@@ -92,52 +97,59 @@ def _find_tokenizer_file(folder: Path) -> Path:
     for name in FOLDER_FILES:
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"{folder}: holds no tokenizer ({', '.join(FOLDER_FILES)})")
+    raise InputError(f"{folder}: no tokenizer found (expected one of {', '.join(FOLDER_FILES)})")
 
 
 def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
     state = _read_json_object(file)
     model = state.get("model")
     if not isinstance(model, dict):
-        raise InputError(f"{file}: has no field 'model': not a tokenizer.json")
+        raise InputError(f"{file}: not a tokenizer.json: missing field 'model'")
     vocabulary = model.get("vocab")
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
     added = state.get("added_tokens")
     ids += [entry.get("id") for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
     for number in ids:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_ID:
-            raise InputError(f"{file}: the vocabulary has the id {number!r}; ids go from 0 to {MAX_ID - 1}")
+            raise InputError(f"{file}: invalid token id {number!r}; ids must be integers from 0 to {MAX_ID - 1}")
     _check_template_tokens(file, state.get("post_processor"))
     _check_merge_prefixes(file, model)
     with convert_rust_errors(str(file)):
         return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
-def _check_template_tokens(file: Path, processor: Any) -> None:  # noqa: ANN401 - whatever the file holds
-    """`tokenizers` panics at a template whose special token it was not told the id of."""
+def _check_template_tokens(file: Path, processor: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Check that all special tokens in a template have an id, because `tokenizers` panics otherwise."""
     if isinstance(processor, list):
-        for each in processor:
-            _check_template_tokens(file, each)
+        for element in processor:
+            _check_template_tokens(file, element)
     elif isinstance(processor, dict):
         _check_template_tokens(file, processor.get("processors"))
         pieces = [*_as_list(processor.get("single")), *_as_list(processor.get("pair"))]
-        named = [piece.get("SpecialToken") for piece in pieces if isinstance(piece, dict)]
-        known = processor.get("special_tokens")
-        for token in (each.get("id") for each in named if isinstance(each, dict)):
-            if not isinstance(token, str) or not isinstance(known, dict) or token not in known:
-                raise InputError(f"{file}: post_processor.special_tokens has no {token!r}, which its template names")
+        entries = [piece.get("SpecialToken") for piece in pieces if isinstance(piece, dict)]
+        special_tokens = processor.get("special_tokens")
+        for token in (entry.get("id") for entry in entries if isinstance(entry, dict)):
+            if not isinstance(token, str) or not isinstance(special_tokens, dict) or token not in special_tokens:
+                raise InputError(
+                    f"{file}: {token!r} is used in the template but missing in post_processor.special_tokens"
+                )
 
 
 def _check_merge_prefixes(file: Path, model: dict[str, Any]) -> None:
-    """`tokenizers` cuts the prefix off every second half without a look, and ends the process where that fails."""
+    """Check that the second part of each merge starts with the continuation prefix.
+
+    `tokenizers` removes the prefix without checking and aborts the process if that fails.
+    """
     prefix = model.get("continuing_subword_prefix")
     if not prefix or not isinstance(prefix, str):
         return
     for merge in _as_list(model.get("merges")):
         parts = merge.split(" ") if isinstance(merge, str) else _as_list(merge)
         if len(parts) != 2 or not str(parts[1]).startswith(prefix):
-            line = f"model.merges has {merge!r}, whose second half does not begin with continuing_subword_prefix"
-            raise InputError(f"{file}: {line} {prefix!r}")
+            raise InputError(
+                f"{file}: the second part of {merge!r} in model.merges must start with "
+                f"continuing_subword_prefix={prefix!r}"
+            )
 
 
 def _as_list(value: Any) -> list[Any]:  # noqa: ANN401
@@ -149,7 +161,7 @@ def _load_gpt2_files(file: Path) -> tokenizers.Tokenizer:
     vocabulary, merges = (file.with_name(prefix + name) for name in ("vocab.json", "merges.txt"))
     for needed in (vocabulary, merges):
         if not needed.is_file():
-            raise InputError(f"{needed}: not found; GPT-2's tokenizer is vocab.json and merges.txt together")
+            raise InputError(f"{needed}: not found; a GPT-2 tokenizer requires vocab.json and merges.txt")
     _read_json_object(vocabulary)
     with convert_rust_errors(str(file)):
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
@@ -157,26 +169,26 @@ def _load_gpt2_files(file: Path) -> tokenizers.Tokenizer:
         backend.decoder = decoders.ByteLevel()
         begin, end = (backend.token_to_id(token) for token in ("<s>", "</s>"))
         if begin is not None and end is not None:
-            # BART's and RoBERTa's vocabulary, told from GPT-2's by these two, which stand around every text.
+            # BART and RoBERTa vocabularies contain <s> and </s>, which surround each text. GPT-2's does not.
             backend.post_processor = processors.RobertaProcessing(("</s>", end), ("<s>", begin), add_prefix_space=False)
         _register_special_tokens(backend)
         return backend
 
 
 def _load_sentencepiece_files(file: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Marian's has its ids in a file beside it, T5's are its own."""
+    """Load a SentencePiece model. Marian stores the ids in a separate file, and T5 in the model itself."""
     if file.name == T5_SPM:
         n_sentinels = settings.get("extra_ids", N_SENTINELS)
         if not isinstance(n_sentinels, int) or not 0 <= n_sentinels < MAX_ID:
-            raise InputError(f"{file.parent / CONFIG_FILE}: extra_ids={n_sentinels!r} must be a whole number from 0")
+            raise InputError(f"{file.parent / CONFIG_FILE}: extra_ids={n_sentinels!r} must be a non-negative integer")
         with convert_rust_errors(str(file)):
             return build_sentencepiece_backend(file, n_sentinels=n_sentinels)
     is_separate = file.name == TARGET_SPM and bool(settings.get("separate_vocabs"))
-    beside = file.with_name("target_vocab.json" if is_separate else "vocab.json")
-    vocabulary = _read_json_object(beside) if beside.is_file() or is_separate else None
+    vocabulary_file = file.with_name("target_vocab.json" if is_separate else "vocab.json")
+    vocabulary = _read_json_object(vocabulary_file) if vocabulary_file.is_file() or is_separate else None
     for token, number in (vocabulary or {}).items():
         if not isinstance(number, int) or isinstance(number, bool):
-            raise InputError(f"{beside}: the id of {token!r} is {number!r}, not a whole number")
+            raise InputError(f"{vocabulary_file}: the id of {token!r} must be an integer, got {number!r}")
     with convert_rust_errors(str(file)):
         return build_sentencepiece_backend(file, vocabulary)
 
@@ -186,8 +198,8 @@ def _load_bert_vocabulary(file: Path, settings: dict[str, Any]) -> tokenizers.To
     words = {word: number for number, line in enumerate(lines) if (word := line.removesuffix("\r"))}
     missing = [word for word in ("[UNK]", "[CLS]", "[SEP]") if word not in words]
     if missing:
-        raise InputError(f"{file}: has no {' '.join(missing)}: not a BERT vocabulary")
-    # A cased vocabulary has capital letters outside its special tokens.
+        raise InputError(f"{file}: not a BERT vocabulary: missing {' '.join(missing)}")
+    # A cased vocabulary contains capital letters outside of special tokens.
     cased = any(word != word.lower() for word in words if not word.startswith("["))
     lowercase = settings.get("do_lower_case", not cased)
     with convert_rust_errors(str(file)):
@@ -205,19 +217,19 @@ def _load_bert_vocabulary(file: Path, settings: dict[str, Any]) -> tokenizers.To
 
 
 def _register_special_tokens(backend: tokenizers.Tokenizer) -> None:
-    """A bare vocabulary does not say which of its entries are control tokens."""
-    spellings = [spelling for known in _COMMON_SPELLINGS.values() for spelling in known]
-    found = [spelling for spelling in dict.fromkeys(spellings) if backend.token_to_id(spelling) is not None]
-    backend.add_special_tokens(found)
+    """Register common special tokens, because vocabulary files do not mark their special tokens."""
+    spellings = [spelling for group in _COMMON_SPELLINGS.values() for spelling in group]
+    present = [spelling for spelling in dict.fromkeys(spellings) if backend.token_to_id(spelling) is not None]
+    backend.add_special_tokens(present)
 
 
 def _special_tokens_from_settings(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> dict[SpecialToken, str]:
     roles = {}
-    said_any = any(role.value in settings for role in SpecialToken)
+    has_roles = any(role.value in settings for role in SpecialToken)
     for role in SpecialToken:
-        said = settings.get(role.value)
-        said = said.get("content") if isinstance(said, dict) else said
-        candidates = (said,) if isinstance(said, str) else () if said_any else _COMMON_SPELLINGS[role]
+        entry = settings.get(role.value)
+        token = entry.get("content") if isinstance(entry, dict) else entry
+        candidates = (token,) if isinstance(token, str) else () if has_roles else _COMMON_SPELLINGS[role]
         for spelling in candidates:
             if backend.token_to_id(spelling) is not None:
                 roles[role] = spelling
@@ -231,7 +243,7 @@ def _read_json_object(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(state, dict):
-        raise InputError(f"{file}: holds a {type(state).__name__}, not an object")
+        raise InputError(f"{file}: expected a JSON object, got {type(state).__name__}")
     return state
 
 
@@ -239,15 +251,15 @@ def _read_utf8(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{file}: cannot read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 at byte {error.start}") from None
+        raise InputError(f"{file}: invalid UTF-8 at byte {error.start}") from None
 
 
 def _write_atomically(file: Path, text: str) -> None:
-    aside = file.with_name(file.name + ".partial")
-    with aside.open("w", encoding="utf-8") as stream:
+    temporary = file.with_name(file.name + ".partial")
+    with temporary.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-    aside.replace(file)
+    temporary.replace(file)

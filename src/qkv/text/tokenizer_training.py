@@ -1,4 +1,4 @@
-"""A new tokenizer from texts. The training itself is `tokenizers`' own."""
+"""Train tokenizers with Hugging Face `tokenizers`."""
 
 import json
 from collections import Counter
@@ -46,36 +46,38 @@ def train_tokenizer(
     vocab_size: int,
     style: SpecialTokenStyle | None = None,
     lowercase: bool = False,
-    spaced: bool = False,
+    add_prefix_space: bool = False,
 ) -> Tokenizer:
-    """At most `vocab_size` ids, special ones included; fewer where the texts are too small for them.
+    """Train a tokenizer with at most `vocab_size` ids, including special tokens. Small texts result in fewer ids.
 
-    `style` None takes the kind's usual one: GPT's for bpe and char, BERT's for wordpiece, seq2seq's for unigram.
-    `spaced`, for bpe: a text's first word is spelt as any other, with a space before it, which decoding takes off
-    again. Then the ids of two sentences in a row are those of the first and those of the second.
-    The same texts give the same bpe and char tokenizer each time; in wordpiece and unigram `tokenizers` breaks
-    ties between equally good pieces by chance.
+    The default `style` is GPT for bpe and char, BERT for wordpiece, and seq2seq for unigram. With `add_prefix_space`
+    (bpe only), a space is added to the start of each text and removed by decoding. The first word of a text then has
+    the same ids as elsewhere, so that the ids of concatenated sentences are the concatenated ids of the sentences.
+
+    Training of bpe and char tokenizers is deterministic. For wordpiece and unigram, `tokenizers` breaks ties randomly.
     """
     roles = dict(_SPECIAL_TOKENS[style or _DEFAULT_STYLE[kind]])
-    if kind is not TokenizerKind.BPE:  # bytes are never unknown
+    if kind is not TokenizerKind.BPE:  # byte-level BPE can encode any text
         roles.setdefault(SpecialToken.UNK, "<unk>")
     names = list(dict.fromkeys(roles.values()))
     min_size = len(names) + (256 if kind is TokenizerKind.BPE else 1)
     if vocab_size < min_size:
-        raise ConfigError(f"vocab_size={vocab_size} is too small: {kind} with these special tokens needs {min_size}")
+        raise ConfigError(
+            f"vocab_size={vocab_size} is too small: {kind} with special tokens requires at least {min_size}"
+        )
     backend = _create_untrained_backend(kind, unknown=roles.get(SpecialToken.UNK), lowercase=lowercase)
-    if spaced and kind is TokenizerKind.BPE:
+    if add_prefix_space and kind is TokenizerKind.BPE:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    with convert_rust_errors(f"a {kind} tokenizer of {vocab_size} cannot be trained on this text"):
+    with convert_rust_errors(f"cannot train a {kind} tokenizer with vocab_size={vocab_size}"):
         _train_backend(kind, backend, _iterate_chunks(texts), roles=roles, vocab_size=vocab_size)
-        # Set after training, which drops it.
+        # Training resets the post-processor, so it is set afterwards.
         if (processor := _build_template(backend, roles)) is not None:
             backend.post_processor = processor
     tokenizer = Tokenizer(backend, roles)
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
-            f"vocab_size={vocab_size} is too small: this text's characters alone need {tokenizer.vocab_size}"
+            f"vocab_size={vocab_size} is too small: the characters of the text require {tokenizer.vocab_size} ids"
         )
     return tokenizer
 
@@ -94,7 +96,7 @@ def _create_untrained_backend(kind: TokenizerKind, *, unknown: str | None, lower
             backend = tokenizers.Tokenizer(models.Unigram())
             backend.pre_tokenizer = pre_tokenizers.Metaspace()
             backend.decoder = decoders.Metaspace()
-        case TokenizerKind.CHARACTER:  # a BPE without merges leaves every character alone
+        case TokenizerKind.CHARACTER:  # BPE without merges has one token per character
             backend = tokenizers.Tokenizer(models.BPE(vocab={}, merges=[], unk_token=unknown))
             backend.decoder = decoders.Fuse()
     if kind is TokenizerKind.WORDPIECE:
@@ -125,7 +127,7 @@ def _train_backend(
             trainer = trainers.WordPieceTrainer(
                 vocab_size=vocab_size,
                 special_tokens=names,
-                # A letter may need two entries, `a` and `##a`; rarer letters become unknown.
+                # A letter may need two entries, `a` and `##a`. The rarest letters become unknown.
                 limit_alphabet=max((vocab_size - len(names)) // 2, 1),
                 show_progress=False,
             )
@@ -143,12 +145,12 @@ def _train_backend(
         backend.train_from_iterator(chunks, trainer)
     if kind is TokenizerKind.UNIGRAM:
         _round_unigram_scores(backend)
-    # Only now for unigram: its model would read a special token that it knows out of plain text.
+    # Special tokens are added after training, because a unigram model would match them in plain text otherwise.
     backend.add_special_tokens(names)
 
 
 def _round_unigram_scores(backend: tokenizers.Tokenizer) -> None:
-    """Six decimals come back from JSON as they went; `tokenizers` reads longer ones a last digit off."""
+    """Round scores to six decimals, because `tokenizers` does not restore longer ones exactly from JSON."""
     model = json.loads(backend.to_str())["model"]
     unknown, *pieces = [(token, round(score, 6)) for token, score in model["vocab"]]
     pieces.sort(key=lambda piece: (-piece[1], piece[0]))
@@ -175,7 +177,7 @@ def _build_template(
         if SpecialToken.CLS in roles
         else (roles.get(SpecialToken.BOS), roles.get(SpecialToken.EOS))
     )
-    if first is None or last is None or first == last:  # GPT's one token parts documents: data's business
+    if first is None or last is None or first == last:  # GPT's <|endoftext|> only separates documents
         return None
     again = "" if SpecialToken.CLS in roles else f"{first}:1 "
     return processors.TemplateProcessing(
@@ -186,11 +188,11 @@ def _build_template(
 
 
 def _iterate_chunks(texts: Iterable[str]) -> Iterator[str]:
-    """Cut so that no text, however long, is worked on whole."""
+    """Split texts into chunks to limit memory. Raises `InputError` if all texts are empty."""
     empty = True
     for text in texts:
         if text:
             empty = False
             yield from split_into_chunks(text)
     if empty:
-        raise InputError("there is no text to train a tokenizer on")
+        raise InputError("no text to train a tokenizer on")

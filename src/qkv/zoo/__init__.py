@@ -1,7 +1,8 @@
-"""Which models are shipped: each folder beside this file is one, with weights, tokenizer, config and card.
+"""Shipped models and their model cards.
 
-The card (`card.md`) opens with lines `key: value` between two lines `---`, as model cards do; what they say is
-what `qkv models` shows. No torch here: the list must come at once.
+Each subfolder contains the weights, tokenizer, config and model card (`card.md`) of one model. A model card starts
+with `key: value` lines between two `---` lines, which `qkv models` displays. This module does not import torch, so
+that the list of models is printed quickly.
 """
 
 from dataclasses import dataclass
@@ -9,13 +10,13 @@ from pathlib import Path
 
 from qkv.errors import InputError
 
-HERE = Path(__file__).parent
-CARD = "card.md"
+ZOO_FOLDER = Path(__file__).parent
+CARD_FILE = "card.md"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
-    """What a shipped model says of itself."""
+class ModelCard:
+    """Metadata of a shipped model."""
 
     name: str
     folder: Path
@@ -27,34 +28,34 @@ class Card:
 
     @property
     def n_bytes(self) -> int:
-        """Of the whole folder on disk."""
+        """Size of the model folder on disk."""
         return sum(file.stat().st_size for file in self.folder.iterdir())
 
 
-def shipped(zoo: Path = HERE) -> dict[str, Path]:
-    """Every shipped model's folder by its name."""
-    return {card.parent.name: card.parent for card in sorted(zoo.glob(f"*/{CARD}"))}
+def shipped_model_folders(zoo: Path = ZOO_FOLDER) -> dict[str, Path]:
+    """Return the folders of the shipped models by model name."""
+    return {card.parent.name: card.parent for card in sorted(zoo.glob(f"*/{CARD_FILE}"))}
 
 
-def read_card(folder: Path) -> Card:
-    """The lines at the head of the card; `score …: number` lines are its held-out scores."""
-    lines = (folder / CARD).read_text(encoding="utf-8").split("\n")
+def read_model_card(folder: Path) -> ModelCard:
+    """Read the metadata at the start of a model card. Lines `score NAME: VALUE` are held-out scores."""
+    lines = (folder / CARD_FILE).read_text(encoding="utf-8").split("\n")
     if lines[0] != "---" or "---" not in lines[1:]:
-        raise InputError(f"{folder / CARD}: does not open with lines between two lines ---")
+        raise InputError(f"{folder / CARD_FILE}: expected metadata between two --- lines at the start of the file")
     pairs = [line.partition(": ") for line in lines[1 : lines.index("---", 1)]]
-    said = {key.strip(): value.strip() for key, _, value in pairs}
-    scores = {key.removeprefix("score "): value for key, value in said.items() if key.startswith("score ")}
+    metadata = {key.strip(): value.strip() for key, _, value in pairs}
+    scores = {key.removeprefix("score "): value for key, value in metadata.items() if key.startswith("score ")}
     try:
-        return Card(
+        return ModelCard(
             name=folder.name,
             folder=folder,
-            task=said["task"],
-            summary=said["summary"],
-            parameters=int(said["parameters"]),
-            license=said["license"],
+            task=metadata["task"],
+            summary=metadata["summary"],
+            parameters=int(metadata["parameters"]),
+            license=metadata["license"],
             scores={name: float(value) for name, value in scores.items()},
         )
     except KeyError as error:
-        raise InputError(f"{folder / CARD}: has no line '{error.args[0]}: …' at its head") from None
+        raise InputError(f"{folder / CARD_FILE}: missing metadata key '{error.args[0]}'") from None
     except ValueError as error:
-        raise InputError(f"{folder / CARD}: {error}") from None
+        raise InputError(f"{folder / CARD_FILE}: {error}") from None
