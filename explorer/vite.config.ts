@@ -1,4 +1,4 @@
-// How the page is built: one script and one stylesheet with fixed names, by relative address, into the package.
+// Build settings: one script and one stylesheet with fixed names and relative URLs, written into the package.
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 

@@ -1,4 +1,4 @@
-// Where the page begins.
+// Entry point of the page.
 import { mount } from "svelte";
 import "./page.css";
 import Page from "./Page.svelte";

@@ -1,5 +1,5 @@
-// What the API answers (docs/explorer-api.md), as types.
-import type { Grid } from "./wire";
+// Types of the API responses that docs/explorer-api.md describes.
+import type { Grid } from "./frames";
 
 export type Stack = "self" | "encoder" | "decoder" | "cross";
 export type Body = Record<string, unknown>;
@@ -7,35 +7,35 @@ export type Body = Record<string, unknown>;
 export interface Model {
   id: string;
   name: string;
-  source: "shipped" | "given" | "memory";
+  source: "shipped" | "user" | "memory";
   family: "gpt" | "bert" | "seq2seq" | "rnn";
   summary: string;
-  stacks: { stack: Stack; layers: number; heads: number }[];
+  stacks: { stack: Stack; n_layers: number; n_heads: number }[];
   context_length: number;
   vocab_size: number;
   d_model: number;
-  parameters: number;
+  n_parameters: number;
   positions: string;
-  takes_second: null | "pair" | "translation";
+  second_text: null | "pair" | "translation";
   tasks: string[];
   views: string[];
   checkpoints: { id: string; step: number }[];
-  best: number | null;
+  best_step: number | null;
   classes: string[];
-  examples: { text: string; second: string | null; about: string }[];
+  examples: { text: string; second: string | null; description: string }[];
   error: string | null;
 }
 
-export interface Side {
+export interface Tokens {
   text: string;
   ids: number[];
   tokens: string[];
   labels: string[];
-  words: (number | null)[];
+  word_ids: (number | null)[];
   is_special: boolean[];
 }
 
-export interface Guess {
+export interface TokenPrediction {
   id: number;
   label: string;
   probability: number;
@@ -43,9 +43,9 @@ export interface Guess {
 
 export interface Effect {
   position: number;
-  guesses: { id: number; label: string; before: number; after: number }[];
-  wanted: { position: number; label: string; before: number; after: number }[];
-  divergence: number[];
+  top_tokens: { id: number; label: string; before: number; after: number }[];
+  targets: { position: number; label: string; before: number; after: number }[];
+  kl_divergence: number[];
 }
 
 export interface Run {
@@ -53,11 +53,11 @@ export interface Run {
   model: string;
   text: string;
   second: string | null;
-  own: Side;
-  source: Side | null;
-  stacks: { stack: Stack; layers: number; heads: number; queries: number; keys: number }[];
-  says: "next" | "here" | null;
-  predictions: { position: number; guesses: Guess[]; wanted: Guess | null }[];
+  sequence: Tokens;
+  source: Tokens | null;
+  stacks: { stack: Stack; n_layers: number; n_heads: number; n_queries: number; n_keys: number }[];
+  predicts: "next_token" | "this_token" | null;
+  predictions: { position: number; top_tokens: TokenPrediction[]; target: TokenPrediction | null }[];
   classes: { label: string; probability: number; before: number }[];
   effect: Effect | null;
   error: number;
@@ -79,13 +79,13 @@ export interface Heads {
   entropy: Grid;
   distance: Grid;
   error: number;
-  thumbs: Grid;
+  thumbnails: Grid;
 }
 
 export interface Attention {
   stack: Stack;
   layer: number;
-  pool: number;
+  pool_size: number;
   weights: Grid;
 }
 
@@ -94,6 +94,6 @@ export interface MapData {
   queries: string[];
   keys: string[];
   is_share: boolean;
-  pool: number;
+  pool_size: number;
   weights: Grid;
 }

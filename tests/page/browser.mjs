@@ -1,13 +1,13 @@
-// A browser without root: the one named by QKV_CHROMIUM, or the packaged one.
+// Launches the browser named by the environment variable QKV_CHROMIUM, or the packaged argument, which does not need root.
 import chromium from "@sparticuz/chromium";
 import { chromium as playwright } from "playwright-core";
 
 export async function launch() {
-  const own = process.env.QKV_CHROMIUM;
+  const executable = process.env.QKV_CHROMIUM;
   return playwright.launch({
-    executablePath: own ?? (await chromium.executablePath()),
-    // One process for all would end with the first tab that closes.
-    args: own ? [] : chromium.args.filter((one) => one !== "--single-process" && one !== "--no-zygote"),
+    executablePath: executable ?? (await chromium.executablePath()),
+    // With --single-process, closing a tab would end the browser.
+    args: executable ? [] : chromium.args.filter((argument) => argument !== "--single-process" && argument !== "--no-zygote"),
     headless: true,
   });
 }

@@ -1,5 +1,5 @@
-// How fast the page is: node times.mjs ADDRESS MODEL; milliseconds until every head is painted, and from a pointer's
-// move to the picture that answers it, in views B (then to the exact row) and C: the middle of nine, and the worst.
+// Speed of the page: node times.mjs ADDRESS MODEL. Prints the milliseconds until every head is painted, and from a
+// pointer move to the repainted view B (and to its exact row) and view C: the median of nine, and the maximum.
 import { launch } from "./browser.mjs";
 
 const [address, model] = process.argv.slice(2);
@@ -10,15 +10,15 @@ const story = "Once upon a time there was a little cat and it had a red ball and
 for (const words of [30, 122, 430]) {
   const text = story.repeat(40).split(" ").slice(0, words).join(" ");
   await page.goto("about:blank");
-  // Read once before, so that what is measured is the page and the wire, not the first pass of the model.
+  // Run once before, so that the page and the transfer are measured, not the first forward pass of the model.
   await page.goto(`${new URL(address).origin}/#${new URLSearchParams({ model, view: "cost", text })}`);
   await page.waitForSelector("#prediction");
   const painted = await page.evaluate(async () => {
-    const begun = performance.now();
-    [...document.querySelectorAll("[role=tab]")].find((one) => /Model/.test(one.textContent)).click();
+    const start = performance.now();
+    [...document.querySelectorAll("[role=tab]")].find((tab) => /Model/.test(tab.textContent)).click();
     while (!document.querySelector(".grid .open canvas")) await new Promise(requestAnimationFrame);
     await new Promise(requestAnimationFrame);
-    return performance.now() - begun;
+    return performance.now() - start;
   });
   await page.keyboard.press("b");
   await page.waitForSelector(".left .token");
@@ -29,16 +29,16 @@ for (const words of [30, 122, 430]) {
   await page.waitForSelector("#view canvas");
   await page.waitForTimeout(800);
   const map = await page.evaluate(hover, ".heat canvas");
-  console.log(`${Math.round(n)} tokens: all heads painted ${painted.toFixed(0)} ms; hover B ${told(lines.seen)}, exact ${told(lines.exact)}; C ${told(map.seen)}`);
+  console.log(`${Math.round(n)} tokens: all heads painted ${painted.toFixed(0)} ms; hover B ${formatTimes(lines.repaint)}, exact ${formatTimes(lines.exact)}; C ${formatTimes(map.repaint)}`);
 }
 await browser.close();
 
-function told(times) {
+function formatTimes(times) {
   const sorted = [...times].sort((a, b) => a - b);
   return `${sorted[sorted.length >> 1]?.toFixed(0)} (${sorted.at(-1)?.toFixed(0)})`;
 }
 
-/** Runs in the page. A message sent while a frame is made comes after it was painted. */
+/** Runs in the page. A message that is posted in an animation frame arrives after the frame was painted. */
 async function hover(selector) {
   const painted = () =>
     new Promise((done) => requestAnimationFrame(() => {
@@ -46,20 +46,20 @@ async function hover(selector) {
       port1.onmessage = done;
       port2.postMessage(0);
     }));
-  const [seen, exact] = [[], []];
+  const [repaint, exact] = [[], []];
   for (let i = 1; i < 10; i++) {
-    const found = [...document.querySelectorAll(selector)];
-    const one = found[Math.floor((i / 10) * found.length)];
-    const box = one.getBoundingClientRect();
+    const elements = [...document.querySelectorAll(selector)];
+    const element = elements[Math.floor((i / 10) * elements.length)];
+    const box = element.getBoundingClientRect();
     await painted();
-    const begun = performance.now();
-    const place = { clientX: box.left + (i / 11) * box.width, clientY: box.top + (i / 10) * box.height, bubbles: true };
-    one.dispatchEvent(new PointerEvent(found.length > 1 ? "pointerenter" : "pointermove", place));
+    const start = performance.now();
+    const pointer = { clientX: box.left + (i / 11) * box.width, clientY: box.top + (i / 10) * box.height, bubbles: true };
+    element.dispatchEvent(new PointerEvent(elements.length > 1 ? "pointerenter" : "pointermove", pointer));
     await painted();
-    seen.push(performance.now() - begun);
-    if (found.length < 2) continue;
+    repaint.push(performance.now() - start);
+    if (elements.length < 2) continue;
     while (!/Exact/.test(document.querySelector(".pair .card").innerText)) await painted();
-    exact.push(performance.now() - begun);
+    exact.push(performance.now() - start);
   }
-  return { seen, exact };
+  return { repaint, exact };
 }

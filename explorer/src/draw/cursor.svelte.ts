@@ -1,5 +1,5 @@
-// Where one looks in a map whose cells are not tokens: under the pointer, or where the arrow keys or a click left it.
-import { shown } from "../state.svelte";
+// Cursor in a heat map whose cells are not tokens: the cell under the pointer, or the one selected by arrow keys or a click.
+import { app } from "../state.svelte";
 
 export interface Cell {
   row: number;
@@ -7,22 +7,22 @@ export interface Cell {
 }
 
 export class Cursor {
-  #over = $state.raw<Cell | null>(null);
+  #hovered = $state.raw<Cell | null>(null);
 
-  /** `name`: under which the kept place stands in the address. */
+  /** The selected cell is stored in the URL parameter `name`. */
   constructor(readonly name: string) {}
 
-  get place(): Cell | null {
-    const kept = /^(\d+)\.(\d+)$/.exec(shown.option(this.name, ""));
-    return this.#over ?? (kept ? { row: Number(kept[1]), column: Number(kept[2]) } : null);
+  get cell(): Cell | null {
+    const match = /^(\d+)\.(\d+)$/.exec(app.option(this.name, ""));
+    return this.#hovered ?? (match ? { row: Number(match[1]), column: Number(match[2]) } : null);
   }
 
   hover(row: number | null, column: number | null): void {
-    this.#over = row === null || column === null ? null : { row, column };
+    this.#hovered = row === null || column === null ? null : { row, column };
   }
 
-  keep(row: number, column: number): void {
-    this.#over = null;
-    shown.options[this.name] = `${row}.${column}`;
+  select(row: number, column: number): void {
+    this.#hovered = null;
+    app.options[this.name] = `${row}.${column}`;
   }
 }
