@@ -20,7 +20,7 @@ from qkv.lessons import (
     who_sees_whom,
     wirings,
 )
-from qkv.lessons.selectable_keys import selectable
+from qkv.lessons.selectable_keys import find_selectable_keys
 from qkv.models import GPT
 from qkv.nn import CAUSAL, Mask, sinusoidal_encoding
 
@@ -59,33 +59,33 @@ SHUFFLED, REVERSED = torch.tensor([3, 0, 6, 2, 5, 1, 4]), torch.arange(7).flip(0
     ],
 )
 def test_permuted_input_gives_permuted_output_only_where_order_is_unseen(kind, causal, order, sees_order):
-    moved = no_positions.moved(order, kind=kind, causal=causal)
+    moved = no_positions.permutation_difference(order, kind=kind, causal=causal)
     assert moved > 0.01 if sees_order else moved < 1e-12
 
 
 def test_normed_keys_lie_on_the_plane_orthogonal_to_1_at_distance_root_d():
-    keys = layernorm_geometry.normed(torch.randn(17, 11, dtype=torch.float64) + 3)
+    keys = layernorm_geometry.apply_layer_norm(torch.randn(17, 11, dtype=torch.float64) + 3)
     assert keys.sum(1).abs().max() < 1e-9
     assert keys.norm(dim=1).tolist() == pytest.approx([11**0.5] * 17)
-    weights = layernorm_geometry.weights(torch.ones(11, dtype=torch.float64), keys)
+    weights = layernorm_geometry.compute_weights(torch.ones(11, dtype=torch.float64), keys)
     assert weights.tolist() == pytest.approx([1 / 17] * 17)
 
 
 def test_a_key_within_the_hull_of_the_others_is_unselectable():
     square = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1], [0.2, 0.3], [1, 0.5]])
-    assert selectable(square).tolist() == [True, True, True, True, False, False]
+    assert find_selectable_keys(square).tolist() == [True, True, True, True, False, False]
 
 
 def test_a_shifted_triangle_has_its_corners_selectable_though_0_is_outside():
     keys = torch.tensor([[5.0, 5, 0], [6, 5, 0], [5, 6, 1], [5.3, 5.3, 0.3]], dtype=torch.float64)
-    assert selectable(keys).tolist() == [True, True, True, False]
+    assert find_selectable_keys(keys).tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("d", [3, 5])
 def test_layer_norm_leaves_no_key_unselectable(d):
     keys = torch.randn(43, d, dtype=torch.float64)
-    assert not selectable(keys).all()
-    assert selectable(layernorm_geometry.normed(keys)).all()
+    assert not find_selectable_keys(keys).all()
+    assert find_selectable_keys(layernorm_geometry.apply_layer_norm(keys)).all()
 
 
 def test_the_counter_learns_and_leans_towards_1_with_layer_norm():

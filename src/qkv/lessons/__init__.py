@@ -1,9 +1,9 @@
 """The examples from the lectures, one short module each.
 
-A lesson is a module with a public function `lesson(seed)`, which prints its tables (with `console`) and returns a function
-that draws its figure (`figure_style.DrawFigure`). A lesson therefore runs without matplotlib, and its figure shows the
-numbers that were just computed. `run` prints the title and the lectures, seeds PyTorch's random number generator and limits
-PyTorch to one thread.
+A lesson is a module with a public function `lesson(seed)`, which prints its tables (with `console`) and returns a
+function that draws its figure (`figure_style.DrawFigure`). A lesson therefore runs without matplotlib, and its figure
+shows the numbers that were just computed. `run` prints the title and the lectures, seeds PyTorch's random number
+generator and limits PyTorch to one thread.
 """
 
 import sys

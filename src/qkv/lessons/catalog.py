@@ -22,7 +22,9 @@ class LessonInfo:
     rows: tuple[str, ...]
     """Rows of docs/mission.md that the lesson covers.
 
-    The first number is the topic: 1 attention, 2 inputs, 3 blocks, 4 GPT, 6 translation, 7 toy tasks, 8 inspection, 9 cost."""
+    The first number is the topic: 1 attention, 2 inputs, 3 blocks, 4 GPT, 6 translation, 7 toy tasks, 8 inspection,
+    9 cost.
+    """
 
     @property
     def module(self) -> str:

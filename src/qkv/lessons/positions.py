@@ -1,4 +1,4 @@
-"""How does a token's vector say where the token stands?"""
+"""Lesson: position encodings (learned, sinusoidal, concatenated, rotary, ALiBi)."""
 
 import math
 
@@ -18,107 +18,112 @@ N, D, N_WORDS = 100, 64, 60
 SPREADS = (0.1, 0.5, 1.0, 2.0)
 
 
-def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has started at the seed
-    places = torch.arange(N)[None]
-    b, e = (sinusoidal_encoding(places, D, style)[0] for style in (B, E))
-    print_section("Learned: a table like the words', one row a position (lecture D)")
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
+    positions = torch.arange(N)[None]
+    b, e = (sinusoidal_encoding(positions, D, style)[0] for style in (B, E))
+    print_section("Learned positions: a table with one row per position (lecture D)")
     shape = LearnedPositions(N, D).table.weight.shape
     print_slide_error(
-        f"D gives the table E_pos the shape [1 × N]. It is [N × d]: here {list(shape)}, {shape.numel():,} numbers."
+        f"lecture D gives the table E_pos the shape [1 × N]. The correct shape is [N × d]: here {list(shape)}, {shape.numel():,} numbers."
     )
-    _two_formulas()
-    print_section(f"Any two rows differ ({N} positions, d = {D})")
-    print_table(["", "nearest two rows", "neighbours", "farthest two rows"], [
+    _print_sinusoid_formulas()
+    print_section(f"All rows are different ({N} positions, d = {D})")
+    print_table(["", "smallest distance of two rows", "adjacent rows", "largest distance"], [
         (name, torch.pdist(rows).min().item(), (rows[1:] - rows[:-1]).norm(dim=1).mean().item(),
          torch.pdist(rows).max().item()) for name, rows in (("B", b), ("E", e))
     ])  # fmt: skip
-    _added_or_concatenated(places)
+    _compare_adding_and_concatenating(positions)
     clouds = {spread: b[:6, None] + torch.randn(N_WORDS, D) * spread for spread in SPREADS}
-    print_section("Words make clouds around positions (lecture E)")
-    print_table(["word's std", "‖word‖", "nearest other position", "points nearest to their own position"], [
-        (spread, spread * D**0.5, torch.pdist(b[:6]).min().item(), f"{_found(points, b[:6]):.0%}")
+    print_section("Words form clusters around positions (lecture E)")
+    print_table(["std of words", "‖word‖", "nearest other position", "words nearest to their position"], [
+        (spread, spread * D**0.5, torch.pdist(b[:6]).min().item(), f"{_nearest_position_accuracy(points, b[:6]):.0%}")
         for spread, points in clouds.items()
     ], digits=2)  # fmt: skip
-    _since_then()
-    return lambda: _draw(b, e, clouds[0.5])
+    _print_relative_positions()
+    return lambda: _draw_positions(b, e, clouds[0.5])
 
 
-def _two_formulas() -> None:
+def _print_sinusoid_formulas() -> None:
     d = 8
     b, e = (sinusoidal_encoding(torch.arange(4)[None], d, style)[0] for style in (B, E))
-    print_section(f"Sinusoids: sin and cos of pos / 10000^(2i/d), by turns, d = {d}")
-    print_text("B counts the pairs i = 0, 1, … d/2 − 1; E counts i = 1, 2, … d/2.")
+    print_section(f"Sinusoids: alternating sin and cos of pos / 10000^(2i/d), d = {d}")
+    print_text("Lecture B numbers the pairs i = 0, 1, … d/2 − 1; lecture E numbers them i = 1, 2, … d/2.")
     columns = [f"{name}{i}" for i in range(d // 2) for name in ("sin", "cos")]
     print_matrix(b, rows=[f"B, pos {i}" for i in range(4)], columns=columns, digits=3)
     print_matrix(
         e, rows=[f"E, pos {i}" for i in range(4)], columns=[c[:3] + str(int(c[3]) + 1) for c in columns], digits=3
     )
-    fast, slow = (2 * math.pi * 10000**share for share in (0.0, 1.0))
-    print_slide_error(f"""B and E index differently; the 2017 paper is B. E's pair i stands where B has pair i − 1: E's columns
-        equal B's two to the right (max|difference| {(e[:, :-2] - b[:, 2:]).abs().max().item():.1g}). E lacks the
-        fastest turn (every {fast:.1f} positions), B the slowest (every {slow:,.0f}). Either works; mixed, they
-        do not (max|B − E| {(b - e).abs().max().item():.2f}).""")
+    shortest_period, longest_period = (2 * math.pi * 10000**exponent for exponent in (0.0, 1.0))
+    print_slide_error(f"""lectures B and E use different indices; the 2017 paper agrees with B. The columns of E equal those of B shifted by two
+        (max|difference| {(e[:, :-2] - b[:, 2:]).abs().max().item():.1g}). E lacks the shortest period
+        ({shortest_period:.1f} positions), and B lacks the longest ({longest_period:,.0f}). Both work, but they cannot be mixed
+        (max|B − E| {(b - e).abs().max().item():.2f}).""")
 
 
-def _added_or_concatenated(places: Positions) -> None:
-    print_section("Added, or concatenated and projected?")
-    added, joined = SinusoidalPositions(), ConcatenatedPositions(D)
+def _compare_adding_and_concatenating(positions: Positions) -> None:
+    print_section("Adding, or concatenating and projecting")
+    added, concatenated = SinusoidalPositions(), ConcatenatedPositions(D)
     with torch.no_grad():
-        joined.project.weight.copy_(torch.cat((torch.eye(D), torch.eye(D)), dim=1))
+        concatenated.project.weight.copy_(torch.cat((torch.eye(D), torch.eye(D)), dim=1))
         tokens = torch.randn(1, N, D)
-        gap = (added(tokens, places) - joined(tokens, places)).abs().max().item()
+        difference = (added(tokens, positions) - concatenated(tokens, positions)).abs().max().item()
     print_table(["", "formula", "parameters"], [
-        ("sinusoid, added", "x + p", _size(added)),
-        ("learned, added", "x + P[pos]", _size(LearnedPositions(N, D))),
-        ("sinusoid, concatenated", "[x; p]·W, W of 2d×d", _size(joined)),
+        ("sinusoid, added", "x + p", _parameter_count(added)),
+        ("learned, added", "x + P[pos]", _parameter_count(LearnedPositions(N, D))),
+        ("sinusoid, concatenated", "[x; p]·W, W of 2d×d", _parameter_count(concatenated)),
     ])  # fmt: skip
-    print_text(f"""Concatenating is the more general: with W = [I; I] it is adding (max|difference| {gap:.1g}). It costs 2d²
-        parameters more, here {2 * D * D:,}.""")
+    print_text(f"""Concatenation is more general: with W = [I; I], it is equal to addition (max|difference| {difference:.1g}). It needs 2d²
+        more parameters, here {2 * D * D:,}.""")
 
 
-def _since_then() -> None:
-    print_section("Since the lectures: positions in the scores")
+def _print_relative_positions() -> None:
+    print_section("Newer methods: positions in the attention scores")
     rotary = Rotary(D)
     query, key = torch.randn(2, 1, 1, 1, D)
 
-    def score(of_query: int, of_key: int) -> float:
-        turned = [rotary(torch.tensor([[at]]), torch.tensor([[at]])) for at in (of_query, of_key)]
-        return (turned[0].rotate(query) * turned[1].rotate(key)).sum().item()
+    def score(query_position: int, key_position: int) -> float:
+        info = [rotary(torch.tensor([[p]]), torch.tensor([[p]])) for p in (query_position, key_position)]
+        return (info[0].rotate(query) * info[1].rotate(key)).sum().item()
 
-    print_table(["rotary: turns q and k; one pair's q·k at", "q·k"], [
-        (f"query {q}, key {k}: distance {q - k}", score(q, k)) for q, k in ((5, 2), (105, 102), (5, 4))
+    print_table(["rotary positions rotate q and k", "q·k"], [
+        (f"query at {q}, key at {k}: distance {q - k}", score(q, k)) for q, k in ((5, 2), (105, 102), (5, 4))
     ])  # fmt: skip
     bias = ALiBi(8)(torch.tensor([[10]]), torch.arange(11)[None]).bias
     assert bias is not None
-    print_text(f"""Rotary scores depend on the distance alone. ALiBi adds −slope × distance: of 8 heads the first gives
-        {bias[0, 0, 0, 0].item():.1f} to a key 10 back, the last {bias[0, -1, 0, 0].item():.3f}.""")
+    print_text(f"""Rotary scores depend only on the distance. ALiBi adds −slope × distance: for a key 10 positions back, the first of 8
+        heads adds {bias[0, 0, 0, 0].item():.1f} and the last adds {bias[0, -1, 0, 0].item():.3f}.""")
 
 
-def _found(points: Float[Tensor, "position word d"], positions: Float[Tensor, "position d"]) -> float:
+def _nearest_position_accuracy(
+    points: Float[Tensor, "position word d"], positions: Float[Tensor, "position d"]
+) -> float:
     nearest = torch.cdist(points, positions.expand(len(positions), -1, -1)).argmin(-1)
     return (nearest == torch.arange(len(positions))[:, None]).float().mean().item()
 
 
-def _size(part: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in part.parameters())
+def _parameter_count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _draw(b: Tensor, e: Tensor, cloud: Tensor) -> Figure:
+def _draw_positions(b: Tensor, e: Tensor, cloud: Tensor) -> Figure:
     figure = new_figure(width=14.0, height=4.4)
-    of_b, of_e, clouds = figure.subplots(1, 3)
-    for axes, rows, title in ((of_b, b, "B: i from 0"), (of_e, e, "E: i from 1")):
+    b_axes, e_axes, cluster_axes = figure.subplots(1, 3)
+    for axes, rows, title in ((b_axes, b, "B: i from 0"), (e_axes, e, "E: i from 1")):
         image = axes.imshow(rows.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
         axes.set(title=f"Sinusoids, {title}", xlabel="dimension", ylabel="position")
-    figure.colorbar(image, ax=[of_b, of_e], fraction=0.03)
+    figure.colorbar(image, ax=[b_axes, e_axes], fraction=0.03)
     flat = cloud.flatten(0, 1)
     axis = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[:2].T
-    for i, colour in enumerate((BLUE, ORANGE, GREEN, PINK, SKY, RED)):
-        points, centre = (cloud[i] - flat.mean(0)) @ axis, (b[i] - flat.mean(0)) @ axis
-        clouds.scatter(*points.T.numpy(), s=9, color=colour, alpha=0.6)
-        clouds.text(*centre, str(i), weight="bold", ha="center", va="center",
-                    bbox={"boxstyle": "circle", "facecolor": "white", "edgecolor": colour})  # fmt: skip
+    for i, color in enumerate((BLUE, ORANGE, GREEN, PINK, SKY, RED)):
+        points, center = (cloud[i] - flat.mean(0)) @ axis, (b[i] - flat.mean(0)) @ axis
+        cluster_axes.scatter(*points.T.numpy(), s=9, color=color, alpha=0.6)
+        cluster_axes.text(*center, str(i), weight="bold", ha="center", va="center",
+                    bbox={"boxstyle": "circle", "facecolor": "white", "edgecolor": color})  # fmt: skip
     label_axes(
-        clouds, title=f"{N_WORDS} words at positions 0–5 (word + position)", x="first direction", y="second direction"
+        cluster_axes,
+        title=f"{N_WORDS} words at positions 0–5 (word + position)",
+        x="first principal component",
+        y="second principal component",
     )
-    figure.suptitle("Positions: any two rows differ, and words make clouds around them")
+    figure.suptitle("Position encodings: all rows are different, and words form clusters around them")
     return figure

@@ -1,60 +1,64 @@
-"""Which keys can a query select, that is, score higher than all others? For the lesson layernorm-geometry."""
+"""Find the keys for which a query exists that scores them highest (for the lesson layernorm-geometry)."""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-SMALL = 1e-9
-"""What counts as 0 among float64 numbers of size 1."""
-MAX_ROUNDS = 1000
-"""Far more than the few tens that a search takes; rounding could make it go in circles."""
+TOLERANCE = 1e-9
+"""Values below this count as 0; the vectors are float64 with norms of about 1."""
+MAX_ITERATIONS = 1000
+"""A search takes a few dozen iterations; the limit prevents an endless loop due to rounding."""
 
 
-def selectable(keys: Float[Tensor, "key d"]) -> Bool[Tensor, " key"]:
-    """A query p selects key i when p·(kᵢ − kⱼ) > 0 for all j.
+def find_selectable_keys(keys: Float[Tensor, "key d"]) -> Bool[Tensor, " key"]:
+    """Return whether each key i has a query p with p·(kᵢ − kⱼ) > 0 for all j.
 
-    If there is such a p at all, the point of the differences' hull nearest to 0 is one; where the key lies within
-    the hull of the others, that point is 0 itself.
+    If such a query exists, the point nearest to 0 in the convex hull of the differences is one. If the key is inside the
+    convex hull of the others, that point is 0.
     """
     keys = keys.double()
-    found = []
+    is_selectable = []
     for i, key in enumerate(keys):
-        apart = key - torch.cat((keys[:i], keys[i + 1 :]))
-        # Of equally long keys each selects itself, by a margin that may be too small for the search.
-        found.append(bool((apart @ key > 0).all() or (apart @ nearest_to_zero(apart) > SMALL).all()))
-    return torch.tensor(found)
+        differences = key - torch.cat((keys[:i], keys[i + 1 :]))
+        # If all keys have the same norm, each key selects itself, possibly by a margin too small for the search.
+        is_selectable.append(
+            bool((differences @ key > 0).all() or (differences @ min_norm_point(differences) > TOLERANCE).all())
+        )
+    return torch.tensor(is_selectable)
 
 
-def nearest_to_zero(points: Float[Tensor, "point d"]) -> Float[Tensor, " d"]:
-    """The point of the hull nearest to 0, by Wolfe's algorithm (Math. Programming 11, 1976): exact, in few steps.
+def min_norm_point(points: Float[Tensor, "point d"]) -> Float[Tensor, " d"]:
+    """Find the point of smallest norm in the convex hull with Wolfe's algorithm (Math. Programming 11, 1976).
 
-    It keeps a few corners and the shares in which they mix; each round takes in the corner that lies farthest
-    towards 0, and drops those whose share falls to 0.
+    The algorithm maintains a set of corners and their convex weights. Each iteration adds the corner that is farthest in
+    the direction of 0 and removes corners whose weight becomes 0.
     """
     corners = points.norm(dim=1).argmin()[None]
-    shares = points.new_ones(1)
+    weights = points.new_ones(1)
     nearest = points[corners[0]]
-    for _ in range(MAX_ROUNDS):
+    for _ in range(MAX_ITERATIONS):
         best = (points @ nearest).argmin()
-        if points[best] @ nearest > nearest @ nearest - SMALL or (corners == best).any():
+        if points[best] @ nearest > nearest @ nearest - TOLERANCE or (corners == best).any():
             break
         corners = torch.cat((corners, best[None]))
-        corners, shares = _mixed_best(points, corners, torch.cat((shares, shares.new_zeros(1))))
-        nearest = shares @ points[corners]
+        corners, weights = _minimize_over_corners(points, corners, torch.cat((weights, weights.new_zeros(1))))
+        nearest = weights @ points[corners]
     return nearest
 
 
-def _mixed_best(points: Tensor, corners: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """The shares (none negative) that bring the mix of the corners nearest to 0, without corners of share 0."""
+def _minimize_over_corners(points: Tensor, corners: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the convex weights that minimize the norm of the combination, and drop corners with weight 0."""
     while True:
-        chosen = points[corners]
-        # Shares that sum to 1 and minimise the mix's length, negative ones allowed.
-        free = torch.linalg.lstsq(chosen @ chosen.T + 1, torch.ones(len(corners), 1).to(chosen)).solution[:, 0]
+        corner_points = points[corners]
+        # Weights that sum to 1 and minimize the norm; they may be negative.
+        free = torch.linalg.lstsq(
+            corner_points @ corner_points.T + 1, torch.ones(len(corners), 1).to(corner_points)
+        ).solution[:, 0]
         free = free / free.sum()
-        if (free > SMALL).all():
+        if (free > TOLERANCE).all():
             return corners, free
-        falling = free <= SMALL
-        step = (shares[falling] / (shares[falling] - free[falling]).clamp(min=SMALL)).min().clamp(max=1)
-        shares = (1 - step) * shares + step * free
-        kept = shares > SMALL
-        corners, shares = corners[kept], shares[kept] / shares[kept].sum()
+        is_removed = free <= TOLERANCE
+        step = (weights[is_removed] / (weights[is_removed] - free[is_removed]).clamp(min=TOLERANCE)).min().clamp(max=1)
+        weights = (1 - step) * weights + step * free
+        is_positive = weights > TOLERANCE
+        corners, weights = corners[is_positive], weights[is_positive] / weights[is_positive].sum()

@@ -1,4 +1,4 @@
-"""Which words lie near each other, and does a word lie at one place?"""
+"""Lesson: similarity of static and contextual word vectors."""
 
 import torch
 from jaxtyping import Float
@@ -15,8 +15,8 @@ from qkv.tasks.word_vectors import WordVectors, locate_tokens, word_ids, word_ve
 GROUPS = {
     "people": ["mom", "dad", "boy", "girl", "king", "queen"],
     "animals": ["dog", "cat", "bird", "fish"],
-    "colours": ["red", "blue", "green", "yellow"],
-    "doing": ["ran", "walked", "jumped", "flew"],
+    "colors": ["red", "blue", "green", "yellow"],
+    "verbs": ["ran", "walked", "jumped", "flew"],
     "feelings": ["happy", "sad", "angry", "excited"],
 }
 WORDS = [word for words in GROUPS.values() for word in words]
@@ -25,67 +25,73 @@ WORD = "light"
 SENTENCES = {"lamp": "She turned on the light", "lamp too": "He turned off the light", "not heavy": "It was very light"}
 
 
-def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing here is left to chance
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     task = load_as(LanguageModel, "stories")
-    print_section("Static: each token has one row in the model's table")
-    print_text(f"""The shipped model `stories` has learnt {task.model.config.vocab_size:,} rows of
-        {task.model.config.d_model} numbers. Nobody told it what a dog is; it only guessed next words.""")
-    found = word_vectors(task, COMPARED)
-    print_text("Cosine (1: same direction, 0: nothing in common):")
-    print_matrix(found.cosine, rows=COMPARED, columns=COMPARED, corner="cos")
+    print_section("Static vectors: each token has one row in the embedding table")
+    print_text(f"""The shipped model `stories` has learned {task.model.config.vocab_size:,} rows of {task.model.config.d_model} numbers,
+        only by predicting the next token.""")
+    vectors = word_vectors(task, COMPARED)
+    print_text("Cosine similarity (1: same direction, 0: orthogonal):")
+    print_matrix(vectors.cosine, rows=COMPARED, columns=COMPARED, corner="cos")
     print_text("Euclidean distance (0: the same vector):")
-    print_matrix(found.euclidean, rows=COMPARED, columns=COMPARED, corner="‖a−b‖")
-    _nearest(task)
-    _in_context(task)
-    everyone = word_vectors(task, WORDS)
+    print_matrix(vectors.euclidean, rows=COMPARED, columns=COMPARED, corner="‖a−b‖")
+    _print_nearest_words(task)
+    _print_contextual_vectors(task)
+    all_vectors = word_vectors(task, WORDS)
     return lambda: plot_word_map(
-        everyone.vectors, WORDS, groups=[group for group, words in GROUPS.items() for _ in words],
-        title="Words of `stories`: rows of its token table, in the two directions they spread most",
+        all_vectors.vectors, WORDS, groups=[group for group, words in GROUPS.items() for _ in words],
+        title="Words of `stories`: rows of the embedding table, first two principal components",
     )  # fmt: skip
 
 
-def _nearest(task: LanguageModel) -> None:
-    print_section("The nearest words of the whole table, by cosine and by Euclid")
+def _print_nearest_words(task: LanguageModel) -> None:
+    print_section("The nearest words by cosine similarity and by Euclidean distance")
     rows = task.model.embedding.token.weight.detach()
-    # Whole words alone: a blank before, letters after.
+    # Only complete words: tokens that start with a space, followed by letters.
     names = [task.tokenizer.id_to_token(number) for number in range(task.tokenizer.vocab_size)]
-    whole = [i for i, name in enumerate(names) if name[0:1] == "Ġ" and name[1:].isalpha() and len(name) > 3]
-    among = rows[whole]
-    for_each = []
+    word_rows = [i for i, name in enumerate(names) if name[0:1] == "Ġ" and name[1:].isalpha() and len(name) > 3]
+    candidates = rows[word_rows]
+    table_rows = []
     for word in ("dog", "happy", "blue", "ran", "two"):
-        own = rows[word_ids(task.tokenizer, word)].mean(0)
-        by_cosine = F.cosine_similarity(own[None], among).topk(5).indices[1:]
-        by_distance = (among - own).norm(dim=-1).topk(5, largest=False).indices[1:]
-        for_each.append([word, *(" ".join(names[whole[i]][1:] for i in best) for best in (by_cosine, by_distance))])
-    print_table(["word", "by cosine", "by distance"], for_each)
-    lengths = among.norm(dim=-1)
-    print_text(f"""Cosine leaves the length out. Half of these {len(whole):,} words' rows are between
-        {lengths.quantile(0.25):.2f} and {lengths.quantile(0.75):.2f} long, so both lists hold much the same words.""")
+        vector = rows[word_ids(task.tokenizer, word)].mean(0)
+        by_cosine = F.cosine_similarity(vector[None], candidates).topk(5).indices[1:]
+        by_distance = (candidates - vector).norm(dim=-1).topk(5, largest=False).indices[1:]
+        table_rows.append(
+            [word, *(" ".join(names[word_rows[i]][1:] for i in best) for best in (by_cosine, by_distance))]
+        )
+    print_table(["word", "by cosine", "by distance"], table_rows)
+    lengths = candidates.norm(dim=-1)
+    print_text(f"""Cosine similarity ignores the length of the vectors. Half of the {len(word_rows):,} vectors have a length between
+        {lengths.quantile(0.25):.2f} and {lengths.quantile(0.75):.2f}, so both lists contain mostly the same words.""")
 
 
-def _in_context(task: LanguageModel) -> None:
-    print_section(f"Contextual: one word, “{WORD}”, in different sentences")
+def _print_contextual_vectors(task: LanguageModel) -> None:
+    print_section(f"Contextual vectors: the word “{WORD}” in different sentences")
     for name, sentence in SENTENCES.items():
         print(f"  {name:10} {sentence}")
     print()
-    places = ["embedding.tokens", *(f"blocks.{layer}.resid_post" for layer in range(task.model.config.n_layers))]
-    at = {name: _at_each_place(task, sentence, places) for name, sentence in SENTENCES.items()}
+    taps = ["embedding.tokens", *(f"blocks.{layer}.resid_post" for layer in range(task.model.config.n_layers))]
+    vectors_by_sense = {name: _word_states(task, sentence, taps) for name, sentence in SENTENCES.items()}
     rows = []
-    for number, place in enumerate(places):
-        found = WordVectors(
-            words=list(at), is_contextual=[True] * len(at), vectors=torch.stack([v[number] for v in at.values()])
+    for layer, tap in enumerate(taps):
+        vectors = WordVectors(
+            words=list(vectors_by_sense),
+            is_contextual=[True] * len(vectors_by_sense),
+            vectors=torch.stack([states[layer] for states in vectors_by_sense.values()]),
         )
-        near, far = ((found.cosine[0, other].item(), found.euclidean[0, other].item()) for other in (1, 2))
-        rows.append([place, near[0], far[0], near[1], far[1]])
-    print_table(["after", "cos: lamps", "lamp, not heavy", "Euclid: lamps", "lamp, not heavy"], rows, digits=3)
-    print_text("""In the table the word is one vector, whatever it means: cosine 1, distance 0. Each block mixes in what stands
-        before it. The two lamps stay together, the other sense moves away. A GPT sees the words before alone; a BERT
-        would see those after it as well.""")
+        near, far = ((vectors.cosine[0, other].item(), vectors.euclidean[0, other].item()) for other in (1, 2))
+        rows.append([tap, near[0], far[0], near[1], far[1]])
+    print_table(
+        ["tap", "cos: both lamps", "lamp, not heavy", "distance: both lamps", "lamp, not heavy"], rows, digits=3
+    )
+    print_text("""In the embedding table, the word has the same vector for every meaning: cosine 1, distance 0. Each block adds information
+        from the preceding words. The vectors of the two lamps stay close, and the other meaning moves away. A GPT only uses
+        the preceding words; a BERT would also use the following ones.""")
 
 
-def _at_each_place(task: LanguageModel, sentence: str, places: list[str]) -> Float[Tensor, "place d_model"]:
+def _word_states(task: LanguageModel, sentence: str, taps: list[str]) -> Float[Tensor, "tap d_model"]:
     start = sentence.rindex(WORD)
     ids, (position,) = locate_tokens(task.tokenizer, sentence, start, start + len(WORD))
-    with record(task.model, *places) as trace, torch.no_grad():
+    with record(task.model, *taps) as cache, torch.no_grad():
         task.model(torch.tensor([ids]))
-    return torch.stack([trace[place][0, position] for place in places])
+    return torch.stack([cache[tap][0, position] for tap in taps])
