@@ -409,7 +409,7 @@ def evaluation_averages_averages():
 @planted_bug
 def rotary_rows_of_llama_files_are_not_permuted():
     from tests.weights.test_llama2c import (
-        test_the_two_orders_undo_each_other_and_move_neighbours_to_halves as test,
+        test_rotary_layout_conversions_are_inverse as test,
     )
 
     replace_everywhere(interleaved_to_halves, lambda weight, **_: weight)
@@ -418,7 +418,7 @@ def rotary_rows_of_llama_files_are_not_permuted():
 
 @planted_bug
 def fused_query_key_value_are_split_in_reverse():
-    from tests.weights.test_state_dict import test_pieces_of_a_joined_and_turned_tensor_go_to_their_places as test
+    from tests.weights.test_state_dict import test_a_concatenated_and_transposed_tensor_is_split as test
 
     original = _LoadTarget.load
 
@@ -431,7 +431,7 @@ def fused_query_key_value_are_split_in_reverse():
 
 @planted_bug
 def int8_rows_share_one_scale():
-    from tests.weights.test_int8_storage import test_a_row_of_zeros_stays_zeros_and_rows_do_not_touch_each_other as test
+    from tests.weights.test_int8_storage import test_rows_of_zeros_stay_zero_and_rows_are_independent as test
 
     def wrong(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scale = matrix.abs().max() / INT8_MAX

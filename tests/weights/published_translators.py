@@ -1,4 +1,4 @@
-"""Folders of Marian, BART and T5 as others publish them: random weights, and tokenizers trained on a few sentences."""
+"""Published folders of Marian, BART and T5 with random weights, and tokenizers trained on a few sentences."""
 
 import io
 import json
@@ -23,32 +23,32 @@ ENGLISH = [
 SPECIALS = ["</s>", "<unk>", "<pad>"]
 
 
-def trained(sentences: list[str], **options: Any) -> bytes:
-    """A SentencePiece model, as the bytes of its file."""
-    written = io.BytesIO()
+def train_sentencepiece(sentences: list[str], **options: Any) -> bytes:
+    """Train a SentencePiece model and return the bytes of its file."""
+    buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences * 9), model_writer=written, hard_vocab_limit=False, minloglevel=2,
+        sentence_iterator=iter(sentences * 9), model_writer=buffer, hard_vocab_limit=False, minloglevel=2,
         **{"vocab_size": 97, "model_type": "unigram", **options},
     )  # fmt: skip
-    return written.getvalue()
+    return buffer.getvalue()
 
 
-def pieces_of(model: bytes) -> list[str]:
+def read_tokens(model: bytes) -> list[str]:
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     return [processor.id_to_piece(i) for i in range(len(processor)) if not processor.is_control(i)]
 
 
 def marian_tokenizer(folder: Path, *, separate: bool = False) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
-    sides_ = {"source": trained(SPANISH), "target": trained(ENGLISH)}
-    for side, model in sides_.items():
+    models = {"source": train_sentencepiece(SPANISH), "target": train_sentencepiece(ENGLISH)}
+    for side, model in models.items():
         (folder / f"{side}.spm").write_bytes(model)
-    pieces = {side: [p for p in pieces_of(model) if p != "<unk>"] for side, model in sides_.items()}
+    pieces = {side: [p for p in read_tokens(model) if p != "<unk>"] for side, model in models.items()}
     files = {"vocab.json": pieces["source"] if separate else pieces["source"] + pieces["target"]}
     if separate:
         files["target_vocab.json"] = pieces["target"]
-    for name, own in files.items():
-        names = dict.fromkeys([*SPECIALS[:2], *own, ">>en<<", SPECIALS[2]])
+    for name, tokens in files.items():
+        names = dict.fromkeys([*SPECIALS[:2], *tokens, ">>en<<", SPECIALS[2]])
         (folder / name).write_text(json.dumps({piece: i for i, piece in enumerate(names)}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": separate}))
     with warnings.catch_warnings():
@@ -59,12 +59,13 @@ def marian_tokenizer(folder: Path, *, separate: bool = False) -> Any:
 def marian(folder: Path, *, shape: dict[str, Any], separate: bool = False) -> tuple[Any, Any]:
     theirs = marian_tokenizer(folder, separate=separate)
     n = len(theirs.get_src_vocab())
-    of_target = len(json.loads((folder / "target_vocab.json").read_text())) if separate else n
-    pad = (of_target if separate else n) - 1
+    target_vocab_size = len(json.loads((folder / "target_vocab.json").read_text())) if separate else n
+    pad = (target_vocab_size if separate else n) - 1
     case = Case(
         hf.MarianMTModel, hf.MarianConfig,
         {
-            "vocab_size": n, "decoder_vocab_size": of_target, "max_position_embeddings": 61, "pad_token_id": pad,
+            "vocab_size": n, "decoder_vocab_size": target_vocab_size, "pad_token_id": pad,
+            "max_position_embeddings": 61,
             "share_encoder_decoder_embeddings": not separate, "tie_word_embeddings": True,
             "eos_token_id": 0, "decoder_start_token_id": pad, "forced_eos_token_id": None, **shape,
         },
@@ -97,7 +98,7 @@ def bart(folder: Path, *, shape: dict[str, Any]) -> tuple[Any, Any]:
 
 def t5(folder: Path, *, shape: dict[str, Any], tasks: dict[str, Any]) -> tuple[Any, Any]:
     folder.mkdir(parents=True)
-    (folder / "spiece.model").write_bytes(trained(SPANISH, pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+    (folder / "spiece.model").write_bytes(train_sentencepiece(SPANISH, pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 7}))
     theirs = SentencePieceT5(folder / "spiece.model")
     n = len(theirs.pieces) + 7
@@ -113,7 +114,7 @@ def t5(folder: Path, *, shape: dict[str, Any], tasks: dict[str, Any]) -> tuple[A
 
 
 class SentencePieceT5:
-    """T5's tokenizer by `sentencepiece` itself: `transformers` reads its file with one more library alone."""
+    """Tokenizer of T5 based on `sentencepiece`, because `transformers` needs another library to read its file."""
 
     def __init__(self, file: Path) -> None:
         self.pieces = sentencepiece.SentencePieceProcessor(model_file=str(file))

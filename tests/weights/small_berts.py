@@ -1,4 +1,4 @@
-"""Small BERTs with every number random, and a WordPiece tokenizer that fits them."""
+"""Small BERTs with random weights, and a matching WordPiece tokenizer."""
 
 from functools import cache
 from typing import Any
@@ -16,14 +16,14 @@ SHAPE = {"vocab_size": 97, "context_length": 41, "d_model": 35, "n_heads": 5, "n
 
 
 @cache
-def word_pieces() -> Tokenizer:
+def wordpiece_tokenizer() -> Tokenizer:
     return train_tokenizer(TokenizerKind.WORDPIECE, TEXTS, vocab_size=SHAPE["vocab_size"], lowercase=True)
 
 
 def random_bert(**settings: Any) -> ModelBundle:
     model = BERT(BERTConfig(**{**SHAPE, **settings}))
-    chance = torch.Generator().manual_seed(11)
+    generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            parameter.normal_(std=0.3, generator=chance).add_(1.0 if "norm" in key and "bias" not in key else 0.0)
-    return ModelBundle(model.eval(), word_pieces())
+            parameter.normal_(std=0.3, generator=generator).add_(1.0 if "norm" in key and "bias" not in key else 0.0)
+    return ModelBundle(model.eval(), wordpiece_tokenizer())

@@ -1,4 +1,4 @@
-"""A byte a weight: how far off, and the same bytes again."""
+"""Int8 quantization: error bounds and exact round trips."""
 
 import pytest
 import torch
@@ -16,55 +16,57 @@ sizes = st.floats(-30, 30).map(lambda power: 2.0**power)
 
 
 @given(size=sizes, seed=st.integers(0, 99))
-def test_the_error_is_at_most_half_the_rows_scale(size, seed):
+def test_the_error_is_at_most_half_the_scale_of_the_row(size, seed):
     matrix = torch.randn(7, 13, generator=torch.Generator().manual_seed(seed)) * size
-    stored = quantize_tensors({"m": matrix})
-    scale = stored["m.scale"][:, None]
-    assert stored["m"].dtype is torch.int8
-    assert ((dequantize_tensors(stored)["m"] - matrix).abs() <= scale / 2 * (1 + 1e-5)).all()
-    largest = matrix.abs().amax(1, keepdim=True)
-    assert (scale >= largest / 127).all()
-    assert (scale <= largest / 127 * (1 + 2**-14)).all()
+    quantized = quantize_tensors({"m": matrix})
+    scale = quantized["m.scale"][:, None]
+    assert quantized["m"].dtype is torch.int8
+    assert ((dequantize_tensors(quantized)["m"] - matrix).abs() <= scale / 2 * (1 + 1e-5)).all()
+    max_abs = matrix.abs().amax(1, keepdim=True)
+    assert (scale >= max_abs / 127).all()
+    assert (scale <= max_abs / 127 * (1 + 2**-14)).all()
 
 
 @given(size=sizes, seed=st.integers(0, 99))
-def test_what_was_stored_once_is_stored_again_byte_for_byte(size, seed):
+def test_quantizing_twice_gives_the_same_bytes(size, seed):
     matrix = torch.randn(5, 11, generator=torch.Generator().manual_seed(seed)) * size
-    once = quantize_tensors({"m": matrix})
-    back = dequantize_tensors(once)
-    assert torch.equal(back["m"].double(), once["m"].double() * once["m.scale"].double()[:, None])  # nothing rounded
-    again = quantize_tensors(back)
-    assert all(torch.equal(tensor, again[name]) for name, tensor in once.items())
+    first = quantize_tensors({"m": matrix})
+    back = dequantize_tensors(first)
+    assert torch.equal(
+        back["m"].double(), first["m"].double() * first["m.scale"].double()[:, None]
+    )  # the product is exact
+    second = quantize_tensors(back)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_a_row_of_zeros_stays_zeros_and_rows_do_not_touch_each_other():
+def test_rows_of_zeros_stay_zero_and_rows_are_independent():
     matrix = torch.tensor([[0.0, 0.0], [1000.0, -500.0], [0.001, 0.0005]])
     back = dequantize_tensors(quantize_tensors({"m": matrix}))["m"]
     assert torch.equal(back[0], matrix[0])
     torch.testing.assert_close(back, matrix, rtol=1 / 126, atol=0)
 
 
-def test_vectors_stay_as_they_are():
+def test_vectors_are_not_quantized():
     vector = torch.randn(17)
     assert torch.equal(quantize_tensors({"norm.weight": vector})["norm.weight"], vector)
 
 
-def test_a_weight_that_is_no_number_is_refused():
-    with pytest.raises(WeightsError, match="m: has a weight that is no finite number"):
+def test_non_finite_weights_are_rejected():
+    with pytest.raises(WeightsError, match=r"^m: .*finite"):
         quantize_tensors({"m": torch.tensor([[1.0, float("nan")]])})
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
-    [({}, "but m.scale is missing"), ({"m.scale": torch.ones(2)}, r"but m.scale has shape \(2,\)")],
+    [({}, r".*m\.scale"), ({"m.scale": torch.ones(2)}, r".*m\.scale .*\(2,\)")],
 )
-def test_a_matrix_without_its_scales_is_refused(broken, message):
-    with pytest.raises(WeightsError, match=r"m: is int8 with 3 rows, " + message):
+def test_a_matrix_without_scales_is_rejected(broken, message):
+    with pytest.raises(WeightsError, match=r"^m: .*\b3 rows" + message):
         dequantize_tensors({"m": torch.ones(3, 5, dtype=torch.int8), **broken})
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama, 5 queries a key, untied"])
-def test_a_folder_in_int8_loads_near_and_is_written_again_byte_for_byte(name, tmp_path):
+@pytest.mark.parametrize("name", ["gpt2", "llama, group size 5, untied"])
+def test_an_int8_folder_is_close_to_the_original_and_saved_second_exactly(name, tmp_path):
     loaded = random_model(name)
     save_int8(loaded, tmp_path / "once")
     once = load_model(tmp_path / "once")

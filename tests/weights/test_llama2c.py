@@ -1,4 +1,4 @@
-"""llama2.c's files: a real small model speaks as it is known to, and broken ones are told apart."""
+"""Files of llama2.c: a published small model generates the known text, and invalid files are rejected."""
 
 import struct
 from pathlib import Path
@@ -8,49 +8,49 @@ import torch
 
 from qkv.errors import WeightsError
 from qkv.tasks import load
-from qkv.weights.llama2c import HEADER, read_llama2c
+from qkv.weights.llama2c import HEADER_FORMAT, read_llama2c
 from qkv.weights.rotary_layout import halves_to_interleaved, interleaved_to_halves
 from qkv.weights.single_file import load_single_file
 from tests.text.samples import published
 
-D, D_FF, LAYERS, HEADS, KV, VOCABULARY, CONTEXT = 12, 17, 2, 6, 3, 263, 7
+D, D_FF, LAYERS, HEADS, KV, VOCAB_SIZE, CONTEXT = 12, 17, 2, 6, 3, 263, 7
 
 
-def numbers(*, tied):
-    n = VOCABULARY * D + LAYERS * (2 * D + 2 * D * D + 2 * D * D // 2 + 3 * D * D_FF) + D + CONTEXT * D // HEADS
-    return n if tied else n + VOCABULARY * D
+def n_values(*, tied):
+    n = VOCAB_SIZE * D + LAYERS * (2 * D + 2 * D * D + 2 * D * D // 2 + 3 * D * D_FF) + D + CONTEXT * D // HEADS
+    return n if tied else n + VOCAB_SIZE * D
 
 
-def written(file, *, tied=True, **changes):
+def write_model(file, *, tied=True, **changes):
     sizes = {"d": D, "ff": D_FF, "layers": LAYERS, "heads": HEADS, "kv": KV}
-    sizes |= {"vocabulary": VOCABULARY if tied else -VOCABULARY, "context": CONTEXT, **changes}
-    values = torch.randn(numbers(tied=tied), generator=torch.Generator().manual_seed(3))
-    file.write_bytes(HEADER.pack(*sizes.values()) + values.numpy().tobytes())
+    sizes |= {"vocab_size": VOCAB_SIZE if tied else -VOCAB_SIZE, "context": CONTEXT, **changes}
+    values = torch.randn(n_values(tied=tied), generator=torch.Generator().manual_seed(3))
+    file.write_bytes(HEADER_FORMAT.pack(*sizes.values()) + values.numpy().tobytes())
     return file
 
 
-def write_pieces(file, n):
-    pieces = [f"piece{i}".encode() for i in range(n)]
-    body = b"".join(struct.pack("<fi", -float(i), len(piece)) + piece for i, piece in enumerate(pieces))
+def write_tokens(file, n):
+    tokens = [f"token{i}".encode() for i in range(n)]
+    body = b"".join(struct.pack("<fi", -float(i), len(token)) + token for i, token in enumerate(tokens))
     file.write_bytes(struct.pack("<i", 8) + body)
 
 
-def test_stories260k_speaks():
+def test_stories260k_generates_the_known_text():
     task = load(published("stories260K.bin"))
     assert task.tokenizer.encode("Once upon a time") == [1, 403, 407, 261, 378]
-    told = task.generate("Once upon a time", temperature=0.0, max_new=60)
-    assert told.startswith(
+    text = task.generate("Once upon a time", temperature=0.0, max_new=60)
+    assert text.startswith(
         ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball."
     )
 
 
 @pytest.mark.parametrize("text", ["Once upon a time, Lily's dog", "é 😀 ñ\n\ttab", " two  blanks ", ""])
-def test_its_tokenizer_gives_every_text_back(text):
+def test_the_tokenizer_round_trips_every_text(text):
     tokenizer = load(published("stories260K.bin")).tokenizer
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_two_orders_undo_each_other_and_move_neighbours_to_halves():
+def test_rotary_layout_conversions_are_inverse():
     rows = torch.arange(2 * 6)[:, None]
     halves = interleaved_to_halves(rows, n_heads=2)
     assert halves.flatten().tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
@@ -58,53 +58,53 @@ def test_the_two_orders_undo_each_other_and_move_neighbours_to_halves():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_number_of_the_file_is_used_once(tmp_path, tied):
-    file = written(tmp_path / "model.bin", tied=tied)
+def test_every_number_in_the_file_is_loaded(tmp_path, tied):
+    file = write_model(tmp_path / "model.bin", tied=tied)
     model = read_llama2c(file).model
     assert model.config.tie_embeddings is tied
     angles = CONTEXT * D // HEADS
-    assert sum(parameter.numel() for parameter in model.parameters()) == numbers(tied=tied) - angles
-    stored = torch.frombuffer(bytearray(file.read_bytes()[HEADER.size :]), dtype=torch.float32)
-    assert torch.equal(model.embedding.token.weight.flatten(), stored[: VOCABULARY * D])
+    assert sum(parameter.numel() for parameter in model.parameters()) == n_values(tied=tied) - angles
+    stored = torch.frombuffer(bytearray(file.read_bytes()[HEADER_FORMAT.size :]), dtype=torch.float32)
+    assert torch.equal(model.embedding.token.weight.flatten(), stored[: VOCAB_SIZE * D])
     if not tied:
-        assert torch.equal(model.unembedding.weight.flatten(), stored[-VOCABULARY * D :])
+        assert torch.equal(model.unembedding.weight.flatten(), stored[-VOCAB_SIZE * D :])
 
 
-def test_a_cut_off_file_is_refused_with_both_numbers(tmp_path):
-    file = written(tmp_path / "model.bin")
-    whole = file.stat().st_size
+def test_a_truncated_file_is_rejected_with_both_sizes(tmp_path):
+    file = write_model(tmp_path / "model.bin")
+    n_bytes = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(WeightsError, match=rf"holds {whole - 4} bytes, but its header describes {whole}"):
+    with pytest.raises(WeightsError, match=rf"\b{n_bytes - 4} bytes.*\b{n_bytes}\b"):
         load_single_file(file)
 
 
-def test_a_pickle_is_refused_and_never_opened(tmp_path):
+def test_a_pickle_is_rejected_without_opening_it(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(WeightsError, match=r"pytorch_model\.bin: pickled weights can run code"):
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin: pickled"):
         load_single_file(tmp_path / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\0" * 100])
-def test_any_other_file_is_refused_and_named_once(tmp_path, data, monkeypatch):
+def test_any_other_file_is_rejected_and_named_once(tmp_path, data, monkeypatch):
     (tmp_path / "model.dat").write_bytes(data)
     monkeypatch.chdir(tmp_path)
     for file in (tmp_path / "model.dat", Path("model.dat")):
-        with pytest.raises(WeightsError, match=rf"^{file}: is neither a \.gguf nor a llama2\.c \.bin"):
+        with pytest.raises(WeightsError, match=rf"^{file}: .*\.gguf.*\.bin"):
             load_single_file(file)
 
 
 @pytest.mark.parametrize("name", ["tok263.bin", "tokenizer.bin"])
-def test_the_tokenizer_is_found_beside_the_model(tmp_path, name):
-    write_pieces(tmp_path / name, VOCABULARY)
-    tokenizer = load_single_file(written(tmp_path / "model.bin")).tokenizer
-    assert tokenizer.vocab_size == VOCABULARY
+def test_the_tokenizer_is_found_in_the_folder_of_the_model(tmp_path, name):
+    write_tokens(tmp_path / name, VOCAB_SIZE)
+    tokenizer = load_single_file(write_model(tmp_path / "model.bin")).tokenizer
+    assert tokenizer.vocab_size == VOCAB_SIZE
 
 
-def test_a_tokenizer_of_another_size_is_refused(tmp_path):
-    written(tmp_path / "model.bin")
-    write_pieces(tmp_path / "tokenizer.bin", VOCABULARY - 1)
-    with pytest.raises(WeightsError, match=r"tokenizer\.bin: .* of 263 pieces: piece 262 cannot be read"):
+def test_a_tokenizer_of_a_different_size_is_rejected(tmp_path):
+    write_model(tmp_path / "model.bin")
+    write_tokens(tmp_path / "tokenizer.bin", VOCAB_SIZE - 1)
+    with pytest.raises(WeightsError, match=r"tokenizer\.bin: .*\b263\b.*\b262\b"):
         load_single_file(tmp_path / "model.bin")
-    write_pieces(tmp_path / "tokenizer.bin", VOCABULARY + 1)
-    with pytest.raises(WeightsError, match=r"tokenizer\.bin: holds \d+ bytes, but the model's 263 pieces end after"):
+    write_tokens(tmp_path / "tokenizer.bin", VOCAB_SIZE + 1)
+    with pytest.raises(WeightsError, match=r"tokenizer\.bin: .*\d+ bytes.*\b263 tokens"):
         load_single_file(tmp_path / "model.bin")

@@ -1,4 +1,4 @@
-"""Published settings become ours and go back; what our models lack is refused by name."""
+"""Published configs are converted to ours and back, and unsupported settings are rejected by name."""
 
 import pytest
 import torch
@@ -60,17 +60,17 @@ ALL = {"gpt2": GPT2, "llama": LLAMA, "bert": BERT, "marian": MARIAN, "bart": BAR
 @pytest.mark.parametrize(
     ("published", "name"), [(GPT2, "gpt2"), (LLAMA, "llama-3-8b"), (T5, "t5-small")], ids=["gpt2", "llama", "t5"]
 )
-def test_a_known_models_config_is_its_preset(published, name):
+def test_a_published_config_equals_its_preset(published, name):
     dropout = config_from_published(published).dropout
     assert config_from_published(published).model_dump() == preset(name, dropout=dropout).model_dump()
 
 
-def test_berts_config_is_its_preset_with_the_heads_that_its_architecture_names():
+def test_the_config_of_bert_equals_its_preset_with_the_heads_of_its_architecture():
     config = config_from_published(BERT)
     assert config.model_dump() == preset("bert-base", dropout=0.1, pooler=False, masked_lm_head=True).model_dump()
 
 
-def test_the_tensors_tell_berts_heads_where_they_are_known():
+def test_the_tensors_determine_the_heads_of_bert():
     names = ["bert.pooler.dense.weight", "cls.seq_relationship.weight", "cls.predictions.transform.dense.weight"]
     config = config_from_published(BERT, names)
     assert (config.pooler, config.masked_lm_head, config.next_sentence_head) == (True, True, True)
@@ -80,7 +80,7 @@ def test_the_tensors_tell_berts_heads_where_they_are_known():
     assert (config.masked_lm_head, config.n_classes) == (False, 3)
 
 
-def test_marians_config_says_where_positions_and_bias_come_from():
+def test_the_config_of_marian_has_its_positions_and_bias():
     config = config_from_published(MARIAN)
     assert (config.positions, config.sinusoid) == (PositionKind.SINUSOIDAL, SinusoidStyle.HALVES)
     assert config.activation is Activation.SILU
@@ -89,49 +89,49 @@ def test_marians_config_says_where_positions_and_bias_come_from():
 
 
 def test_t5_version_1_1_is_untied_gated_and_unscaled():
-    for said in ({"tie_word_embeddings": False}, {"tie_word_embeddings": True, "scale_decoder_outputs": False}):
-        config = config_from_published({**T5, "feed_forward_proj": "gated-gelu", **said}, ["lm_head.weight"])
+    for settings in ({"tie_word_embeddings": False}, {"tie_word_embeddings": True, "scale_decoder_outputs": False}):
+        config = config_from_published({**T5, "feed_forward_proj": "gated-gelu", **settings}, ["lm_head.weight"])
         assert (config.tie_embeddings, config.scale_logits) == (False, False)
         assert (config.gated, config.activation, config.norm) == (True, Activation.GELU_TANH, NormKind.RMS)
     assert config_from_published(T5, ["lm_head.weight"]).tie_embeddings
 
 
-REFUSED = [
-    ({**GPT2, "model_type": "gpt-2"}, r"model_type='gpt-2' is unknown; known: .*; did you mean 'gpt2'"),
-    ({}, "model_type=None is unknown"),
-    ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True is not supported"),
-    ({**GPT2, "add_cross_attention": True}, "add_cross_attention=True is not supported; it must be False"),
-    ({**GPT2, "pruned_heads": {"1": [2]}}, "pruned_heads=.* is not supported"),
-    ({**GPT2, "activation_function": "mish"}, "activation_function='mish' is not supported; known: relu, gelu"),
-    ({**GPT2, "n_heads": 12}, "unknown setting n_heads=12 in the published config; did you mean 'n_head'"),
-    ({**GPT2, "quantization_config": {"bits": 4}, "more": 1}, r"quantization_config=.*\(and 1 more: more\)"),
-    ({k: v for k, v in GPT2.items() if k != "vocab_size"}, "^gpt: vocab_size is missing$"),
-    ({**GPT2, "n_head": 7}, "^n_embd=768 must be a multiple of n_head=7"),
+REJECTED = [
+    ({**GPT2, "model_type": "gpt-2"}, r"model_type='gpt-2'.*'gpt2'"),
+    ({}, "model_type=None"),
+    ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True.*False"),
+    ({**GPT2, "add_cross_attention": True}, "add_cross_attention=True.*False"),
+    ({**GPT2, "pruned_heads": {"1": [2]}}, "pruned_heads="),
+    ({**GPT2, "activation_function": "mish"}, "activation_function='mish'.*relu, gelu"),
+    ({**GPT2, "n_heads": 12}, "n_heads=12.*'n_head'"),
+    ({**GPT2, "quantization_config": {"bits": 4}, "more": 1}, r"quantization_config=.*\b1 .*\bmore\)"),
+    ({k: v for k, v in GPT2.items() if k != "vocab_size"}, r"^gpt: vocab_size\b"),
+    ({**GPT2, "n_head": 7}, "^n_embd=768.*n_head=7"),
     ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
     ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-    ({**LLAMA, "rope_scaling": {"type": "linear"}}, "kind 'linear' with nothing else are not supported"),
-    ({**LLAMA, "rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor=4.0 must be less than"),
-    ({**LLAMA, "rope_scaling": 2.0}, "rope_scaling=2.0 is a float, not a table of settings"),
-    ({**LLAMA, "rope_interleaved": True}, "rope_interleaved=True is not supported"),
-    ({**BERT, "position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supported"),
-    ({**BERT, "is_decoder": True}, "is_decoder=True is not supported"),
-    ({**BERT, "architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering'] is not supported"),
-    ({**MARIAN, "decoder_ffn_dim": 1024}, "encoder_ffn_dim=2048 and decoder_ffn_dim=1024 must be equal"),
-    ({**MARIAN, "normalize_before": True}, "normalize_before=True is not supported"),
-    ({**BART, "normalize_embedding": False}, "normalize_embedding=False is not supported; it must be True"),
-    ({**T5, "feed_forward_proj": "gated-mish"}, "feed_forward_proj='mish' is not supported"),
-    ({**T5, "feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}, "dense_act_fn='gelu' is not supported"),
+    ({**LLAMA, "rope_scaling": {"type": "linear"}}, "'linear'"),
+    ({**LLAMA, "rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor=4.0"),
+    ({**LLAMA, "rope_scaling": 2.0}, "rope_scaling.*2.0.*float"),
+    ({**LLAMA, "rope_interleaved": True}, "rope_interleaved=True.*False"),
+    ({**BERT, "position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+    ({**BERT, "is_decoder": True}, "is_decoder=True"),
+    ({**BERT, "architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering"),
+    ({**MARIAN, "decoder_ffn_dim": 1024}, "encoder_ffn_dim=2048.*decoder_ffn_dim=1024"),
+    ({**MARIAN, "normalize_before": True}, "normalize_before=True"),
+    ({**BART, "normalize_embedding": False}, "normalize_embedding=False.*True"),
+    ({**T5, "feed_forward_proj": "gated-mish"}, "feed_forward_proj='mish'"),
+    ({**T5, "feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}, "dense_act_fn='gelu'"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("published", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
-def test_a_setting_that_our_models_lack_is_refused_by_name(published, message):
+@pytest.mark.parametrize(("published", "message"), REJECTED, ids=[message[:30] for _, message in REJECTED])
+def test_the_error_of_an_unsupported_setting_names_it(published, message):
     with pytest.raises(ConfigError, match=message):
         config_from_published(published)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_settings_survive_the_way_there_and_back(name):
+def test_settings_round_trip(name):
     config = config_from_published(ALL[name])
     published = to_published_config(config)
     assert published["model_type"] == name
@@ -139,19 +139,19 @@ def test_settings_survive_the_way_there_and_back(name):
 
 
 @pytest.mark.parametrize("scaling", [LLAMA3, {"rope_type": "linear", "factor": 2.0}])
-def test_rotary_scaling_survives_the_way_there_and_back(scaling):
+def test_rope_scaling_round_trips(scaling):
     config = config_from_published({**LLAMA, "rope_scaling": scaling})
     assert config.rope_scaling is not None
     assert to_published_config(config)["rope_scaling"] == scaling
 
 
-def test_rotary_scaling_is_for_rotary_positions():
-    with pytest.raises(ConfigError, match="rope_scaling is set, but positions='learned' are not rotary"):
+def test_rope_scaling_requires_rotary_positions():
+    with pytest.raises(ConfigError, match=r"rope_scaling.*learned"):
         preset("gpt-nano", rope_scaling=RopeScaling(factor=2.0))
 
 
 @pytest.mark.parametrize("name", ["gpt-nano", "llama-nano", "bert-nano"])
-def test_our_own_small_models_can_be_published_and_loaded_again(name):
+def test_small_models_can_be_published_and_loaded(name):
     model, other = build(preset(name), seed=1), build(preset(name), seed=2)
     tensors = to_published_weights(model)
     load_published_weights(other, tensors)
@@ -161,14 +161,14 @@ def test_our_own_small_models_can_be_published_and_loaded_again(name):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"positions": "alibi"}, "a published gpt2 cannot have positions="),
-        ({"n_kv_heads": 2}, "a published gpt2 cannot have n_kv_heads=2"),
-        ({"attention_bias": False}, "a published gpt2 cannot have attention_bias=False"),
-        ({"causal": False}, "a published gpt2 cannot have causal=False"),
-        ({"positions": "rotary"}, "a published llama cannot have gated=False, norm="),
+        ({"positions": "alibi"}, "gpt2.*positions="),
+        ({"n_kv_heads": 2}, "gpt2.*n_kv_heads=2"),
+        ({"attention_bias": False}, "gpt2.*attention_bias=False"),
+        ({"causal": False}, "gpt2.*causal=False"),
+        ({"positions": "rotary"}, "llama.*gated=False, norm="),
     ],
 )
-def test_what_no_published_model_can_say_is_refused(changes, message):
+def test_configs_without_a_published_format_are_rejected(changes, message):
     model = build(preset("gpt-nano", **changes))
     with pytest.raises(ConfigError, match=message):
         to_published_config(model.config)
@@ -176,12 +176,12 @@ def test_what_no_published_model_can_say_is_refused(changes, message):
         to_published_weights(model)
 
 
-def test_an_rnn_has_no_published_form():
-    with pytest.raises(WeightsError, match="no published form"):
+def test_an_rnn_has_no_published_format():
+    with pytest.raises(WeightsError, match="RNN"):
         to_published_config(preset("rnn-nano"))
 
 
-def test_stored_masks_of_old_gpt2_files_are_left_out_and_told():
+def test_stored_masks_of_old_gpt2_files_are_ignored_and_returned():
     config = GPTConfig(vocab_size=11, context_length=7, d_model=6, n_heads=3, n_layers=2)
     model = build(config)
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in to_published_weights(model).items()}
@@ -189,7 +189,7 @@ def test_stored_masks_of_old_gpt2_files_are_left_out_and_told():
     assert load_published_weights(model, tensors) == ["h.0.attn.bias"]
 
 
-def test_old_berts_name_their_norms_gamma_and_beta():
+def test_gamma_and_beta_of_old_bert_files_are_read():
     model = build(preset("bert-nano"))
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
@@ -200,7 +200,7 @@ def test_old_berts_name_their_norms_gamma_and_beta():
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith(("gpt", "llama", "bert", "t5"))])
-def test_every_preset_of_a_published_family_can_be_published(name):
+def test_every_preset_of_a_published_family_has_a_published_config(name):
     assert to_published_config(preset(name))["model_type"] in ALL
 
 
@@ -215,34 +215,34 @@ def test_every_preset_of_a_published_family_can_be_published(name):
         "t5": ["vocab_size", "d_model", "num_heads", "num_layers"],
     }.items() for key in keys],
 )  # fmt: skip
-def test_a_key_that_is_missing_is_called_by_its_published_name(name, key):
-    with pytest.raises(ConfigError, match=rf"^(\w+: )?{key} is missing$"):
+def test_a_missing_key_is_reported_by_its_published_name(name, key):
+    with pytest.raises(ConfigError, match=rf"^(\w+: )?{key}\b"):
         config_from_published({other: value for other, value in ALL[name].items() if other != key})
 
 
-def test_heads_that_neither_side_names_are_missing_by_their_published_name():
+def test_missing_head_counts_are_reported_by_their_published_name():
     sides = ("encoder_attention_heads", "decoder_attention_heads")
-    with pytest.raises(ConfigError, match=r"encoder_attention_heads is missing$"):
+    with pytest.raises(ConfigError, match=r"encoder_attention_heads\b"):
         config_from_published({key: value for key, value in BART.items() if key not in sides})
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("transformer")])
-def test_the_2017_transformer_was_never_published_so(name):
-    with pytest.raises(ConfigError, match=r"a published marian cannot have .*sinusoid="):
+def test_the_original_transformer_has_no_published_format(name):
+    with pytest.raises(ConfigError, match=r"marian.*sinusoid="):
         to_published_config(preset(name))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": ["gpt2"]}, r"model_type=\['gpt2'\] is unknown"),
-        ({"model_type": "gpt2", "activation_function": ["relu"]}, r"activation_function=\['relu'\] is not supported"),
-        ({"model_type": "bert", "architectures": 5}, "architectures=5 is not supported"),
-        ({"model_type": "bert", "architectures": [["BertModel"]]}, r"architectures=\[\['BertModel'\]\] is not"),
-        ({"model_type": "llama", "rope_scaling": {"type": ["linear"]}}, r"of kind \['linear'\] with"),
-        ({"model_type": "t5", "vocab_size": 7, "d_model": 6, "num_heads": 3}, "num_layers is missing"),
+        ({"model_type": ["gpt2"]}, r"model_type=\['gpt2'\]"),
+        ({"model_type": "gpt2", "activation_function": ["relu"]}, r"activation_function=\['relu'\]"),
+        ({"model_type": "bert", "architectures": 5}, "architectures=5"),
+        ({"model_type": "bert", "architectures": [["BertModel"]]}, r"architectures=\[\['BertModel'\]\]"),
+        ({"model_type": "llama", "rope_scaling": {"type": ["linear"]}}, r"\['linear'\]"),
+        ({"model_type": "t5", "vocab_size": 7, "d_model": 6, "num_heads": 3}, "num_layers"),
     ],
 )
-def test_a_hostile_or_partial_config_is_refused_in_one_line(settings, message):
+def test_invalid_configs_are_rejected_in_one_line(settings, message):
     with pytest.raises(ConfigError, match=message):
         config_from_published(settings)

@@ -1,4 +1,6 @@
-"""What we save, `transformers` loads and agrees with; what it saves, we load."""
+"""Folders saved by us and by `transformers` can be loaded by both, with the same results."""
+
+import re
 
 import pytest
 import torch
@@ -18,22 +20,22 @@ PROMPT = "The cat sat 😀"
 
 
 def assert_agree(ours, theirs):
-    """Logits within 1e-4, and the same 64 tokens."""
+    """Check that logits agree within 1e-4 and that 64 generated tokens are equal."""
     ids = torch.randint(ours.config.vocab_size, (3, 11), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         assert (ours(ids) - theirs(ids).logits).abs().max() <= 1e-4
-        told = theirs.generate(ids[:1], max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
-    grown = ids[:1]
+        expected = theirs.generate(ids[:1], max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
+    actual = ids[:1]
     with torch.no_grad():
         for _ in range(64):
-            logits = ours(grown)[:, -1]
+            logits = ours(actual)[:, -1]
             logits[:, theirs.generation_config.eos_token_id] = -torch.inf  # as min_new_tokens does
-            grown = torch.cat([grown, logits.argmax(-1, keepdim=True)], 1)
-    assert grown.tolist() == told.tolist()
+            actual = torch.cat([actual, logits.argmax(-1, keepdim=True)], 1)
+    assert actual.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_transformers_loads_what_we_save_and_says_the_same(name, tmp_path):
+def test_transformers_loads_our_folder_and_computes_the_same(name, tmp_path):
     loaded = random_model(name)
     save_hf(loaded, tmp_path / "out")
     check_folder(tmp_path / "out")
@@ -41,11 +43,13 @@ def test_transformers_loads_what_we_save_and_says_the_same(name, tmp_path):
     assert_agree(loaded.model, theirs)
     tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer(PROMPT)["input_ids"] == loaded.tokenizer.encode(PROMPT)
-    assert tokenizer.eos_token_id == loaded.tokenizer.special_id(SpecialToken.EOS) == theirs.generation_config.eos_token_id
+    assert (
+        tokenizer.eos_token_id == loaded.tokenizer.special_id(SpecialToken.EOS) == theirs.generation_config.eos_token_id
+    )
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_we_load_what_transformers_saves_and_give_it_back_byte_for_byte(name, tmp_path):
+def test_a_folder_of_transformers_is_loaded_and_saved_without_changes(name, tmp_path):
     save_hf(random_model(name), tmp_path / "first")
     theirs = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "first").eval()
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
@@ -59,7 +63,7 @@ def test_we_load_what_transformers_saves_and_give_it_back_byte_for_byte(name, tm
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_our_own_road_there_and_back_changes_no_weight(name, tmp_path):
+def test_saving_and_loading_changes_no_weight(name, tmp_path):
     loaded = random_model(name)
     save_hf(loaded, tmp_path / "out")
     back = load_model(tmp_path / "out")
@@ -68,26 +72,28 @@ def test_our_own_road_there_and_back_changes_no_weight(name, tmp_path):
     assert back.tokenizer.fingerprint == loaded.tokenizer.fingerprint
 
 
-def test_half_precision_is_stored_in_half(tmp_path):
+def test_float16_weights_are_stored_as_float16(tmp_path):
     save_hf(random_model("gpt2"), tmp_path / "out", dtype=StorageDType.F16)
     assert {t.dtype for t in read_tensors(tmp_path / "out" / "model.safetensors").values()} == {torch.float16}
     assert hf.AutoConfig.from_pretrained(tmp_path / "out").dtype is torch.float16
 
 
-def test_half_precision_is_computed_with_in_whole_and_said(tmp_path):
+def test_float16_weights_are_loaded_as_float32_with_a_remark(tmp_path):
     save_hf(random_model("gpt2"), tmp_path / "out", dtype=StorageDType.F16)
     back = load_model(tmp_path / "out")
     assert {parameter.dtype for parameter in back.model.parameters()} == {torch.float32}
-    assert back.remarks == ("its weights are float16; they are computed with in float32",)
+    (remark,) = back.remarks
+    assert "float16" in remark
+    assert "float32" in remark
 
 
-def test_a_shape_that_nobody_published_is_refused_and_nothing_is_written(tmp_path):
+def test_a_config_without_a_published_format_is_rejected_before_writing(tmp_path):
     model = build(SHAPES["gpt2"].replace(positions="alibi"))
-    with pytest.raises(ConfigError, match="a published gpt2 cannot have positions="):
+    with pytest.raises(ConfigError, match=r"gpt2.*positions="):
         save_hf(ModelBundle(model, None), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_written_over(tmp_path):
-    with pytest.raises(InputError, match="is there already; name a new folder"):
+def test_existing_files_are_not_overwritten(tmp_path):
+    with pytest.raises(InputError, match=re.escape(str(tmp_path))):
         save_hf(random_model("gpt2"), tmp_path)

@@ -1,4 +1,4 @@
-"""Translators that leave: for `transformers` where a published shape fits, as int8 with all that belongs to them."""
+"""Translators can be saved for `transformers` if a published format supports them, and always as int8."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def random_translator(**shape) -> ModelBundle:
     return ModelBundle(Seq2Seq(config, seed=5).eval(), tokenizer)
 
 
-def test_our_own_training_leaves_as_marian_and_transformers_translates_the_same(tmp_path):
+def test_transformers_translates_our_model_as_marian(tmp_path):
     save_hf(random_translator(sinusoid="halves", activation="silu"), tmp_path / "out")
     model = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
     tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -41,7 +41,7 @@ def test_our_own_training_leaves_as_marian_and_transformers_translates_the_same(
         assert theirs.tolist()[0][1:] == ours.hypotheses[0].ids
 
 
-def test_what_a_translator_says_is_too_long_leaves_with_it(tmp_path):
+def test_max_joined_is_saved(tmp_path):
     loaded = replace(random_translator(sinusoid="halves"), generation_config=GenerationConfig(max_joined=13))
     save_hf(loaded, tmp_path / "hf")
     save_int8(loaded, tmp_path / "int8")
@@ -51,18 +51,18 @@ def test_what_a_translator_says_is_too_long_leaves_with_it(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "remark"),
     [
-        ({}, "a published marian cannot have sinusoid=interleaved$"),
+        ({}, "marian.*sinusoid=interleaved$"),
         (
             {"sinusoid": "halves", "norm": "rms", "gated": True},
-            "a published marian cannot have gated=True, norm=rms$",
+            "marian.*gated=True, norm=rms$",
         ),
         (
             {"sinusoid": "halves", "share_embeddings": False, "d_patch": 7},
-            "a published marian cannot have d_patch=7$",
+            "marian.*d_patch=7$",
         ),
     ],
 )
-def test_a_shape_that_marian_lacks_is_named(tmp_path, shape, remark):
+def test_settings_that_marian_does_not_support_are_listed(tmp_path, shape, remark):
     with pytest.raises(ConfigError, match=remark):
         save_hf(random_translator(**shape), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -70,7 +70,7 @@ def test_a_shape_that_marian_lacks_is_named(tmp_path, shape, remark):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A folder with two tokenizers, and one whose texts begin with a forced token."""
+    """A folder with two tokenizers, and one whose outputs start with a forced token."""
     places = {name: tmp_path_factory.mktemp("model") / "model" for name in ("marian, relu", "bart")}
     for name, place in places.items():
         FOLDERS[name](place)
@@ -78,7 +78,7 @@ def published(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["marian, relu", "bart"])
-def test_a_published_folder_comes_back_as_it_was(published, name, tmp_path):
+def test_a_published_folder_round_trips(published, name, tmp_path):
     before = qkv.load(published[name])
     save_hf(load_pretrained(published[name]), tmp_path / "hf")
     save_int8(load_pretrained(published[name]), tmp_path / "int8")
@@ -93,11 +93,11 @@ def test_a_published_folder_comes_back_as_it_was(published, name, tmp_path):
             assert [one.text for one in found] == [one.text for one in expected]
 
 
-def test_two_vocabularies_do_not_fit_into_one_folder_of_transformers(tmp_path):
+def test_two_vocabularies_cannot_be_saved_for_transformers(tmp_path):
     FOLDERS["marian, two vocabularies"](tmp_path / "model")
     loaded = load_pretrained(tmp_path / "model")
-    sizes = [one.vocab_size for one in (loaded.source_tokenizer, loaded.tokenizer)]
-    with pytest.raises(InputError, match=rf"vocabularies of their own \({sizes[0]} and {sizes[1]} ids\)"):
+    sizes = [tokenizer.vocab_size for tokenizer in (loaded.source_tokenizer, loaded.tokenizer)]
+    with pytest.raises(InputError, match=rf"\b{sizes[0]}\b.*\b{sizes[1]}\b"):
         save_hf(loaded, tmp_path / "out")
     save_int8(loaded, tmp_path / "int8")
     back = load_pretrained(tmp_path / "int8")
