@@ -1,4 +1,4 @@
-"""The tests run with qkv's annotations checked: a wrong rank, axis or type is caught at the call."""
+"""Annotations are checked at run time in the tests: wrong ranks, axes and types raise errors."""
 
 import re
 
@@ -11,23 +11,23 @@ from qkv.nn.norm import LayerNorm
 from tests.architecture.paths import MODULES, relative
 
 
-def test_a_wrong_rank_is_caught():
+def test_a_wrong_rank_is_an_error():
     with pytest.raises(TypeCheckError, match="batch position d_model"):
         LayerNorm(7)(torch.zeros(3, 7))
 
 
-def test_a_wrong_type_is_caught():
+def test_a_wrong_type_is_an_error():
     with pytest.raises(TypeCheckError, match="preset"):
         preset(3)
 
 
-def test_a_right_call_passes():
+def test_a_correct_call_passes():
     assert LayerNorm(7)(torch.zeros(2, 3, 7)).shape == (2, 3, 7)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_annotations_are_not_postponed(path):
-    # jaxtyping reads annotations as objects; postponed, they are strings and nothing is checked.
+    # jaxtyping requires annotations that are objects. Postponed annotations are strings and are not checked.
     source = path.read_text()
     assert not ("from __future__ import annotations" in source and re.search(r"jaxtyping|qkv\.tensors", source))
 

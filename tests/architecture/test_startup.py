@@ -1,4 +1,4 @@
-"""`import qkv` and `qkv --help` stay light."""
+"""`import qkv` and `qkv --help` do not import heavy packages."""
 
 import os
 import re
@@ -14,9 +14,9 @@ HELP = """
 import contextlib, io
 from qkv.cli import main
 sys.argv = ["qkv", *{arguments}]
-with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
     main()
-assert {expected!r} in shown.getvalue(), shown.getvalue()
+assert {expected!r} in output.getvalue(), output.getvalue()
 """
 
 
@@ -32,7 +32,7 @@ def modules_after(code: str) -> set[str]:
     [IMPORT, "import qkv\ndir(qkv)", HELP.format(arguments=["--help"], expected="Usage: qkv")],
     ids=["import", "dir", "help"],
 )
-def test_the_front_door_imports_nothing_heavy(code):
+def test_importing_qkv_and_the_help_import_nothing_heavy(code):
     assert modules_after(code) & {*HEAVY, "pydantic"} == set()
 
 
@@ -45,29 +45,29 @@ def test_the_front_door_imports_nothing_heavy(code):
     ],
     ids=["version", "lesson-help", "lesson-list"],
 )
-def test_a_command_that_computes_nothing_imports_nothing_heavy(code):
-    # Not pydantic: typer reads a command's own arguments with it.
+def test_commands_without_computation_import_nothing_heavy(code):
+    # Pydantic is allowed, because typer uses it to parse arguments.
     assert modules_after(code) & HEAVY == set()
 
 
-def test_the_check_sees_a_heavy_import():
+def test_heavy_imports_are_detected():
     assert "pydantic" in modules_after("import qkv\nqkv.GPTConfig")
 
 
-WAITS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("settings", "expected"),
     [({}, "2000"), ({"GOMP_SPINCOUNT": "71"}, "71"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
-    ids=["said-nothing", "said-turns", "said-a-policy"],
+    ids=["default", "spin-count", "wait-policy"],
 )
-def test_torchs_threads_spin_a_short_while_unless_the_user_said_otherwise(given, expected):
-    kept = {name: value for name, value in os.environ.items() if name not in WAITS}
+def test_torch_threads_spin_briefly_by_default(settings, expected):
+    environment = {name: value for name, value in os.environ.items() if name not in WAIT_VARIABLES}
     answer = subprocess.run(
         [sys.executable, "-c", "import qkv.tensors"], capture_output=True, text=True, check=True,
-        env={**kept, "OMP_DISPLAY_ENV": "verbose", **given},
+        env={**environment, "OMP_DISPLAY_ENV": "verbose", **settings},
     )  # fmt: skip
-    if (told := re.search(r"GOMP_SPINCOUNT = '(\d+)'", answer.stderr)) is None:
-        pytest.skip("this torch has another OpenMP than GNU's")
-    assert told[1] == expected
+    if (match := re.search(r"GOMP_SPINCOUNT = '(\d+)'", answer.stderr)) is None:
+        pytest.skip("torch does not use GNU OpenMP")
+    assert match[1] == expected

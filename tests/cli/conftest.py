@@ -1,4 +1,4 @@
-"""The command as a user runs it, without a process of its own."""
+"""Fixtures that run a command in this process."""
 
 import io
 import sys
@@ -11,7 +11,10 @@ from qkv.cli import main
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Arguments in; status, out and err back. `stdin`: what standard input holds; None leaves it as it is."""
+    """A function that runs `qkv` with the given arguments and returns its status, out and err.
+
+    `stdin` is the content of standard input, which is unchanged by default.
+    """
 
     def call(*arguments, stdin: bytes | str | None = None):
         monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])

@@ -1,17 +1,17 @@
-"""`qkv demo`: each shipped model shows what it does, then the explorer is served."""
+"""`qkv demo`: the output of each command, then the explorer."""
 
 import shlex
 import sys
 
-from qkv.cli.demo import SHOWN
+from qkv.cli.demo import DEMO_COMMANDS
 
 
-def test_every_kind_of_model_says_what_its_command_prints(command):
+def test_each_command_is_printed_with_its_output(command):
     answer = command("demo", "--no-serve")
     assert (answer.status, answer.err) == (0, "")
     parts = answer.out.strip().split("\n\n")
-    assert [part.splitlines()[1] for part in parts] == [f"$ qkv {line}" for _, line in SHOWN]
-    for part, (_, line) in zip(parts, SHOWN, strict=True):
+    assert [part.splitlines()[1] for part in parts] == [f"$ qkv {line}" for _, line in DEMO_COMMANDS]
+    for part, (_, line) in zip(parts, DEMO_COMMANDS, strict=True):
         assert " ".join(part.splitlines()[2:]).split() == command(*shlex.split(line)).out.split(), line
     story, translation, filled, classified, cost = parts
     assert story.splitlines()[2].startswith("    One day, a robot found a flower.")
@@ -21,11 +21,11 @@ def test_every_kind_of_model_says_what_its_command_prints(command):
     assert "124M parameters" in cost
 
 
-def test_the_explorer_comes_last(command, monkeypatch):
-    served = []
-    monkeypatch.setattr(sys.modules["qkv.cli.demo"], "printed_by", lambda line: served.append(line) or "")
+def test_the_explorer_is_served_last(command, monkeypatch):
+    calls = []
+    monkeypatch.setattr(sys.modules["qkv.cli.demo"], "capture_output", lambda line: calls.append(line) or "")
     monkeypatch.setattr(
-        sys.modules["qkv.cli.explore"], "explore", lambda models, **options: served.append((models, options))
+        sys.modules["qkv.cli.explore"], "explore", lambda models, **options: calls.append((models, options))
     )
     assert command("demo", "--port", "9001", "--no-browser").status == 0
-    assert served == [*(line for _, line in SHOWN), (None, {"port": 9001, "no_browser": True})]
+    assert calls == [*(line for _, line in DEMO_COMMANDS), (None, {"port": 9001, "no_browser": True})]

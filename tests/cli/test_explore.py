@@ -1,4 +1,4 @@
-"""`qkv explore`: the address is printed, the page answers, and a taken port is told of."""
+"""`qkv explore`: the address is printed, the server answers, and a port in use is reported."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from qkv.serving.server import find_free_port, open_listener
 from tests.tasks.small_gpt import save_task, small_gpt
 
 
-def started(*arguments):
+def start_server(*arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "qkv.cli", "explore", "--no-browser", *arguments], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -23,9 +23,9 @@ def started(*arguments):
 
 def test_the_server_answers_until_it_is_stopped(tmp_path):
     folder = save_task(small_gpt(), tmp_path / "mine")
-    server = started(str(folder), "--port", str(find_free_port(9100)))
+    server = start_server(str(folder), "--port", str(find_free_port(9100)))
     try:
-        address = re.fullmatch(r"qkv explorer at (http://127\.0\.0\.1:\d+/)\?token=(\S+)\n", server.stdout.readline())
+        address = re.fullmatch(r"qkv explorer .*(http://127\.0\.0\.1:\d+/)\?token=(\S+)\n", server.stdout.readline())
         assert address, server.stderr.read()
         request = urllib.request.Request(f"{address[1]}api/models", headers={"X-QKV-Token": address[2]})
         with urllib.request.urlopen(request, timeout=120) as answer:
@@ -40,13 +40,13 @@ def test_the_server_answers_until_it_is_stopped(tmp_path):
         server.communicate()
 
 
-@pytest.mark.parametrize("given", ["port", "model"])
-def test_what_cannot_be_is_one_line(given, tmp_path):
+@pytest.mark.parametrize("argument", ["port", "model"])
+def test_an_invalid_argument_is_reported_in_one_line(argument, tmp_path):
     port = find_free_port(9200)
     with open_listener(port):
-        arguments = ["--port", str(port)] if given == "port" else [str(tmp_path / "none"), "--port", str(port + 1)]
-        out, err = started(*arguments).communicate(timeout=240)
+        arguments = ["--port", str(port)] if argument == "port" else [str(tmp_path / "none"), "--port", str(port + 1)]
+        out, err = start_server(*arguments).communicate(timeout=240)
     assert out == ""
-    expected = rf"port {port} cannot be used .* try --port \d+" if given == "port" else "there is no such folder"
+    expected = rf"port {port} .*--port \d+" if argument == "port" else str(tmp_path / "none")
     assert re.search(expected, err.strip().splitlines()[-1])
     assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""`qkv models`: what is shipped, at once."""
+"""`qkv models`: shipped models, local runs and model folders."""
 
 import json
 import shutil
@@ -11,10 +11,11 @@ import pytest
 from qkv.config import GPTConfig
 from qkv.cost import count_parameters
 from qkv.errors import InputError
-from qkv.zoo import read_card, shipped
+from qkv.zoo import read_model_card, shipped_model_folders
+from tests.cli.answers import assert_only_error
 
 HERE = Path(__file__).parent
-"""Where no models lie."""
+"""A folder without models."""
 SIZES = {"vocab_size": 101, "context_length": 32, "d_model": 8, "n_heads": 2, "n_layers": 3}
 RUN = """
 import sys
@@ -33,18 +34,18 @@ def run(*options):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE).stdout
 
 
-def test_the_table_needs_no_torch_and_fits_a_terminal():
-    head, *lines = run().splitlines()
-    assert head.split()[:5] == ["NAME", "COMMAND", "PARAMETERS", "ON", "DISK"]
-    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(shipped())
+def test_the_table_does_not_import_torch_and_fits_a_terminal():
+    header, *lines = run().splitlines()
+    assert header.split()[:5] == ["NAME", "COMMAND", "PARAMETERS", "ON", "DISK"]
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(shipped_model_folders())
     assert any("stories    generate   12,219,984" in line for line in lines)
     assert any(line.endswith(" bits per byte (TinyStories test)") for line in lines)
     assert max(map(len, lines)) <= 100
 
 
 @pytest.fixture
-def own(tmp_path):
-    """A run of two checkpoints, a model's folder, one that is broken, and what is no model."""
+def local_models(tmp_path):
+    """A run with two checkpoints, a model folder, an invalid model folder, and other files."""
     for step in (10, 20):
         (checkpoint := tmp_path / "run" / "checkpoints" / f"step-000000{step}").mkdir(parents=True)
         (checkpoint / "config.json").write_text(json.dumps({"family": "gpt", **SIZES}))
@@ -62,44 +63,43 @@ def own(tmp_path):
     return tmp_path
 
 
-def test_models_of_ones_own_are_listed_after_the_shipped(own):
-    found = {Path(one["name"]).name: one for one in map(json.loads, run(str(own), "--json").splitlines())}
-    assert list(found) == [*shipped(), "folder", "odd", "run", "tuned"]
-    run_found = found["run"]
-    assert (run_found["task"], run_found["bytes"], run_found["summary"]) == (
-        "generate",
-        260,
-        "a run of yours, 20 steps long",
-    )
-    assert run_found["scores"] == {"validation loss, the best, at step 10": 2.3457}
-    assert found["tuned"]["scores"] == {"f1 macro on 1,013 texts, the best, at step 10": 0.8123}
-    assert run_found["parameters"] == count_parameters(GPTConfig(**SIZES)).total
-    assert found["folder"]["task"] == "embed"
-    assert found["odd"]["summary"].startswith("cannot be read: ")
+def test_local_models_are_listed_after_the_shipped_ones(local_models):
+    entries = map(json.loads, run(str(local_models), "--json").splitlines())
+    models = {Path(entry["name"]).name: entry for entry in entries}
+    assert list(models) == [*shipped_model_folders(), "folder", "odd", "run", "tuned"]
+    run_entry = models["run"]
+    assert (run_entry["task"], run_entry["bytes"]) == ("generate", 260)
+    assert "20 steps" in run_entry["summary"]
+    ((name, score),) = run_entry["scores"].items()
+    assert ("validation loss" in name, "step 10" in name, score) == (True, True, 2.3457)
+    ((name, score),) = models["tuned"]["scores"].items()
+    assert (name.startswith("f1 macro on 1,013 texts"), "step 10" in name, score) == (True, True, 0.8123)
+    assert run_entry["parameters"] == count_parameters(GPTConfig(**SIZES)).total
+    assert models["folder"]["task"] == "embed"
+    assert "'brett'" in models["odd"]["summary"]
 
 
-def test_a_folder_that_is_not_there_is_named(command):
-    answer = command("models", "nowhere")
-    assert (answer.status, answer.err) == (2, "qkv: error: nowhere: is no folder\n")
+def test_a_missing_folder_is_reported(command):
+    assert_only_error(command("models", "nowhere"), "nowhere: ")
 
 
-def test_json_has_an_object_a_model():
+def test_json_has_one_object_per_model():
     models = {model["name"]: model for model in map(json.loads, run("--json").splitlines())}
-    assert models.keys() == shipped().keys()
+    assert models.keys() == shipped_model_folders().keys()
     assert models["stories"]["scores"]["bits per byte (TinyStories test)"] <= 0.52
-    assert models["stories"]["bytes"] == read_card(shipped()["stories"]).n_bytes
+    assert models["stories"]["bytes"] == read_model_card(shipped_model_folders()["stories"]).n_bytes
 
 
 @pytest.mark.parametrize(
-    ("head", "message"),
+    ("header", "message"),
     [
-        ("# no head", "does not open with lines between two lines ---"),
-        ("---\ntask: x\n", "does not open with lines between two lines ---"),
-        ("---\ntask: x\nsummary: y\n---\n", "has no line 'parameters: …' at its head"),
-        ("---\ntask: x\nsummary: y\nlicence: z\nparameters: many\n---\n", "invalid literal"),
+        ("# no header", "card.md: .*---"),
+        ("---\ntask: x\n", "card.md: .*---"),
+        ("---\ntask: x\nsummary: y\n---\n", "card.md: .*parameters"),
+        ("---\ntask: x\nsummary: y\nlicence: z\nparameters: many\n---\n", "card.md: .*many"),
     ],
 )
-def test_a_card_without_its_head_is_refused(head, message, tmp_path):
-    (tmp_path / "card.md").write_text(head)
+def test_a_card_with_an_invalid_header_is_rejected(header, message, tmp_path):
+    (tmp_path / "card.md").write_text(header)
     with pytest.raises(InputError, match=message):
-        read_card(tmp_path)
+        read_model_card(tmp_path)

@@ -1,4 +1,4 @@
-"""`qkv words`: each word with its nearest, by cosine; a map where one is asked for."""
+"""`qkv words`: the nearest word of each word, and the map."""
 
 import json
 from functools import partial
@@ -7,7 +7,8 @@ import pytest
 
 from qkv.tasks import LanguageModel, load_as
 from qkv.tasks.word_vectors import word_vectors
-from tests.tasks.small_gpt import saved, small_task
+from tests.cli.answers import assert_only_error
+from tests.tasks.small_gpt import save_task, small_gpt
 
 ITEMS = ["cat", "dog", "the [cat] sat", "mat"]
 
@@ -19,42 +20,39 @@ def command(command):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return saved(small_task(), tmp_path_factory.mktemp("model") / "small")
+    return save_task(small_gpt(), tmp_path_factory.mktemp("model") / "small")
 
 
-def test_each_word_has_its_nearest_other_by_cosine(command, folder):
-    found = word_vectors(load_as(LanguageModel, folder), ITEMS)
-    for place, line in enumerate(command(folder, *ITEMS).out.splitlines()):
+def test_the_nearest_other_word_by_cosine_is_printed(command, folder):
+    vectors = word_vectors(load_as(LanguageModel, folder), ITEMS)
+    for i, line in enumerate(command(folder, *ITEMS).out.splitlines()):
         item, near, cosine, distance = line.split("\t")
-        others = {other: found.cosine[place, other].item() for other in range(4) if other != place}
+        others = {other: vectors.cosine[i, other].item() for other in range(4) if other != i}
         best = max(others, key=others.__getitem__)
-        assert (item, near, cosine) == (ITEMS[place], ITEMS[best], f"{others[best]:.4f}")
-        assert distance == f"{found.euclidean[place, best].item():.4f}"
-    said = [json.loads(line) for line in command(folder, *ITEMS, "--json").out.splitlines()]
-    assert [one["contextual"] for one in said] == [False, False, True, False]
-    assert said[1]["cosine"] == pytest.approx(found.cosine[1].tolist(), abs=1e-6)
+        assert (item, near, cosine) == (ITEMS[i], ITEMS[best], f"{others[best]:.4f}")
+        assert distance == f"{vectors.euclidean[i, best].item():.4f}"
+    results = [json.loads(line) for line in command(folder, *ITEMS, "--json").out.splitlines()]
+    assert [result["contextual"] for result in results] == [False, False, True, False]
+    assert results[1]["cosine"] == pytest.approx(vectors.cosine[1].tolist(), abs=1e-6)
 
 
-def test_a_word_in_a_sentence_of_two_lines_has_one_line(command, folder):
+def test_line_breaks_are_escaped(command, folder):
     first, _ = command(folder, "the\n[cat] sat", "dog").out.splitlines()
     assert first.startswith("the\\n[cat] sat\tdog\t")
 
 
-def test_a_map_is_drawn(command, folder, tmp_path):
+def test_a_map_is_plotted(command, folder, tmp_path):
     assert command(folder, *ITEMS, "--plot", tmp_path / "map.png").status == 0
     assert (tmp_path / "map.png").stat().st_size > 5000
 
 
-def test_mistakes_are_one_line(command, folder, tmp_path):
-    for arguments, line in [
-        ([folder, "cat"], "words given: 1; at least 2 can be compared"),
-        ([folder, "cat", "dog", "--plot", tmp_path / "no" / "a.png"], "a.png: there is no folder"),
-        ([folder, "cat", "dog", "--plot", tmp_path / "a.gif"], "a.gif: the name must end in one of .png .svg .pdf"),
+def test_invalid_input_is_reported_in_one_line(command, folder, tmp_path):
+    for arguments, parts in [
+        ([folder, "cat"], ["2", "1"]),
+        ([folder, "cat", "dog", "--plot", tmp_path / "no" / "a.png"], ["a.png: "]),
+        ([folder, "cat", "dog", "--plot", tmp_path / "a.gif"], ["a.gif: ", ".png"]),
     ]:
-        answer = command(*arguments)
-        assert answer.status == 2
-        assert line in answer.err
-        assert len(answer.err.splitlines()) == 1
+        assert_only_error(command(*arguments), *parts)
 
 
 def test_help_has_an_example(command):

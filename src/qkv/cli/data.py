@@ -166,7 +166,7 @@ def show_batch(
         )
         return
     batches = TokenBatches(
-        source=token_store, context_length=seq_len, batch_size=batch_size, seed=seed, cross_documents=not packed
+        source=token_store, seq_len=seq_len, batch_size=batch_size, seed=seed, cross_documents=not packed
     )
     token_batch = batches.batch(batch)
     if as_json:

@@ -18,7 +18,7 @@ EXTRAS = {
     "serve": (("fastapi", "uvicorn"), "the explorer: qkv explore"),
     "eval": (("sacrebleu",), "BLEU and chrF"),
     "formats": (("gguf", "sentencepiece", "ctranslate2", "zstandard"), "GGUF, Marian, CTranslate2, .zst"),
-    "hub": (("huggingface_hub",), "loading models from the Hugging Face Hub by name"),
+    "hub": (("huggingface_hub",), "models from the Hugging Face Hub"),
     "notebook": (("anywidget",), "qkv.explore in notebooks"),
 }
 """Required packages and purpose of each optional dependency group of pyproject.toml."""
@@ -64,7 +64,7 @@ def _machine_rows() -> list[DiagnosticRow]:
             str(torch.__version__),
             f"uses {torch.get_num_threads()} of {available_cores()} cores (OMP_NUM_THREADS)",
         ),
-        ("OpenMP wait", _openmp_wait_setting(), "how long idle threads spin; lower values suit a busy machine"),
+        ("OpenMP wait", _openmp_wait_setting(), "spinning of idle threads; reduce it on a busy machine"),
         ("CPU", torch.backends.cpu.get_cpu_capability(), platform.machine()),
         ("memory", _memory_summary(), ""),
         ("C++ compiler", compiler or "none", compile_note),
@@ -85,7 +85,7 @@ def _gpu_row() -> DiagnosticRow:
         return (
             "GPU",
             "none available to torch",
-            "the CPU is sufficient for the shipped models, but slow for large ones",
+            "the shipped models run well on a CPU; large models do not",
         )
     properties = torch.cuda.get_device_properties(0)
     others = f" and {torch.cuda.device_count() - 1} more" if torch.cuda.device_count() > 1 else ""
@@ -124,7 +124,7 @@ def _extra_rows() -> list[DiagnosticRow]:
     for extra, (packages, purpose) in EXTRAS.items():
         missing = [package for package in packages if _package_version(package) is None]
         status = f"missing {', '.join(missing)}" if missing else "installed"
-        note = f"{purpose}; install with: pip install 'qkv[{extra}]'" if missing else purpose
+        note = f"{purpose} (pip install 'qkv[{extra}]')" if missing else purpose
         rows.append((f"[{extra}]", status, note))
     return rows
 

@@ -26,7 +26,7 @@ def print_masked_batch(
     store = SentenceStore.open(folder)
     tokenizer = store.store.tokenizer()
     batches = MaskedBatches(
-        source=store, tokenizer=tokenizer, config=config, length=seq_len, batch_size=batch_size, seed=seed
+        source=store, tokenizer=tokenizer, config=config, seq_len=seq_len, batch_size=batch_size, seed=seed
     )
     batch, pairs = batches.batch(batch_index), batches.pair_sampler(batches.example_indices(batch_index))
     documents = zip(store.document_at(pairs.a).tolist(), store.document_at(pairs.b).tolist(), strict=True)

@@ -106,7 +106,7 @@ def encode_in_batches(
             truncate=truncate,
             max_tokens=max_tokens,
             parse_special_tokens=parse_special_tokens,
-            first=n_texts + 1,
+            first_number=n_texts + 1,
         )
         n_texts += len(batch)
         n_truncated += sum(encoded.n_truncated > 0 for encoded in encoded_batch)
