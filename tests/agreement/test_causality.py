@@ -1,17 +1,26 @@
-"""Nothing before a position depends on what stands after it; and what should be seen is seen."""
+"""Outputs do not depend on later positions, and do depend on all positions that should be visible."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.agreement.families import close, gpts, rnns, seeds, seq2seqs, shaken, some_ids, some_source
+from tests.agreement.model_strategies import (
+    assert_close,
+    build_random_model,
+    gpts,
+    random_ids,
+    random_source_ids,
+    rnns,
+    seeds,
+    seq2seqs,
+)
 
 LENGTH = 7
 cut = st.integers(1, LENGTH - 1)
 
 
 def with_another_future(ids, n):
-    """The same first n ids; every later one is another."""
+    """Returns the ids with all ids after the first n changed."""
     changed = ids.clone()
     changed[:, n:] = (changed[:, n:] + 1) % 19
     return changed
@@ -19,22 +28,26 @@ def with_another_future(ids, n):
 
 @given(gpts(), seeds, cut)
 def test_gpts_past_does_not_depend_on_the_future(config, seed, n):
-    model, ids = shaken(config, seed), some_ids(seed, 3, LENGTH, 19)
+    model, ids = build_random_model(config, seed), random_ids(seed, 3, LENGTH, 19)
     one, other = model(ids), model(with_another_future(ids, n))
-    close(one[:, :n], other[:, :n])
+    assert_close(one[:, :n], other[:, :n])
     assert not torch.allclose(one[:, n:], other[:, n:])
 
 
 @given(seq2seqs(), seeds, cut)
 def test_seq2seqs_past_does_not_depend_on_the_future_of_the_target(config, seed, n):
-    model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH, 19), some_source(seed, 3, 5)
-    close(model(source, ids)[:, :n], model(source, with_another_future(ids, n))[:, :n])
+    model, ids, source = (
+        build_random_model(config, seed),
+        random_ids(seed, 3, LENGTH, 19),
+        random_source_ids(seed, 3, 5),
+    )
+    assert_close(model(source, ids)[:, :n], model(source, with_another_future(ids, n))[:, :n])
 
 
 @given(seq2seqs(sliding_window=None), seeds)
-def test_the_first_target_position_sees_the_whole_source(config, seed):
-    """Lecture C's slip, the causal mask in cross-attention, would hide all but the first source token."""
-    model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH), some_source(seed, 3, 5)
+def test_the_first_target_position_attends_to_the_entire_source(config, seed):
+    """A causal mask in cross-attention (an error in lecture C) would hide all but the first source token."""
+    model, ids, source = build_random_model(config, seed), random_ids(seed, 3, LENGTH), random_source_ids(seed, 3, 5)
     states = model.encode(source)
     last_changed = states.states.clone()
     last_changed[:, -1] += 1.0
@@ -45,13 +58,17 @@ def test_the_first_target_position_sees_the_whole_source(config, seed):
 
 @given(rnns(), seeds, cut)
 def test_an_rnns_past_does_not_depend_on_the_future_of_the_target(config, seed, n):
-    model, ids, source = shaken(config, seed), some_ids(seed, 3, LENGTH, 19), some_source(seed, 3, 5)
-    close(model(source, ids)[:, :n], model(source, with_another_future(ids, n))[:, :n])
+    model, ids, source = (
+        build_random_model(config, seed),
+        random_ids(seed, 3, LENGTH, 19),
+        random_source_ids(seed, 3, 5),
+    )
+    assert_close(model(source, ids)[:, :n], model(source, with_another_future(ids, n))[:, :n])
 
 
 @given(gpts(sliding_window=3, n_layers=1), seeds)
-def test_a_window_of_three_sees_itself_and_two_back(config, seed):
-    model, ids = shaken(config, seed), some_ids(seed, 3, LENGTH, 19)
+def test_a_sliding_window_of_three_covers_two_previous_tokens(config, seed):
+    model, ids = build_random_model(config, seed), random_ids(seed, 3, LENGTH, 19)
     changed = ids.clone()
     changed[:, 2] = (changed[:, 2] + 1) % 19
     differs = (model(ids) - model(changed)).abs().amax((0, 2)) > 1e-7

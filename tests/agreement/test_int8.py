@@ -1,4 +1,4 @@
-"""A model in 8-bit arithmetic says nearly what the same weights say in float32, by every road."""
+"""Int8 models nearly agree with float32, in every implementation."""
 
 from itertools import islice
 
@@ -32,23 +32,23 @@ def inputs(model):
     return (ids, ids[:, :3]) if isinstance(model.config, Seq2SeqConfig) else (ids,)
 
 
-def said(model):
+def run_model(model):
     answer = model(*inputs(model))
     return model.masked_lm_logits(answer) if isinstance(model.config, BERTConfig) else answer
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
-def test_every_family_says_nearly_the_same(name):
+def test_every_family_agrees_with_float32(name):
     model = build(CONFIGS[name], seed=1).eval()
-    before = said(model)
+    before = run_model(model)
     use_int8_linears(model)
-    apart = (said(model) - before).norm() / before.norm()
+    apart = (run_model(model) - before).norm() / before.norm()
     assert 0 < float(apart) < 0.05
     assert not any(type(part) is torch.nn.Linear for part in model.modules())
 
 
-def test_the_lean_road_is_open_to_it_and_says_nearly_the_same():
+def test_the_cpu_decode_engine_supports_int8_and_agrees():
     model = build(CONFIGS["untied gpt"], seed=1).eval()
     prompts, asked = [[3, 4, 5], [6]], {"max_new": 1, "sampling": SamplingConfig(temperature=0)}
     use_int8_linears(model)
@@ -63,9 +63,9 @@ def test_the_lean_road_is_open_to_it_and_says_nearly_the_same():
     assert translate(pair, [[3, 4]], start_id=1, max_new=[5], stop_ids=frozenset({2}))
 
 
-def test_an_rnn_is_refused():
+def test_int8_for_an_rnn_is_rejected():
     model = build(RNNConfig(vocab_size=11, source_vocab_size=13, d_model=6, **LAYERS))
-    with pytest.raises(InputError, match="int8 arithmetic is for Transformers; this model is an RNN"):
+    with pytest.raises(InputError, match=r"int8.*RNN"):
         use_int8_linears(model)
 
 
@@ -75,7 +75,7 @@ def bits_per_byte(task, documents):
 
 
 @pytest.mark.parametrize("n", [6, pytest.param(300, marks=pytest.mark.long)])
-def test_the_shipped_stories_lose_less_than_half_a_percent(n):
+def test_int8_costs_less_than_half_a_percent_of_bits_per_byte(n):
     text = DATA / "stories" / "dev.txt"
     if not text.is_file():
         pytest.skip("stories/dev.txt is not at hand: set QKV_DATA to the folder that holds it")

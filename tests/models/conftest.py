@@ -1,4 +1,4 @@
-"""What the tests of models share with those of their parts."""
+"""Fixtures shared with the tests of nn."""
 
 from tests.nn.conftest import unchecked
 

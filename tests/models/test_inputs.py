@@ -1,47 +1,47 @@
-"""Where the tokens of one pass stand, and who may see whom among them."""
+"""Tests of position ids and masks."""
 
 import torch
 
 from qkv.models.inputs import build_mask, position_ids
 
 
-def placed(**marks):
+def positions_of(**marks):
     given = {name: torch.tensor([row]) for name, row in marks.items()}
     first = next(iter(given.values()))
     return position_ids(torch.zeros(first.shape, dtype=torch.long), **given)[0].tolist()
 
 
-def test_tokens_stand_at_their_index():
-    assert placed(attention_mask=[True, True, True]) == [0, 1, 2]
+def test_positions_are_indices_without_padding():
+    assert positions_of(attention_mask=[True, True, True]) == [0, 1, 2]
     assert position_ids(torch.zeros(1, 3, dtype=torch.long)).tolist() == [[0, 1, 2]]
 
 
-def test_padding_takes_no_position():
+def test_padding_does_not_count_as_a_position():
     T, F = True, False
-    assert [p for p, t in zip(placed(attention_mask=[F, F, T, T]), [F, F, T, T], strict=True) if t] == [0, 1]
-    assert [p for p, t in zip(placed(attention_mask=[T, F, F, T]), [T, F, F, T], strict=True) if t] == [0, 1]
+    assert [p for p, t in zip(positions_of(attention_mask=[F, F, T, T]), [F, F, T, T], strict=True) if t] == [0, 1]
+    assert [p for p, t in zip(positions_of(attention_mask=[T, F, F, T]), [T, F, F, T], strict=True) if t] == [0, 1]
 
 
-def test_padding_stands_inside_the_position_table():
-    assert max(placed(attention_mask=[True, True, True, False])) < 4
+def test_padding_positions_are_inside_the_position_table():
+    assert max(positions_of(attention_mask=[True, True, True, False])) < 4
 
 
 def test_each_document_starts_at_zero():
-    assert placed(documents=[5, 5, 5, 2, 2, 7]) == [0, 1, 2, 0, 1, 0]
+    assert positions_of(documents=[5, 5, 5, 2, 2, 7]) == [0, 1, 2, 0, 1, 0]
 
 
-def test_padding_takes_no_position_in_a_document_either():
-    positions = placed(documents=[0, 0, 0, 1, 1, 1], attention_mask=[False, True, True, True, False, True])
+def test_padding_does_not_count_as_a_position_in_a_document():
+    positions = positions_of(documents=[0, 0, 0, 1, 1, 1], attention_mask=[False, True, True, True, False, True])
     assert [positions[i] for i in (1, 2, 3, 5)] == [0, 1, 0, 1]
 
 
-def test_a_rule_that_forbids_nothing_is_none():
+def test_a_mask_without_rules_is_none():
     positions = torch.arange(3)[None]
     assert build_mask(positions, causal=False, sliding_window=None, attention_mask=None) is None
     assert build_mask(positions, causal=True, sliding_window=None, attention_mask=None).is_causal_only
 
 
-def test_a_window_counts_tokens_and_not_the_padding_between_them():
+def test_a_sliding_window_does_not_count_padding():
     attention_mask = torch.tensor([[True, False, False, True]])
     positions = position_ids(torch.zeros(1, 4, dtype=torch.long), attention_mask=attention_mask)
     mask = build_mask(positions, causal=True, sliding_window=2, attention_mask=attention_mask)

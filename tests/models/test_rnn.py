@@ -1,4 +1,4 @@
-"""The RNN encoder–decoder: shapes, single steps, what is refused."""
+"""Tests of the RNN encoder–decoder: shapes, single steps and rejected inputs."""
 
 import pytest
 import torch
@@ -6,14 +6,14 @@ import torch
 from qkv.choices import CellKind, ScoreKind
 from qkv.config import RNNConfig
 from qkv.errors import ContextLengthError, InputError, ShapeError
-from tests.agreement.families import close, shaken, some_ids, some_source
+from tests.agreement.model_strategies import assert_close, build_random_model, random_ids, random_source_ids
 
 SMALL = {"vocab_size": 23, "source_vocab_size": 19, "d_model": 10, "context_length": 11}
 
 
 @pytest.fixture
 def model():
-    return shaken(RNNConfig(**SMALL))
+    return build_random_model(RNNConfig(**SMALL))
 
 
 @pytest.mark.parametrize("cell", CellKind)
@@ -21,36 +21,36 @@ def model():
 @pytest.mark.parametrize("n_layers", [1, 3])
 def test_every_target_position_gets_a_logit_for_every_token(cell, attention, n_layers):
     config = RNNConfig(**SMALL, cell=cell, attention=attention, n_decoder_layers=n_layers, n_encoder_layers=2)
-    model = shaken(config)
-    assert model(some_source(1, 3, 5), some_ids(1, 3, 7)).shape == (3, 7, 23)
-    state = model.encode(some_source(1, 3, 5)).state
+    model = build_random_model(config)
+    assert model(random_source_ids(1, 3, 5), random_ids(1, 3, 7)).shape == (3, 7, 23)
+    state = model.encode(random_source_ids(1, 3, 5)).state
     assert [part.shape for part in state] == [(n_layers, 3, 10)] * (1 if cell is CellKind.GRU else 2)
 
 
 @pytest.mark.parametrize("cell", CellKind)
-def test_a_single_step_goes_on_from_a_state(cell):
-    model = shaken(RNNConfig(**SMALL, cell=cell, n_decoder_layers=2))
-    source, ids = some_source(1, 3, 5), some_ids(1, 3, 7)
+def test_a_single_step_continues_from_a_state(cell):
+    model = build_random_model(RNNConfig(**SMALL, cell=cell, n_decoder_layers=2))
+    source, ids = random_source_ids(1, 3, 5), random_ids(1, 3, 7)
     start = model.encode(source)
     state, steps = start.state, []
     for t in range(7):
         logits, state = model.decode(ids[:, t : t + 1], start.source, state)
         assert logits.shape == (3, 1, 23)
         steps.append(logits)
-    close(torch.cat(steps, dim=1), model(source, ids))
+    assert_close(torch.cat(steps, dim=1), model(source, ids))
 
 
-def test_without_attention_the_decoder_sees_the_first_state_alone():
-    model = shaken(RNNConfig(**SMALL, attention=ScoreKind.NONE))
-    ids, start = some_ids(1, 3, 7), model.encode(some_source(1, 3, 5))
-    other = model.encode(some_source(9, 3, 5))
-    close(model.decode(ids, start.source, start.state)[0], model.decode(ids, other.source, start.state)[0])
+def test_without_attention_the_decoder_depends_only_on_the_initial_state():
+    model = build_random_model(RNNConfig(**SMALL, attention=ScoreKind.NONE))
+    ids, start = random_ids(1, 3, 7), model.encode(random_source_ids(1, 3, 5))
+    other = model.encode(random_source_ids(9, 3, 5))
+    assert_close(model.decode(ids, start.source, start.state)[0], model.decode(ids, other.source, start.state)[0])
 
 
 @pytest.mark.parametrize("attention", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
-def test_with_attention_it_sees_every_source_state(attention):
-    model = shaken(RNNConfig(**SMALL, attention=attention))
-    ids, start = some_ids(1, 3, 7), model.encode(some_source(1, 3, 5))
+def test_with_attention_the_decoder_depends_on_every_source_state(attention):
+    model = build_random_model(RNNConfig(**SMALL, attention=attention))
+    ids, start = random_ids(1, 3, 7), model.encode(random_source_ids(1, 3, 5))
     for position in range(5):
         states = start.source.states.clone()
         states[:, position] += 1.0
@@ -59,39 +59,39 @@ def test_with_attention_it_sees_every_source_state(attention):
         assert difference.abs().amax((0, 2)).min() > 1e-9
 
 
-def test_a_source_without_tokens_is_refused(model):
+def test_a_source_without_tokens_is_rejected(model):
     attention_mask = torch.tensor([[True] * 5, [False] * 5, [True] * 5])
-    with pytest.raises(InputError, match="row 1 of the source has 0 tokens, there must be at least 1"):
-        model(some_source(1, 3, 5), some_ids(1, 3, 7), source_attention_mask=attention_mask)
+    with pytest.raises(InputError, match=r"row 1\b.*\b0\b"):
+        model(random_source_ids(1, 3, 5), random_ids(1, 3, 7), source_attention_mask=attention_mask)
 
 
-def test_more_tokens_than_the_context_are_refused(model):
-    with pytest.raises(ContextLengthError, match="12 tokens, but the model's context_length is 11"):
-        model(some_source(1, 3, 12), some_ids(1, 3, 7))
-    with pytest.raises(ContextLengthError, match="13 tokens, but the model's context_length is 11"):
-        model(some_source(1, 3, 5), some_ids(1, 3, 13))
+def test_more_tokens_than_the_context_are_rejected(model):
+    with pytest.raises(ContextLengthError, match=r"\b12 tokens\b.*context_length\b.*\b11\b"):
+        model(random_source_ids(1, 3, 12), random_ids(1, 3, 7))
+    with pytest.raises(ContextLengthError, match=r"\b13 tokens\b.*context_length\b.*\b11\b"):
+        model(random_source_ids(1, 3, 5), random_ids(1, 3, 13))
 
 
-def test_ids_outside_the_vocabulary_are_refused(model):
-    with pytest.raises(InputError, match="id 19 is outside the vocabulary of 19"):
-        model(torch.full((3, 5), 19), some_ids(1, 3, 7))
-    with pytest.raises(InputError, match="id -2 is outside the vocabulary of 23"):
-        model(some_source(1, 3, 5), torch.full((3, 7), -2))
+def test_ids_outside_the_vocabulary_are_rejected(model):
+    with pytest.raises(InputError, match=r"id 19 .*\b19\b"):
+        model(torch.full((3, 5), 19), random_ids(1, 3, 7))
+    with pytest.raises(InputError, match=r"id -2 .*\b23\b"):
+        model(random_source_ids(1, 3, 5), torch.full((3, 7), -2))
 
 
-def test_a_state_of_another_batch_is_refused(model, unchecked):
-    start = model.encode(some_source(1, 2, 5))
-    with pytest.raises(ShapeError, match="the state is of 2 rows, the ids have 3"):
-        model.decode(some_ids(1, 3, 7), start.source, start.state)
+def test_a_state_of_another_batch_is_rejected(model, unchecked):
+    start = model.encode(random_source_ids(1, 2, 5))
+    with pytest.raises(ShapeError, match=r"state\b.*\b2\b.*ids\b.*\b3\b"):
+        model.decode(random_ids(1, 3, 7), start.source, start.state)
 
 
-def test_rows_that_cannot_share_the_sources_evenly_are_refused(model):
-    start = model.encode(some_source(1, 2, 5))
+def test_rows_that_cannot_share_the_sources_evenly_are_rejected(model):
+    start = model.encode(random_source_ids(1, 2, 5))
     state = tuple(part[:, [0, 0, 1]] for part in start.state)
-    with pytest.raises(ShapeError, match="3 rows of ids cannot share 2 sources evenly"):
-        model.decode(some_ids(1, 3, 7), start.source, state)
+    with pytest.raises(ShapeError, match=r"\b3\b.*\b2\b"):
+        model.decode(random_ids(1, 3, 7), start.source, state)
 
 
-def test_marks_of_another_shape_are_refused(model, unchecked):
-    with pytest.raises(ShapeError, match=r"attention_mask has shape \(3, 4\), ids \(3, 5\)"):
-        model.encode(some_source(1, 3, 5), attention_mask=torch.ones(3, 4, dtype=torch.bool))
+def test_masks_of_another_shape_are_rejected(model, unchecked):
+    with pytest.raises(ShapeError, match=r"attention_mask\b.*\(3, 4\).*\(3, 5\)"):
+        model.encode(random_source_ids(1, 3, 5), attention_mask=torch.ones(3, 4, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""What the tests of the parts share."""
+"""Fixtures shared by the tests of nn."""
 
 import jaxtyping
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def unchecked():
-    """No run-time shape checks, as a user has it: the library's own message must come, not the checker's."""
+    """Disable run-time shape checks, so that the library's own error is raised instead of the checker's."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,4 +1,4 @@
-"""Is attention what the lectures write, in every layout, and does it refuse what it cannot take?"""
+"""Tests of attention: formulas, head layouts, taps and rejected inputs."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def heads(layout: HeadLayout = HeadLayout.SPLIT, *, n_heads: int = N_HEADS, n_kv
 
 
 def one_head(attention: Attention, x: torch.Tensor, head: int) -> torch.Tensor:
-    """softmax(QKᵀ/√d)V of one head with matrices of its own, (position, d_value), of the first sequence."""
+    """Returns softmax(QKᵀ/√d)V of one head of the first sequence, with shape (position, d_value)."""
     shape = attention.head_config
     kv = head // (shape.n_heads // shape.n_kv_heads)
 
@@ -45,7 +45,7 @@ def one_head(attention: Attention, x: torch.Tensor, head: int) -> torch.Tensor:
 
 
 @kernels
-def test_matrices_of_each_head_one_product_and_a_loop_give_the_same(kernel):
+def test_one_matmul_for_all_heads_equals_a_loop_over_the_heads(kernel):
     attention, x = Attention(D_MODEL, heads()), torch.randn(1, N, D_MODEL)
     with use_attention_kernel(attention, kernel):
         one_product = attention(x)[0]
@@ -61,7 +61,7 @@ def test_matrices_of_each_head_one_product_and_a_loop_give_the_same(kernel):
 
 @kernels
 @pytest.mark.parametrize("layout", list(HeadLayout))
-def test_each_layout_joins_its_heads_in_its_own_way(layout, kernel):
+def test_each_head_layout_combines_the_heads_as_documented(layout, kernel):
     attention, x = Attention(D_MODEL, heads(layout)), torch.randn(1, N, D_MODEL)
     results = [one_head(attention, x, head) for head in range(N_HEADS)]
     joined = {
@@ -89,7 +89,7 @@ def test_a_layer_has_as_many_weights_as_the_lecture_counts(h, d):
 
 
 @kernels
-def test_heads_share_a_key_value_head_in_groups_that_stand_together(kernel):
+def test_consecutive_query_heads_share_a_key_value_head(kernel):
     attention, x = Attention(D_MODEL, heads(n_heads=6, n_kv_heads=2)), torch.randn(1, N, D_MODEL)
     expected = torch.cat([one_head(attention, x, head) for head in range(6)], dim=-1)
     with use_attention_kernel(attention, kernel):
@@ -97,18 +97,18 @@ def test_heads_share_a_key_value_head_in_groups_that_stand_together(kernel):
 
 
 @kernels
-def test_cross_attention_looks_at_the_source_alone(kernel):
+def test_cross_attention_attends_only_to_the_source(kernel):
     attention = Attention(D_MODEL, heads())
     x, source = torch.randn(BATCH, N, D_MODEL), torch.randn(BATCH, N_KEYS, D_MODEL)
     with use_attention_kernel(attention, kernel):
         got = attention(x, source=source)
-        # A query's answer depends on itself and the source, not on its neighbours.
+        # The output of a query depends only on the query and the source, not on other queries.
         alone = attention(x[:, 3:4], source=source)
     torch.testing.assert_close(got[:, 3:4], alone)
 
 
 @kernels
-def test_rows_that_share_a_source_get_what_each_would_get_with_its_copy(kernel):
+def test_rows_that_share_a_source_equal_rows_with_repeated_sources(kernel):
     attention = Attention(D_MODEL, heads())
     x, source = torch.randn(6, N, D_MODEL), torch.randn(2, N_KEYS, D_MODEL)
     attention_mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()
@@ -132,7 +132,7 @@ def test_the_scores_are_divided_by_the_root_of_the_head_width():
 @kernels
 def test_a_bias_is_added_to_the_scores_before_the_softmax(kernel):
     attention, x = Attention(D_MODEL, heads()), torch.randn(1, N, D_MODEL)
-    # So large a bias leaves one key to each head: key `head + 1`.
+    # The bias is so large that each head attends only to key `head + 1`.
     bias = torch.zeros(1, N_HEADS, N, N)
     for head in range(N_HEADS):
         bias[:, head, :, head + 1] = 1e4
@@ -154,7 +154,7 @@ def test_a_bias_and_a_causal_mask_work_together(kernel):
     torch.testing.assert_close(got, expected)
 
 
-def test_some_rows_of_a_lookup_are_the_rows_of_the_whole():
+def test_selected_queries_give_the_same_rows_as_all_queries():
     queries, keys = torch.randn(BATCH, N_HEADS, N, D_HEAD), torch.randn(BATCH, N_HEADS, N, D_HEAD)
     bias = torch.randn(1, N_HEADS, N, N)
     lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=0.5, mask=CAUSAL, bias=bias)
@@ -162,7 +162,7 @@ def test_some_rows_of_a_lookup_are_the_rows_of_the_whole():
     torch.testing.assert_close(lookup.select_queries(rows).weights(), lookup.weights()[:, :, rows])
 
 
-def test_weights_are_a_softmax_with_zeros_where_nothing_is_seen():
+def test_weights_are_a_softmax_and_zero_in_fully_masked_rows():
     scores = torch.tensor([[[[0.0, 0.0], [float("-inf"), 1.0], [float("-inf")] * 2]]])
     assert masked_softmax(scores).tolist() == [[[[0.5, 0.5], [0.0, 1.0], [0.0, 0.0]]]]
     scores.requires_grad_()
@@ -183,7 +183,7 @@ def test_a_cached_step_equals_the_same_rows_of_the_full_pass(n_first, kernel):
             torch.testing.assert_close(step, whole[:, rows])
 
 
-def test_dropout_works_in_training_alone():
+def test_dropout_is_only_active_in_training():
     attention, x = Attention(D_MODEL, heads(), dropout=0.9), torch.randn(BATCH, N, D_MODEL)
     for kernel in AttentionKernel:
         with use_attention_kernel(attention, kernel):
@@ -194,7 +194,7 @@ def test_dropout_works_in_training_alone():
             assert not torch.allclose(attention(x), quiet)
 
 
-def test_using_a_kernel_ends_with_the_with_even_after_an_error():
+def test_the_kernel_is_restored_after_the_context_even_after_an_error():
     attention = Attention(D_MODEL, heads())
     with pytest.raises(ShapeError), use_attention_kernel(attention, AttentionKernel.EAGER):  # noqa: PT012
         assert attention.kernel is AttentionKernel.EAGER
@@ -203,69 +203,69 @@ def test_using_a_kernel_ends_with_the_with_even_after_an_error():
 
 
 def test_without_an_output_projection_the_heads_must_be_as_wide_as_the_model():
-    with pytest.raises(ConfigError, match="the heads' width 33 must be d_model=13"):
+    with pytest.raises(ConfigError, match=r"d_model=13\b.*\b33\b"):
         Attention(D_MODEL, heads(), output_projection=False)
     pooled = Attention(D_MODEL, heads(HeadLayout.POOLED), output_projection=False)
     assert pooled(torch.randn(BATCH, N, D_MODEL)).shape == (BATCH, N, D_MODEL)
 
 
-def test_heads_that_cannot_be_are_refused_with_both_numbers():
-    with pytest.raises(ConfigError, match="d_model=13 must be a multiple of n_heads=3"):
+def test_impossible_head_configs_are_rejected():
+    with pytest.raises(ConfigError, match=r"d_model=13\b.*n_heads=3"):
         HeadConfig.split(13, 3)
-    with pytest.raises(ConfigError, match="d_model=13 must be a multiple of n_heads=0"):
+    with pytest.raises(ConfigError, match=r"d_model=13\b.*n_heads=0"):
         HeadConfig.split(13, 0)
-    with pytest.raises(ConfigError, match="n_heads=3 must be a multiple of n_kv_heads=2"):
+    with pytest.raises(ConfigError, match=r"n_heads=3\b.*n_kv_heads=2"):
         heads(n_kv_heads=2)
-    with pytest.raises(ConfigError, match="n_heads=3 must be a multiple of n_kv_heads=6"):
+    with pytest.raises(ConfigError, match=r"n_heads=3\b.*n_kv_heads=6"):
         heads(n_kv_heads=6)
-    with pytest.raises(ConfigError, match="d_head=0 must be at least 1"):
+    with pytest.raises(ConfigError, match="d_head=0"):
         HeadConfig(n_heads=1, n_kv_heads=1, d_head=0, d_value=1)
 
 
-def test_inputs_of_the_wrong_shape_are_refused_with_both_numbers(unchecked):
+def test_inputs_of_the_wrong_shape_are_rejected(unchecked):
     attention, x = Attention(D_MODEL, heads()), torch.randn(BATCH, N, D_MODEL)
-    with pytest.raises(ShapeError, match="d_model=13 was given x of width 12"):
+    with pytest.raises(ShapeError, match=r"x\b.*\b12\b.*d_model=13"):
         attention(x[..., :12])
-    with pytest.raises(ShapeError, match="d_model=13 was given source of width 12"):
+    with pytest.raises(ShapeError, match=r"source\b.*\b12\b.*d_model=13"):
         attention(x, source=x[..., :12])
-    with pytest.raises(ShapeError, match="x of 0 positions; there must be at least 1"):
+    with pytest.raises(ShapeError, match=r"x\b.*\b0\b.*\b1\b"):
         attention(x[:, :0])
-    with pytest.raises(ShapeError, match="source of 0 positions; there must be at least 1"):
+    with pytest.raises(ShapeError, match=r"source\b.*\b0\b.*\b1\b"):
         attention(x, source=x[:, :0])
-    with pytest.raises(ShapeError, match="3 rows of x cannot share 2 sources evenly"):
+    with pytest.raises(ShapeError, match=r"\b3\b.*\b2\b"):
         attention(torch.randn(3, N, D_MODEL), source=x)
 
 
-def test_bare_attention_refuses_widths_and_counts_that_differ(unchecked):
+def test_dot_product_attention_rejects_mismatched_shapes(unchecked):
     q, k = torch.randn(1, 1, N, 4), torch.randn(1, 1, N_KEYS, 3)
-    with pytest.raises(ShapeError, match="queries have width 4 and keys 3"):
+    with pytest.raises(ShapeError, match=r"\b4\b.*\b3\b"):
         scaled_dot_product_attention(q, k, k)
-    with pytest.raises(ShapeError, match="there are 5 keys and 7 values"):
+    with pytest.raises(ShapeError, match=r"\b5\b.*\b7\b"):
         scaled_dot_product_attention(k, k, q)
 
 
 @kernels
-def test_a_mask_of_the_wrong_shape_is_refused_with_both_numbers(kernel, unchecked):
+def test_a_mask_of_the_wrong_shape_is_rejected(kernel, unchecked):
     attention, x = Attention(D_MODEL, heads()), torch.randn(BATCH, N, D_MODEL)
     with use_attention_kernel(attention, kernel):
-        with pytest.raises(ShapeError, match="key_padding_mask covers 5 keys, there are 7"):
+        with pytest.raises(ShapeError, match=r"key_padding_mask\b.*\b5\b.*\b7\b"):
             attention(x, mask=Mask(key_padding_mask=torch.ones(BATCH, 5, dtype=torch.bool)))
-        with pytest.raises(ShapeError, match="key_padding_mask has 3 rows, the scores have 2"):
+        with pytest.raises(ShapeError, match=r"key_padding_mask\b.*\b3\b.*\b2\b"):
             attention(x, mask=Mask(key_padding_mask=torch.ones(3, N, dtype=torch.bool)))
-        with pytest.raises(ShapeError, match="documents has 3 rows, the scores have 2"):
+        with pytest.raises(ShapeError, match=r"documents\b.*\b3\b.*\b2\b"):
             attention(x, mask=Mask(documents=torch.ones(3, N, dtype=torch.long)))
-        with pytest.raises(ShapeError, match=r"table is \(1, 1, 6, 6\), the scores are \(2, 3, 7, 7\)"):
+        with pytest.raises(ShapeError, match=r"\(1, 1, 6, 6\).* \(2, 3, 7, 7\)"):
             attention(x, mask=Mask(dense=torch.ones(1, 1, 6, 6, dtype=torch.bool)))
-        with pytest.raises(ShapeError, match=r"table is \(3, 1, 1, 7\), the scores are \(2, 3, 7, 7\)"):
+        with pytest.raises(ShapeError, match=r"\(3, 1, 1, 7\).* \(2, 3, 7, 7\)"):
             attention(x, mask=Mask(dense=torch.ones(3, 1, 1, N, dtype=torch.bool)))
-        with pytest.raises(ShapeError, match=r"table is \(1, 1, 1, 1\), the scores are \(2, 3, 7, 7\)"):
+        with pytest.raises(ShapeError, match=r"\(1, 1, 1, 1\).* \(2, 3, 7, 7\)"):
             attention(x, mask=Mask(dense=torch.ones(1, 1, 1, 1, dtype=torch.bool)))
 
 
 @pytest.mark.parametrize("kernel", list(AttentionKernel))
-def test_heads_and_rows_that_do_not_fit_are_refused_with_their_numbers(kernel, unchecked):
+def test_heads_and_rows_that_do_not_fit_are_rejected(kernel, unchecked):
     queries = torch.randn(2, 3, 5, 7)
     for rows, n_heads in ((2, 2), (2, 6), (1, 3)):
         keys = torch.randn(rows, n_heads, 11, 7)
-        with pytest.raises(ShapeError, match=f"queries have 2 rows of 3 heads, keys {rows} of {n_heads}"):
+        with pytest.raises(ShapeError, match=rf"\b2\b.*\b3\b.*\b{rows}\b.*\b{n_heads}\b"):
             scaled_dot_product_attention(queries, keys, keys, kernel=kernel)

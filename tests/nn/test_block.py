@@ -1,4 +1,4 @@
-"""Does a block add each sub-layer to the stream, normed before or after, and a stack pass it on?"""
+"""Tests of blocks: residual additions, norm positions, taps and stacks."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def block(norm_position: NormPosition = NormPosition.PRE, *, cross: bool = False
         norm_position=norm_position,
         dropout=dropout,
     )
-    with torch.no_grad():  # each norm its own, so that a swapped one shows
+    with torch.no_grad():  # different weights for each norm, so that swapped norms are detected
         for parameter in built.parameters():
             parameter.normal_(std=0.5)
     return built
@@ -29,7 +29,7 @@ def stream() -> torch.Tensor:
     return torch.randn(BATCH, N, D_MODEL)
 
 
-def test_a_pre_norm_block_adds_what_its_parts_make_of_a_normed_copy():
+def test_a_pre_norm_block_adds_sublayer_outputs_of_the_normed_stream():
     part, x = block(NormPosition.PRE), stream()
     mid = x + part.attention(part.attention_norm(x), mask=CAUSAL)
     expected = mid + part.feed_forward(part.feed_forward_norm(mid))
@@ -43,7 +43,7 @@ def test_a_post_norm_block_norms_each_sum():
     torch.testing.assert_close(part(x, mask=CAUSAL), expected)
 
 
-def test_cross_attention_stands_between_and_reads_the_source_as_it_is():
+def test_cross_attention_runs_between_attention_and_feed_forward():
     part, x, states = block(NormPosition.PRE, cross=True), stream(), torch.randn(BATCH, N_SOURCE, D_MODEL)
     source = Source(states=states, mask=Mask(key_padding_mask=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()))
     mid = x + part.attention(part.attention_norm(x), mask=CAUSAL)
@@ -56,13 +56,15 @@ def test_padding_of_the_source_changes_nothing():
     part, x, states = block(cross=True), stream(), torch.randn(BATCH, N_SOURCE, D_MODEL)
     attention_mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]).bool()
     garbage = states + 100 * (~attention_mask)[..., None]
-    got, expected = (part(x, source=Source(states=s, mask=Mask(key_padding_mask=attention_mask))) for s in (garbage, states))
+    got, expected = (
+        part(x, source=Source(states=s, mask=Mask(key_padding_mask=attention_mask))) for s in (garbage, states)
+    )
     assert torch.equal(got, expected)
     torch.testing.assert_close(part(x, source=Source(states=states[:, :4])), expected)
 
 
 @pytest.mark.parametrize("norm_position", list(NormPosition))
-def test_the_taps_hold_the_stream_and_what_is_written_to_it(norm_position):
+def test_the_taps_observe_the_residual_stream_and_sublayer_outputs(norm_position):
     part, x, seen = block(norm_position, cross=True), stream(), {}
     names = ["resid_pre", "attention_out", "resid_mid", "cross_attention_out", "resid_cross"]
     for name in (*names, "feed_forward_out", "resid_post"):
@@ -80,7 +82,7 @@ def test_the_taps_hold_the_stream_and_what_is_written_to_it(norm_position):
         torch.testing.assert_close(seen[after], norm(total) if norm_position is NormPosition.POST else total)
 
 
-def test_dropout_works_in_training_alone():
+def test_dropout_is_only_active_in_training():
     part, x = block(dropout=0.5), stream()
     part.eval()
     assert torch.equal(part(x), part(x))
@@ -92,9 +94,9 @@ def test_dropout_works_in_training_alone():
 def test_a_stack_is_its_blocks_one_after_another(mask):
     first, second, x = block(), block(), stream()
     positions = torch.arange(N)[None]
-    relation = ALiBi(N_HEADS)
-    got = Blocks([first, second])(x, positions=positions, relative_positions=relation, mask=mask)
-    position_info = relation(positions, positions)
+    alibi = ALiBi(N_HEADS)
+    got = Blocks([first, second])(x, positions=positions, relative_positions=alibi, mask=mask)
+    position_info = alibi(positions, positions)
     expected = second(first(x, mask=mask, position_info=position_info), mask=mask, position_info=position_info)
     torch.testing.assert_close(got, expected)
 
@@ -107,9 +109,9 @@ def test_every_block_of_a_stack_reads_the_same_source():
     torch.testing.assert_close(got, expected)
 
 
-def test_a_source_without_cross_attention_and_the_reverse_are_refused():
+def test_a_source_without_cross_attention_and_the_reverse_are_rejected():
     source = Source(states=torch.randn(BATCH, N_SOURCE, D_MODEL))
-    with pytest.raises(ConfigError, match="a block with no cross-attention was given a source"):
+    with pytest.raises(ConfigError, match="source"):
         block()(stream(), source=source)
-    with pytest.raises(ConfigError, match="a block with a cross-attention was given no source"):
+    with pytest.raises(ConfigError, match="source"):
         block(cross=True)(stream())

@@ -1,4 +1,4 @@
-"""Who goes the short roads of a compiled graph: 16-bit numbers on a GPU, and nobody who wants gradients."""
+"""Tests of the checks for compiled inference on a GPU."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ class OnGPU(torch.Tensor):
 
 
 @pytest.mark.parametrize("other", ["float32", "cpu", "not compiled", "gradients"])
-def test_a_compiled_graph_without_gradients_in_16_bits_on_a_gpu_alone(other, monkeypatch):
+def test_only_16_bit_compiled_inference_on_a_gpu_counts_as_compiled_inference(other, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     x = torch.ones(3, dtype=torch.bfloat16).as_subclass(OnGPU)
     with torch.no_grad():
@@ -33,7 +33,7 @@ HOPPER = {"major": 9, "multi_processor_count": 132}
     ("n_rows", "shape", "other", "pays"),
     [
         (128 * 5 + 1, (3072, 768), {}, True),
-        (128 * 5, (3072, 768), {}, False),  # 120 tiles for 132 processors
+        (128 * 5, (3072, 768), {}, False),  # 120 tiles for 132 multiprocessors
         (128 * 5, (3072, 768), {"multi_processor_count": 120}, True),
         (8192, (3072, 768), {"major": 8}, False),
         (8192, (3072, 768), {"major": 12}, False),
@@ -41,9 +41,7 @@ HOPPER = {"major": 9, "multi_processor_count": 132}
         (8192, (3072, 764), {}, False),
     ],
 )
-def test_an_expansion_is_one_kernel_on_hopper_where_it_has_a_tile_for_each_processor(
-    n_rows, shape, other, pays, monkeypatch
-):
+def test_linear_gelu_is_fused_on_hopper_with_a_tile_per_multiprocessor(n_rows, shape, other, pays, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**HOPPER | other))
     x = torch.empty(1, n_rows, shape[1], dtype=torch.bfloat16).as_subclass(OnGPU)

@@ -1,4 +1,4 @@
-"""Are ids turned into their vectors, vectors into logits, and bad ids refused?"""
+"""Tests of embeddings, unembedding and the validation of ids."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from qkv.nn import InputEmbedding, LayerNorm, LearnedPositions, TokenEmbedding, 
 BATCH, N, VOCABULARY, D_MODEL, N_SEGMENTS = 2, 7, 11, 5, 3
 
 
-def drawn_ids() -> torch.Tensor:
+def random_ids() -> torch.Tensor:
     return torch.randint(VOCABULARY, (BATCH, N))
 
 
 @given(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=N))
-def test_a_look_up_is_one_hot_times_the_table(ids):
+def test_an_embedding_equals_one_hot_times_the_table(ids):
     part, ids = TokenEmbedding(VOCABULARY, D_MODEL), torch.tensor([ids])
     one_hot = F.one_hot(ids, VOCABULARY).float()
     assert torch.equal(part(ids), one_hot @ part.weight)
@@ -31,27 +31,27 @@ def test_the_input_is_token_times_scale_plus_segment_plus_position_then_normed()
         scale=3.0,
         norm=LayerNorm(D_MODEL),
     )
-    ids, segments, positions = drawn_ids(), torch.randint(N_SEGMENTS, (BATCH, N)), torch.arange(N)[None]
+    ids, segments, positions = random_ids(), torch.randint(N_SEGMENTS, (BATCH, N)), torch.arange(N)[None]
     total = part.token.weight[ids] * 3.0 + part.segment.weight[segments] + part.position.table.weight[positions]
     torch.testing.assert_close(part(ids, positions, segments), part.norm(total))
     of_first = part.token.weight[ids] * 3.0 + part.segment.weight[0] + part.position.table.weight[positions]
     torch.testing.assert_close(part(ids, positions), part.norm(of_first))
 
 
-def test_the_taps_hold_the_bare_tokens_and_the_sum():
+def test_the_taps_observe_the_token_embeddings_and_the_sum():
     part = InputEmbedding(TokenEmbedding(VOCABULARY, D_MODEL), position=LearnedPositions(N, D_MODEL), scale=2.0)
     seen = {}
     part.tokens.observe(lambda passing: seen.__setitem__("tokens", passing))
     part.sum.observe(lambda passing: seen.__setitem__("sum", passing))
-    ids = drawn_ids()
+    ids = random_ids()
     out = part(ids, torch.arange(N)[None])
     assert torch.equal(seen["tokens"], part.token.weight[ids] * 2.0)
     assert torch.equal(seen["sum"], out)
 
 
-def test_dropout_works_in_training_alone():
+def test_dropout_is_only_active_in_training():
     part = InputEmbedding(TokenEmbedding(VOCABULARY, D_MODEL), position=None, dropout=0.5)
-    ids, positions = drawn_ids(), torch.arange(N)[None]
+    ids, positions = random_ids(), torch.arange(N)[None]
     assert bool((part(ids, positions) == 0).any())
     assert torch.equal(part.eval()(ids, positions), part.token.weight[ids])
 
@@ -66,7 +66,7 @@ def test_a_tied_unembedding_is_the_token_table_itself():
 
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 @pytest.mark.parametrize("bias", [False, True])
-def test_an_untied_unembedding_has_a_table_of_its_own(bias, scale):
+def test_an_untied_unembedding_has_separate_weights(bias, scale):
     part, x = Unembedding(VOCABULARY, D_MODEL, bias=bias, scale=scale), torch.randn(BATCH, N, D_MODEL)
     expected = x @ part.weight.T * scale
     if bias:
@@ -76,43 +76,43 @@ def test_an_untied_unembedding_has_a_table_of_its_own(bias, scale):
     torch.testing.assert_close(part(x), expected)
 
 
-def test_ids_outside_the_vocabulary_are_refused_with_both_numbers():
-    with pytest.raises(InputError, match=r"id 11 is outside the vocabulary of 11 \(0 … 10\)"):
+def test_ids_outside_the_vocabulary_are_rejected():
+    with pytest.raises(InputError, match=r"id 11 .*\b11\b.*0 … 10"):
         check_ids(torch.tensor([[0, 11, 3]]), 11)
-    with pytest.raises(InputError, match=r"id -1 is outside the vocabulary of 11 \(0 … 10\)"):
+    with pytest.raises(InputError, match=r"id -1 .*\b11\b.*0 … 10"):
         check_ids(torch.tensor([[0, -1, 12]]), 11)
     check_ids(torch.tensor([[0, 10]]), 11)
-    with pytest.raises(InputError, match="id 11 is outside"):
+    with pytest.raises(InputError, match="id 11 "):
         TokenEmbedding(VOCABULARY, D_MODEL)(torch.tensor([[11]]))
 
 
-def test_an_empty_sequence_and_an_empty_batch_are_refused():
-    with pytest.raises(InputError, match="the sequence is empty: 0 ids, there must be at least 1"):
+def test_an_empty_sequence_and_an_empty_batch_are_rejected():
+    with pytest.raises(InputError, match=r"\b0 ids\b"):
         check_ids(torch.empty(BATCH, 0, dtype=torch.long), 11)
-    with pytest.raises(InputError, match="the batch is empty: 0 sequences, there must be at least 1"):
+    with pytest.raises(InputError, match=r"\b0 sequences\b"):
         check_ids(torch.empty(0, N, dtype=torch.long), 11)
 
 
-def test_segments_that_do_not_fit_are_refused(unchecked):
-    tokens, ids, positions = TokenEmbedding(VOCABULARY, D_MODEL), drawn_ids(), torch.arange(N)[None]
+def test_segments_that_do_not_fit_are_rejected(unchecked):
+    tokens, ids, positions = TokenEmbedding(VOCABULARY, D_MODEL), random_ids(), torch.arange(N)[None]
     with_segments = InputEmbedding(tokens, position=None, n_segments=N_SEGMENTS)
-    with pytest.raises(ShapeError, match=r"segments have shape \(2, 6\), ids \(2, 7\)"):
+    with pytest.raises(ShapeError, match=r"segments\b.*\(2, 6\).*\(2, 7\)"):
         with_segments(ids, positions, torch.zeros(BATCH, 6, dtype=torch.long))
-    with pytest.raises(InputError, match=r"segment 3 is outside the model's 3 segments \(0 … 2\)"):
+    with pytest.raises(InputError, match=r"segment 3\b.*0 … 2"):
         with_segments(ids, positions, torch.full((BATCH, N), 3))
-    with pytest.raises(ConfigError, match="n_segments is not set"):
+    with pytest.raises(ConfigError, match="n_segments"):
         InputEmbedding(tokens, position=None)(ids, positions, torch.zeros_like(ids))
 
 
-def test_what_is_no_batch_of_ids_is_refused_with_its_shape():
-    with pytest.raises(ShapeError, match=r"ids have 1 axes, shape \(3,\); they need 2"):
+def test_ids_must_have_two_axes():
+    with pytest.raises(ShapeError, match=r"ids\b.*\b1 axes\b.*\(3,\)"):
         check_ids(torch.tensor([1, 2, 3]), 11)
-    with pytest.raises(ShapeError, match=r"ids have 3 axes, shape \(1, 1, 2\); they need 2"):
+    with pytest.raises(ShapeError, match=r"ids\b.*\b3 axes\b.*\(1, 1, 2\)"):
         check_ids(torch.tensor([[[1, 2]]]), 11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8, torch.int16])
-def test_ids_that_no_table_takes_are_refused_by_their_type(dtype):
-    with pytest.raises(InputError, match=f"ids are {dtype}, they must be torch.int64 or torch.int32"):
+def test_ids_of_other_dtypes_are_rejected(dtype):
+    with pytest.raises(InputError, match=f"ids .*{dtype}"):
         check_ids(torch.ones(BATCH, N, dtype=dtype), 11)
     check_ids(torch.ones(BATCH, N, dtype=torch.int32), 11)

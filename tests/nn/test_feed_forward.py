@@ -1,4 +1,4 @@
-"""Is the feed-forward two matrices with a bend between, at each position by itself?"""
+"""Tests of the feed-forward layer and its activations."""
 
 import math
 
@@ -13,7 +13,7 @@ from qkv.nn.feed_forward import gelu_by_exp2
 BATCH, N, D_MODEL, D_FF = 2, 7, 5, 11
 
 
-def by_hand(x: float, activation: Activation) -> float:
+def reference_value(x: float, activation: Activation) -> float:
     match activation:
         case Activation.RELU:
             return max(0.0, x)
@@ -29,18 +29,18 @@ def by_hand(x: float, activation: Activation) -> float:
 def test_each_activation_is_its_formula(activation):
     points = [-3.0, -1.0, -0.1, 0.0, 0.1, 1.0, 3.0]
     got = activate(torch.tensor(points, dtype=torch.float64), activation)
-    assert got.tolist() == pytest.approx([by_hand(x, activation) for x in points], abs=1e-12)
+    assert got.tolist() == pytest.approx([reference_value(x, activation) for x in points], abs=1e-12)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_plain_is_contract_of_the_activated_expansion(bias):
+def test_the_output_is_down_proj_of_the_activated_up_proj(bias):
     part, x = FeedForward(D_MODEL, D_FF, bias=bias), torch.randn(BATCH, N, D_MODEL)
     assert sum(p.numel() for p in part.parameters()) == 2 * D_MODEL * D_FF + bias * (D_FF + D_MODEL)
     hidden = F.linear(x, part.up_proj.weight, part.up_proj.bias).clamp(min=0)
     torch.testing.assert_close(part(x), F.linear(hidden, part.down_proj.weight, part.down_proj.bias))
 
 
-def test_gated_multiplies_the_expansion_by_the_activated_gate():
+def test_the_gate_multiplies_the_up_projection():
     part = FeedForward(D_MODEL, D_FF, activation=Activation.SILU, gated=True, bias=False)
     x = torch.randn(BATCH, N, D_MODEL)
     assert sum(p.numel() for p in part.parameters()) == 3 * D_MODEL * D_FF
@@ -54,7 +54,7 @@ def test_positions_do_not_see_each_other(gated):
     torch.testing.assert_close(part(x)[:, 3:4], part(x[:, 3:4]))
 
 
-def test_the_hidden_tap_holds_what_the_second_matrix_reads():
+def test_the_hidden_tap_observes_the_input_of_the_down_projection():
     part, x = FeedForward(D_MODEL, D_FF), torch.randn(BATCH, N, D_MODEL)
     seen = []
     part.hidden.observe(seen.append)
@@ -64,19 +64,19 @@ def test_the_hidden_tap_holds_what_the_second_matrix_reads():
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_gelu_by_a_power_is_gelu_to_the_rounding_of_every_16_bit_number(kind):
+def test_gelu_by_exp2_equals_gelu_for_every_16_bit_number(kind):
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(kind)
     x = x[x.isfinite()]
     wanted, got = x.double() * torch.special.ndtr(x.double()), gelu_by_exp2(x)
     assert got.dtype == kind
-    # Half a step of the result, and what float32 rounds before.
+    # Half a unit in the last place of the result, plus the rounding of float32.
     torch.testing.assert_close(got.double(), wanted, rtol=0.51 * torch.finfo(kind).eps, atol=1e-6)
     in_float32 = torch.linspace(-9, 9, 100_003)
     wanted = in_float32.double() * torch.special.ndtr(in_float32.double())
     torch.testing.assert_close(gelu_by_exp2(in_float32).double(), wanted, rtol=0, atol=5e-7)
 
 
-def test_gelu_goes_by_a_power_where_a_gpu_reads_compiled_alone(monkeypatch):
+def test_gelu_by_exp2_is_used_only_in_compiled_inference(monkeypatch):
     x = torch.randn(BATCH, N)
     assert torch.equal(activate(x, Activation.GELU), F.gelu(x))
     monkeypatch.setattr(feed_forward, "is_compiled_for_inference", lambda _: True)

@@ -1,4 +1,4 @@
-"""Gradients by kernels of ours, run by Triton's interpreter: torch's own, at every size and step."""
+"""Tests of the fused backward kernels in Triton's interpreter, compared with torch."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_gelu_adds_its_bias_and_gives_both_gradients(kernels, width):
         torch.testing.assert_close(one.grad, other.grad, atol=2e-5, rtol=2e-6)
 
 
-def test_three_matrices_come_to_stand_side_by_side_with_their_sums(kernels):
+def test_three_matrices_are_concatenated_and_their_columns_summed(kernels):
     wide = torch.randn(21, 120)
     parts = [wide[:, :37], wide[:, 40:93], torch.randn(11, 21).T]
     joined, sums = kernels.concat_and_sum_columns(*parts)
@@ -77,11 +77,13 @@ def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, w
         )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile itself does
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch.compile
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of the plain road, which has no such stream on a CPU
+@pytest.mark.filterwarnings(
+    "ignore:Mismatch dtype"
+)  # raised by the eager implementation, whose residual stream is float32 on a CPU
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, compiled, kind):
+def test_gradients_of_a_model_equal_those_of_the_eager_implementation(kernels, monkeypatch, compiled, kind):
     size = {"vocab_size": 37, "context_length": 13, "n_layers": 2, "d_model": 24, "n_heads": 3}
     llama = {"norm": NormKind.RMS, "gated": True, "activation": Activation.SILU, "positions": PositionKind.ROTARY}
     own = {"activation": Activation.GELU} if kind == "gpt2" else llama
@@ -100,11 +102,13 @@ def test_a_models_gradients_are_those_of_the_plain_road(kernels, monkeypatch, co
     wanted = gradients(model)
     for module in (attention, feed_forward, block):
         monkeypatch.setattr(module, "is_compiled_for_training", lambda _x: True)
-    monkeypatch.setattr(attention.Attention, "_pays_at_once", lambda _self, _x: True)
+    monkeypatch.setattr(attention.Attention, "_can_fuse_qkv", lambda _self, _x: True)
     road = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
     found = gradients(road if compiled else model)
     for name, gradient in wanted.items():
-        if not name.endswith("key.bias"):  # which moves all of a query's scores alike: zero but for rounding
+        if not name.endswith(
+            "k_proj.bias"
+        ):  # it shifts all scores of a query equally, so its gradient is zero up to rounding
             assert (found[name] - gradient).norm() < 0.05 * gradient.norm(), name
 
 
@@ -113,7 +117,7 @@ class OnGPU(torch.Tensor):
 
 
 @pytest.mark.parametrize("other", ["cpu", "not compiled", "no gradients", "no autocast", "float16"])
-def test_what_is_compiled_to_train_in_bfloat16_on_a_gpu_alone(other, monkeypatch):
+def test_only_compiled_bfloat16_training_on_a_gpu_counts_as_compiled_training(other, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Memory in huge pages: the same numbers, and, where the system has such pages, really in them."""
+"""Tests of tensors in huge pages: same values, and really in huge pages if the system supports them."""
 
 import mmap
 from pathlib import Path
@@ -12,28 +12,28 @@ from qkv.nn.huge_pages import HUGE_PAGE_BYTES, contiguous_in_huge_pages
 ROLLUP = Path("/proc/self/smaps_rollup")
 
 
-def n_huge() -> int:
-    """Bytes of this process in huge pages."""
+def huge_page_bytes() -> int:
+    """Returns the bytes of this process that are in huge pages."""
     lines = ROLLUP.read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
 
 
-def has_pages() -> bool:
-    """Whether this system, as it is now, gives huge pages to one who asks."""
+def supports_huge_pages() -> bool:
+    """Whether this system currently provides huge pages on request."""
     if not huge_pages.HAS_MADVISE_HUGEPAGE or not ROLLUP.exists():
         return False
-    before, room = n_huge(), mmap.mmap(-1, 8 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    before, room = huge_page_bytes(), mmap.mmap(-1, 8 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         room.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
         return False
     room.write(b"1" * len(room))
-    return n_huge() - before >= 4 * HUGE_PAGE_BYTES
+    return huge_page_bytes() - before >= 4 * HUGE_PAGE_BYTES
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (7, 601, 331)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_lies_otherwise_is_laid_out_in_order(shape, dtype):
+def test_a_transposed_tensor_becomes_contiguous(shape, dtype):
     turned = torch.randn(shape, dtype=dtype).transpose(1, 2)
     laid = contiguous_in_huge_pages(turned)
     assert laid.is_contiguous()
@@ -43,17 +43,17 @@ def test_what_lies_otherwise_is_laid_out_in_order(shape, dtype):
     assert torch.equal(laid, turned + 1), "it can be written to"
 
 
-def test_where_nobody_can_ask_all_is_as_usual(monkeypatch):
+def test_without_madvise_the_tensor_is_contiguous(monkeypatch):
     monkeypatch.setattr(huge_pages, "HAS_MADVISE_HUGEPAGE", False)
     monkeypatch.delattr(mmap, "mmap")
     turned = torch.randn(701, 997).T
     assert torch.equal(contiguous_in_huge_pages(turned), turned)
 
 
-@pytest.mark.skipif(not has_pages(), reason="this system gives no huge pages")
-def test_large_weights_lie_in_huge_pages():
-    before = n_huge()
-    kept = contiguous_in_huge_pages(torch.ones(HUGE_PAGE_BYTES, 2).T)  # 4 pages of it
-    assert n_huge() - before >= 3 * HUGE_PAGE_BYTES
+@pytest.mark.skipif(not supports_huge_pages(), reason="this system gives no huge pages")
+def test_large_weights_are_allocated_in_huge_pages():
+    before = huge_page_bytes()
+    kept = contiguous_in_huge_pages(torch.ones(HUGE_PAGE_BYTES, 2).T)  # 4 huge pages
+    assert huge_page_bytes() - before >= 3 * HUGE_PAGE_BYTES
     del kept
-    assert n_huge() - before < 3 * HUGE_PAGE_BYTES, "and are given back"
+    assert huge_page_bytes() - before < 3 * HUGE_PAGE_BYTES, "and are given back"

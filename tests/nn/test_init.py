@@ -1,4 +1,4 @@
-"""Are a new model's weights a pure function of the seed, and as wide as asked?"""
+"""Tests of weight initialization."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def small(name: str, **changes):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_same_seed_gives_the_same_weights_and_another_gives_others(name):
-    torch.manual_seed(1)  # which must not matter
+    torch.manual_seed(1)  # the global seed must not matter
     one = build(small(name), seed=3).state_dict()
     torch.manual_seed(2)
     same = build(small(name), seed=3).state_dict()
@@ -29,7 +29,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("std", [0.02, 0.3])
-def test_matrices_have_the_std_asked_for_biases_are_0_norms_are_1(name, std):
+def test_matrices_have_the_requested_std_biases_are_0_and_norms_are_1(name, std):
     model = build(small(name, init_std=std))
     n_writes = 2 * model.config.n_layers if name == "gpt-nano" else 1
     for key, parameter in model.state_dict().items():
@@ -40,16 +40,16 @@ def test_matrices_have_the_std_asked_for_biases_are_0_norms_are_1(name, std):
         else:
             is_write = key.endswith((".out_proj.weight", ".down_proj.weight"))
             expected = std / n_writes**0.5 if is_write else std
-            # Four standard errors of a sample's std.
+            # Four standard errors of the sample standard deviation.
             assert abs(float(parameter.std()) - expected) < 4 * expected / (2 * parameter.numel()) ** 0.5, key
             assert abs(float(parameter.mean())) < 4 * expected / parameter.numel() ** 0.5, key
 
 
-def test_a_tied_table_is_drawn_once_and_stays_one():
+def test_a_tied_table_is_initialized_once_and_stays_tied():
     model = build(small("gpt-nano"))
     assert model.unembedding.weight is model.embedding.token.weight
     assert sum(name.endswith(("token.weight", "unembedding.weight")) for name, _ in model.named_parameters()) == 1
-    # Tied or not, the first table drawn is the same: nothing is drawn for a table that is not there.
+    # The first table is the same whether tied or not, because no values are drawn for a tied table.
     untied = build(small("gpt-nano", tie_embeddings=False))
     assert torch.equal(untied.embedding.token.weight, model.embedding.token.weight)
     assert torch.equal(untied.blocks[1].feed_forward.down_proj.weight, model.blocks[1].feed_forward.down_proj.weight)
@@ -62,7 +62,7 @@ def test_a_model_on_the_meta_device_is_left_as_it_is():
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_writes_are_narrower_by_the_root_of_their_number():
+def test_residual_writes_have_a_smaller_std():
     class Part(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""The product with bias and GELU in one kernel, run by Triton's interpreter: what the plain road gives, at any size."""
+"""Tests of the fused linear + GELU kernel in Triton's interpreter, compared with the eager implementation."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = BY_TRITON
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """Small tiles, more of them than programs."""
+    """The kernel module with small tiles, so that there are more tiles than programs."""
     from qkv.nn import linear_gelu_kernel
 
     monkeypatch.setattr(linear_gelu_kernel, "multiprocessor_count", lambda _: 3)
@@ -25,7 +25,7 @@ def kernel(monkeypatch):
 
 @pytest.mark.parametrize("n_rows", [1, 13, 67])
 @pytest.mark.parametrize(("n_in", "n_out"), [(8, 16), (40, 80)])
-def test_it_is_gelu_of_the_product_with_its_bias(kernel, n_rows, n_in, n_out):
+def test_the_kernel_equals_linear_then_gelu(kernel, n_rows, n_in, n_out):
     generator = torch.Generator().manual_seed(n_rows)
     x = 3 * torch.randn(1, n_rows, n_in, generator=generator)
     weight, bias = torch.randn(n_out, n_in, generator=generator), 5 * torch.randn(n_out, generator=generator)
@@ -33,13 +33,13 @@ def test_it_is_gelu_of_the_product_with_its_bias(kernel, n_rows, n_in, n_out):
     torch.testing.assert_close(got, F.gelu(F.linear(x, weight, bias)), atol=1e-5, rtol=1e-5)
 
 
-def test_rows_with_gaps_and_weights_off_the_16_bytes_are_the_same(kernel):
+def test_strided_rows_and_unaligned_weights_give_the_same_result(kernel):
     x, weight, bias = torch.randn(7, 3, 40)[:, 1], torch.randn(32 * 24 + 1)[1:].view(32, 24), torch.randn(32)
     got = kernel.fused_linear_gelu(x[:, :24], weight, bias)
     torch.testing.assert_close(got, F.gelu(F.linear(x[:, :24], weight, bias)), atol=1e-5, rtol=1e-5)
 
 
-def test_a_feedforward_that_goes_by_it_gives_what_it_gave_and_taps_see_it(kernel, monkeypatch):
+def test_a_fused_feed_forward_gives_the_same_result_and_its_taps_still_work(kernel, monkeypatch):
     layer, x, seen = FeedForward(24, 48, activation=Activation.GELU), torch.randn(2, 13, 24), []
     layer.hidden.observe(seen.append)
     with torch.no_grad():
@@ -50,10 +50,10 @@ def test_a_feedforward_that_goes_by_it_gives_what_it_gave_and_taps_see_it(kernel
 
 
 class Doubled(nn.Linear):
-    """Another layer in a linear one's place."""
+    """A layer that replaces a plain linear layer."""
 
 
-def looked_at(layer):
+def add_forward_hook(layer):
     layer.expand.register_forward_hook(lambda *_: None)
 
 
@@ -64,13 +64,15 @@ def another(layer):
 @pytest.mark.parametrize(
     ("changes", "after", "n_taken"),
     [({}, None, 1), ({"activation": Activation.GELU_TANH}, None, 0), ({"bias": False}, None, 0),
-     ({"gated": True}, None, 0), ({}, looked_at, 0), ({}, another, 0)],
+     ({"gated": True}, None, 0), ({}, add_forward_hook, 0), ({}, another, 0)],
 )  # fmt: skip
-def test_only_a_usual_expansion_with_gelu_goes_by_it(changes, after, n_taken, monkeypatch):
+def test_only_an_unmodified_up_proj_with_gelu_is_fused(changes, after, n_taken, monkeypatch):
     from qkv.nn import linear_gelu_kernel
 
     taken = []
-    monkeypatch.setattr(linear_gelu_kernel, "fused_linear_gelu", lambda x, weight, bias: taken.append(1) or F.linear(x, weight, bias))
+    monkeypatch.setattr(
+        linear_gelu_kernel, "fused_linear_gelu", lambda x, weight, bias: taken.append(1) or F.linear(x, weight, bias)
+    )
     monkeypatch.setattr(feed_forward, "can_fuse_linear_gelu", lambda *_: True)
     layer = FeedForward(24, 48, **{"activation": Activation.GELU} | changes)
     if after is not None:
@@ -79,8 +81,8 @@ def test_only_a_usual_expansion_with_gelu_goes_by_it(changes, after, n_taken, mo
     assert len(taken) == n_taken
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile itself does
-def test_a_compiled_graph_has_it_inside(kernel, monkeypatch):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch.compile
+def test_a_compiled_graph_contains_the_kernel(kernel, monkeypatch):
     monkeypatch.setattr(feed_forward, "can_fuse_linear_gelu", lambda *_: True)
     layer, x = FeedForward(24, 48, activation=Activation.GELU), torch.randn(1, 13, 24)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Are the angles of positions worked out once in what is compiled, and the same as in what is not?"""
+"""Tests that position tables are computed once under torch.compile and equal the eager ones."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from qkv.nn.materialize import materialize_once
 
 pytestmark = [
     pytest.mark.compiled,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of what torch.compile itself does
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside torch.compile
 ]
 
 
 @pytest.mark.parametrize(("positions", "n_tables"), [(PositionKind.ROTARY, 2), (PositionKind.SINUSOIDAL, 1)])
-def test_a_compiled_pass_writes_its_angles_once_for_all_layers(positions, n_tables):
+def test_a_compiled_pass_computes_its_angles_once_for_all_layers(positions, n_tables):
     size = {"vocab_size": 37, "context_length": 13, "n_layers": 3, "d_model": 12, "n_heads": 3}
     model = GPT(GPTConfig(**size, positions=positions), seed=1)
     ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
@@ -31,13 +31,13 @@ def test_a_compiled_pass_writes_its_angles_once_for_all_layers(positions, n_tabl
     assert torch.equal(found, model(ids))
 
 
-def test_an_exported_program_has_operators_of_torch_alone():
+def test_an_exported_program_contains_only_torch_operators():
     model = GPT(GPTConfig(vocab_size=37, context_length=13, n_layers=1, d_model=12, n_heads=3,
                           positions=PositionKind.ROTARY), seed=1)  # fmt: skip
     program = torch.export.export(model.eval(), (torch.tensor([[2, 3, 5]]),))
     assert not [node for node in program.graph.nodes if str(node.target).startswith("qkv")]
 
 
-def test_nothing_is_copied_where_nothing_is_compiled():
+def test_the_eager_implementation_does_not_copy_the_table():
     table = torch.zeros(3)
     assert materialize_once(table) is table

@@ -1,4 +1,4 @@
-"""Do rotary, ALiBi and T5's buckets let the scores know distances?"""
+"""Tests of rotary embeddings, ALiBi and T5's relative bias."""
 
 import math
 
@@ -13,26 +13,26 @@ from qkv.nn import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, Rotary, a
 D_HEAD, N_HEADS = 6, 3
 
 
-def turned(vector: torch.Tensor, position: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def rotate_at(vector: torch.Tensor, position: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     at = torch.tensor([[position]])
     return Rotary(D_HEAD)(at, at, dtype).rotate(vector[None, None, None])[0, 0, 0]
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 3000))
-def test_rotary_scores_depend_on_the_distance_alone(query_at, key_at, shift):
+def test_rotary_scores_depend_only_on_the_distance(query_at, key_at, shift):
     query, key = torch.randn(2, D_HEAD, dtype=torch.float64)
-    here = turned(query, query_at) @ turned(key, key_at)
-    there = turned(query, query_at + shift) @ turned(key, key_at + shift)
+    here = rotate_at(query, query_at) @ rotate_at(key, key_at)
+    there = rotate_at(query, query_at + shift) @ rotate_at(key, key_at + shift)
     torch.testing.assert_close(here, there)
 
 
-def test_rotary_turns_number_i_with_number_i_plus_half():
+def test_rotary_rotates_dimension_i_with_dimension_i_plus_half():
     vector = torch.zeros(D_HEAD, dtype=torch.float64)
     vector[1] = 1.0
     angle = 5 * 10000 ** (-2 / D_HEAD)
     expected = torch.zeros(D_HEAD, dtype=torch.float64)
     expected[1], expected[4] = math.cos(angle), math.sin(angle)
-    torch.testing.assert_close(turned(vector, 5), expected)
+    torch.testing.assert_close(rotate_at(vector, 5), expected)
 
 
 def test_rotary_angles_of_a_float64_model_are_float64():
@@ -44,11 +44,11 @@ def test_rotary_angles_of_a_float64_model_are_float64():
 
 def test_rotary_leaves_lengths_and_position_0_as_they_are():
     vector = torch.randn(D_HEAD, dtype=torch.float64)
-    torch.testing.assert_close(turned(vector, 777).norm(), vector.norm())
-    assert torch.equal(turned(vector, 0), vector)
+    torch.testing.assert_close(rotate_at(vector, 777).norm(), vector.norm())
+    assert torch.equal(rotate_at(vector, 0), vector)
 
 
-def test_rotary_turns_slower_with_a_larger_base():
+def test_rotary_rotates_more_slowly_with_a_larger_theta():
     at = torch.tensor([[1]])
     cos, sin = Rotary(4, theta=100.0)(at, at, torch.float64).rotation
     expected = torch.tensor([1.0, 0.1, 1.0, 0.1], dtype=torch.float64)
@@ -62,24 +62,24 @@ def test_rotary_angles_are_not_rounded_with_the_weights():
     torch.testing.assert_close(rotary(at, at, torch.bfloat16).rotation[0].double(), exact, rtol=0, atol=1e-4)
 
 
-def test_a_linear_slowing_divides_all_frequencies():
+def test_linear_scaling_divides_all_frequencies():
     torch.testing.assert_close(RopeScalingRule(factor=4.0)(torch.tensor([1.0, 0.2])), torch.tensor([0.25, 0.05]))
 
 
-def test_llamas_slowing_keeps_fast_turns_divides_slow_ones_and_is_smooth_between():
-    """In a context of 100: 8 turns are kept, half a turn is divided, 2.5 turns lie midway between 1 and 4."""
+def test_llama_scaling_keeps_high_frequencies_and_divides_low_ones():
+    """In a context of 100, 8 rotations are unchanged, 0.5 are divided, and 2.5 are the midpoint of 1 and 4."""
     frequencies = torch.tensor([8.0, 2.5, 0.5]) * 2 * math.pi / 100
-    slowed = RopeScalingRule(factor=8.0, original_context_length=100)(frequencies)
-    torch.testing.assert_close(slowed / frequencies, torch.tensor([1.0, (1 + 1 / 8) / 2, 1 / 8]))
+    scaled = RopeScalingRule(factor=8.0, original_context_length=100)(frequencies)
+    torch.testing.assert_close(scaled / frequencies, torch.tensor([1.0, (1 + 1 / 8) / 2, 1 / 8]))
 
 
-def test_no_rotation_is_no_change():
+def test_without_rotation_rotate_is_the_identity():
     x = torch.randn(2, 3, 5, 4)
     assert torch.equal(PositionInfo().rotate(x), x)
 
 
-def test_rotary_needs_pairs():
-    with pytest.raises(ConfigError, match="d_head=5 must be even"):
+def test_an_odd_head_width_is_rejected():
+    with pytest.raises(ConfigError, match="d_head=5"):
         Rotary(5)
 
 
@@ -88,7 +88,7 @@ def test_the_slopes_of_8_heads_halve_from_one_half():
 
 
 def test_the_slopes_of_12_heads_are_those_of_8_and_every_second_one_of_16():
-    """The published rule for heads that are no power of two."""
+    """Checks the published rule for head counts that are not powers of two."""
     expected = [1 / 2**i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
     assert alibi_slopes(12) == pytest.approx(expected, rel=1e-15)
 
@@ -100,7 +100,7 @@ def test_there_is_a_slope_for_each_head_and_no_two_are_equal(n_heads):
     assert all(0 < slope < 1 for slope in slopes)
 
 
-def test_alibi_takes_slope_times_distance_from_the_score():
+def test_alibi_subtracts_slope_times_distance_from_the_score():
     bias = ALiBi(2)(torch.tensor([[0, 4]]), torch.tensor([[0, 1, 4]])).bias
     assert bias.shape == (1, 2, 2, 3)
     slopes = [2**-4, 2**-8]
@@ -113,7 +113,7 @@ def relative(*, bidirectional: bool, n_buckets: int = 32, max_distance: int = 12
 
 
 def test_a_decoders_buckets_are_exact_to_15_then_grow_and_end_at_31():
-    """T5's 32 buckets to distance 128: 16 of one distance each, then 16 that widen by 8^(1/16) each."""
+    """T5 has 32 buckets up to distance 128: 16 for single distances, then 16 that each grow by 8^(1/16)."""
     buckets = relative(bidirectional=False).bucket_indices(-torch.arange(200)).tolist()
     assert buckets[:16] == list(range(16))
     # 16·8^(1/16) = 18.2, 16·8^(2/16) = 20.7, 16·8^(3/16) = 23.6
@@ -123,7 +123,7 @@ def test_a_decoders_buckets_are_exact_to_15_then_grow_and_end_at_31():
     assert set(buckets[113:]) == {31}
 
 
-def test_a_decoder_puts_the_future_with_distance_0():
+def test_a_decoder_assigns_future_keys_to_the_bucket_of_distance_0():
     assert relative(bidirectional=False).bucket_indices(torch.tensor([1, 5, 100])).tolist() == [0, 0, 0]
 
 
@@ -137,7 +137,7 @@ def test_an_encoder_has_half_of_the_buckets_for_each_side():
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_the_bias_of_a_pair_is_its_buckets_row_of_the_table(bidirectional):
+def test_the_bias_of_a_pair_is_the_table_row_of_its_bucket(bidirectional):
     part = relative(bidirectional=bidirectional, n_buckets=8, max_distance=7)
     queries, keys = torch.tensor([[3, 9]]), torch.tensor([[0, 2, 3, 5, 11]])
     bias = part(queries, keys).bias
@@ -149,6 +149,6 @@ def test_the_bias_of_a_pair_is_its_buckets_row_of_the_table(bidirectional):
 
 
 @pytest.mark.parametrize("part", [relative(bidirectional=True), ALiBi(N_HEADS)], ids=["learned", "alibi"])
-def test_a_bias_has_its_keys_side_by_side_as_a_gpus_fused_kernels_ask(part):
+def test_the_bias_is_contiguous_along_the_keys(part):
     at = torch.arange(5)[None]
     assert part(at, at).bias.stride(-1) == 1

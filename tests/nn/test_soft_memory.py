@@ -1,4 +1,4 @@
-"""Is a soft dictionary a dictionary, and soft?"""
+"""Tests of the soft dictionary."""
 
 import pytest
 import torch
@@ -33,11 +33,13 @@ def test_the_answer_is_the_softmax_weighted_sum_of_the_values(scaled):
 def test_a_memory_is_attention_with_one_query():
     memory, keys, values = filled()
     query = torch.randn(WIDTH)
-    attended = scaled_dot_product_attention(query[None, None, None], keys[None, None], values[None, None], kernel=AttentionKernel.EAGER)
+    attended = scaled_dot_product_attention(
+        query[None, None, None], keys[None, None], values[None, None], kernel=AttentionKernel.EAGER
+    )
     torch.testing.assert_close(memory.lookup(query), attended[0, 0, 0])
 
 
-def test_a_sharp_query_gets_its_own_value():
+def test_a_large_query_returns_the_value_of_its_key():
     memory = SoftMemory()
     for i in range(4):
         memory[torch.eye(4)[i]] = [float(i)]
@@ -60,25 +62,25 @@ def test_an_equal_key_is_replaced():
     torch.testing.assert_close(memory.lookup([0.0, 0.0]), torch.tensor([25.0]))
 
 
-def test_an_empty_memory_has_no_answer():
-    with pytest.raises(InputError, match="0 entries, a look-up needs at least 1"):
+def test_a_lookup_in_an_empty_memory_is_rejected():
+    with pytest.raises(InputError, match="0 entries"):
         SoftMemory().lookup([1.0])
 
 
-def test_widths_that_differ_are_refused_with_both_numbers():
+def test_widths_that_differ_are_rejected():
     memory, _, _ = filled()
-    with pytest.raises(ShapeError, match="the key has width 2, the memory's are of width 5"):
+    with pytest.raises(ShapeError, match=r"key\b.*\b2\b.*\b5\b"):
         memory[[1.0, 2.0]] = [1.0] * D_VALUE
-    with pytest.raises(ShapeError, match="the value has width 2, the memory's are of width 3"):
+    with pytest.raises(ShapeError, match=r"value\b.*\b2\b.*\b3\b"):
         memory[[1.0] * WIDTH] = [1.0, 2.0]
-    with pytest.raises(ShapeError, match="the query has width 6, the memory's are of width 5"):
+    with pytest.raises(ShapeError, match=r"query\b.*\b6\b.*\b5\b"):
         memory.lookup([1.0] * 6)
 
 
-def test_a_matrix_is_no_key(unchecked):
-    with pytest.raises(ShapeError, match=r"one vector, not a tensor of shape \(2, 3\)"):
+def test_a_matrix_as_key_is_rejected(unchecked):
+    with pytest.raises(ShapeError, match=r"\(2, 3\)"):
         SoftMemory()[torch.ones(2, 3)] = [1.0]
-    with pytest.raises(ShapeError, match=r"one vector, not a tensor of shape \(0,\)"):
+    with pytest.raises(ShapeError, match=r"\(0,\)"):
         SoftMemory()[[]] = [1.0]
 
 

@@ -1,4 +1,4 @@
-"""Is a tap an identity until somebody watches or changes it, and again afterwards?"""
+"""Tests of taps: identity, observers and interventions."""
 
 import torch
 
@@ -7,7 +7,7 @@ from qkv.nn import Tap
 X = torch.tensor([1.0, 2.0])
 
 
-def test_a_tap_passes_the_very_thing_it_is_given():
+def test_a_tap_returns_the_same_object():
     tap, anything = Tap(), object()
     assert tap(X) is X
     assert tap(anything) is anything
@@ -15,7 +15,7 @@ def test_a_tap_passes_the_very_thing_it_is_given():
     assert not tap.has_interventions
 
 
-def test_a_watcher_sees_what_passes_until_it_ends():
+def test_an_observer_is_called_until_it_is_removed():
     tap, seen = Tap(), []
     end = tap.observe(seen.append)
     assert tap.has_observers
@@ -27,7 +27,7 @@ def test_a_watcher_sees_what_passes_until_it_ends():
     assert not tap.has_observers
 
 
-def test_changes_are_made_in_turn_and_watchers_see_the_last():
+def test_interventions_run_in_order_before_the_observers():
     tap, seen = Tap(), []
     tap.observe(seen.append)
     end_double = tap.intervene(lambda x: x * 2)
@@ -42,7 +42,7 @@ def test_changes_are_made_in_turn_and_watchers_see_the_last():
     assert not tap.has_interventions
 
 
-def test_a_guest_sees_what_passes_but_asks_for_nothing():
+def test_an_optional_observer_does_not_force_a_computation():
     tap, seen = Tap(), []
     end = tap.observe_if_computed(seen.append)
     assert not tap.has_observers
@@ -52,5 +52,5 @@ def test_a_guest_sees_what_passes_but_asks_for_nothing():
     assert len(seen) == 1
 
 
-def test_a_tap_holds_no_weights():
+def test_a_tap_has_no_parameters():
     assert not Tap().state_dict()

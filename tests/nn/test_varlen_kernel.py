@@ -1,4 +1,4 @@
-"""The kernel for short texts, run by Triton's interpreter: what each text's own look-up gives, for any lengths."""
+"""Tests of the short-sequence attention kernel in Triton's interpreter, compared with separate sequences."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ pytestmark = BY_TRITON
 
 @pytest.mark.parametrize("longest", [5, 13, 128])
 @pytest.mark.parametrize("n_heads", [1, 3])
-def test_each_text_sees_itself_alone(longest, n_heads, monkeypatch):
+def test_each_sequence_attends_only_to_itself(longest, n_heads, monkeypatch):
     from qkv.nn import varlen_kernel
 
     monkeypatch.setattr(varlen_kernel, "QUERIES", 16)
     lengths = [longest, 1, 0, min(17, longest), 3, 0, 0]
     generator = torch.Generator().manual_seed(longest)
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    # Side by side, as one product gives them.
+    # Views of one tensor, as a fused QKV projection produces them.
     together = torch.randn(sum(lengths), 3 * n_heads * 16, generator=generator)
     queries, keys, values = (part.unflatten(1, (n_heads, 16)) for part in together.chunk(3, dim=1))
     got = varlen_kernel.short_varlen_attention(queries, keys, values, starts, longest)
@@ -36,7 +36,7 @@ ROWS = [[5, 7, 11] * 4 + [2], [3], [1, 2]]
 
 
 def read(monkeypatch, d_model=32):
-    """A BERT, and its states of ROWS in the sizes that a compiled graph is made for, as if on a GPU."""
+    """Returns a BERT and its hidden states of ROWS, packed as for a compiled graph on a GPU."""
     config = BERTConfig(vocab_size=31, context_length=13, d_model=d_model, n_heads=2, n_layers=2)
     model = BERT(config, seed=3).eval()
     reader = PackedEncoder(model)
@@ -47,7 +47,7 @@ def read(monkeypatch, d_model=32):
         return model, reader.states(ROWS)
 
 
-def test_a_bert_that_reads_by_it_has_the_states_of_each_text_alone(monkeypatch):
+def test_a_bert_with_the_kernel_equals_each_text_run_separately(monkeypatch):
     model, states = read(monkeypatch)
     for row, found in zip(ROWS, states, strict=True):
         with torch.no_grad():
@@ -55,7 +55,7 @@ def test_a_bert_that_reads_by_it_has_the_states_of_each_text_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(("d_model", "short", "wanted"), [(32, 13, "own"), (32, 12, "torch"), (22, 13, "torch")])
-def test_longer_texts_and_other_widths_go_by_the_kernel_of_torch(d_model, short, wanted, monkeypatch):
+def test_longer_sequences_and_other_widths_use_the_torch_kernel(d_model, short, wanted, monkeypatch):
     from torch.nn.attention import varlen
 
     from qkv.nn import varlen_kernel

@@ -1,4 +1,4 @@
-"""Random small configs, weights and inputs, as hypothesis draws them for the reference tests."""
+"""Hypothesis strategies for small configs, weights and inputs of the reference tests."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ CONTEXT_LENGTH = 13
 
 @st.composite
 def transformer_settings(draw, positions: PositionKind | None) -> dict[str, Any]:
-    """What the three Transformer families share; every setting takes every kind of value, or that one."""
+    """Draw the settings that the three Transformer families share, for any kind of positions or the given one."""
     positions = positions or draw(st.sampled_from(PositionKind))
     chosen = {
         "vocab_size": draw(st.integers(2, 17)),
@@ -36,7 +36,7 @@ def transformer_settings(draw, positions: PositionKind | None) -> dict[str, Any]
         "rope_theta": draw(st.sampled_from([10000.0, 7.0])),
         "rope_scaling": draw(st.none() | _scalings()) if positions is PositionKind.ROTARY else None,
         "relative_buckets": draw(st.sampled_from([4, 8, 12])),
-        # A prime, so that no distance falls on the edge of a bucket, where rounding would decide.
+        # A prime, so that no distance is on the edge of a bucket, where rounding would matter.
         "relative_max_distance": draw(st.sampled_from([7, 11, 31])),
         "sliding_window": draw(st.none() | st.integers(1, 5)),
         "d_ff": draw(st.integers(1, 11)),
@@ -55,7 +55,7 @@ def transformer_settings(draw, positions: PositionKind | None) -> dict[str, Any]
 
 @st.composite
 def _scalings(draw) -> RopeScaling:
-    """Short first contexts, so that frequencies fall below, between and above the two bounds."""
+    """Draw short original contexts, so that frequencies are below, between and above the two limits."""
     return RopeScaling(
         factor=draw(st.sampled_from([0.5, 3.0])),
         original_context_length=draw(st.none() | st.integers(2, 40)),
@@ -141,7 +141,7 @@ def rnn_configs(draw) -> RNNConfig:
 
 
 def with_random_weights(model: nn.Module, rng: np.random.Generator) -> nn.Module:
-    """In float64, and far from the start: no bias is 0, no norm is 1, scores are large."""
+    """Returns the model in float64 with weights far from initialization, such as large scores."""
     model = model.double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -156,7 +156,7 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def random_padding(rng: np.random.Generator, shape: tuple[int, int], *, at_least: int) -> np.ndarray:
-    """True where a token stands; each row has its padding on the right, on the left, or anywhere."""
+    """Returns a random attention mask. Each row has its padding on the right, on the left, or anywhere."""
     attention_mask = np.zeros(shape, bool)
     for row in attention_mask:
         n = rng.integers(at_least, shape[1] + 1)
@@ -165,5 +165,5 @@ def random_padding(rng: np.random.Generator, shape: tuple[int, int], *, at_least
 
 
 def random_documents(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Texts packed one after another, numbered from 0 in each row."""
+    """Returns random document numbers, counted from 0 in each row."""
     return (rng.random(shape) < 0.4).cumsum(1)

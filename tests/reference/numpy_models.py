@@ -1,6 +1,6 @@
-"""What the Transformer families compute, from the mathematics alone: float64 NumPy, one head at a time.
+"""NumPy reference of the Transformer families, in float64 and one head at a time.
 
-Shares no code with the library. Takes a config as a plain dict of settings, weights as a dict of arrays.
+It shares no code with the library. Configs are plain dicts, and weights are dicts of arrays.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.reference.numpy_positions import bucket, sinusoid, slopes, turn
+from tests.reference.numpy_positions import bucket, rotate, sinusoid, slopes
 
 Array = np.ndarray
 Settings = Mapping[str, Any]
@@ -18,14 +18,16 @@ Weights = Mapping[str, Array]
 
 
 def gpt(s: Settings, w: Weights, ids: Array, *, attention_mask: Array | None = None, documents: Array | None = None):
-    """Logits, (batch, position, vocabulary)."""
+    """Returns the logits, (batch, position, vocabulary)."""
     rows = []
     for b in range(len(ids)):
-        real, texts = _row(attention_mask, b), _row(documents, b)
-        places = _places(len(ids[b]), real, texts)
-        visible = _visible(places, causal=s["causal"], window=s["sliding_window"], real=real, texts=texts)
-        x = _embed(s, w, "embedding", ids[b], places)
-        x = _stack(s, w, "", x, visible=visible, places=places, is_bidirectional=not s["causal"])
+        is_token, documents = _row(attention_mask, b), _row(documents, b)
+        positions = _position_ids(len(ids[b]), is_token, documents)
+        visible = _visible(
+            positions, causal=s["causal"], window=s["sliding_window"], is_token=is_token, documents=documents
+        )
+        x = _embed(s, w, "embedding", ids[b], positions)
+        x = _stack(s, w, "", x, visible=visible, positions=positions, is_bidirectional=not s["causal"])
         rows.append(_unembed(s, w, x, tied="embedding.token.weight"))
     return np.stack(rows)
 
@@ -39,16 +41,16 @@ def bert(
     attention_mask: Array | None = None,
     documents: Array | None = None,
 ) -> dict[str, Array]:
-    """Every state, and what each head that the settings ask for makes of them."""
+    """Returns the hidden states and the output of each head that the settings enable."""
     rows = []
     for b in range(len(ids)):
-        real, texts = _row(attention_mask, b), _row(documents, b)
-        places = _places(len(ids[b]), real, texts)
+        is_token, documents = _row(attention_mask, b), _row(documents, b)
+        positions = _position_ids(len(ids[b]), is_token, documents)
         of = np.zeros(len(ids[b]), int) if segments is None else segments[b]
         of = of if s["n_segments"] else None
-        x = _embed(s, w, "embedding", ids[b], places, segments=of)
-        visible = _visible(places, causal=False, window=s["sliding_window"], real=real, texts=texts)
-        rows.append(_stack(s, w, "", x, visible=visible, places=places, is_bidirectional=True))
+        x = _embed(s, w, "embedding", ids[b], positions, segments=of)
+        visible = _visible(positions, causal=False, window=s["sliding_window"], is_token=is_token, documents=documents)
+        rows.append(_stack(s, w, "", x, visible=visible, positions=positions, is_bidirectional=True))
     states = np.stack(rows)
     out = {"states": states}
     if s["pooler"]:
@@ -68,28 +70,28 @@ def bert(
 def seq2seq(
     s: Settings,
     w: Weights,
-    given: Array,
+    source_input: Array,
     ids: Array,
     *,
     source_attention_mask: Array | None = None,
     attention_mask: Array | None = None,
 ):
-    """Logits of the target, (batch, position, vocabulary). `given`: the source's ids, or its patches' numbers."""
+    """Logits of the target, (batch, position, vocabulary). `source` holds ids or patches."""
     rows = []
     for b in range(len(ids)):
-        real, n = _row(source_attention_mask, b), len(given[b])
-        places = _places(n, real, None)
-        x = _embed(s, w, "encoder.embedding", given[b], places)
-        visible = _visible(places, causal=False, window=s["sliding_window"], real=real)
-        source = _stack(s, w, "encoder.", x, visible=visible, places=places, is_bidirectional=True)
-        source_real = np.ones(n, bool) if real is None else real
+        is_token, n = _row(source_attention_mask, b), len(source_input[b])
+        positions = _position_ids(n, is_token, None)
+        x = _embed(s, w, "encoder.embedding", source_input[b], positions)
+        visible = _visible(positions, causal=False, window=s["sliding_window"], is_token=is_token)
+        source = _stack(s, w, "encoder.", x, visible=visible, positions=positions, is_bidirectional=True)
+        source_real = np.ones(n, bool) if is_token is None else is_token
 
-        real, n = _row(attention_mask, b), len(ids[b])
-        places = _places(n, real, None)
-        x = _embed(s, w, "decoder.embedding", ids[b], places)
-        visible = _visible(places, causal=True, window=s["sliding_window"], real=real)
+        is_token, n = _row(attention_mask, b), len(ids[b])
+        positions = _position_ids(n, is_token, None)
+        x = _embed(s, w, "decoder.embedding", ids[b], positions)
+        visible = _visible(positions, causal=True, window=s["sliding_window"], is_token=is_token)
         x = _stack(
-            s, w, "decoder.", x, visible=visible, places=places, is_bidirectional=False,
+            s, w, "decoder.", x, visible=visible, positions=positions, is_bidirectional=False,
             source=(source, np.tile(source_real, (n, 1))),
         )  # fmt: skip
         rows.append(_unembed(s, w, x, tied="decoder.embedding.token.weight"))
@@ -100,33 +102,35 @@ def _row(table: Array | None, b: int) -> Array | None:
     return None if table is None else table[b]
 
 
-def _places(n: int, real: Array | None, texts: Array | None) -> list[int]:
-    """How many tokens of the same text stand before; padding is none."""
-    places, before = [], 0
+def _position_ids(n: int, is_token: Array | None, documents: Array | None) -> list[int]:
+    """Returns the number of earlier tokens of the same document for each token, not counting padding."""
+    positions, before = [], 0
     for j in range(n):
-        if texts is not None and j > 0 and texts[j] != texts[j - 1]:
+        if documents is not None and j > 0 and documents[j] != documents[j - 1]:
             before = 0
-        places.append(before)
-        before += 1 if real is None else int(real[j])
-    return places
+        positions.append(before)
+        before += 1 if is_token is None else int(is_token[j])
+    return positions
 
 
-def _visible(places: list[int], *, causal: bool, window: int | None, real: Array | None, texts: Array | None = None):
-    """[query, key]: may it look? Written as one question about one pair at a time; a window counts tokens."""
+def _visible(
+    positions: list[int], *, causal: bool, window: int | None, is_token: Array | None, documents: Array | None = None
+):
+    """Returns the mask as [query, key], decided for one pair at a time. A sliding window counts only tokens."""
 
     def may_look(query: int, key: int) -> bool:
         return (
             (not causal or key <= query)
-            and (window is None or abs(places[query] - places[key]) < window)
-            and (real is None or bool(real[key]))
-            and (texts is None or texts[query] == texts[key])
+            and (window is None or abs(positions[query] - positions[key]) < window)
+            and (is_token is None or bool(is_token[key]))
+            and (documents is None or documents[query] == documents[key])
         )
 
-    n = len(places)
+    n = len(positions)
     return np.array([[may_look(query, key) for key in range(n)] for query in range(n)])
 
 
-def _embed(s: Settings, w: Weights, name: str, ids: Array, places: list[int], segments: Array | None = None):
+def _embed(s: Settings, w: Weights, name: str, ids: Array, positions: list[int], segments: Array | None = None):
     d, table = s["d_model"], w[f"{name}.token.weight"]
     x = table[ids] if ids.ndim == 1 else ids @ table
     if s["scale_embedding"]:
@@ -134,23 +138,23 @@ def _embed(s: Settings, w: Weights, name: str, ids: Array, places: list[int], se
     if segments is not None:
         x = x + w[f"{name}.segment.weight"][segments]
     if s["positions"] == "learned":
-        x = x + w[f"{name}.position.table.weight"][np.array(places) + s["position_offset"]]
+        x = x + w[f"{name}.position.table.weight"][np.array(positions) + s["position_offset"]]
     if s["positions"] == "sinusoidal":
-        x = x + np.array([sinusoid(place, d, s["sinusoid"]) for place in places])
+        x = x + np.array([sinusoid(position, d, s["sinusoid"]) for position in positions])
     if s["positions"] == "concatenated":
-        both = np.concatenate([x, [sinusoid(place, d, s["sinusoid"]) for place in places]], axis=1)
+        both = np.concatenate([x, [sinusoid(position, d, s["sinusoid"]) for position in positions]], axis=1)
         x = both @ w[f"{name}.position.project.weight"].T
     return _norm(s, w, f"{name}.norm", x) if s["embedding_norm"] else x
 
 
 def _stack(
-    s: Settings, w: Weights, prefix: str, x: Array, *, visible: Array, places: list[int], is_bidirectional: bool,
+    s: Settings, w: Weights, prefix: str, x: Array, *, visible: Array, positions: list[int], is_bidirectional: bool,
     source: tuple[Array, Array] | None = None,
 ):  # fmt: skip
-    """All blocks and the last norm; `source`: what cross-attention reads, and who may look at it."""
+    """Run all blocks and the final norm. `source` holds the states for cross-attention and their mask."""
     is_pre = s["norm_position"] == "pre"
-    bias = _distance_bias(s, w, f"{prefix}relative_positions", places, is_bidirectional=is_bidirectional)
-    turning = places if s["positions"] == "rotary" else None
+    bias = _distance_bias(s, w, f"{prefix}relative_positions", positions, is_bidirectional=is_bidirectional)
+    turning = positions if s["positions"] == "rotary" else None
 
     def add(x: Array, norm: str, sublayer):
         return x + sublayer(_norm(s, w, norm, x)) if is_pre else _norm(s, w, norm, x + sublayer(x))
@@ -174,11 +178,11 @@ def _attention(
     results = []
     for head in range(h):
         kv_head = head * s["n_kv_heads"] // h
-        q = _one_head(s, w, f"{name}.q_proj", x, head, d_head)
-        k = _one_head(s, w, f"{name}.k_proj", source, kv_head, d_head)
-        v = _one_head(s, w, f"{name}.v_proj", source, kv_head, d_value)
+        q = _project_head(s, w, f"{name}.q_proj", x, head, d_head)
+        k = _project_head(s, w, f"{name}.k_proj", source, kv_head, d_head)
+        v = _project_head(s, w, f"{name}.v_proj", source, kv_head, d_value)
         if turning is not None:
-            q, k = turn(s, q, turning), turn(s, k, turning)
+            q, k = rotate(s, q, turning), rotate(s, k, turning)
         scores = q @ k.T / (math.sqrt(d_head) if s["scale_scores"] else 1.0)
         if bias is not None:
             scores = scores + bias[head]
@@ -193,7 +197,7 @@ def _attention(
     return _linear(w, f"{name}.out_proj", mixed, bias=s["attention_bias"]) if s["output_projection"] else mixed
 
 
-def _one_head(s: Settings, w: Weights, name: str, x: Array, head: int, width: int) -> Array:
+def _project_head(s: Settings, w: Weights, name: str, x: Array, head: int, width: int) -> Array:
     own = slice(head * width, (head + 1) * width)
     out = x @ w[f"{name}.weight"][own].T
     return out + w[f"{name}.bias"][own] if s["attention_bias"] else out
@@ -209,9 +213,9 @@ def _softmax(scores: Array, visible: Array) -> Array:
     return weights
 
 
-def _distance_bias(s: Settings, w: Weights, name: str, places: list[int], *, is_bidirectional: bool):
-    """(head, query, key), or None where the positions come in elsewhere."""
-    ahead = np.subtract.outer(places, places).T
+def _distance_bias(s: Settings, w: Weights, name: str, positions: list[int], *, is_bidirectional: bool):
+    """Returns a bias of shape (head, query, key), or None for other kinds of positions."""
+    ahead = np.subtract.outer(positions, positions).T
     if s["positions"] == "alibi":
         return np.array([-slope * abs(ahead) for slope in slopes(s["n_heads"])])
     if s["positions"] == "relative":

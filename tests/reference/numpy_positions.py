@@ -1,4 +1,4 @@
-"""Where a token stands, as numbers: sinusoids, rotations, slopes and buckets, from the mathematics alone."""
+"""NumPy reference of position embeddings: sinusoids, rotations, ALiBi slopes and T5 buckets."""
 
 import math
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ Array = np.ndarray
 Settings = Mapping[str, Any]
 
 
-def sinusoid(place: int, d: int, style: str) -> list[float]:
+def sinusoid(position: int, d: int, style: str) -> list[float]:
     first = 1 if style == "interleaved-from-one" else 0
     pairs = [
-        (math.sin(place / 10000 ** (2 * i / d)), math.cos(place / 10000 ** (2 * i / d)))
+        (math.sin(position / 10000 ** (2 * i / d)), math.cos(position / 10000 ** (2 * i / d)))
         for i in range(first, first + d // 2)
     ]
     if style == "halves":
@@ -21,16 +21,18 @@ def sinusoid(place: int, d: int, style: str) -> list[float]:
     return [number for pair in pairs for number in pair]
 
 
-def turn(s: Settings, x: Array, places: list[int]) -> Array:
-    """Numbers i and i + d/2 are one complex number; a place turns it by place · base^(−2i/d)."""
+def rotate(s: Settings, x: Array, positions: list[int]) -> Array:
+    """Rotate dimensions i and i + d/2 as one complex number by position · theta^(−2i/d)."""
     half = x.shape[1] // 2
-    angles = np.outer(places, [_slowed(s["rope_scaling"], s["rope_theta"] ** (-i / half)) for i in range(half)])
+    angles = np.outer(
+        positions, [_scale_frequency(s["rope_scaling"], s["rope_theta"] ** (-i / half)) for i in range(half)]
+    )
     turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angles)
     return np.concatenate([turned.real, turned.imag], axis=1)
 
 
-def _slowed(scaling: Settings | None, frequency: float) -> float:
-    """Divided by the factor; by Llama 3.1's rule fully only where a wave is long beside the first context."""
+def _scale_frequency(scaling: Settings | None, frequency: float) -> float:
+    """Scale a frequency. Llama 3.1's rule divides it fully only if its wavelength is long."""
     if scaling is None:
         return frequency
     slow, context = frequency / scaling["factor"], scaling["original_context_length"]
@@ -47,7 +49,7 @@ def _slowed(scaling: Settings | None, frequency: float) -> float:
 
 
 def slopes(n_heads: int) -> list[float]:
-    """A power of two: a geometric row that ends at 2^−8; else the odd ones of twice as many heads fill up."""
+    """A geometric sequence that ends at 2^−8 for a power of two, else filled up from twice as many heads."""
     if n_heads & (n_heads - 1) == 0:
         return [2 ** (-8 * i / n_heads) for i in range(1, n_heads + 1)]
     below = 1 << (n_heads.bit_length() - 1)

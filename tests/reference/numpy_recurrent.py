@@ -1,6 +1,6 @@
-"""What the RNN encoder–decoder computes, from the mathematics alone: float64 NumPy, one sequence, one step at a time.
+"""NumPy reference of the RNN encoder–decoder, in float64, one sequence and one step at a time.
 
-Shares no code with the library. Takes a config as a plain dict of settings, weights as a dict of arrays.
+It shares no code with the library. Configs are plain dicts, and weights are dicts of arrays.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ Array = np.ndarray
 Settings = Mapping[str, Any]
 Weights = Mapping[str, Array]
 State = tuple[Array, Array]
-"""h and c of one layer; a GRU leaves c alone."""
+"""h and c of one layer. A GRU does not use c."""
 
 
 def rnn_seq2seq(s: Settings, w: Weights, source_ids: Array, ids: Array, *, source_attention_mask: Array | None = None):
-    """Logits of the target, (batch, position, vocabulary)."""
+    """Returns the logits of the target, (batch, position, vocabulary)."""
     rows = []
     for b in range(len(ids)):
         real = np.ones(len(source_ids[b]), bool) if source_attention_mask is None else source_attention_mask[b]
@@ -26,14 +26,14 @@ def rnn_seq2seq(s: Settings, w: Weights, source_ids: Array, ids: Array, *, sourc
         for layer in range(s["n_decoder_layers"]):
             x = _run(s, w, f"decoder.recurrence.{{}}_l{layer}", x, first)[0]
         if s["attention"] != "none":
-            x = np.stack([_look(s, w, state, states) for state in x])
+            x = np.stack([_attend(s, w, state, states) for state in x])
         table = w["embedding.weight" if s["tie_embeddings"] else "unembedding.weight"]
         rows.append(x @ table.T + w["unembedding.bias"])
     return np.stack(rows)
 
 
 def _encode(s: Settings, w: Weights, x: Array) -> tuple[Array, State]:
-    """The states of both directions, and the decoder's first state."""
+    """Returns the states of both directions and the initial decoder state."""
     zero = np.zeros(s["d_model"] // 2)
     for layer in range(s["n_encoder_layers"]):
         name = f"encoder.recurrence.{{}}_l{layer}"
@@ -48,7 +48,7 @@ def _encode(s: Settings, w: Weights, x: Array) -> tuple[Array, State]:
 
 
 def _run(s: Settings, w: Weights, name: str, x: Array, state: State) -> tuple[Array, State]:
-    """`name` has a gap for weight_ih, weight_hh, bias_ih and bias_hh."""
+    """Run one layer. `name` has a placeholder for weight_ih, weight_hh, bias_ih and bias_hh."""
     step = gru_step if s["cell"] == "gru" else lstm_step
     own = [w[name.format(part)] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     states = []
@@ -59,7 +59,7 @@ def _run(s: Settings, w: Weights, name: str, x: Array, state: State) -> tuple[Ar
 
 
 def gru_step(x: Array, state: State, w_x: Array, w_h: Array, b_x: Array, b_h: Array) -> State:
-    """Gates reset, update, and the new candidate; arXiv:1406.1078 with the reset inside the product's bias."""
+    """One GRU step (arXiv:1406.1078, with the reset gate applied after the hidden bias)."""
     h, c = state
     reset_x, update_x, new_x = np.split(w_x @ x + b_x, 3)
     reset_h, update_h, new_h = np.split(w_h @ h + b_h, 3)
@@ -69,14 +69,14 @@ def gru_step(x: Array, state: State, w_x: Array, w_h: Array, b_x: Array, b_h: Ar
 
 
 def lstm_step(x: Array, state: State, w_x: Array, w_h: Array, b_x: Array, b_h: Array) -> State:
-    """Gates input, forget, the candidate, and output."""
+    """One LSTM step with input gate, forget gate, candidate and output gate."""
     h, c = state
     let_in, forget, new, let_out = np.split(w_x @ x + b_x + w_h @ h + b_h, 4)
     c = _sigmoid(forget) * c + _sigmoid(let_in) * np.tanh(new)
     return _sigmoid(let_out) * np.tanh(c), c
 
 
-def _look(s: Settings, w: Weights, state: Array, states: Array) -> Array:
+def _attend(s: Settings, w: Weights, state: Array, states: Array) -> Array:
     match s["attention"]:
         case "dot":
             scores = np.array([state @ key for key in states])

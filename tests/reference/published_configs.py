@@ -1,4 +1,4 @@
-"""Published shapes with random weights: what `test_transformers.py` compares."""
+"""Published architectures with random weights, used by `test_transformers.py`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import torch
 import transformers as hf
 
-hf.logging.set_verbosity_error()  # remarks on token ids outside of these tiny vocabularies
+hf.logging.set_verbosity_error()  # it warns about token ids outside these tiny vocabularies
 BACKBONES = (hf.BertModel, hf.DistilBertModel, hf.RobertaModel)
 NO_IDS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One published shape."""
+    """One published architecture."""
 
     model: type
     config: type
@@ -29,9 +29,9 @@ class Case:
         torch.manual_seed(7)
         model = self.model(self.config(**{**NO_IDS, **self.settings})).eval()
         if self.config is hf.T5Config and not model.config.scale_decoder_outputs:
-            # `transformers` ties T5 1.1 until it reads a file that has a matrix apart, as the published ones do.
+            # `transformers` ties T5 1.1 until it loads a file with a separate matrix, as the published files have.
             model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-        # Where the matrix is not tied, this bias has a second, dead copy: one for both, as ever before.
+        # If the matrix is not tied, this bias has a second, unused copy. Both get the same values.
         if self.model in (hf.BertForMaskedLM, hf.BertForPreTraining):
             model.cls.predictions.bias = model.cls.predictions.decoder.bias
         if self.model is hf.RobertaForMaskedLM:
@@ -107,7 +107,7 @@ DECODERS = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 700.0, "factor": 3.0},
         },
     ),
-    # Turns in 29 positions: 4.6 (kept), 2.4 and 1.2 (between), 0.6 down to 0.09 (slowed down).
+    # Rotations in 29 positions: 4.6 (unchanged), 2.4 and 1.2 (interpolated), 0.6 down to 0.09 (divided).
     "llama, llama3 scaling": Case(
         hf.LlamaForCausalLM,
         hf.LlamaConfig,

@@ -1,4 +1,4 @@
-"""Attention weights as they are shown, against `transformers`' eager attentions with the same weights."""
+"""Recorded attention weights compared with the eager attentions of `transformers`."""
 
 import pytest
 import torch
@@ -35,7 +35,9 @@ def side(n: int, seed: int) -> TokenizedText:
 def test_the_recorded_weights_equal_the_eager_attentions_of_transformers(name):
     theirs = CASES[name].published()
     own, source = side(11, 5), side(7, 3) if name == "marian" else None
-    seen = run_with_cache(loaded(theirs), ModelInput(sequence=own, source=source, chosen=None if name == "bert" else own.ids[1:]))
+    seen = run_with_cache(
+        loaded(theirs), ModelInput(sequence=own, source=source, chosen=None if name == "bert" else own.ids[1:])
+    )
     inputs = {"input_ids": torch.tensor([own.ids])}
     if source is not None:
         inputs = {"input_ids": torch.tensor([source.ids]), "decoder_input_ids": torch.tensor([own.ids])}

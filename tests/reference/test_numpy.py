@@ -1,4 +1,4 @@
-"""Do the four models compute what the mathematics says? Against an independent float64 forward."""
+"""The four models compared with an independent float64 NumPy forward pass."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ each_kind_of_positions = pytest.mark.parametrize("positions", list(PositionKind)
 
 
 class Watched(dict):
-    """Weights that remember which of them were read: one that the reference never reads proves nothing."""
+    """Weights that record which of them were read, because an unread weight is not tested."""
 
     def __init__(self, weights: dict[str, np.ndarray], *, tied: set[str]) -> None:
         super().__init__(weights)
@@ -45,7 +45,7 @@ def tied_names(model: torch.nn.Module) -> set[str]:
 
 
 def assert_agree(ours: torch.Tensor, theirs: np.ndarray, at: np.ndarray | None = None) -> None:
-    """Within 1e-9 of the largest number, at all positions or at those where a token stands."""
+    """Assert agreement within 1e-9 of the largest value, at all positions or only at real tokens."""
     got, expected = ours.detach().numpy(), theirs
     assert got.dtype == np.float64
     assert got.shape == expected.shape
@@ -57,7 +57,7 @@ def assert_agree(ours: torch.Tensor, theirs: np.ndarray, at: np.ndarray | None =
 
 
 def assert_all_settings_are_drawn(config: GPTConfig | BERTConfig | Seq2SeqConfig | RNNConfig) -> None:
-    """A setting added later is red here until the reference knows it."""
+    """Fails for settings added later until the reference implements them."""
     not_drawn = set(type(config).model_fields) - config.model_fields_set
     derived_now_and_then = {"d_head", "d_value"}
     read_outside_of_the_model = {"family", "init_std", "class_names", "problem_type", "sentence_embedding"}
@@ -69,7 +69,7 @@ def drawn_shape(rng: np.random.Generator) -> tuple[int, int]:
 
 
 def drawn_masks(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Nothing, padding, packed documents, or both."""
+    """Returns no mask, padding, packed documents, or both."""
     masks = {}
     if rng.random() < 0.5:
         masks["attention_mask"] = random_padding(rng, shape, at_least=0)

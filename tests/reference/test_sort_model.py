@@ -1,4 +1,4 @@
-"""Does our GPT reproduce a small published model, number by number? A minGPT that sorts six letters."""
+"""Our GPT reproduces the stored activations of a small published minGPT that sorts six letters."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Everything in the file that is a tensor: little-endian float32 in base64, with its shape."""
+    """Returns all tensors in the file (little-endian float32 in base64, with shapes)."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     return {
         name: torch.from_numpy(np.frombuffer(base64.b64decode(one["data"]), "<f4").reshape(one["shape"]).copy())
@@ -35,7 +35,7 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def our_names(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """minGPT's names and shapes in ours; its Linear keeps W as we do, its c_attn holds W_Q, W_K, W_V in one."""
+    """Convert minGPT's state dict to ours. Its c_attn holds W_Q, W_K and W_V in one matrix."""
     ours = {
         "embedding.token.weight": stored["transformer.wte.weight"],
         "embedding.position.table.weight": stored["transformer.wpe.weight"],
@@ -142,7 +142,7 @@ def test_every_stored_tensor_is_checked(stored):
 
 
 def test_the_model_sorts_all_words_of_six_letters(model):
-    """Six letters in, the same six in order out, greedily; the first is asked for at the last letter."""
+    """Greedy decoding returns the six letters in order. The first one is predicted at the last input letter."""
     words = torch.tensor(list(product(range(3), repeat=6)))
     ids = words
     with torch.no_grad():

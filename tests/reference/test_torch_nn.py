@@ -1,4 +1,4 @@
-"""Do the parts compute what torch's own parts compute?"""
+"""Modules compared with their counterparts in `torch.nn`."""
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ D_MODEL = N_HEADS * D_HEAD
 kernels = pytest.mark.parametrize("kernel", list(AttentionKernel))
 
 
-def randomised(module: nn.Module) -> nn.Module:
-    """In float64, with no bias at 0 and no norm at 1."""
+def randomized(module: nn.Module) -> nn.Module:
+    """Returns the module in float64 with random weights, so that no bias is 0 and no norm is 1."""
     module = module.double().eval()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -36,12 +36,12 @@ def randomised(module: nn.Module) -> nn.Module:
     return module
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def random_tensor(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
 def padding(n: int) -> torch.Tensor:
-    """True where a token stands: row 0 is full, row 1 ends in two paddings."""
+    """Returns an attention mask whose row 0 is full and whose row 1 ends in two padding tokens."""
     return torch.arange(n) < torch.tensor([[n], [n - 2]])
 
 
@@ -50,7 +50,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
-    """torch keeps W_Q, W_K, W_V one below another in one matrix."""
+    """Copy the weights. torch stacks W_Q, W_K and W_V in one matrix."""
     parts = (ours.q_proj, ours.k_proj, ours.v_proj)
     with torch.no_grad():
         for part, weight, bias in zip(parts, theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True):
@@ -60,7 +60,7 @@ def copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
 
 
 def attentions() -> tuple[Attention, nn.MultiheadAttention]:
-    theirs = randomised(nn.MultiheadAttention(D_MODEL, N_HEADS, batch_first=True))
+    theirs = randomized(nn.MultiheadAttention(D_MODEL, N_HEADS, batch_first=True))
     ours = Attention(D_MODEL, HeadConfig.split(D_MODEL, N_HEADS)).double().eval()
     copy_attention(ours, theirs)
     return ours, theirs
@@ -71,7 +71,7 @@ def attentions() -> tuple[Attention, nn.MultiheadAttention]:
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_self_attention_equals_torch_multihead_attention(kernel, is_causal, is_padded):
     ours, theirs = attentions()
-    x = drawn(BATCH, N, D_MODEL)
+    x = random_tensor(BATCH, N, D_MODEL)
     attention_mask = padding(N) if is_padded else None
     mask = Mask(causal=is_causal, key_padding_mask=attention_mask) if is_causal or is_padded else None
     with use_attention_kernel(ours, kernel):
@@ -80,7 +80,7 @@ def test_self_attention_equals_torch_multihead_attention(kernel, is_causal, is_p
         x,
         x,
         x,
-        attn_mask=torch.ones(N, N, dtype=torch.bool).triu(1) if is_causal else None,  # torch: True = may not look
+        attn_mask=torch.ones(N, N, dtype=torch.bool).triu(1) if is_causal else None,  # in torch, True means masked
         key_padding_mask=None if attention_mask is None else ~attention_mask,
         need_weights=False,
     )
@@ -91,7 +91,7 @@ def test_self_attention_equals_torch_multihead_attention(kernel, is_causal, is_p
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_cross_attention_equals_torch_multihead_attention(kernel, is_padded):
     ours, theirs = attentions()
-    x, source = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL)
+    x, source = random_tensor(BATCH, N, D_MODEL), random_tensor(BATCH, N_SOURCE, D_MODEL)
     attention_mask = padding(N_SOURCE) if is_padded else None
     with use_attention_kernel(ours, kernel):
         got = ours(x, source=source, mask=None if attention_mask is None else Mask(key_padding_mask=attention_mask))
@@ -103,7 +103,7 @@ def test_cross_attention_equals_torch_multihead_attention(kernel, is_padded):
 
 def test_the_weights_of_each_head_equal_torch_multihead_attention():
     ours, theirs = attentions()
-    x, source = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL)
+    x, source = random_tensor(BATCH, N, D_MODEL), random_tensor(BATCH, N_SOURCE, D_MODEL)
     seen = []
     end = ours.weights.observe(seen.append)
     ours(x, source=source)
@@ -144,7 +144,7 @@ layers = pytest.mark.parametrize(
 @kernels
 @layers
 def test_a_block_equals_torch_transformer_encoder_layer(norm_position, activation, kernel):
-    theirs = randomised(
+    theirs = randomized(
         nn.TransformerEncoderLayer(
             D_MODEL,
             N_HEADS,
@@ -157,10 +157,10 @@ def test_a_block_equals_torch_transformer_encoder_layer(norm_position, activatio
     )
     ours = block(norm_position, activation, cross=False)
     copy_layer(ours, theirs)
-    x, attention_mask = drawn(BATCH, N, D_MODEL), padding(N)
+    x, attention_mask = random_tensor(BATCH, N, D_MODEL), padding(N)
     with use_attention_kernel(ours, kernel):
         got = ours(x, mask=Mask(key_padding_mask=attention_mask))
-    # Gradients on: torch's fast path for inference leaves zeros at padding.
+    # With gradients, because torch's inference fast path returns zeros at padding.
     expected = theirs(x, src_key_padding_mask=~attention_mask)
     assert_close(got, expected)
 
@@ -168,7 +168,7 @@ def test_a_block_equals_torch_transformer_encoder_layer(norm_position, activatio
 @kernels
 @layers
 def test_a_block_with_a_source_equals_torch_transformer_decoder_layer(norm_position, activation, kernel):
-    theirs = randomised(
+    theirs = randomized(
         nn.TransformerDecoderLayer(
             D_MODEL,
             N_HEADS,
@@ -181,28 +181,34 @@ def test_a_block_with_a_source_equals_torch_transformer_decoder_layer(norm_posit
     )
     ours = block(norm_position, activation, cross=True)
     copy_layer(ours, theirs)
-    x, source, attention_mask = drawn(BATCH, N, D_MODEL), drawn(BATCH, N_SOURCE, D_MODEL), padding(N_SOURCE)
+    x, source, attention_mask = (
+        random_tensor(BATCH, N, D_MODEL),
+        random_tensor(BATCH, N_SOURCE, D_MODEL),
+        padding(N_SOURCE),
+    )
     with use_attention_kernel(ours, kernel):
         got = ours(x, mask=CAUSAL, source=Source(states=source, mask=Mask(key_padding_mask=attention_mask)))
-    expected = theirs(x, source, tgt_mask=torch.ones(N, N, dtype=torch.bool).triu(1), memory_key_padding_mask=~attention_mask)
+    expected = theirs(
+        x, source, tgt_mask=torch.ones(N, N, dtype=torch.bool).triu(1), memory_key_padding_mask=~attention_mask
+    )
     assert_close(got, expected)
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.3])
 def test_layer_norm_equals_torch_layer_norm(epsilon):
-    theirs = randomised(nn.LayerNorm(D_MODEL, eps=epsilon))
+    theirs = randomized(nn.LayerNorm(D_MODEL, eps=epsilon))
     ours = LayerNorm(D_MODEL, eps=epsilon).double()
     ours.load_state_dict(theirs.state_dict())
-    x = drawn(BATCH, N, D_MODEL)
+    x = random_tensor(BATCH, N, D_MODEL)
     assert_close(ours(x), theirs(x))
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.3])
 def test_rms_norm_equals_torch_rms_norm(epsilon):
-    theirs = randomised(nn.RMSNorm(D_MODEL, eps=epsilon))
+    theirs = randomized(nn.RMSNorm(D_MODEL, eps=epsilon))
     ours = RMSNorm(D_MODEL, eps=epsilon).double()
     ours.load_state_dict(theirs.state_dict())
-    x = drawn(BATCH, N, D_MODEL)
+    x = random_tensor(BATCH, N, D_MODEL)
     assert_close(ours(x), theirs(x))
 
 
@@ -210,12 +216,12 @@ def test_rms_norm_equals_torch_rms_norm(epsilon):
 @pytest.mark.parametrize("cell", list(CellKind))
 def test_the_recurrent_encoder_equals_torch_run_row_by_row_without_padding(cell, n_layers):
     kind = nn.GRU if cell is CellKind.GRU else nn.LSTM
-    theirs = randomised(kind(D_MODEL, D_MODEL // 2, n_layers, batch_first=True, bidirectional=True))
-    ours = randomised(RecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=2))
+    theirs = randomized(kind(D_MODEL, D_MODEL // 2, n_layers, batch_first=True, bidirectional=True))
+    ours = randomized(RecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=2))
     ours.recurrence.load_state_dict(theirs.state_dict())
-    # Row 0 is padded on the right, row 1 not at all, row 2 on the left; the padding holds garbage.
+    # Row 0 is padded on the right, row 1 not at all, row 2 on the left; the padding contains random values.
     attention_mask = torch.tensor([[1] * 4 + [0] * 3, [1] * 7, [0] * 2 + [1] * 5]).bool()
-    x = drawn(3, N, D_MODEL)
+    x = random_tensor(3, N, D_MODEL)
     states, first = ours(x, attention_mask)
     assert torch.equal(states[~attention_mask], torch.zeros_like(states[~attention_mask]))
     for row in range(3):
@@ -229,8 +235,8 @@ def test_the_recurrent_encoder_equals_torch_run_row_by_row_without_padding(cell,
 
 @pytest.mark.parametrize(("cell", "step"), [(CellKind.GRU, gru_step), (CellKind.LSTM, lstm_step)])
 def test_the_manual_gate_equations_equal_the_recurrence(cell, step):
-    encoder = randomised(RecurrentEncoder(D_MODEL, cell=cell, n_layers=1, n_decoder_layers=1))
-    x = drawn(1, N, D_MODEL)
+    encoder = randomized(RecurrentEncoder(D_MODEL, cell=cell, n_layers=1, n_decoder_layers=1))
+    x = random_tensor(1, N, D_MODEL)
     states, _ = encoder(x)
     weights = arrays(encoder)
     half = D_MODEL // 2

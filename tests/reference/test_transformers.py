@@ -1,4 +1,4 @@
-"""Our models against `transformers`, by random weights loaded through the name tables."""
+"""Our models compared with `transformers`, with random weights loaded through the name tables."""
 
 import pytest
 import torch
@@ -14,19 +14,19 @@ PADDINGS = ["none", "left", "right"]
 
 
 def loaded(theirs):
-    """Our model with their weights."""
+    """Returns our model with their weights."""
     tensors = theirs.state_dict()
     ours = build(config_from_published(theirs.config.to_dict(), tensors), seed=3).eval()
     load_published_weights(ours, tensors)
     return ours
 
 
-def some_ids(vocab_size: int, length: int = LENGTH, seed: int = 5) -> torch.Tensor:
+def random_ids(vocab_size: int, length: int = LENGTH, seed: int = 5) -> torch.Tensor:
     return torch.randint(vocab_size, (BATCH, length), generator=torch.Generator().manual_seed(seed))
 
 
 def padding(side: str, length: int = LENGTH) -> torch.Tensor:
-    """Rows of full length, of 4 tokens, and of length − 2."""
+    """Returns an attention mask with rows of full length, 4 tokens and length − 2."""
     lengths = torch.tensor([length, 4, length - 2])[:, None]
     place = torch.arange(length)[None]
     match side:
@@ -38,12 +38,16 @@ def padding(side: str, length: int = LENGTH) -> torch.Tensor:
             return place < lengths
 
 
-def places(attention_mask: torch.Tensor) -> torch.Tensor:
+def token_rows(attention_mask: torch.Tensor) -> torch.Tensor:
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def assert_agree(
-    ours: torch.Tensor, theirs: torch.Tensor, attention_mask: torch.Tensor | None = None, *, tolerance: float = TOLERANCE
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    tolerance: float = TOLERANCE,
 ) -> None:
     assert ours.shape == theirs.shape
     if attention_mask is not None:
@@ -55,9 +59,9 @@ def assert_agree(
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_gives_the_published_logits(name, side):
     theirs = DECODERS[name].published()
-    ids, attention_mask = some_ids(31), padding(side)
+    ids, attention_mask = random_ids(31), padding(side)
     with torch.no_grad():
-        expected = theirs(ids, attention_mask=attention_mask.long(), position_ids=places(attention_mask)).logits
+        expected = theirs(ids, attention_mask=attention_mask.long(), position_ids=token_rows(attention_mask)).logits
         given = loaded(theirs)(ids, attention_mask=None if side == "none" else attention_mask)
     assert_agree(given, expected, attention_mask)
 
@@ -67,17 +71,20 @@ def test_a_decoder_gives_the_published_logits(name, side):
 def test_an_encoder_gives_the_published_states_and_every_head(name, side):
     theirs = ENCODERS[name].published()
     ours = loaded(theirs)
-    ids, attention_mask = some_ids(31), padding(side)
-    inputs = {"attention_mask": attention_mask.long(), "position_ids": places(attention_mask) + ours.config.position_offset}
+    ids, attention_mask = random_ids(31), padding(side)
+    inputs = {
+        "attention_mask": attention_mask.long(),
+        "position_ids": token_rows(attention_mask) + ours.config.position_offset,
+    }
     segments = None
     if ours.config.n_segments:
-        segments = inputs["token_type_ids"] = some_ids(ours.config.n_segments, seed=13)
+        segments = inputs["token_type_ids"] = random_ids(ours.config.n_segments, seed=13)
     with torch.no_grad():
         answer = theirs(ids, **inputs, output_hidden_states=True)
         states = ours(ids, segments=segments, attention_mask=None if side == "none" else attention_mask)
         assert_agree(states, answer.hidden_states[-1], attention_mask, tolerance=1e-5)
         for head, expected in heads_of(answer, name).items():
-            # The pooler reads the first position, which is padding when that stands on the left.
+            # The pooler reads the first position, which is padding if the row is padded on the left.
             rows = attention_mask if head == "masked_lm_logits" else attention_mask[:, 0]
             assert_agree(getattr(ours, head)(states), expected, rows)
 
@@ -103,7 +110,7 @@ def test_roberta_derives_positions_from_padding_as_we_do():
     theirs = ENCODERS["roberta, masked words, 1"].published()
     attention_mask = padding("right")
     pad = theirs.config.pad_token_id
-    ids = some_ids(31 - pad - 1) + pad + 1  # no token but padding may have its id
+    ids = random_ids(31 - pad - 1) + pad + 1  # no real token may have the padding id
     ids[~attention_mask] = pad
     with torch.no_grad():
         expected = theirs(ids, attention_mask=attention_mask.long(), output_hidden_states=True)
@@ -111,15 +118,15 @@ def test_roberta_derives_positions_from_padding_as_we_do():
     assert_agree(ours, expected.hidden_states[-1], attention_mask, tolerance=1e-5)
 
 
-# On the left, `transformers` gives padding positions of its own where we give none: only distances agree.
+# With left padding, `transformers` counts padding as positions and we do not, so only relative positions agree.
 PADDED_PAIRS = [(name, side) for name in PAIRS for side in PADDINGS if side != "left" or name.startswith("t5")]
 
 
 @pytest.mark.parametrize(("name", "side"), PADDED_PAIRS)
 def test_an_encoder_decoder_gives_the_published_logits(name, side):
     theirs = PAIRS[name].published()
-    source_ids, source_attention_mask = some_ids(31), padding(side)
-    ids, attention_mask = some_ids(31, 7, seed=13), padding(side, 7)
+    source_ids, source_attention_mask = random_ids(31), padding(side)
+    ids, attention_mask = random_ids(31, 7, seed=13), padding(side, 7)
     with torch.no_grad():
         expected = theirs(
             input_ids=source_ids,
@@ -144,7 +151,7 @@ def test_exported_weights_equal_the_loaded_ones_byte_for_byte(name):
     for key, tensor in back.items():
         assert torch.equal(tensor, given[key]), key
         assert tensor.is_contiguous()
-    # Whatever is not given back is a second name of something that is, or Marian's fixed positions.
+    # Tensors that are not exported are aliases of exported ones, or Marian's fixed positions.
     memory = {given[key].data_ptr() for key in back}
     rest = {key for key, tensor in given.items() if tensor.data_ptr() not in memory}
     assert rest == {key for key in given if "embed_positions" in key and name.startswith("marian")}
@@ -161,9 +168,9 @@ def test_transformers_rebuilds_the_model_from_our_export(name):
         again.lm_head.weight = torch.nn.Parameter(again.lm_head.weight.clone())
     fitting = {key.removeprefix(case.prefix): tensor for key, tensor in tensors.items()}
     assert not again.load_state_dict(fitting, strict=False).unexpected_keys
-    inputs = {"input_ids": some_ids(31)}
+    inputs = {"input_ids": random_ids(31)}
     if name in PAIRS:
-        inputs["decoder_input_ids"] = some_ids(31, 7)
+        inputs["decoder_input_ids"] = random_ids(31, 7)
     with torch.no_grad():
         assert torch.equal(again(**inputs)[0], theirs(**inputs)[0])
 
@@ -172,7 +179,7 @@ def test_transformers_rebuilds_the_model_from_our_export(name):
 def test_sixteen_greedy_tokens_with_a_cache_equal_transformers(name):
     theirs = DECODERS[name].published()
     ours = loaded(theirs)
-    ids = some_ids(31, 5)
+    ids = random_ids(31, 5)
     cache = ours.new_cache(batch=BATCH)
     written, new = ids, ids
     with torch.no_grad():
@@ -204,7 +211,7 @@ def test_a_swapped_pair_of_tensors_is_detected(name):
         key: right[key.replace(first, second) if key.endswith(first) else key.replace(second, first)] for key in right
     }
     ours = loaded(theirs)
-    inputs = (some_ids(31), some_ids(31, 7)) if name in PAIRS else (some_ids(31),)
+    inputs = (random_ids(31), random_ids(31, 7)) if name in PAIRS else (random_ids(31),)
     with torch.no_grad():
         before = ours(*inputs)
         load_published_weights(ours, wrong)

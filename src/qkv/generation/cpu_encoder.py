@@ -83,7 +83,7 @@ def create_cpu_encoder(model: BERT, prepacked: PrepackedWeights) -> CPUEncoder |
     In addition to the conditions of `supports_cpu_decode_engine`, the model must not use relative positions, a sliding
     window or a gated feed-forward layer, and gradients must be disabled.
     """
-    config, parts = model.config, [model.embedding, model.blocks, model.final_norm, model.final]
+    config, parts = model.config, [model.embedding, model.blocks, model.final_norm, model.last_hidden_state]
     is_supported = (
         model.relative_positions is None
         and config.sliding_window is None

@@ -1,4 +1,4 @@
-"""A BERT's states by prepared weights are those of its own road, and where they cannot be, that road is taken."""
+"""The prepacked CPU encoder agrees with the eager implementation, which is used for unsupported models."""
 
 import pytest
 import torch
@@ -10,30 +10,34 @@ from qkv.config import BERTConfig
 from qkv.generation.cpu_encoder import create_cpu_encoder
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.inspection import record
-from tests.agreement.families import VOCABULARY, berts, seeds, shaken
+from tests.agreement.model_strategies import VOCABULARY, berts, build_random_model, seeds
 
 LENGTHS = [7, 1, 5]
 USUAL = {"positions": "learned", "gated": False, "sliding_window": None, "head_layout": "split"}
 WIDE = BERTConfig(
     vocab_size=VOCABULARY, context_length=29, d_model=132, n_heads=3, n_layers=2, d_ff=1013, n_segments=2
 )  # fmt: skip
-"""Matrices so large that oneDNN multiplies by them, and activates."""
+"""Matrices large enough for oneDNN with a fused activation."""
 
 
-def given_texts(seed):
+def random_batch(seed):
     chance = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=chance)
     return ids, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 
 
-def check(model, seed):
-    ids, attention_mask = given_texts(seed)
+def assert_agrees(model, seed):
+    ids, attention_mask = random_batch(seed)
     segments = torch.zeros_like(ids)
     if model.embedding.segment is not None:
         segments[:, 3:] = 1
     lean = create_cpu_encoder(model, PrepackedWeights(model))
     assert lean is not None
-    for own in ({}, {"attention_mask": attention_mask}, {"segments": segments if model.embedding.segment is not None else None}):
+    for own in (
+        {},
+        {"attention_mask": attention_mask},
+        {"segments": segments if model.embedding.segment is not None else None},
+    ):
         one, other = lean(ids, **own), model(ids, **own)
         rows = attention_mask if "attention_mask" in own else torch.ones_like(attention_mask)
         torch.testing.assert_close(one[rows], other[rows], rtol=1e-4, atol=2e-5)
@@ -42,27 +46,28 @@ def check(model, seed):
 @trying(max_examples=25)
 @given(berts(**USUAL, d_value=4), seeds)
 @torch.no_grad()
-def test_states_agree_with_the_models_own_road_padded_or_not(config, seed):
-    check(shaken(config, seed).float().eval(), seed)
+def test_states_agree_with_eager_with_and_without_padding(config, seed):
+    assert_agrees(build_random_model(config, seed).float().eval(), seed)
 
 
 @pytest.mark.parametrize("activation", list(Activation))
 @torch.no_grad()
-def test_states_of_a_wide_model_agree_whose_activation_is_part_of_the_product(activation):
-    check(shaken(WIDE.replace(activation=activation), 3).float().eval(), 3)
+def test_states_of_a_wide_model_with_fused_activation_agree(activation):
+    assert_agrees(build_random_model(WIDE.replace(activation=activation), 3).float().eval(), 3)
 
 
 @pytest.mark.parametrize(
-    "change", [{"positions": "rotary"}, {"sliding_window": 3}, {"gated": True}, {"head_layout": "pooled", "d_value": 132}]
+    "change",
+    [{"positions": "rotary"}, {"sliding_window": 3}, {"gated": True}, {"head_layout": "pooled", "d_value": 132}],
 )
 @torch.no_grad()
-def test_other_shapes_take_the_models_own_road(change):
-    model = shaken(WIDE.replace(**change), 3).float().eval()
+def test_unsupported_configs_use_the_eager_implementation(change):
+    model = build_random_model(WIDE.replace(**change), 3).float().eval()
     assert create_cpu_encoder(model, PrepackedWeights(model)) is None
 
 
-def test_who_wants_gradients_trains_or_looks_inside_gets_the_models_own_road():
-    model = shaken(WIDE, 3).float().eval()
+def test_gradients_training_and_hooks_use_the_eager_implementation():
+    model = build_random_model(WIDE, 3).float().eval()
     packing = PrepackedWeights(model)
     assert create_cpu_encoder(model, packing) is None
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Grouped key/value heads give what full heads with the same keys and values give."""
+"""Grouped-query attention equals full attention with repeated key/value heads."""
 
 import pytest
 import torch
@@ -7,37 +7,44 @@ from hypothesis import strategies as st
 
 from qkv.choices import HeadLayout
 from qkv.nn import CAUSAL, Attention, HeadConfig
-from tests.agreement.families import close, gpts, seeds, shake, shaken, some_ids
+from tests.agreement.model_strategies import (
+    assert_close,
+    build_random_model,
+    gpts,
+    random_ids,
+    randomize_parameters,
+    seeds,
+)
 
 N_HEADS, N_KV_HEADS = 6, 2
 
 
-def repeated(weight, n_kv_heads):
-    """The rows of each key/value head, once for every query head of its group."""
+def repeat_kv_heads(weight, n_kv_heads):
+    """Returns the rows of each key/value head, repeated for every query head of its group."""
     heads = weight.unflatten(0, (n_kv_heads, -1))
     return heads.repeat_interleave(N_HEADS // n_kv_heads, dim=0).flatten(0, 1)
 
 
 @given(gpts(n_kv_heads=N_KV_HEADS), seeds)
 def test_a_grouped_gpt_equals_one_with_its_key_and_value_weights_repeated(config, seed):
-    grouped = shaken(config, seed)
-    full = shaken(config.replace(n_kv_heads=N_HEADS), seed)
+    grouped = build_random_model(config, seed)
+    full = build_random_model(config.replace(n_kv_heads=N_HEADS), seed)
     state = grouped.state_dict()
     for name, tensor in state.items():
-        if ".key." in name or ".value." in name:
-            state[name] = repeated(tensor, N_KV_HEADS)
+        if ".k_proj." in name or ".v_proj." in name:
+            state[name] = repeat_kv_heads(tensor, N_KV_HEADS)
     full.load_state_dict(state)
-    ids = some_ids(seed, 3, 7)
-    close(grouped(ids), full(ids))
+    ids = random_ids(seed, 3, 7)
+    assert_close(grouped(ids), full(ids))
 
 
 @pytest.mark.parametrize("layout", HeadLayout)
-def test_grouped_with_all_heads_is_plain_attention_head_by_head(layout):
+def test_attention_equals_a_computation_head_by_head(layout):
     d_model, d_head = 11, 4
     d_value = 5 if layout is HeadLayout.SPLIT else d_model
     heads = HeadConfig(n_heads=N_HEADS, n_kv_heads=N_HEADS, d_head=d_head, d_value=d_value, layout=layout)
     attention = Attention(d_model, heads).double()
-    shake(attention, 3)
+    randomize_parameters(attention, 3)
     x = torch.randn(3, 7, d_model, dtype=torch.float64)
 
     def part(linear, head, width):
@@ -54,15 +61,15 @@ def test_grouped_with_all_heads_is_plain_attention_head_by_head(layout):
         HeadLayout.POOLED: sum(results),
         HeadLayout.POOLED_MEAN: sum(results) / N_HEADS,
     }[layout]
-    close(attention(x, mask=CAUSAL), joined @ attention.out_proj.weight.T + attention.out_proj.bias)
+    assert_close(attention(x, mask=CAUSAL), joined @ attention.out_proj.weight.T + attention.out_proj.bias)
 
 
 @given(st.sampled_from((1, 2, 3, 6)), seeds)
-def test_each_key_value_head_serves_neighbouring_query_heads(n_kv_heads, seed):
-    """Silencing a key/value head's values silences its own group of query heads and no other."""
+def test_each_key_value_head_serves_consecutive_query_heads(n_kv_heads, seed):
+    """Zeroing the values of a key/value head zeroes the outputs of its group of query heads and no others."""
     heads = HeadConfig(n_heads=N_HEADS, n_kv_heads=n_kv_heads, d_head=4, d_value=4)
     attention = Attention(11, heads, bias=False).double()
-    shake(attention, seed)
+    randomize_parameters(attention, seed)
     with torch.no_grad():
         attention.v_proj.weight.unflatten(0, (n_kv_heads, -1))[0] = 0.0
     results = []

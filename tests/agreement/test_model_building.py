@@ -1,4 +1,4 @@
-"""A model built without memory, copied or loaded is the model that was built."""
+"""Models built on the meta device, copied or loaded equal the original."""
 
 import copy
 
@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.models import build
-from tests.agreement.families import berts, close, gpts, rnns, seeds, seq2seqs, shaken, some_ids
+from tests.agreement.model_strategies import (
+    assert_close,
+    berts,
+    build_random_model,
+    gpts,
+    random_ids,
+    rnns,
+    seeds,
+    seq2seqs,
+)
 
 configs = st.one_of(gpts(), berts(), seq2seqs(), rnns())
 
@@ -60,7 +69,7 @@ def test_a_tied_model_is_tied_when_built_copied_and_loaded(config, places):
         meta = build(config)
     for one in (model, other, meta, copy.deepcopy(model), copy.deepcopy(model).double()):
         assert is_tied(one, places)
-    close(places(other)[-1], places(model)[0])
+    assert_close(places(other)[-1], places(model)[0])
 
 
 @pytest.mark.parametrize(("config", "places"), TIED.values(), ids=TIED.keys())
@@ -71,9 +80,9 @@ def test_an_untied_model_is_not(config, places):
 
 @given(gpts(), seeds)
 def test_a_loaded_model_computes_the_same(config, seed):
-    model, other = shaken(config, seed), build(config, seed=seed + 1).double().eval()
+    model, other = build_random_model(config, seed), build(config, seed=seed + 1).double().eval()
     other.load_state_dict(model.state_dict())
-    ids = some_ids(seed, 3, 7)
+    ids = random_ids(seed, 3, 7)
     assert torch.equal(model(ids), other(ids))
 
 
@@ -86,7 +95,7 @@ def test_weights_are_a_pure_function_of_the_seed(config, seed):
 
 @given(st.one_of(gpts(dropout=0.5), berts(dropout=0.5)), seeds)
 def test_dropout_is_for_training_alone(config, seed):
-    model, ids = shaken(config, seed), some_ids(seed, 3, 7)
-    assert torch.equal(model(ids), shaken(config.replace(dropout=0.0), seed)(ids))
+    model, ids = build_random_model(config, seed), random_ids(seed, 3, 7)
+    assert torch.equal(model(ids), build_random_model(config.replace(dropout=0.0), seed)(ids))
     model.train()
     assert not torch.equal(model(ids), model(ids))

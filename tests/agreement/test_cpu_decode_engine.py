@@ -1,4 +1,4 @@
-"""A GPT's lean step, with its prepared weights, gives what the model's own road gives."""
+"""The CPU decode engine agrees with the eager implementation."""
 
 import pytest
 import torch
@@ -11,10 +11,10 @@ from qkv.config import GPTConfig, SamplingConfig
 from qkv.generation import GPTDecoder, beam_generate, generate
 from qkv.generation.cpu_decode_engine import create_cpu_decode_engine, supports_cpu_decode_engine
 from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers
-from qkv.generation.prepacked_weights import MIN_PADDED_SIZE, MIN_ONEDNN_SIZE, PackedLinear, prepack_weights
+from qkv.generation.prepacked_weights import MIN_ONEDNN_SIZE, MIN_PADDED_SIZE, PackedLinear, prepack_weights
 from qkv.inspection import record
 from qkv.nn import HeadConfig, RMSNorm
-from tests.agreement.families import VOCABULARY, gpts, seeds, shaken
+from tests.agreement.model_strategies import VOCABULARY, build_random_model, gpts, seeds
 
 GREEDY = SamplingConfig(temperature=0)
 PROMPTS = {"one": [[3]], "even": [[3, 4, 5], [6, 7, 8]], "ragged": [[3, 4, 5, 6, 7], [8], [9, 10, 11]]}
@@ -27,16 +27,22 @@ LLAMA = {
     "positions": "rotary", "norm": "rms", "norm_position": "pre", "activation": "silu", "gated": True,
     "attention_bias": False, "feed_forward_bias": False, "n_kv_heads": 2, "final_norm": True,
 }  # fmt: skip
-SHAPES = {"GPT-2": GPT2, "Llama": LLAMA, "ALiBi": {"positions": "alibi"}, "T5's bias": {"positions": "relative"},
-          "windowed": {**LLAMA, "sliding_window": 3}, "windowed, ALiBi": {"positions": "alibi", "sliding_window": 3}}  # fmt: skip
+SHAPES = {
+    "GPT-2": GPT2,
+    "Llama": LLAMA,
+    "ALiBi": {"positions": "alibi"},
+    "T5's bias": {"positions": "relative"},
+    "windowed": {**LLAMA, "sliding_window": 3},
+    "windowed, ALiBi": {"positions": "alibi", "sliding_window": 3},
+}
 
 
 def small(seed=0, **shape):
     sizes = {"vocab_size": VOCABULARY, "context_length": 29, "d_model": 10, "n_heads": 6, "d_head": 4, "d_ff": 17}
-    return shaken(GPTConfig(**{**sizes, "n_layers": 2, **shape}), seed).float()
+    return build_random_model(GPTConfig(**{**sizes, "n_layers": 2, **shape}), seed).float()
 
 
-def roads(model, prompts):
+def both_engines(model, prompts):
     lean = create_cpu_decode_engine(model, prepack_weights(model), capacity=CAPACITY)
     assert lean is not None
     both = [GPTDecoder(model, batch=len(prompts), capacity=CAPACITY, cpu_engine=road) for road in (lean, None)]
@@ -45,17 +51,17 @@ def roads(model, prompts):
     return both
 
 
-def agree(one, other):
+def assert_agree(one, other):
     assert one.shape == other.shape
     assert float((one - other).abs().max()) <= 1e-5 * max(1.0, float(other.abs().max()))
 
 
-def follow(both, rows, seed):
-    """Eight steps; after some of them rows are left out, repeated and put in another order."""
+def compare_steps(both, rows, seed):
+    """Run eight decode steps, dropping, repeating and reordering rows in between."""
     chance = torch.Generator().manual_seed(seed)
     for step in range(8):
         ids = torch.randint(0, VOCABULARY, (rows,), generator=chance)
-        agree(*(road.step(ids) for road in both))
+        assert_agree(*(road.step(ids) for road in both))
         if step in (2, 4, 5):
             kept = torch.randint(0, rows, (1 + step // 2,), generator=chance)
             for road in both:
@@ -66,26 +72,26 @@ def follow(both, rows, seed):
 @pytest.mark.parametrize("prompts", PROMPTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
-def test_each_step_of_the_known_shapes_agrees(shape, prompts):
+def test_each_step_of_the_listed_configs_agrees(shape, prompts):
     model = small(**SHAPES[shape])
-    follow(roads(model, PROMPTS[prompts]), len(PROMPTS[prompts]), seed=5)
+    compare_steps(both_engines(model, PROMPTS[prompts]), len(PROMPTS[prompts]), seed=5)
 
 
 @settings(max_examples=40)
 @given(gpts(), seeds, st.sampled_from(sorted(PROMPTS)))
 @torch.inference_mode()
-def test_each_step_of_any_shape_that_can_be_lean_agrees(config, seed, prompts):
-    model = shaken(config, seed).float()
+def test_each_step_of_any_supported_config_agrees(config, seed, prompts):
+    model = build_random_model(config, seed).float()
     assume(supports_cpu_decode_engine(model, prepack_weights(model)))
-    follow(roads(model, PROMPTS[prompts]), len(PROMPTS[prompts]), seed)
+    compare_steps(both_engines(model, PROMPTS[prompts]), len(PROMPTS[prompts]), seed)
 
 
 @torch.inference_mode()
-def test_the_shipped_stories_go_on_with_the_same_ids_by_both_roads():
+def test_the_stories_model_generates_the_same_ids_with_both_implementations():
     task = qkv.load("stories")
     prompts = [task.encode(text) for text in ("Once upon a time", "The sea was", "One day a little dog named")]
     lean = generate(task.model, prompts, max_new=40, sampling=GREEDY)
-    with record(task.model, "last_hidden_state"):  # who looks inside is on the model's own road
+    with record(task.model, "last_hidden_state"):  # recording forces the eager implementation
         own = generate(task.model, prompts, max_new=40, sampling=GREEDY)
     assert [text.new_ids for text in lean] == [text.new_ids for text in own]
     apart = [a - b for one, other in zip(lean, own, strict=True)
@@ -93,7 +99,7 @@ def test_the_shipped_stories_go_on_with_the_same_ids_by_both_roads():
     assert max(map(abs, apart)) <= 1e-4
 
 
-def test_beams_find_the_same_by_both_roads():
+def test_beam_search_finds_the_same_sequences_with_both_implementations():
     model = small(**LLAMA)
     asked = {"max_new": 7, "beam": qkv.config.BeamConfig(n_beams=3, n_best=3), "stop_ids": frozenset({2})}
     lean = beam_generate(model, PROMPTS["ragged"], **asked)
@@ -106,16 +112,18 @@ def test_beams_find_the_same_by_both_roads():
     "unusual", [{"positions": "concatenated"}, {"head_layout": "pooled"}, {"output_projection": False, "d_head": 2}],
     ids=["concatenated", "pooled", "without output projection"],
 )  # fmt: skip
-def test_other_shapes_take_the_models_own_road(unusual):
+def test_unsupported_configs_use_the_eager_implementation(unusual):
     model = small(**{"d_model": 12, **unusual})
     assert create_cpu_decode_engine(model, prepack_weights(model), capacity=CAPACITY) is None
     assert generate(model, [[3]], max_new=5, sampling=GREEDY)[0].new
 
 
-@pytest.mark.parametrize(("n_in", "n_out"), [(7, 11), (257, MIN_ONEDNN_SIZE // 257 + 1), (1031, MIN_PADDED_SIZE // 1031 + 1), (1031, 128)])
+@pytest.mark.parametrize(
+    ("n_in", "n_out"), [(7, 11), (257, MIN_ONEDNN_SIZE // 257 + 1), (1031, MIN_PADDED_SIZE // 1031 + 1), (1031, 128)]
+)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_product_is_the_linear_maps_side_by_side_for_any_rows(n_in, n_out, rows, has_bias):
+def test_a_packed_linear_equals_the_concatenated_linear_layers(n_in, n_out, rows, has_bias):
     weights = [torch.randn(n_out, n_in) / n_in**0.5, torch.randn(3, n_in) / n_in**0.5]
     biases = [torch.randn(n_out), torch.randn(3)] if has_bias else [None, None]
     x, stream = torch.randn(rows, n_in), torch.randn(rows, n_out + 3)
@@ -129,21 +137,23 @@ def test_a_product_is_the_linear_maps_side_by_side_for_any_rows(n_in, n_out, row
     assert torch.allclose(alone(x), F.linear(x, weights[0], biases[0]), rtol=0, atol=1e-5)
 
 
-def test_the_lean_norm_of_a_small_row_has_its_epsilon():
+def test_the_norm_of_a_small_row_includes_eps():
     norm = RMSNorm(7, eps=1e-3)
     buffers = DecodeBuffers(torch.zeros(1, 7), HeadConfig.split(7, 1), rows=3, rms_norm_eps=1e-3, is_rotary=False)
     buffers.residual.copy_(torch.randn(3, 7) * torch.tensor([[1.0], [1e-2], [0.0]]))
-    assert torch.allclose(BufferedNorm(norm)(buffers.residual, buffers), norm(buffers.residual[None])[0], rtol=0, atol=1e-6)
+    assert torch.allclose(
+        BufferedNorm(norm)(buffers.residual, buffers), norm(buffers.residual[None])[0], rtol=0, atol=1e-6
+    )
 
 
-def test_a_changed_weight_is_prepared_anew():
+def test_a_changed_weight_is_packed_again():
     model = small(**LLAMA)
     packing = prepack_weights(model)
 
-    def said(**kept):
+    def generate_ids(**kept):
         return generate(model, [[3, 4]], max_new=9, sampling=GREEDY, **kept)[0].log_probabilities
 
-    before = said(prepacked=packing)
+    before = generate_ids(prepacked=packing)
     with torch.no_grad():
         model.blocks[1].feed_forward.up_proj.weight.neg_()
-    assert said(prepacked=packing) == said() != before
+    assert generate_ids(prepacked=packing) == generate_ids() != before

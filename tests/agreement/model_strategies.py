@@ -1,4 +1,4 @@
-"""Small models of every family and kind, their configs drawn by hypothesis, to compare two roads on."""
+"""Hypothesis strategies for small models of every family."""
 
 import torch
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ seeds = st.integers(min_value=0, max_value=999)
 
 @st.composite
 def settings(draw, *, fusable=False):
-    """What all Transformers share. `fusable`: only what torch's CPU kernel takes (values as wide as keys)."""
+    """Settings shared by all Transformers. With `fusable`, only those with a fused CPU kernel (d_value = d_head)."""
     layout = HeadLayout.SPLIT if fusable else draw(st.sampled_from(HeadLayout))
     return {
         "context_length": CONTEXT,
@@ -85,28 +85,28 @@ def rnns(draw, **chosen):
     return RNNConfig(**{**config, **chosen})
 
 
-def shaken(config, seed=0):
-    """The model in float64, every number of it random: at the usual start biases are 0 and attention is flat."""
+def build_random_model(config, seed=0):
+    """Returns a float64 model with random parameters, because initial biases are 0 and attention is uniform."""
     model = build(config, seed=seed).double().eval()
-    shake(model, seed)
+    randomize_parameters(model, seed)
     return model
 
 
-def shake(model: nn.Module, seed: int) -> None:
+def randomize_parameters(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype), alpha=0.4)
 
 
-def some_ids(seed, batch, n, vocabulary=VOCABULARY):
+def random_ids(seed, batch, n, vocabulary=VOCABULARY):
     return torch.randint(0, vocabulary, (batch, n), generator=torch.Generator().manual_seed(seed))
 
 
-def some_source(seed, batch, n):
-    return some_ids(seed + 1, batch, n, SOURCE_VOCABULARY)
+def random_source_ids(seed, batch, n):
+    return random_ids(seed + 1, batch, n, SOURCE_VOCABULARY)
 
 
-def close(one, other):
-    """Equal but for the order of float64 sums."""
+def assert_close(one, other):
+    """Assert equality up to the summation order in float64."""
     torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Watching changes nothing: the same bits, by the same fused kernel."""
+"""Observing activations changes no bit and keeps the fused kernel."""
 
 import pytest
 import torch
@@ -6,23 +6,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qkv
-from tests.agreement.families import berts, gpts, rnns, seeds, seq2seqs, shaken, some_ids, some_source
-from tests.agreement.operators import Operators
+from tests.agreement.model_strategies import (
+    berts,
+    build_random_model,
+    gpts,
+    random_ids,
+    random_source_ids,
+    rnns,
+    seeds,
+    seq2seqs,
+)
+from tests.agreement.operator_counter import Operators
 
 FAMILIES = {
-    "gpt": (gpts(fusable=True), lambda model, seed: model(some_ids(seed, 3, 7))),
-    "bert": (berts(fusable=True), lambda model, seed: model(some_ids(seed, 3, 7))),
-    "seq2seq": (seq2seqs(fusable=True), lambda model, seed: model(some_source(seed, 3, 5), some_ids(seed, 3, 7))),
-    "rnn": (rnns(), lambda model, seed: model(some_source(seed, 3, 5), some_ids(seed, 3, 7))),
+    "gpt": (gpts(fusable=True), lambda model, seed: model(random_ids(seed, 3, 7))),
+    "bert": (berts(fusable=True), lambda model, seed: model(random_ids(seed, 3, 7))),
+    "seq2seq": (
+        seq2seqs(fusable=True),
+        lambda model, seed: model(random_source_ids(seed, 3, 5), random_ids(seed, 3, 7)),
+    ),
+    "rnn": (rnns(), lambda model, seed: model(random_source_ids(seed, 3, 5), random_ids(seed, 3, 7))),
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=10)
 @given(data=st.data(), seed=seeds)
-def test_watched_equals_unwatched_bit_for_bit_and_stays_fused(family, data, seed):
+def test_observing_changes_no_bit_and_keeps_the_fused_kernel(family, data, seed):
     configs, run = FAMILIES[family]
-    model = shaken(data.draw(configs), seed)
+    model = build_random_model(data.draw(configs), seed)
     with torch.no_grad():
         with Operators() as unwatched_operators:
             unwatched = run(model, seed)
@@ -40,8 +52,8 @@ def test_watched_equals_unwatched_bit_for_bit_and_stays_fused(family, data, seed
 
 
 @given(gpts(), seeds)
-def test_the_weights_shown_are_the_weights_used(config, seed):
-    model = shaken(config, seed)
+def test_the_recorded_weights_are_the_weights_used(config, seed):
+    model = build_random_model(config, seed)
     with qkv.record(model, "*.weights") as trace:
-        model(some_ids(seed, 3, 7))
+        model(random_ids(seed, 3, 7))
     assert max(trace.attention(f"blocks.{i}.attention").error for i in range(2)) < 1e-9

@@ -1,4 +1,4 @@
-"""Which operators torch really ran."""
+"""Count the operators that torch dispatches."""
 
 from typing import Self
 
@@ -9,7 +9,7 @@ SOFTMAX = "softmax"
 
 
 class Operators(TorchDispatchMode):
-    """Counts what reaches torch's dispatcher below autograd, where the choice of attention kernel is made."""
+    """Counts operators below autograd, where torch has already chosen the attention kernel."""
 
     def __init__(self) -> None:
         super().__init__()
