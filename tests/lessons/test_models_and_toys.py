@@ -89,20 +89,20 @@ def test_layer_norm_leaves_no_key_unselectable(d):
 
 
 def test_the_counter_learns_and_leans_towards_1_with_layer_norm():
-    counter, accuracy = majority.train(normed=True, seed=0)
+    model, accuracy = majority.train_majority_classifier(normed=True, seed=0)
     assert accuracy > 0.4  # a guess is right once in ten
-    assert counter.likeness() > majority.by_chance(0)
+    assert model.query_cosine_with_ones() > majority.random_cosine_with_ones(0)
 
 
 def test_gradients_die_without_residual_and_norm_and_live_with_both():
-    neither, _, _, both = (vanishing_gradients.by_depth(wiring) for wiring in vanishing_gradients.WIRINGS)
+    neither, _, _, both = (vanishing_gradients.gradient_by_depth(design) for design in vanishing_gradients.STACK_DESIGNS)
     assert neither[0] < 1e-15
     assert 0.3 < both[0] < 10
 
 
 def test_gradients_die_with_the_distance_in_an_rnn_and_not_in_attention():
-    readers = vanishing_gradients.readers()
-    reach = {name: vanishing_gradients.by_distance(reader)[-1].item() for name, reader in readers.items()}
+    models = vanishing_gradients.build_sequence_models()
+    reach = {name: vanishing_gradients.gradient_by_distance(model)[-1].item() for name, model in models.items()}
     assert reach["RNN"] < reach["LSTM"] < 1e-15
     assert reach["LSTM, gate open"] > 0.01
     assert reach["attention"] > 0.01
@@ -110,49 +110,49 @@ def test_gradients_die_with_the_distance_in_an_rnn_and_not_in_attention():
 
 def test_the_mask_is_the_one_switch_between_gpt_and_bert():
     past = torch.ones(6, 6).tril().T.bool()  # row: which token was changed
-    assert torch.equal(one_block.influence(mask=True) > 1e-6, past)
-    assert (one_block.influence(mask=False) > 1e-6).all()
-    assert one_block.as_bert() < 1e-6
+    assert torch.equal(one_block.logit_changes(mask=True) > 1e-6, past)
+    assert (one_block.logit_changes(mask=False) > 1e-6).all()
+    assert one_block.difference_from_bert() < 1e-6
 
 
 def test_another_token_enters_a_stream_at_the_first_attention_and_by_no_other_way():
-    gpt = residual_stream.model()
-    of_it = residual_stream.moved(gpt, at=residual_stream.SOURCE)[:, residual_stream.TARGET]
+    gpt = residual_stream.build_gpt()
+    of_it = residual_stream.stream_changes(gpt, position=residual_stream.SOURCE)[:, residual_stream.TARGET]
     assert of_it[0] == 0
     assert (of_it[1:] > 0.1).all()
 
 
 def test_a_cut_edge_leaves_detours_and_cutting_all_edges_leaves_nothing():
-    gpt = residual_stream.model()
+    gpt = residual_stream.build_gpt()
     source, target = residual_stream.SOURCE, residual_stream.TARGET
-    with residual_stream.edges_cut(gpt, queries=[target]):
-        detour = residual_stream.moved(gpt, at=source)[:, target]
-    with residual_stream.edges_cut(gpt, queries=list(range(source + 1, len(residual_stream.SENTENCE)))):
-        nothing = residual_stream.moved(gpt, at=source)[:, target]
+    with residual_stream.mask_edges_to_source(gpt, queries=[target]):
+        detour = residual_stream.stream_changes(gpt, position=source)[:, target]
+    with residual_stream.mask_edges_to_source(gpt, queries=list(range(source + 1, len(residual_stream.SENTENCE_WORDS)))):
+        nothing = residual_stream.stream_changes(gpt, position=source)[:, target]
     assert detour[:4].max() == 0  # a detour needs a second layer
     assert detour[-1] > 0.1
     assert nothing.max() == 0
 
 
 def test_encoder_decoder_and_cross_attention_see_what_the_lectures_say():
-    model = wirings.new_model()
-    assert (who_sees_whom.of_tokens(model, decoder=False) > 0).all()
-    assert torch.equal(who_sees_whom.of_tokens(model, decoder=True) > 0, torch.ones(5, 5).tril().bool())
-    assert (who_sees_whom.of_states(model) > 0).all()
+    model = wirings.build_seq2seq()
+    assert (who_sees_whom.changes_by_token(model, decoder=False) > 0).all()
+    assert torch.equal(who_sees_whom.changes_by_token(model, decoder=True) > 0, torch.ones(5, 5).tril().bool())
+    assert (who_sees_whom.changes_by_encoder_state(model) > 0).all()
 
 
 def test_the_slide_s_cross_attention_hides_later_source_states():
     causal = CAUSAL.to_dense(5, 5, torch.device("cpu"))[0, 0].int()
-    rule = who_sees_whom.slide_mask(causal, torch.ones(5, dtype=torch.int)).bool()
-    seen = who_sees_whom.of_states(wirings.new_model(), Mask(dense=rule[None, None])) > 0
+    rule = who_sees_whom.lecture_c_cross_mask(causal, torch.ones(5, dtype=torch.int)).bool()
+    seen = who_sees_whom.changes_by_encoder_state(wirings.build_seq2seq(), Mask(dense=rule[None, None])) > 0
     assert torch.equal(seen, torch.ones(5, 5).tril().bool())
     with pytest.raises(UnboundLocalError, match="padding_mask"):
-        who_sees_whom.slide_mask(causal)
+        who_sees_whom.lecture_c_cross_mask(causal)
 
 
 def test_every_decoder_layer_reads_the_last_encoder_layer():
-    measured = wirings.gaps(wirings.new_model()) == 0
-    assert [name for name, wiring in wirings.drawn().items() if torch.equal(wiring, measured)] == [
+    measured = wirings.key_differences(wirings.build_seq2seq()) == 0
+    assert [name for name, wiring in wirings.candidate_wirings().items() if torch.equal(wiring, measured)] == [
         "last encoder layer → every decoder layer"
     ]
 

@@ -71,11 +71,11 @@ def _print_trained_queries(seed: int) -> None:
     )
     rows = []
     for name, is_normed in (("without", False), ("with LayerNorm", True)):
-        counter, accuracy = majority.train(normed=is_normed, seed=seed)
-        rows.append((name, counter.likeness(), accuracy))
+        model, accuracy = majority.train_majority_classifier(normed=is_normed, seed=seed)
+        rows.append((name, model.query_cosine_with_ones(), accuracy))
     print_table(
         ["", "|cosine(query, 1)|", "accuracy"],
-        [*rows, ("chance", majority.by_chance(seed), 1 / majority.N_CLASSES)],
+        [*rows, ("chance", majority.random_cosine_with_ones(seed), 1 / majority.N_CLASSES)],
         digits=3,
     )
     print_text("""Lecture E states that queries become close to 1. In this small experiment with LayerNorm, they only move towards it: a

@@ -45,7 +45,7 @@ def lesson(seed: int) -> DrawFigure:
     _attention_questions()
     _why_mask(model)
     print_section("E: which encoder–decoder wiring is right?")
-    wirings.answer(wirings.new_model(seed))
+    wirings.print_measured_wiring(wirings.build_seq2seq(seed))
     encoder_decoder = quiz_cost.answer(seed)
     return lambda: _draw(trained(model), encoder_decoder)
 

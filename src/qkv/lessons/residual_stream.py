@@ -1,4 +1,4 @@
-"""How does one token's vector change on its way up, and how does another token get into it?"""
+"""Lesson: how the residual stream of one token changes, and how information from another token enters it."""
 
 from contextlib import ExitStack
 
@@ -12,39 +12,40 @@ from qkv.lessons.console import print_section, print_table, print_text
 from qkv.lessons.figure_style import DrawFigure
 from qkv.models import GPT
 
-SENTENCE = ("the", "animal", "did", "not", "cross", "because", "it", "was", "tired")
-IDS = torch.arange(len(SENTENCE))[None]
-OTHER = len(SENTENCE)
-"""The id put in another token's place."""
-SOURCE, TARGET = SENTENCE.index("animal"), SENTENCE.index("it")
+SENTENCE_WORDS = ("the", "animal", "did", "not", "cross", "because", "it", "was", "tired")
+IDS = torch.arange(len(SENTENCE_WORDS))[None]
+REPLACEMENT_ID = len(SENTENCE_WORDS)
+"""Id of the replacement token."""
+SOURCE, TARGET = SENTENCE_WORDS.index("animal"), SENTENCE_WORDS.index("it")
 N_LAYERS = 3
-PLACES = [f"blocks.{layer}.resid_{part}" for layer in range(N_LAYERS) for part in ("pre", "mid", "post")]
+RESID_TAPS = [f"blocks.{layer}.resid_{part}" for layer in range(N_LAYERS) for part in ("pre", "mid", "post")]
 
 
-def model(seed: int = 0) -> GPT:
-    """A new GPT: its weights are chance, its wiring is every GPT's."""
+def build_gpt(seed: int = 0) -> GPT:
+    """Build an untrained GPT with three layers."""
     config = GPTConfig(
-        vocab_size=len(SENTENCE) + 1, context_length=16, d_model=32, n_heads=4, n_layers=N_LAYERS, init_std=0.3
+        vocab_size=len(SENTENCE_WORDS) + 1, context_length=16, d_model=32, n_heads=4, n_layers=N_LAYERS, init_std=0.3
     )
     return GPT(config, seed=seed).eval()
 
 
-def streams(gpt: GPT, ids: Int[Tensor, "1 position"]) -> ActivationRecord:
-    with record(gpt, "blocks.*.resid_*", "blocks.*_out") as trace, torch.no_grad():
+def record_streams(gpt: GPT, ids: Int[Tensor, "1 position"]) -> ActivationRecord:
+    """Record the residual stream and the output of every sublayer."""
+    with record(gpt, "blocks.*.resid_*", "blocks.*_out") as cache, torch.no_grad():
         gpt(ids)
-    return trace
+    return cache
 
 
-def moved(gpt: GPT, *, at: int) -> Float[Tensor, "place position"]:
-    """How far each token's stream moves at each place when the token at `at` is exchanged."""
-    exchanged = IDS.clone()
-    exchanged[0, at] = OTHER
-    before, after = streams(gpt, IDS), streams(gpt, exchanged)
-    return torch.stack([(after[place] - before[place])[0].norm(dim=-1) for place in PLACES])
+def stream_changes(gpt: GPT, *, position: int) -> Float[Tensor, "tap position"]:
+    """Norm of the change of each token's stream at each tap if the token at `position` is replaced."""
+    replaced = IDS.clone()
+    replaced[0, position] = REPLACEMENT_ID
+    before, after = record_streams(gpt, IDS), record_streams(gpt, replaced)
+    return torch.stack([(after[tap] - before[tap])[0].norm(dim=-1) for tap in RESID_TAPS])
 
 
-def edges_cut(gpt: GPT, *, queries: list[int]) -> ExitStack:
-    """Inside, none of these positions may look at SOURCE, in any layer."""
+def mask_edges_to_source(gpt: GPT, *, queries: list[int]) -> ExitStack:
+    """Mask attention from these queries to SOURCE in every layer, until the context exits."""
     stack = ExitStack()
     for query in queries:
         stack.enter_context(mask_attention(gpt, "blocks.*.attention", query=query, key=SOURCE))
@@ -52,47 +53,54 @@ def edges_cut(gpt: GPT, *, queries: list[int]) -> ExitStack:
 
 
 def lesson(seed: int) -> DrawFigure:
-    gpt = model(seed)
-    trace = streams(gpt, IDS)
-    print_section(f"The stream of “{SENTENCE[TARGET]}”: what each part adds to one vector (a new GPT, random weights)")
-    start = trace[PLACES[0]][0, TARGET]
+    gpt = build_gpt(seed)
+    cache = record_streams(gpt, IDS)
+    print_section(f"The stream of “{SENTENCE_WORDS[TARGET]}”: what each sublayer adds (untrained GPT)")
+    start = cache[RESID_TAPS[0]][0, TARGET]
     rows, total = [("token + position", start.norm().item(), start.norm().item(), 1.0)], start
     for layer in range(N_LAYERS):
         for part in ("attention", "feed_forward"):
-            write = trace[f"blocks.{layer}.{part}_out"][0, TARGET]
-            total = total + write
-            likeness = torch.cosine_similarity(total, start, dim=0).item()
-            rows.append((f"block {layer}, {part}", write.norm().item(), total.norm().item(), likeness))
-    print_table(["part", "‖what it adds‖", "‖stream‖ after it", "cosine with the start"], rows, digits=3)
-    gap = (total - trace[PLACES[-1]][0, TARGET]).abs().max().item()
-    print_text(f"Start plus all that was added is the stream that comes out on top: max|difference| = {gap:.1g}.")
+            output = cache[f"blocks.{layer}.{part}_out"][0, TARGET]
+            total = total + output
+            cosine = torch.cosine_similarity(total, start, dim=0).item()
+            rows.append((f"block {layer}, {part}", output.norm().item(), total.norm().item(), cosine))
+    print_table(["sublayer", "‖output‖", "‖stream‖ afterwards", "cosine with the embedding"], rows, digits=3)
+    difference = (total - cache[RESID_TAPS[-1]][0, TARGET]).abs().max().item()
+    print_text(
+        f"The embedding plus all sublayer outputs equals the final residual stream: max|difference| = {difference:.1g}."
+    )
 
-    free = moved(gpt, at=SOURCE)
-    print_section(f"Exchange “{SENTENCE[SOURCE]}” and watch the stream of “{SENTENCE[TARGET]}”")
-    with edges_cut(gpt, queries=[TARGET]):
-        direct = moved(gpt, at=SOURCE)
-    with edges_cut(gpt, queries=list(range(SOURCE + 1, len(SENTENCE)))):
-        every = moved(gpt, at=SOURCE)
+    unmasked = stream_changes(gpt, position=SOURCE)
+    print_section(f"Change of the stream of “{SENTENCE_WORDS[TARGET]}” if “{SENTENCE_WORDS[SOURCE]}” is replaced")
+    with mask_edges_to_source(gpt, queries=[TARGET]):
+        direct_edge_masked = stream_changes(gpt, position=SOURCE)
+    with mask_edges_to_source(gpt, queries=list(range(SOURCE + 1, len(SENTENCE_WORDS)))):
+        all_edges_masked = stream_changes(gpt, position=SOURCE)
     with intervene(gpt, {"blocks.*.attention_out": 0.0}):
-        silent = moved(gpt, at=SOURCE)
-    backwards = moved(gpt, at=len(SENTENCE) - 1)
-    runs = (free, direct, every, silent, backwards)
+        attention_ablated = stream_changes(gpt, position=SOURCE)
+    later_word_replaced = stream_changes(gpt, position=len(SENTENCE_WORDS) - 1)
+    runs = (unmasked, direct_edge_masked, all_edges_masked, attention_ablated, later_word_replaced)
     print_table(
-        ["place", "free", "it→animal cut", "all→animal cut", "no attention", "later word"],
-        [(place, *(run[i, TARGET].item() for run in runs)) for i, place in enumerate(PLACES)],
+        ["tap", "unmasked", "it→animal masked", "all→animal masked", "no attention", "later word"],
+        [(tap, *(run[i, TARGET].item() for run in runs)) for i, tap in enumerate(RESID_TAPS)],
         digits=3,
     )
-    print_text(f"""The stream is untouched until the first attention has written (resid_mid of block 0): only attention
-        moves information between tokens; feed-forward, norms and sums work on one token alone. Cut the edge
-        it→animal in all layers and the news still comes by detours ({direct[-1, TARGET].item():.3f} at the top),
-        through tokens that read *animal* and are read by *it* a layer later. Cut every edge to *animal*, or silence
-        attention, and nothing arrives: 0. Last column: a later
-        word, “{SENTENCE[-1]}”, exchanged; it never arrives, the mask forbids it.""")
-    short = [place.removeprefix("blocks.").replace(".residual_", " ") for place in PLACES]
-    maps = [
+    print_text(f"""The stream does not change before the first attention layer (resid_mid of block 0): only attention moves information
+        between tokens; feed-forward layers, norms and residual connections act on each token separately. If the edge
+        it→animal is masked in all layers, information still arrives indirectly ({direct_edge_masked[-1, TARGET].item():.3f}
+        at the last tap), through tokens that attend to *animal* and that *it* attends to one layer later. If every edge to
+        *animal* is masked, or if attention is ablated, nothing arrives: 0. In the last column, the later word
+        “{SENTENCE_WORDS[-1]}” is replaced; the causal mask prevents it from having any effect.""")
+    tap_labels = [tap.removeprefix("blocks.").replace(".resid_", " ") for tap in RESID_TAPS]
+    heatmaps = [
         Heatmap(
-            matrix=run, rows=short, columns=SENTENCE, title=title, row_axis="block and place", column_axis="stream of"
+            matrix=run,
+            rows=tap_labels,
+            columns=SENTENCE_WORDS,
+            title=title,
+            row_axis="block and tap",
+            column_axis="token",
         )
-        for run, title in ((free, "free"), (direct, "edge it→animal cut in every block"))
+        for run, title in ((unmasked, "unmasked"), (direct_edge_masked, "edge it→animal masked in every block"))
     ]
-    return lambda: plot_heatmaps(*maps, title="“animal” exchanged: how far every token's residual stream moves")
+    return lambda: plot_heatmaps(*heatmaps, title="Change of every token's residual stream if “animal” is replaced")

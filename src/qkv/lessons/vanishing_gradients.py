@@ -1,4 +1,4 @@
-"""Where does a gradient die: on its way down through layers, and back through time?"""
+"""Lesson: vanishing gradients through many layers and over long distances."""
 
 from dataclasses import dataclass
 
@@ -13,107 +13,108 @@ from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, RED, DrawFigure, Figur
 from qkv.nn import CAUSAL, Attention, FeedForward, HeadConfig, LayerNorm
 from qkv.nn.recurrent import build_recurrence
 
-DEPTH, D, N = 24, 64, 16
+N_STACK_LAYERS, D, N = 24, 64, 16
 DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128)
 STYLES = ((RED, "o"), (ORANGE, "s"), (GREEN, "^"), (BLUE, "D"))
 
 
 @dataclass(frozen=True)
-class Wiring:
-    """What a stack has besides attention and feed-forward."""
+class StackDesign:
+    """Whether a stack has residual connections and LayerNorm."""
 
     name: str
     residual: bool
     normed: bool
 
 
-WIRINGS = (
-    Wiring("neither", residual=False, normed=False),
-    Wiring("LayerNorm", residual=False, normed=True),
-    Wiring("residual", residual=True, normed=False),
-    Wiring("both", residual=True, normed=True),
+STACK_DESIGNS = (
+    StackDesign("neither", residual=False, normed=False),
+    StackDesign("LayerNorm", residual=False, normed=True),
+    StackDesign("residual", residual=True, normed=False),
+    StackDesign("both", residual=True, normed=True),
 )
 
 
-def by_depth(wiring: Wiring) -> Float[Tensor, " layer"]:
-    """‖∂loss/∂input of layer l‖ for l = 0 … DEPTH, against that at the top, in a new stack."""
+def gradient_by_depth(design: StackDesign) -> Float[Tensor, " layer"]:
+    """Return ‖∂loss/∂input of layer l‖ for l = 0 … N_STACK_LAYERS in an untrained stack, relative to the last layer."""
     x = torch.randn(4, N, D, dtype=torch.float64, requires_grad=True)
     inputs = [x]
-    for _ in range(DEPTH):
-        for part in (Attention(D, HeadConfig.split(D, 4)), FeedForward(D, 4 * D)):
-            write = part.double()(LayerNorm(D).double()(x) if wiring.normed else x)
-            x = x + write if wiring.residual else write
+    for _ in range(N_STACK_LAYERS):
+        for sublayer in (Attention(D, HeadConfig.split(D, 4)), FeedForward(D, 4 * D)):
+            output = sublayer.double()(LayerNorm(D).double()(x) if design.normed else x)
+            x = x + output if design.residual else output
         inputs.append(x)
     loss = (x * torch.randn_like(x)).sum()
     norms = torch.stack([gradient.norm() for gradient in torch.autograd.grad(loss, inputs)])
     return norms / norms[-1]
 
 
-def readers() -> dict[str, nn.Module]:
-    """Four ways to read a sequence. The gate of the second LSTM is held open, as training may learn to do."""
+def build_sequence_models() -> dict[str, nn.Module]:
+    """Build four sequence models. The forget gate of the second LSTM is open, as training may learn."""
     lstm = {"width": D, "d_state": D, "n_layers": 1, "bidirectional": False, "dropout": 0.0}
-    closed, opened = build_recurrence(CellKind.LSTM, **lstm), build_recurrence(CellKind.LSTM, **lstm)
+    default_lstm, open_lstm = build_recurrence(CellKind.LSTM, **lstm), build_recurrence(CellKind.LSTM, **lstm)
     with torch.no_grad():
-        opened.get_parameter("bias_ih_l0")[D : 2 * D] = 5.0
+        open_lstm.get_parameter("bias_ih_l0")[D : 2 * D] = 5.0
     return {
         "RNN": nn.RNN(D, D, batch_first=True),
-        "LSTM": closed,
-        "LSTM, gate open": opened,
+        "LSTM": default_lstm,
+        "LSTM, gate open": open_lstm,
         "attention": Attention(D, HeadConfig.split(D, 4)),
     }
 
 
-def by_distance(reader: nn.Module) -> Float[Tensor, " distance"]:
-    """‖∂last output/∂input k positions back‖, against that of the last input."""
+def gradient_by_distance(model: nn.Module) -> Float[Tensor, " distance"]:
+    """Return ‖∂last output/∂input k positions back‖, relative to the last input."""
     n = max(DISTANCES) + 1
     x = torch.randn(8, n, D, dtype=torch.float64, requires_grad=True)
-    reader.double()
-    states = reader(x, mask=CAUSAL) if isinstance(reader, Attention) else reader(x)[0]
+    model.double()
+    states = model(x, mask=CAUSAL) if isinstance(model, Attention) else model(x)[0]
     loss = (states[:, -1] * torch.randn(8, D)).sum()
     norms = torch.autograd.grad(loss, x)[0].norm(dim=(0, 2))
     return (norms / norms[-1]).flip(0)[list(DISTANCES)]
 
 
-def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has started at the seed
-    depth = {wiring.name: by_depth(wiring) for wiring in WIRINGS}
-    print_section(f"Down through {DEPTH} layers: the gradient at a layer's input, against the top's")
-    shown = (DEPTH, DEPTH - 1, DEPTH - 4, DEPTH // 2, 4, 0)
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
+    depth = {design.name: gradient_by_depth(design) for design in STACK_DESIGNS}
+    print_section(f"Through {N_STACK_LAYERS} layers: the gradient at the input of a layer, relative to the last layer")
+    selected_layers = (N_STACK_LAYERS, N_STACK_LAYERS - 1, N_STACK_LAYERS - 4, N_STACK_LAYERS // 2, 4, 0)
     print_table(["input of layer", *depth], [
-        ("top" if layer == DEPTH else str(layer), *(f"{norms[layer].item():.1e}" for norms in depth.values()))
-        for layer in shown
+        ("top" if layer == N_STACK_LAYERS else str(layer), *(f"{norms[layer].item():.1e}" for norms in depth.values()))
+        for layer in selected_layers
     ])  # fmt: skip
-    print_text("""New stacks of attention and feed-forward, torch's own random start. With neither, every layer shrinks
-        numbers and gradient alike, and nothing reaches the bottom. LayerNorm brings the numbers back to size at
-        every layer, and so keeps the gradient alive. The residual gives the gradient a road that no layer
-        multiplies; both together lose nothing.""")
+    print_text("""These are untrained stacks of attention and feed-forward layers with PyTorch's default initialization. With neither
+        residual connections nor LayerNorm, every layer shrinks activations and gradients, and nothing reaches the first
+        layer. LayerNorm rescales the activations at every layer, which preserves the gradient. A residual connection gives
+        the gradient a path that no layer multiplies. With both, the gradient does not vanish.""")
 
-    distance = {name: by_distance(reader) for name, reader in readers().items()}
-    print_section("Back through time: gradient of the last output at an input k positions before it")
+    distance = {name: gradient_by_distance(model) for name, model in build_sequence_models().items()}
+    print_section("Over time: gradient of the last output with respect to the input k positions earlier")
     print_table(["k", *distance], [
         (k, *(f"{norms[i].item():.1e}" for norms in distance.values())) for i, k in enumerate(DISTANCES)
     ])  # fmt: skip
-    print_text("""Against the last input's own gradient. An RNN multiplies once a step, so the gradient dies with the
-        distance. An LSTM's cell passes through a gate: half open, as it starts, it halves each step; held open
-        (bias 5) it carries far, and may even grow. Attention looks back in one step, whatever the distance.""")
-    return lambda: _draw(depth, distance)
+    print_text("""The values are relative to the gradient of the last input. An RNN multiplies the gradient at every step, so it vanishes
+        with distance. The cell of an LSTM is multiplied by a forget gate. At initialization, the gate is half open and halves
+        the gradient at every step. If it is open (bias 5), the gradient is preserved over long distances and may even grow.
+        Attention connects any two positions in one step, whatever their distance.""")
+    return lambda: _draw_gradients(depth, distance)
 
 
-def _draw(depth: dict[str, Tensor], distance: dict[str, Tensor]) -> Figure:
+def _draw_gradients(depth: dict[str, Tensor], distance: dict[str, Tensor]) -> Figure:
     figure = new_figure(width=12.0, height=4.6)
-    down, back = figure.subplots(1, 2)
-    for (name, norms), (colour, marker) in zip(depth.items(), STYLES, strict=True):
-        down.plot(range(DEPTH + 1), norms.numpy(), color=colour, marker=marker, markersize=4, label=name)
-    for (name, norms), (colour, marker) in zip(distance.items(), STYLES, strict=True):
-        back.plot(DISTANCES, norms.numpy(), color=colour, marker=marker, label=name)
-    for axes in (down, back):
+    depth_axes, distance_axes = figure.subplots(1, 2)
+    for (name, norms), (color, marker) in zip(depth.items(), STYLES, strict=True):
+        depth_axes.plot(range(N_STACK_LAYERS + 1), norms.numpy(), color=color, marker=marker, markersize=4, label=name)
+    for (name, norms), (color, marker) in zip(distance.items(), STYLES, strict=True):
+        distance_axes.plot(DISTANCES, norms.numpy(), color=color, marker=marker, label=name)
+    for axes in (depth_axes, distance_axes):
         axes.set_yscale("log")
         axes.legend(frameon=False)
-    down.invert_xaxis()
-    back.set_xscale("log", base=2)
-    back.set_xticks(DISTANCES, [str(k) for k in DISTANCES])
+    depth_axes.invert_xaxis()
+    distance_axes.set_xscale("log", base=2)
+    distance_axes.set_xticks(DISTANCES, [str(k) for k in DISTANCES])
     label_axes(
-        down, title="Down: with residual and LayerNorm, or without", x="layer (top to bottom)", y="gradient (top = 1)"
+        depth_axes, title="By depth, with and without residual and LayerNorm", x="layer", y="relative gradient norm"
     )
-    label_axes(back, title="Back: one output and an input k positions before", x="distance k", y="gradient (k = 0: 1)")
-    figure.suptitle("Vanishing gradients: residuals carry them down, attention carries them back")
+    label_axes(distance_axes, title="By distance between output and input", x="distance k", y="relative gradient norm")
+    figure.suptitle("Residual connections preserve gradients over depth, attention over distance")
     return figure
