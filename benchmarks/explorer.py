@@ -1,4 +1,4 @@
-"""Our page beside BertViz's: bytes, first paint and hover, for the same weights and text in the same browser."""
+"""Compare the explorer page with BertViz: bytes, first paint and hover, with the same weights, text and browser."""
 
 import json
 import tempfile
@@ -12,19 +12,20 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from benchmarks.engine import Engine, EngineError, MissingEngineError, Running
-from benchmarks.engines.page_work import save_random, save_shipped, save_trained, text_of
-from benchmarks.engines.speaking import MissingPeerError
-from benchmarks.pages import LIMIT, Browser, Server, Told
+from benchmarks.browser import TIMEOUT_SECONDS, Browser, PageMetrics, Server
+from benchmarks.engine import Engine, EngineError, EngineProcess, MissingEngineError
+from benchmarks.engines.page_workload import make_text, save_random, save_shipped, save_trained
+from benchmarks.engines.protocol import MissingPeerError
 from benchmarks.results import Report
-from benchmarks.runner import Asked
+from benchmarks.runner import BenchmarkOptions
 from qkv.serving.frame_codec import decode_frame
 
-EXACT, WIRE = 1e-5, 0.004
-"""How far a row on hover, and a byte of a whole layer, may be from `transformers`' weight."""
+EXACT_TOLERANCE, QUANTIZED_TOLERANCE = 1e-5, 0.004
+"""Allowed differences from the attention weights of `transformers`, for a row on hover and for a quantized full layer.
+"""
 BYTES, EVERY, LAYER = "MB of all heads", "s to all heads", "s to one layer"
-FROM_TEXT, HOVER, ROW = "s from the text to all heads", "ms of a hover", "ms to its exact row"
-AIMS = {(BYTES, 128): 1.0, (BYTES, 512): 11.0, (EVERY, 128): 0.5, (EVERY, 512): 2.0, (HOVER, 512): 50.0}
+FROM_TEXT, HOVER, ROW = "s from the text to all heads", "ms per hover", "ms to the exact row"
+TARGETS = {(BYTES, 128): 1.0, (BYTES, 512): 11.0, (EVERY, 128): 0.5, (EVERY, 512): 2.0, (HOVER, 512): 50.0}
 MODELS: dict[str, tuple[Callable[[Path], None], tuple[int, ...]]] = {
     "random BERT, 12×12": (save_random, (32, 128, 512)),
     "all-MiniLM-L6-v2, 6×12": (save_trained, (32, 128, 512)),
@@ -32,152 +33,177 @@ MODELS: dict[str, tuple[Callable[[Path], None], tuple[int, ...]]] = {
 }
 BERTVIZ = Engine(name="BertViz", module="benchmarks.engines.page_bertviz")
 SCRIPTS = {"require": "requirejs/require.js", "d3": "d3/dist/d3.min.js", "jquery": "jquery/dist/jquery.min.js"}
-Place = tuple[str, int]
-"""Which model, how many tokens."""
+PageKey = tuple[str, int]
+"""Model and number of tokens."""
 
 
 @dataclass
-class Found:
-    """Figures, ours and theirs, by model, number of tokens and what they are of; a text says why there is none."""
+class PageResults:
+    """Figures of both pages by model, number of tokens and quantity. A string states why there is no figure."""
 
     figures: dict[tuple[str, int, str], list[float | str]] = field(default_factory=dict)
-    outside: list[int] = field(default_factory=lambda: [0, 0])
-    apart: list[float] = field(default_factory=list)
+    external_requests: list[int] = field(default_factory=lambda: [0, 0])
+    differences: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: {"torch": torch.__version__})
 
-    def put(self, place: Place, whose: int, told: Told, figures: dict[str, float | None]) -> None:
-        for what, value in figures.items():
-            pair = self.figures.setdefault((*place, what), ["–", "–"])
-            pair[whose] = told.get("error", "–") if value is None else value
-        self.outside[whose] += told["outside"]
-        self.versions["Chromium"] = told["browser"]
+    def put(self, key: PageKey, column: int, metrics: PageMetrics, figures: dict[str, float | None]) -> None:
+        for description, value in figures.items():
+            pair = self.figures.setdefault((*key, description), ["–", "–"])
+            pair[column] = metrics.get("error", "–") if value is None else value
+        self.external_requests[column] += metrics["outside"]
+        self.versions["Chromium"] = metrics["browser"]
 
 
-def explorer(asked: Asked) -> Report:
-    load = machine.others_load()
-    found = Found()
+def explorer(options: BenchmarkOptions) -> Report:
+    load = machine.load_average()
+    result = PageResults()
     with ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        browser = stack.enter_context(Browser(times=asked.repeats))
-        theirs = stack.enter_context(Running(BERTVIZ.command, threads=asked.threads or machine.available_cores()))
+        workload = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        browser = stack.enter_context(Browser(times=options.repeats))
+        theirs = stack.enter_context(
+            EngineProcess(BERTVIZ.command, threads=options.threads or machine.available_cores())
+        )
         try:
-            found.versions |= theirs.ask("describe", peers=asked.peers and str(asked.peers.resolve()))["versions"]
+            result.versions |= theirs.send_request("describe", peers=options.peers and str(options.peers.resolve()))[
+                "versions"
+            ]
         except MissingEngineError as missing:
-            found.notes.append(f"Not here: BertViz: {missing}.")
+            result.notes.append(f"Not installed: BertViz: {missing}.")
             theirs = None
         for name, (make, sizes) in MODELS.items():
-            folder = work / name.replace(" ", "-")
+            folder = workload / name.replace(" ", "-")
             try:
                 make(folder)
             except MissingPeerError as missing:
-                found.notes.append(f"Not here: {name}: {missing}.")
+                result.notes.append(f"Not installed: {name}: {missing}.")
                 continue
             with Server(folder) as server:
                 for n in sizes:
-                    asked.say(f"{name}, {n} tokens")
-                    _ours((name, n), server, browser, found)
-                    if theirs is not None and asked.peers is not None:
-                        made = _made(theirs, (name, n), server, found)
-                        _theirs((name, n), made, browser, asked.peers.resolve(), found)
-    return _report(found, load, times=asked.repeats)
+                    options.log(f"{name}, {n} tokens")
+                    _measure_explorer((name, n), server, browser, result)
+                    if theirs is not None and options.peers is not None:
+                        outputs = _write_bertviz_pages(theirs, (name, n), server, result)
+                        _measure_bertviz((name, n), outputs, browser, options.peers.resolve(), result)
+    return _report(result, load, times=options.repeats)
 
 
-def _ours(place: Place, server: Server, browser: Browser, found: Found) -> None:
-    n, state = place[1], {"text": text_of(place[1])}
-    (model,) = (one for one in json.loads(server.ask("api/models"))["models"] if one["id"] == server.model)
+def _measure_explorer(index: PageKey, server: Server, browser: Browser, result: PageResults) -> None:
+    n, state = index[1], {"text": make_text(index[1])}
+    (model,) = (
+        entry for entry in json.loads(server.send_request("api/models"))["models"] if entry["id"] == server.model
+    )
     (stack,) = model["stacks"]
-    every = {"ready": ".grid .open canvas", "least": stack["layers"] * stack["heads"]}
+    every = {"ready": ".grid .open canvas", "least": stack["n_layers"] * stack["n_heads"]}
     cold = browser.once(server.page(state, **every))
-    named = {"run": json.loads(server.ask("api/run", model=server.model, **state))["run"], "stack": stack["stack"]}
-    layers = [{"path": "./api/attention", "body": {**named, "layer": i}} for i in range(stack["layers"])]
+    named = {
+        "run": json.loads(server.send_request("api/run", model=server.model, **state))["run"],
+        "stack": stack["stack"],
+    }
+    layers = [{"path": "./api/attention", "body": {**named, "layer": i}} for i in range(stack["n_layers"])]
     warm = browser.best(server.page(state, **every, bodies=[{"path": "./api/heads", "body": named}, *layers]))
-    heads = {"view": "head", "heads": ".".join(map(str, range(stack["heads"])))}
-    # Tokens that are out of sight are not in the document.
+    heads = {"view": "head", "heads": ".".join(map(str, range(stack["n_heads"])))}
+    # Tokens outside the viewport are not in the document.
     tokens = {"ready": ".left .token", "tokens": ".left .token", "least": min(n, 20), "says": "Exact to float32"}
     layer = browser.best(server.page(state | heads, **tokens))
-    found.put(place, 0, warm, {BYTES: warm["bytes"] / 1e6, EVERY: _seconds(warm)})
-    found.put(place, 0, cold, {FROM_TEXT: _seconds(cold)})
-    found.put(place, 0, layer, {LAYER: _seconds(layer), HOVER: _median(layer, "hover"), ROW: _median(layer, "exact")})
+    result.put(index, 0, warm, {BYTES: warm["bytes"] / 1e6, EVERY: _seconds(warm)})
+    result.put(index, 0, cold, {FROM_TEXT: _seconds(cold)})
+    result.put(index, 0, layer, {LAYER: _seconds(layer), HOVER: _median(layer, "hover"), ROW: _median(layer, "exact")})
 
 
-def _made(engine: Running, place: Place, server: Server, found: Found) -> Told | None:
+def _write_bertviz_pages(
+    engine: EngineProcess, index: PageKey, server: Server, result: PageResults
+) -> PageMetrics | None:
     """BertViz's two pages, once the numbers were compared: what we send is what `transformers` computes."""
-    name, n = place
+    name, n = index
     out = Path(server.model).parent / f"{Path(server.model).name}-{n}"
     out.mkdir()
     try:
-        made = engine.ask("write", folder=server.model, out=str(out), n_tokens=n)
+        outputs = engine.send_request("write", folder=server.model, out=str(out), n_tokens=n)
     except EngineError as failed:
-        found.notes.append(f"Failed: BertViz, {name}, {n} tokens: {failed}.")
+        result.notes.append(f"Failed: BertViz, {name}, {n} tokens: {failed}.")
         return None
-    run = json.loads(server.ask("api/run", model=server.model, text=text_of(n)))["run"]
+    run = json.loads(server.send_request("api/run", model=server.model, text=make_text(n)))["run"]
     for layer, expected in enumerate(np.load(out / f"attentions-{n}.npy")):
-        sent = decode_frame(server.ask("api/attention", run=run, layer=layer))["weights"]
-        row = decode_frame(server.ask("api/row", run=run, layer=layer, query=n // 2))["weights"]
+        sent = decode_frame(server.send_request("api/attention", run=run, layer=layer))["weights"]
+        row = decode_frame(server.send_request("api/row", run=run, layer=layer, query=n // 2))["weights"]
         exact, wire = (float(np.abs(a - b).max()) for a, b in ((row, expected[:, n // 2]), (sent, expected)))
-        found.apart.append(exact)
-        if exact > EXACT or wire > WIRE:
-            found.notes.append(
-                f"Failed: {name}, {n} tokens, layer {layer}: a row off by {exact:.1e}, bytes {wire:.4f}."
+        result.differences.append(exact)
+        if exact > EXACT_TOLERANCE or wire > QUANTIZED_TOLERANCE:
+            result.notes.append(
+                f"Failed: {name}, {n} tokens, layer {layer}: "
+                f"error of a row {exact:.1e}, of quantized layers {wire:.4f}."
             )
-    return made
+    return outputs
 
 
-def _theirs(place: Place, made: Told | None, browser: Browser, peers: Path, found: Found) -> None:
-    if made is None:
+def _measure_bertviz(
+    index: PageKey, outputs: PageMetrics | None, browser: Browser, peers: Path, result: PageResults
+) -> None:
+    if outputs is None:
         return
     page = {"ready": "#vis svg", "least": 1}
     page["scripts"] = {name: str(peers / "bertviz/node_modules" / path) for name, path in SCRIPTS.items()}
-    every = browser.best({**page, "address": f"file://{made['model']['path']}"})
-    layer = browser.best({**page, "address": f"file://{made['head']['path']}", "tokens": "#left text"})
+    every = browser.best({**page, "address": f"file://{outputs['model']['path']}"})
+    layer = browser.best({**page, "address": f"file://{outputs['head']['path']}", "tokens": "#left text"})
     at = _seconds(every)
-    cold = None if at is None else at + made["model"]["seconds"]
-    found.put(place, 1, every, {BYTES: made["model"]["bytes"] / 1e6, EVERY: at, FROM_TEXT: cold})
-    found.put(place, 1, layer, {LAYER: _seconds(layer), HOVER: _median(layer, "hover")})
+    cold = None if at is None else at + outputs["model"]["seconds"]
+    result.put(index, 1, every, {BYTES: outputs["model"]["bytes"] / 1e6, EVERY: at, FROM_TEXT: cold})
+    result.put(index, 1, layer, {LAYER: _seconds(layer), HOVER: _median(layer, "hover")})
 
 
-def _seconds(told: Told) -> float | None:
-    return None if told.get("painted") is None else told["painted"] / 1000
+def _seconds(metrics: PageMetrics) -> float | None:
+    return None if metrics.get("painted") is None else metrics["painted"] / 1000
 
 
-def _median(told: Told, what: str) -> float | None:
-    return median(told[what]) if told.get(what) else None
+def _median(metrics: PageMetrics, name: str) -> float | None:
+    return median(metrics[name]) if metrics.get(name) else None
 
 
-def _report(found: Found, load: float, *, times: int) -> Report:
-    apart = f"Our exact rows are within {max(found.apart):.1e} of transformers' eager attentions, "
+def _report(result: PageResults, load: float, *, times: int) -> Report:
+    differences = (
+        f"Exact rows are within {max(result.differences):.1e} of the eager attention weights of transformers, "
+    )
+    external = result.external_requests
     notes = [
-        *([f"{apart}what is sent of whole layers within {WIRE}."] if found.apart else []),
-        f"Requests to elsewhere: ours {found.outside[0]}, BertViz {found.outside[1]} (here answered from disk).",
-        f"A page that has painted nothing after {LIMIT:g} s counts as dead.",
-        *found.notes,
+        *([f"{differences}quantized full layers within {QUANTIZED_TOLERANCE}."] if result.differences else []),
+        f"Requests to other hosts: explorer {external[0]}, BertViz {external[1]} (served from disk here).",
+        f"A page that has not painted after {TIMEOUT_SECONDS:g} s counts as failed.",
+        *result.notes,
     ]
     return Report(
         name="explorer",
-        what=(
-            "One text and the same weights in the same browser (headless, 1440×900). All heads: our Model view and "
-            "BertViz's model_view; one layer, all its heads: our Head view and its head_view. Seconds from navigation "
-            "to the frame that shows it; 'from the text' adds the model's pass and the making of the page. A hover: "
-            "from the pointer's coming to the next frame, median of 3 to 6. MB: what all heads need, as it travels. "
-            f"Best of {times}, where it takes less than 5 s."
+        description=(
+            "The same text and weights in the same browser (headless, 1440×900). All heads: Model view of the explorer "
+            "and model_view of BertViz. One layer with all heads: Head view and head_view. Times are seconds from "
+            "navigation to the frame that shows the view; 'from the text' adds the forward pass and the creation of "
+            "the page. A hover is the time from the pointer event to the next frame, median of 3 to 6. MB is the "
+            f"transferred size of all heads. Best of {times} if a run takes less than 5 s."
         ),
-        columns=["model", "tokens", "what", "ours", "BertViz", "BertViz ÷ ours", "aim", "met"],
-        rows=[_row(place, pair) for place, pair in found.figures.items()],
+        columns=["model", "tokens", "quantity", "explorer", "BertViz", "BertViz ÷ explorer", "target", "reached"],
+        rows=[_format_figures(key, pair) for key, pair in result.figures.items()],
         notes=notes,
-        versions=found.versions,
+        versions=result.versions,
         load=load,
     )
 
 
-def _row(place: tuple[str, int, str], pair: list[float | str]) -> list[str]:
-    model, n, what = place
+def _format_figures(key: tuple[str, int, str], pair: list[float | str]) -> list[str]:
+    model, n, quantity = key
     ours, theirs = pair
     ratio = f"{theirs / ours:,.1f}" if isinstance(ours, float) and isinstance(theirs, float) else "–"
-    aim = AIMS.get((what, n))
-    met = "–" if aim is None else "yes" if isinstance(ours, float) and ours <= aim else "no"
-    return [model, str(n), what, *map(_said, pair), ratio, "–" if aim is None else f"{aim:g}", met]
+    target = TARGETS.get((quantity, n))
+    reached = "–" if target is None else "yes" if isinstance(ours, float) and ours <= target else "no"
+    return [
+        model,
+        str(n),
+        quantity,
+        *map(_format_figure, pair),
+        ratio,
+        "–" if target is None else f"{target:g}",
+        reached,
+    ]
 
 
-def _said(figure: float | str) -> str:
+def _format_figure(figure: float | str) -> str:
     return figure if isinstance(figure, str) else f"{figure:,.1f}" if figure >= 10 else f"{figure:.2f}"

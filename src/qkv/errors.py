@@ -36,6 +36,10 @@ class TapError(QKVError):
     """A tap name or pattern that matches nothing, or an intervention that does not fit the tapped tensor."""
 
 
+class EdgeNotReachedError(TapError):
+    """An attention edge to be masked that was not part of any forward pass."""
+
+
 class WeightsError(QKVError):
     """Weights that do not match the model."""
 

@@ -12,7 +12,7 @@ from qkv.serving.explorer import Explorer
 from qkv.serving.frame_codec import decode_frame
 from qkv.serving.model_registry import ModelRegistry
 from qkv.tasks import LanguageModel, Translator
-from tests.agreement.families import shaken
+from tests.agreement.model_strategies import build_random_model
 from tests.tasks.small_bert import small_bert
 from tests.text.samples import trained
 
@@ -34,7 +34,7 @@ def tasks():
     sizes = {"vocab_size": pairs.vocab_size, "context_length": 37}
     seq2seq = Seq2SeqConfig(**sizes, d_model=14, n_heads=7, n_encoder_layers=2, n_decoder_layers=3)
     return {
-        "gpt": LanguageModel(shaken(gpt, 1).float(), bpe),
+        "gpt": LanguageModel(build_random_model(gpt, 1).float(), bpe),
         "bert": small_bert(),
         "seq2seq": Translator(Seq2Seq(seq2seq, seed=0).eval(), pairs),
         "rnn": Translator(RNNSeq2Seq(RNNConfig(**sizes, d_model=22, attention="general"), seed=0).eval(), pairs),

@@ -34,7 +34,7 @@ def test_a_run_has_tokens_predictions_and_the_error_of_the_weights(family):
     for stack in run["stacks"]:
         shape = cache.weights(AttentionKind(stack["stack"]), 0).shape
         assert (stack["n_heads"], stack["n_queries"], stack["n_keys"]) == tuple(shape)
-    assert run["error"] == pytest.approx(cache.error, abs=1e-6)
+    assert run["error"] == pytest.approx(cache.reconstruction_error, abs=1e-6)
     assert run["error"] < 1e-5
     assert run["effect"] is None
     if family != "bert":
@@ -140,7 +140,7 @@ def test_value_weighted_and_rollout_maps_equal_inspection(family, stack):
     run, cache = post_run(family)["run"], reference_cache(family)
     view = get_data("/api/map", {"run": run, "stack": stack, "kind": "value-weighted", "layer": 1, "head": 1})
     assert_close(
-        value_weighted["weights"],
+        view["weights"],
         inspection.value_weighted_attention(cache, AttentionKind(stack), layer=1)[1].detach(),
         1e-5,
     )
@@ -295,8 +295,8 @@ INVALID_OPTIONS = [
     ("map", {"kind": "value-weighted", "layer": 99}, "99"),
     ("map", {"kind": "value-weighted", "layer": 0, "head": 5}, "5"),
     ("residual", {"stack": "encoder"}, "'encoder'"),
-    ("write", {"layer": 99, "query": 0}, "99"),
-    ("write", {"layer": 0, "query": 99}, "99"),
+    ("attention_output", {"layer": 99, "query": 0}, "99"),
+    ("attention_output", {"layer": 0, "query": 99}, "99"),
     ("neuron", {"layer": 99, "head": 0, "query": 0}, "99"),
     ("row", {"layer": 0, "query": 99}, "99"),
     ("tile", {"layer": 0, "head": 5, "rows": [0, 1], "columns": [0, 1]}, "5"),

@@ -17,9 +17,9 @@ from qkv.cost.devices import find_device
 from qkv.cost.estimate import estimate_workload
 from qkv.cost.prediction import predict_time
 from qkv.cost.roofline import roofline_bound
-from qkv.errors import InputError, TapError
+from qkv.errors import EdgeNotReachedError, InputError
 from qkv.generation import GeneratedSequence, GenerationStep, GPTDecoder, decode_steps, new_sequences, top_candidates
-from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_input_ids
+from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_input_from_ids
 from qkv.inspection.validation import check_index
 from qkv.nn import AttentionInputs
 from qkv.serving.model_registry import LoadedModel
@@ -93,10 +93,8 @@ class _ObservedDecoder:
             try:
                 with apply_interventions(self.task.model, self.interventions):
                     yield
-            except TapError as error:
+            except EdgeNotReachedError as error:
                 # The tokens of a masked edge may be part of another forward pass, or of none.
-                if "never reached" not in str(error):
-                    raise
                 self.unreached.append(str(error))
             milliseconds = 1000 * (perf_counter() - start)
             # The last query is the one whose logits choose the next token.
@@ -128,7 +126,7 @@ def stream_generation(loaded: LoadedModel, task: Task, request: GenerateRequest)
         check_index("id", token_id, vocab_size, unit="ids of the vocabulary")
     with loaded.lock:
         interventions = build_interventions(task, request.interventions)
-        model_input = prepare_input_ids(task, prompt)
+        model_input = prepare_input_from_ids(task, prompt)
     config, sampling = task.model.config, request.sampling
     (sequence,) = new_sequences([prompt], max_new=request.max_new, context_length=config.context_length)
     decoder = None
@@ -150,7 +148,7 @@ def stream_generation(loaded: LoadedModel, task: Task, request: GenerateRequest)
     }
     start = perf_counter()
     logits = observed.prefill(prompt)
-    text_decoder = StreamingDecoder(task.tokenizer, before=prompt)
+    text_decoder = StreamingDecoder(task.tokenizer, context_ids=prompt)
     text = ""
     for step in decode_steps(observed, logits, [sequence], sampling=sampling, stop_ids=task.stop_ids):
         # Models with a padded vocabulary can produce ids that the tokenizer does not have.

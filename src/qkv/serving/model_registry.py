@@ -144,7 +144,9 @@ class ModelRegistry:
                 folder = loaded.run.checkpoint_folder(loaded.run.checkpoint_steps()[-1])
             is_native = (folder / "config.json").is_file() and "family" in read_json_object(folder / "config.json")
             loaded.config = (
-                config_from_dict(read_json_object(folder / "config.json")) if is_native else self.task(loaded).model.config
+                config_from_dict(read_json_object(folder / "config.json"))
+                if is_native
+                else self.task(loaded).model.config
             )
         return loaded.config
 

@@ -58,7 +58,7 @@ class Run:
     @cached_property
     def error(self) -> float:
         """max|A·V − output|. Cached, because it takes as long as the forward pass."""
-        return self.cache.error if self.cache.stacks else 0.0
+        return self.cache.reconstruction_error if self.cache.stacks else 0.0
 
 
 @dataclass
@@ -285,13 +285,13 @@ def _count_cache_bytes(cache: ActivationCache) -> int:
     """Returns the memory of the cached tensors. Each storage counts once, in full, even if only part of it is used."""
     activations = cache.activations
     # Scores and weights are recomputed from queries and keys on access.
-    tensors = [activations.at(name) for name in activations.names if not name.endswith((".scores", ".weights"))]
+    tensors = [activations.get_pass(name) for name in activations.names if not name.endswith((".scores", ".weights"))]
     if not isinstance(cache.model, RNNSeq2Seq):
         for stack in cache.stacks:
             for layer in range(cache.n_layers(stack)):
                 for record in cache.attention_records(stack, layer):
                     inputs = record.inputs
-                    tensors += [inputs.queries, inputs.keys, inputs.values, inputs.bias, record.heads]
+                    tensors += [inputs.queries, inputs.keys, inputs.values, inputs.bias, record.head_outputs]
                     tensors += [record.changed_scores, record.changed_weights]
     storages = [tensor.untyped_storage() for tensor in (*tensors, cache.logits) if tensor is not None]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -121,6 +121,6 @@ def _alignment_to_json(attention: CrossAttention) -> dict[str, Any]:
         "best_layer": attention.best_layer,
         "word_pairs": [list(pair) for pair in attention.word_pairs()],
         "pharaoh": attention.to_pharaoh(),
-        "source_word_ids": attention.source_words,
-        "target_word_ids": attention.target_words,
+        "source_word_ids": attention.source_word_ids,
+        "target_word_ids": attention.target_word_ids,
     }

@@ -26,7 +26,7 @@ from qkv.inspection import (
     value_weighted_attention,
 )
 from qkv.inspection.attention_map import refine_map, select_head
-from qkv.inspection.heads import best_pattern, pattern_targets
+from qkv.inspection.heads import best_pattern, pattern_target_masks
 from qkv.inspection.validation import check_index
 from qkv.models import RNNSeq2Seq
 from qkv.serving import schemas
@@ -67,7 +67,9 @@ def heads_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
     """Returns the scores of `inspection.classify_heads`, computed layer by layer to save memory."""
     cache, stack = run.cache, resolve_stack(run.cache, request.stack)
     visible = cache.visible_mask(stack)
-    targets = pattern_targets(cache.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS)
+    targets = pattern_target_masks(
+        cache.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS
+    )
     no_targets = torch.zeros_like(visible)
     target_masks = torch.stack([targets.get(pattern, no_targets) for pattern in PATTERNS])
     is_counted = target_masks.any(-1)
