@@ -25,11 +25,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("nn", "generation", "data")
-NEEDS_GPU = re.compile(r"cuda|gpu|triton|kernel|compil|gradients|expanding|short_texts")
+NEEDS_GPU = re.compile(r"cuda|gpu|triton|kernel|compil|fused_autograd")
 """Files and conditions that only matter on a GPU or under torch.compile, where these tests do not run."""
 FURTHER_TESTS = {
-    "nn": ["tests/agreement/test_fused.py", "tests/agreement/test_cached.py", "tests/reference/test_torch_nn.py"],
-    "generation": ["tests/agreement/test_lean.py"],
+    "nn": ["tests/agreement/test_attention_kernels.py", "tests/agreement/test_incremental_decoding.py", "tests/reference/test_torch_nn.py"],
+    "generation": ["tests/agreement/test_cpu_decode_engine.py"],
     "data": [],
 }
 """Run after the tests of the module's own folder, which are listed first."""
