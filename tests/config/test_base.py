@@ -105,5 +105,5 @@ def test_errors_start_with_the_name_of_the_table_instead_of_the_class():
 
 
 def test_a_misspelled_key_takes_precedence_over_the_key_it_leaves_missing():
-    with pytest.raises(ConfigError, match="'vocab_siz'.*'vocab_size'"):
+    with pytest.raises(ConfigError, match=r"'vocab_siz'.*'vocab_size'"):
         GPTConfig(vocab_siz=512, context_length=64, d_model=32, n_heads=2, n_layers=1)

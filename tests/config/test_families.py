@@ -61,7 +61,7 @@ def test_enum_fields_accept_strings():
 
 @pytest.mark.parametrize("head", [{"next_sentence_head": True}, {"n_classes": 3}])
 def test_the_next_sentence_and_classification_heads_require_the_pooler(head):
-    with pytest.raises(ConfigError, match="next_sentence_head.*n_classes.*pooler=False"):
+    with pytest.raises(ConfigError, match=r"next_sentence_head.*n_classes.*pooler=False"):
         BERTConfig(**GPT, pooler=False, **head)
 
 
@@ -107,7 +107,7 @@ def test_a_bert_config_with_class_names_and_pooling_survives_saving(tmp_path, en
 
 def test_shared_embeddings_require_equal_vocabularies():
     layers = {"n_encoder_layers": 1, "n_decoder_layers": 1}
-    with pytest.raises(ConfigError, match="share_embeddings .*source_vocab_size=29 .*vocab_size=31"):
+    with pytest.raises(ConfigError, match=r"share_embeddings .*source_vocab_size=29 .*vocab_size=31"):
         Seq2SeqConfig(**SMALL, **layers, source_vocab_size=29)
     config = Seq2SeqConfig(**SMALL, **layers, source_vocab_size=29, share_embeddings=False)
     assert config.source_vocab_size == 29
@@ -116,7 +116,7 @@ def test_shared_embeddings_require_equal_vocabularies():
 def test_an_image_source_has_no_vocabulary(tmp_path):
     image = {**SMALL, "n_encoder_layers": 1, "n_decoder_layers": 1, "d_patch": 48}
     for vocabulary in ({}, {"share_embeddings": False, "source_vocab_size": 29}):
-        with pytest.raises(ConfigError, match="d_patch=48: .*share_embeddings=False.*source_vocab_size"):
+        with pytest.raises(ConfigError, match=r"d_patch=48: .*share_embeddings=False.*source_vocab_size"):
             Seq2SeqConfig(**image, **vocabulary)
     config = Seq2SeqConfig(**image, share_embeddings=False)
     save_config(config, tmp_path / "config.json")

@@ -1,4 +1,4 @@
-"""Small pairs, and a store of them."""
+"""Small translation pairs and stores for tests."""
 
 import random
 from functools import cache
@@ -12,9 +12,9 @@ LETTERS = "abcdefgh"
 
 
 def reversed_pairs(n: int, *, shortest: int = 1, longest: int = 6, seed: int = 0) -> list[tuple[str, str]]:
-    """Small letters, and the same in capitals backwards: no word is in both languages."""
-    chance = random.Random(seed)
-    texts = [chance.choices(LETTERS, k=chance.randint(shortest, longest)) for _ in range(n)]
+    """Lowercase letters as sources, and the same letters reversed in uppercase as targets."""
+    generator = random.Random(seed)
+    texts = [generator.choices(LETTERS, k=generator.randint(shortest, longest)) for _ in range(n)]
     return [(" ".join(text), " ".join(text[::-1]).upper()) for text in texts]
 
 
@@ -26,7 +26,9 @@ def write_tsv(path: Path, pairs: list[tuple[str, str]]) -> Path:
 @cache
 def pair_tokenizer() -> Tokenizer:
     texts = [" ".join(LETTERS), " ".join(LETTERS.upper())] * 9
-    return train_tokenizer(TokenizerKind.BPE, texts, vocab_size=280, style=SpecialTokenStyle.SEQ2SEQ, add_prefix_space=True)
+    return train_tokenizer(
+        TokenizerKind.BPE, texts, vocab_size=280, style=SpecialTokenStyle.SEQ2SEQ, add_prefix_space=True
+    )
 
 
 def pair_store(folder: Path, files: dict[str, list[tuple[str, str]]]) -> PairStore:

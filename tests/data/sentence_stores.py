@@ -1,4 +1,4 @@
-"""Small stores of sentences; every document's words are its own, so that a word tells where it is from."""
+"""Small sentence stores for tests. Each document has different words."""
 
 from functools import cache
 from pathlib import Path
@@ -39,16 +39,16 @@ def small_store(folder: Path) -> SentenceStore:
 
 
 def batches(
-    source: SentenceStore, *, length: int = 61, batch_size: int = 23, seed: int = 0, **examples
+    source: SentenceStore, *, seq_len: int = 61, batch_size: int = 23, seed: int = 0, **masking
 ) -> MaskedBatches:
-    config = MaskingConfig(**examples)
+    config = MaskingConfig(**masking)
     return MaskedBatches(
-        source=source, tokenizer=tokenizer(), config=config, seq_len=length, batch_size=batch_size, seed=seed
+        source=source, tokenizer=tokenizer(), config=config, seq_len=seq_len, batch_size=batch_size, seed=seed
     )
 
 
 def unmasked(batch) -> np.ndarray:
-    """The rows as they were before words were hidden."""
+    """Return the rows of a batch before masking."""
     ids = batch.ids.clone()
     used = batch.targets >= 0
     rows = used.nonzero()[:, 0]

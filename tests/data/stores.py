@@ -1,4 +1,4 @@
-"""Small stores, and one of a trillion tokens that computes them."""
+"""Small token stores for tests, and a token source that computes its tokens."""
 
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ def tokenizer() -> Tokenizer:
 
 
 def write_texts(folder: Path) -> list[Path]:
-    """Three files: separators, JSON lines, and one document."""
+    """Write three files: documents with separators, JSON lines, and a single document."""
     import json
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,8 +33,8 @@ def small_store(folder: Path, **options) -> TokenStore:
     return prepare_store(write_texts(folder / "texts"), folder / "store", tokenizer=tokenizer(), **options)
 
 
-class Computed:
-    """Token i is a function of i; a document every `length` tokens."""
+class ComputedTokens:
+    """A token source in which token i is a function of i, with documents of `length` tokens."""
 
     end_id = 0
 

@@ -1,4 +1,4 @@
-"""Batches of like length: every row once an epoch, little padding, the same batch for the same number."""
+"""Labeled batches contain each row once per epoch, have little padding, and are functions of (seed, t)."""
 
 import numpy as np
 import pytest
@@ -10,47 +10,53 @@ from qkv.data.labeled_batches import LabeledBatches, RaggedSequences
 from qkv.text import Encoding
 
 
-def rows(n, *, pairs=False, seed=0):
-    chance = np.random.default_rng(seed)
-    lengths = chance.integers(3, 41, n)
+def random_rows(n, *, pairs=False, seed=0):
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(3, 41, n)
     return [
         Encoding(
-            ids=chance.integers(1, 97, length).tolist(),
-            segments=[int(pairs and place > length // 2) for place in range(length)],
+            ids=generator.integers(1, 97, length).tolist(),
+            segments=[int(pairs and position > length // 2) for position in range(length)],
         )
         for length in lengths
     ]
 
 
-def buckets(n=997, *, batch_size=13, seed=0, pairs=False, **more):
+def labeled_batches(n=997, *, batch_size=13, seed=0, pairs=False, **options):
     return LabeledBatches(
-        RaggedSequences(rows(n, pairs=pairs)), torch.arange(n), batch_size=batch_size, seed=seed, pad_id=0, **more
+        RaggedSequences(random_rows(n, pairs=pairs)),
+        torch.arange(n),
+        batch_size=batch_size,
+        seed=seed,
+        pad_id=0,
+        **options,
     )
 
 
 def padded_batch():
-    return next(batch for batch in map(buckets(pairs=True).batch, range(99)) if batch.attention_mask is not None)
+    batches = map(labeled_batches(pairs=True).batch, range(99))
+    return next(batch for batch in batches if batch.attention_mask is not None)
 
 
 @given(n=st.integers(1, 97), batch_size=st.integers(1, 31), seed=st.integers(0, 5), epoch=st.integers(0, 3))
-def test_an_epoch_has_every_row_once(n, batch_size, seed, epoch):
-    made = buckets(n, batch_size=batch_size, seed=seed)
-    seen = torch.cat([made.batch(epoch * made.n_batches + t).rows for t in range(made.n_batches)])
-    assert sorted(seen.tolist()) == list(range(n))
-    swept = torch.cat([batch.rows for batch in made.eval_batches(batch_size)])
-    assert sorted(swept.tolist()) == list(range(n))
+def test_an_epoch_contains_each_row_once(n, batch_size, seed, epoch):
+    batches = labeled_batches(n, batch_size=batch_size, seed=seed)
+    train_rows = torch.cat([batches.batch(epoch * batches.n_batches + t).rows for t in range(batches.n_batches)])
+    assert sorted(train_rows.tolist()) == list(range(n))
+    eval_rows = torch.cat([batch.rows for batch in batches.eval_batches(batch_size)])
+    assert sorted(eval_rows.tolist()) == list(range(n))
 
 
 def test_batch_t_is_a_function_of_seed_and_t():
-    one, other = buckets(seed=3), buckets(seed=3)
+    first, second = labeled_batches(seed=3), labeled_batches(seed=3)
     for t in (200, 0, 76, 77, 200):
-        assert torch.equal(one.batch(t).ids, other.batch(t).ids)
-    assert not torch.equal(one.batch(0).rows, buckets(seed=4).batch(0).rows)
-    assert not torch.equal(one.batch(0).rows, one.batch(one.n_batches).rows)
+        assert torch.equal(first.batch(t).ids, second.batch(t).ids)
+    assert not torch.equal(first.batch(0).rows, labeled_batches(seed=4).batch(0).rows)
+    assert not torch.equal(first.batch(0).rows, first.batch(first.n_batches).rows)
 
 
-def test_a_row_of_a_batch_is_the_text_and_then_padding():
-    texts = rows(997, pairs=True)
+def test_a_row_of_a_batch_is_a_text_followed_by_padding():
+    texts = random_rows(997, pairs=True)
     batch = padded_batch()
     for i, row in enumerate(batch.rows.tolist()):
         n = len(texts[row].ids)
@@ -61,22 +67,23 @@ def test_a_row_of_a_batch_is_the_text_and_then_padding():
     assert batch.n_tokens == batch.attention_mask.sum()
 
 
-def test_little_is_padding_and_length_says_nothing_about_time():
-    made = buckets()
-    batches = [made.batch(t) for t in range(made.n_batches)]
-    padded = 1 - sum(batch.n_tokens for batch in batches) / sum(batch.ids.numel() for batch in batches)
-    assert padded < 0.05
+def test_there_is_little_padding_and_batches_are_not_ordered_by_length():
+    source = labeled_batches()
+    batches = [source.batch(t) for t in range(source.n_batches)]
+    padding = 1 - sum(batch.n_tokens for batch in batches) / sum(batch.ids.numel() for batch in batches)
+    assert padding < 0.05
     widths = [batch.ids.shape[1] for batch in batches]
     assert abs(np.corrcoef(widths, range(len(widths)))[0, 1]) < 0.3
 
 
-def test_widths_are_rounded_up_but_not_past_the_limit():
-    widths = {batch.ids.shape[1] for batch in buckets(width_multiple=8, max_width=40).eval_batches(13)}
+def test_widths_are_rounded_up_to_a_multiple_but_do_not_exceed_the_limit():
+    widths = {batch.ids.shape[1] for batch in labeled_batches(width_multiple=8, max_width=40).eval_batches(13)}
     assert widths <= {8, 16, 24, 32, 40}
-    assert max(batch.ids.shape[1] for batch in buckets(width_multiple=32, max_width=41).eval_batches(13)) == 41
+    limited = labeled_batches(width_multiple=32, max_width=41)
+    assert max(batch.ids.shape[1] for batch in limited.eval_batches(13)) == 41
 
 
-def test_parts_of_a_batch_are_the_batch():
+def test_concatenated_micro_batches_are_the_batch():
     batch = padded_batch()
     parts = list(batch.split(5))
     assert [len(part.ids) for part in parts] == [5, 5, 3]
@@ -86,7 +93,7 @@ def test_parts_of_a_batch_are_the_batch():
 
 
 @pytest.mark.parametrize("length", [1, 7])
-def test_rows_equally_long_need_no_mask(length):
+def test_rows_of_equal_length_have_no_mask(length):
     row = Encoding(ids=[5] * length, segments=[0] * length)
     batch = LabeledBatches(RaggedSequences([row] * 3), torch.zeros(3), batch_size=3, seed=0, pad_id=0).batch(0)
     assert batch.attention_mask is None

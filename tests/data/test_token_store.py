@@ -1,4 +1,4 @@
-"""What was written is read, and what was changed is noticed."""
+"""Token stores return the written tokens and detect modified files."""
 
 import json
 
@@ -14,7 +14,7 @@ from tests.data.stores import TEXTS, small_store, tokenizer
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Several shards, with documents across their borders."""
+    """Create a store of several shards with documents that cross shard boundaries."""
     return small_store(tmp_path_factory.mktemp("store"), shard_tokens=50)
 
 
@@ -24,114 +24,114 @@ def expected():
     return [[*tokenizer().encode(text), end] for text in TEXTS]
 
 
-def test_the_store_holds_the_documents_in_order(store, expected):
+def test_the_store_contains_the_documents_in_order(store, expected):
     assert store.n_documents == len(TEXTS)
     assert [store.document(n).tolist() for n in range(store.n_documents)] == expected
     assert store.read(0, store.n_tokens).tolist() == [number for ids in expected for number in ids]
     assert store.n_tokens == sum(map(len, expected))
 
 
-def test_bytes_are_counted_for_bits_a_byte(store):
+def test_utf8_bytes_are_counted(store):
     assert store.document_bytes().tolist() == [len(text.encode()) for text in TEXTS]
     assert store.n_bytes == sum(len(text.encode()) for text in TEXTS)
 
 
-def test_every_token_knows_its_document(store, expected):
-    numbers = np.repeat(np.arange(len(expected)), [len(ids) for ids in expected])
-    assert np.array_equal(store.document_ids(0, store.n_tokens), numbers)
+def test_tokens_have_document_ids(store, expected):
+    document_ids = np.repeat(np.arange(len(expected)), [len(ids) for ids in expected])
+    assert np.array_equal(store.document_ids(0, store.n_tokens), document_ids)
 
 
 @given(data=st.data())
-def test_a_range_is_a_slice_of_the_whole(store, data):
+def test_any_range_can_be_read(store, data):
     start = data.draw(st.integers(0, store.n_tokens))
     stop = data.draw(st.integers(start, store.n_tokens))
     for read in (store.read, store.document_ids):
         assert np.array_equal(read(start, stop), read(0, store.n_tokens)[start:stop])
 
 
-def test_a_part_is_a_store_of_its_own(store):
-    part = store.slice(31, 307)
-    assert part.n_tokens == 276
-    assert np.array_equal(part.read(3, 200), store.read(34, 231))
-    documents = part.document_ids(0, 276)
-    assert documents[0] == 0
-    assert documents[-1] == part.n_documents - 1
-    assert part.end_id == store.end_id
+def test_a_slice_has_its_own_token_and_document_numbers(store):
+    store_slice = store.slice(31, 307)
+    assert store_slice.n_tokens == 276
+    assert np.array_equal(store_slice.read(3, 200), store.read(34, 231))
+    document_ids = store_slice.document_ids(0, 276)
+    assert document_ids[0] == 0
+    assert document_ids[-1] == store_slice.n_documents - 1
+    assert store_slice.end_id == store.end_id
 
 
-def test_the_store_has_its_tokenizer(store):
+def test_the_store_contains_its_tokenizer(store):
     assert store.tokenizer().fingerprint == tokenizer().fingerprint
     assert store.vocab_size == tokenizer().vocab_size
 
 
-def test_ranges_outside_are_refused_with_both_numbers(store):
+def test_the_error_for_an_invalid_range_contains_the_size(store):
     n = store.n_tokens
-    with pytest.raises(InputError, match=f"tokens 0 to {n + 1} of a store with {n}"):
+    with pytest.raises(InputError, match=rf"\b0 to {n + 1}\b.*\b{n}\b"):
         store.read(0, n + 1)
-    with pytest.raises(InputError, match="document 23 of a store with 23"):
+    with pytest.raises(InputError, match=r"document 23\b.*\b23\b"):
         store.document(23)
-    with pytest.raises(InputError, match=f"a part from 5 to 5 of a store with {n} tokens"):
+    with pytest.raises(InputError, match=rf"\b5 to 5\b.*\b{n}\b"):
         store.slice(5, 5)
-    with pytest.raises(InputError, match="tokens 0 to 9 of a part with 5"):
+    with pytest.raises(InputError, match=r"\b0 to 9\b.*\b5\b"):
         store.slice(0, 5).read(0, 9)
 
 
-def test_every_flipped_byte_is_noticed(tmp_path):
+def test_any_flipped_bit_is_detected(tmp_path):
     folder = small_store(tmp_path).folder
     files = sorted(path for path in folder.iterdir() if path.suffix == ".bin" or path.name == "index.json")
     assert len(files) == 3
     generator = np.random.default_rng(0)
     for path in files:
-        whole = path.read_bytes()
-        for place in generator.integers(0, len(whole), 60):
-            bad = bytearray(whole)
-            bad[place] ^= 1 << generator.integers(0, 8)
-            path.write_bytes(bad)
+        original = path.read_bytes()
+        for position in generator.integers(0, len(original), 60):
+            modified = bytearray(original)
+            modified[position] ^= 1 << generator.integers(0, 8)
+            path.write_bytes(modified)
             with pytest.raises(InputError, match=path.name):
                 TokenStore.open(folder, verify=True)
-        path.write_bytes(whole)
+        path.write_bytes(original)
     TokenStore.open(folder, verify=True)
 
 
-def test_a_missing_or_cut_file_is_noticed_at_once(tmp_path):
+def test_missing_and_truncated_files_are_detected_on_opening(tmp_path):
     folder = small_store(tmp_path).folder
     path = folder / "tokens-00000.bin"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-2])
-    with pytest.raises(InputError, match=f"has {len(whole) - 2} bytes, and the index says {len(whole)}"):
+    original = path.read_bytes()
+    path.write_bytes(original[:-2])
+    with pytest.raises(InputError, match=rf"tokens-00000\.bin: .*\b{len(original)} .*\b{len(original) - 2}\b"):
         TokenStore.open(folder)
     path.unlink()
-    with pytest.raises(InputError, match=r"tokens-00000\.bin: is missing from the store"):
+    with pytest.raises(InputError, match=r"tokens-00000\.bin: .*missing"):
         TokenStore.open(folder)
 
 
-def test_another_tokenizer_in_the_folder_is_noticed(tmp_path):
+def test_a_different_tokenizer_is_detected(tmp_path):
     store = small_store(tmp_path)
     path = store.folder / "tokenizer.json"
     state = json.loads(path.read_text())
     state["model"]["merges"] = state["model"]["merges"][:-1]
     path.write_text(json.dumps(state))
-    with pytest.raises(InputError, match=r"tokenizer\.json is not the one that made this store's tokens"):
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
         store.tokenizer()
 
 
 @pytest.mark.parametrize(
-    ("content", "line"),
+    ("content", "pattern"),
     [
-        ("", "not valid JSON"),
-        ("[]", "holds a list"),
-        ("{}", "dtype is missing"),
-        ('{"dtype": "uint8"}', "dtype='uint8': input should be 'uint16' or 'uint32'"),
-        ('{"dtpye": 1}', "index.json: "),
+        ("", "JSON"),
+        ("[]", r"\blist\b"),
+        ("{}", "dtype "),
+        ('{"dtype": "uint8"}', "dtype='uint8': .*'uint16' or 'uint32'"),
+        ('{"dtpye": 1}', "'dtpye'"),
     ],
 )
-def test_a_bad_index_is_refused_in_a_line_that_names_it(content, line, tmp_path):
+def test_the_error_for_an_invalid_index_contains_its_name(content, pattern, tmp_path):
     (tmp_path / "index.json").write_text(content)
-    with pytest.raises(InputError, match=line) as refusal:
+    with pytest.raises(InputError, match=pattern) as error:
         TokenStore.open(tmp_path)
-    assert "index.json" in str(refusal.value)
+    assert "index.json" in str(error.value)
 
 
-def test_no_store_at_all(tmp_path):
-    with pytest.raises(InputError, match="holds no token store"):
+def test_a_folder_without_a_store_is_an_error(tmp_path):
+    with pytest.raises(InputError, match=r"index\.json"):
         TokenStore.open(tmp_path)

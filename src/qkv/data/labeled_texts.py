@@ -163,7 +163,7 @@ class _ColumnResolver:
 
     def _raise_missing_column(self, name: str, available: list[str]) -> None:
         missing = "text" if name == "text_a" and not self._column_names.text else name
-        option = "--label" if name == (self._column_names.label or "label") else "--text"
+        option = "--label-column" if name == (self._column_names.label or "label") else "--text-column"
         listed = ", ".join(available)[:200] or "none"
         raise InputError(f"{self._name}: no column '{missing}' (available: {listed}); select one with {option} COLUMN")
 
