@@ -5,14 +5,14 @@ import torch
 from qkv.choices import PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from tests.agreement.families import shaken
+from tests.agreement.model_strategies import build_random_model
 
 VOCAB_SIZE, CONTEXT = 23, 29
 
 
 def small_gpt(*, seed: int = 0, vocab_size: int = VOCAB_SIZE, context: int = CONTEXT, **settings) -> GPT:
     options = {"d_model": 12, "n_heads": 3, "n_layers": 2, "positions": PositionKind.ROTARY, **settings}
-    return shaken(GPTConfig(vocab_size=vocab_size, context_length=context, **options), seed)
+    return build_random_model(GPTConfig(vocab_size=vocab_size, context_length=context, **options), seed)
 
 
 @torch.no_grad()

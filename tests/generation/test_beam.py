@@ -18,7 +18,7 @@ from qkv.generation import (
     beam_search,
     generate,
 )
-from tests.agreement.families import shaken
+from tests.agreement.model_strategies import build_random_model
 from tests.generation.small_models import CONTEXT, VOCAB_SIZE, score_with_full_pass, small_gpt
 
 penalties = st.sampled_from((0.0, 0.6, 1.0, 1.4))
@@ -178,7 +178,7 @@ def test_beam_search_with_an_encoder_decoder_equals_brute_force(seed, length_pen
         vocab_size=3, source_vocab_size=19, share_embeddings=False, context_length=CONTEXT, d_model=12,
         n_heads=3, n_encoder_layers=1, n_decoder_layers=2,
     )  # fmt: skip
-    model = shaken(config, seed)
+    model = build_random_model(config, seed)
     lengths = [5, 2, 3]
     source_ids = torch.randint(0, 19, (3, 5), generator=torch.Generator().manual_seed(seed))
     attention_mask = torch.arange(5) < torch.tensor(lengths)[:, None]

@@ -14,7 +14,7 @@ from qkv.generation.decoder import Seq2SeqDecoder, encode_sources
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.inspection import record
 from qkv.nn import use_attention_kernel
-from tests.agreement.families import shaken
+from tests.agreement.model_strategies import build_random_model
 
 SIZES = {
     "vocab_size": 31, "source_vocab_size": 37, "share_embeddings": False, "context_length": 23,
@@ -45,7 +45,7 @@ SOURCES = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
 
 
 def small_seq2seq(seed=0, **shape):
-    return shaken(Seq2SeqConfig(**{**SIZES, **shape}), seed).float().eval()
+    return build_random_model(Seq2SeqConfig(**{**SIZES, **shape}), seed).float().eval()
 
 
 @settings(max_examples=20)

@@ -10,7 +10,7 @@ from qkv.config import GPTConfig, SamplingConfig
 from qkv.generation import cuda_decode, cuda_decode_forward, cuda_decode_step, generate
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
-from tests.by_triton import has_triton
+from tests.triton_marks import requires_triton
 
 module = import_module("qkv.generation.generate")  # the package has a function of that name
 GREEDY = SamplingConfig(temperature=0)
@@ -49,7 +49,7 @@ def use_kernels_on_cpu(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.compiled  # run-time checks would rewrite the kernels
-@has_triton
+@requires_triton
 @pytest.mark.parametrize("n_splits", [1, 4])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("changes", [{}, LLAMA, {"activation": Activation.GELU, "final_norm": False}], ids=str)
@@ -70,7 +70,7 @@ def test_a_kernel_step_equals_the_eager_logits(changes, rows, n_splits, monkeypa
 
 
 @pytest.mark.compiled
-@has_triton
+@requires_triton
 def test_a_model_smaller_than_a_programs_block_is_supported(monkeypatch):
     monkeypatch.setattr(cuda_decode_forward, "OUT_PROJ_PROGRAMS", 128)
     model, ids = small_gpt(d_model=22, n_heads=1, n_layers=1), torch.tensor([[5]])
@@ -83,7 +83,7 @@ def test_a_model_smaller_than_a_programs_block_is_supported(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.compiled
-@has_triton
+@requires_triton
 @pytest.mark.parametrize(
     "module_name", ["embedding.token", "blocks.0.attention.out_proj", "blocks.1.feed_forward.down_proj"]
 )
@@ -100,7 +100,7 @@ def test_a_fixed_point_overflow_gives_nan(module_name, factor):
 
 @pytest.mark.long
 @pytest.mark.compiled  # run-time checks would rewrite the kernels
-@has_triton
+@requires_triton
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SamplingConfig(temperature=0.9, top_k=20, top_p=0.9, seed=5)], ids=["greedy", "sampled"]
 )

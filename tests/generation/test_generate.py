@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from qkv.config import SamplingConfig
 from qkv.errors import ContextLengthError, InputError, WeightsError
 from qkv.generation import FinishReason, generate, generate_reference, generate_steps, top_candidates
-from tests.agreement.families import gpts, shaken
+from tests.agreement.model_strategies import build_random_model, gpts
 from tests.generation.small_models import CONTEXT, VOCAB_SIZE, score_with_full_pass, small_gpt
 
 ids = st.integers(0, VOCAB_SIZE - 1)
@@ -28,7 +28,7 @@ samplings = st.builds(
 @settings(max_examples=30)
 @given(gpts(), st.integers(0, 99), prompts, samplings)
 def test_cached_generation_equals_the_reference(config, seed, prompt, sampling):
-    model = shaken(config, seed)
+    model = build_random_model(config, seed)
     stops = frozenset({3})
     (fast,) = generate(model, [prompt], max_new=8, sampling=sampling, stop_ids=stops)
     reference = generate_reference(model, prompt, max_new=8, sampling=sampling, stop_ids=stops)
@@ -41,7 +41,7 @@ def test_cached_generation_equals_the_reference(config, seed, prompt, sampling):
 @given(gpts(), st.integers(0, 99), st.lists(prompts, min_size=1, max_size=5), samplings, st.sets(ids, max_size=4))
 def test_a_ragged_batch_equals_each_row_separately(config, seed, all_prompts, sampling, stops):
     """Rows finish at different steps because of stop ids, without affecting the others."""
-    model = shaken(config, seed)
+    model = build_random_model(config, seed)
     batched = generate(model, all_prompts, max_new=7, sampling=sampling, stop_ids=frozenset(stops))
     for row, prompt in enumerate(all_prompts):
         row_sampling = sampling.replace(seed=sampling.seed + row)

@@ -23,7 +23,7 @@ from qkv.generation import (
 )
 from qkv.generation import translate as translate_ids
 from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
-from tests.agreement.families import shaken
+from tests.agreement.model_strategies import build_random_model
 from tests.generation.test_beam import brute_force, penalties
 
 VOCAB_SIZE, SOURCE_VOCAB_SIZE, CONTEXT = 17, 19, 23
@@ -37,10 +37,10 @@ def small_translator(kind, seed, vocab_size=VOCAB_SIZE):
     sizes = {"vocab_size": vocab_size, "source_vocab_size": SOURCE_VOCAB_SIZE, "context_length": CONTEXT}
     if kind == "transformer":
         layers = {"n_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 2}
-        return shaken(Seq2SeqConfig(**sizes, **layers, d_model=12, share_embeddings=False), seed)
+        return build_random_model(Seq2SeqConfig(**sizes, **layers, d_model=12, share_embeddings=False), seed)
     cell = CellKind.GRU if seed % 2 else CellKind.LSTM
     layers = {"n_encoder_layers": 1, "n_decoder_layers": 2, "cell": cell, "attention": ScoreKind(kind)}
-    return shaken(RNNConfig(**sizes, **layers, d_model=10), seed)
+    return build_random_model(RNNConfig(**sizes, **layers, d_model=10), seed)
 
 
 def translate_all(model, source_ids, *, max_new=9, n_beams=3, constraints=(), **beam):

@@ -54,7 +54,7 @@ class CUDADecodeStepPool:
             self._weights, self._versions, self._steps = KernelWeights(self._model), versions, []
         for step in self._steps:
             if not step.in_use and step.cache.batch == batch and step.cache.capacity == capacity:
-                step.cache.empty()
+                step.cache.reset()
                 return step
         step = CUDADecodeStep(self._model, self._weights, batch=batch, capacity=capacity)
         self._steps = [step, *self._steps[: MAX_POOLED_STEPS - 1]]

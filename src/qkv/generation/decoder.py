@@ -67,7 +67,7 @@ class GPTDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> NextLogits:
         """Process all prompts in one forward pass and return the logits after the last token of each."""
         ids, attention_mask = pad_sequences(prompts, self.device, self._model.config.vocab_size)
-        states = self._model.states(ids, attention_mask=attention_mask, cache=self.cache)
+        states = self._model.hidden_states(ids, attention_mask=attention_mask, cache=self.cache)
         n = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._shortest_prompt = min(len(prompt) for prompt in prompts)
         last = states[torch.arange(len(prompts), device=self.device), n - 1]
