@@ -158,29 +158,29 @@ def test_every_decoder_layer_reads_the_last_encoder_layer():
 
 
 def test_the_bigram_table_is_the_slide_s():
-    x = toy_head_5.bigram()
+    x = toy_head_5.bigram_table()
     assert x[1].tolist() == x[4].tolist() == [0, 0, 0.5, 0.5, 0]
     assert x[5].tolist() == [1, 0, 0, 0, 0]
-    assert torch.equal(x[:, toy_head_5.MAN], x[:, toy_head_5.CHICKEN])
+    assert torch.equal(x[:, toy_head_5.MAN_ID], x[:, toy_head_5.CHICKEN_ID])
 
 
 @pytest.mark.parametrize(("last_row", "distance"), [(1.0, 1.0), (0.0, 2.0)])
 def test_no_mix_of_the_bigram_table_reaches_the_target(last_row, distance):
-    x = toy_head_5.bigram()
+    x = toy_head_5.bigram_table()
     x[-1, 0] = last_row
-    best = toy_head_5.best_mix(x)
-    assert (best - toy_head_5.wanted()).square().sum().item() == pytest.approx(distance, abs=1e-5)
+    best = toy_head_5.best_row_combination(x)
+    assert (best - toy_head_5.target_table()).square().sum().item() == pytest.approx(distance, abs=1e-5)
     assert best[1, 2:4].tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_man_and_woman_are_alike_in_the_bigram_table_of_seven_tokens():
-    x = toy_head_7.bigram()
+    x = toy_head_7.bigram_inputs()
     assert torch.equal(x[0, :4], x[1, :4])
     assert x.sum(-1).unique().tolist() == [1]
 
 
 def test_the_slide_s_weights_sum_to_1_and_its_predictions_do_not():
-    assert toy_head_slide.SLIDE_WEIGHTS.sum(-1).flatten().tolist() == pytest.approx([1] * 10, abs=0.0015)
+    assert toy_head_slide.SLIDE_TOY_WEIGHTS.sum(-1).flatten().tolist() == pytest.approx([1] * 10, abs=0.0015)
     assert (toy_head_slide.SLIDE_PREDICTIONS.sum(-1) > 2).all()
 
 

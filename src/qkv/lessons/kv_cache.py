@@ -1,4 +1,4 @@
-"""What does a step of generation cost with a cache of keys and values, and what without?"""
+"""Lesson: the cost of a decoding step with and without a KV cache."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ from qkv.lessons.timer import best_of_n_seconds
 from qkv.models import GPT
 from qkv.nn import KVCache
 
-CONFIG = GPTConfig(vocab_size=512, context_length=1024, d_model=128, n_heads=4, n_layers=4)
-POSITIONS = (8, 32, 64, 128, 256, 384, 512, 768, 1000)
+GPT_CONFIG = GPTConfig(vocab_size=512, context_length=1024, d_model=128, n_heads=4, n_layers=4)
+MEASURED_POSITIONS = (8, 32, 64, 128, 256, 384, 512, 768, 1000)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One step: the n-th token is read, the next one is asked for."""
+class StepCost:
+    """Cost of the decoding step that processes token n."""
 
     n: int
     cached_ms: float
@@ -31,90 +31,94 @@ class Measured:
 
 
 def lesson(seed: int) -> DrawFigure:
-    model = GPT(CONFIG, seed=seed).eval()
-    ids = torch.randint(CONFIG.vocab_size, (1, CONFIG.context_length))
+    model = GPT(GPT_CONFIG, seed=seed).eval()
+    ids = torch.randint(GPT_CONFIG.vocab_size, (1, GPT_CONFIG.context_length))
     with torch.inference_mode():
-        _same_answer(model, ids)
-        measured = [_measure(model, ids, n) for n in POSITIONS]
-    _cost(measured)
-    _memory(measured)
-    return lambda: _draw(measured)
+        _print_equality(model, ids)
+        costs = [_measure_step(model, ids, n) for n in MEASURED_POSITIONS]
+    _print_step_costs(costs)
+    _print_cache_memory(costs)
+    return lambda: _draw_step_costs(costs)
 
 
-def _same_answer(model: GPT, ids: Tensor) -> None:
-    print_section("The same answer with and without")
-    whole = model(ids[:, :64])
+def _print_equality(model: GPT, ids: Tensor) -> None:
+    print_section("The same result with and without a cache")
+    full_pass = model(ids[:, :64])
     cache = model.new_cache(batch=1, capacity=64)
     steps = torch.cat([model(ids[:, n : n + 1], cache=cache) for n in range(64)], dim=1)
-    print_text(f"""64 tokens one by one, each step reading one token and the cache: the logits differ from one pass over all
-        of them by at most {max_abs_difference(whole, steps)}. It works because no token looks ahead: keys and values of the
-        past never change when a token is added.""")
-    print_slide_error("""E writes k_new = W·x[:, :−1]. In Python that is every token but the last; meant is x[:, −1:], the new one
-        alone.""")
+    print_text(f"""If 64 tokens are processed one by one with a cache, the logits differ from those of a single pass by at most
+        {max_abs_difference(full_pass, steps)}. This works because no token attends to later tokens, so a new token does not
+        change the keys and values of earlier ones.""")
+    print_slide_error("""lecture E writes k_new = W·x[:, :−1]. In Python, this is every token except the last. The correct expression is x[:, −1:],
+        which is only the new token.""")
 
 
-def _filled(model: GPT, ids: Tensor, n: int) -> KVCache:
-    """A cache that holds the tokens before the n-th."""
+def _fill_cache(model: GPT, ids: Tensor, n: int) -> KVCache:
+    """Return a cache with the tokens before token n."""
     cache = model.new_cache(batch=1, capacity=n)
     model.hidden_states(ids[:, : n - 1], cache=cache)
     return cache
 
 
-def _measure(model: GPT, ids: Tensor, n: int) -> Measured:
-    # A step moves its cache on, so each repeat has its own.
-    caches = iter([_filled(model, ids, n) for _ in range(9)])
+def _measure_step(model: GPT, ids: Tensor, n: int) -> StepCost:
+    # A step appends to its cache, so each repetition needs its own cache.
+    caches = iter([_fill_cache(model, ids, n) for _ in range(9)])
     last = ids[:, n - 1 : n]
     work = {mode: Workload(batch_size=1, seq_len=n, mode=mode) for mode in (Mode.DECODE, Mode.FORWARD)}
-    return Measured(
+    return StepCost(
         n=n,
         cached_ms=1e3 * best_of_n_seconds(lambda: model(last, cache=next(caches)), times=9),
         recomputed_ms=1e3 * best_of_n_seconds(lambda: model(ids[:, :n]), times=5),
         cached_flops=count_flops(model.config, work[Mode.DECODE]).forward,
         recomputed_flops=count_flops(model.config, work[Mode.FORWARD]).forward,
-        cache_bytes=_filled(model, ids, n).n_bytes,
+        cache_bytes=_fill_cache(model, ids, n).n_bytes,
     )
 
 
-def _cost(measured: list[Measured]) -> None:
-    d, n_layers = CONFIG.d_model, CONFIG.n_layers
-    print_section(f"The cost of step n (b = 1, d = {d}, L = {n_layers}, V = {CONFIG.vocab_size})")
+def _print_step_costs(costs: list[StepCost]) -> None:
+    d, n_layers = GPT_CONFIG.d_model, GPT_CONFIG.n_layers
+    print_section(f"The cost of step n (b = 1, d = {d}, L = {n_layers}, V = {GPT_CONFIG.vocab_size})")
     print_table(
         ["n", "FLOPs cached", "recomputed", "ratio", "ms cached", "recomputed", "ratio"],
-        [(one.n, one.cached_flops, one.recomputed_flops, one.recomputed_flops / one.cached_flops,
-          one.cached_ms, one.recomputed_ms, one.recomputed_ms / one.cached_ms) for one in measured],
+        [(cost.n, cost.cached_flops, cost.recomputed_flops, cost.recomputed_flops / cost.cached_flops,
+          cost.cached_ms, cost.recomputed_ms, cost.recomputed_ms / cost.cached_ms) for cost in costs],
         digits=2,
     )  # fmt: skip
-    first, last = measured[0], measured[-1]
+    first, last = costs[0], costs[-1]
     slope = (last.cached_flops - first.cached_flops) // (last.n - first.n)
     fixed = first.cached_flops - slope * first.n
-    print_text(f"""With the cache a step costs {fixed:,} + {slope:,}·n FLOPs. The first number is the products with weights,
-        O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * CONFIG.vocab_size:,}. The second is scores and mix,
-        O(bnd): 4dL = {4 * d * n_layers:,} a token looked at. Recomputed, the step is a whole pass: O(bnd² + bn²d).""")
+    print_text(f"""With the cache, a step costs {fixed:,} + {slope:,}·n FLOPs. The first number is the cost of the products with weights,
+        O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * GPT_CONFIG.vocab_size:,}. The second is the cost of scores and
+        weighted sums, O(bnd): 4dL = {4 * d * n_layers:,} per key. Without the cache, a step is a full pass: O(bnd² + bn²d).""")
     cached = [fixed + slope * n for n in range(1, 1001)]
-    recomputed = sum(n * one for n, one in enumerate(cached, start=1))
-    print_text(f"""A text of 1,000 tokens: {sum(cached) / 1e9:,.1f} GFLOP with the cache, {recomputed / 1e9:,.0f} without:
+    recomputed = sum(n * step_flops for n, step_flops in enumerate(cached, start=1))
+    print_text(f"""Generating 1,000 tokens takes {sum(cached) / 1e9:,.1f} GFLOP with the cache and {recomputed / 1e9:,.0f} GFLOP without:
         {recomputed / sum(cached):,.0f} times as many.""")
 
 
-def _memory(measured: list[Measured]) -> None:
-    print_section("What the cache holds: 2·n·d·L numbers a text, 4 bytes each")
-    width = CONFIG.d_model * CONFIG.n_layers
+def _print_cache_memory(costs: list[StepCost]) -> None:
+    print_section("Size of the cache: 2·n·d·L numbers per sequence, 4 bytes each")
+    width = GPT_CONFIG.d_model * GPT_CONFIG.n_layers
     print_table(
-        ["n", "bytes of the real cache", "2·n·d·L·4", "by qkv.cost"],
-        [(one.n, one.cache_bytes, 2 * one.n * width * 4, cache_bytes(CONFIG, batch_size=1, seq_len=one.n))
-         for one in measured],
+        ["n", "bytes of the cache", "2·n·d·L·4", "qkv.cost"],
+        [(cost.n, cost.cache_bytes, 2 * cost.n * width * 4, cache_bytes(GPT_CONFIG, batch_size=1, seq_len=cost.n))
+         for cost in costs],
     )  # fmt: skip
 
 
-def _draw(measured: list[Measured]) -> Figure:
+def _draw_step_costs(costs: list[StepCost]) -> Figure:
     figure = new_figure(width=10.0, height=4.2)
     times, counts = figure.subplots(1, 2)
-    for name, colour, marker in (("cached", BLUE, "o"), ("recomputed", ORANGE, "s")):
-        times.plot(POSITIONS, [getattr(one, f"{name}_ms") for one in measured], color=colour, marker=marker, label=name)
-        counts.plot(POSITIONS, [getattr(one, f"{name}_flops") / 1e6 for one in measured], color=colour, marker=marker)
+    for name, color, marker in (("cached", BLUE, "o"), ("recomputed", ORANGE, "s")):
+        times.plot(
+            MEASURED_POSITIONS, [getattr(cost, f"{name}_ms") for cost in costs], color=color, marker=marker, label=name
+        )
+        counts.plot(
+            MEASURED_POSITIONS, [getattr(cost, f"{name}_flops") / 1e6 for cost in costs], color=color, marker=marker
+        )
     times.legend(frameon=False, loc="upper left")
-    label_axes(times, title="Time of one step, measured", x="position n", y="milliseconds")
+    label_axes(times, title="Measured time of one step", x="position n", y="milliseconds")
     counts.set_yscale("log")
-    label_axes(counts, title="Operations of one step, counted", x="position n", y="million FLOPs (log scale)")
-    figure.suptitle("With a cache a step hardly grows with the text; without, it computes the whole text again")
+    label_axes(counts, title="FLOPs of one step", x="position n", y="million FLOPs (log scale)")
+    figure.suptitle("With a cache, the cost of a step hardly grows; without, the full text is recomputed")
     return figure

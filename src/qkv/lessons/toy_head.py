@@ -1,4 +1,4 @@
-"""One attention head as lecture A builds it: the model of both toy lessons, and its training."""
+"""The single attention head of lecture A, which both toy lessons train."""
 
 import torch
 from torch import nn
@@ -9,9 +9,9 @@ from qkv.tensors import Logits, Residual
 
 
 class ToyHead(nn.Module):
-    """T×V in, T×V logits out: position table, one head with bias-free Q K V of width H, scale, masked softmax.
+    """One attention head with learned positions that maps T×V inputs to T×V logits.
 
-    Its `attention.out_proj` (H×V) is the layer that the slide's code leaves out.
+    Q, K and V have width H and no bias. `attention.out_proj` (H×V) is the layer that the code on the slide omits.
     """
 
     def __init__(
@@ -23,8 +23,8 @@ class ToyHead(nn.Module):
         self.position = LearnedPositions(n_positions, vocab_size) if with_positions else None
         self.attention = Attention(vocab_size, heads, bias=False)
         self.mask = CAUSAL if causal else None
-        # As wide as Keras draws a 7×20 matrix and a table of positions: positions that start as large as the
-        # tokens are often all that the head ever looks at.
+        # The standard deviations of Keras' default initialization. If the positions start as large as the tokens, the
+        # head often learns to use only the positions.
         init_weights(self.attention, std=0.27, seed=seed)
         if self.position is not None:
             init_weights(self.position, std=0.03, seed=seed + 1)
@@ -35,8 +35,8 @@ class ToyHead(nn.Module):
         return self.attention(x, mask=self.mask)
 
 
-def train(head: ToyHead, x: Residual, target: Logits, *, n_steps: int = 500) -> list[float]:
-    """Cross-entropy with the target's distributions; the loss of every step."""
+def train_toy_head(head: ToyHead, x: Residual, target: Logits, *, n_steps: int = 500) -> list[float]:
+    """Minimize the cross-entropy with the target distributions; return the loss of every step."""
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
     losses = []
     for _ in range(n_steps):

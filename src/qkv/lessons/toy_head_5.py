@@ -1,4 +1,4 @@
-"""Can attention weights alone turn bigram statistics into context? (They cannot; a learned head can.)"""
+"""Lesson: no weighted sum of bigram rows captures context, but a trained attention head does."""
 
 import torch
 from jaxtyping import Float
@@ -8,106 +8,119 @@ from torch.nn import functional as F
 from qkv.inspection import Heatmap, plot_heatmaps, record
 from qkv.lessons.console import print_matrix, print_section, print_slide_error, print_table, print_text
 from qkv.lessons.figure_style import DrawFigure
-from qkv.lessons.toy_head import ToyHead, train
+from qkv.lessons.toy_head import ToyHead, train_toy_head
 
-WORDS = ("<start>", "the", "man", "chicken", "ordered")
-IDS = (1, 2, 3, 5, 2, 4)
-"""The slide's ids, which count from 1: <start> the man ordered the chicken."""
-SEQUENCE = tuple(i - 1 for i in IDS)
-MAN, CHICKEN = WORDS.index("man"), WORDS.index("chicken")
-LABELS = [f"{t} {WORDS[i]}" for t, i in enumerate(SEQUENCE)]
+TOY_WORDS_5 = ("<start>", "the", "man", "chicken", "ordered")
+SLIDE_IDS = (1, 2, 3, 5, 2, 4)
+"""The ids of the slide, counted from 1: <start> the man ordered the chicken."""
+SEQUENCE = tuple(i - 1 for i in SLIDE_IDS)
+MAN_ID, CHICKEN_ID = TOY_WORDS_5.index("man"), TOY_WORDS_5.index("chicken")
+POSITION_LABELS = [f"{t} {TOY_WORDS_5[i]}" for t, i in enumerate(SEQUENCE)]
 
-Table = Float[Tensor, "position vocabulary"]
+TokenTable = Float[Tensor, "position vocabulary"]
 
 
-def bigram() -> Table:
-    """X: at each position, what follows this token in the data; <start> follows the last token."""
-    follows = torch.zeros(len(WORDS), len(WORDS))
-    for this, after in zip(SEQUENCE, (*SEQUENCE[1:], SEQUENCE[0]), strict=True):
-        follows[this, after] += 1
+def bigram_table() -> TokenTable:
+    """X: for each position, the distribution of the next token in the data; <start> follows the last token."""
+    follows = torch.zeros(len(TOY_WORDS_5), len(TOY_WORDS_5))
+    for token, next_token in zip(SEQUENCE, (*SEQUENCE[1:], SEQUENCE[0]), strict=True):
+        follows[token, next_token] += 1
     return (follows / follows.sum(1, keepdim=True))[list(SEQUENCE)]
 
 
-def wanted() -> Table:
-    """The target: after each position, the token that really comes."""
-    return F.one_hot(torch.tensor((*SEQUENCE[1:], SEQUENCE[0])), len(WORDS)).float()
+def target_table() -> TokenTable:
+    """The target: the actual next token at each position."""
+    return F.one_hot(torch.tensor((*SEQUENCE[1:], SEQUENCE[0])), len(TOY_WORDS_5)).float()
 
 
-def best_mix(x: Table) -> Table:
-    """W·X for the W (any T×T matrix, rows free) that comes nearest to the target in squares."""
-    x, target = x.double(), wanted().double()
-    # W·X = target is Xᵀ·Wᵀ = targetᵀ; gelsd also solves it where X has no full rank.
+def best_row_combination(x: TokenTable) -> TokenTable:
+    """W·X for the T×T matrix W that minimizes the squared distance to the target."""
+    x, target = x.double(), target_table().double()
+    # W·X = target is Xᵀ·Wᵀ = targetᵀ; gelsd also works if X does not have full rank.
     weights = torch.linalg.lstsq(x.T, target.T, driver="gelsd").solution.T
-    return (weights @ x).float().round(decimals=6) + 0.0  # no −0.0, no rounding dust
+    return (weights @ x).float().round(decimals=6) + 0.0  # avoids −0.0 and rounding errors
 
 
-def learn(seed: int, *, with_positions: bool = True, causal: bool = True) -> tuple[ToyHead, Table]:
-    """A head trained on X, and the probabilities it gives."""
-    head = ToyHead(len(SEQUENCE), len(WORDS), seed=seed, with_positions=with_positions, causal=causal)
-    train(head, bigram()[None], wanted()[None])
+def train_head(seed: int, *, with_positions: bool = True, causal: bool = True) -> tuple[ToyHead, TokenTable]:
+    """Train a head on X; return it with its predicted probabilities."""
+    head = ToyHead(len(SEQUENCE), len(TOY_WORDS_5), seed=seed, with_positions=with_positions, causal=causal)
+    train_toy_head(head, bigram_table()[None], target_table()[None])
     with torch.no_grad():
-        return head, head(bigram()[None])[0].softmax(-1)
+        return head, head(bigram_table()[None])[0].softmax(-1)
 
 
 def lesson(seed: int) -> DrawFigure:
-    x, target = bigram(), wanted()
+    x, target = bigram_table(), target_table()
     print_section("The data: one sequence, T = 6, and its bigram table X (T×V), V = 5")
-    print_table(["token", "id"], [(word, i) for i, word in enumerate(WORDS, start=1)])
-    print_text(f"<start> the man ordered the chicken = {list(IDS)}. X says what follows a token anywhere in the data:")
-    print_matrix(x, rows=LABELS, columns=WORDS)
-    print_text("The target tells the two *the* apart: → man at position 1, → chicken at position 4.")
-    print_matrix(target, rows=LABELS, columns=WORDS)
-    best = _no_mix_reaches_it(x, target)
-    learned = _a_head_reaches_it(seed, x)
-    _which_part_does_it(seed)
-    titles = ("X: bigram table", "best W·X (least squares)", "learned head on X + positions")
-    maps = [
-        Heatmap(matrix=m, rows=LABELS, columns=WORDS, title=title, row_axis="position", column_axis="next token")
+    print_table(["token", "id"], [(word, i) for i, word in enumerate(TOY_WORDS_5, start=1)])
+    print_text(
+        f"<start> the man ordered the chicken = {list(SLIDE_IDS)}. X contains the distribution of the token that follows each token in the data:"
+    )
+    print_matrix(x, rows=POSITION_LABELS, columns=TOY_WORDS_5)
+    print_text("The target is different for the two occurrences of *the*: man at position 1, chicken at position 4.")
+    print_matrix(target, rows=POSITION_LABELS, columns=TOY_WORDS_5)
+    best = _print_best_row_combination(x, target)
+    learned = _print_trained_head(seed, x)
+    _print_ablations(seed)
+    titles = ("X: bigram table", "best W·X (least squares)", "trained head on X + positions")
+    heatmaps = [
+        Heatmap(
+            matrix=m,
+            rows=POSITION_LABELS,
+            columns=TOY_WORDS_5,
+            title=title,
+            row_axis="position",
+            column_axis="next token",
+        )
         for m, title in zip((x, best, learned), titles, strict=True)
     ]
-    return lambda: plot_heatmaps(
-        *maps, title="Five tokens: no mix of X's rows tells man from chicken; a learned head does"
-    )
+    return lambda: plot_heatmaps(*heatmaps, title="Five tokens: only a trained head distinguishes man and chicken")
 
 
-def _no_mix_reaches_it(x: Table, target: Table) -> Table:
-    print_section("No W·X reaches the target, whatever W")
-    gap = (x[:, MAN] - x[:, CHICKEN]).abs().max().item()
-    print_text(f"""Columns man and chicken of X are equal: max|difference| = {gap:.0f}. W mixes rows, so they stay equal
-        in every W·X; in the target they differ. The best W by least squares gives:""")
-    best = best_mix(x)
-    print_matrix(best, rows=LABELS, columns=WORDS)
+def _print_best_row_combination(x: TokenTable, target: TokenTable) -> TokenTable:
+    print_section("No W·X equals the target for any W")
+    difference = (x[:, MAN_ID] - x[:, CHICKEN_ID]).abs().max().item()
+    print_text(f"""The columns man and chicken of X are equal: max|difference| = {difference:.0f}. W combines rows, so these columns are equal
+        in every W·X, but they differ in the target. The best W by least squares gives:""")
+    best = best_row_combination(x)
+    print_matrix(best, rows=POSITION_LABELS, columns=TOY_WORDS_5)
     distance = (best - target).square().sum().item()
-    print_text(f"Squared distance to the target: {distance:.2f}; the two rows of *the* stay at half and half.")
-    zeroed = x.clone()
-    zeroed[-1] = 0
-    without = (best_mix(zeroed) - target).square().sum().item()
-    print_slide_error(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, column <start>
-        of X is empty and the target's last row cannot be reached either: the best squared distance becomes
-        {without:.2f}.""")
+    print_text(
+        f"The squared distance to the target is {distance:.2f}; both rows of *the* predict man and chicken with probability one half."
+    )
+    zeroed_x = x.clone()
+    zeroed_x[-1] = 0
+    zeroed_distance = (best_row_combination(zeroed_x) - target).square().sum().item()
+    print_slide_error(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, the column <start> of X is empty, and
+        the last row of the target cannot be reached either: the best squared distance is then {zeroed_distance:.2f}.""")
     return best
 
 
-def _a_head_reaches_it(seed: int, x: Table) -> Table:
-    print_section("A learned head on X + positions reaches it: softmax(QKᵀ/√H)·V·W_out")
-    head, learned = learn(seed)
-    with record(head, "attention.weights") as trace, torch.no_grad():
+def _print_trained_head(seed: int, x: TokenTable) -> TokenTable:
+    print_section("A trained head on X + positions reaches the target: softmax(QKᵀ/√H)·V·W_out")
+    head, learned = train_head(seed)
+    with record(head, "attention.weights") as cache, torch.no_grad():
         head(x[None])
-    print_matrix(learned, rows=LABELS, columns=WORDS, digits=3)
-    print_text("Its attention weights (T×T), masked before the softmax:")
-    print_matrix(trace["attention.weights"][0, 0], rows=LABELS, columns=[row.split()[0] for row in LABELS], digits=3)
-    print_slide_error("""A's text takes softmax(W ⊙ Mask): a masked score of 0 still gets weight. A's code gives the mask to
-        the softmax, which is right, and so do we. Lesson wrong-masks compares them.""")
+    print_matrix(learned, rows=POSITION_LABELS, columns=TOY_WORDS_5, digits=3)
+    print_text("Its attention weights (T×T), with the mask applied before the softmax:")
+    print_matrix(
+        cache["attention.weights"][0, 0],
+        rows=POSITION_LABELS,
+        columns=[row.split()[0] for row in POSITION_LABELS],
+        digits=3,
+    )
+    print_slide_error("""the text of lecture A uses softmax(W ⊙ Mask), where a masked score of 0 still has weight. The code of lecture A passes the
+        mask to the softmax, which is correct, as in qkv. The lesson wrong-masks compares both.""")
     return learned
 
 
-def _which_part_does_it(seed: int) -> None:
-    print_section("Which part tells the two 'the' apart?")
+def _print_ablations(seed: int) -> None:
+    print_section("Which component distinguishes the two occurrences of 'the'?")
     rows = []
     for with_positions, causal in ((True, True), (True, False), (False, True), (False, False)):
-        _, p = learn(seed, with_positions=with_positions, causal=causal)
-        on = ["yes" if part else "no" for part in (with_positions, causal)]
-        rows.append((*on, p[1, MAN].item(), p[4, CHICKEN].item()))
+        _, p = train_head(seed, with_positions=with_positions, causal=causal)
+        enabled = ["yes" if component else "no" for component in (with_positions, causal)]
+        rows.append((*enabled, p[1, MAN_ID].item(), p[4, CHICKEN_ID].item()))
     print_table(["positions", "causal mask", "the → man at 1", "the → chicken at 4"], rows, digits=3)
-    print_text("""Rows 1 and 4 of X are equal. Positions tell them apart; so does the mask, for position 4 sees more
-        than position 1. With neither, both see the same and must answer the same.""")
+    print_text("""Rows 1 and 4 of X are equal. Positions distinguish them, and so does the causal mask, because position 4 attends to more
+        tokens than position 1. Without both, the two positions have the same input and must have the same output.""")

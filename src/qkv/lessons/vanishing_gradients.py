@@ -51,7 +51,7 @@ def gradient_by_depth(design: StackDesign) -> Float[Tensor, " layer"]:
 
 def build_sequence_models() -> dict[str, nn.Module]:
     """Build four sequence models. The forget gate of the second LSTM is open, as training may learn."""
-    lstm = {"width": D, "d_state": D, "n_layers": 1, "bidirectional": False, "dropout": 0.0}
+    lstm = {"d_input": D, "d_state": D, "n_layers": 1, "bidirectional": False, "dropout": 0.0}
     default_lstm, open_lstm = build_recurrence(CellKind.LSTM, **lstm), build_recurrence(CellKind.LSTM, **lstm)
     with torch.no_grad():
         open_lstm.get_parameter("bias_ih_l0")[D : 2 * D] = 5.0
