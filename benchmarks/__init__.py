@@ -1,1 +1,1 @@
-"""Side-by-side measurements against peers: `python -m benchmarks NAME`."""
+"""Benchmarks against other libraries: `python -m benchmarks NAME`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME`: arguments, the run, the table."""
+"""Command-line entry point of the benchmarks: `python -m benchmarks NAME`."""
 
 import argparse
 import sys
@@ -6,88 +6,99 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks import results
-from benchmarks.runner import Asked
+from benchmarks.runner import BenchmarkOptions
 
 BENCHMARKS = {
-    "train-small": ("training_speed:train_small", 5, "a training step of nanoGPT's small CPU model, beside its peers"),
-    "train-124m": ("training_speed:train_124m", 3, "a training step of GPT-2 124M, beside its peers"),
-    "train-gpu": ("gpu_training:train_gpu", 3, "a training step of GPT-2 124M on a GPU, beside nanoGPT"),
-    "shakespeare-cpu": ("shakespeare:shakespeare_cpu", 1, "validation loss after as many CPU seconds as nanoGPT took"),
-    "batches": ("batches:batches", 5, "tokens per second of BERT's and translators' batches, made on one core"),
-    "cost": ("cost:cost", 1, "predicted and measured times of models that the calibration did not see"),
-    "embed": ("embedding:embed", 2, "sentence vectors of all-MiniLM-L6-v2, beside sentence-transformers"),
-    "encode-gpu": ("gpu_encoding:encode_gpu", 3, "BERT-base on a GPU, equal and mixed lengths, beside transformers"),
-    "memory": ("memory:memory", 1, "the most memory a training step holds, predicted and measured"),
-    "beam": ("beam:beam_alone", 7, "one sentence translated with beam 5, beside transformers with the same weights"),
-    "beam-batch": ("beam:beam_batch", 3, "sixteen at once"),
+    "train-small": ("training_speed:train_small", 5, "training step of the small CPU model of nanoGPT, with peers"),
+    "train-124m": ("training_speed:train_124m", 3, "training step of GPT-2 124M, with peers"),
+    "train-gpu": ("gpu_training:train_gpu", 3, "training step of GPT-2 124M on a GPU, with nanoGPT"),
+    "shakespeare-cpu": ("shakespeare:shakespeare_cpu", 1, "validation loss after the CPU time that nanoGPT takes"),
+    "batches": ("batches:batches", 5, "tokens per second of batch creation for BERT and translation on one core"),
+    "cost": ("cost:cost", 1, "predicted and measured times of models that the calibration did not use"),
+    "embed": ("embedding:embed", 2, "sentence embeddings of all-MiniLM-L6-v2, with sentence-transformers"),
+    "encode-gpu": ("gpu_encoding:encode_gpu", 3, "BERT-base on a GPU, equal and mixed lengths, with transformers"),
+    "memory": ("memory:memory", 1, "predicted and measured peak memory of training steps"),
+    "beam": ("beam:beam_single", 7, "translation of one sentence with beam 5, with peers"),
+    "beam-batch": ("beam:beam_batch", 3, "translation of a batch of 16 sentences with beam 5"),
     "recurrence": ("recurrence:recurrence", 1, "RNN and Transformer by length: training, inference, sequential steps"),
-    "growth": ("growth:growth", 1, "time and memory by length, batch and layers, beside what `cost` says"),
-    "decode": ("decode:decode", 5, "one more token of GPT-2 124M, beside transformers, CTranslate2 and llama.cpp"),
-    "decode-small": ("decode:decode_small", 9, "the same of 12 layers of width 64, where calls are all that costs"),
-    "decode-batch": ("decode:decode_batch", 3, "GPT-2 124M with 1, 2, 4, 8 and 16 texts at once"),
+    "growth": ("growth:growth", 1, "time and memory by length, batch size and layers, with estimates of `qkv.cost`"),
+    "decode": ("decode:decode", 5, "decode step of GPT-2 124M, with transformers, CTranslate2 and llama.cpp"),
+    "decode-small": ("decode:decode_small", 9, "decode step of 12 layers of width 64, dominated by call overhead"),
+    "decode-batch": ("decode:decode_batch", 3, "decode step of GPT-2 124M with batch sizes 1, 2, 4, 8 and 16"),
     "decode-int8": (
         "decode:decode_int8",
         3,
-        "GPT-2 124M in int8, 1 and 16 texts, beside float32 and CTranslate2's int8",
+        "decode step of GPT-2 124M in int8, with CTranslate2 and llama.cpp",
     ),
-    "decode-gpu": ("gpu_decoding:decode_gpu", 3, "one more token on a GPU, beside gpt-fast and transformers"),
-    "cpu": ("bars:cpu", 3, "every bar of speed on a CPU, all of the above in one table and one plot"),
-    "explorer": ("explorer:explorer", 3, "the explorer's page beside BertViz: bytes, first paint, hover"),
+    "decode-gpu": ("gpu_decoding:decode_gpu", 3, "decode step on a GPU, with gpt-fast and transformers"),
+    "cpu": ("cpu_targets:cpu", 3, "all speed targets on a CPU in one table and one plot"),
+    "explorer": ("explorer:explorer", 3, "explorer page and BertViz: bytes, first paint, hover"),
 }
-"""Name: what measures (module:function, imported when it is asked for: each needs libraries of its own), rounds unless
-said, what it is."""
+"""Maps each name to its function (module:function), its default number of rounds and its description. Modules are
+imported on demand, because each needs different libraries.
+"""
 RESULTS = Path(__file__).parent / "RESULTS.md"
-PICTURES = RESULTS.parent.parent / "docs" / "pictures"
+PLOT_FOLDER = RESULTS.parent.parent / "docs" / "pictures"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: measured. 1: an engine that is here failed or gave other outputs; slowness is never a failure."""
-    asked = _parser().parse_args(arguments)
-    place, rounds, _ = BENCHMARKS[asked.name]
-    module, function = place.split(":")
+    """Run a benchmark and append its table to the results.
+
+    Returns 0 on success and 1 if an installed engine failed or produced different outputs. Being slow is never a
+    failure.
+    """
+    options = _parser().parse_args(arguments)
+    target, rounds, _ = BENCHMARKS[options.name]
+    module, function = target.split(":")
     measure = getattr(import_module(f"benchmarks.{module}"), function)
-    repeats = rounds if asked.repeats is None else asked.repeats
-    report = measure(Asked(peers=asked.peers, repeats=repeats, threads=asked.threads, say=_say, device=asked.device))
-    is_file = asked.out.suffix == ".md"
-    out = asked.out if is_file else asked.out / RESULTS.name
+    repeats = rounds if options.repeats is None else options.repeats
+    report = measure(
+        BenchmarkOptions(peers=options.peers, repeats=repeats, threads=options.threads, log=_log, device=options.device)
+    )
+    is_file = options.out.suffix == ".md"
+    out = options.out if is_file else options.out / RESULTS.name
     out.parent.mkdir(parents=True, exist_ok=True)
     results.append(report, out)
-    results.write_pictures(report, PICTURES if out == RESULTS else out.parent)
+    results.write_plots(report, PLOT_FOLDER if out == RESULTS else out.parent)
     if not is_file:
         results.write_files(report, out.parent)
     sys.stdout.write(report.text())
     return 1 if any(note.startswith("Failed") for note in report.notes) else 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
-    described = "\n".join(f"  {name:16} {what}" for name, (*_, what) in BENCHMARKS.items())
+    descriptions = "\n".join(f"  {name:16} {description}" for name, (*_, description) in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Ours beside the peers, in one run.\n\nbenchmarks:\n" + described,
+        description="Compare qkv with peers in one run.\n\nbenchmarks:\n" + descriptions,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=list(BENCHMARKS), metavar="NAME")
     parser.add_argument(
-        "--peers", type=Path, help="a folder that holds clones of peers, each under its name: nanoGPT, joeynmt"
+        "--peers",
+        type=Path,
+        help="folder with clones of peers, each in a folder of its name: nanoGPT, joeynmt, gpt-fast",
     )
-    parser.add_argument("--repeats", type=int, help="rounds, of which the best counts (for shakespeare-cpu: seeds)")
-    parser.add_argument("--threads", type=int, help="for each engine; all cores (shakespeare-cpu: 1) unless said")
+    parser.add_argument(
+        "--repeats", type=int, help="number of rounds, of which the best counts (for shakespeare-cpu: seeds)"
+    )
+    parser.add_argument("--threads", type=int, help="threads per engine (default: all cores; shakespeare-cpu: 1)")
     parser.add_argument(
         "--out",
         type=Path,
         default=RESULTS,
-        help="a file for the table, or a folder for it and all figures (benchmarks/RESULTS.md)",
+        help="file for the table, or folder for the table and all figures (default: benchmarks/RESULTS.md)",
     )
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="what `cost`, `growth`, `memory`, `recurrence` measure; NAME-gpu needs cuda",
+        help="device for `cost`, `growth`, `memory` and `recurrence`; NAME-gpu requires cuda",
     )
     return parser
 

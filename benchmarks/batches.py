@@ -1,4 +1,4 @@
-"""Tokens per second of training batches, made on one CPU core: masked words for BERT, pairs for translation."""
+"""Benchmark the creation of training batches on one CPU core: masked language modeling and translation pairs."""
 
 import random
 import tempfile
@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import machine
 from benchmarks.results import Report
-from benchmarks.runner import Asked
+from benchmarks.runner import BenchmarkOptions
 from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.config.masking import MaskingConfig
 from qkv.data.masked_batches import MaskedBatches
@@ -17,25 +18,27 @@ from qkv.data.sentence_store import prepare_sentences
 from qkv.text import train_tokenizer
 
 N_BATCHES = 10
-"""Batches that are timed together."""
+"""Number of batches that are timed together."""
 WORDS = [f"{first}{middle}{last}" for first in "bcdfgk" for middle in ("ana", "ero", "ilu") for last in ("", "s", "t")]
-ROWS = {"masked words": (256, 128), "pairs": (500, 32)}
-"""Rows of a batch, and tokens of a row at most."""
+ROWS = {"masked LM": (256, 128), "pairs": (500, 32)}
+"""Rows per batch and maximum number of tokens per row."""
 
 
-def batches(asked: Asked) -> Report:
-    """Measure both kinds of batches; the best of the repeats counts."""
-    load = machine.others_load()
+def batches(options: BenchmarkOptions) -> Report:
+    """Measure both types of batches. The best of the repeats counts."""
+    load = machine.load_average()
     with tempfile.TemporaryDirectory() as folder:
         makers = {
-            "masked words": _masked_batches(Path(folder) / "text"),
+            "masked LM": _masked_batches(Path(folder) / "text"),
             "pairs": _pair_batches(Path(folder) / "pairs"),
         }
-        rates = {kind: max(_tokens_per_second(make) for _ in range(asked.repeats)) for kind, make in makers.items()}
+        rates = {kind: max(_tokens_per_second(make) for _ in range(options.repeats)) for kind, make in makers.items()}
     return Report(
         name="batches",
-        what=f"Batches made on one CPU core from small stores of random words; best of {asked.repeats} × {N_BATCHES}.",
-        columns=["batches", "rows", "tokens of a row at most", "tokens/s"],
+        description=(
+            f"Batches of random words created on one CPU core; best of {options.repeats} × {N_BATCHES} batches."
+        ),
+        columns=["batches", "rows", "max tokens per row", "tokens/s"],
         rows=[[kind, *map(str, ROWS[kind]), f"{rate:,.0f}"] for kind, rate in rates.items()],
         notes=[],
         versions={},
@@ -44,7 +47,7 @@ def batches(asked: Asked) -> Report:
 
 
 def _tokens_per_second(make: Callable[[int], int]) -> float:
-    """`make` builds batch t and returns how many tokens it has."""
+    """Measure tokens per CPU second of `make`, which builds batch t and returns its number of tokens."""
     make(0)
     started = time.process_time()
     n_tokens = sum(make(t) for t in range(1, N_BATCHES + 1))
@@ -62,9 +65,9 @@ def _masked_batches(folder: Path) -> Callable[[int], int]:
     (folder / "text.txt").write_text("\n<|endoftext|>\n".join(documents))
     tokenizer = train_tokenizer(TokenizerKind.WORDPIECE, documents, vocab_size=307, lowercase=True)
     source = prepare_sentences([folder / "text.txt"], folder / "store", tokenizer=tokenizer)
-    batch_size, length = ROWS["masked words"]
+    batch_size, length = ROWS["masked LM"]
     maker = MaskedBatches(
-        source=source, tokenizer=tokenizer, config=MaskingConfig(), length=length, batch_size=batch_size, seed=0
+        source=source, tokenizer=tokenizer, config=MaskingConfig(), seq_len=length, batch_size=batch_size, seed=0
     )
 
     def make(t: int) -> int:
@@ -76,13 +79,15 @@ def _masked_batches(folder: Path) -> Callable[[int], int]:
 def _pair_batches(folder: Path) -> Callable[[int], int]:
     sources, targets = _sentences(5000, 1), _sentences(5000, 2)
     tokenizer = train_tokenizer(
-        TokenizerKind.BPE, sources + targets, vocab_size=400, style=SpecialTokenStyle.SEQ2SEQ, spaced=True
+        TokenizerKind.BPE, sources + targets, vocab_size=400, style=SpecialTokenStyle.SEQ2SEQ, add_prefix_space=True
     )
     write_pairs({"pairs": list(zip(sources, targets, strict=True))}, folder, dropped={})
     encode_pairs(folder, {"source": tokenizer, "target": tokenizer}, progress=lambda _label: lambda _n, _all: None)
     store = PairStore.open(folder)
     batch_size, length = ROWS["pairs"]
-    maker = PairBatches(store=store, times=store.times({}), length=length, batch_size=batch_size, seed=0, join=0.0)
+    maker = PairBatches(
+        store=store, repeats=store.pair_repeats({}), seq_len=length, batch_size=batch_size, seed=0, join_fraction=0.0
+    )
 
     def make(t: int) -> int:
         return maker.batch(t).n_tokens

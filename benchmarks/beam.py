@@ -1,60 +1,69 @@
-"""Translation by beam search, beside a peer with the same weights."""
+"""Benchmark translation with beam search against peers with the same weights."""
 
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks import machine
 from benchmarks.engine import Engine
-from benchmarks.engines.beam_work import Work
+from benchmarks.engines.beam_workload import Workload
 from benchmarks.results import Report
-from benchmarks.runner import CEILINGS, Asked, Plan, compare
+from benchmarks.runner import CEILINGS, BenchmarkOptions, ComparisonPlan, compare
 
 SHAPE: dict[str, Any] = {
-    "n_encoder_layers": 6, "n_decoder_layers": 4, "n_heads": 8, "d_model": 256, "vocab_size": 8000,
-    "source_length": 32, "length": 64, "n_beams": 5,
-}  # fmt: skip
+    "n_encoder_layers": 6,
+    "n_decoder_layers": 4,
+    "n_heads": 8,
+    "d_model": 256,
+    "vocab_size": 8000,
+    "source_length": 32,
+    "length": 64,
+    "n_beams": 5,
+}
 
 
-def engines(asked: Asked) -> list[Engine]:
-    joey = {"peers": None if asked.peers is None else str(asked.peers)}
+def engines(options: BenchmarkOptions) -> list[Engine]:
+    peer_options = {"peers": None if options.peers is None else str(options.peers)}
     return [
         Engine(name="qkv", module="benchmarks.engines.beam_qkv", is_ours=True),
         Engine(name="Hugging Face generate", module="benchmarks.engines.beam_transformers"),
-        Engine(name="JoeyNMT", module="benchmarks.engines.beam_joeynmt", options=joey),
+        Engine(name="JoeyNMT", module="benchmarks.engines.beam_joeynmt", options=peer_options),
     ]
 
 
-def beam_alone(asked: Asked) -> Report:
-    return _measure("beam", asked, batch=1)
+def beam_single(options: BenchmarkOptions) -> Report:
+    return _measure("beam", options, batch=1)
 
 
-def beam_batch(asked: Asked) -> Report:
-    return _measure("beam-batch", asked, batch=16)
+def beam_batch(options: BenchmarkOptions) -> Report:
+    return _measure("beam-batch", options, batch=16)
 
 
-def _measure(name: str, asked: Asked, *, batch: int) -> Report:
-    load = machine.others_load()
-    work = Work(**SHAPE, batch=batch, threads=asked.threads or machine.n_cores())
-    plan = Plan(work=asdict(work), check_steps=2, time_steps=1, tolerance=0.0, threads=work.threads)
-    chosen = engines(asked)
-    found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
+def _measure(name: str, options: BenchmarkOptions, *, batch: int) -> Report:
+    load = machine.load_average()
+    workload = Workload(**SHAPE, batch=batch, threads=options.threads or machine.available_cores())
+    plan = ComparisonPlan(
+        workload=asdict(workload), check_steps=2, time_steps=1, tolerance=0.0, threads=workload.threads
+    )
+    chosen = engines(options)
+    result = compare(chosen, plan, ceilings=CEILINGS, repeats=options.repeats, log=options.log)
     rows = []
-    for engine, best, ratios in found.timed(chosen):
-        milliseconds = [f"{1000 * part / work.length:.2f}" for part in (best.wall, best.cpu)]
-        rows.append([engine.name, f"{work.batch * work.length / best.wall:,.0f}", *milliseconds, *ratios])
+    for engine, best, ratios in result.timed_engines(chosen):
+        milliseconds = [f"{1000 * part / workload.length:.2f}" for part in (best.wall, best.cpu)]
+        rows.append([engine.name, f"{workload.batch * workload.length / best.wall:,.0f}", *milliseconds, *ratios])
     return Report(
         name=name,
-        what=(
-            f"Beam {work.n_beams} in float32, {work.n_encoder_layers} + {work.n_decoder_layers} layers, width "
-            f"{work.d_model}, vocabulary {work.vocab_size:,}, {work.batch} × {work.source_length} source tokens, "
-            f"{work.length} tokens out, {work.threads} thread(s); best of {asked.repeats}."
+        description=(
+            f"Beam {workload.n_beams} in float32, {workload.n_encoder_layers} + {workload.n_decoder_layers} layers, "
+            f"width {workload.d_model}, vocabulary {workload.vocab_size:,}, "
+            f"{workload.batch} × {workload.source_length} source tokens, "
+            f"{workload.length} target tokens, {workload.threads} thread(s); best of {options.repeats}."
         ),
-        columns=["engine", "tokens/s", "ms a step", "CPU ms a step", "ours ÷ it", "by CPU time"],
+        columns=["engine", "tokens/s", "ms/step", "CPU ms/step", "speedup", "speedup (CPU time)"],
         rows=rows,
         notes=[
-            "Same weights; the ids of the best texts are equal, as timed and with no_repeat_ngram 2.",
-            *found.absent,
+            "Same weights. The ids of the best translations are equal, both as timed and with no_repeat_ngram_size=2.",
+            *result.absence_notes,
         ],
-        versions=found.versions,
+        versions=result.versions,
         load=load,
     )

@@ -1,4 +1,4 @@
-"""Predicted and measured time of models and sizes that the calibration did not see, and of long contexts."""
+"""Compare predicted and measured times for models and sizes that the calibration did not use."""
 
 import math
 import statistics
@@ -11,40 +11,40 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import machine
-from benchmarks.cost_kernels import kernels_of
-from benchmarks.cost_points import models, sizes
+from benchmarks.cost_cases import build_configs, workload_sizes
+from benchmarks.gpu_kernel_profile import profile_kernels
 from benchmarks.results import Report
-from benchmarks.runner import Asked, Say
-from qkv.choices import Kernel
+from benchmarks.runner import BenchmarkOptions, LogFunction
+from qkv.choices import AttentionKernel
 from qkv.config import GPTConfig, ModelConfig
-from qkv.cost import Mode, Precision, Workload, operations
+from qkv.cost import Mode, Precision, Workload, list_operations
 from qkv.cost.calibration import Calibration
-from qkv.cost.prediction import Prediction, predict
-from qkv.training.calibrating import calibrate
-from qkv.training.launching import small_pass
-from qkv.training.measuring import Step, random_model, step_of
-from qkv.training.stopwatch import Stopwatch, keep_freed_memory
+from qkv.cost.prediction import TimePrediction, predict_time
+from qkv.training.benchmark_steps import Step, build_random_model, build_step
+from qkv.training.device_calibration import calibrate
+from qkv.training.launch_overhead import build_tiny_forward_pass
+from qkv.training.timer import Timer, retain_freed_memory
 
-CONTEXTS = (1024, 2048, 4096)
+LONG_CONTEXTS = (1024, 2048, 4096)
 ROUNDS = {"cpu": 3, "cuda": 8}
-"""Each point is measured so often, all others in between; the least counts: a shared machine is slow for seconds."""
-SPEND = {"cpu": 0.25, "cuda": 0.1}
-"""Seconds for each measurement."""
+"""Rounds over all points. The smallest time of each point counts, because a shared machine can be slow for seconds."""
+SECONDS_PER_MEASUREMENT = {"cpu": 0.25, "cuda": 0.1}
+"""Seconds spent on each measurement."""
 GPU_SECONDS, STUDY_SECONDS = 90, 5
-"""A GPU's time is dear: rounds are left out where all would take longer, and its kernels are looked at so long."""
+"""Time limits on a GPU: rounds stop after `GPU_SECONDS`, and kernels are profiled for `STUDY_SECONDS` afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One model at one size, and what came of it."""
+    """Predicted and measured time of one model at one size."""
 
     model: str
     config: ModelConfig
-    work: Workload
-    prediction: Prediction
+    workload: Workload
+    prediction: TimePrediction
     measured: float
-    square: tuple[int, int] | None = None
-    """Of a long context: bytes of the largest tensor, predicted and seen."""
+    largest_tensor: tuple[int, int] | None = None
+    """Bytes of the largest tensor, predicted and actual, for long contexts."""
 
     @property
     def predicted(self) -> float:
@@ -56,58 +56,73 @@ class Point:
 
     @property
     def cells(self) -> list[str]:
-        work = self.work
-        source = "" if work.source_length is None else f" from {work.source_length}"
+        workload = self.workload
+        source = "" if workload.source_len is None else f" from {workload.source_len}"
         times = [f"{1000 * seconds:.3f}" for seconds in (self.predicted, self.measured)]
-        name = self.model if work.kernel.value == "fused" else f"{self.model}, plain"
+        name = self.model if workload.kernel.value == "fused" else f"{self.model}, eager"
         return [
             name,
-            work.mode.value,
-            f"{work.batch}×{work.length}{source}",
+            workload.mode.value,
+            f"{workload.batch_size}×{workload.seq_len}{source}",
             *times,
             f"{self.error:+.0%}",
             self.prediction.bound_by,
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        parts = [[one.part, one.name, one.runs, 1000 * one.seconds] for one in self.prediction.spent]
-        sums = {f"predicted_{name}_ms": 1000 * seconds for name, seconds in self.prediction.as_dict().items()}
+        parts = [[item.part, item.name, item.runs, 1000 * item.seconds] for item in self.prediction.operation_times]
+        sums = {
+            f"predicted_{name.removesuffix('_seconds')}_ms": 1000 * seconds
+            for name, seconds in self.prediction.as_dict().items()
+        }
         return {
-            "model": self.model, "mode": self.work.mode.value, "batch": self.work.batch, "length": self.work.length,
-            "measured_ms": 1000 * self.measured, **sums,
-            "error": self.error, "bound_by": self.prediction.bound_by,
-            "parts": parts, "config": self.config.model_dump(mode="json"), "work": self.work.model_dump(mode="json"),
-        }  # fmt: skip
+            "model": self.model,
+            "mode": self.workload.mode.value,
+            "batch_size": self.workload.batch_size,
+            "seq_len": self.workload.seq_len,
+            "measured_ms": 1000 * self.measured,
+            **sums,
+            "error": self.error,
+            "bound_by": self.prediction.bound_by,
+            "parts": parts,
+            "config": self.config.model_dump(mode="json"),
+            "workload": self.workload.model_dump(mode="json"),
+        }
 
 
-def cost(asked: Asked) -> Report:
-    """Calibrate, then predict and measure; nothing is fitted to these points."""
-    started, load, device = time.perf_counter(), machine.others_load(), torch.device(asked.device)
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    keep_freed_memory()
+def cost(options: BenchmarkOptions) -> Report:
+    """Calibrate the device, then predict and measure. Nothing is fitted to these points."""
+    started, load, device = time.perf_counter(), machine.load_average(), torch.device(options.device)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    retain_freed_memory()
     dtype = Precision.BFLOAT16 if device.type == "cuda" else Precision.FLOAT32
-    calibration = calibrate(device, dtype, asked.say)
-    asked.say(f"calibrated {calibration.device} in {calibration.took:.0f} s")
+    calibration = calibrate(device, dtype, options.log)
+    options.log(f"calibrated {calibration.device} in {calibration.duration:.0f} s")
     until = started + GPU_SECONDS if device.type == "cuda" else math.inf
-    trials = _Trials(calibration, device, asked.say, until=until)
-    found, long = trials.rounds()
+    runner = _MeasurementRunner(calibration, device, options.log, until=until)
+    result, long = runner.rounds()
     return Report(
         name=f"cost, {device.type}",
-        what="Predicted by a calibration of this device that saw none of these models and sizes, and measured.",
+        description=(
+            "Measured times, and times predicted by a calibration of this device that used none of these models "
+            "and sizes."
+        ),
         columns=["model", "mode", "batch × length", "predicted ms", "measured ms", "error", "bound by"],
-        rows=[point.cells for point in [*found, *long]],
-        notes=[*_notes(calibration, found, long), _wandering(trials.pace)],
+        rows=[point.cells for point in [*result, *long]],
+        notes=[*_notes(calibration, result, long), _describe_variation(runner.pass_seconds)],
         versions={"torch": torch.__version__},
         load=load,
         files={
             "cost-calibration.json": calibration.model_dump(mode="json"),
             "cost-points.json": {
-                "summary": _summary(found), "pace": trials.pace, "points": trials.studied(found),
-                "long_contexts": trials.studied(long),
+                "summary": _summary(result),
+                "pass_seconds": runner.pass_seconds,
+                "points": runner.describe_points(result),
+                "long_contexts": runner.describe_points(long),
             },
         },
-    )  # fmt: skip
+    )
 
 
 def _summary(points: Sequence[Point]) -> Mapping[str, float]:
@@ -115,129 +130,140 @@ def _summary(points: Sequence[Point]) -> Mapping[str, float]:
     return {"points": len(errors), "mean_error": sum(errors) / len(errors), "worst_error": max(errors)}
 
 
-def _notes(calibration: Calibration, found: list[Point], long: list[Point]) -> list[str]:
-    worst = max(found, key=lambda point: abs(point.error))
+def _notes(calibration: Calibration, result: list[Point], long: list[Point]) -> list[str]:
+    worst = max(result, key=lambda point: abs(point.error))
     by_mode = []
-    for mode in sorted({point.work.mode for point in found}):
-        errors = [abs(point.error) for point in found if point.work.mode is mode]
+    for mode in sorted({point.workload.mode for point in result}):
+        errors = [abs(point.error) for point in result if point.workload.mode is mode]
         by_mode.append(f"{mode.value} {sum(errors) / len(errors):.0%}")
-    said = [
-        f"Calibration: {calibration.device}, {calibration.dtype.value}, {calibration.took:.0f} s.",
-        f"Mean error of {len(found)} points: {_summary(found)['mean_error']:.1%}; worst {worst.error:+.0%}: "
-        + " ".join(worst.cells[:3]) + ". By mode: " + ", ".join(by_mode) + ".",
-    ]  # fmt: skip
+    notes = [
+        f"Calibration: {calibration.device}, {calibration.dtype.value}, {calibration.duration:.0f} s.",
+        f"Mean error of {len(result)} points: {_summary(result)['mean_error']:.1%}; worst {worst.error:+.0%}: "
+        + " ".join(worst.cells[:3])
+        + ". By mode: "
+        + ", ".join(by_mode)
+        + ".",
+    ]
     for point in long:
-        assert point.square is not None
-        predicted, seen = point.square
-        said.append(
-            f"Context {point.work.length}, {point.work.kernel.value} attention: largest tensor {seen:,} bytes "
-            f"(predicted {predicted:,}), {1000 * point.measured:.1f} ms (predicted {1000 * point.predicted:.1f})."
+        assert point.largest_tensor is not None
+        predicted, actual = point.largest_tensor
+        notes.append(
+            f"Context {point.workload.seq_len}, {point.workload.kernel.value} attention: "
+            f"largest tensor {actual:,} bytes (predicted {predicted:,}), "
+            f"{1000 * point.measured:.1f} ms (predicted {1000 * point.predicted:.1f})."
         )
-    return said
+    return notes
 
 
-def _wandering(pace: list[float]) -> str:
-    least, middle, most = (1000 * one for one in (min(pace), statistics.median(pace), max(pace)))
+def _describe_variation(pass_seconds: list[float]) -> str:
+    fastest, median, slowest = (
+        1000 * item for item in (min(pass_seconds), statistics.median(pass_seconds), max(pass_seconds))
+    )
     return (
-        f"The machine's own pace: between the points one and the same small pass took {least:.2f} to {most:.2f} ms, "
-        f"{middle:.2f} at the median."
+        f"Variation of the machine: the same small forward pass took {fastest:.2f} to {slowest:.2f} ms between the "
+        f"points, with a median of {median:.2f} ms."
     )
 
 
-class _Trials:
-    """Points tried on one device: predicted, measured, and the least of several rounds kept."""
+class _MeasurementRunner:
+    """Predicts and measures points on one device and keeps the smallest time of several rounds."""
 
-    def __init__(self, calibration: Calibration, device: torch.device, say: Say, *, until: float) -> None:
-        """`until`: when to end, by `time.perf_counter`; no round begins that would last longer."""
-        self.calibration, self.device, self.say, self.until = calibration, device, say, until
-        self.watch = Stopwatch(device)
-        self.pace: list[float] = []
-        """Seconds of one small pass before each measurement: launching alone, so what varies is the machine."""
-        self._small = small_pass(device, calibration.dtype)
+    def __init__(self, calibration: Calibration, device: torch.device, log: LogFunction, *, until: float) -> None:
+        """Create a runner that starts no round that would end after `until` (a value of `time.perf_counter`)."""
+        self.calibration, self.device, self.log, self.until = calibration, device, log, until
+        self.timer = Timer(device)
+        self.pass_seconds: list[float] = []
+        """Seconds of a small forward pass before each measurement. It is launch-bound, so it shows the variation of the
+        machine."""
+        self._tiny_pass = build_tiny_forward_pass(device, calibration.dtype)
         self._steps: dict[tuple[str, Workload], Step] = {}
 
     def rounds(self) -> tuple[list[Point], list[Point]]:
-        """The points, and the long contexts."""
-        points, long = self._points(), self._long_contexts()
-        found: dict[int, Point] = {}
-        lasted = 0.0
+        """Measure all points and return the regular points and the long contexts."""
+        points, long = self._list_points(), self._long_context_points()
+        result: dict[int, Point] = {}
+        round_seconds = 0.0
         n_rounds = ROUNDS[self.device.type]
-        for turn in range(n_rounds):
-            began = time.perf_counter()
-            if turn and began + lasted > self.until:
+        for round_number in range(n_rounds):
+            round_start = time.perf_counter()
+            if round_number and round_start + round_seconds > self.until:
                 break
-            self.say(f"round {turn + 1} of {n_rounds}")
-            for place, (name, config, work) in enumerate([*points, *long]):
+            self.log(f"round {round_number + 1} of {n_rounds}")
+            for index, (name, config, workload) in enumerate([*points, *long]):
                 try:
-                    point = self._measure(name, config, work)
+                    point = self._measure(name, config, workload)
                 except RuntimeError as error:
-                    # One model too large for a device must not cost the others their figures.
-                    self.say(f"Failed: {name} {work.mode.value}: {str(error).splitlines()[0]}")
+                    # A model that is too large for the device must not prevent the other measurements.
+                    self.log(f"Failed: {name} {workload.mode.value}: {str(error).splitlines()[0]}")
                     continue
-                self.say("  ".join(point.cells))
-                if place not in found or point.measured < found[place].measured:
-                    found[place] = point
-            lasted = time.perf_counter() - began
-        ours, later = (
-            [point for place, point in found.items() if (place >= len(points)) == is_late] for is_late in (False, True)
+                self.log("  ".join(point.cells))
+                if index not in result or point.measured < result[index].measured:
+                    result[index] = point
+            round_seconds = time.perf_counter() - round_start
+        short_points, long_points = (
+            [point for index, point in result.items() if (index >= len(points)) == is_long] for is_long in (False, True)
         )
-        return ours, [replace(point, square=self._largest_tensor(point)) for point in later]
+        return short_points, [replace(point, largest_tensor=self._largest_tensor(point)) for point in long_points]
 
-    def _points(self) -> list[tuple[str, ModelConfig, Workload]]:
-        known, asked = models(self.device.type), []
-        for name, mode, size in sizes(self.device.type):
+    def _list_points(self) -> list[tuple[str, ModelConfig, Workload]]:
+        configs, points = build_configs(self.device.type), []
+        for name, mode, size in workload_sizes(self.device.type):
             dtype = self.calibration.training_dtype if mode == "train" else self.calibration.dtype
-            asked.append((name, known[name], Workload(**size, mode=Mode(mode), dtype=dtype)))
-        return asked
+            points.append((name, configs[name], Workload(**size, mode=Mode(mode), dtype=dtype)))
+        return points
 
-    def _long_contexts(self) -> list[tuple[str, ModelConfig, Workload]]:
-        """A context of 1024, 2048, 4096, plain and fused: time, and the N×N table that only the plain road holds."""
+    def _long_context_points(self) -> list[tuple[str, ModelConfig, Workload]]:
+        """Contexts of 1024, 2048 and 4096 tokens with eager and fused attention. Only eager attention allocates n×n
+        matrices.
+        """
         d_model = 768 if self.device.type == "cuda" else 128
         config = GPTConfig(vocab_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
-        works = [
-            Workload(batch=1, length=n, mode=Mode.FORWARD, dtype=self.calibration.dtype, kernel=kernel)
-            for n in CONTEXTS
-            for kernel in Kernel
+        workloads = [
+            Workload(batch_size=1, seq_len=n, mode=Mode.FORWARD, dtype=self.calibration.dtype, kernel=kernel)
+            for n in LONG_CONTEXTS
+            for kernel in AttentionKernel
         ]
-        return [(f"gpt {d_model}×2", config, work) for work in works]
+        return [(f"gpt {d_model}×2", config, workload) for workload in workloads]
 
-    def _measure(self, name: str, config: ModelConfig, work: Workload) -> Point:
-        is_warm = (name, work) in self._steps
-        step = self._step(name, config, work)
-        self.pace.append(self.watch.whole(self._small, is_warm=bool(self.pace)))
-        measured = self.watch.whole(step, spend=SPEND[self.device.type], is_warm=is_warm)
-        prediction = predict(config, work, self.calibration)
-        return Point(model=name, config=config, work=work, prediction=prediction, measured=measured)
+    def _measure(self, name: str, config: ModelConfig, workload: Workload) -> Point:
+        is_warm = (name, workload) in self._steps
+        step = self._step(name, config, workload)
+        self.pass_seconds.append(self.timer.measure_latency(self._tiny_pass, is_warm=bool(self.pass_seconds)))
+        measured = self.timer.measure_latency(step, seconds=SECONDS_PER_MEASUREMENT[self.device.type], is_warm=is_warm)
+        prediction = predict_time(config, workload, self.calibration)
+        return Point(model=name, config=config, workload=workload, prediction=prediction, measured=measured)
 
-    def _step(self, name: str, config: ModelConfig, work: Workload) -> Step:
-        if (name, work) not in self._steps:
-            self._steps[name, work] = step_of(random_model(config, self.device, work.dtype), work)
-        return self._steps[name, work]
+    def _step(self, name: str, config: ModelConfig, workload: Workload) -> Step:
+        if (name, workload) not in self._steps:
+            self._steps[name, workload] = build_step(build_random_model(config, self.device, workload.dtype), workload)
+        return self._steps[name, workload]
 
-    def studied(self, points: list[Point]) -> list[dict[str, Any]]:
-        """All figures of each; of a GPU also its kernels, as far as there is time."""
-        made = []
+    def describe_points(self, points: list[Point]) -> list[dict[str, Any]]:
+        """Return all figures of each point and, on a GPU and as time permits, its kernels."""
+        described = []
         for point in points:
-            made.append(point.as_dict())
+            described.append(point.as_dict())
             if self.device.type == "cuda" and time.perf_counter() < self.until + STUDY_SECONDS:
                 try:
-                    made[-1] |= kernels_of(self._step(point.model, point.config, point.work))
+                    described[-1] |= profile_kernels(self._step(point.model, point.config, point.workload))
                 except RuntimeError as error:
-                    self.say(f"not profiled: {point.model}: {str(error).splitlines()[0]}")
-        return made
+                    self.log(f"not profiled: {point.model}: {str(error).splitlines()[0]}")
+        return described
 
     def _largest_tensor(self, point: Point) -> tuple[int, int]:
-        """Bytes, predicted and seen."""
-        with _Largest() as seen:
-            self._step(point.model, point.config, point.work)()
-        work = point.work
-        is_fused = work.kernel is Kernel.FUSED
-        held = max(one.writes - (one.inside_writes if is_fused else 0) for one in operations(point.config, work))
-        return held * work.dtype.narrow, seen.n_bytes
+        """Return the bytes of the largest tensor, predicted and actual."""
+        with _LargestTensorMode() as actual:
+            self._step(point.model, point.config, point.workload)()
+        workload = point.workload
+        is_fused = workload.kernel is AttentionKernel.FUSED
+        largest = max(
+            op.writes - (op.onchip_writes if is_fused else 0) for op in list_operations(point.config, workload)
+        )
+        return largest * workload.dtype.matmul_itemsize, actual.n_bytes
 
 
-class _Largest(TorchDispatchMode):
-    """Sees every tensor that is made."""
+class _LargestTensorMode(TorchDispatchMode):
+    """Records the size of the largest floating-point tensor that any operator returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +271,7 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, torch.Tensor) and one.is_floating_point():
-                self.n_bytes = max(self.n_bytes, one.nbytes)
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                self.n_bytes = max(self.n_bytes, tensor.nbytes)
         return result

@@ -1,23 +1,25 @@
-"""Sentences a second of one and the same model, all-MiniLM-L6-v2: text in, vectors out."""
+"""Benchmark sentence embeddings of all-MiniLM-L6-v2, from text to vectors."""
 
 from benchmarks import machine
 from benchmarks.engine import Engine
 from benchmarks.results import Report
-from benchmarks.runner import CEILINGS, Asked, Comparison, Plan, compare
+from benchmarks.runner import CEILINGS, BenchmarkOptions, Comparison, ComparisonPlan, compare
 
 N_SENTENCES = 1000
 WIDTH = 384
 TOLERANCE = 1e-5
-"""Of any number of a vector of length 1; 384 of them so far off still leave a cosine of 1 − 2e-8."""
+"""Allowed difference per element of a unit vector. With 384 elements, the cosine is still at least 1 − 2e-8."""
 ENGINES = [
-    Engine(name="qkv (like lengths, 512 tokens at once)", module="benchmarks.engines.embed_qkv", is_ours=True),
-    Engine(name="qkv's model, packed rows of 256", module="benchmarks.engines.embed_qkv", options={"way": "packed"}),
+    Engine(name="qkv (sorted by length, 512 tokens per batch)", module="benchmarks.engines.embed_qkv", is_ours=True),
+    Engine(name="qkv model, packed rows of 256", module="benchmarks.engines.embed_qkv", options={"batching": "packed"}),
     Engine(
-        name="qkv's model, padded, 32 as they come", module="benchmarks.engines.embed_qkv", options={"way": "padded"}
+        name="qkv model, padded, 32 per batch, unsorted",
+        module="benchmarks.engines.embed_qkv",
+        options={"batching": "padded"},
     ),
     *(
         Engine(
-            name=f"sentence-transformers, {batch} at once",
+            name=f"sentence-transformers, {batch} per batch",
             module="benchmarks.engines.embed_sentence_transformers",
             options={"batch": batch},
         )
@@ -26,34 +28,34 @@ ENGINES = [
 ]
 
 
-def embed(asked: Asked) -> Report:
-    load = machine.others_load()
-    threads = asked.threads or machine.n_cores()
-    work = {"sentences": N_SENTENCES, "threads": threads}
-    plan = Plan(work=work, check_steps=1, time_steps=1, tolerance=TOLERANCE, threads=threads)
-    found = compare(ENGINES, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
+def embed(options: BenchmarkOptions) -> Report:
+    load = machine.load_average()
+    threads = options.threads or machine.available_cores()
+    workload = {"sentences": N_SENTENCES, "threads": threads}
+    plan = ComparisonPlan(workload=workload, check_steps=1, time_steps=1, tolerance=TOLERANCE, threads=threads)
+    result = compare(ENGINES, plan, ceilings=CEILINGS, repeats=options.repeats, log=options.log)
     return Report(
         name="embed",
-        what=(
-            f"{N_SENTENCES:,} sentences of mixed lengths to vectors by all-MiniLM-L6-v2 in float32, "
-            f"tokenizing included, threads: {threads}; best of {asked.repeats}."
+        description=(
+            f"{N_SENTENCES:,} sentences of mixed lengths embedded by all-MiniLM-L6-v2 in float32, "
+            f"including tokenization, {threads} thread(s); best of {options.repeats}."
         ),
-        columns=["engine", "sentences/s", "wall s", "CPU s", "ours ÷ it", "by CPU time"],
+        columns=["engine", "sentences/s", "wall s", "CPU s", "speedup", "speedup (CPU time)"],
         rows=[
             [engine.name, f"{N_SENTENCES / best.wall:,.0f}", f"{best.wall:.2f}", f"{best.cpu:.2f}", *ratios]
-            for engine, best, ratios in found.timed(ENGINES)
+            for engine, best, ratios in result.timed_engines(ENGINES)
         ],
-        notes=_notes(found),
-        versions=found.versions,
+        notes=_notes(result),
+        versions=result.versions,
         load=load,
     )
 
 
-def _notes(found: Comparison) -> list[str]:
-    apart = found.largest_difference
-    least = 1 - WIDTH * apart**2 / 2
+def _notes(result: Comparison) -> list[str]:
+    difference = result.largest_difference
+    min_cosine = 1 - WIDTH * difference**2 / 2
     return [
-        f"Vectors of length 1 agree to {apart:.1e} in every number, so every cosine is at least {least:.9f}.",
-        "Lengths: median about 24 words, a tenth beyond 70, the longest 200.",
-        *found.absent,
+        f"Unit vectors agree to {difference:.1e} in every element, so every cosine is at least {min_cosine:.9f}.",
+        "Lengths: median about 24 words, a tenth above 70, at most 200.",
+        *result.absence_notes,
     ]

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, as the runner sees it."""
+"""Engines, which run in separate processes, and the requests sent to them."""
 
 import json
 import os
@@ -15,35 +15,35 @@ ROOT = Path(__file__).parent.parent
 
 
 class EngineError(Exception):
-    """The engine is here but could not do what was asked."""
+    """Raised if an installed engine fails."""
 
 
 class MissingEngineError(Exception):
-    """The engine is not on this machine."""
+    """Raised if an engine is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What to start, and under which name its figures stand."""
+    """An engine to benchmark: its name in the tables and the module that runs it."""
 
     name: str
     module: str
     options: Mapping[str, Any] = field(default_factory=dict)
     is_ours: bool = False
-    """Counts as ours where ratios are taken."""
+    """Whether the engine is part of qkv. Speedups are computed relative to these engines."""
     tolerance: float | None = None
-    """For an engine in lower precision; None: the plan's own."""
+    """Allowed difference of outputs for an engine in lower precision. None uses the tolerance of the plan."""
 
     @property
     def command(self) -> list[str]:
         return [sys.executable, "-W", "ignore", "-m", self.module]
 
 
-class Running:
-    """A started engine. Each question waits for its answer, so that never two engines work at once."""
+class EngineProcess:
+    """A running engine. Requests are synchronous, so two engines never compute at the same time."""
 
     def __init__(self, command: list[str], *, threads: int) -> None:
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with it
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close()
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -54,22 +54,22 @@ class Running:
             text=True,
         )
 
-    def ask(self, do: str, **work: Any) -> dict[str, Any]:  # noqa: ANN401 - a question is any JSON
+    def send_request(self, command: str, **payload: Any) -> dict[str, Any]:  # noqa: ANN401 - a request is any JSON
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        # An engine that has ended is noticed when it gives no answer.
+        # If the engine has exited, the missing response below raises an error.
         with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"do": do, **work}) + "\n")
+            self._process.stdin.write(json.dumps({"command": command, **payload}) + "\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise EngineError(f"ended with status {self._process.wait()}: {self._last_error_line()}")
-        answer = json.loads(line)
-        if "missing" in answer:
-            raise MissingEngineError(answer["missing"])
-        if "error" in answer:
-            raise EngineError(answer["error"])
-        return answer
+            raise EngineError(f"exited with status {self._process.wait()}: {self._last_error_line()}")
+        response = json.loads(line)
+        if "missing" in response:
+            raise MissingEngineError(response["missing"])
+        if "error" in response:
+            raise EngineError(response["error"])
+        return response
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -89,4 +89,4 @@ class Running:
     def _last_error_line(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no error output"

@@ -1,66 +1,75 @@
-"""Tokens a second of GPT-2 124M's training step on a GPU, beside nanoGPT's."""
+"""Benchmark the training step of GPT-2 124M on a GPU against nanoGPT."""
 
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks import machine
 from benchmarks.engine import Engine
-from benchmarks.engines.next_token_work import Work
+from benchmarks.engines.next_token_workload import Workload
 from benchmarks.results import Report
-from benchmarks.runner import Asked, Comparison, Plan, compare
+from benchmarks.runner import BenchmarkOptions, Comparison, ComparisonPlan, compare
 from benchmarks.training_speed import rows
 
 CEILINGS = Engine(name="ceilings", module="benchmarks.engines.gpu_ceilings")
 SHAPE: dict[str, Any] = {
-    "n_layers": 12, "n_heads": 12, "d_model": 768, "vocab_size": 50304, "context_length": 1024, "bias": True,
-    "batch": 32, "length": 1024,
-}  # fmt: skip
-"""The vocabulary is rounded up as nanoGPT does it, for its sake."""
+    "n_layers": 12,
+    "n_heads": 12,
+    "d_model": 768,
+    "vocab_size": 50304,
+    "context_length": 1024,
+    "bias": True,
+    "batch": 32,
+    "length": 1024,
+}
+"""Model and batch. The vocabulary is padded to a multiple of 64, as nanoGPT does."""
 STEPS = 20
 TOLERANCE = 0.02
-"""bfloat16 keeps 8 bits: losses of about 11 differ in the third digit."""
-BAR = 1.15
+"""bfloat16 has 8 significant bits, so losses of about 11 differ in the third digit."""
+TARGET_SPEEDUP = 1.15
 
 
-def train_gpu(asked: Asked) -> Report:
-    if asked.device != "cuda":
-        raise SystemExit("train-gpu measures a GPU: add --device cuda")
-    load = machine.others_load()
-    work = Work(**SHAPE, threads=machine.n_cores(), device=asked.device)
-    plan = Plan(work=asdict(work), check_steps=3, time_steps=STEPS, tolerance=TOLERANCE, threads=work.threads)
-    peers = {"peers": None if asked.peers is None else str(asked.peers), "fused": True, "compiled": True}
+def train_gpu(options: BenchmarkOptions) -> Report:
+    if options.device != "cuda":
+        raise SystemExit("train-gpu requires a GPU; add --device cuda")
+    load = machine.load_average()
+    workload = Workload(**SHAPE, threads=machine.available_cores(), device=options.device)
+    plan = ComparisonPlan(
+        workload=asdict(workload), check_steps=3, time_steps=STEPS, tolerance=TOLERANCE, threads=workload.threads
+    )
+    peers = {"peers": None if options.peers is None else str(options.peers), "fused": True, "compiled": True}
     chosen = [
         Engine(name="qkv", module="benchmarks.engines.train_qkv", options={"compiled": True}, is_ours=True),
         Engine(name="nanoGPT", module="benchmarks.engines.train_nanogpt", options=peers),
     ]
-    found = compare(chosen, plan, ceilings=CEILINGS, repeats=asked.repeats, say=asked.say)
+    result = compare(chosen, plan, ceilings=CEILINGS, repeats=options.repeats, log=options.log)
     return Report(
         name="train-gpu",
-        what=(
-            f"A whole training step of GPT-2 124M on {machine.gpu()}, compiled, products in bfloat16, fused AdamW, "
-            f"batch {work.batch} × {work.length} tokens, vocabulary {work.vocab_size:,}; "
-            f"best of {asked.repeats} × {STEPS} steps."
+        description=(
+            f"Full training step of GPT-2 124M on {machine.gpu()}, compiled, matmuls in bfloat16, fused AdamW, "
+            f"batch {workload.batch} × {workload.length} tokens, vocabulary {workload.vocab_size:,}; "
+            f"best of {options.repeats} × {STEPS} steps."
         ),
-        columns=["engine", "tokens/s", "ms a step", "CPU ms a step", "ours ÷ it", "by CPU time", "of matrix rate"],
-        rows=rows(chosen, found, work, steps=STEPS),
-        notes=_notes(found, work),
-        versions=found.versions,
+        columns=["engine", "tokens/s", "ms/step", "CPU ms/step", "speedup", "speedup (CPU time)", "of matmul peak"],
+        rows=rows(chosen, result, workload, steps=STEPS),
+        notes=_notes(result, workload),
+        versions=result.versions,
         load=load,
     )
 
 
-def _notes(found: Comparison, work: Work) -> list[str]:
-    rate = found.ceilings[work.threads]
-    wide = 6 * work.n_weights + 12 * work.n_layers * work.d_model * work.length
-    said = [
-        f"Ceiling: {rate['flops'] / 1e12:.0f} TFLOP/s of bfloat16 products, {rate['bytes'] / 1e12:.2f} TB/s copied.",
-        f"A token takes {work.flops_a_token / 1e6:.0f} MFLOP (6 a multiplying weight, causal attention once).",
+def _notes(result: Comparison, workload: Workload) -> list[str]:
+    rate = result.ceilings[workload.threads]
+    flops_per_token = 6 * workload.n_weights + 12 * workload.n_layers * workload.d_model * workload.length
+    flops_per_step = flops_per_token * workload.batch * workload.length
+    notes = [
+        f"Peak rates: {rate['flops'] / 1e12:.0f} TFLOP/s bfloat16 matmuls, {rate['bytes'] / 1e12:.2f} TB/s copies.",
+        f"FLOPs per token: {workload.flops_per_token / 1e6:.0f} M (6 per matmul weight, unmasked pairs of attention).",
         *(
-            f"{name}: {wide * work.batch * work.length * STEPS / best.wall / rate['flops']:.0%} of the ceiling "
-            "where attention is counted whole (6N + 12LdT), as is usual."
-            for name, best in found.best.items()
+            f"{name}: {flops_per_step * STEPS / best.wall / rate['flops']:.0%} of the peak "
+            "with the usual count of full attention (6N + 12LdT)."
+            for name, best in result.best.items()
         ),
-        f"Same first weights and batches: losses of the first steps agree to {found.largest_difference:.1e}.",
-        f"Bar: {BAR} of nanoGPT.",
+        f"Same initial weights and batches. The losses of the first steps agree to {result.largest_difference:.1e}.",
+        f"Target: {TARGET_SPEEDUP} × nanoGPT.",
     ]
-    return said + found.absent
+    return notes + result.absence_notes

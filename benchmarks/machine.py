@@ -1,10 +1,10 @@
-"""On what it was measured: the processor, how many cores, how busy. No names of machines or folders."""
+"""Processor, cores and load of the machine. Host names and paths are never recorded."""
 
 import os
 import platform
 from pathlib import Path
 
-from qkv.data.prepare import n_cores
+from qkv.data.token_store_writer import available_cores
 
 
 def processor() -> str:
@@ -22,12 +22,15 @@ def gpu() -> str:
     return torch.cuda.get_device_name()
 
 
-def others_load() -> float:
-    """Processes that wanted to run in the last minute; taken before a benchmark starts, they are others'."""
+def load_average() -> float:
+    """Load average of the last minute. Before a benchmark starts, it is caused by other processes."""
     return os.getloadavg()[0]
 
 
-def load_remark(load: float) -> str:
+def describe_load(load: float) -> str:
     if load < 0.5:
-        return f"quiet before the run (load {load:.1f})"
-    return f"busy before the run (load {load:.1f} on {n_cores()} cores): wall times are too long, CPU times nearer"
+        return f"idle before the run (load {load:.1f})"
+    return (
+        f"busy before the run (load {load:.1f} on {available_cores()} cores), so wall times are too long and CPU times "
+        "are more accurate"
+    )

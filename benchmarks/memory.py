@@ -1,4 +1,4 @@
-"""The most memory a training step holds, predicted from the config and measured: on a GPU, or small on this CPU."""
+"""Compare predicted and measured peak memory of training steps on a GPU or, with small models, on a CPU."""
 
 import gc
 import os
@@ -13,16 +13,16 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from benchmarks import machine
 from benchmarks.results import Report
-from benchmarks.runner import Asked
+from benchmarks.runner import BenchmarkOptions
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, TrainingConfig, preset
 from qkv.cost import Workload
-from qkv.cost.estimate import estimate_of
+from qkv.cost.estimate import estimate_workload
 from qkv.models import BERT, GPT, Seq2Seq, build
-from qkv.nn import using
-from qkv.training.averaging import Averaged
-from qkv.training.losses import cross_entropy_sum, unembedded_loss_sum
+from qkv.nn import use_attention_kernel
+from qkv.training.activation_checkpoint import enable_activation_checkpointing
+from qkv.training.ema import EMA
+from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
 from qkv.training.optimizer import build_optimizers
-from qkv.training.recompute import recompute_blocks
 
 GPU_LIMIT, CPU_LIMIT = 0.05, 0.10
 MIB = 2**20
@@ -30,166 +30,195 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training step."""
+    """A training step."""
 
     name: str
     config: ModelConfig
-    work: dict[str, Any] = field(default_factory=dict)
-    """What differs from a float32 step of AdamW."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Workload settings that differ from a float32 step with AdamW."""
 
-    def workload(self, backend: str) -> Workload:
-        return Workload.model_validate({"mode": "train", "backend": backend, **self.work})
+    def workload(self, device_type: str) -> Workload:
+        return Workload.model_validate({"mode": "train", "device_type": device_type, **self.settings})
 
 
-_MIXED = {"dtype": "mixed", "length": 1024}
+_MIXED = {"dtype": "mixed", "seq_len": 1024}
 _LLAMA = {
-    "positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "n_kv_heads": 4, "d_ff": 2048,
-    "attention_bias": False, "feed_forward_bias": False,
-}  # fmt: skip
-ON_GPU = (
-    Case(name="GPT-2 124M", config=preset("gpt2"), work={**_MIXED, "batch": 16}),
-    Case(name="GPT-2 124M, chunked loss", config=preset("gpt2"), work={**_MIXED, "batch": 32, "loss_chunk": 4096}),
+    "positions": "rotary",
+    "norm": "rms",
+    "gated": True,
+    "activation": "silu",
+    "n_kv_heads": 4,
+    "d_ff": 2048,
+    "attention_bias": False,
+    "feed_forward_bias": False,
+}
+GPU_CASES = (
+    Case(name="GPT-2 124M", config=preset("gpt2"), settings={**_MIXED, "batch_size": 16}),
+    Case(
+        name="GPT-2 124M, chunked loss",
+        config=preset("gpt2"),
+        settings={**_MIXED, "batch_size": 32, "loss_chunk_size": 4096},
+    ),
     Case(
         name="GPT-2 medium, checkpointing",
         config=preset("gpt2-medium"),
-        work={**_MIXED, "batch": 16, "checkpointing": True, "loss_chunk": 2048},
+        settings={**_MIXED, "batch_size": 16, "activation_checkpointing": True, "loss_chunk_size": 2048},
     ),
     Case(
-        name="BERT-base, 77 masked words a row",
-        config=preset("bert-base", masked_word_head=True, pooler=False),
-        work={"dtype": "mixed", "batch": 32, "length": 512, "predictions": 77},
+        name="BERT-base, 77 masked tokens per sequence",
+        config=preset("bert-base", masked_lm_head=True, pooler=False),
+        settings={"dtype": "mixed", "batch_size": 32, "seq_len": 512, "logits_to_keep": 77},
     ),
     Case(
         name="T5-small",
         config=preset("t5-small"),
-        work={"dtype": "mixed", "batch": 32, "length": 128, "source_length": 512},
+        settings={"dtype": "mixed", "batch_size": 32, "seq_len": 128, "source_len": 512},
     ),
     Case(
-        name="GPT-2 124M, float32, plain",
+        name="GPT-2 124M, float32, eager",
         config=preset("gpt2"),
-        work={"batch": 4, "length": 1024, "kernel": "plain"},
+        settings={"batch_size": 4, "seq_len": 1024, "kernel": "eager"},
     ),
     Case(
-        name="Llama-like, Muon, averaged",
+        name="Llama-like, Muon, EMA",
         config=preset("gpt2", **_LLAMA),
-        work={**_MIXED, "batch": 8, "loss_chunk": 1024, "optimizer": "muon", "averaging": True, "accumulation": 2},
+        settings={
+            **_MIXED,
+            "batch_size": 8,
+            "loss_chunk_size": 1024,
+            "optimizer": "muon",
+            "ema": True,
+            "accumulation_steps": 2,
+        },
     ),
-    Case(name="GPT-2 124M, one short row", config=preset("gpt2"), work={"dtype": "mixed", "batch": 1, "length": 64}),
+    Case(
+        name="GPT-2 124M, tensor short row",
+        config=preset("gpt2"),
+        settings={"dtype": "mixed", "batch_size": 1, "seq_len": 64},
+    ),
 )
 
 _SMALL = {"d_model": 96, "n_heads": 4, "n_layers": 4, "context_length": 256}
 _T5 = preset("t5-small", d_model=64, n_heads=4, d_head=16, d_ff=200, vocab_size=1009)
-_BERT = preset("bert-nano", masked_word_head=True, pooler=False, vocab_size=1009)
-ON_CPU = (
-    Case(name="gpt", config=preset("gpt2", vocab_size=5003, **_SMALL), work={"batch": 4, "length": 128}),
-    Case(name="gpt, few words", config=preset("gpt2", vocab_size=101, **_SMALL), work={"batch": 8, "length": 128}),
-    Case(name="gpt, short", config=preset("gpt2", vocab_size=5003, **_SMALL), work={"batch": 1, "length": 32}),
+_BERT = preset("bert-nano", masked_lm_head=True, pooler=False, vocab_size=1009)
+CPU_CASES = (
+    Case(name="gpt", config=preset("gpt2", vocab_size=5003, **_SMALL), settings={"batch_size": 4, "seq_len": 128}),
+    Case(
+        name="gpt, small vocabulary",
+        config=preset("gpt2", vocab_size=101, **_SMALL),
+        settings={"batch_size": 8, "seq_len": 128},
+    ),
+    Case(
+        name="gpt, short", config=preset("gpt2", vocab_size=5003, **_SMALL), settings={"batch_size": 1, "seq_len": 32}
+    ),
     Case(
         name="gpt, untied",
         config=preset("gpt2", vocab_size=5003, tie_embeddings=False, **_SMALL),
-        work={"batch": 1, "length": 64},
+        settings={"batch_size": 1, "seq_len": 64},
     ),
     Case(
-        name="gpt, plain",
+        name="gpt, eager",
         config=preset("gpt2", vocab_size=101, **_SMALL),
-        work={"batch": 4, "length": 256, "kernel": "plain"},
+        settings={"batch_size": 4, "seq_len": 256, "kernel": "eager"},
     ),
     Case(
         name="gpt, chunked",
         config=preset("gpt2", vocab_size=5003, **_SMALL),
-        work={"batch": 8, "length": 128, "loss_chunk": 128},
+        settings={"batch_size": 8, "seq_len": 128, "loss_chunk_size": 128},
     ),
     Case(
         name="gpt, checkpointing, chunked",
         config=preset("gpt2", vocab_size=1009, **_SMALL),
-        work={"batch": 8, "length": 128, "loss_chunk": 100, "checkpointing": True},
+        settings={"batch_size": 8, "seq_len": 128, "loss_chunk_size": 100, "activation_checkpointing": True},
     ),
     Case(
         name="gpt, Muon",
         config=preset("gpt2", vocab_size=101, **_SMALL),
-        work={"batch": 1, "length": 16, "optimizer": "muon"},
+        settings={"batch_size": 1, "seq_len": 16, "optimizer": "muon"},
     ),
     Case(
-        name="gpt, averaged, accumulated",
+        name="gpt, EMA, accumulation",
         config=preset("gpt2", vocab_size=1009, **_SMALL),
-        work={"batch": 4, "length": 128, "averaging": True, "accumulation": 2},
+        settings={"batch_size": 4, "seq_len": 128, "ema": True, "accumulation_steps": 2},
     ),
     Case(
         name="llama",
         config=preset("llama-nano", n_layers=4, vocab_size=503),
-        work={"batch": 8, "length": 64},
+        settings={"batch_size": 8, "seq_len": 64},
     ),
-    Case(name="bert", config=_BERT, work={"batch": 8, "length": 64, "predictions": 10}),
-    Case(name="t5", config=_T5, work={"batch": 4, "length": 128, "source_length": 96}),
+    Case(name="bert", config=_BERT, settings={"batch_size": 8, "seq_len": 64, "logits_to_keep": 10}),
+    Case(name="t5", config=_T5, settings={"batch_size": 4, "seq_len": 128, "source_len": 96}),
     Case(
         name="rnn",
         config=preset("rnn-nano", vocab_size=1009),
-        work={"batch": 8, "length": 48, "source_length": 40},
+        settings={"batch_size": 8, "seq_len": 48, "source_len": 40},
     ),
 )
 
 
 class Step:
-    """A whole training step as the trainer makes it: loss, gradients, clipping, update, average."""
+    """A full training step like that of the trainer: loss, gradients, clipping, update and EMA."""
 
     def __init__(self, case: Case, device: str) -> None:
-        self.work = case.workload("cuda" if device == "cuda" else "cpu")
+        self.workload = case.workload("cuda" if device == "cuda" else "cpu")
         self.device = device
-        work = self.work
+        workload = self.workload
         self.model = build(case.config).to(device)
-        if work.checkpointing:
-            recompute_blocks(self.model)
-        config = TrainingConfig(steps=1, batch_size=1, seq_len=1, optimizer=work.optimizer, warmup_steps=0)
+        if workload.activation_checkpointing:
+            enable_activation_checkpointing(self.model)
+        config = TrainingConfig(steps=1, batch_size=1, seq_len=1, optimizer=workload.optimizer, warmup_steps=0)
         self.optimizers = build_optimizers(self.model, config)
-        self.averaged = Averaged(self.model, 0.9) if work.averaging else None
-        words = case.config.vocab_size
-        self.ids, self.targets = (torch.randint(words, (work.batch, work.length), device=device) for _ in range(2))
+        self.ema = EMA(self.model, 0.9) if workload.ema else None
+        vocab_size = case.config.vocab_size
+        self.ids, self.targets = (
+            torch.randint(vocab_size, (workload.batch_size, workload.seq_len), device=device) for _ in range(2)
+        )
         self.source = None
         if not isinstance(case.config, GPTConfig | BERTConfig):
-            self.source = torch.randint(words, (work.batch, work.n_source), device=device)
+            self.source = torch.randint(vocab_size, (workload.batch_size, workload.n_source), device=device)
 
     def loss(self) -> Tensor:
-        model, chunk = self.model, self.work.loss_chunk
+        model, chunk = self.model, self.workload.loss_chunk_size
         if isinstance(model, GPT):
-            return unembedded_loss_sum(model.unembedding, model.states(self.ids), self.targets, chunk=chunk)
+            return chunked_loss_sum(model.unembedding, model.hidden_states(self.ids), self.targets, chunk=chunk)
         if isinstance(model, BERT):
-            n = self.work.predictions or self.work.length
-            return cross_entropy_sum(model.masked_word_logits(model(self.ids)[:, :n]), self.targets[:, :n])
+            n = self.workload.logits_to_keep or self.workload.seq_len
+            return cross_entropy_sum(model.masked_lm_logits(model(self.ids)[:, :n]), self.targets[:, :n])
         assert self.source is not None
         if isinstance(model, Seq2Seq):
-            states = model.states(self.ids, model.encode(self.source))
-            return unembedded_loss_sum(model.unembedding, states, self.targets, chunk=chunk)
+            states = model.hidden_states(self.ids, model.encode(self.source))
+            return chunked_loss_sum(model.unembedding, states, self.targets, chunk=chunk)
         return cross_entropy_sum(model(self.source, self.ids), self.targets)
 
     def __call__(self) -> None:
-        is_mixed = self.work.dtype == "mixed"
-        for _ in range(self.work.accumulation):
+        is_mixed = self.workload.dtype == "mixed"
+        for _ in range(self.workload.accumulation_steps):
             with torch.autocast(self.device, dtype=torch.bfloat16, enabled=is_mixed):
                 loss = self.loss()
             (loss / self.targets.numel()).backward()
-        parameters = [one for one in self.model.parameters() if one.grad is not None]
-        norm = get_total_norm([one.grad for one in parameters if one.grad is not None], foreach=True)
+        parameters = [tensor for tensor in self.model.parameters() if tensor.grad is not None]
+        norm = get_total_norm([tensor.grad for tensor in parameters if tensor.grad is not None], foreach=True)
         clip_grads_with_norm_(parameters, 1.0, norm, foreach=True)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if self.averaged is not None:
-            self.averaged.update(1)
+        if self.ema is not None:
+            self.ema.update(1)
 
-    def standing(self) -> int:
-        """Bytes that are there before and after a step."""
+    def persistent_bytes(self) -> int:
+        """Bytes that are in memory before and after a step."""
         tensors: list[Tensor] = [*self.model.parameters(), self.ids, self.targets]
         tensors += [] if self.source is None else [self.source]
-        tensors += [] if self.averaged is None else [*self.averaged.weights.values()]
-        states = [state for one in self.optimizers for state in one.state.values()]
+        tensors += [] if self.ema is None else [*self.ema.weights.values()]
+        states = [state for tensor in self.optimizers for state in tensor.state.values()]
         tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return sum(one.numel() * one.element_size() for one in tensors)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def measured(case: Case, device: str) -> int:
-    """The most bytes torch held in a step that is not the first."""
+def measure_peak(case: Case, device: str) -> int:
+    """Return the peak bytes of a step after the first one."""
     step = Step(case, device)
-    with using(step.model, step.work.kernel):
+    with use_attention_kernel(step.model, step.workload.kernel):
         step()
         if device == "cuda":
             step()
@@ -198,51 +227,53 @@ def measured(case: Case, device: str) -> int:
             step()
             torch.cuda.synchronize()
             return torch.cuda.max_memory_allocated()
-        return step.standing() + most_on_cpu(step)
+        return step.persistent_bytes() + peak_cpu_bytes(step)
 
 
-def most_on_cpu(work: Callable[[], object]) -> int:
-    """Bytes that were taken and not given back at the worst moment of the work."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells standard error when it begins and ends
+def peak_cpu_bytes(run: Callable[[], object]) -> int:
+    """Return the peak bytes allocated while running a function on a CPU."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints to stderr when it starts and ends
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the profiler's own
+        warnings.simplefilter("ignore")  # warnings of the profiler
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            work()
+            run()
     assert profile.profiler is not None
     assert profile.profiler.kineto_results is not None
-    held = most = 0
+    live = peak = 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
-            most = max(most, held)
-    return most
+            live += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
+            peak = max(peak, live)
+    return peak
 
 
-def predicted(case: Case, device: str) -> int:
-    return estimate_of(case.config, case.workload("cuda" if device == "cuda" else "cpu")).memory.peak
+def predict_peak(case: Case, device: str) -> int:
+    return estimate_workload(case.config, case.workload("cuda" if device == "cuda" else "cpu")).memory.peak
 
 
-def memory(asked: Asked) -> Report:
-    load = machine.others_load()
-    on_gpu = asked.device == "cuda"
-    device, cases, limit = ("cuda", ON_GPU, GPU_LIMIT) if on_gpu else ("cpu", ON_CPU, CPU_LIMIT)
+def memory(options: BenchmarkOptions) -> Report:
+    load = machine.load_average()
+    on_gpu = options.device == "cuda"
+    device, cases, limit = ("cuda", GPU_CASES, GPU_LIMIT) if on_gpu else ("cpu", CPU_CASES, CPU_LIMIT)
     rows, notes, errors = [], [], []
     for case in cases:
-        asked.say(case.name)
-        real, ours = measured(case, device), predicted(case, device)
+        options.log(case.name)
+        actual, estimated = measure_peak(case, device), predict_peak(case, device)
         gc.collect()
-        errors.append(ours / real - 1)
-        rows.append([case.name, f"{real / MIB:,.1f}", f"{ours / MIB:,.1f}", f"{errors[-1]:+.1%}"])
+        errors.append(estimated / actual - 1)
+        rows.append([case.name, f"{actual / MIB:,.1f}", f"{estimated / MIB:,.1f}", f"{errors[-1]:+.1%}"])
         if abs(errors[-1]) > limit:
-            notes.append(f"Failed: {case.name}: off by {errors[-1]:+.1%}, more than {limit:.0%}.")
+            notes.append(f"Failed: {case.name}: error {errors[-1]:+.1%} exceeds {limit:.0%}.")
     sizes = [abs(error) for error in errors]
-    notes.insert(0, f"Mean error {sum(sizes) / len(sizes):.1%}, the worst {max(sizes):.1%}; aimed at: {limit:.0%}.")
+    notes.insert(0, f"Mean error {sum(sizes) / len(sizes):.1%}, worst {max(sizes):.1%}; target {limit:.0%}.")
     if on_gpu:
         left = torch.cuda.memory_allocated() / MIB
-        notes.append(f"On {torch.cuda.get_device_name()}; with all models gone torch still holds {left:.0f} MiB.")
+        notes.append(
+            f"On {torch.cuda.get_device_name()}; torch still holds {left:.0f} MiB after all models are deleted."
+        )
     return Report(
         name="memory",
-        what=f"The most memory a training step holds on {'a GPU' if on_gpu else 'a CPU'}, measured and predicted.",
+        description=f"Peak memory of a training step on {'a GPU' if on_gpu else 'a CPU'}, measured and predicted.",
         columns=["step", "measured MiB", "predicted MiB", "error"],
         rows=rows,
         notes=notes,

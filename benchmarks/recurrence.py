@@ -1,4 +1,4 @@
-"""What recurrence costs: time and sequential steps against length, the shipped RNN's shape beside the Transformer's."""
+"""Benchmark an RNN against a Transformer by length: time and sequential steps, in the shapes of the shipped models."""
 
 import io
 import time
@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.results import Report
-from benchmarks.runner import Asked
+from benchmarks.runner import BenchmarkOptions
 from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.config.files import load_config
 from qkv.cost import Mode, Precision, Workload, compare_layer_costs, count_parameters
@@ -20,7 +20,7 @@ from qkv.inspection.figures import new_figure
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.training.benchmark_steps import Step, build_gradient_step, build_random_model
 from qkv.training.timer import Timer, retain_freed_memory
-from qkv.zoo import shipped
+from qkv.zoo import shipped_model_folders
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
 BATCH = {"cpu": 4, "cuda": 64}
-"""Rows of a training step and of an encoder's pass; a text is decoded alone, as one waits for it."""
-SPEND = 0.3
-"""Seconds for each measurement, and three runs at least."""
-VOCABULARY = 8000
+"""Batch size of a training step and of the encoder. Decoding uses a single sequence."""
+SECONDS_PER_MEASUREMENT = 0.3
+"""Seconds spent on each measurement, with at least three runs."""
+VOCAB_SIZE = 8000
 MODELS = {"RNN": "es-en-rnn", "Transformer": "es-en"}
 LAYER = {"RNN": "GRU", "Transformer": "self-attention, with Q K V O"}
-"""What a layer is called where `cost` compares them."""
-COLOURS = {"RNN": "#D55E00", "Transformer": "#0072B2"}
+"""Names of the layers in `compare_layer_costs`."""
+COLORS = {"RNN": "#D55E00", "Transformer": "#0072B2"}
 ONE_THREAD = (
-    "One thread does one thing after another anyway: steps that wait do not show, and the model that computes less a "
-    "token is faster. Times are the process's own."
+    "On one thread all work is sequential, so sequential steps have no extra cost and the model with fewer FLOPs per "
+    "token is faster. Times are CPU times of the process."
 )
 TRAIN, ENCODE, DECODE = "training step", "encoder", "greedy decoding"
 TITLES = {
-    TRAIN: "Training: n source, n target tokens, forward and backward",
-    ENCODE: "Inference: the encoder reads n tokens",
-    DECODE: "Inference: n tokens read, n written, one text",
+    TRAIN: "Training: n source and n target tokens, forward and backward",
+    ENCODE: "Inference: encoding of n tokens",
+    DECODE: "Inference: n source tokens, n generated tokens, one sequence",
 }
 Config = RNNConfig | Seq2SeqConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One kind of work at one length, by both models."""
+    """Time and sequential steps of both models for one task at one length."""
 
-    work: str
+    task: str
     length: int
     seconds: dict[str, float]
     steps: dict[str, int]
@@ -61,144 +61,159 @@ class Point:
     @property
     def cells(self) -> list[str]:
         rnn, transformer = self.seconds.values()
-        times = [f"{1000 * one:,.2f}" for one in (rnn, transformer)]
-        return [self.work, str(self.length), *times, f"{rnn / transformer:.2f}", *map(str, self.steps.values())]
+        times = [f"{1000 * cost:,.2f}" for cost in (rnn, transformer)]
+        return [self.task, str(self.length), *times, f"{rnn / transformer:.2f}", *map(str, self.steps.values())]
 
 
-def configs() -> dict[str, Config]:
-    """As shipped, but with as many words as each other: so the output layer is the same work."""
-    found: dict[str, Config] = {}
+def load_configs() -> dict[str, Config]:
+    """Load the shipped configs with the same vocabulary size, so that the output layers cost the same."""
+    configs_by_kind: dict[str, Config] = {}
     for name, model in MODELS.items():
-        config = load_config(shipped()[model] / "config.json")
+        config = load_config(shipped_model_folders()[model] / "config.json")
         assert isinstance(config, RNNConfig | Seq2SeqConfig)
-        found[name] = config.replace(vocab_size=VOCABULARY, source_vocab_size=VOCABULARY)
-    return found
+        configs_by_kind[name] = config.replace(vocab_size=VOCAB_SIZE, source_vocab_size=VOCAB_SIZE)
+    return configs_by_kind
 
 
-def sequential_steps(kind: str, config: Config, work: str, n: int) -> int:
-    """Layers' steps that must wait for one another; training: backward waits as often as forward."""
-    in_a_pass, in_a_step = (
-        next(one.sequential_steps for one in compare_layer_costs(length, config.d_model) if one.name == LAYER[kind])
+def sequential_steps(kind: str, config: Config, task: str, n: int) -> int:
+    """Count layer steps that depend on each other. In training, the backward pass has as many as the forward pass."""
+    steps_per_pass, steps_per_token = (
+        next(cost.sequential_steps for cost in compare_layer_costs(length, config.d_model) if cost.name == LAYER[kind])
         for length in (n, 1)
     )
-    encoder = config.n_encoder_layers * in_a_pass
-    match work:
+    encoder = config.n_encoder_layers * steps_per_pass
+    match task:
         case "encoder":
             return encoder
         case "greedy decoding":
-            return encoder + n * config.n_decoder_layers * in_a_step
+            return encoder + n * config.n_decoder_layers * steps_per_token
         case _:
-            return 2 * (encoder + config.n_decoder_layers * in_a_pass)
+            return 2 * (encoder + config.n_decoder_layers * steps_per_pass)
 
 
-def steps_of(config: Config, device: torch.device) -> Callable[[str, int], Step]:
-    """What is timed, for a kind of work and a length; one model of random weights does it all."""
+def build_timed_steps(config: Config, device: torch.device) -> Callable[[str, int], Step]:
+    """Return a function that builds the timed step for a task and a length, with one randomly initialized model."""
     model = build_random_model(config, device, Precision.FLOAT32)
     assert isinstance(model, RNNSeq2Seq | Seq2Seq)
-    packing = prepack_weights(model)
+    prepacked = prepack_weights(model)
     batch = BATCH[device.type]
 
-    def build_step(work: str, n: int) -> Step:
-        model.train(work == TRAIN)
-        if work == TRAIN:
-            return build_gradient_step(model, Workload(batch=batch, seq_len=n, mode=Mode.TRAIN))
-        ids = torch.randint(VOCABULARY, (batch if work == ENCODE else 1, n), device=device)
-        if work == ENCODE:
+    def build_step(task: str, n: int) -> Step:
+        model.train(task == TRAIN)
+        if task == TRAIN:
+            return build_gradient_step(model, Workload(batch_size=batch, seq_len=n, mode=Mode.TRAIN))
+        ids = torch.randint(VOCAB_SIZE, (batch if task == ENCODE else 1, n), device=device)
+        if task == ENCODE:
             return torch.inference_mode()(lambda: model.encode(ids))
         sources = ids.tolist()
-        return lambda: translate(model, sources, start_id=0, max_new=[n], stop_ids=frozenset(), prepacked=packing)
+        return lambda: translate(model, sources, start_id=0, max_new=[n], stop_ids=frozenset(), prepacked=prepacked)
 
     return build_step
 
 
-def recurrence(asked: Asked) -> Report:
-    """Both models in turn at each point, so that a busy minute hits both."""
-    load, device = machine.others_load(), torch.device(asked.device)
-    torch.set_num_threads(asked.threads or 1)
+def recurrence(options: BenchmarkOptions) -> Report:
+    """Measure both models in turn at each point, so that a busy period affects both."""
+    load, device = machine.load_average(), torch.device(options.device)
+    torch.set_num_threads(options.threads or 1)
     retain_freed_memory()
-    shapes, timer = configs(), Timer(device)
-    made = {kind: steps_of(config, device) for kind, config in shapes.items()}
+    shapes, timer = load_configs(), Timer(device)
+    step_builders = {kind: build_timed_steps(config, device) for kind, config in shapes.items()}
     points = []
-    for work in TITLES:
+    for task in TITLES:
         for n in LENGTHS:
-            seconds = {kind: timer.measure_latency(step(work, n), seconds=SPEND) for kind, step in made.items()}
-            steps = {kind: sequential_steps(kind, config, work, n) for kind, config in shapes.items()}
-            points.append(Point(work=work, length=n, seconds=seconds, steps=steps))
-            asked.say("  ".join(points[-1].cells))
+            seconds = {
+                kind: timer.measure_latency(step(task, n), seconds=SECONDS_PER_MEASUREMENT)
+                for kind, step in step_builders.items()
+            }
+            steps = {kind: sequential_steps(kind, config, task, n) for kind, config in shapes.items()}
+            points.append(Point(task=task, length=n, seconds=seconds, steps=steps))
+            options.log("  ".join(points[-1].cells))
     threads = torch.get_num_threads()
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads > 1)}"
+    device_title = (
+        torch.cuda.get_device_name() if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads > 1)}"
+    )
     return Report(
         name=f"recurrence, {device.type}",
-        what=(
-            f"An RNN with attention beside a Transformer, by length, on {where} in float32: the shapes of the shipped "
-            f"`es-en-rnn` and `es-en` with {VOCABULARY:,} words each, random weights; a training step (without the "
-            f"update) and the encoder's pass on {BATCH[device.type]} rows, decoding on one."
+        description=(
+            f"RNN with attention vs. Transformer, by length, on {device_title} in float32: the shapes of the shipped "
+            f"`es-en-rnn` and `es-en` with vocab_size={VOCAB_SIZE:,} and random weights. A training step (without "
+            f"the update) and the encoder run with batch size {BATCH[device.type]}, decoding with batch size 1."
         ),
-        columns=["work", "n", "RNN ms", "Transformer ms", "RNN ÷ it", "RNN steps in a row", "Transformer's"],
+        columns=[
+            "task",
+            "n",
+            "RNN ms",
+            "Transformer ms",
+            "RNN ÷ Transformer",
+            "sequential steps RNN",
+            "sequential steps Transformer",
+        ],
         rows=[point.cells for point in points],
         notes=[
-            _sizes(shapes),
-            *_growth(points),
+            _describe_sizes(shapes),
+            *_describe_growth(points),
             *([ONE_THREAD] if timer.now is time.process_time else []),
-            f"Drawn: `docs/pictures/recurrence-{device.type}.png`.",
+            f"Plot: `docs/pictures/recurrence-{device.type}.png`.",
         ],
         versions={"torch": torch.__version__},
         load=load,
-        pictures={f"recurrence-{device.type}.png": drawn(points, f"RNN with attention against Transformer, {where}")},
+        plots={
+            f"recurrence-{device.type}.png": plot_points(points, f"RNN with attention vs. Transformer, {device_title}")
+        },
     )
 
 
-def _sizes(shapes: dict[str, Config]) -> str:
-    told = [
+def _describe_sizes(shapes: dict[str, Config]) -> str:
+    sizes = [
         f"{kind}: {count_parameters(config).total:,} parameters, {config.n_encoder_layers} + {config.n_decoder_layers} "
         f"layers of width {config.d_model}"
         for kind, config in shapes.items()
     ]
-    return "; ".join(told) + "."
+    return "; ".join(sizes) + "."
 
 
-def _growth(points: Sequence[Point]) -> list[str]:
-    said = []
-    for work in TITLES:
-        first, *_, last = (point for point in points if point.work == work)
-        times = [f"{kind} {last.seconds[kind] / first.seconds[kind]:.0f} times the time" for kind in MODELS]
-        said.append(f"{work}, from {first.length} to {last.length} tokens: {', '.join(times)}.")
-    return said
+def _describe_growth(points: Sequence[Point]) -> list[str]:
+    notes = []
+    for task in TITLES:
+        first, *_, last = (point for point in points if point.task == task)
+        times = [f"{kind} {last.seconds[kind] / first.seconds[kind]:.0f} × time" for kind in MODELS]
+        notes.append(f"{task}, from {first.length} to {last.length} tokens: {', '.join(times)}.")
+    return notes
 
 
-def drawn(points: Sequence[Point], title: str) -> bytes:
-    """Three kinds of work by time, and all of them by steps."""
+def plot_points(points: Sequence[Point], title: str) -> bytes:
+    """Plot the time of the three tasks and the sequential steps, and return a PNG file."""
     figure = new_figure(width=10.0, height=7.0)
     axes = figure.subplots(2, 2).flatten()
-    for axis, work in zip(axes, TITLES, strict=False):
+    for axis, task in zip(axes, TITLES, strict=False):
         for kind in MODELS:
-            own = [point for point in points if point.work == work]
-            times = [1000 * point.seconds[kind] for point in own]
-            axis.plot([point.length for point in own], times, color=COLOURS[kind], marker="o", label=kind)
-        _finish(axis, TITLES[work], "milliseconds")
-    for work, dashes in zip(TITLES, ("-", ":", "--"), strict=True):
+            task_points = [point for point in points if point.task == task]
+            times = [1000 * point.seconds[kind] for point in task_points]
+            axis.plot([point.length for point in task_points], times, color=COLORS[kind], marker="o", label=kind)
+        _format_axis(axis, TITLES[task], "milliseconds")
+    for task, dashes in zip(TITLES, ("-", ":", "--"), strict=True):
         for kind in MODELS:
-            own = [point for point in points if point.work == work]
-            steps = [point.steps[kind] for point in own]
-            label = f"{kind}, {work}"
-            axes[3].plot([p.length for p in own], steps, dashes, color=COLOURS[kind], marker=".", label=label)
-    _finish(axes[3], "Layers' steps that wait for one another", "steps")
+            task_points = [point for point in points if point.task == task]
+            steps = [point.steps[kind] for point in task_points]
+            label = f"{kind}, {task}"
+            axes[3].plot([p.length for p in task_points], steps, dashes, color=COLORS[kind], marker=".", label=label)
+    _format_axis(axes[3], "Sequential layer steps", "steps")
     figure.suptitle(title)
-    axes[3].set_ylim(top=20 * axes[3].get_ylim()[1])  # room for its legend
-    return png(figure)
+    axes[3].set_ylim(top=20 * axes[3].get_ylim()[1])  # space for the legend
+    return encode_png(figure)
 
 
-def png(figure: "Figure") -> bytes:
-    """With a palette: a third of the bytes."""
+def encode_png(figure: "Figure") -> bytes:
+    """Encode a figure as PNG with a color palette, which takes a third of the bytes."""
     from PIL import Image
 
-    whole, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(whole, format="png")
-    Image.open(whole).convert("RGB").quantize(64).save(small, format="png", optimize=True)
-    return small.getvalue()
+    full, quantized = io.BytesIO(), io.BytesIO()
+    figure.savefig(full, format="png")
+    Image.open(full).convert("RGB").quantize(64).save(quantized, format="png", optimize=True)
+    return quantized.getvalue()
 
 
-def _finish(axis: "Axes", title: str, y: str) -> None:
+def _format_axis(axis: "Axes", title: str, y: str) -> None:
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     axis.set(xscale="log", yscale="log", xlabel="n, tokens", ylabel=y)

@@ -1,4 +1,4 @@
-"""How a benchmark's figures are written down."""
+"""Format benchmark results as Markdown and append them to a file."""
 
 import datetime as dt
 import json
@@ -10,42 +10,42 @@ from typing import Any
 
 from benchmarks import machine
 
-HEAD = """# Results
+RESULTS_HEADER = """# Results
 
-Each section is one run of `python -m benchmarks NAME`, appended by it: engines in turn in the same run, the best of
-the repeats. Ratios and ceilings belong to that run alone; a timing is never a test.
+Each section was appended by one run of `python -m benchmarks NAME`, in which the engines ran alternately. Times are the
+best of the repeats. Compare ratios and peak rates only within a run.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One section."""
+    """One section of the results."""
 
     name: str
-    what: str
+    description: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str]
     versions: Mapping[str, str]
     load: float
     files: Mapping[str, Any] = field(default_factory=dict)
-    """Names of JSON files, and what each holds: figures to work on, where a folder is asked for."""
-    pictures: Mapping[str, bytes] = field(default_factory=dict)
-    """Names of PNG files, and what each holds."""
+    """JSON files by name, written if the output is a folder."""
+    plots: Mapping[str, bytes] = field(default_factory=dict)
+    """PNG files by name."""
 
     def text(self) -> str:
         versions = {"Python": platform.python_version(), **self.versions}
         lines = [
             f"## {self.name}, {dt.datetime.now(dt.UTC).date().isoformat()}",
             "",
-            self.what,
+            self.description,
             "",
-            f"Machine: {machine.processor()}, {machine.n_cores()} cores; {machine.load_remark(self.load)}.",
+            f"Machine: {machine.processor()}, {machine.available_cores()} cores; {machine.describe_load(self.load)}.",
             "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
             "",
-            _line(self.columns),
-            _line(["---", *["---:"] * (len(self.columns) - 1)]),
-            *(_line(row) for row in self.rows),
+            _format_format_row(self.columns),
+            _format_format_row(["---", *["---:"] * (len(self.columns) - 1)]),
+            *(_format_format_row(row) for row in self.rows),
             "",
             *(f"- {note}" for note in self.notes),
         ]
@@ -53,7 +53,7 @@ class Report:
 
 
 def append(report: Report, path: Path) -> None:
-    before = path.read_text(encoding="utf-8") if path.exists() else HEAD
+    before = path.read_text(encoding="utf-8") if path.exists() else RESULTS_HEADER
     path.write_text(before.rstrip() + "\n\n" + report.text(), encoding="utf-8")
 
 
@@ -62,11 +62,11 @@ def write_files(report: Report, folder: Path) -> None:
         (folder / name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def write_pictures(report: Report, folder: Path) -> None:
-    for name, picture in report.pictures.items():
+def write_plots(report: Report, folder: Path) -> None:
+    for name, picture in report.plots.items():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(picture)
 
 
-def _line(cells: Sequence[str]) -> str:
+def _format_format_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"

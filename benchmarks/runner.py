@@ -1,4 +1,4 @@
-"""Engines beside each other: outputs compared, then timed in turn, the best of each kept."""
+"""Compare engines: check that their outputs agree, then time them alternately and keep the best time of each."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,29 +7,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import Engine, EngineError, MissingEngineError, Running
+from benchmarks.engine import Engine, EngineError, EngineProcess, MissingEngineError
 
-Say = Callable[[str], None]
-CEILINGS = Engine(name="ceilings", module="benchmarks.engines.ceilings")
-"""What the machine can do at most, timed beside the engines."""
+LogFunction = Callable[[str], None]
+CEILINGS = Engine(name="ceilings", module="benchmarks.engines.cpu_ceilings")
+"""Measures the peak rates of the machine in the same run as the engines."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the user asks of any benchmark."""
+class BenchmarkOptions:
+    """Command-line options shared by all benchmarks."""
 
     peers: Path | None
-    """A folder of clones."""
+    """Folder with clones of the peers."""
     repeats: int
     threads: int | None
-    """None: what the benchmark itself takes."""
-    say: Say
+    """Number of threads. None uses the default of the benchmark."""
+    log: LogFunction
     device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
-    """The least seconds of any repeat; wall and CPU each by itself."""
+class BestTimes:
+    """Smallest wall-clock and CPU seconds over all rounds, each taken separately."""
 
     wall: float
     cpu: float
@@ -37,18 +37,20 @@ class Best:
 
 @dataclass(kw_only=True)
 class Comparison:
-    """What came of it: figures of those that ran, reasons for those that did not."""
+    """Results of a comparison: times of the engines that ran, and reasons for those that did not."""
 
-    best: dict[str, Best] = field(default_factory=dict)
+    best: dict[str, BestTimes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     ceilings: dict[int, dict[str, float]] = field(default_factory=dict)
     largest_difference: float = 0.0
-    """Between the first engine's output and any other's in the same precision."""
+    """Largest difference between the output of the first engine and any other in the same precision."""
 
-    def timed(self, engines: Sequence[Engine]) -> Iterator[tuple[Engine, Best, list[str]]]:
-        """Those that ran; last, a peer's time over the best of ours: by the clock, and by CPU time."""
+    def timed_engines(self, engines: Sequence[Engine]) -> Iterator[tuple[Engine, BestTimes, list[str]]]:
+        """Yield the engines that ran with their times and the speedups of qkv over them, by wall-clock and by CPU
+        time.
+        """
         ours = [self.best[engine.name] for engine in engines if engine.is_ours and engine.name in self.best]
         for engine in engines:
             best = self.best.get(engine.name)
@@ -56,94 +58,112 @@ class Comparison:
                 continue
             ratios = ["–", "–"]
             if ours and not engine.is_ours:
-                wall, cpu = min(own.wall for own in ours), min(own.cpu for own in ours)
+                wall, cpu = min(times.wall for times in ours), min(times.cpu for times in ours)
                 ratios = [f"{best.wall / wall:.2f}", f"{best.cpu / cpu:.2f}"]
             yield engine, best, ratios
 
     @property
-    def absent(self) -> list[str]:
-        """Why who is not among them is not."""
+    def absence_notes(self) -> list[str]:
+        """Notes that state why engines are missing or failed."""
         return [
-            *(f"Not here: {name}: {reason}." for name, reason in self.missing.items()),
+            *(f"Not installed: {name}: {reason}." for name, reason in self.missing.items()),
             *(f"Failed: {name}: {reason}." for name, reason in self.failed.items()),
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What every engine is asked."""
+class ComparisonPlan:
+    """Workload and settings sent to every engine."""
 
-    work: Mapping[str, Any]
+    workload: Mapping[str, Any]
     check_steps: int
     time_steps: int
     tolerance: float
     threads: int
 
 
-def compare(engines: Sequence[Engine], plan: Plan, *, ceilings: Engine, repeats: int, say: Say) -> Comparison:
-    """The first engine's output is the one that the others must give."""
-    found = Comparison()
+def compare(
+    engines: Sequence[Engine], plan: ComparisonPlan, *, ceilings: Engine, repeats: int, log: LogFunction
+) -> Comparison:
+    """Check and time the engines. The output of the first engine is the reference for the others."""
+    result = Comparison()
     with ExitStack() as stack:
-        running: dict[str, Running] = {}
+        running: dict[str, EngineProcess] = {}
         expected: list[float] | None = None
         for engine in engines:
-            process = stack.enter_context(Running(engine.command, threads=plan.threads))
-            output = _first_answers(engine, process, plan, found)
+            process = stack.enter_context(EngineProcess(engine.command, threads=plan.threads))
+            output = _describe_and_check(engine, process, plan, result)
             if output is None:
-                say(f"{engine.name}: {found.missing.get(engine.name) or found.failed[engine.name]}")
+                log(f"{engine.name}: {result.missing.get(engine.name) or result.failed[engine.name]}")
                 continue
             expected = output if expected is None else expected
-            apart = _distance(output, expected)
+            difference = _distance(output, expected)
             allowed = plan.tolerance if engine.tolerance is None else engine.tolerance
-            if not apart <= allowed:
-                found.failed[engine.name] = f"outputs differ by {apart:.2g}, more than {allowed:.2g}: not timed"
-                say(f"{engine.name}: {found.failed[engine.name]}")
+            if not difference <= allowed:
+                result.failed[engine.name] = (
+                    f"not timed, because outputs differ by {difference:.2g}, more than {allowed:.2g}"
+                )
+                log(f"{engine.name}: {result.failed[engine.name]}")
                 continue
             if engine.tolerance is None:
-                found.largest_difference = max(found.largest_difference, apart)
-            say(f"{engine.name}: output agrees ({apart:.1e})")
+                result.largest_difference = max(result.largest_difference, difference)
+            log(f"{engine.name}: output agrees ({difference:.1e})")
             running[engine.name] = process
-        meter = stack.enter_context(Running(ceilings.command, threads=plan.threads))
-        _time_in_turn(running, meter, plan, found, repeats=repeats, say=say)
-    return found
+        ceiling_process = stack.enter_context(EngineProcess(ceilings.command, threads=plan.threads))
+        _time_alternately(running, ceiling_process, plan, result, repeats=repeats, log=log)
+    return result
 
 
-def _first_answers(engine: Engine, process: Running, plan: Plan, found: Comparison) -> list[float] | None:
+def _describe_and_check(
+    engine: Engine, process: EngineProcess, plan: ComparisonPlan, result: Comparison
+) -> list[float] | None:
+    """Return the output of an engine, or None after recording why it is missing or failed."""
     try:
-        answer = process.ask("describe", work=plan.work, options=engine.options)
-        found.versions |= answer["versions"]
-        return process.ask("check", steps=plan.check_steps)["output"]
+        response = process.send_request("describe", workload=plan.workload, options=engine.options)
+        result.versions |= response["versions"]
+        return process.send_request("check", steps=plan.check_steps)["output"]
     except MissingEngineError as missing:
-        found.missing[engine.name] = str(missing)
+        result.missing[engine.name] = str(missing)
     except EngineError as failed:
-        found.failed[engine.name] = str(failed)
+        result.failed[engine.name] = str(failed)
     return None
 
 
 def _distance(output: list[float], expected: list[float]) -> float:
-    """Largest difference; infinite where the lengths differ, NaN stays NaN and so agrees with nothing."""
+    """Return the largest difference. It is infinite if the lengths differ, and NaN if any value is NaN."""
     if len(output) != len(expected):
         return float("inf")
-    apart = [abs(a - b) for a, b in zip(output, expected, strict=True)]
-    return next((value for value in apart if math.isnan(value)), max(apart))
+    difference = [abs(a - b) for a, b in zip(output, expected, strict=True)]
+    return next((value for value in difference if math.isnan(value)), max(difference))
 
 
-def _time_in_turn(
-    running: dict[str, Running], meter: Running, plan: Plan, found: Comparison, *, repeats: int, say: Say
+def _time_alternately(
+    running: dict[str, EngineProcess],
+    ceiling_process: EngineProcess,
+    plan: ComparisonPlan,
+    result: Comparison,
+    *,
+    repeats: int,
+    log: LogFunction,
 ) -> None:
+    """Time all engines in turn, round by round, so that a busy period affects all of them."""
     for repeat in range(repeats):
-        rates = meter.ask("time", threads=sorted({1, plan.threads}))["ceilings"]
+        rates = ceiling_process.send_request("time", threads=sorted({1, plan.threads}))["ceilings"]
         for threads, rate in rates.items():
-            known = found.ceilings.setdefault(int(threads), rate)
-            found.ceilings[int(threads)] = {what: max(value, known[what]) for what, value in rate.items()}
+            previous = result.ceilings.setdefault(int(threads), rate)
+            result.ceilings[int(threads)] = {
+                quantity: max(value, previous[quantity]) for quantity, value in rate.items()
+            }
         for name, process in list(running.items()):
             try:
-                seconds = process.ask("time", steps=plan.time_steps)
+                seconds = process.send_request("time", steps=plan.time_steps)
             except EngineError as failed:
-                found.failed[name] = str(failed)
-                found.best.pop(name, None)
+                result.failed[name] = str(failed)
+                result.best.pop(name, None)
                 del running[name]
                 continue
-            known = found.best.get(name, Best(wall=float("inf"), cpu=float("inf")))
-            found.best[name] = Best(wall=min(known.wall, seconds["wall"]), cpu=min(known.cpu, seconds["cpu"]))
-        say(f"round {repeat + 1} of {repeats}: " + ", ".join(f"{n} {b.wall:.3g} s" for n, b in found.best.items()))
+            previous = result.best.get(name, BestTimes(wall=float("inf"), cpu=float("inf")))
+            result.best[name] = BestTimes(
+                wall=min(previous.wall, seconds["wall"]), cpu=min(previous.cpu, seconds["cpu"])
+            )
+        log(f"round {repeat + 1} of {repeats}: " + ", ".join(f"{n} {b.wall:.3g} s" for n, b in result.best.items()))

@@ -1,37 +1,37 @@
-"""Tiny Shakespeare by characters on a CPU: who has the lower validation loss after the same CPU seconds."""
+"""Compare the validation loss of character models on Tiny Shakespeare after the same CPU time."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.engine import ROOT, Engine, EngineError, MissingEngineError, Running
+from benchmarks.engine import ROOT, Engine, EngineError, EngineProcess, MissingEngineError
 from benchmarks.results import Report
-from benchmarks.runner import Asked
+from benchmarks.runner import BenchmarkOptions
 
 TEXT = Path("shakespeare") / "input.txt"
 THREADS = 1
-"""Unless said. With more, threads that wait for each other count as CPU time, the more so the busier the machine."""
+"""Default number of threads. With more threads, waiting counts as CPU time, especially on a busy machine."""
 CPU_SECONDS = 150.0
-"""For ours, where there is no nanoGPT to say how long."""
+"""CPU seconds for qkv if nanoGPT is not installed."""
 PUBLISHED = 1.88
-"""nanoGPT's README, for this line."""
+"""Loss in the README of nanoGPT for these settings."""
 
 
-def shakespeare_cpu(asked: Asked) -> Report:
-    """Repeats are seeds of ours; nanoGPT's is fixed in its code."""
-    threads = asked.threads or THREADS
-    load, work = machine.others_load(), {"text": str(find_text())}
-    options = {"peers": None if asked.peers is None else str(asked.peers)}
-    theirs = Engine(name="nanoGPT", module="benchmarks.engines.shakespeare_nanogpt", options=options)
+def shakespeare_cpu(options: BenchmarkOptions) -> Report:
+    """Train with nanoGPT and qkv. Repeats are seeds of qkv; the seed of nanoGPT is fixed in its code."""
+    threads = options.threads or THREADS
+    load, workload = machine.load_average(), {"text": str(find_text())}
+    peer_options = {"peers": None if options.peers is None else str(options.peers)}
+    theirs = Engine(name="nanoGPT", module="benchmarks.engines.shakespeare_nanogpt", options=peer_options)
     ours = Engine(name="qkv", module="benchmarks.engines.shakespeare_qkv", is_ours=True)
     rows, notes, versions, seconds = [], [], {}, CPU_SECONDS
-    for engine, seed in [(theirs, 0), *((ours, seed) for seed in range(asked.repeats))]:
-        asked.say(f"{engine.name} trains …")
+    for engine, seed in [(theirs, 0), *((ours, seed) for seed in range(options.repeats))]:
+        options.log(f"training {engine.name} …")
         try:
-            trained = _train(engine, work, {"cpu_seconds": seconds, "seed": seed}, threads=threads)
+            trained = _train(engine, workload, {"cpu_seconds": seconds, "seed": seed}, threads=threads)
         except MissingEngineError as missing:
-            notes.append(f"Not here: {engine.name}: {missing}. Ours had {CPU_SECONDS:.0f} CPU seconds.")
+            notes.append(f"Not installed: {engine.name}: {missing}. qkv had {CPU_SECONDS:.0f} CPU seconds.")
             continue
         except EngineError as failed:
             notes.append(f"Failed: {engine.name}: {failed}.")
@@ -41,41 +41,42 @@ def shakespeare_cpu(asked: Asked) -> Report:
         versions |= trained["versions"]
         name = f"{engine.name}, seed {seed}" if engine.is_ours else engine.name
         rows.append(_row(name, trained))
-        asked.say(f"{name}: {trained['output'][0]:.4f} after {trained['cpu']:.0f} CPU s")
+        options.log(f"{name}: {trained['output'][0]:.4f} after {trained['cpu']:.0f} CPU s")
     return Report(
         name="shakespeare-cpu",
-        what="Tiny Shakespeare by characters, 4 layers, width 128, context 64: nanoGPT by its README's line for a CPU "
-        f"(it reports {PUBLISHED}), ours by recipes/shakespeare-char-cpu.toml for the same CPU seconds.",
+        description="Character models on Tiny Shakespeare, 4 layers, d_model=128, context 64: nanoGPT with the CPU "
+        f"settings of its README (which reports {PUBLISHED}), "
+        "qkv with recipes/shakespeare-char-cpu.toml for the same CPU time.",
         columns=["engine", "validation loss", "CPU s", "wall s", "steps", "parameters"],
         rows=rows,
-        notes=[*notes, f"Threads: {threads}.", *REMARKS],
+        notes=[*notes, f"Threads: {threads}.", *NOTES],
         versions=versions,
         load=load,
     )
 
 
-REMARKS = [
-    "Loss: nats a character over the whole last tenth of the text, windows of 64 that do not overlap, the same code.",
-    "CPU s: user and system time of the whole command, start-up to saving: the fair clock.",
-    "On a machine shared with others wall time says how busy they were.",
-    "Ours is given 97 % of nanoGPT's seconds, by two short trial runs that say what a step takes.",
+NOTES = [
+    "Loss: nats per character over the last tenth of the text, in non-overlapping windows of 64, by the same code.",
+    "CPU s: user and system time of the full command from start-up to saving, the fairest measure.",
+    "On a shared machine, wall time depends on the load of other processes.",
+    "qkv gets 97 % of the CPU seconds of nanoGPT. Two short trial runs determine the number of steps.",
 ]
 
 
 def find_text() -> Path:
-    """`$QKV_DATA`, or the data folder beside the repository."""
+    """Find the text in `$QKV_DATA` or in the data folder next to the repository."""
     folders = [Path(os.environ["QKV_DATA"])] if "QKV_DATA" in os.environ else [ROOT.parent / "shared" / "data"]
     for folder in folders:
         if (folder / TEXT).is_file():
             return (folder / TEXT).resolve()
-    raise SystemExit(f"{TEXT}: not found; set QKV_DATA to the folder that holds it")
+    raise SystemExit(f"{TEXT}: not found; set QKV_DATA to the folder that contains it")
 
 
-def _train(engine: Engine, work: dict[str, Any], question: dict[str, Any], *, threads: int) -> dict[str, Any]:
-    with Running(engine.command, threads=threads) as process:
-        described = process.ask("describe", work=work, options=engine.options)
-        taken = process.ask("time", **question)
-        return {**described, **taken, **process.ask("check")}
+def _train(engine: Engine, workload: dict[str, Any], payload: dict[str, Any], *, threads: int) -> dict[str, Any]:
+    with EngineProcess(engine.command, threads=threads) as process:
+        described = process.send_request("describe", workload=workload, options=engine.options)
+        timing = process.send_request("time", **payload)
+        return {**described, **timing, **process.send_request("check")}
 
 
 def _row(name: str, trained: dict[str, Any]) -> list[str]:

@@ -1,13 +1,14 @@
-r"""`python -m benchmarks.translators`: which translator is nearest to what people wrote, and by how much.
+r"""`python -m benchmarks.translators`: compare translation systems by BLEU and chrF.
 
-A system is NAME=PLACE. PLACE is a run's folder, which is translated with here; or a file S.json with `parameters`,
-`seconds` and `tokens_per_second` (of training), beside which S.greedy.txt and S.beam5.txt hold one translation a line.
-A system that is translated with is kept in the folder given in that second form too. A table on standard output;
-translators.json and translators.png in the folder given.
+A system is NAME=PATH. PATH is a run folder, which is used to translate, or a file S.json with `parameters`, `seconds`
+and `tokens_per_second` (of training), next to S.greedy.txt and S.beam5.txt with one translation per line.
+Translations of run folders are also saved in this format. Prints a table and writes translators.json and
+translators.png to the output folder.
 
-The four of ours, each on train.tsv three times and europarl.tsv once an epoch, in the same time (`--data` is the folder
-of es-en/). All have a BPE of 8,000 and about 12 million parameters, so that size explains no difference; pooled heads
-have values of full width, for which they get half as many heads, a narrower feed-forward and no output projection:
+The four systems of qkv are trained for the same time, with train.tsv three times and europarl.tsv once per epoch
+(`--data` is the folder that contains es-en/). All have a BPE vocabulary of 8,000 and about 12 million parameters, so
+that size does not explain differences. Pooled heads have values of full width, so that model has half as many heads,
+a narrower feed-forward and no output projection:
 
     qkv train recipes/es-en-rnn.toml tokenizer.vocab_size=8000 model.d_model=496 model.attention=none \
         'pairs.repeat={"es-en/train.tsv.xz"=3}' --minutes 4 --data data --out rnn-without
@@ -33,59 +34,65 @@ import torch
 
 from benchmarks import machine
 from benchmarks.results import Report, write_files
+from qkv.data.pair_files import PairFile
 from qkv.data.pair_split import Pair
-from qkv.data.pairs import PairFile
 from qkv.errors import InputError
 from qkv.inspection.figures import new_figure
 from qkv.tasks import Translator, load_as, translator
-from qkv.text.closeness import N_DRAWS, Measured, by_length, closeness, compared
+from qkv.text.translation_metrics import (
+    N_BOOTSTRAP_SAMPLES,
+    MetricScore,
+    bleu_by_source_length,
+    compare_systems,
+    score_translations,
+)
 
 SEARCHES = {"greedy": 1, "beam5": 5}
-"""Beams of each search; a file of translations has the search's name."""
-ON_GPU = 16_384
-"""Source tokens of a batch there: a GPU is idle with as few as a CPU takes."""
-COLOURS = ("#737373", "#d95f02", "#08519c", "#6baed6", "#238b45", "#762a83")
+"""Beams of each search method. Translation files are named after the method."""
+GPU_SOURCE_TOKENS = 16_384
+"""Source tokens per batch on a GPU, which would be idle with batches as small as on a CPU."""
+COLORS = ("#737373", "#d95f02", "#08519c", "#6baed6", "#238b45", "#762a83")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Of a system's training; None: not known."""
+class TrainingStats:
+    """Statistics of the training of a system. None means unknown."""
 
     parameters: int
     seconds: float | None = None
     tokens_per_second: float | None = None
-    """Of sources and targets, without padding."""
+    """Source and target tokens per second, without padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """What a system wrote, by search, and what it took."""
+    """Translations of a system by search method, and its training statistics."""
 
     name: str
-    written: Mapping[str, Sequence[str]]
-    facts: Facts
+    translations: Mapping[str, Sequence[str]]
+    stats: TrainingStats
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
-    """One line of the table."""
+class SystemScore:
+    """Scores of one system."""
 
     system: System
-    measured: Mapping[str, Mapping[str, Measured]]
-    """By search, then by metric."""
-    by_length: Sequence[Mapping[str, Any]]
-    """Of beam 5."""
+    scores: Mapping[str, Mapping[str, MetricScore]]
+    """Scores by search method and metric."""
+    bleu_by_source_length: Sequence[Mapping[str, Any]]
+    """BLEU with beam 5 by source length."""
 
 
-def trained(folder: Path) -> dict[str, float]:
-    """Seconds and tokens a second out of a run's records; nothing for a folder that is no run."""
+def read_training_stats(folder: Path) -> dict[str, float]:
+    """Read seconds and tokens per second from the metrics of a run folder. Other folders give no statistics."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return {}
     entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     steps = [entry for entry in entries if "tokens" in entry]
     if not steps:
-        raise InputError(f"{path}: holds 0 steps of training")
+        raise InputError(f"{path}: contains no training steps")
     last = steps[-1]
     return {"seconds": last["seconds"], "tokens_per_second": last["tokens"] / last["seconds"]}
 
@@ -94,189 +101,213 @@ def translate(name: str, folder: Path, sources: list[str], device: torch.device)
     task = load_as(Translator, folder)
     task.model.to(device)
     parameters = sum(weights.numel() for weights in task.model.parameters())
-    written = {}
+    translations = {}
     for search, beam in SEARCHES.items():
         sys.stderr.write(f"{name}: {search} …\n")
-        written[search] = task.translate(sources, beam=beam, split=True)
-    return System(name=name, written=written, facts=Facts(parameters=parameters, **trained(folder)))
+        translations[search] = task.translate(sources, beam=beam, split=True)
+    return System(
+        name=name, translations=translations, stats=TrainingStats(parameters=parameters, **read_training_stats(folder))
+    )
 
 
-def keep(system: System, folder: Path) -> None:
-    """In the form that `read` takes."""
+def save_system(system: System, folder: Path) -> None:
+    """Save a system in the format that `load_system` reads."""
     stem = re.sub(r"\W+", "-", system.name)
-    (folder / f"{stem}.json").write_text(json.dumps(asdict(system.facts), indent=1) + "\n", encoding="utf-8")
-    for search, lines in system.written.items():
+    (folder / f"{stem}.json").write_text(json.dumps(asdict(system.stats), indent=1) + "\n", encoding="utf-8")
+    for search, lines in system.translations.items():
         (folder / f"{stem}.{search}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def read(name: str, path: Path) -> System:
-    """A system of S.json and the translations beside it."""
-    known = json.loads(path.read_text(encoding="utf-8"))
-    if "parameters" not in known:
-        raise InputError(f"{path}: has no `parameters`")
-    facts = Facts(**{fact: known.get(fact) for fact in Facts.__dataclass_fields__})
-    written = {
+def load_system(name: str, path: Path) -> System:
+    """Load a system from S.json and its translation files."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if "parameters" not in data:
+        raise InputError(f"{path}: `parameters` is missing")
+    stats = TrainingStats(**{name: data.get(name) for name in TrainingStats.__dataclass_fields__})
+    translations = {
         search: path.with_suffix(f".{search}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
         for search in SEARCHES
     }
-    return System(name=name, written=written, facts=facts)
+    return System(name=name, translations=translations, stats=stats)
 
 
-def scores(systems: Sequence[System], pairs: Sequence[Pair], *, peer: str | None, n_draws: int) -> list[Score]:
-    """In the order given; with a peer, each other one is compared with it by paired bootstrap."""
+def score_systems(
+    systems: Sequence[System], pairs: Sequence[Pair], *, peer: str | None, n_bootstrap_samples: int
+) -> list[SystemScore]:
+    """Score the systems in order. With a peer, all others are compared with it by paired bootstrap."""
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-    for one in systems:
-        for search, lines in one.written.items():
+    for system in systems:
+        for search, lines in system.translations.items():
             if len(lines) != len(pairs):
-                raise InputError(f"{one.name}, {search}: {len(lines)} translations for {len(pairs)} sentences")
-    found = {search: _measured(systems, search, references, peer=peer, n_draws=n_draws) for search in SEARCHES}
+                raise InputError(f"{system.name}, {search}: {len(lines)} translations for {len(pairs)} sentences")
+    result = {
+        search: _score_search(systems, search, references, peer=peer, n_bootstrap_samples=n_bootstrap_samples)
+        for search in SEARCHES
+    }
     return [
-        Score(
-            system=one,
-            measured={search: found[search][one.name] for search in SEARCHES},
-            by_length=by_length(sources, one.written["beam5"], references),
+        SystemScore(
+            system=system,
+            scores={search: result[search][system.name] for search in SEARCHES},
+            bleu_by_source_length=bleu_by_source_length(sources, system.translations["beam5"], references),
         )
-        for one in systems
+        for system in systems
     ]
 
 
-def _measured(
-    systems: Sequence[System], search: str, references: Sequence[str], *, peer: str | None, n_draws: int
-) -> dict[str, dict[str, Measured]]:
-    written = {one.name: one.written[search] for one in systems}
-    if peer is None or len(written) == 1:
-        return {name: closeness(lines, references, n_draws=n_draws) for name, lines in written.items()}
-    # What is compared with must stand first.
-    return compared({peer: written.pop(peer), **written}, references, n_draws=n_draws)
+def _score_search(
+    systems: Sequence[System], search: str, references: Sequence[str], *, peer: str | None, n_bootstrap_samples: int
+) -> dict[str, dict[str, MetricScore]]:
+    translations = {system.name: system.translations[search] for system in systems}
+    if peer is None or len(translations) == 1:
+        return {
+            name: score_translations(lines, references, n_bootstrap_samples=n_bootstrap_samples)
+            for name, lines in translations.items()
+        }
+    # The reference system must come first.
+    return compare_systems(
+        {peer: translations.pop(peer), **translations}, references, n_bootstrap_samples=n_bootstrap_samples
+    )
 
 
-def report(found: Sequence[Score], *, peer: str | None, device: str, load: float) -> Report:
-    buckets = [f"{row['words']} words ({row['sentences']:,})" for row in found[0].by_length]
-    columns = ["system", "parameters", "trained, s", "tokens/s", "BLEU greedy", "chrF greedy", "BLEU beam 5"]
-    signatures = {name: one.signature for name, one in found[0].measured["beam5"].items()}
-    against = [] if peer is None else [f"p: of BLEU with beam 5 against {peer}, by paired bootstrap."]
+def report(result: Sequence[SystemScore], *, peer: str | None, device: str, load: float) -> Report:
+    buckets = [f"{row['words']} words ({row['sentences']:,})" for row in result[0].bleu_by_source_length]
+    columns = ["system", "parameters", "training s", "tokens/s", "BLEU greedy", "chrF greedy", "BLEU beam 5"]
+    signatures = {name: metric.signature for name, metric in result[0].scores["beam5"].items()}
+    comparison_note = (
+        [] if peer is None else [f"p: p-value of BLEU with beam 5 compared with {peer}, by paired bootstrap."]
+    )
     return Report(
         name="translators",
-        what="Spanish into English: closeness to people's translations of sentences that no system was trained on.",
+        description="Spanish to English: similarity to human translations of sentences that no system was trained on.",
         columns=[*columns, "chrF beam 5", "p", *buckets],
-        rows=[_cells(one) for one in found],
+        rows=[_format_cells(score) for score in result],
         notes=[
-            f"Translated with runs on: {device}.",
-            "tokens/s: of training, sources and targets, padding not counted. [ , ]: 95 % interval by bootstrap.",
-            "By words of the source: BLEU with beam 5 (in brackets how many sentences).",
-            *against,
+            f"Device for translation: {device}.",
+            "tokens/s: source and target tokens in training, without padding. [ , ]: 95 % bootstrap interval.",
+            "Columns by source words: BLEU with beam 5 (number of sentences in parentheses).",
+            *comparison_note,
             *(f"{name}: {signature}." for name, signature in signatures.items()),
         ],
         versions={"torch": str(torch.__version__)},
         load=load,
-        files={"translators.json": [_plain(one) for one in found]},
+        files={"translators.json": [_score_to_dict(score) for score in result]},
     )
 
 
-def _cells(one: Score) -> list[str]:
-    facts = one.system.facts
-    chance = one.measured["beam5"]["BLEU"].p_value
+def _format_cells(score: SystemScore) -> list[str]:
+    stats = score.system.stats
+    p_value = score.scores["beam5"]["BLEU"].p_value
     return [
-        one.system.name,
-        f"{facts.parameters:,}",
-        "–" if facts.seconds is None else f"{facts.seconds:.0f}",
-        "–" if facts.tokens_per_second is None else f"{facts.tokens_per_second:,.0f}",
-        *(_with_interval(one.measured[search][metric]) for search in SEARCHES for metric in ("BLEU", "chrF")),
-        "–" if chance is None else f"{chance:.4f}",
-        *(f"{row['bleu']:.1f}" for row in one.by_length),
+        score.system.name,
+        f"{stats.parameters:,}",
+        "–" if stats.seconds is None else f"{stats.seconds:.0f}",
+        "–" if stats.tokens_per_second is None else f"{stats.tokens_per_second:,.0f}",
+        *(_with_interval(score.scores[search][metric]) for search in SEARCHES for metric in ("BLEU", "chrF")),
+        "–" if p_value is None else f"{p_value:.4f}",
+        *(f"{row['bleu']:.1f}" for row in score.bleu_by_source_length),
     ]
 
 
-def _with_interval(one: Measured) -> str:
-    return f"{one.score:.2f}" + ("" if one.low is None or one.high is None else f" [{one.low:.1f}, {one.high:.1f}]")
-
-
-def _plain(one: Score) -> dict[str, Any]:
-    measured = {
-        search: {name: asdict(metric) for name, metric in metrics.items()} for search, metrics in one.measured.items()
-    }
-    return {"name": one.system.name, **asdict(one.system.facts), **measured, "by_length": list(one.by_length)}
-
-
-def draw(found: Sequence[Score], path: Path) -> None:
-    """BLEU of each system, and against the length of the source."""
-    figure = new_figure(width=10.5, height=4.2)
-    whole, lengths = figure.subplots(1, 2, width_ratios=(1, 1.1))
-    for place, one in enumerate(found):
-        colour = COLOURS[place % len(COLOURS)]
-        beam, greedy = (one.measured[search]["BLEU"] for search in ("beam5", "greedy"))
-        whole.barh(place, beam.score, color=colour, height=0.6)
-        if beam.low is not None and beam.high is not None:
-            whole.plot([beam.low, beam.high], [place, place], color="black", linewidth=1.2)
-        whole.plot(greedy.score, place, marker="D", color="white", markeredgecolor="black", markersize=5)
-        right = max(beam.score, greedy.score, beam.high or 0.0)
-        whole.annotate(f"{beam.score:.1f}", (right, place), xytext=(4, 0), textcoords="offset points", va="center")
-        bleu = [row["bleu"] for row in one.by_length]
-        lengths.plot(range(len(bleu)), bleu, color=colour, marker="o", markersize=4, label=one.system.name)
-    whole.set_yticks(range(len(found)), [one.system.name for one in found])
-    whole.invert_yaxis()
-    whole.margins(x=0.12)
-    whole.set_xlim(left=0)
-    whole.set_xlabel("BLEU: bar beam 5 with 95 % interval, diamond greedy")
-    lengths.set_xticks(
-        range(len(found[0].by_length)), [f"{row['words']}\n({row['sentences']:,})" for row in found[0].by_length]
+def _with_interval(metric: MetricScore) -> str:
+    return f"{metric.score:.2f}" + (
+        "" if metric.low is None or metric.high is None else f" [{metric.low:.1f}, {metric.high:.1f}]"
     )
-    lengths.set_xlabel("words of the source (sentences)")
+
+
+def _score_to_dict(score: SystemScore) -> dict[str, Any]:
+    scores = {
+        search: {name: asdict(metric) for name, metric in metrics.items()} for search, metrics in score.scores.items()
+    }
+    return {
+        "name": score.system.name,
+        **asdict(score.system.stats),
+        **scores,
+        "by_length": list(score.bleu_by_source_length),
+    }
+
+
+def plot_scores(result: Sequence[SystemScore], path: Path) -> None:
+    """Plot BLEU of each system, in total and by source length."""
+    figure = new_figure(width=10.5, height=4.2)
+    totals, lengths = figure.subplots(1, 2, width_ratios=(1, 1.1))
+    for position, score in enumerate(result):
+        color = COLORS[position % len(COLORS)]
+        beam, greedy = (score.scores[search]["BLEU"] for search in ("beam5", "greedy"))
+        totals.barh(position, beam.score, color=color, height=0.6)
+        if beam.low is not None and beam.high is not None:
+            totals.plot([beam.low, beam.high], [position, position], color="black", linewidth=1.2)
+        totals.plot(greedy.score, position, marker="D", color="white", markeredgecolor="black", markersize=5)
+        right = max(beam.score, greedy.score, beam.high or 0.0)
+        totals.annotate(f"{beam.score:.1f}", (right, position), xytext=(4, 0), textcoords="offset points", va="center")
+        bleu = [row["bleu"] for row in score.bleu_by_source_length]
+        lengths.plot(range(len(bleu)), bleu, color=color, marker="o", markersize=4, label=score.system.name)
+    totals.set_yticks(range(len(result)), [score.system.name for score in result])
+    totals.invert_yaxis()
+    totals.margins(x=0.12)
+    totals.set_xlim(left=0)
+    totals.set_xlabel("BLEU: bar beam 5 with 95 % interval, diamond greedy")
+    lengths.set_xticks(
+        range(len(result[0].bleu_by_source_length)),
+        [f"{row['words']}\n({row['sentences']:,})" for row in result[0].bleu_by_source_length],
+    )
+    lengths.set_xlabel("source words (sentences)")
     lengths.set_ylabel("BLEU, beam 5")
     lengths.set_ylim(bottom=0)
     lengths.legend(frameon=False, fontsize="small")
-    for axis in (whole, lengths):
+    for axis in (totals, lengths):
         axis.grid(alpha=0.3)
         axis.set_axisbelow(True)
     figure.savefig(path)
 
 
-def found_systems(named: Sequence[str], sources: list[str], out: Path, device: torch.device) -> list[System]:
+def collect_systems(named: Sequence[str], sources: list[str], out: Path, device: torch.device) -> list[System]:
     systems: list[System] = []
-    for one in named:
-        name, sign, place = one.partition("=")
-        if not sign or not name or not Path(place).exists():
-            raise InputError(f"{one}: is not NAME=PLACE, where PLACE is a run's folder or a .json file that exists")
-        if Path(place).is_file():
-            systems.append(read(name, Path(place)))
+    for argument in named:
+        name, separator, path = argument.partition("=")
+        if not separator or not name or not Path(path).exists():
+            raise InputError(f"{argument}: must be NAME=PATH, where PATH is an existing run folder or .json file")
+        if Path(path).is_file():
+            systems.append(load_system(name, Path(path)))
         else:
-            systems.append(translate(name, Path(place), sources, device))
-            keep(systems[-1], out)
+            systems.append(translate(name, Path(path), sources, device))
+            save_system(systems[-1], out)
     return systems
 
 
-def run(asked: argparse.Namespace) -> Report:
-    load, device = machine.others_load(), torch.device(asked.device)
-    names = [one.partition("=")[0] for one in asked.systems]
+def run(arguments: argparse.Namespace) -> Report:
+    load, device = machine.load_average(), torch.device(arguments.device)
+    names = [argument.partition("=")[0] for argument in arguments.systems]
     if len(set(names)) < len(names):
-        raise InputError(f"{len(names)} systems have {len(set(names))} names; each needs its own")
-    if asked.peer is not None and asked.peer not in names:
-        raise InputError(f"--peer {asked.peer}: is none of the systems ({', '.join(names)})")
+        raise InputError(f"{len(names)} systems have {len(set(names))} names; names must be unique")
+    if arguments.peer is not None and arguments.peer not in names:
+        raise InputError(f"--peer {arguments.peer}: must be one of the systems ({', '.join(names)})")
     if device.type == "cuda":
-        translator.TOKENS_AT_ONCE = ON_GPU
-    asked.out.mkdir(parents=True, exist_ok=True)
-    pairs = list(PairFile(source=asked.pairs).read())
-    systems = found_systems(asked.systems, [source for source, _ in pairs], asked.out, device)
-    found = scores(systems, pairs, peer=asked.peer, n_draws=asked.draws)
+        translator.SOURCE_TOKENS_PER_BATCH = GPU_SOURCE_TOKENS
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    pairs = list(PairFile(source=arguments.pairs).read())
+    systems = collect_systems(arguments.systems, [source for source, _ in pairs], arguments.out, device)
+    result = score_systems(systems, pairs, peer=arguments.peer, n_bootstrap_samples=arguments.draws)
     name = torch.cuda.get_device_name() if device.type == "cuda" else machine.processor()
-    written = report(found, peer=asked.peer, device=name, load=load)
-    write_files(written, asked.out)
-    draw(found, asked.out / "translators.png")
-    return written
+    results = report(result, peer=arguments.peer, device=name, load=load)
+    write_files(results, arguments.out)
+    plot_scores(result, arguments.out / "translators.png")
+    return results
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.translators", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("systems", nargs="+", metavar="NAME=PLACE")
-    parser.add_argument("--pairs", required=True, type=Path, help="source⇥target a line, as es-en/test.tsv")
-    parser.add_argument("--out", required=True, type=Path, help="where the figures go")
-    parser.add_argument("--peer", help="the NAME of a system that every other one is compared with")
+    parser.add_argument("systems", nargs="+", metavar="NAME=PATH")
+    parser.add_argument(
+        "--pairs", required=True, type=Path, help="file with source⇥target per line, such as es-en/test.tsv"
+    )
+    parser.add_argument("--out", required=True, type=Path, help="output folder for the figures")
+    parser.add_argument("--peer", help="NAME of the system that all others are compared with")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--draws", type=int, default=N_DRAWS, help="samples of the bootstrap")
-    asked = parser.parse_args(given)
+    parser.add_argument("--draws", type=int, default=N_BOOTSTRAP_SAMPLES, help="number of bootstrap samples")
+    arguments = parser.parse_args(argv)
     try:
-        sys.stdout.write(run(asked).text())
+        sys.stdout.write(run(arguments).text())
     except InputError as error:
         parser.error(str(error))
     return 0

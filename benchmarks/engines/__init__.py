@@ -1,1 +1,1 @@
-"""What is measured: small scripts, each in a process of its own."""
+"""Scripts that run the benchmarked engines, each in a separate process."""

@@ -1,21 +1,21 @@
-"""Hugging Face's MarianMTModel.generate with the same weights."""
+"""Hugging Face MarianMTModel.generate with the same weights."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.engines.beam_work import END, PAD, Translate, Work, serve_translation
-from benchmarks.engines.speaking import MissingPeerError
+from benchmarks.engines.beam_workload import END, PAD, TranslateFunction, Workload, serve_translation
+from benchmarks.engines.protocol import MissingPeerError
 from qkv.weights import to_published_config, to_published_weights
 
 
-def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
+def build(workload: Workload, _: dict[str, Any]) -> tuple[TranslateFunction, dict[str, str]]:
     try:
         import transformers
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
-    ours = work.model()
+    ours = workload.model()
     settings = to_published_config(ours.config)
     special = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
     peer = transformers.MarianMTModel(transformers.MarianConfig(**{**settings, **special})).eval()
@@ -30,8 +30,8 @@ def build(work: Work, _: dict[str, Any]) -> tuple[Translate, dict[str, str]]:
         ids = peer.generate(
             sources,
             attention_mask=torch.ones_like(sources),
-            num_beams=work.n_beams,
-            max_new_tokens=work.length,
+            num_beams=workload.n_beams,
+            max_new_tokens=workload.length,
             do_sample=False,
             early_stopping=False,
             length_penalty=1.0,

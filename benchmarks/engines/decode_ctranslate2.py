@@ -1,39 +1,42 @@
-"""CTranslate2's Generator with the same weights, in float32 or int8."""
+"""CTranslate2 Generator with the same weights in float32 or int8."""
 
 from typing import Any
 
-from benchmarks.engines.decode_work import Work, Write, serve_decoding
-from benchmarks.engines.speaking import MissingPeerError, scratch_folder
-from qkv.weights.ctranslate2_export import to_numpy, fill_stack_spec
+from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
+from benchmarks.engines.protocol import MissingPeerError, temporary_folder
+from qkv.weights.ctranslate2_export import fill_stack_spec, to_numpy
 
 
-def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
+def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction, dict[str, str]]:
     try:
         import ctranslate2
     except ImportError:
         raise MissingPeerError("ctranslate2 is not installed (pip install ctranslate2)") from None
-    model = work.model()
+    model = workload.model()
     specs = ctranslate2.specs
     spec = specs.TransformerDecoderModelSpec.from_config(
-        work.n_layers, work.n_heads, pre_norm=True, activation=specs.Activation.GELUTanh
+        workload.n_layers, workload.n_heads, pre_norm=True, activation=specs.Activation.GELUTanh
     )
     fill_stack_spec(spec.decoder, model, model.config)
     spec.decoder.embeddings.weight = to_numpy(model.embedding.token.weight)
     spec.decoder.projection.weight = to_numpy(model.unembedding.weight)
-    spec.register_vocabulary([str(number) for number in range(work.vocab_size)])
-    words: Any = spec.config
-    words.bos_token = words.eos_token = words.unk_token = "0"
-    words.layer_norm_epsilon = model.config.norm_eps
+    spec.register_vocabulary([str(number) for number in range(workload.vocab_size)])
+    config: Any = spec.config
+    config.bos_token = config.eos_token = config.unk_token = "0"
+    config.layer_norm_epsilon = model.config.norm_eps
     spec.validate()
     spec.optimize(quantization="int8" if options.get("int8") else None)
-    folder = scratch_folder()
+    folder = temporary_folder()
     spec.save(str(folder))
     peer = ctranslate2.Generator(
-        str(folder), device="cpu", intra_threads=work.threads, compute_type="int8" if options.get("int8") else "float32"
+        str(folder),
+        device="cpu",
+        intra_threads=workload.threads,
+        compute_type="int8" if options.get("int8") else "float32",
     )
 
     def run(prompts: list[list[int]], n: int) -> list[list[int]]:
-        found = peer.generate_batch(
+        result = peer.generate_batch(
             [[str(number) for number in prompt] for prompt in prompts],
             max_length=n,
             min_length=n,
@@ -41,7 +44,7 @@ def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
             include_prompt_in_result=False,
             max_batch_size=0,
         )
-        return [one.sequences_ids[0] for one in found]
+        return [output.sequences_ids[0] for output in result]
 
     return run, {"ctranslate2": ctranslate2.__version__}
 

@@ -1,10 +1,10 @@
-"""llama.cpp, by xllamacpp's server inside this process, with the same weights: F32, or with `int8` Q8_0."""
+"""llama.cpp with the same weights in F32 or, with `int8`, Q8_0, through the in-process server of xllamacpp."""
 
 from itertools import count
 from typing import Any
 
-from benchmarks.engines.decode_work import Work, Write, serve_decoding
-from benchmarks.engines.speaking import MissingPeerError, scratch_folder
+from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
+from benchmarks.engines.protocol import MissingPeerError, temporary_folder
 from qkv.choices import TokenizerKind
 from qkv.text import train_tokenizer
 from qkv.weights.gguf_file import write_gguf
@@ -12,31 +12,38 @@ from qkv.weights.model_loader import ModelBundle
 from qkv.weights.save import StorageDType
 
 
-def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
+def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction, dict[str, str]]:
     try:
         import xllamacpp
     except ImportError:
         raise MissingPeerError("llama.cpp is not installed (pip install xllamacpp)") from None
-    file = scratch_folder() / "model.gguf"
-    # Prompts come as ids, so that any tokenizer will do; ids that it lacks have made-up names.
+    file = temporary_folder() / "model.gguf"
+    # Prompts are ids, so any tokenizer works. Ids that it lacks get placeholder names.
     tokenizer = train_tokenizer(TokenizerKind.BPE, ["some words, some words"], vocab_size=261)
-    write_gguf(ModelBundle(work.model(), tokenizer), file, dtype=StorageDType.Q8_0 if options.get("int8") else StorageDType.F32)
-    asked = xllamacpp.CommonParams()
-    asked.model.path = str(file)
-    asked.n_parallel = work.batch
-    asked.n_ctx = work.batch * 256
-    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = work.threads
-    server = xllamacpp.Server(asked)
+    write_gguf(
+        ModelBundle(workload.model(), tokenizer),
+        file,
+        dtype=StorageDType.Q8_0 if options.get("int8") else StorageDType.F32,
+    )
+    params = xllamacpp.CommonParams()
+    params.model.path = str(file)
+    params.n_parallel = workload.batch
+    params.n_ctx = workload.batch * 256
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = workload.threads
+    server = xllamacpp.Server(params)
 
     calls = count()
 
     def run(prompts: list[list[int]], n: int) -> list[list[int]]:
-        """Ids come with log p alone, which takes time: asked for at the first call, which is the check."""
+        """Generate tokens.
+
+        Ids are only returned with log-probabilities, which take time, so only the first call (the check) requests them.
+        """
         with_ids = {"logprobs": 1} if next(calls) == 0 else {}
-        question = {"prompt": prompts, "max_tokens": n, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-        answer = server.handle_completions({**question, **with_ids})
-        found = sorted(answer["choices"], key=lambda one: one["index"])
-        return [[each["id"] for each in one["logprobs"]["content"]] for one in found] if with_ids else []
+        request = {"prompt": prompts, "max_tokens": n, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+        response = server.handle_completions({**request, **with_ids})
+        result = sorted(response["choices"], key=lambda choice: choice["index"])
+        return [[token["id"] for token in choice["logprobs"]["content"]] for choice in result] if with_ids else []
 
     return run, {"xllamacpp": xllamacpp.__version__}
 

@@ -1,17 +1,17 @@
-"""Our decoding, as `qkv generate` calls it: in float32, or with `int8` as `--int8` does."""
+"""qkv decoding, called as in `qkv generate`, in float32 or, with `int8`, as with `--int8`."""
 
 from typing import Any
 
 import qkv
-from benchmarks.engines.decode_work import Work, Write, serve_decoding
+from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
 from qkv.config import SamplingConfig
 from qkv.generation import generate
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.weights.int8_storage import use_int8_linears
 
 
-def build(work: Work, options: dict[str, Any]) -> tuple[Write, dict[str, str]]:
-    model = work.model()
+def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction, dict[str, str]]:
+    model = workload.model()
     if options.get("int8"):
         use_int8_linears(model)
     packing, greedy = prepack_weights(model), SamplingConfig(temperature=0)

@@ -1,20 +1,20 @@
-"""Hugging Face's GPT2LMHeadModel.generate with the same weights."""
+"""Hugging Face GPT2LMHeadModel.generate with the same weights."""
 
 from typing import Any
 
 import torch
 
-from benchmarks.engines.decode_work import Work, Write, serve_decoding
-from benchmarks.engines.speaking import MissingPeerError
+from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
+from benchmarks.engines.protocol import MissingPeerError
 from qkv.weights import to_published_config, to_published_weights
 
 
-def build(work: Work, _: dict[str, Any]) -> tuple[Write, dict[str, str]]:
+def build(workload: Workload, _: dict[str, Any]) -> tuple[GenerateFunction, dict[str, str]]:
     try:
         import transformers
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
-    ours = work.model()
+    ours = workload.model()
     peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_published_config(ours.config))).eval()
     missing, unexpected = peer.load_state_dict(to_published_weights(ours), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
@@ -23,17 +23,17 @@ def build(work: Work, _: dict[str, Any]) -> tuple[Write, dict[str, str]]:
 
     @torch.inference_mode()
     def run(prompts: list[list[int]], n: int) -> list[list[int]]:
-        given = torch.tensor(prompts)
+        inputs = torch.tensor(prompts)
         ids = peer.generate(
-            given,
-            attention_mask=torch.ones_like(given),
+            inputs,
+            attention_mask=torch.ones_like(inputs),
             max_new_tokens=n,
             min_new_tokens=n,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
         )
-        return ids[:, given.shape[1] :].tolist()
+        return ids[:, inputs.shape[1] :].tolist()
 
     return run, {"transformers": transformers.__version__}
 

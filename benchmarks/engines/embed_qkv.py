@@ -1,4 +1,4 @@
-"""Our sentence vectors: as the library makes them, and two ways it does not take."""
+"""qkv sentence embeddings with the batching of the library and with two alternatives."""
 
 from collections.abc import Iterator
 
@@ -7,28 +7,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import qkv
-from benchmarks.engines.embed_work import Embedder, model_folder, serve_embedding
-from benchmarks.engines.speaking import Question
+from benchmarks.engines.embed_workload import Embedder, model_folder, serve_embedding
+from benchmarks.engines.protocol import EngineRequest
 from qkv.tasks import EncodedText, TextEncoder, load_as
 
 ROW = 256
-"""Tokens of a packed row: the longest sentence that the model takes."""
+"""Tokens per packed row: the longest sentence that the model supports."""
 ROWS_AT_ONCE = 4
 
 
-def build(options: Question) -> Embedder:
+def build(options: EngineRequest) -> Embedder:
     task = load_as(TextEncoder, model_folder())
-    match options.get("way"):
+    match options.get("batching"):
         case "padded":
-            # In the order given, 32 at a time, each batch as long as its longest.
+            # In the given order, 32 per batch, each padded to its longest text.
             def embed(texts: list[str]) -> Tensor:
                 parts = [task.encode(texts[start : start + 32]) for start in range(0, len(texts), 32)]
-                return torch.cat([_padded(task, part) for part in parts])
+                return torch.cat([_embed_padded(task, part) for part in parts])
 
         case "packed":
 
             def embed(texts: list[str]) -> Tensor:
-                return _packed(task, task.encode(texts))
+                return _embed_packed(task, task.encode(texts))
 
         case _:
             embed = task.embed
@@ -36,43 +36,43 @@ def build(options: Question) -> Embedder:
 
 
 @torch.no_grad()
-def _padded(task: TextEncoder, read: list[EncodedText]) -> Tensor:
-    longest = max(len(one.ids) for one in read)
-    ids = torch.tensor([one.ids + [0] * (longest - len(one.ids)) for one in read])
-    attention_mask = torch.tensor([[place < len(one.ids) for place in range(longest)] for one in read])
+def _embed_padded(task: TextEncoder, texts: list[EncodedText]) -> Tensor:
+    longest = max(len(text.ids) for text in texts)
+    ids = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in texts])
+    attention_mask = torch.tensor([[position < len(text.ids) for position in range(longest)] for text in texts])
     states = task.model(ids, attention_mask=attention_mask)
     return F.normalize((states * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True), dim=-1)
 
 
 @torch.no_grad()
-def _packed(task: TextEncoder, read: list[EncodedText]) -> Tensor:
-    sums = torch.zeros(len(read), task.model.config.d_model)
-    rows = list(_rows(read))
+def _embed_packed(task: TextEncoder, texts: list[EncodedText]) -> Tensor:
+    sums = torch.zeros(len(texts), task.model.config.d_model)
+    rows = list(_packed_rows(texts))
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        some = rows[start : start + ROWS_AT_ONCE]
-        ids = torch.zeros(len(some), ROW, dtype=torch.long)
-        documents = torch.full((len(some), ROW), -1)
-        for number, row in enumerate(some):
-            own = torch.tensor([i for place in row for i in read[place].ids])
-            ids[number, : len(own)] = own
-            documents[number, : len(own)] = torch.tensor([place for place in row for _ in read[place].ids])
+        chunk = rows[start : start + ROWS_AT_ONCE]
+        ids = torch.zeros(len(chunk), ROW, dtype=torch.long)
+        documents = torch.full((len(chunk), ROW), -1)
+        for number, row in enumerate(chunk):
+            tokens = torch.tensor([i for index in row for i in texts[index].ids])
+            ids[number, : len(tokens)] = tokens
+            documents[number, : len(tokens)] = torch.tensor([index for index in row for _ in texts[index].ids])
         states, attention_mask = task.model(ids, documents=documents), documents >= 0
         sums.index_add_(0, documents[attention_mask], states[attention_mask])
-    return F.normalize(sums, dim=-1)  # the mean is the sum, but for its length
+    return F.normalize(sums, dim=-1)  # the normalized sum equals the normalized mean
 
 
-def _rows(read: list[EncodedText]) -> Iterator[list[int]]:
+def _packed_rows(texts: list[EncodedText]) -> Iterator[list[int]]:
     """Places packed into rows, the longest first, each into the first row that has room."""
     rows: list[tuple[int, list[int]]] = []
-    for place in sorted(range(len(read)), key=lambda place: -len(read[place].ids)):
-        n = len(read[place].ids)
+    for index in sorted(range(len(texts)), key=lambda index: -len(texts[index].ids)):
+        n = len(texts[index].ids)
         for number, (used, row) in enumerate(rows):
             if used + n <= ROW:
-                row.append(place)
+                row.append(index)
                 rows[number] = used + n, row
                 break
         else:
-            rows.append((n, [place]))
+            rows.append((n, [index]))
     yield from (row for _, row in rows)
 
 

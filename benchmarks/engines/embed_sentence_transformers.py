@@ -1,18 +1,18 @@
-"""sentence-transformers' own `encode`, which sorts by length too."""
+"""sentence-transformers `encode`, which also sorts by length."""
 
 import torch
 from torch import Tensor
 
-from benchmarks.engines.embed_work import Embedder, model_folder, serve_embedding
-from benchmarks.engines.speaking import MissingPeerError, Question
+from benchmarks.engines.embed_workload import Embedder, model_folder, serve_embedding
+from benchmarks.engines.protocol import EngineRequest, MissingPeerError
 
 
-def build(options: Question) -> Embedder:
+def build(options: EngineRequest) -> Embedder:
     try:
         import sentence_transformers
         import transformers
     except ImportError as missing:
-        raise MissingPeerError(f"sentence-transformers is not installed whole ({missing})") from None
+        raise MissingPeerError(f"sentence-transformers is not fully installed ({missing})") from None
     model = sentence_transformers.SentenceTransformer(str(model_folder()), device="cpu")
 
     def embed(texts: list[str]) -> Tensor:
@@ -20,8 +20,9 @@ def build(options: Question) -> Embedder:
         return torch.as_tensor(vectors)
 
     versions = {
-        "sentence-transformers": sentence_transformers.__version__, "transformers": transformers.__version__,
-    }  # fmt: skip
+        "sentence-transformers": sentence_transformers.__version__,
+        "transformers": transformers.__version__,
+    }
     return Embedder(embed=embed, versions=versions)
 
 

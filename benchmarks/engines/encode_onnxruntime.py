@@ -1,20 +1,20 @@
-"""ONNX Runtime with the same weights: Hugging Face's BertModel, exported for the shape of the work."""
+"""ONNX Runtime with the same weights: a Hugging Face BertModel exported for the shape of the workload."""
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.engines.encode_transformers import model
-from benchmarks.engines.encode_work import Encode, Work, mean, padded, serve_encoding
-from benchmarks.engines.speaking import MissingPeerError, scratch_folder
+from benchmarks.engines.encode_workload import EncodeFunction, Workload, mean_pool, pad_batch, serve_encoding
+from benchmarks.engines.protocol import MissingPeerError, temporary_folder
 
 
-def build(work: Work) -> tuple[Encode, dict[str, str]]:
+def build(workload: Workload) -> tuple[EncodeFunction, dict[str, str]]:
     try:
         import onnxruntime
-        import onnxscript  # noqa: F401 - torch exports by it
+        import onnxscript  # noqa: F401 - required by torch.onnx.export
     except ImportError:
         raise MissingPeerError("ONNX Runtime is not installed (pip install onnxruntime onnxscript)") from None
-    peer, versions = model(work)
+    peer, versions = model(workload)
 
     class States(nn.Module):
         def __init__(self) -> None:
@@ -24,20 +24,20 @@ def build(work: Work) -> tuple[Encode, dict[str, str]]:
         def forward(self, ids: Tensor) -> Tensor:
             return self.peer(ids).last_hidden_state
 
-    if work.shortest != work.longest:
-        raise MissingPeerError("texts of equal length alone are exported for it")
-    file, given = scratch_folder() / "model.onnx", padded(work.texts()[: work.batch])[0]
-    torch.onnx.export(States(), (given,), str(file), dynamo=True, input_names=["ids"], verbose=False)
+    if workload.shortest != workload.longest:
+        raise MissingPeerError("only texts of equal length are supported")
+    file, inputs = temporary_folder() / "model.onnx", pad_batch(workload.texts()[: workload.batch])[0]
+    torch.onnx.export(States(), (inputs,), str(file), dynamo=True, input_names=["ids"], verbose=False)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = work.threads
+    options.intra_op_num_threads = workload.threads
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
     def encode(texts: list[list[int]]) -> Tensor:
-        found = []
-        for start in range(0, len(texts), work.batch):
-            ids, attention_mask = padded(texts[start : start + work.batch])
-            found.append(mean(torch.from_numpy(session.run(None, {"ids": ids.numpy()})[0]), attention_mask))
-        return torch.cat(found)
+        result = []
+        for start in range(0, len(texts), workload.batch):
+            ids, attention_mask = pad_batch(texts[start : start + workload.batch])
+            result.append(mean_pool(torch.from_numpy(session.run(None, {"ids": ids.numpy()})[0]), attention_mask))
+        return torch.cat(result)
 
     return encode, {**versions, "onnxruntime": onnxruntime.__version__}
 

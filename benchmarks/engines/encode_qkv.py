@@ -1,21 +1,21 @@
-"""Our encoder, in the batches that `qkv embed` takes."""
+"""qkv encoder with the batches of `qkv embed`."""
 
 import torch
 from torch import Tensor
 
 import qkv
-from benchmarks.engines.encode_work import Encode, Work, mean, serve_encoding
+from benchmarks.engines.encode_workload import EncodeFunction, Workload, mean_pool, serve_encoding
 from qkv.tasks.batch_encoder import BatchEncoder
 
 
-def build(work: Work) -> tuple[Encode, dict[str, str]]:
-    reader = BatchEncoder(work.model())
+def build(workload: Workload) -> tuple[EncodeFunction, dict[str, str]]:
+    reader = BatchEncoder(workload.model())
 
     @torch.no_grad()
     def encode(texts: list[list[int]]) -> Tensor:
-        vectors = torch.empty(len(texts), work.d_model)
+        vectors = torch.empty(len(texts), workload.d_model)
         for batch in reader.encode_batches(texts, None):
-            vectors[batch.indices] = mean(batch.states, batch.attention_mask)
+            vectors[batch.indices] = mean_pool(batch.states, batch.attention_mask)
         return vectors
 
     return encode, {"qkv": qkv.__version__}

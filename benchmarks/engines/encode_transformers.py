@@ -1,41 +1,41 @@
-"""Hugging Face's BertModel with the same weights, texts padded as they come."""
+"""Hugging Face BertModel with the same weights. Texts are padded in their given order."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.engines.encode_work import Encode, Work, mean, padded, serve_encoding
-from benchmarks.engines.speaking import MissingPeerError
+from benchmarks.engines.encode_workload import EncodeFunction, Workload, mean_pool, pad_batch, serve_encoding
+from benchmarks.engines.protocol import MissingPeerError
 from qkv.weights import to_published_config, to_published_weights
 
 
-def build(work: Work) -> tuple[Encode, dict[str, str]]:
-    peer, versions = model(work)
+def build(workload: Workload) -> tuple[EncodeFunction, dict[str, str]]:
+    peer, versions = model(workload)
 
     @torch.inference_mode()
     def encode(texts: list[list[int]]) -> Tensor:
-        found = []
-        for start in range(0, len(texts), work.batch):
-            ids, attention_mask = padded(texts[start : start + work.batch])
+        result = []
+        for start in range(0, len(texts), workload.batch):
+            ids, attention_mask = pad_batch(texts[start : start + workload.batch])
             mask = None if bool(attention_mask.all()) else attention_mask
-            found.append(mean(peer(ids, attention_mask=mask).last_hidden_state, attention_mask))
-        return torch.cat(found)
+            result.append(mean_pool(peer(ids, attention_mask=mask).last_hidden_state, attention_mask))
+        return torch.cat(result)
 
     return encode, versions
 
 
-def model(work: Work) -> tuple[Any, dict[str, str]]:
+def model(workload: Workload) -> tuple[Any, dict[str, str]]:
     try:
         import transformers
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
-    ours = work.model()
+    ours = workload.model()
     peer = transformers.BertModel(
         transformers.BertConfig(**to_published_config(ours.config)), add_pooling_layer=False
     ).eval()
-    given = {name.removeprefix("bert."): tensor for name, tensor in to_published_weights(ours).items()}
-    missing, unexpected = peer.load_state_dict(given, strict=False)
+    inputs = {name.removeprefix("bert."): tensor for name, tensor in to_published_weights(ours).items()}
+    missing, unexpected = peer.load_state_dict(inputs, strict=False)
     if missing or unexpected:
         raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
     return peer, {"transformers": transformers.__version__}

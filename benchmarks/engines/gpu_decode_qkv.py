@@ -1,12 +1,12 @@
-"""Our decoding on a GPU, as `qkv generate --device cuda` calls it."""
+"""qkv decoding on a GPU, called as in `qkv generate --device cuda`."""
 
 from typing import Any
 
 import torch
 
 import qkv
-from benchmarks.engines.decode_work import Write
-from benchmarks.engines.gpu_decode_work import Work, serve_gpu_decoding
+from benchmarks.engines.decode_workload import GenerateFunction
+from benchmarks.engines.gpu_decode_workload import Workload, serve_gpu_decoding
 from qkv.config import SamplingConfig
 from qkv.generation import generate
 from qkv.generation.prepacked_weights import prepack_weights
@@ -15,8 +15,8 @@ from qkv.models import GPT
 GREEDY = SamplingConfig(temperature=0)
 
 
-def build(_work: Work, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
-    def prepare(is_timed: bool) -> Write:  # noqa: FBT001
+def build(_work: Workload, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+    def prepare(is_timed: bool) -> GenerateFunction:  # noqa: FBT001
         if is_timed:
             model.to(torch.bfloat16)
         packing = prepack_weights(model)

@@ -1,17 +1,17 @@
-"""Hugging Face's GPT2LMHeadModel.generate with the same weights: static cache, compiled, CUDA graphs."""
+"""Hugging Face GPT2LMHeadModel.generate with the same weights, a static KV cache, compiled with CUDA graphs."""
 
 from typing import Any
 
 import torch
 
-from benchmarks.engines.decode_work import Write
-from benchmarks.engines.gpu_decode_work import Work, serve_gpu_decoding
-from benchmarks.engines.speaking import MissingPeerError
+from benchmarks.engines.decode_workload import GenerateFunction
+from benchmarks.engines.gpu_decode_workload import Workload, serve_gpu_decoding
+from benchmarks.engines.protocol import MissingPeerError
 from qkv.models import GPT
 from qkv.weights import to_published_config, to_published_weights
 
 
-def build(_work: Work, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+def build(_work: Workload, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     try:
         import transformers
     except ImportError:
@@ -23,19 +23,25 @@ def build(_work: Work, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[
         raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
     peer.tie_weights()
 
-    def prepare(is_timed: bool) -> Write:  # noqa: FBT001
-        more: dict[str, Any] = {}
+    def prepare(is_timed: bool) -> GenerateFunction:  # noqa: FBT001
+        cache_options: dict[str, Any] = {}
         if is_timed:
             peer.to(torch.bfloat16)
-            more["cache_implementation"] = "static"
+            cache_options["cache_implementation"] = "static"
 
         def run(prompts: list[list[int]], n: int) -> list[list[int]]:
-            given = torch.tensor(prompts, device="cuda")
+            inputs = torch.tensor(prompts, device="cuda")
             ids = peer.generate(
-                given, attention_mask=torch.ones_like(given), max_new_tokens=n, min_new_tokens=n, do_sample=False,
-                eos_token_id=None, pad_token_id=0, **more,
-            )  # fmt: skip
-            return ids[:, given.shape[1] :].tolist()
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                max_new_tokens=n,
+                min_new_tokens=n,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                **cache_options,
+            )
+            return ids[:, inputs.shape[1] :].tolist()
 
         return run
 

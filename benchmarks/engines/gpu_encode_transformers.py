@@ -1,6 +1,6 @@
-"""transformers' BERT on a GPU: padded batches, compiled.
+"""Hugging Face BERT on a GPU with padded, compiled batches.
 
-Options: `batch` texts at once; `graphs`: torch.compile's mode with CUDA graphs.
+Options: `batch` is the number of texts per batch, and `graphs` enables the torch.compile mode with CUDA graphs.
 """
 
 from typing import Any
@@ -8,42 +8,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.engines.gpu_encode_work import Encoder, Work, serve_encoding
+from benchmarks.engines.gpu_encode_workload import Encoder, Workload, serve_encoding
 
 
-def built(work: Work, options: dict[str, Any]) -> Encoder:
+def build_encoder(workload: Workload, options: dict[str, Any]) -> Encoder:
     import transformers
 
-    model = work.published().to(work.device, work.dtype)
+    model = workload.published().to(workload.device, workload.dtype)
     mode = "reduce-overhead" if options.get("graphs") else None
     run = torch.compile(model, dynamic=False, mode=mode) if options.get("compiled") else model
-    batches = _padded(work, options["batch"])
+    batches = _pad_batches(workload, options["batch"])
 
     def encode() -> list[Tensor]:
-        # A graph's result lies where the next one's will, so it is taken away as any user must.
+        # The output buffer of a CUDA graph is reused by the next replay, so it is copied, as any user has to do.
         return [run(ids, attention_mask=attention_mask).last_hidden_state.clone() for ids, attention_mask in batches]
 
     def means() -> Tensor:
         states = zip(encode(), batches, strict=True)
         sums = [
-            (of.float() * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True) for of, (_, attention_mask) in states
+            (of.float() * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
+            for of, (_, attention_mask) in states
         ]
         return torch.cat(sums)
 
     return Encoder(encode, means, {"transformers": transformers.__version__})
 
 
-def _padded(work: Work, batch: int) -> list[tuple[Tensor, Tensor]]:
+def _pad_batches(workload: Workload, batch: int) -> list[tuple[Tensor, Tensor]]:
     """Ids and masks, on the device; in the order given, all as long as the longest, so that one graph serves all."""
-    rows = work.rows()
-    ids = torch.zeros(len(rows), work.length, dtype=torch.long)
+    rows = workload.rows()
+    ids = torch.zeros(len(rows), workload.length, dtype=torch.long)
     attention_mask = torch.zeros_like(ids)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = torch.tensor(row)
         attention_mask[number, : len(row)] = 1
-    pairs = zip(ids.to(work.device).split(batch), attention_mask.to(work.device).split(batch), strict=True)
+    pairs = zip(ids.to(workload.device).split(batch), attention_mask.to(workload.device).split(batch), strict=True)
     return list(pairs)
 
 
 if __name__ == "__main__":
-    serve_encoding(built)
+    serve_encoding(build_encoder)

@@ -1,16 +1,17 @@
-"""Where nanoGPT is: a clone in the folder the user names."""
+"""Find and load nanoGPT from a clone in the folder of peers."""
 
 import importlib.util
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.engines.speaking import MissingPeerError
+from benchmarks.engines.protocol import MissingPeerError
 
 
 def find(peers: str | None) -> Path:
+    """Return the folder of the clone."""
     if peers is None:
-        raise MissingPeerError("no folder of peers was named (--peers)")
+        raise MissingPeerError("no folder of peers was specified (--peers)")
     folder = Path(peers) / "nanoGPT"
     if not (folder / "model.py").is_file():
         raise MissingPeerError("the folder of peers has no nanoGPT/model.py (a clone of github.com/karpathy/nanoGPT)")
@@ -18,16 +19,19 @@ def find(peers: str | None) -> Path:
 
 
 def version(folder: Path) -> str:
-    """Of its own repository: a mere copy of its files may lie in another's."""
+    """Return the commit of the clone, or "unknown" if the folder is not a Git repository.
+
+    The check prevents reporting the commit of a surrounding repository.
+    """
     if not (folder / ".git").exists():
         return "unknown"
-    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "unknown"
+    command = ["git", "-C", str(folder), "rev-parse", "--short", "RESULTS_HEADER"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return process.stdout.strip() or "unknown"
 
 
 def load(folder: Path) -> ModuleType:
-    """Its model.py."""
+    """Import model.py of nanoGPT."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     assert spec is not None
     assert spec.loader is not None

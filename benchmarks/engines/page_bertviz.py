@@ -1,4 +1,4 @@
-"""BertViz's pages of transformers' eager attentions, each written as one HTML file; its scripts come from npm."""
+"""BertViz pages of the eager attention weights of Hugging Face models, each written as one HTML file."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.engines.page_work import text_of
-from benchmarks.engines.speaking import Answer, MissingPeerError, Question, Stopwatch, serve
+from benchmarks.engines.page_workload import make_text
+from benchmarks.engines.protocol import ElapsedTimer, EngineRequest, EngineResponse, MissingPeerError, serve
 
 NEEDS = (
     "needs PEERS/bertviz: pip install --target PEERS/bertviz ipython; "
@@ -16,10 +16,10 @@ NEEDS = (
 )
 
 
-def describe(question: Question) -> Answer:
-    if question["peers"] is None or not (Path(question["peers"]) / "bertviz/node_modules").is_dir():
+def describe(request: EngineRequest) -> EngineResponse:
+    if request["peers"] is None or not (Path(request["peers"]) / "bertviz/node_modules").is_dir():
         raise MissingPeerError(NEEDS)
-    sys.path.append(str(Path(question["peers"]) / "bertviz"))
+    sys.path.append(str(Path(request["peers"]) / "bertviz"))
     try:
         import bertviz  # noqa: F401 # pyright: ignore[reportMissingImports]
     except ImportError as missing:
@@ -31,30 +31,30 @@ def describe(question: Question) -> Answer:
     return {"versions": {"bertviz": importlib.metadata.version("bertviz"), "transformers": transformers.__version__}}
 
 
-def write(question: Question) -> Answer:
-    """`model-N.html` and `head-N.html` in `out`; what each took, and the attentions for comparison."""
+def write(request: EngineRequest) -> EngineResponse:
+    """Write `model-N.html` and `head-N.html`, and save the attention weights for comparison."""
     from bertviz import head_view, model_view  # pyright: ignore[reportMissingImports]
     from transformers import AutoModel, AutoTokenizer
 
-    n, out = question["n_tokens"], Path(question["out"])
-    model = AutoModel.from_pretrained(question["folder"], attn_implementation="eager").eval()
-    tokenizer = AutoTokenizer.from_pretrained(question["folder"])
-    ids = tokenizer(text_of(n), return_tensors="pt")["input_ids"]
+    n, out = request["n_tokens"], Path(request["out"])
+    model = AutoModel.from_pretrained(request["folder"], attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(request["folder"])
+    ids = tokenizer(make_text(n), return_tensors="pt")["input_ids"]
     assert ids.shape[1] == n
-    watch = Stopwatch()
+    timer = ElapsedTimer()
     with torch.no_grad():
         attentions = model(ids, output_attentions=True).attentions
     tokens = tokenizer.convert_ids_to_tokens(ids[0])
-    passed = watch.read()["wall"]
-    answer = {}
+    passed = timer.elapsed()["wall"]
+    response = {}
     for name, view in (("model", model_view), ("head", head_view)):
-        watch = Stopwatch()
+        timer = ElapsedTimer()
         page = out / f"{name}-{n}.html"
-        made = view(attentions, tokens, html_action="return").data
-        page.write_text(f"<!doctype html><meta charset=utf-8><body>{made}</body>", encoding="utf-8")
-        answer[name] = {"path": str(page), "seconds": passed + watch.read()["wall"], "bytes": page.stat().st_size}
+        outputs = view(attentions, tokens, html_action="return").data
+        page.write_text(f"<!doctype html><meta charset=utf-8><body>{outputs}</body>", encoding="utf-8")
+        response[name] = {"path": str(page), "seconds": passed + timer.elapsed()["wall"], "bytes": page.stat().st_size}
     np.save(out / f"attentions-{n}.npy", torch.cat(attentions).numpy())
-    return answer
+    return response
 
 
 if __name__ == "__main__":

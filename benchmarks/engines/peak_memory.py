@@ -1,15 +1,24 @@
-"""`python -m benchmarks.engines.peak_memory CHUNK`: MiB that two training steps add; 0: the plain loss."""
+"""Measure the MiB that two training steps add: `python -m benchmarks.engines.peak_memory CHUNK`, 0 for the unchunked
+loss.
+"""
 
 import resource
 import sys
 
-from benchmarks.engines.next_token_work import Work
+from benchmarks.engines.next_token_workload import Workload
 from benchmarks.engines.train_qkv import build
 
-WORK = Work(
-    n_layers=4, n_heads=4, d_model=256, vocab_size=50257, context_length=256, bias=True, batch=8, length=256,
+WORK = Workload(
+    n_layers=4,
+    n_heads=4,
+    d_model=256,
+    vocab_size=50257,
+    context_length=256,
+    bias=True,
+    batch=8,
+    length=256,
     threads=1,
-)  # fmt: skip
+)
 
 
 def main(chunk: int) -> None:

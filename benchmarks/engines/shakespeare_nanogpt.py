@@ -1,4 +1,4 @@
-"""nanoGPT's own train.py, by the line its README gives for a CPU, and its checkpoint on the held-out text."""
+"""nanoGPT train.py with the settings that its README gives for a CPU, and the held-out loss of its checkpoint."""
 
 import pickle
 import sys
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from benchmarks.engines import nanogpt
-from benchmarks.engines.child import run_to_end
-from benchmarks.engines.heldout import heldout_loss, split_text
-from benchmarks.engines.speaking import Answer, Question, scratch_folder, serve
+from benchmarks.engines.held_out_loss import held_out_loss, split_text
+from benchmarks.engines.protocol import EngineRequest, EngineResponse, serve, temporary_folder
+from benchmarks.engines.subprocess_timer import run_and_time
 
 WINDOW = 64
 STEPS = 2000
@@ -22,47 +22,47 @@ README_LINE = (
 
 
 class NanoGPTRecipe:
-    """Works in a folder of its own: the clone is read, never written."""
+    """Runs nanoGPT in a temporary folder. The clone is only read."""
 
     def __init__(self) -> None:
-        self.place = scratch_folder()
-        self.question: dict[str, Any] = {}
+        self.folder = temporary_folder()
+        self.request: dict[str, Any] = {}
 
-    def describe(self, question: Question) -> Answer:
-        self.question = question
-        folder = nanogpt.find(question["options"]["peers"])
+    def describe(self, request: EngineRequest) -> EngineResponse:
+        self.request = request
+        folder = nanogpt.find(request["options"]["peers"])
         return {"versions": {"torch": torch.__version__, "nanoGPT": nanogpt.version(folder)}}
 
-    def time(self, question: Question) -> Answer:  # noqa: ARG002 - its recipe says how long it takes
-        folder = nanogpt.find(self.question["options"]["peers"])
+    def time(self, request: EngineRequest) -> EngineResponse:  # noqa: ARG002 - the settings determine the number of steps
+        folder = nanogpt.find(self.request["options"]["peers"])
         for name in ("configurator.py", "config"):
-            (self.place / name).symlink_to((folder / name).resolve())
+            (self.folder / name).symlink_to((folder / name).resolve())
         self._write_data()
         command = [sys.executable, "-W", "ignore", str((folder / "train.py").resolve())]
         command += ["config/train_shakespeare_char.py", "--out_dir=out", *README_LINE.split()]
-        return {**run_to_end(command, cwd=self.place), "steps": STEPS}
+        return {**run_and_time(command, cwd=self.folder), "steps": STEPS}
 
-    def check(self, question: Question) -> Answer:  # noqa: ARG002
-        module = nanogpt.load(nanogpt.find(self.question["options"]["peers"]))
-        saved = torch.load(self.place / "out" / "ckpt.pt", weights_only=True)
+    def check(self, request: EngineRequest) -> EngineResponse:  # noqa: ARG002
+        module = nanogpt.load(nanogpt.find(self.request["options"]["peers"]))
+        saved = torch.load(self.folder / "out" / "ckpt.pt", weights_only=True)
         model = module.GPT(module.GPTConfig(**saved["model_args"])).eval()
         model.load_state_dict(saved["model"])
-        _, heldout, ids_of = self._texts()
-        ids = torch.tensor([ids_of[character] for character in heldout])
-        # Without targets it gives the last position's logits alone.
-        loss = heldout_loss(lambda given: model(given, given)[0], ids, window=WINDOW)
+        _, held_out, ids_of = self._texts()
+        ids = torch.tensor([ids_of[character] for character in held_out])
+        # Without targets, nanoGPT returns only the logits of the last position.
+        loss = held_out_loss(lambda inputs: model(inputs, inputs)[0], ids, window=WINDOW)
         return {"output": [loss], "parameters": model.get_num_params(non_embedding=False)}
 
     def _texts(self) -> tuple[str, str, dict[str, int]]:
-        train, heldout = split_text(Path(self.question["work"]["text"]))
-        return train, heldout, {character: i for i, character in enumerate(sorted(set(train + heldout)))}
+        train, held_out = split_text(Path(self.request["workload"]["text"]))
+        return train, held_out, {character: i for i, character in enumerate(sorted(set(train + held_out)))}
 
     def _write_data(self) -> None:
-        """The files its prepare.py makes."""
-        train, heldout, ids_of = self._texts()
-        folder = self.place / "data" / "shakespeare_char"
+        """Write the files that the prepare.py of nanoGPT creates."""
+        train, held_out, ids_of = self._texts()
+        folder = self.folder / "data" / "shakespeare_char"
         folder.mkdir(parents=True)
-        for name, text in (("train.bin", train), ("val.bin", heldout)):
+        for name, text in (("train.bin", train), ("val.bin", held_out)):
             np.array([ids_of[character] for character in text], dtype=np.uint16).tofile(folder / name)
         meta = {"vocab_size": len(ids_of), "stoi": ids_of, "itos": {i: character for character, i in ids_of.items()}}
         (folder / "meta.pkl").write_bytes(pickle.dumps(meta))

@@ -1,4 +1,4 @@
-"""Our training step: the Trainer's own, its log line included."""
+"""Training step of the qkv Trainer, including its log entries."""
 
 from itertools import count
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import qkv
-from benchmarks.engines.next_token_work import Built, Work, serve_training
-from benchmarks.engines.speaking import MissingPeerError, scratch_folder
+from benchmarks.engines.next_token_workload import TrainingEngine, Workload, serve_training
+from benchmarks.engines.protocol import MissingPeerError, temporary_folder
 from qkv.choices import Activation, ScheduleKind
 from qkv.config import GPTConfig, TrainingConfig
 from qkv.data.token_batches import TokenBatch
@@ -20,68 +20,68 @@ from qkv.training.run_folder import RunFolder
 from qkv.weights.published_weights import load_published_weights
 
 
-def build(work: Work, options: dict[str, Any]) -> Built:
-    model = GPT(model_config(work)).train()
-    load_published_weights(model, work.first_weights())
-    model.to(work.device)
+def build(workload: Workload, options: dict[str, Any]) -> TrainingEngine:
+    model = GPT(model_config(workload)).train()
+    load_published_weights(model, workload.initial_weights())
+    model.to(workload.device)
     training = TrainingConfig(
         steps=10**9,
-        batch_size=work.batch,
-        seq_len=work.length,
-        learning_rate=work.learning_rate,
+        batch_size=workload.batch,
+        seq_len=workload.length,
+        learning_rate=workload.learning_rate,
         schedule=ScheduleKind.CONSTANT,
         warmup_steps=0,
-        weight_decay=work.weight_decay,
-        beta1=work.beta1,
-        beta2=work.beta2,
-        max_grad_norm=work.clip,
+        weight_decay=workload.weight_decay,
+        beta1=workload.beta1,
+        beta2=workload.beta2,
+        max_grad_norm=workload.max_grad_norm,
         **options,
     )
     try:
         objective = next_token_objective(model, training)
     except ConfigError as error:
-        raise MissingPeerError(str(error)) from None  # bfloat16 on a CPU that has no instruction for it
+        raise MissingPeerError(str(error)) from None  # bfloat16 on a CPU without bfloat16 instructions
     losses: list[float] = []
     trainer = Trainer(
         model,
         training,
         objective=objective,
         data=TrainingData(batch=_no_batch),
-        run=RunFolder(scratch_folder()),
+        run=RunFolder(temporary_folder()),
         texts={},
         report=lambda entry: losses.append(entry["loss"]),
     )
-    counts = torch.full((work.batch,), work.length)
+    counts = torch.full((workload.batch,), workload.length)
 
     numbers = count()
 
     def step(ids: Tensor, targets: Tensor) -> int:
-        trainer._step(TokenBatch(ids, targets, None, counts))  # noqa: SLF001 - one step alone has no public name
+        trainer._run_step(TokenBatch(ids, targets, None, counts))  # noqa: SLF001 - there is no public method for a single step
         return next(numbers)
 
     def read(number: int) -> float:
         trainer.flush_metrics()
         return losses[number]
 
-    return Built(step=step, versions={"qkv": qkv.__version__}, read=read)
+    return TrainingEngine(step=step, versions={"qkv": qkv.__version__}, read=read)
 
 
-def model_config(work: Work) -> GPTConfig:
+def model_config(workload: Workload) -> GPTConfig:
     return GPTConfig(
-        vocab_size=work.vocab_size,
-        context_length=work.context_length,
-        d_model=work.d_model,
-        n_heads=work.n_heads,
-        n_layers=work.n_layers,
-        attention_bias=work.bias,
-        feed_forward_bias=work.bias,
-        norm_bias=work.bias,
+        vocab_size=workload.vocab_size,
+        context_length=workload.context_length,
+        d_model=workload.d_model,
+        n_heads=workload.n_heads,
+        n_layers=workload.n_layers,
+        attention_bias=workload.bias,
+        feed_forward_bias=workload.bias,
+        norm_bias=workload.bias,
         activation=Activation.GELU,
     )
 
 
 def _no_batch(t: int) -> TokenBatch:
-    raise AssertionError(f"batch {t} was asked of the trainer; the benchmark gives it its batches")
+    raise AssertionError(f"the trainer requested batch {t}, but the benchmark passes the batches itself")
 
 
 if __name__ == "__main__":

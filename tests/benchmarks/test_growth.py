@@ -1,38 +1,43 @@
-"""Growth: what is varied is varied alone, and bytes are those of the model and its largest moment."""
+"""Growth: one quantity varies at a time, and memory is the peak of a step."""
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
 from benchmarks import growth
-from qkv.cost import Mode, Workload, parameters
-from tests.cost.calibrations import made_up
+from qkv.cost import Mode, Workload, count_parameters
+from tests.cost.synthetic_calibration import make_calibration
 
-PLAN = growth.Plan(
-    d_model=128, n_layers=2, lengths=(7, 13), batches=(1, 3), layers=(1, 2, 5), usual=(3, 11), vocabulary=53
+PLAN = growth.SweepPlan(
+    d_model=128, n_layers=2, lengths=(7, 13), batches=(1, 3), layers=(1, 2, 5), fixed_size=(3, 11), vocab_size=53
 )
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(growth, "PLANS", {"cpu": PLAN})
-    monkeypatch.setattr(growth, "_calibration", lambda *_: made_up())
-    monkeypatch.setattr(growth, "SPEND", 0.001)
+    monkeypatch.setattr(growth, "SWEEPS", {"cpu": PLAN})
+    monkeypatch.setattr(growth, "_find_or_create_calibration", lambda *_: make_calibration())
+    monkeypatch.setattr(growth, "SECONDS_PER_MEASUREMENT", 0.001)
     n_threads = torch.get_num_threads()
     yield
     torch.set_num_threads(n_threads)
 
 
-def test_one_thing_is_varied_at_a_time():
-    found = [(varied, config.n_layers, size) for varied, _, config, size in PLAN.points()]
-    assert found == [
-        ("n, tokens", 2, (1, 7)), ("n, tokens", 2, (1, 13)), ("batch, rows", 2, (1, 11)), ("batch, rows", 2, (3, 11)),
-        ("layers", 1, (3, 11)), ("layers", 2, (3, 11)), ("layers", 5, (3, 11)),
-    ]  # fmt: skip
+def test_one_quantity_varies_at_a_time():
+    result = [(varied, config.n_layers, size) for varied, _, config, size in PLAN.points()]
+    assert result == [
+        ("n, tokens", 2, (1, 7)),
+        ("n, tokens", 2, (1, 13)),
+        ("batch size, sequences", 2, (1, 11)),
+        ("batch size, sequences", 2, (3, 11)),
+        ("layers", 1, (3, 11)),
+        ("layers", 2, (3, 11)),
+        ("layers", 5, (3, 11)),
+    ]
 
 
 @pytest.mark.long
-def test_a_table_and_one_picture_come_of_it(small, tmp_path, capsys):
+def test_a_table_and_a_plot_are_written(small, tmp_path, capsys):
     assert command.main(["growth", "--out", str(tmp_path)]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == 7 * 3
@@ -40,12 +45,14 @@ def test_a_table_and_one_picture_come_of_it(small, tmp_path, capsys):
     assert (tmp_path / "growth-cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_step_holds_at_least_the_weights_and_a_training_step_four_times_them():
+def test_the_peak_is_at_least_the_weights_and_four_times_the_weights_in_training():
     config, cpu = PLAN.config(2), torch.device("cpu")
-    own = 4 * parameters(config).total
-    held = {
-        mode: growth._held(lambda mode=mode: growth._made(config, Workload(batch=1, length=7, mode=mode), cpu), cpu)
+    weights = 4 * count_parameters(config).total
+    peaks = {
+        mode: growth._peak_bytes(
+            lambda mode=mode: growth._build_model_step(config, Workload(batch_size=1, seq_len=7, mode=mode), cpu), cpu
+        )
         for mode in growth.MODES
     }
-    assert own < held[Mode.DECODE] < 1.3 * own
-    assert 4 * own < held[Mode.TRAIN] < 6 * own
+    assert weights < peaks[Mode.DECODE] < 1.3 * weights
+    assert 4 * weights < peaks[Mode.TRAIN] < 6 * weights

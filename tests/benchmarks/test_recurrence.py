@@ -1,4 +1,4 @@
-"""RNN and Transformer by length: what is timed is what is said, and steps are those that `cost` counts."""
+"""RNN and Transformer by length: tasks are as described, and sequential steps are counted correctly."""
 
 import pytest
 import torch
@@ -16,43 +16,46 @@ SHAPES = {
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(recurrence, "configs", lambda: SHAPES)
+    monkeypatch.setattr(recurrence, "load_configs", lambda: SHAPES)
     monkeypatch.setattr(recurrence, "LENGTHS", (3, 11))
-    monkeypatch.setattr(recurrence, "SPEND", 0.001)
-    monkeypatch.setattr(recurrence, "VOCABULARY", 53)
+    monkeypatch.setattr(recurrence, "SECONDS_PER_MEASUREMENT", 0.001)
+    monkeypatch.setattr(recurrence, "VOCAB_SIZE", 53)
     n_threads = torch.get_num_threads()
     yield
     torch.set_num_threads(n_threads)
 
 
-def test_a_recurrence_waits_for_every_token_and_attention_for_every_layer():
-    counted = {
-        (kind, work): recurrence.sequential_steps(kind, config, work, 11)
+def test_an_rnn_has_sequential_steps_per_token_and_attention_per_layer():
+    steps = {
+        (kind, task): recurrence.sequential_steps(kind, config, task, 11)
         for kind, config in SHAPES.items()
-        for work in recurrence.TITLES
+        for task in recurrence.TITLES
     }
-    assert counted == {
-        ("RNN", "training step"): 2 * (3 + 2) * 11, ("Transformer", "training step"): 2 * (5 + 7),
-        ("RNN", "encoder"): 3 * 11, ("Transformer", "encoder"): 5,
-        ("RNN", "greedy decoding"): 3 * 11 + 2 * 11, ("Transformer", "greedy decoding"): 5 + 7 * 11,
-    }  # fmt: skip
+    assert steps == {
+        ("RNN", "training step"): 2 * (3 + 2) * 11,
+        ("Transformer", "training step"): 2 * (5 + 7),
+        ("RNN", "encoder"): 3 * 11,
+        ("Transformer", "encoder"): 5,
+        ("RNN", "greedy decoding"): 3 * 11 + 2 * 11,
+        ("Transformer", "greedy decoding"): 5 + 7 * 11,
+    }
 
 
-def test_decoding_writes_as_many_tokens_as_it_says(small):
+def test_decoding_generates_the_requested_number_of_tokens(small):
     for config in SHAPES.values():
-        ((found,),) = recurrence.steps_of(config, torch.device("cpu"))("greedy decoding", 11)()
-        assert len(found.ids) == 11
+        ((result,),) = recurrence.build_timed_steps(config, torch.device("cpu"))("greedy decoding", 11)()
+        assert len(result.ids) == 11
 
 
-def test_a_table_and_one_picture_come_of_it(small, tmp_path, capsys):
+def test_a_table_and_a_plot_are_written(small, tmp_path, capsys):
     assert command.main(["recurrence", "--out", str(tmp_path)]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]
     assert [row.split(" | ")[:2] for row in rows] == [
-        [f"| {work}", n] for work in ("training step", "encoder", "greedy decoding") for n in ("3", "11")
+        [f"| {task}", n] for task in ("training step", "encoder", "greedy decoding") for n in ("3", "11")
     ]
     assert (tmp_path / "recurrence-cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_shipped_shapes_have_one_vocabulary_and_a_like_size():
-    rnn, transformer = (recurrence.parameters(config).total for config in recurrence.configs().values())
+def test_the_shipped_models_have_similar_sizes():
+    rnn, transformer = (recurrence.count_parameters(config).total for config in recurrence.load_configs().values())
     assert 0.7 < rnn / transformer < 1.4

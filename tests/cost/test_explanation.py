@@ -14,8 +14,8 @@ from tests.cost.config_strategies import gpt
 def block_flops(config, n, field):
     """FLOPs of scores and mix, and of the rest of a block."""
     block = [op for op in list_operations(config, Workload(batch_size=1, seq_len=n)) if op.is_block]
-    core = sum(getattr(op, field) for op in block if op.is_attention_core)
-    return core, sum(op.flops for op in block if not op.is_attention_core)
+    attention_core = sum(getattr(op, field) for op in block if op.is_attention_core)
+    return attention_core, sum(op.flops for op in block if not op.is_attention_core)
 
 
 @settings(max_examples=40)
@@ -25,14 +25,14 @@ def test_the_crossover_is_the_first_length_at_which_attention_costs_as_much_as_t
     result = attention_crossover(config)
     for n, field in ((result.executed, "flops"), (result.useful, "useful_flops")):
         if n is None:
-            core, rest = block_flops(config, 10**6, field)
-            assert core < rest
+            attention_core, rest = block_flops(config, 10**6, field)
+            assert attention_core < rest
             continue
-        core, rest = block_flops(config, n, field)
-        assert core >= rest
+        attention_core, rest = block_flops(config, n, field)
+        assert attention_core >= rest
         if n > 1:
-            core, rest = block_flops(config, n - 1, field)
-            assert core < rest
+            attention_core, rest = block_flops(config, n - 1, field)
+            assert attention_core < rest
 
 
 def test_attention_costs_as_much_as_the_rest_at_6d_executed_and_12d_useful():

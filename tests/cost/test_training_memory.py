@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.memory import CPU_LIMIT, MIB, ON_CPU, ON_GPU, measured, predicted
+from benchmarks.memory import CPU_LIMIT, MIB, CPU_CASES, GPU_CASES, measure_peak, predict_peak
 
 QUICK_CASES = ("gpt, chunked", "t5", "bert")
 H200_PEAK_MIB = {
@@ -12,8 +12,8 @@ H200_PEAK_MIB = {
     "GPT-2 124M, chunked loss": 16_582.7,
     "GPT-2 medium, checkpointing": 8_169.2,
     "BERT-base, 77 masked words a row": 8_256.7,
-    "GPT-2 124M, float32, plain": 10_800.4,
-    "Llama-like, Muon, averaged": 6_371.0,
+    "GPT-2 124M, float32, eager": 10_800.4,
+    "Llama-like, Muon, EMA": 6_371.0,
     "GPT-2 124M, one short row": 2_113.1,
 }
 """Measured on 2026-11-16 (benchmarks/RESULTS.md)."""
@@ -25,28 +25,28 @@ def case_name(case):
     return case.name
 
 
-@pytest.mark.parametrize("case", [case for case in ON_CPU if case.name in QUICK_CASES], ids=case_name)
+@pytest.mark.parametrize("case", [case for case in CPU_CASES if case.name in QUICK_CASES], ids=case_name)
 def test_the_predicted_cpu_peak_matches_the_measured_one(case):
-    assert predicted(case, "cpu") == pytest.approx(measured(case, "cpu"), rel=CPU_LIMIT)
+    assert predict_peak(case, "cpu") == pytest.approx(measure_peak(case, "cpu"), rel=CPU_LIMIT)
 
 
-@pytest.mark.parametrize("case", [case for case in ON_GPU if case.name in H200_PEAK_MIB], ids=case_name)
+@pytest.mark.parametrize("case", [case for case in GPU_CASES if case.name in H200_PEAK_MIB], ids=case_name)
 def test_the_predicted_gpu_peak_matches_the_recorded_measurement(case):
-    assert predicted(case, "cuda") / MIB == pytest.approx(H200_PEAK_MIB[case.name], rel=0.01)
+    assert predict_peak(case, "cuda") / MIB == pytest.approx(H200_PEAK_MIB[case.name], rel=0.01)
 
 
 def test_the_recorded_t5_peak_is_explained_by_eager_attention_in_float32_in_the_encoder():
     """Six layers saved the n×n weights and Q, K, V in float32 instead of Q, K, V, bias and row sums."""
-    (t5,) = (case for case in ON_GPU if case.name == "T5-small")
+    (t5,) = (case for case in GPU_CASES if case.name == "T5-small")
     batch, n, heads, width = 32, 512, 8, 512
     eager = 4 * batch * heads * n * n + 3 * 4 * batch * n * width
     fused = 3 * 2 * batch * n * width + 2 * heads * n * n + 4 * batch * heads * n
-    assert (predicted(t5, "cuda") + 6 * (eager - fused)) / MIB == pytest.approx(T5_H200_PEAK_MIB, rel=0.01)
+    assert (predict_peak(t5, "cuda") + 6 * (eager - fused)) / MIB == pytest.approx(T5_H200_PEAK_MIB, rel=0.01)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "mixed"])
-@pytest.mark.parametrize("case", ON_CPU, ids=case_name)
+@pytest.mark.parametrize("case", CPU_CASES, ids=case_name)
 def test_the_predicted_cpu_peak_matches_for_all_cases(case, dtype):
-    case = replace(case, work={**case.work, "dtype": dtype})
-    assert predicted(case, "cpu") == pytest.approx(measured(case, "cpu"), rel=CPU_LIMIT)
+    case = replace(case, settings={**case.settings, "dtype": dtype})
+    assert predict_peak(case, "cpu") == pytest.approx(measure_peak(case, "cpu"), rel=CPU_LIMIT)

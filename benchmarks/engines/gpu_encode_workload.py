@@ -1,4 +1,4 @@
-"""The same texts and weights for every encoder on a GPU, and how one is served."""
+"""GPU encoding workload shared by all engines: a random BERT and random texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.engines.speaking import Answer, MissingPeerError, Question, Stopwatch, serve
+from benchmarks.engines.protocol import ElapsedTimer, EngineRequest, EngineResponse, MissingPeerError, serve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """A BERT of random weights, and texts of random ids."""
+class Workload:
+    """A BERT with random weights and texts with random ids."""
 
     n_layers: int
     n_heads: int
@@ -21,9 +21,9 @@ class Work:
     vocab_size: int
     texts: int
     length: int
-    """Of every text, or of the longest."""
+    """Length of every text, or of the longest one."""
     is_mixed: bool
-    """Every length from 1 to that of the longest is equally likely: half of a padded batch is padding."""
+    """Whether lengths are uniform between 1 and `length`, so that half of a padded batch is padding."""
     device: str
     seed: int = 0
 
@@ -38,7 +38,7 @@ class Work:
         return [row[:n].tolist() for row, n in zip(ids, lengths.tolist(), strict=True)]
 
     def published(self) -> nn.Module:
-        """transformers' own BERT, whose weights all engines have; in bfloat16 on a GPU."""
+        """Hugging Face BERT whose weights all engines use, in bfloat16 on a GPU."""
         try:
             import transformers
         except ImportError:
@@ -60,33 +60,36 @@ class Work:
 
 @dataclass(frozen=True)
 class Encoder:
+    """Functions of an engine and the versions of its libraries."""
+
     encode: Callable[[], list[Tensor]]
-    """All texts, as batches of the last states; what the engine needs of the ids is laid ready before."""
+    """Encodes all texts and returns batches of the last states. Ids are prepared in advance."""
     means: Callable[[], Tensor]
-    """The mean of each text's states, in the order of the texts."""
+    """Returns the mean of the states of each text, in the order of the texts."""
     versions: dict[str, str]
 
 
-def serve_encoding(build: Callable[[Work, dict[str, Any]], Encoder]) -> None:
+def serve_encoding(build: Callable[[Workload, dict[str, Any]], Encoder]) -> None:
+    """Serve an engine whose `build(workload, options)` returns an `Encoder`."""
     state: dict[str, Any] = {}
 
-    def describe(question: Question) -> Answer:
-        work = Work(**question["work"])
-        built = build(work, question["options"])
-        state.update(work=work, built=built)
+    def describe(request: EngineRequest) -> EngineResponse:
+        workload = Workload(**request["workload"])
+        built = build(workload, request["options"])
+        state.update(workload=workload, built=built)
         return {"versions": {"torch": torch.__version__, **built.versions}}
 
     @torch.inference_mode()
-    def check(_: Question) -> Answer:
+    def check(_: EngineRequest) -> EngineResponse:
         return {"output": nn.functional.normalize(state["built"].means().float(), dim=-1).flatten().tolist()}
 
     @torch.inference_mode()
-    def time(question: Question) -> Answer:
-        watch = Stopwatch()
-        for _ in range(question["steps"]):
+    def time(request: EngineRequest) -> EngineResponse:
+        timer = ElapsedTimer()
+        for _ in range(request["steps"]):
             state["built"].encode()
-        if state["work"].device == "cuda":
+        if state["workload"].device == "cuda":
             torch.cuda.synchronize()
-        return watch.read()
+        return timer.elapsed()
 
     serve({"describe": describe, "check": check, "time": time})

@@ -1,27 +1,29 @@
-"""What both pages show: one model in one folder, and a text of just so many tokens."""
+"""Page workload: a model in a folder and a text with a given number of tokens."""
 
 import shutil
 from pathlib import Path
 
 import torch
 
-from benchmarks.engines.embed_work import model_folder
+from benchmarks.engines.embed_workload import model_folder
 from qkv.tasks import load_pretrained
 from qkv.weights.save import save_hf
 
 LAYERS = HEADS = 12
-UNEVEN = 3.2
-"""Random queries and keys times this: rows as uneven as a trained BERT's, which even ones would be too easy beside."""
+SHARPNESS = 3.2
+"""Factor for random queries and keys that makes attention rows as uneven as those of a trained BERT. Uniform rows
+would be easier to draw.
+"""
 STORY = """
     the cat sat on a mat and the dog ran to the old house where a man had a red ball one day she said that it was
     not good for him but they were happy with all of their friends in the big park
 """
 
 
-def text_of(n_tokens: int) -> str:
-    """Each word is one token; [CLS] and [SEP] make the rest."""
-    words = STORY.split()
-    return " ".join(words[i % len(words)] for i in range(n_tokens - 2))
+def make_text(n_tokens: int) -> str:
+    """Build a text of single-token words. [CLS] and [SEP] complete the number of tokens."""
+    vocabulary = STORY.split()
+    return " ".join(vocabulary[i % len(vocabulary)] for i in range(n_tokens - 2))
 
 
 def save_shipped(name: str, folder: Path) -> None:
@@ -33,16 +35,16 @@ def save_trained(folder: Path) -> None:
 
 
 def save_random(folder: Path) -> None:
-    """BERT's base shape with 12 × 12 heads, and the shipped bert's tokenizer."""
+    """Save a randomly initialized BERT-base with 12 × 12 heads and the tokenizer of the shipped BERT."""
     from transformers import BertConfig, BertModel
 
     save_shipped("bert", folder)
     torch.manual_seed(0)
-    words = load_pretrained("bert").model.config.vocab_size
-    shape = BertConfig(vocab_size=words, num_hidden_layers=LAYERS, num_attention_heads=HEADS)
+    vocabulary = load_pretrained("bert").model.config.vocab_size
+    shape = BertConfig(vocab_size=vocabulary, num_hidden_layers=LAYERS, num_attention_heads=HEADS)
     model = BertModel(shape).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("query.weight", "key.weight")):
-                weight.mul_(UNEVEN)
+                weight.mul_(SHARPNESS)
     model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""How good a trained character model is on text kept from it: the same windows and sums for every engine."""
+"""Held-out loss of character models, computed identically for every engine."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,22 +7,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-TRAIN_SHARE = 0.9
+TRAIN_FRACTION = 0.9
 ROWS = 64
 
 
 def split_text(path: Path) -> tuple[str, str]:
-    """What is trained on, and the last tenth, cut where nanoGPT cuts it."""
+    """Split a text into training text and the held-out last tenth, at the same character as nanoGPT."""
     text = path.read_text(encoding="utf-8")
-    cut = int(len(text) * TRAIN_SHARE)
+    cut = int(len(text) * TRAIN_FRACTION)
     return text[:cut], text[cut:]
 
 
 @torch.no_grad()
-def heldout_loss(logits: Callable[[Tensor], Tensor], ids: Tensor, *, window: int) -> float:
-    """Nats a character over the whole text, in windows that do not overlap; each begins without a past.
+def held_out_loss(logits: Callable[[Tensor], Tensor], ids: Tensor, *, window: int) -> float:
+    """Return the loss in nats per character over non-overlapping windows.
 
-    The last window is shorter, so that no character but the very first goes unpredicted.
+    The last window is shorter, so that every character except the first is predicted.
     """
     inputs, targets = ids[:-1], ids[1:]
     n_whole = len(inputs) // window * window
@@ -32,7 +32,7 @@ def heldout_loss(logits: Callable[[Tensor], Tensor], ids: Tensor, *, window: int
     if n_whole < len(inputs):
         groups.append((inputs[None, n_whole:], targets[None, n_whole:]))
     total = sum(
-        float(F.cross_entropy(logits(given).flatten(0, 1), wanted.flatten(), reduction="sum"))
-        for given, wanted in groups
+        float(F.cross_entropy(logits(inputs).flatten(0, 1), wanted.flatten(), reduction="sum"))
+        for inputs, wanted in groups
     )
     return total / len(inputs)

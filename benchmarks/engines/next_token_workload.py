@@ -1,4 +1,4 @@
-"""The same training work for every engine: a shape, its first weights, its batches, and how steps are timed."""
+"""Training workload shared by all engines: model shape, initial weights, batches and timing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.engines.speaking import Answer, Question, Stopwatch, serve
+from benchmarks.engines.protocol import ElapsedTimer, EngineRequest, EngineResponse, serve
 
 N_BATCHES = 8
-"""Batches in memory, used in turn: reading text is not what is timed here."""
+"""Batches in memory, used in turn, because reading text is not part of the timing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """A GPT-2 of any size, exact GELU, no dropout, and the AdamW that trains it."""
+class Workload:
+    """A GPT-2 of any size with exact GELU and without dropout, and the settings of AdamW."""
 
     n_layers: int
     n_heads: int
@@ -27,26 +27,29 @@ class Work:
     length: int
     threads: int
     device: str = "cpu"
-    """Where it is trained; on a GPU products run in bfloat16, as each engine does that."""
+    """Device for training. On a GPU, matmuls run in bfloat16."""
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.99
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     seed: int = 0
 
     @property
     def n_weights(self) -> int:
-        """Those that multiply."""
+        """Number of weights that take part in matmuls."""
         return 12 * self.n_layers * self.d_model**2 + self.vocab_size * self.d_model
 
     @property
-    def flops_a_token(self) -> int:
-        """6 for each weight that multiplies, 6·L·d·n for causal attention; embeddings are looked up, not multiplied."""
+    def flops_per_token(self) -> int:
+        """FLOPs per token: 6 per matmul weight and 6·L·d·n for causal attention. Embedding lookups count as 0."""
         return 6 * self.n_weights + 6 * self.n_layers * self.d_model * self.length
 
-    def first_weights(self) -> dict[str, Tensor]:
-        """By GPT-2's published names, matrices in × out; a pure function of the seed, so no file is passed on."""
+    def initial_weights(self) -> dict[str, Tensor]:
+        """Sample the initial weights under the names of the published GPT-2, with matrices of shape in × out.
+
+        They depend only on the seed, so that no file has to be shared between processes.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         d, drawn = self.d_model, {}
 
@@ -74,7 +77,7 @@ class Work:
         return drawn
 
     def batches(self) -> list[tuple[Tensor, Tensor]]:
-        """(ids, targets), each batch × length."""
+        """Sample batches of (ids, targets), each of shape batch × length."""
         generator = torch.Generator().manual_seed(self.seed + 1)
         shape = (self.batch, self.length + 1)
         drawn = [torch.randint(self.vocab_size, shape, generator=generator) for _ in range(N_BATCHES)]
@@ -84,44 +87,44 @@ class Work:
 Step = Callable[[Tensor, Tensor], Any]
 """One whole update on (ids, targets), both on the CPU: loss, gradients, clipping, optimizer.
 
-Returns the loss, or what `Built.read` makes it of: on a GPU reading it at once would make each step wait.
+Returns the loss, or what `TrainingEngine.read` makes it of: on a GPU reading it at once would make each step wait.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
-    """An engine with the work's first weights, ready for its first step."""
+class TrainingEngine:
+    """A training engine with the initial weights of the workload."""
 
     step: Step
     versions: dict[str, str]
     read: Callable[[Any], float] = float
-    """From what a step returned to its loss; called when all steps were made."""
+    """Converts the return value of a step to its loss. It is called after all steps."""
 
 
-def serve_training(build: Callable[[Work, dict[str, object]], Built]) -> None:
-    """`build(work, options)`: the engine's own part; all the rest is the same for all."""
+def serve_training(build: Callable[[Workload, dict[str, object]], TrainingEngine]) -> None:
+    """Serve an engine whose `build(workload, options)` returns a `TrainingEngine`."""
     state: dict[str, Any] = {}
 
-    def describe(question: Question) -> Answer:
-        work = Work(**question["work"])
-        torch.set_num_threads(work.threads)
-        built = build(work, question["options"])
-        batches = work.batches()
-        if work.device == "cuda":
+    def describe(request: EngineRequest) -> EngineResponse:
+        workload = Workload(**request["workload"])
+        torch.set_num_threads(workload.threads)
+        built = build(workload, request["options"])
+        batches = workload.batches()
+        if workload.device == "cuda":
             batches = [(ids.pin_memory(), targets.pin_memory()) for ids, targets in batches]
-        state.update(work=work, built=built, batches=batches)
+        state.update(workload=workload, built=built, batches=batches)
         return {"versions": {"torch": torch.__version__, **built.versions}}
 
     def steps(n: int) -> list[float]:
         built, batches = state["built"], state["batches"]
-        made = [built.step(*batches[i % N_BATCHES]) for i in range(n)]
-        if state["work"].device == "cuda":
+        outputs = [built.step(*batches[i % N_BATCHES]) for i in range(n)]
+        if state["workload"].device == "cuda":
             torch.cuda.synchronize()
-        return [built.read(one) for one in made]
+        return [built.read(one) for one in outputs]
 
-    def measure(question: Question) -> Answer:
-        watch = Stopwatch()
-        steps(question["steps"])
-        return watch.read()
+    def measure(request: EngineRequest) -> EngineResponse:
+        timer = ElapsedTimer()
+        steps(request["steps"])
+        return timer.elapsed()
 
-    serve({"describe": describe, "check": lambda question: {"output": steps(question["steps"])}, "time": measure})
+    serve({"describe": describe, "check": lambda request: {"output": steps(request["steps"])}, "time": measure})

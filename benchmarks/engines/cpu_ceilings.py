@@ -1,19 +1,19 @@
-"""What the machine itself can do: matrix products and memory reads, for given numbers of threads."""
+"""Measure the peak rates of the CPU: matmul FLOP/s and memory bandwidth."""
 
 from collections.abc import Callable
 
 import torch
 
-from benchmarks.engines.speaking import Answer, Question, Stopwatch, serve
+from benchmarks.engines.protocol import ElapsedTimer, EngineRequest, EngineResponse, serve
 
 SIDE = 1024
 READ_BYTES = 512 * 2**20
-"""Far more than any cache holds."""
+"""Much larger than any cache."""
 
 
-def measure(question: Question) -> Answer:
+def measure(request: EngineRequest) -> EngineResponse:
     rates = {}
-    for threads in question["threads"]:
+    for threads in request["threads"]:
         torch.set_num_threads(threads)
         rates[str(threads)] = {"flops": _flops(), "bytes": _bytes()}
     return {"ceilings": rates}
@@ -21,21 +21,21 @@ def measure(question: Question) -> Answer:
 
 def _flops() -> float:
     a, b = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
-    return 2 * SIDE**3 / _best(lambda: a @ b, n=6)
+    return 2 * SIDE**3 / _fastest(lambda: a @ b, n=6)
 
 
 def _bytes() -> float:
     x = torch.ones(READ_BYTES // 4)
-    return READ_BYTES / _best(x.sum, n=4)
+    return READ_BYTES / _fastest(x.sum, n=4)
 
 
-def _best(work: Callable[[], object], *, n: int) -> float:
-    work()
+def _fastest(workload: Callable[[], object], *, n: int) -> float:
+    workload()
     seconds = []
     for _ in range(n):
-        watch = Stopwatch()
-        work()
-        seconds.append(watch.read()["wall"])
+        timer = ElapsedTimer()
+        workload()
+        seconds.append(timer.elapsed()["wall"])
     return min(seconds)
 
 
