@@ -6,7 +6,7 @@ import torch
 from qkv.choices import AttentionKind
 from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.inspection import prepare_input, prepare_input_from_ids, run_with_cache
-from tests.agreement.model_strategies import close
+from tests.agreement.model_strategies import assert_close
 from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 
 
@@ -15,12 +15,12 @@ from tests.inspection.examples import FAMILIES, TEXT, example_input, example_tas
 def test_activations_with_a_kv_cache_equal_those_of_a_full_pass(family, prefill_length):
     model, text = example_task(family).model, example_input(family)
     full, stepped = run_with_cache(model, text), run_with_cache(model, text, prefill_length=prefill_length)
-    close(stepped.logits, full.logits)
+    assert_close(stepped.logits, full.logits)
     for stack in full.stacks:
-        close(stepped.all_weights(stack), full.all_weights(stack))
+        assert_close(stepped.all_weights(stack), full.all_weights(stack))
         assert torch.equal(stepped.visible_mask(stack), full.visible_mask(stack))
     name = "decoder.states" if family == "rnn" else f"{'decoder.' if family == 'seq2seq' else ''}blocks.1.resid_post"
-    close(stepped.get_activation(name), full.get_activation(name))
+    assert_close(stepped.get_activation(name), full.get_activation(name))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -29,7 +29,7 @@ def test_every_row_of_weights_sums_to_one_and_the_error_is_small(family):
     for stack in cache.stacks:
         weights = cache.all_weights(stack)
         assert weights.shape[2:] == (len(cache.query_labels(stack)), len(cache.key_labels(stack)))
-        close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     assert cache.reconstruction_error < 1e-12
 
 

@@ -30,7 +30,7 @@ from qkv.inspection import (
     residual_stream_norms,
     run_with_cache,
 )
-from tests.agreement.model_strategies import close
+from tests.agreement.model_strategies import assert_close
 from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 from tests.tasks.small_bert import small_bert
 from tests.tasks.small_gpt import small_gpt
@@ -231,7 +231,7 @@ def test_a_timeline_runs_every_checkpoint():
     assert effect.steps == [3, 7]
     for position, (_, task) in enumerate(runs):
         cache = run_with_cache(task.model, prepare_input(task, TEXT))
-        close(effect.scores[position], classify_heads(cache).scores)
+        assert_close(effect.scores[position], classify_heads(cache).scores)
         torch.testing.assert_close(
             effect.target_probabilities[position, :, :-1],
             logit_lens(cache, task.tokenizer).target_probabilities[:, :-1],

@@ -9,19 +9,19 @@ from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import InputError, TapError
 from qkv.inspection import AttentionRecord, intervene, mask_attention, record
 from qkv.nn import use_attention_kernel
-from tests.agreement.model_strategies import close, shaken, some_ids, some_source
+from tests.agreement.model_strategies import assert_close, build_random_model, random_ids, random_source_ids
 from tests.agreement.operator_counter import Operators
 
 SMALL = {"vocab_size": 23, "context_length": 29, "d_model": 10, "n_heads": 5}
 
 
 def gpt(**changes):
-    return shaken(GPTConfig(**{**SMALL, "n_layers": 2, **changes}))
+    return build_random_model(GPTConfig(**{**SMALL, "n_layers": 2, **changes}))
 
 
 def seq2seq(**changes):
     layers = {"n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocab_size": 19, "share_embeddings": False}
-    return shaken(Seq2SeqConfig(**{**SMALL, **layers, **changes}))
+    return build_random_model(Seq2SeqConfig(**{**SMALL, **layers, **changes}))
 
 
 def eager_weights(model, name, run):
@@ -35,10 +35,10 @@ def eager_weights(model, name, run):
 
 
 def test_a_tap_is_recorded_by_name():
-    model, ids = gpt(), some_ids(1, 3, 7)
+    model, ids = gpt(), random_ids(1, 3, 7)
     with record(model, "last_hidden_state", "blocks.0.resid_pre") as activations:
         model(ids)
-    close(activations["last_hidden_state"], model.hidden_states(ids))
+    assert_close(activations["last_hidden_state"], model.hidden_states(ids))
     assert activations["blocks.0.resid_pre"].shape == (3, 7, 10)
     assert activations.names == ["blocks.0.resid_pre", "last_hidden_state"]
 
@@ -46,10 +46,10 @@ def test_a_tap_is_recorded_by_name():
 def test_the_residual_stream_is_the_sum_of_sublayer_outputs():
     model = gpt()
     with record(model, "blocks.*") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     block = "blocks.1"
-    close(activations[f"{block}.resid_mid"], activations[f"{block}.resid_pre"] + activations[f"{block}.attention_out"])
-    close(
+    assert_close(activations[f"{block}.resid_mid"], activations[f"{block}.resid_pre"] + activations[f"{block}.attention_out"])
+    assert_close(
         activations[f"{block}.resid_post"], activations[f"{block}.resid_mid"] + activations[f"{block}.feed_forward_out"]
     )
     assert torch.equal(activations["blocks.0.resid_post"], activations["blocks.1.resid_pre"])
@@ -58,11 +58,11 @@ def test_the_residual_stream_is_the_sum_of_sublayer_outputs():
 def test_recording_ends_with_the_with_block():
     model = gpt()
     with record(model, "last_hidden_state") as activations:
-        model(some_ids(1, 3, 7))
-    model(some_ids(2, 3, 7))
+        model(random_ids(1, 3, 7))
+    model(random_ids(2, 3, 7))
     assert activations.n_passes("last_hidden_state") == 1
     with Operators() as operators, torch.no_grad():
-        model(some_ids(2, 3, 7))
+        model(random_ids(2, 3, 7))
     assert operators.n_fused == 2
 
 
@@ -70,7 +70,7 @@ def test_recording_ends_when_the_forward_pass_fails():
     model = gpt()
     with pytest.raises(InputError), record(model) as activations:
         model(torch.full((3, 7), 99))
-    model(some_ids(2, 3, 7))
+    model(random_ids(2, 3, 7))
     assert activations.names == []
 
 
@@ -80,41 +80,41 @@ def test_recomputed_weights_equal_eager_weights(positions, n_kv_heads):
     model = gpt(
         positions=positions, n_kv_heads=n_kv_heads, sliding_window=3, relative_buckets=8, relative_max_distance=13
     )
-    ids = some_ids(1, 3, 7)
+    ids = random_ids(1, 3, 7)
     attention_mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
     with record(model, "*.weights") as activations:
         model(ids, attention_mask=attention_mask)
     for i in range(2):
         name = f"blocks.{i}.attention.weights"
         (plain,) = eager_weights(model, name, lambda: model(ids, attention_mask=attention_mask))
-        close(activations[name], plain)
+        assert_close(activations[name], plain)
 
 
 def test_scores_are_recorded_with_the_fused_kernel():
     model = gpt()
     with torch.no_grad(), Operators() as operators, record(model, "blocks.0.attention.scores") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     assert operators.n_fused == 2
     scores = activations["blocks.0.attention.scores"]
     assert (scores[0, 0, 2] == float("-inf")).tolist() == [False] * 3 + [True] * 4
-    close(scores.softmax(-1), activations["blocks.0.attention.weights"])
+    assert_close(scores.softmax(-1), activations["blocks.0.attention.weights"])
 
 
 def test_overlapping_patterns_record_a_pass_once():
     model = gpt()
     with record(model, "*.weights", "blocks.0.*", "*.inputs", "*") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     assert {activations.n_passes(name) for name in activations.names} == {1}
 
 
 def test_only_the_requested_rows_are_computed():
     model = gpt()
     with record(model, "*.weights") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     attention_record = activations.attention("blocks.1.attention")
-    close(attention_record.weights(rows=[5, 2]), attention_record.weights()[:, :, [5, 2]])
+    assert_close(attention_record.weights(rows=[5, 2]), attention_record.weights()[:, :, [5, 2]])
     assert attention_record.weights(rows=[3]).shape == (3, 5, 1, 7)
-    close(attention_record.scores(rows=[4]), attention_record.scores()[:, :, [4]])
+    assert_close(attention_record.scores(rows=[4]), attention_record.scores()[:, :, [4]])
     with pytest.raises(InputError, match=r"row 7.*\b7 queries \(0 … 6\)"):
         attention_record.weights(rows=[0, 7])
     with pytest.raises(InputError, match=r"row -1.*\b7 queries"):
@@ -125,7 +125,7 @@ def test_only_the_requested_rows_are_computed():
 def test_the_error_is_small(dtype, limit):
     model = gpt().to(dtype)
     with record(model, "*.weights") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     assert activations["blocks.0.attention.weights"].dtype == torch.promote_types(dtype, torch.float32)
     assert all(activations.attention(f"blocks.{i}.attention").reconstruction_error < limit for i in range(2))
 
@@ -133,7 +133,7 @@ def test_the_error_is_small(dtype, limit):
 def test_the_error_detects_a_wrong_kernel_result():
     model = gpt()
     with record(model, "*.weights") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     attention_record = activations.attention("blocks.0.attention")
     other = attention_record.head_outputs.clone()
     other[1, 2, 3, 1] += 0.25
@@ -141,7 +141,7 @@ def test_the_error_detects_a_wrong_kernel_result():
 
 
 def test_each_step_of_a_cached_generation_is_a_pass():
-    model, ids = gpt(), some_ids(1, 3, 7)
+    model, ids = gpt(), random_ids(1, 3, 7)
     cache = model.new_cache(batch=3)
     with record(model, "*.weights", "last_hidden_state") as activations:
         for chunk in ids.split((4, 1, 1, 1), dim=1):
@@ -160,10 +160,10 @@ def test_each_step_of_a_cached_generation_is_a_pass():
         (3, 5, 1, 7),
     ]
     (full,) = eager_weights(model, name, lambda: model(ids))
-    close(activations.get_pass(name, 0), full[:, :, :4, :4])
+    assert_close(activations.get_pass(name, 0), full[:, :, :4, :4])
     for step in range(1, 4):
-        close(activations.get_pass(name, step), full[:, :, 3 + step : 4 + step, : 4 + step])
-    close(activations[name], activations.get_pass(name, 3))
+        assert_close(activations.get_pass(name, step), full[:, :, 3 + step : 4 + step, : 4 + step])
+    assert_close(activations[name], activations.get_pass(name, 3))
     assert activations.attention("blocks.1.attention", 2).reconstruction_error < 1e-12
 
 
@@ -173,9 +173,9 @@ def test_records_do_not_change_when_the_cache_is_written_again():
     attention_mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
     cache = model.new_cache(batch=2)
     with record(model, "blocks.0.attention.*") as activations:
-        model(some_ids(1, 2, 5), attention_mask=attention_mask, cache=cache)
+        model(random_ids(1, 2, 5), attention_mask=attention_mask, cache=cache)
         before = {name: activations.get_pass(name, 0).clone() for name in activations.names}
-        model(some_ids(2, 2, 3), cache=cache)
+        model(random_ids(2, 2, 3), cache=cache)
     for name, expected in before.items():
         assert torch.equal(activations.get_pass(name, 0), expected), name
 
@@ -184,14 +184,14 @@ def test_records_do_not_change_when_the_cache_is_written_again():
 def test_recorded_tensors_are_detached_from_the_graph(positions):
     model = gpt(positions=positions, relative_buckets=8, relative_max_distance=13)
     with record(model) as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     assert not any(activations[name].requires_grad for name in activations.names)
 
 
 def test_changed_weights_are_recorded_as_changed():
     model = gpt()
     with intervene(model, {"blocks.0.attention.weights": 0.25}), record(model, "*.weights") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     assert (activations["blocks.0.attention.weights"] == 0.25).all()
     assert (activations.attention("blocks.0.attention").weights(rows=[2]) == 0.25).all()
     assert activations.attention("blocks.0.attention").reconstruction_error < 1e-12
@@ -201,22 +201,22 @@ def test_changed_weights_are_recorded_as_changed():
 def test_changed_scores_are_recorded_with_the_weights_they_give():
     model = gpt()
     with record(model, "*.weights") as activations, intervene(model, {"blocks.0.attention.scores": 1.0}):
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     assert (activations["blocks.0.attention.scores"] == 1.0).all()
-    close(activations["blocks.0.attention.weights"], torch.full((3, 5, 7, 7), 1 / 7, dtype=torch.float64))
+    assert_close(activations["blocks.0.attention.weights"], torch.full((3, 5, 7, 7), 1 / 7, dtype=torch.float64))
 
 
 def test_a_masked_edge_is_recorded_with_weight_zero():
     model = gpt()
     with mask_attention(model, "blocks.0.attention", query=4, key=1), record(model, "*.weights") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     assert (activations["blocks.0.attention.weights"][:, :, 4, 1] == 0).all()
     assert activations.attention("blocks.0.attention").reconstruction_error < 1e-12
 
 
 def test_beams_that_share_a_source_are_recorded_as_separate_rows():
-    model, ids = seq2seq(), some_ids(1, 6, 7)
-    source = model.encode(some_source(1, 2, 5))
+    model, ids = seq2seq(), random_ids(1, 6, 7)
+    source = model.encode(random_source_ids(1, 2, 5))
     with record(model, "decoder.blocks.1.cross_attention.*") as activations:
         model.decode(ids, source)
     repeated_source = type(source)(states=source.states.repeat_interleave(3, dim=0))
@@ -225,28 +225,28 @@ def test_beams_that_share_a_source_are_recorded_as_separate_rows():
     for last in ("queries", "weights", "scores", "head_outputs"):
         name = f"decoder.blocks.1.cross_attention.{last}"
         assert activations[name].shape[0] == 6
-        close(activations[name], one_by_one[name])
+        assert_close(activations[name], one_by_one[name])
     attention_record = activations.attention("decoder.blocks.1.cross_attention")
-    close(attention_record.weights(rows=[6, 0]), attention_record.weights()[:, :, [6, 0]])
+    assert_close(attention_record.weights(rows=[6, 0]), attention_record.weights()[:, :, [6, 0]])
     assert attention_record.reconstruction_error < 1e-12
 
 
 @pytest.mark.parametrize("kind", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
 def test_an_rnns_weights_are_recorded(kind):
     config = RNNConfig(vocab_size=23, source_vocab_size=19, d_model=10, attention=kind)
-    model = shaken(config)
+    model = build_random_model(config)
     with record(model) as activations:
-        model(some_source(1, 3, 5), some_ids(1, 3, 7))
+        model(random_source_ids(1, 3, 5), random_ids(1, 3, 7))
     weights = activations["decoder.attention.weights"]
     assert weights.shape == (3, 1, 7, 5)
-    close(weights.sum(-1), torch.ones(3, 1, 7, dtype=torch.float64))
-    close(activations["decoder.attention.head_outputs"][:, 0], weights[:, 0] @ activations["encoder.states"])
+    assert_close(weights.sum(-1), torch.ones(3, 1, 7, dtype=torch.float64))
+    assert_close(activations["decoder.attention.head_outputs"][:, 0], weights[:, 0] @ activations["encoder.states"])
 
 
 def test_qkv_record_works_with_a_bert():
-    model = shaken(BERTConfig(**SMALL, n_layers=2))
+    model = build_random_model(BERTConfig(**SMALL, n_layers=2))
     with qkv.record(model, "blocks.*.attention.weights") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     assert activations["blocks.1.attention.weights"].shape == (3, 5, 7, 7)
 
 
@@ -265,7 +265,7 @@ def test_a_missing_record_lists_the_recorded_taps():
     with pytest.raises(TapError, match=r"'last_hidden_state'.*none"):
         activations["last_hidden_state"]
     with record(model, "blocks.0.attention.weights") as activations:
-        model(some_ids(1, 3, 7))
+        model(random_ids(1, 3, 7))
     recorded = r"blocks\.0\.attention\.scores, blocks\.0\.attention\.weights"
     with pytest.raises(TapError, match=rf"'blocks\.1\.attention\.weights'.*{recorded}"):
         activations["blocks.1.attention.weights"]

@@ -33,7 +33,7 @@ from qkv.inspection import (
 )
 from qkv.inspection.model_input import ModelInput, TokenizedText
 from qkv.inspection.rollout import rollout_from_means
-from tests.agreement.model_strategies import berts, close, gpts, seq2seqs, shaken, some_ids, some_source
+from tests.agreement.model_strategies import berts, assert_close, gpts, seq2seqs, build_random_model, random_ids, random_source_ids
 from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 
 TRANSFORMERS = ["gpt", "bert", "seq2seq"]
@@ -48,9 +48,9 @@ def side(ids):
 
 def run_random_model(config, seed):
     """Run a randomly drawn model on random ids."""
-    model = shaken(config, seed)
-    sequence = side(some_ids(seed, 1, 7)[0].tolist())
-    source = side(some_source(seed, 1, 5)[0].tolist()) if config.family == "seq2seq" else None
+    model = build_random_model(config, seed)
+    sequence = side(random_ids(seed, 1, 7)[0].tolist())
+    source = side(random_source_ids(seed, 1, 5)[0].tolist()) if config.family == "seq2seq" else None
     return run_with_cache(model, ModelInput(sequence=sequence, source=source, next_ids=sequence.ids[1:]))
 
 
@@ -87,7 +87,7 @@ def test_head_outputs_sum_to_the_attention_output_without_its_bias(config, seed)
     for layer in range(2):
         bias = getattr(cache.model.blocks[layer].attention.out_proj, "bias", None)
         total = head_outputs(cache, AttentionKind.SELF, layer).sum(0) + (0 if bias is None else bias)
-        close(total, cache.get_activation(f"blocks.{layer}.attention_out"))
+        assert_close(total, cache.get_activation(f"blocks.{layer}.attention_out"))
 
 
 @given(gpts(), st.integers(0, 99))
@@ -110,7 +110,7 @@ def test_value_weighted_attention_is_the_norm_of_each_keys_contribution(config, 
 def test_rollout_multiplies_half_attention_half_identity():
     weights = torch.rand(2, 3, 5, 5).softmax(-1).double()
     mixed = [weights[layer].mean(0) / 2 + torch.eye(5) / 2 for layer in range(2)]
-    close(rollout_from_means(weights.mean(1)), torch.stack([mixed[0], mixed[1] @ mixed[0]]))
+    assert_close(rollout_from_means(weights.mean(1)), torch.stack([mixed[0], mixed[1] @ mixed[0]]))
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS)
@@ -119,7 +119,7 @@ def test_shares_of_a_rollout_sum_to_one(family):
     for stack in cache.stacks:
         result = attention_rollout(cache, stack)
         total = result.sequence.sum(-1) + (0 if result.source is None else result.source.sum(-1))
-        close(total, torch.ones_like(total))
+        assert_close(total, torch.ones_like(total))
         assert (result.source is None) == (stack not in (AttentionKind.DECODER, AttentionKind.CROSS))
 
 
@@ -180,8 +180,8 @@ def test_residual_stream_norms_equal_the_norms_of_recorded_activations(family):
     cache = run_with_cache(example_task(family).model, example_input(family))
     view = residual_stream_norms(cache, cache.stacks[-1])
     prefix = "decoder." if family == "seq2seq" else ""
-    close(view.residual_norms[1], cache.get_activation(f"{prefix}blocks.0.resid_post").norm(dim=-1))
-    close(view.sublayer_norms[-1, 1], cache.get_activation(f"{prefix}blocks.1.feed_forward_out").norm(dim=-1))
+    assert_close(view.residual_norms[1], cache.get_activation(f"{prefix}blocks.0.resid_post").norm(dim=-1))
+    assert_close(view.sublayer_norms[-1, 1], cache.get_activation(f"{prefix}blocks.1.feed_forward_out").norm(dim=-1))
     assert view.sublayers == (
         ["attention", "cross_attention", "feed_forward"] if prefix else ["attention", "feed_forward"]
     )
@@ -192,10 +192,10 @@ def test_the_steps_from_q_and_k_to_weights_are_consistent(config, seed):
     cache = run_random_model(config, seed)
     for stack in cache.stacks:
         view = compute_neuron_view(cache, stack, layer=1, head=5, query=4)
-        close(view.products.sum(-1), view.dots)
-        close(view.scores.softmax(-1), view.weights)
+        assert_close(view.products.sum(-1), view.dots)
+        assert_close(view.scores.softmax(-1), view.weights)
         visible_keys = view.scores.isfinite()
-        close(view.scaled[visible_keys], view.scores[visible_keys])
+        assert_close(view.scaled[visible_keys], view.scores[visible_keys])
         # A rotation preserves norms.
         torch.testing.assert_close(view.q_unrotated.norm().double(), view.q.norm().double(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(
@@ -223,8 +223,8 @@ def test_nearest_tokens_have_the_largest_cosine():
 
 def test_position_similarity_has_a_unit_diagonal_and_requires_position_embeddings():
     result = position_similarity(example_task("gpt").model, 7)
-    close(result.diagonal(), torch.ones(7).double())
-    close(result, result.T)
+    assert_close(result.diagonal(), torch.ones(7).double())
+    assert_close(result, result.T)
     with pytest.raises(InputError, match="position"):
         position_similarity(example_task("rnn").model, 7)
     with pytest.raises(InputError, match=r"\b99\b.*context_length.*\b41\b"):
@@ -283,5 +283,5 @@ def test_the_logit_lens_does_not_depend_on_the_chunk_size(family, monkeypatch):
     monkeypatch.setattr(import_module("qkv.inspection.logit_lens"), "CHUNK_POSITIONS", 3)
     parts = logit_lens(cache, tokenizer, n=3)
     assert parts.tokens == full.tokens
-    close(parts.probabilities, full.probabilities)
-    close(parts.target_probabilities.nan_to_num(), full.target_probabilities.nan_to_num())
+    assert_close(parts.probabilities, full.probabilities)
+    assert_close(parts.target_probabilities.nan_to_num(), full.target_probabilities.nan_to_num())

@@ -6,7 +6,7 @@ from pathlib import Path
 from qkv.choices import TokenizerKind
 from qkv.config import BERTConfig
 from qkv.tasks import TextEncoder
-from tests.agreement.model_strategies import shaken
+from tests.agreement.model_strategies import build_random_model
 from tests.tasks.small_gpt import save_task
 from tests.text.samples import trained
 
@@ -26,7 +26,7 @@ def small_bert(**settings) -> TextEncoder:
         n_layers=2,
         **(heads | settings),
     )
-    return TextEncoder(shaken(config, 0), tokenizer)
+    return TextEncoder(build_random_model(config, 0), tokenizer)
 
 
 def save_bert(folder: Path, **settings) -> Path:

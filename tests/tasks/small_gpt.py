@@ -9,7 +9,7 @@ from qkv.config import GPTConfig
 from qkv.tasks import LanguageModel
 from qkv.text import Tokenizer, save_tokenizer
 from qkv.weights.atomic_folder import write_folder
-from tests.agreement.model_strategies import shaken
+from tests.agreement.model_strategies import build_random_model
 from tests.text.samples import trained
 
 CONTEXT = 41
@@ -23,7 +23,7 @@ def small_gpt(kind: TokenizerKind = TokenizerKind.BPE, seed: int = 0, context: i
 
 def small_model(tokenizer: Tokenizer, *, seed: int = 0, context: int = CONTEXT):
     config = GPTConfig(vocab_size=tokenizer.vocab_size, context_length=context, d_model=12, n_heads=3, n_layers=2)
-    return shaken(config, seed)
+    return build_random_model(config, seed)
 
 
 def save_task(task: LanguageModel, folder: Path) -> Path:

@@ -16,7 +16,7 @@ from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
 from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
 from qkv.weights.atomic_folder import write_folder
-from tests.learning.training_loop import practise
+from tests.learning.training_loop import train_on_samples
 
 WORDS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]
 CONTEXT = 37
@@ -72,7 +72,7 @@ def _train_translator(
             model(source, prefix, source_attention_mask=attention_mask).flatten(0, 1), labels.flatten()
         )
 
-    practise(model, loss, n_steps=n_steps, learning_rate=learning_rate, seed=1)
+    train_on_samples(model, loss, n_steps=n_steps, learning_rate=learning_rate, seed=1)
     return Translator(model, tokenizer, name="transformer" if isinstance(model, Seq2Seq) else "rnn")
 
 

@@ -1,6 +1,6 @@
 """Tasks create all tensors on the model's device, and invalid devices raise.
 
-The tests use `pretended_gpu`, which works without a GPU but does not support an RNN's kernels.
+The tests use `simulated_gpu`, which works without a GPU but does not support an RNN's kernels.
 """
 
 import pytest
@@ -18,8 +18,8 @@ from qkv.tasks.devices import resolve_device, resolve_dtype
 from qkv.tasks.verification import verify
 from qkv.tasks.verification.implementations import forward, forward_in_chunks
 from qkv.tasks.word_vectors import word_vectors
-from tests.agreement.model_strategies import close, gpts, seq2seqs, shaken, some_ids, some_source
-from tests.pretend_gpu import GPU, OnGPU, pretended_gpu
+from tests.agreement.model_strategies import assert_close, gpts, seq2seqs, build_random_model, random_ids, random_source_ids
+from tests.simulated_gpu import GPU, SimulatedGPUTensor, simulated_gpu
 from tests.tasks.small_bert import save_bert
 from tests.tasks.small_gpt import save_task, small_gpt
 
@@ -62,9 +62,9 @@ def bert_outputs(task: TextEncoder):
 @pytest.mark.parametrize(("kind", "answers"), [("gpt", gpt_outputs), ("bert", bert_outputs)])
 def test_every_output_on_a_gpu_equals_the_cpus(folders, kind, answers):
     expected = answers(load(folders[kind]))
-    with pretended_gpu():
+    with simulated_gpu():
         task = load(folders[kind], device="cuda")
-        assert {type(parameter) for parameter in task.model.parameters()} == {OnGPU}
+        assert {type(parameter) for parameter in task.model.parameters()} == {SimulatedGPUTensor}
         assert next(task.model.parameters()).device == GPU
         actual = answers(task)
     assert actual.keys() == expected.keys()
@@ -79,17 +79,17 @@ def flat(value):
 @tried(max_examples=4)
 @given(gpts())
 def test_a_gpt_of_any_shape_runs_on_its_device(config):
-    model, ids = shaken(config), some_ids(1, 2, 11)
+    model, ids = build_random_model(config), random_ids(1, 2, 11)
     with torch.no_grad():
         expected = forward_in_chunks(model, ids, [5, 6])
-        with pretended_gpu():
-            close(forward_in_chunks(model.to(GPU), ids.to(GPU), [5, 6]).cpu(), expected)
+        with simulated_gpu():
+            assert_close(forward_in_chunks(model.to(GPU), ids.to(GPU), [5, 6]).cpu(), expected)
 
 
 @tried(max_examples=4)
 @given(seq2seqs())
 def test_a_translation_model_of_any_shape_runs_on_its_device(config):
-    model, sources = shaken(config), [some_source(2, 1, n)[0].tolist() for n in (3, 7)]
+    model, sources = build_random_model(config), [random_source_ids(2, 1, n)[0].tolist() for n in (3, 7)]
 
     def generate_with_attention():
         results = translate(
@@ -105,30 +105,30 @@ def test_a_translation_model_of_any_shape_runs_on_its_device(config):
         return [hypotheses[0].ids for hypotheses in results], weights.cpu()
 
     expected_ids, expected_weights = generate_with_attention()
-    with pretended_gpu(), torch.no_grad():
+    with simulated_gpu(), torch.no_grad():
         model.to(GPU)
         ids, weights = generate_with_attention()
     assert ids == expected_ids
-    close(weights, expected_weights)
+    assert_close(weights, expected_weights)
 
 
 def test_an_invalid_id_raises_before_the_copy_to_the_gpu():
     """On a GPU, an invalid id would abort the process."""
-    model = shaken(small_gpt().model.config)
+    model = build_random_model(small_gpt().model.config)
     n = model.config.vocab_size
-    with pretended_gpu(), torch.no_grad(), pytest.raises(InputError, match=rf"\b{n}\b.*\b{n}\b"):
+    with simulated_gpu(), torch.no_grad(), pytest.raises(InputError, match=rf"\b{n}\b.*\b{n}\b"):
         generate(model.to(GPU), [[1, n]], max_new=1)
 
 
 def test_a_tensor_on_the_wrong_device_raises():
     """Checks that the tests above can fail."""
-    model = shaken(small_gpt().model.config)
-    with pretended_gpu(), torch.no_grad(), pytest.raises(AssertionError, match="devices"):
-        forward(model.to(GPU), some_ids(1, 2, 11))
+    model = build_random_model(small_gpt().model.config)
+    with simulated_gpu(), torch.no_grad(), pytest.raises(AssertionError, match="devices"):
+        forward(model.to(GPU), random_ids(1, 2, 11))
 
 
 def test_verify_runs_on_the_device_and_compares_it_with_the_cpu(folders):
-    with pretended_gpu():
+    with simulated_gpu():
         results = {
             result.check: result
             for result in verify(folders["gpt"], texts=["The cat sat.", "El niño"], quick=True, device="cuda")
@@ -139,7 +139,7 @@ def test_verify_runs_on_the_device_and_compares_it_with_the_cpu(folders):
 
 def test_bfloat16_converts_the_weights_and_keeps_the_outputs_similar(folders):
     expected = load(folders["bert"]).embed(["The cat"])
-    with pretended_gpu():
+    with simulated_gpu():
         task = load(folders["bert"], device="cuda", dtype="bfloat16")
         assert {parameter.dtype for parameter in task.model.parameters()} == {torch.bfloat16}
         vectors = task.embed(["The cat"]).float().cpu()

@@ -23,7 +23,7 @@ def rows():
     return [(source, first, first if second == "same" else second) for source, first, second in rows]
 
 
-@pytest.mark.parametrize(("place", "name"), list(enumerate(NAMES, start=1)))
+@pytest.mark.parametrize(("column", "name"), list(enumerate(NAMES, start=1)))
 def test_twenty_sentences_are_translated_as_documented(column, name):
     expected = rows()
     assert len(expected) == 20

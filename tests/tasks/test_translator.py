@@ -37,7 +37,7 @@ def test_blank_text_stays_blank():
     assert task.translate_batch([" "], attention=True)[0].hypotheses[0].ids == []
 
 
-@pytest.mark.parametrize("given", [5, None, ["uno", 5]])
+@pytest.mark.parametrize("value", [5, None, ["uno", 5]])
 def test_non_string_inputs_raise(value):
     unchecked = getattr(Translator.translate, "__wrapped__", Translator.translate)
     with pytest.raises(InputError, match=r"(5|None)$"):

@@ -20,7 +20,7 @@ from qkv.training import training_state
 from qkv.weights import ctranslate2_export, gguf_file, model_loader, save
 from qkv.weights.model_loader import ModelBundle
 from qkv.weights.save import save_hf, save_native
-from tests.agreement.model_strategies import shaken
+from tests.agreement.model_strategies import build_random_model
 from tests.tasks.small_bert import save_bert
 from tests.tasks.small_gpt import save_task, small_gpt
 from tests.tasks.small_translator import CONTEXT, save_translator, train_word_tokenizer
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
     """Save a random model of each kind."""
     folder, tokenizer = tmp_path_factory.mktemp("models"), train_word_tokenizer()
     save_task(small_gpt(), folder / "gpt")
-    save_hf(random_model("llama, 2 queries a key"), folder / "llama")
+    save_hf(random_model("llama, group size 2"), folder / "llama")
     save_bert(folder / "bert")
     sizes = {"vocab_size": tokenizer.vocab_size, "context_length": CONTEXT, "d_model": 12}
     configs = {
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
         "rnn": RNNConfig(**sizes, attention="general"),
     }
     for name, config in configs.items():
-        save_translator(Translator(shaken(config).float(), tokenizer), folder / name)
+        save_translator(Translator(build_random_model(config).float(), tokenizer), folder / name)
     return folder
 
 
@@ -282,7 +282,7 @@ def test_nan_fails_the_check(folder, monkeypatch):
     ids=["gpt", "seq2seq"],
 )
 def test_a_model_without_a_tokenizer_uses_random_ids(config, tmp_path):
-    save_native(ModelBundle(shaken(config).float(), None), tmp_path / "model")
+    save_native(ModelBundle(build_random_model(config).float(), None), tmp_path / "model")
     assert not failed_checks(tmp_path / "model")
 
 
@@ -297,7 +297,7 @@ def test_an_image_model_can_be_saved_but_not_verified_or_used_as_a_translator(tm
         n_encoder_layers=1,
         n_decoder_layers=1,
     )
-    model = shaken(config).float()
+    model = build_random_model(config).float()
     save_native(ModelBundle(model, None), tmp_path / "model")
     back = load_pretrained(tmp_path / "model").model
     patches, ids = torch.rand(2, 5, 7), torch.zeros(2, 3, dtype=torch.long)

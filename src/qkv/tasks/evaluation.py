@@ -24,7 +24,7 @@ def evaluate_classifier(
         raise InputError(
             f"{task.name} has no classification head to evaluate (it supports: {', '.join(task.capabilities)})"
         )
-    problem = task.model.config.problem
+    problem = task.model.config.problem_type
     is_regression = problem is ProblemType.REGRESSION
     labeled = read_labeled_texts(
         path, columns, is_numeric=is_regression, multi_label=problem is ProblemType.MULTI_LABEL

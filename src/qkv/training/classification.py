@@ -27,7 +27,7 @@ def classification_objective(model: BERT, config: TrainingConfig, *, variance: f
 
     For regression, `variance` is the variance of the targets, so that the loss is the unexplained fraction of it.
     """
-    device, problem_type = model.embedding.token.weight.device, model.config.problem
+    device, problem_type = model.embedding.token.weight.device, model.config.problem_type
     autocast = autocast_factory(config.precision, device)
 
     def loss_and_metric(batch: LabeledBatch) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def predict_rows(model: BERT, batches: Iterable[LabeledBatch], *, precision: Pre
     all_logits = torch.cat(logits).cpu().numpy()
     ordered = np.empty_like(all_logits)
     ordered[torch.cat(rows).numpy()] = all_logits
-    match model.config.problem:
+    match model.config.problem_type:
         case ProblemType.SINGLE_LABEL:
             return ordered.argmax(-1)
         case ProblemType.MULTI_LABEL:
