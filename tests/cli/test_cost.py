@@ -79,7 +79,7 @@ def test_the_table_counts_the_selected_kernel_and_does_not_mention_the_lecture()
 def test_the_lecture_table_has_complexities_exact_numbers_and_errata():
     output = run("gpt2", "--lecture")
     assert "O(bnd² + bn²d)" in output
-    assert "4·12·768² (" in output
+    assert "4·12·768²; " in output
     errata = json.loads(run("gpt2", "--json"))["errata"]
     assert errata
     assert output.count("Error on the slides: ") == len(errata)

@@ -20,7 +20,7 @@ from qkv.training.recipe_selection import steps_in_budget
 from qkv.training.time_budget import TimeBudget
 from tests.cli.answers import assert_error
 from tests.data.stores import tokenizer
-from tests.disks import refusing
+from tests.failing_disk import failing_disk
 from tests.training.runs import recipe, write_text
 
 
@@ -161,7 +161,7 @@ def test_an_output_folder_that_is_not_empty_is_rejected(command, recipe_file, tm
 
 
 def test_a_read_only_file_system_is_reported(command, recipe_file):
-    with refusing(1, errno.EROFS):
+    with failing_disk(1, errno.EROFS):
         answer = command("train", recipe_file, "--out", "run")
     assert_error(answer, "run: ", "Read-only file system", "bytes free", status=1)
 
@@ -170,7 +170,7 @@ def test_a_full_disk_is_reported(command, recipe_file, monkeypatch):
     save = RunFolder.save
 
     def save_on_a_full_disk(run, progress, **files):
-        with refusing(9 if progress.step == 4 else None):
+        with failing_disk(9 if progress.step == 4 else None):
             save(run, progress, **files)
 
     monkeypatch.setattr(RunFolder, "save", save_on_a_full_disk)

@@ -29,7 +29,7 @@ from tests.training.processes import run_command, run_process
 from tests.training.runs import recipe, write_text
 from tests.training.test_bert import recipe as bert_recipe
 from tests.training.test_bert import write_texts
-from tests.waiting import wait_until
+from tests.timeouts import wait_until
 
 TOLERANCE = 1e-6
 TIMEOUT = 240
@@ -169,7 +169,7 @@ def test_a_run_stopped_on_four_ranks_resumes_on_two_and_one(uninterrupted, tmp_p
 @pytest.mark.parametrize("killed_rank", [0, 2])
 def test_a_killed_process_ends_the_others_and_torchrun_restarts_them(uninterrupted, tmp_path, killed_rank):
     folder, run = write_inputs(tmp_path), tmp_path / "run"
-    agent = start_torchrun(folder, 4, (*TRAIN, "run", "--go-on"), restarts=1, pause_at=8)
+    agent = start_torchrun(folder, 4, (*TRAIN, "run", "--resume-if-exists"), restarts=1, pause_at=8)
     wait_for_step(run, 7)
     first_pids = worker_pids(agent)
     os.kill(first_pids[killed_rank], signal.SIGKILL)

@@ -109,7 +109,7 @@ def format_totals(estimate: "Estimate", *, is_lecture: bool) -> list[str]:
         n_weights = count_attention_parameters(config, n_layers)
         is_standard = n_weights == 4 * n_layers * config.d_model**2
         formula = f"4·{n_layers}·{config.d_model}²" if is_standard else "W_Q, W_K, W_V, W_O"
-        formula += " (the slide of lecture C omits the 4)" if is_standard and is_lecture else ""
+        formula += "; slide C omits the 4" if is_standard and is_lecture else ""
         rows.append(("attention parameters", f"{n_weights:,}", formula))
     rows += [("FLOPs, forward", f"{flops.forward:,}", format_flops(flops.forward))]
     if flops.useful_forward != flops.forward:

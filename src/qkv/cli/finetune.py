@@ -104,9 +104,9 @@ def finetune(
     """Fine-tune one or more models on labeled texts or pairs of texts, and print their scores.
 
     The data must have a header. The default columns are text and label, or text_a, text_b and label. With
-    --problem-type regression, the default label column is score. Each run keeps its best checkpoint on the evaluation data and
-    saves a confusion matrix (confusion.png). Interrupt a run with Ctrl-C and continue it with --resume. For two
-    classes, f1 refers to the class whose name is shown, and f1 macro is the mean of both classes.
+    --problem-type regression, the default label column is score. Each run keeps its best checkpoint on the evaluation
+    data and saves a confusion matrix (confusion.png). Interrupt a run with Ctrl-C and continue it with --resume. For
+    two classes, f1 refers to the class whose name is shown, and f1 macro is the mean of both classes.
 
     \b
     Examples:
