@@ -153,4 +153,5 @@ class RelativeBias(nn.Module):
         # lies on the edge between two buckets.
         log_position = torch.log(distance.float().clamp(min=1) / n_exact) / math.log(self.max_distance / n_exact)
         log_bucket = n_exact + (log_position * (n_buckets - n_exact)).long()
+        del log_position  # freed before the next n×n tensor is allocated
         return first + torch.where(distance < n_exact, distance, log_bucket.clamp(max=n_buckets - 1))
