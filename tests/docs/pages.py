@@ -1,11 +1,11 @@
-"""The pages that people read: where they lie, their headings, links, snippets and commands."""
+"""The documentation pages, with their headings, links and code blocks."""
 
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tests.architecture.places import ROOT
+from tests.architecture.paths import ROOT
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Page:
 
     @cached_property
     def prose(self) -> str:
-        """Without code."""
+        """The text without code blocks and inline code."""
         return re.sub(r"`[^`\n]+`", "", re.sub(r"```.*?```", "", self.text, flags=re.DOTALL))
 
     @property
@@ -31,7 +31,7 @@ class Page:
 
     @property
     def anchors(self) -> set[str]:
-        """As GitHub and the site make them of headings."""
+        """Anchors of the headings, as GitHub and the site generate them."""
         headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", self.text, flags=re.DOTALL), re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""Every row of the lectures stands in docs/mission.md, with something that shows it."""
+"""Every topic of the lectures has a row in docs/mission.md with a command, a notebook and a test."""
 
 import re
 
@@ -25,7 +25,7 @@ ROWS = {
 }
 
 
-def test_no_row_is_missing_and_none_stands_twice():
+def test_every_topic_has_exactly_one_row():
     assert list(ROWS) == IDS
     assert len(re.findall(r"^\| \d", PAGE.text, re.MULTILINE)) == len(IDS)
 
@@ -37,13 +37,13 @@ def test_every_row_has_a_command_a_notebook_and_a_test():
         assert "tests/" in test, name
 
 
-def test_every_lesson_of_a_row_is_in_the_catalogue():
+def test_every_lesson_of_a_row_is_in_the_catalog():
     for name, (_, command, *_) in ROWS.items():
-        if found := re.match(r"`qkv lesson ([\w-]+)`", command):
-            assert found[1] in LESSONS, f"{name}: there is no lesson {found[1]}"
+        if lesson := re.match(r"`qkv lesson ([\w-]+)`", command):
+            assert lesson[1] in LESSONS, f"{name}: unknown lesson {lesson[1]}"
 
 
-def test_every_lesson_and_notebook_is_named():
+def test_every_lesson_and_notebook_is_mentioned():
     assert {lesson for lesson in LESSONS if f"{lesson}`" not in PAGE.text} <= {"generate", "word-vectors"}
-    named = set(re.findall(r"notebooks/([\w-]+)\.ipynb", PAGE.text))
-    assert named == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    notebooks = set(re.findall(r"notebooks/([\w-]+)\.ipynb", PAGE.text))
+    assert notebooks == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
