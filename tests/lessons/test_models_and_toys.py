@@ -95,7 +95,9 @@ def test_the_counter_learns_and_leans_towards_1_with_layer_norm():
 
 
 def test_gradients_die_without_residual_and_norm_and_live_with_both():
-    neither, _, _, both = (vanishing_gradients.gradient_by_depth(design) for design in vanishing_gradients.STACK_DESIGNS)
+    neither, _, _, both = (
+        vanishing_gradients.gradient_by_depth(design) for design in vanishing_gradients.STACK_DESIGNS
+    )
     assert neither[0] < 1e-15
     assert 0.3 < both[0] < 10
 
@@ -127,7 +129,9 @@ def test_a_cut_edge_leaves_detours_and_cutting_all_edges_leaves_nothing():
     source, target = residual_stream.SOURCE, residual_stream.TARGET
     with residual_stream.mask_edges_to_source(gpt, queries=[target]):
         detour = residual_stream.stream_changes(gpt, position=source)[:, target]
-    with residual_stream.mask_edges_to_source(gpt, queries=list(range(source + 1, len(residual_stream.SENTENCE_WORDS)))):
+    with residual_stream.mask_edges_to_source(
+        gpt, queries=list(range(source + 1, len(residual_stream.SENTENCE_WORDS)))
+    ):
         nothing = residual_stream.stream_changes(gpt, position=source)[:, target]
     assert detour[:4].max() == 0  # a detour needs a second layer
     assert detour[-1] > 0.1
@@ -186,18 +190,18 @@ def test_the_slide_s_weights_sum_to_1_and_its_predictions_do_not():
 
 def test_what_is_trained_is_all_there_is():
     model = GPT(quiz.SMALL)
-    sizes = quiz.trained(model)
+    sizes = quiz.trainable_parameter_counts(model)
     assert sum(sizes.values()) == sum(parameter.numel() for parameter in model.parameters())
     assert sizes["7. W_o"] == 2 * 48 * 48
     assert sizes["2. W_q and W_k (and W_v)"] == 2 * 3 * 48 * 48
 
 
 def test_counted_operations_of_a_product_are_2nmk():
-    assert quiz_cost.counted(lambda: torch.ones(3, 5) @ torch.ones(5, 7)) == 2 * 3 * 5 * 7
+    assert quiz_cost.count_flops(lambda: torch.ones(3, 5) @ torch.ones(5, 7)) == 2 * 3 * 5 * 7
 
 
 def test_the_encoder_decoder_costs_what_the_formula_says(capsys):
-    measured = quiz_cost.answer(0)
+    measured = quiz_cost.print_cost_answers(0)
     assert measured["encoder"] == [2 * (24 * m * 64**2 + 4 * m**2 * 64) for m in quiz_cost.SOURCE_LENGTHS]
     m_64, m_128, m_256, _ = measured["decoder"]
     assert m_256 - m_128 == 2 * (m_128 - m_64)  # in proportion to m, no m²

@@ -1,4 +1,4 @@
-"""What does a Transformer compute and move, row by row, and when does attention become the larger part?"""
+"""Lesson: FLOPs and memory traffic of a Transformer, row by row, and when attention dominates."""
 
 from qkv.config import RNNConfig, preset
 from qkv.cost import Estimate, estimate
@@ -10,50 +10,53 @@ from qkv.lessons.console import print_section, print_slide_error, print_table, p
 from qkv.lessons.figure_style import DrawFigure
 
 
-def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing here is left to chance
-    _weights()
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
+    _print_attention_parameters()
     for name, length in (("bert-base", 512), ("gpt2", 1024)):
-        print_section(f"{name}: a whole sequence, b = 1, n = {length:,}, d = 768, h = 12, L = 12")
-        _rows(estimate(preset(name), batch_size=1, seq_len=length, mode="forward"))
-    print_text("Moved are numbers read and written, by operations that are not fused; F/byte: FLOPs a byte of float32.")
-    for one in LECTURE_ERRATA:
-        print_slide_error(one)
-    print_section("gpt2: one decoding step at n = 1,024: every n² is n, every n is 1")
+        print_section(f"{name}: a full sequence, b = 1, n = {length:,}, d = 768, h = 12, L = 12")
+        _print_cost_rows(estimate(preset(name), batch_size=1, seq_len=length, mode="forward"))
+    print_text(
+        "“moved” counts the numbers that unfused operations read and write; “F/byte” is FLOPs per byte in float32."
+    )
+    for erratum in LECTURE_ERRATA:
+        print_slide_error(erratum)
+    print_section("gpt2: one decoding step at n = 1,024, where n² becomes n and n becomes 1")
     step = estimate(preset("gpt2"), batch_size=1, seq_len=1024, mode="decode", dtype="float16")
-    _rows(step)
-    print_text(f"""The cache holds {step.memory.cache:,} bytes: 2·n·d·L numbers of 16 bits. A step does {step.intensity:.3g}
-        FLOPs a byte it moves; a GPU could do hundreds, so it waits for its memory.""")
-    _encoder_decoder()
-    _against_rnn()
+    _print_cost_rows(step)
+    print_text(f"""The KV cache has {step.memory.cache:,} bytes: 2·n·d·L numbers of 16 bits. A step computes
+        {step.intensity:.3g} FLOPs per byte moved. A GPU can compute hundreds, so the step is limited by memory
+        bandwidth.""")
+    _print_encoder_decoder_costs()
+    _print_rnn_comparison()
     return lambda: plot_cost(step, find_device("h200"))
 
 
-def _weights() -> None:
-    print_section("Count the weights: W_Q, W_K, W_V and W_O of every layer, 4·L·d²")
+def _print_attention_parameters() -> None:
+    print_section("Parameters of W_Q, W_K, W_V and W_O in all layers: 4·L·d²")
     shapes = [("gpt2", 12), ("gpt2-xl", 48), ("gpt3", 96)]
     print_table(["model", "L", "d", "4·L·d²", "all parameters"], [
         (name, n, preset(name).d_model, count_attention_parameters(preset(name), n),  # type: ignore[arg-type]
          estimate(preset(name), batch_size=1, seq_len=1).parameters.total)
         for name, n in shapes
     ])  # fmt: skip
-    print_slide_error("C's line lacks the 4: every layer has four matrices of d×d.")
+    print_slide_error("the formula of lecture C lacks the factor 4: every layer has four d×d matrices.")
 
 
-def _rows(one: Estimate) -> None:
-    (made,) = lecture_tables(one)
-    print_table(["operation", "E's O(·)", "FLOPs", "E's IO", "moved", "F/byte"], [
+def _print_cost_rows(cost: Estimate) -> None:
+    (table,) = lecture_tables(cost)
+    print_table(["operation", "lecture O(·)", "FLOPs", "lecture IO", "moved", "F/byte"], [
         (row.name, row.order, row.flops, row.io_order, row.elements, f"{row.intensity:.3g}")
-        for row in (*made.rows, made.total)
+        for row in (*table.rows, table.total)
     ])  # fmt: skip
 
 
-def _encoder_decoder() -> None:
-    print_section("An encoder–decoder: source m, target n")
+def _print_encoder_decoder_costs() -> None:
+    print_section("An encoder–decoder with source length m and target length n")
     config, rows = preset("transformer-base"), []
     for m, n in ((64, 64), (128, 64), (512, 64), (64, 512)):
-        (made,) = lecture_tables(estimate(config, batch_size=1, seq_len=n, source_len=m, mode="forward"))
+        (table,) = lecture_tables(estimate(config, batch_size=1, seq_len=n, source_len=m, mode="forward"))
         sums = [
-            sum(row.flops for row in made.rows if row.name.startswith(start) and ("cross" in row.name) is cross)
+            sum(row.flops for row in table.rows if row.name.startswith(start) and ("cross" in row.name) is cross)
             for start, cross in (("encoder", False), ("decoder", False), ("decoder", True))
         ]
         rows.append((m, n, *sums))
@@ -61,20 +64,20 @@ def _encoder_decoder() -> None:
     print_slide_error(ENCODER_DECODER_ERRATUM)
 
 
-def _against_rnn() -> None:
+def _print_rnn_comparison() -> None:
     d = 768
-    print_section(f"One layer of width {d}: self-attention against a recurrence")
-    names = [one.name for one in compare_layer_costs(1, d)]
+    print_section(f"One layer of width {d}: self-attention and recurrence")
+    names = [layer.name for layer in compare_layer_costs(1, d)]
     lengths = (64, 1024, 8192)
-    compared = [compare_layer_costs(n, d) for n in lengths]
-    print_table(["GFLOP of", "formula", *(f"n = {n:,}" for n in lengths), "steps"], [
-        (name, compared[0][i].formula, *(row[i].flops / 1e9 for row in compared),
-         "1" if compared[-1][i].sequential_steps == 1 else "n")
+    costs_by_length = [compare_layer_costs(n, d) for n in lengths]
+    print_table(["GFLOP", "formula", *(f"n = {n:,}" for n in lengths), "steps"], [
+        (name, costs_by_length[0][i].formula, *(row[i].flops / 1e9 for row in costs_by_length),
+         "1" if costs_by_length[-1][i].sequential_steps == 1 else "n")
         for i, name in enumerate(names)
     ], digits=2)  # fmt: skip
     config = preset("gpt2")
     assert not isinstance(config, RNNConfig)
-    found = attention_crossover(config)
-    print_text(f"""E says n² dominates past n ≈ d. Counted exactly, scores and mix cost as much as the rest of a block of
-        gpt2 from n = {found.executed:,} (6d), and from n = {found.useful:,} (12d) if only what the mask lets look
-        counts: the rest is 24·d² a token, not d².""")
+    crossover = attention_crossover(config)
+    print_text(f"""According to lecture E, n² dominates for n > d. The exact counts show that scores and weighted sums
+        cost as much as the rest of a gpt2 block at n = {crossover.executed:,} (6d), or at n = {crossover.useful:,}
+        (12d) if only unmasked pairs are counted, because the rest costs 24·d² per token, not d².""")

@@ -27,20 +27,25 @@ SETTINGS = {
 def lesson(seed: int) -> DrawFigure:
     task = load_as(LanguageModel, "stories")
     print_section(f"Greedy generation after “{GENERATION_PROMPT}”: the most likely token is fed back")
-    print_text(f"""The model is `stories` with {sum(p.numel() for p in task.model.parameters()):,} parameters, trained on short stories. At each
-        step, each of its {task.model.config.vocab_size:,} tokens has a probability. The selected token is added to the input,
-        and new probabilities are computed. The symbol · is a space.""")
+    print_text(f"""The model is `stories` with {sum(p.numel() for p in task.model.parameters()):,} parameters, trained
+        on short stories. At each step, each of its {task.model.config.vocab_size:,} tokens has a probability. The
+        selected token is added to the input, and new probabilities are computed. The symbol · is a space.""")
     ids, probabilities = _generate_greedily(task)
     start = len(ids) - N_NEW
     print_table(
         ["step", "…text so far", "selected", "p", "next most likely"],
         [
-            (i + 1, task.tokenizer.decode(ids[: start + i])[-22:], _display_token(task, ids[start + i]),
-             float(row[ids[start + i]]), _format_runners_up(task, row))
+            (
+                i + 1,
+                task.tokenizer.decode(ids[: start + i])[-22:],
+                _display_token(task, ids[start + i]),
+                float(row[ids[start + i]]),
+                _format_runners_up(task, row),
+            )
             for i, row in enumerate(probabilities)
         ],
         digits=3,
-    )  # fmt: skip
+    )
     _print_changed_probabilities(task, ids)
     _print_sampling_settings(task, probabilities)
     _print_samples(task, seed)
@@ -72,11 +77,11 @@ def _print_changed_probabilities(task: LanguageModel, ids: list[int]) -> None:
     print_section("Which probabilities a new token changes")
     with torch.no_grad():
         before, after = (task.model(torch.tensor([ids[:n]]))[0].softmax(-1) for n in (len(ids) - 1, len(ids)))
-    print_text(f"""Lecture E: “the probabilities get revised upon adding a new token to the input”. This is true for the next token: between the
-        last two steps, its probabilities change by up to {max_abs_difference(after[-1], before[-1])}. The probabilities at
-        earlier positions do not change: they differ by at most {max_abs_difference(after[:-1], before)}, which is rounding
-        error. The causal mask hides the new token from them, so their keys and values can be cached (`qkv lesson
-        kv-cache`).""")
+    print_text(f"""Lecture E: “the probabilities get revised upon adding a new token to the input”. This is true for
+        the next token: between the last two steps, its probabilities change by up to
+        {max_abs_difference(after[-1], before[-1])}. The probabilities at earlier positions do not change: they differ
+        by at most {max_abs_difference(after[:-1], before)}, which is rounding error. The causal mask hides the new
+        token from them, so their keys and values can be cached (`qkv lesson kv-cache`).""")
 
 
 def _print_sampling_settings(task: LanguageModel, probabilities: Tensor) -> None:
@@ -94,8 +99,9 @@ def _print_sampling_settings(task: LanguageModel, probabilities: Tensor) -> None
     )
     n_possible = [int((distribution > 0).sum()) for distribution in processed.values()]
     print_table(["", *SETTINGS], [("possible tokens", *n_possible)])
-    print_text("""A temperature below 1 makes the distribution sharper, and a temperature above 1 makes it flatter. Filters remove unlikely
-        tokens and renormalize the rest. Temperature 0 selects the most likely token (argmax).""")
+    print_text("""A temperature below 1 makes the distribution sharper, and a temperature above 1 makes it flatter.
+        Filters remove unlikely tokens and renormalize the rest. Temperature 0 selects the most likely token
+        (argmax).""")
 
 
 def _print_samples(task: LanguageModel, seed: int) -> None:
@@ -104,9 +110,8 @@ def _print_samples(task: LanguageModel, seed: int) -> None:
     prompts = [task.encode(GENERATION_PROMPT)] * 3 + [task.encode("The end. They lived happily ever")]
     for sequence in generate(task.model, prompts, max_new=60, sampling=sampling, stop_ids=task.stop_ids):
         text = " ".join(task.tokenizer.decode(sequence.ids).split())
-        print_text(
-            f"{text} [{sequence.finish_reason.value if sequence.finish_reason else ''}, {len(sequence.new_ids)} new tokens]"
-        )
+        print_text(f"""{text} [{sequence.finish_reason.value if sequence.finish_reason else ""},
+            {len(sequence.new_ids)} new tokens]""")
 
 
 def _draw_steps(task: LanguageModel, ids: list[int], probabilities: Tensor) -> Figure:

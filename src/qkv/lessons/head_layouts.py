@@ -100,8 +100,8 @@ def _compare_implementations() -> None:
     free = _build_attention("free, d_v = d", D_MODEL, N_HEADS)
     free.load_state_dict({**pooled.state_dict(), "out_proj.weight": torch.eye(D_MODEL).repeat(1, N_HEADS)})
     print_text(f"""If the outputs are averaged instead of summed, the result is {N_HEADS} times smaller (difference
-        {max_abs_difference(mean(x) * N_HEADS, pooled(x))}). Summing is a special case of W_O: the concatenated full-width
-        outputs are multiplied by {N_HEADS} stacked identity matrices (difference
+        {max_abs_difference(mean(x) * N_HEADS, pooled(x))}). Summing is a special case of W_O: the concatenated
+        full-width outputs are multiplied by {N_HEADS} stacked identity matrices (difference
         {max_abs_difference(free(x), pooled(x))}).""")
 
 
@@ -111,12 +111,13 @@ def _print_parameter_counts() -> None:
     rows = [[name, formula, *sizes[name]] for name, (formula, _) in LAYOUTS.items()]
     print_table(["layout", "formula", *(f"h = {h}" for h in HEAD_COUNTS)], rows)
     by_formula = {name: [n(h) * D_MODEL**2 for h in HEAD_COUNTS] for name, (_, n) in LAYOUTS.items()}
-    print_text(f"""d = {D_MODEL}. Formula and count agree in every cell: {sizes == by_formula}. The free layout allows any d_v; with
-        d_v = d/h, it is the split layout.""")
+    print_text(f"""d = {D_MODEL}. Formula and count agree in every cell: {sizes == by_formula}. The free layout allows
+        any d_v; with d_v = d/h, it is the split layout.""")
     layers, width = 96, 12 * 1024
     counted = layers * _count_parameters("split", width, layers)
-    print_slide_error(f"""for GPT-3, lecture C writes 96 · (12·1024)² = 58 billion. That product is {layers * width**2:,}; the factor 4 of the
-        lecture's own formula is missing. The count for {layers} layers of that width is {counted:,}.""")
+    print_slide_error(f"""for GPT-3, lecture C writes 96 · (12·1024)² = 58 billion. That product is
+        {layers * width**2:,}; the factor 4 of the lecture's own formula is missing. The count for {layers} layers of
+        that width is {counted:,}.""")
 
 
 def _count_parameters(layout: str, d: int, h: int) -> int:

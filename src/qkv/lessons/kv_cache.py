@@ -46,11 +46,11 @@ def _print_equality(model: GPT, ids: Tensor) -> None:
     full_pass = model(ids[:, :64])
     cache = model.new_cache(batch=1, capacity=64)
     steps = torch.cat([model(ids[:, n : n + 1], cache=cache) for n in range(64)], dim=1)
-    print_text(f"""If 64 tokens are processed one by one with a cache, the logits differ from those of a single pass by at most
-        {max_abs_difference(full_pass, steps)}. This works because no token attends to later tokens, so a new token does not
-        change the keys and values of earlier ones.""")
-    print_slide_error("""lecture E writes k_new = W·x[:, :−1]. In Python, this is every token except the last. The correct expression is x[:, −1:],
-        which is only the new token.""")
+    print_text(f"""If 64 tokens are processed one by one with a cache, the logits differ from those of a single pass by
+        at most {max_abs_difference(full_pass, steps)}. This works because no token attends to later tokens, so a new
+        token does not change the keys and values of earlier ones.""")
+    print_slide_error("""lecture E writes k_new = W·x[:, :−1]. In Python, this is every token except the last. The
+        correct expression is x[:, −1:], which is only the new token.""")
 
 
 def _fill_cache(model: GPT, ids: Tensor, n: int) -> KVCache:
@@ -87,13 +87,14 @@ def _print_step_costs(costs: list[StepCost]) -> None:
     first, last = costs[0], costs[-1]
     slope = (last.cached_flops - first.cached_flops) // (last.n - first.n)
     fixed = first.cached_flops - slope * first.n
-    print_text(f"""With the cache, a step costs {fixed:,} + {slope:,}·n FLOPs. The first number is the cost of the products with weights,
-        O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * GPT_CONFIG.vocab_size:,}. The second is the cost of scores and
-        weighted sums, O(bnd): 4dL = {4 * d * n_layers:,} per key. Without the cache, a step is a full pass: O(bnd² + bn²d).""")
+    print_text(f"""With the cache, a step costs {fixed:,} + {slope:,}·n FLOPs. The first number is the cost of the
+        products with weights, O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * GPT_CONFIG.vocab_size:,}. The
+        second is the cost of scores and weighted sums, O(bnd): 4dL = {4 * d * n_layers:,} per key. Without the cache,
+        a step is a full pass: O(bnd² + bn²d).""")
     cached = [fixed + slope * n for n in range(1, 1001)]
     recomputed = sum(n * step_flops for n, step_flops in enumerate(cached, start=1))
-    print_text(f"""Generating 1,000 tokens takes {sum(cached) / 1e9:,.1f} GFLOP with the cache and {recomputed / 1e9:,.0f} GFLOP without:
-        {recomputed / sum(cached):,.0f} times as many.""")
+    print_text(f"""Generating 1,000 tokens takes {sum(cached) / 1e9:,.1f} GFLOP with the cache and
+        {recomputed / 1e9:,.0f} GFLOP without: {recomputed / sum(cached):,.0f} times as many.""")
 
 
 def _print_cache_memory(costs: list[StepCost]) -> None:

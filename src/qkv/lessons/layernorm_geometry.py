@@ -33,23 +33,34 @@ def compute_weights(query: Float[Tensor, " d"], keys: Vectors) -> Float[Tensor, 
 def lesson(seed: int) -> DrawFigure:
     raw = torch.randn(N, D, dtype=torch.float64) * (0.5 + torch.rand(N, 1)) + 0.3
     print_section(f"{N} keys, d = {D}: LayerNorm moves them to one hyperplane and one norm")
-    print_table(["", "k·1 (smallest … largest)", "‖k‖ (smallest … largest)"], [
-        (name, _format_range(keys.sum(1)), _format_range(keys.norm(dim=1)))
-        for name, keys in (("without", raw), ("with LayerNorm", apply_layer_norm(raw)))
-    ])  # fmt: skip
-    print_text(
-        f"k·1 = 0 is the hyperplane through 0 that is orthogonal to 1 = [1, 1, … 1]. The norm is ‖k‖ = √d = {D**0.5:.3f}."
+    print_table(
+        ["", "k·1 (smallest … largest)", "‖k‖ (smallest … largest)"],
+        [
+            (name, _format_range(keys.sum(1)), _format_range(keys.norm(dim=1)))
+            for name, keys in (("without", raw), ("with LayerNorm", apply_layer_norm(raw)))
+        ],
     )
+    print_text(f"""k·1 = 0 is the hyperplane through 0 that is orthogonal to 1 = [1, 1, … 1]. The norm is ‖k‖ = √d =
+        {D**0.5:.3f}.""")
 
     print_section("A query in the direction of 1 attends to all keys equally")
     ones, noise = torch.ones(D, dtype=torch.float64), torch.randn(D, dtype=torch.float64)
-    print_table(["query", "without: largest weight", "smallest", "with LayerNorm: largest", "smallest"], [
-        (name, *(f(compute_weights(q, keys)).item() for keys in (raw, apply_layer_norm(raw)) for f in (torch.max, torch.min)))
-        for name, q in (("1", ones), ("1 + 0.1·noise", ones + 0.1 * noise), ("noise", noise))
-    ])  # fmt: skip
-    print_text(
-        f"1/n = {1 / N:.4f}. Without LayerNorm, there is no query that works for all keys; with LayerNorm, 1 is such a query."
+    print_table(
+        ["query", "without: largest weight", "smallest", "with LayerNorm: largest", "smallest"],
+        [
+            (
+                name,
+                *(
+                    f(compute_weights(q, keys)).item()
+                    for keys in (raw, apply_layer_norm(raw))
+                    for f in (torch.max, torch.min)
+                ),
+            )
+            for name, q in (("1", ones), ("1 + 0.1·noise", ones + 0.1 * noise), ("noise", noise))
+        ],
     )
+    print_text(f"""1/n = {1 / N:.4f}. Without LayerNorm, there is no query that works for all keys; with LayerNorm, 1
+        is such a query.""")
 
     print_section("Keys that no query can select (100 random keys)")
     rows = []
@@ -57,9 +68,9 @@ def lesson(seed: int) -> DrawFigure:
         keys = torch.randn(100, d, dtype=torch.float64)
         rows.append((d, *(int((~find_selectable_keys(v)).sum()) for v in (keys, apply_layer_norm(keys)))))
     print_table(["d", "unselectable without", "with LayerNorm"], rows)
-    print_text("""A key inside the convex hull of the other keys never has the highest score for any query. On the sphere, no key is inside
-        the hull: each key is selected by itself as the query. (Here, a key is the output of LayerNorm. An invertible W_K
-        transforms the hyperplane linearly and does not change these facts.)""")
+    print_text("""A key inside the convex hull of the other keys never has the highest score for any query. On the
+        sphere, no key is inside the hull: each key is selected by itself as the query. (Here, a key is the output of
+        LayerNorm. An invertible W_K transforms the hyperplane linearly and does not change these facts.)""")
     _print_trained_queries(seed)
     in_space = torch.randn(N, 3, dtype=torch.float64)
     return lambda: _draw_keys(in_space, apply_layer_norm(in_space))
@@ -78,8 +89,8 @@ def _print_trained_queries(seed: int) -> None:
         [*rows, ("chance", majority.random_cosine_with_ones(seed), 1 / majority.N_CLASSES)],
         digits=3,
     )
-    print_text("""Lecture E states that queries become close to 1. In this small experiment with LayerNorm, they only move towards it: a
-        query of small norm also attends to all keys equally.""")
+    print_text("""Lecture E states that queries become close to 1. In this small experiment with LayerNorm, they only
+        move towards it: a query of small norm also attends to all keys equally.""")
 
 
 def _format_range(values: Float[Tensor, " key"]) -> str:

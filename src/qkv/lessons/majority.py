@@ -27,8 +27,8 @@ class MajorityClassifier(nn.Module):
     def query_cosine_with_ones(self) -> float:
         """Mean |cosine| between a query and the vector of ones, over all tokens.
 
-        The comparison takes place in the space of LayerNorm's output: q·(W_K x) = (W_Kᵀ q)·x, so W_Kᵀ q is compared with
-        the vector of ones.
+        The comparison takes place in the space of LayerNorm's output: q·(W_K x) = (W_Kᵀ q)·x, so W_Kᵀ q is compared
+        with the vector of ones.
         """
         with torch.no_grad():
             x = self.norm(self.token(torch.arange(N_CLASSES)[None]))

@@ -18,10 +18,10 @@ def lesson(seed: int) -> DrawFigure:
         "no mask": sentences.tiny_gpt(causal=False, seed=seed),
     }
     print_section("Two identical models, except for the causal mask")
-    print_text(f"""The data are random sentences such as “{sentences.ids_to_text(sentences.sample_sentences(1)[0])}”. The model is a GPT
-        with {sum(p.numel() for p in models["no mask"].parameters()):,} parameters, once with a causal mask and once
-        without. X = the cat sat on the mat, Y = cat sat on the mat </s>: the target of position t is the input at
-        position t + 1.""")
+    print_text(f"""The data are random sentences such as “{sentences.ids_to_text(sentences.sample_sentences(1)[0])}”.
+        The model is a GPT with {sum(p.numel() for p in models["no mask"].parameters()):,} parameters, once with a
+        causal mask and once without. X = the cat sat on the mat, Y = cat sat on the mat </s>: the target of position t
+        is the input at position t + 1.""")
     losses = {name: sentences.train_tiny_gpt(model, n_steps=N_STEPS) for name, model in models.items()}
     valid_fractions = _compare_losses(models, losses)
     _print_generated_sentences(models)
@@ -37,8 +37,9 @@ def _compare_losses(models: dict[str, GPT], losses: dict[str, list[float]]) -> d
         ["", *(f"step {step}" for step in steps)],
         [[name, *(loss[s - 1] for s in steps)] for name, loss in losses.items()],
     )
-    print_text(f"""Four of the six target words are chosen at random from four words, so the lowest possible loss without seeing them is
-        4·ln 4/6 = {sentences.BEST_LOSS:.4f}. The model without a mask is below it, because it copies the next word.""")
+    print_text(f"""Four of the six target words are chosen at random from four words, so the lowest possible loss
+        without seeing them is 4·ln 4/6 = {sentences.BEST_LOSS:.4f}. The model without a mask is below it, because it
+        copies the next word.""")
     new_sentences = sentences.sample_sentences(500)
     print_section("The same models during generation, when the next word does not exist yet")
     valid_fractions = {
@@ -86,9 +87,8 @@ def _print_attention(model: GPT) -> None:
     next_token_weights = [weights.diagonal(1).mean().item() for weights in layers]
     layer = next_token_weights.index(max(next_token_weights))
     n = ids.shape[1]
-    print_text(
-        f"In layer {layer}, the mean weight on key t + 1 is {next_token_weights[layer]:.2f}; uniform attention would give {1 / n:.2f}."
-    )
+    print_text(f"""In layer {layer}, the mean weight on key t + 1 is {next_token_weights[layer]:.2f}; uniform attention
+        would give {1 / n:.2f}.""")
     print_matrix(layers[layer], rows=[f"query {i}" for i in range(n)], columns=[f"key {i}" for i in range(n)])
 
 

@@ -80,10 +80,11 @@ def lesson(seed: int) -> DrawFigure:
         (label, *(" ".join(str(i) for i in m[t].nonzero().flatten().tolist()) for m in has_changed))
         for t, label in enumerate(LABELS)
     ])  # fmt: skip
-    print_text("""With the causal mask, a word only affects its own output and later ones, so each output can be trained to predict the
-        *next* word. Without the mask, every word affects all outputs, so words must be masked before they can be predicted.""")
-    print_text(f"""The block is the same: a BERT with the weights and settings of the GPT has the same hidden states as the GPT without a mask,
-        max|difference| = {difference_from_bert(seed):.1g}.""")
+    print_text("""With the causal mask, a word only affects its own output and later ones, so each output can be
+        trained to predict the *next* word. Without the mask, every word affects all outputs, so words must be masked
+        before they can be predicted.""")
+    print_text(f"""The block is the same: a BERT with the weights and settings of the GPT has the same hidden states as
+        the GPT without a mask, max|difference| = {difference_from_bert(seed):.1g}.""")
     masked = causal_weights.masked_fill(causal_weights == 0, float("-inf"))
     heatmaps = [
         Heatmap(matrix=m, rows=LABELS, columns=LABELS, title=title)

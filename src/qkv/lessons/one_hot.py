@@ -41,8 +41,8 @@ def _print_column_lookup() -> TokenEmbedding:
     )
     all_products = torch.stack([columns @ row for row in torch.eye(25)])
     is_equal = torch.equal(all_products, embedding(torch.arange(25)[None])[0])
-    print_text(f"""The product and the lookup are bit-identical for all 25 tokens: {is_equal}. The input can therefore be the ids, and W
-        can be a table. Lecture A counts ids from 1 to 25; the code counts from 0 to 24.""")
+    print_text(f"""The product and the lookup are bit-identical for all 25 tokens: {is_equal}. The input can therefore
+        be the ids, and W can be a table. Lecture A counts ids from 1 to 25; the code counts from 0 to 24.""")
     return embedding
 
 
@@ -53,13 +53,13 @@ def _print_row_lookup() -> None:
     one_hots = F.one_hot(ids[0], LECTURE_D_VOCAB_SIZE).float()
     product = one_hots @ embedding.weight
     embedded = embedding(ids)[0]
-    print_text(f"""N = {len(THANKS)} one-hot vectors at once: (N×|V|)·(|V|×d) = {format_shape(one_hots)} · {format_shape(embedding.weight)} =
-        {format_shape(product)}.""")
+    print_text(f"""N = {len(THANKS)} one-hot vectors at once: (N×|V|)·(|V|×d) = {format_shape(one_hots)} ·
+        {format_shape(embedding.weight)} = {format_shape(product)}.""")
     names = [f"row {i} ({word})" for word, i in THANKS.items()]
     print_matrix(product, rows=names, columns=[f"[{j}]" for j in range(EMBEDDING_WIDTH)])
     print_text(f"The product and the lookup are bit-identical: {torch.equal(product, embedded)}.")
-    print_text("""The slide counts the entries of a one-hot vector from 1, so row 5 is the fifth row. The ids of a tokenizer start at 0,
-        so row 5 is the sixth row.""")
+    print_text("""The slide counts the entries of a one-hot vector from 1, so row 5 is the fifth row. The ids of a
+        tokenizer start at 0, so row 5 is the sixth row.""")
 
     print_section(
         f"The same result with different amounts of work (|V| = {LECTURE_D_VOCAB_SIZE:,}, d = {EMBEDDING_WIDTH})"

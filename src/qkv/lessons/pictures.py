@@ -1,4 +1,4 @@
-"""Where does a model look while it says what is in a picture?"""
+"""Lesson: attention over image patches while a caption is generated."""
 
 import sys
 from collections.abc import Mapping
@@ -12,100 +12,113 @@ from qkv.lessons import caption_model
 from qkv.lessons.console import print_section, print_table, print_text
 from qkv.lessons.figure_style import DrawFigure
 from qkv.lessons.scenes import (
-    COLOURS,
-    N_ACROSS,
+    COLORS,
     PATCH,
+    PATCHES_PER_ROW,
     RELATIONS,
-    SEEN,
+    SEEN_PAIRS,
     SHAPES,
     SIDE,
-    UNSEEN,
+    UNSEEN_PAIRS,
     Scenes,
     draw_scenes,
-    words_of,
+    ids_to_words,
 )
 from qkv.models import Seq2Seq
 
-N_STEPS = 800
-N_ASKED, N_DRAWN = 500, 4
-PLACES = {"a": 0, "colour": 1, "shape": 2, "relation": 3, "a, again": 4, "other colour": 5, "other shape": 6}
-"""Of the words in a caption."""
+N_CAPTION_STEPS = 800
+N_TEST_SCENES, N_PLOTTED_SCENES = 500, 4
+CAPTION_SLOTS = {"a": 0, "color": 1, "shape": 2, "relation": 3, "second a": 4, "other color": 5, "other shape": 6}
+"""Index of each word in a caption."""
 
 
 def lesson(seed: int) -> DrawFigure:
-    held_out = draw_scenes(N_ASKED, chance=np.random.default_rng(caption_model.HELD_OUT), among=UNSEEN)
-    config = caption_model.CONFIG
-    print_section("A picture as a sequence")
-    print_text(f"""Pictures of {SIDE}×{SIDE} pixels, drawn by this lesson: two shapes of {len(SHAPES)} kinds in {len(COLOURS)}
-        colours. Cut into {N_ACROSS}×{N_ACROSS} patches of {PATCH}×{PATCH} pixels, a picture is a sequence of
-        {N_ACROSS**2} vectors of {config.d_patch} numbers. Times a matrix they are as wide as the model: a word's
-        embedding is the same product, of a one-hot and a table. All else is the encoder–decoder that translates.""")
-    print_text(f"""“{_said(held_out, 0)}”: first the shape on the left where they stand side by side, else the upper one.
-        {len(UNSEEN)} of the {len(SEEN) + len(UNSEEN)} pairs of shapes are never shown in training; they are asked for
-        at the end.""")
-    model = caption_model.learn(seed=seed, n_steps=N_STEPS, report=_report)
-    written = caption_model.captions(model, held_out.patches)
-    _score(model, held_out, written)
-    _where(model, held_out)
-    _forbidden(model, held_out)
+    held_out = draw_scenes(N_TEST_SCENES, rng=np.random.default_rng(caption_model.HELD_OUT_SEED), pairs=UNSEEN_PAIRS)
+    config = caption_model.CAPTION_CONFIG
+    print_section("An image as a sequence")
+    print_text(f"""This lesson draws images of {SIDE}×{SIDE} pixels with two shapes of {len(SHAPES)} kinds in
+        {len(COLORS)} colors. Split into {PATCHES_PER_ROW}×{PATCHES_PER_ROW} patches of {PATCH}×{PATCH} pixels, an
+        image is a sequence of {PATCHES_PER_ROW**2} vectors of {config.d_patch} numbers. A linear projection maps them
+        to the width of the model, just as an embedding maps a one-hot vector. The rest of the model is the
+        encoder–decoder that is used for translation.""")
+    print_text(f"""An example of a caption is “{_caption_text(held_out, 0)}”. The first shape is the left one if they
+        are side by side, and the upper one otherwise. {len(UNSEEN_PAIRS)} of the {len(SEEN_PAIRS) + len(UNSEEN_PAIRS)}
+        pairs of shapes do not occur in training and are used for testing.""")
+    model = caption_model.train_caption_model(seed=seed, n_steps=N_CAPTION_STEPS, report=_print_progress)
+    generated = caption_model.generate_captions(model, held_out.patches)
+    _print_accuracy(model, held_out, generated)
+    _print_attention_by_word(model, held_out)
+    _print_masked_accuracy(model, held_out)
     return lambda: plot_image_attention(
-        *(_looks(model, held_out, i, written[i]) for i in range(N_DRAWN)),
-        title="Where each word looks while the caption is written (pairs of shapes that training never showed)",
+        *(_image_attention(model, held_out, i, generated[i]) for i in range(N_PLOTTED_SCENES)),
+        title="Attention of each word of the caption (pairs of shapes that do not occur in training)",
     )
 
 
-def _report(entry: Mapping[str, Any]) -> None:
+def _print_progress(entry: Mapping[str, Any]) -> None:
     if "validation_accuracy" in entry:
-        right = entry["validation_accuracy"]
-        print(f"qkv: step {entry['step']} of {N_STEPS}: {right:.1%} of held-out words right", file=sys.stderr)
+        accuracy = entry["validation_accuracy"]
+        print(
+            f"qkv: step {entry['step']} of {N_CAPTION_STEPS}: {accuracy:.1%} of held-out words correct", file=sys.stderr
+        )
 
 
-def _said(scenes: Scenes, number: int) -> str:
-    return " ".join(words_of(scenes.captions[number].tolist()))
+def _caption_text(scenes: Scenes, index: int) -> str:
+    return " ".join(ids_to_words(scenes.captions[index].tolist()))
 
 
-def _score(model: Seq2Seq, unseen: Scenes, written: list[list[int]]) -> None:
-    print_section(f"Captions of {N_ASKED} new pictures, written word by word: how many are right as a whole")
-    seen = draw_scenes(N_ASKED, chance=np.random.default_rng(caption_model.HELD_OUT), among=SEEN)
+def _print_accuracy(model: Seq2Seq, unseen: Scenes, generated: list[list[int]]) -> None:
+    print_section(f"Generated captions of {N_TEST_SCENES} new images that are completely correct")
+    familiar = draw_scenes(N_TEST_SCENES, rng=np.random.default_rng(caption_model.HELD_OUT_SEED), pairs=SEEN_PAIRS)
     rows = []
-    for name, scenes, said in (
-        ("pairs that training showed", seen, caption_model.captions(model, seen.patches)),
-        ("pairs that it never showed", unseen, written),
+    for name, scenes, captions in (
+        ("pairs that occur in training", familiar, caption_model.generate_captions(model, familiar.patches)),
+        ("pairs that do not occur in training", unseen, generated),
     ):
-        n_right = sum(one == wanted for one, wanted in zip(said, scenes.captions.tolist(), strict=True))
-        rows.append((name, n_right, f"{n_right / N_ASKED:.1%}"))
+        n_correct = sum(a == b for a, b in zip(captions, scenes.captions.tolist(), strict=True))
+        rows.append((name, n_correct, f"{n_correct / N_TEST_SCENES:.1%}"))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    print_table(["", "right", "share"], rows)
-    print_text(
-        f"{n_parameters:,} parameters, {N_STEPS} steps of {caption_model.BATCH} pictures, each picture drawn once."
+    print_table(["", "correct", "accuracy"], rows)
+    print_text(f"""The model has {n_parameters:,} parameters and was trained for {N_CAPTION_STEPS} steps with
+        {caption_model.BATCH_SIZE} new images each.""")
+
+
+def _print_attention_by_word(model: Seq2Seq, scenes: Scenes) -> None:
+    print_section("Attention weights when each word is predicted (mean over heads)")
+    weights = caption_model.attention_weights(model, scenes.patches, scenes.captions)
+    weight_on_shape = torch.stack(
+        [(weights * scenes.shape_patches[:, i, None]).sum(-1).mean(0) for i in range(2)], dim=1
     )
-
-
-def _where(model: Seq2Seq, scenes: Scenes) -> None:
-    print_section("Where the look that chooses a word goes (mean of the heads)")
-    weights = caption_model.looks(model, scenes.patches, scenes.captions)
-    on = torch.stack([(weights * scenes.inked[:, i, None]).sum(-1).mean(0) for i in range(2)], dim=1)
-    rows = [(name, *on[place].tolist(), 1 - float(on[place].sum())) for name, place in PLACES.items()]
-    chance = scenes.inked.float().mean((0, 2)).tolist()
+    rows = [
+        (name, *weight_on_shape[slot].tolist(), 1 - float(weight_on_shape[slot].sum()))
+        for name, slot in CAPTION_SLOTS.items()
+    ]
+    uniform = scenes.shape_patches.float().mean((0, 2)).tolist()
     print_table(
-        ["word", "first shape", "second shape", "ground"],
-        [*rows, ("an even glance", *chance, 1 - sum(chance))],
+        ["word", "first shape", "second shape", "background"],
+        [*rows, ("uniform attention", *uniform, 1 - sum(uniform))],
         digits=2,
     )
 
 
-def _forbidden(model: Seq2Seq, scenes: Scenes) -> None:
-    print_section("Is it read there? The same, with looks at one shape forbidden: share of words right")
-    rules = {"nothing": None, "the first shape": scenes.inked[:, 0], "the second shape": scenes.inked[:, 1]}
+def _print_masked_accuracy(model: Seq2Seq, scenes: Scenes) -> None:
+    print_section("Accuracy of each word if attention to one shape is masked")
+    masked_patches = {
+        "nothing": None,
+        "the first shape": scenes.shape_patches[:, 0],
+        "the second shape": scenes.shape_patches[:, 1],
+    }
     rows = [
-        (name, *caption_model.right_words(model, scenes, hidden=rule).tolist()[1:7]) for name, rule in rules.items()
+        (name, *caption_model.word_accuracy(model, scenes, masked_patches=patches).tolist()[1:7])
+        for name, patches in masked_patches.items()
     ]
-    print_table(["forbidden", *list(PLACES)[1:]], rows, digits=2)
-    print_text(f"""What is said of the other shape stays. What is said of this one becomes a guess, 1 of {len(COLOURS)} colours
-        and 1 of {len(SHAPES)} shapes, and so does the relation, 1 of {len(RELATIONS)}, for which both are needed.""")
+    print_table(["masked", *list(CAPTION_SLOTS)[1:]], rows, digits=2)
+    print_text(f"""The words for the other shape stay correct. The words for the masked shape become random guesses
+        among {len(COLORS)} colors and {len(SHAPES)} shapes, and so does the relation (1 of {len(RELATIONS)}), which
+        depends on both shapes.""")
 
 
-def _looks(model: Seq2Seq, scenes: Scenes, number: int, ids: list[int]) -> ImageAttention:
-    words = words_of(ids)
-    weights = caption_model.looks(model, scenes.patches[number, None], torch.tensor([ids]))[0, : len(words)]
-    return ImageAttention(image=scenes.pictures[number], words=words, weights=weights, patches_per_row=N_ACROSS)
+def _image_attention(model: Seq2Seq, scenes: Scenes, index: int, ids: list[int]) -> ImageAttention:
+    words = ids_to_words(ids)
+    weights = caption_model.attention_weights(model, scenes.patches[index, None], torch.tensor([ids]))[0, : len(words)]
+    return ImageAttention(image=scenes.images[index], words=words, weights=weights, patches_per_row=PATCHES_PER_ROW)

@@ -23,22 +23,38 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     b, e = (sinusoidal_encoding(positions, D, style)[0] for style in (B, E))
     print_section("Learned positions: a table with one row per position (lecture D)")
     shape = LearnedPositions(N, D).table.weight.shape
-    print_slide_error(
-        f"lecture D gives the table E_pos the shape [1 × N]. The correct shape is [N × d]: here {list(shape)}, {shape.numel():,} numbers."
-    )
+    print_slide_error(f"""lecture D gives the table E_pos the shape [1 × N]. The correct shape is [N × d]: here
+        {list(shape)}, {shape.numel():,} numbers.""")
     _print_sinusoid_formulas()
     print_section(f"All rows are different ({N} positions, d = {D})")
-    print_table(["", "smallest distance of two rows", "adjacent rows", "largest distance"], [
-        (name, torch.pdist(rows).min().item(), (rows[1:] - rows[:-1]).norm(dim=1).mean().item(),
-         torch.pdist(rows).max().item()) for name, rows in (("B", b), ("E", e))
-    ])  # fmt: skip
+    print_table(
+        ["", "smallest distance of two rows", "adjacent rows", "largest distance"],
+        [
+            (
+                name,
+                torch.pdist(rows).min().item(),
+                (rows[1:] - rows[:-1]).norm(dim=1).mean().item(),
+                torch.pdist(rows).max().item(),
+            )
+            for name, rows in (("B", b), ("E", e))
+        ],
+    )
     _compare_adding_and_concatenating(positions)
     clouds = {spread: b[:6, None] + torch.randn(N_WORDS, D) * spread for spread in SPREADS}
     print_section("Words form clusters around positions (lecture E)")
-    print_table(["std of words", "‖word‖", "nearest other position", "words nearest to their position"], [
-        (spread, spread * D**0.5, torch.pdist(b[:6]).min().item(), f"{_nearest_position_accuracy(points, b[:6]):.0%}")
-        for spread, points in clouds.items()
-    ], digits=2)  # fmt: skip
+    print_table(
+        ["std of words", "‖word‖", "nearest other position", "words nearest to their position"],
+        [
+            (
+                spread,
+                spread * D**0.5,
+                torch.pdist(b[:6]).min().item(),
+                f"{_nearest_position_accuracy(points, b[:6]):.0%}",
+            )
+            for spread, points in clouds.items()
+        ],
+        digits=2,
+    )
     _print_relative_positions()
     return lambda: _draw_positions(b, e, clouds[0.5])
 
@@ -54,10 +70,10 @@ def _print_sinusoid_formulas() -> None:
         e, rows=[f"E, pos {i}" for i in range(4)], columns=[c[:3] + str(int(c[3]) + 1) for c in columns], digits=3
     )
     shortest_period, longest_period = (2 * math.pi * 10000**exponent for exponent in (0.0, 1.0))
-    print_slide_error(f"""lectures B and E use different indices; the 2017 paper agrees with B. The columns of E equal those of B shifted by two
-        (max|difference| {(e[:, :-2] - b[:, 2:]).abs().max().item():.1g}). E lacks the shortest period
-        ({shortest_period:.1f} positions), and B lacks the longest ({longest_period:,.0f}). Both work, but they cannot be mixed
-        (max|B − E| {(b - e).abs().max().item():.2f}).""")
+    print_slide_error(f"""lectures B and E use different indices; the 2017 paper agrees with B. The columns of E equal
+        those of B shifted by two (max|difference| {(e[:, :-2] - b[:, 2:]).abs().max().item():.1g}). E lacks the
+        shortest period ({shortest_period:.1f} positions), and B lacks the longest ({longest_period:,.0f}). Both work,
+        but they cannot be mixed (max|B − E| {(b - e).abs().max().item():.2f}).""")
 
 
 def _compare_adding_and_concatenating(positions: Positions) -> None:
@@ -67,13 +83,16 @@ def _compare_adding_and_concatenating(positions: Positions) -> None:
         concatenated.project.weight.copy_(torch.cat((torch.eye(D), torch.eye(D)), dim=1))
         tokens = torch.randn(1, N, D)
         difference = (added(tokens, positions) - concatenated(tokens, positions)).abs().max().item()
-    print_table(["", "formula", "parameters"], [
-        ("sinusoid, added", "x + p", _parameter_count(added)),
-        ("learned, added", "x + P[pos]", _parameter_count(LearnedPositions(N, D))),
-        ("sinusoid, concatenated", "[x; p]·W, W of 2d×d", _parameter_count(concatenated)),
-    ])  # fmt: skip
-    print_text(f"""Concatenation is more general: with W = [I; I], it is equal to addition (max|difference| {difference:.1g}). It needs 2d²
-        more parameters, here {2 * D * D:,}.""")
+    print_table(
+        ["", "formula", "parameters"],
+        [
+            ("sinusoid, added", "x + p", _parameter_count(added)),
+            ("learned, added", "x + P[pos]", _parameter_count(LearnedPositions(N, D))),
+            ("sinusoid, concatenated", "[x; p]·W, W of 2d×d", _parameter_count(concatenated)),
+        ],
+    )
+    print_text(f"""Concatenation is more general: with W = [I; I], it is equal to addition (max|difference|
+        {difference:.1g}). It needs 2d² more parameters, here {2 * D * D:,}.""")
 
 
 def _print_relative_positions() -> None:
@@ -85,13 +104,15 @@ def _print_relative_positions() -> None:
         info = [rotary(torch.tensor([[p]]), torch.tensor([[p]])) for p in (query_position, key_position)]
         return (info[0].rotate(query) * info[1].rotate(key)).sum().item()
 
-    print_table(["rotary positions rotate q and k", "q·k"], [
-        (f"query at {q}, key at {k}: distance {q - k}", score(q, k)) for q, k in ((5, 2), (105, 102), (5, 4))
-    ])  # fmt: skip
+    print_table(
+        ["rotary positions rotate q and k", "q·k"],
+        [(f"query at {q}, key at {k}: distance {q - k}", score(q, k)) for q, k in ((5, 2), (105, 102), (5, 4))],
+    )
     bias = ALiBi(8)(torch.tensor([[10]]), torch.arange(11)[None]).bias
     assert bias is not None
-    print_text(f"""Rotary scores depend only on the distance. ALiBi adds −slope × distance: for a key 10 positions back, the first of 8
-        heads adds {bias[0, 0, 0, 0].item():.1f} and the last adds {bias[0, -1, 0, 0].item():.3f}.""")
+    print_text(f"""Rotary scores depend only on the distance. ALiBi adds −slope × distance: for a key 10 positions
+        back, the first of 8 heads adds {bias[0, 0, 0, 0].item():.1f} and the last adds
+        {bias[0, -1, 0, 0].item():.3f}.""")
 
 
 def _nearest_position_accuracy(
@@ -117,8 +138,14 @@ def _draw_positions(b: Tensor, e: Tensor, cloud: Tensor) -> Figure:
     for i, color in enumerate((BLUE, ORANGE, GREEN, PINK, SKY, RED)):
         points, center = (cloud[i] - flat.mean(0)) @ axis, (b[i] - flat.mean(0)) @ axis
         cluster_axes.scatter(*points.T.numpy(), s=9, color=color, alpha=0.6)
-        cluster_axes.text(*center, str(i), weight="bold", ha="center", va="center",
-                    bbox={"boxstyle": "circle", "facecolor": "white", "edgecolor": color})  # fmt: skip
+        cluster_axes.text(
+            *center,
+            str(i),
+            weight="bold",
+            ha="center",
+            va="center",
+            bbox={"boxstyle": "circle", "facecolor": "white", "edgecolor": color},
+        )
     label_axes(
         cluster_axes,
         title=f"{N_WORDS} words at positions 0–5 (word + position)",

@@ -1,4 +1,4 @@
-"""The lectures' quizzes, each answered by computing. Those about cost are in quiz_cost."""
+"""Lesson: the quizzes of the lectures, answered by computation. Quizzes about cost are in quiz_cost."""
 
 import torch
 
@@ -11,110 +11,132 @@ from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, label_axe
 from qkv.models import GPT
 from qkv.nn import CAUSAL, Attention, AttentionInputs, HeadConfig, TokenEmbedding, masked_softmax
 
-SMALL = GPTConfig(
-    vocab_size=101, context_length=32, d_model=48, n_heads=4, n_layers=2, positions=PositionKind.SINUSOIDAL,
-    attention_bias=False, norm_bias=False, feed_forward_bias=False, init_std=0.2,
-)  # fmt: skip
+SMALL_CONFIG = GPTConfig(
+    vocab_size=101,
+    context_length=32,
+    d_model=48,
+    n_heads=4,
+    n_layers=2,
+    positions=PositionKind.SINUSOIDAL,
+    attention_bias=False,
+    norm_bias=False,
+    feed_forward_bias=False,
+    init_std=0.2,
+)
 
-PARTS = {
+QUIZ_OPTIONS = {
     "2. W_q and W_k (and W_v)": (".q_proj.", ".k_proj.", ".v_proj."),
     "7. W_o": (".out_proj.",),
     "5. the embedding matrix (also the unembedding)": ("embedding.",),
     "6. W_1 and W_2 in the FFN": (".up_proj.", ".down_proj."),
     "not on the slide: γ of the LayerNorms": ("norm.",),
 }
-"""The slide's options that are parameters, and how their names here can be told."""
+"""The options of the slide that are parameters, with parts of their names in qkv."""
 
 
-def trained(model: GPT) -> dict[str, int]:
-    """How many numbers of each part ask for a gradient."""
-    sizes = dict.fromkeys(PARTS, 0)
+def trainable_parameter_counts(model: GPT) -> dict[str, int]:
+    """Number of trainable parameters for each option."""
+    sizes = dict.fromkeys(QUIZ_OPTIONS, 0)
     for name, parameter in model.named_parameters():
-        (part,) = (part for part, marks in PARTS.items() if any(mark in name for mark in marks))
-        sizes[part] += parameter.numel() * parameter.requires_grad
+        (option,) = (option for option, parts in QUIZ_OPTIONS.items() if any(part in name for part in parts))
+        sizes[option] += parameter.numel() * parameter.requires_grad
     return sizes
 
 
 def lesson(seed: int) -> DrawFigure:
-    model = GPT(SMALL, seed=seed).eval()
-    print_section("A: if X is one-hot at j, what is W·X?")
+    model = GPT(SMALL_CONFIG, seed=seed).eval()
+    print_section("Lecture A: what is W·X if X is one-hot at j?")
     columns = TokenEmbedding(25, 10).weight.T
-    gap = (columns @ torch.eye(25)[7] - columns[:, 7]).abs().max().item()
-    print_text(f"Column w_j: for W 10×25 and j = 7, max|W·X − w_7| = {gap:.1g}. So the product is a look-up.")
-    _what_is_trained(model)
-    _attention_questions()
-    _why_mask(model)
-    print_section("E: which encoder–decoder wiring is right?")
+    difference = (columns @ torch.eye(25)[7] - columns[:, 7]).abs().max().item()
+    print_text(f"""It is the column w_j: for a 10×25 matrix W and j = 7, max|W·X − w_7| = {difference:.1g}. The product
+        is a lookup.""")
+    _print_trained_parameters(model)
+    _print_attention_answers()
+    _print_mask_answer(model)
+    print_section("Lecture E: which encoder–decoder wiring is correct?")
     wirings.print_measured_wiring(wirings.build_seq2seq(seed))
-    encoder_decoder = quiz_cost.answer(seed)
-    return lambda: _draw(trained(model), encoder_decoder)
+    encoder_decoder = quiz_cost.print_cost_answers(seed)
+    return lambda: _draw_quiz(trainable_parameter_counts(model), encoder_decoder)
 
 
-def _what_is_trained(model: GPT) -> None:
-    print_section("E: what do we optimise when we train a Transformer?")
+def _print_trained_parameters(model: GPT) -> None:
+    print_section("Lecture E: what do we optimize when we train a Transformer?")
     assert model.embedding.position is not None
-    print_table(["option", "numbers with requires_grad"], [
-        ("1. X and y", 0), ("3. the softmax function", 0),
-        ("4. sine/cos positional encodings", sum(p.numel() for p in model.embedding.position.parameters())),
-        *trained(model).items(), ("all", sum(p.numel() for p in model.parameters() if p.requires_grad)),
-    ])  # fmt: skip
-    print_text("Answer: 2, 5, 6 and 7. Data, softmax and sinusoids have nothing to train.")
+    print_table(
+        ["option", "trainable parameters"],
+        [
+            ("1. X and y", 0),
+            ("3. the softmax function", 0),
+            ("4. sine/cos positional encodings", sum(p.numel() for p in model.embedding.position.parameters())),
+            *trainable_parameter_counts(model).items(),
+            ("all", sum(p.numel() for p in model.parameters() if p.requires_grad)),
+        ],
+    )
+    print_text("Answer: 2, 5, 6 and 7. The data, the softmax and the sinusoids have no parameters.")
     shape = "×".join(str(size) for size in model.unembedding.weight.shape)
-    print_slide_error(f"E writes the logits as xW_E. W_E is V×d (here {shape}), so they are x·W_Eᵀ, n×V.")
+    print_slide_error(f"""lecture E writes the logits as xW_E. W_E has shape V×d (here {shape}), so the logits are
+        x·W_Eᵀ with shape n×V.""")
 
 
-def _attention_questions() -> None:
-    print_section("E: why √d? Does it batch? Why mask before the softmax?")
+def _print_attention_answers() -> None:
+    print_section("Lecture E: why √d? Does it work with batches? Why mask before the softmax?")
     rows = []
     for d in (4, 64, 1024):
         queries, keys = torch.randn(2, 1, 1, 256, d)
         for scale, name in ((1.0, "q·k"), (d**-0.5, "q·k/√d")):
-            lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=scale)
-            rows.append((d, name, lookup.scores().var().item(), lookup.weights().amax(-1).mean().item()))
+            inputs = AttentionInputs(queries=queries, keys=keys, values=keys, scale=scale)
+            rows.append((d, name, inputs.scores().var().item(), inputs.weights().amax(-1).mean().item()))
     print_table(["d", "scores", "variance", "largest of 256 weights"], rows, digits=3)
-    print_text("Why √d: it keeps the variance at 1 for any d; without it the softmax picks one key.")
+    print_text("√d keeps the variance at 1 for any d; without it, the softmax selects a single key.")
     attention, x = Attention(48, HeadConfig.split(48, 4)), torch.randn(7, 11, 48)
     with torch.no_grad():
-        alone = torch.cat([attention(row[None]) for row in x])
-        gap = (attention(x) - alone).abs().max().item()
-    print_text(f"Batches: yes. 7 sequences at once (7×11×48) and one by one: max|difference| = {gap:.1g}.")
+        one_by_one = torch.cat([attention(row[None]) for row in x])
+        difference = (attention(x) - one_by_one).abs().max().item()
+    print_text(
+        f"It works with batches: for 7 sequences at once (7×11×48) and one by one, max|difference| = {difference:.1g}."
+    )
     scores = torch.randn(1, 1, 5, 5)
     visible = CAUSAL.to_dense(5, 5, scores.device)
     before = masked_softmax(scores.masked_fill(~visible, float("-inf")))
     after = masked_softmax(scores) * visible
-    gap = (after / after.sum(-1, keepdim=True) - before).abs().max().item()
-    print_table(["row", "sum, masked before", "sum, masked after"], [
-        (i, before[0, 0, i].sum().item(), after[0, 0, i].sum().item()) for i in range(5)
-    ])  # fmt: skip
-    print_text(f"""Masked after the softmax the rows no longer sum to 1; divided by their sums they are right again
-        (max|difference| {gap:.0e}). Lesson wrong-masks trains both.""")
+    difference = (after / after.sum(-1, keepdim=True) - before).abs().max().item()
+    print_table(
+        ["row", "sum, mask before softmax", "sum, mask after softmax"],
+        [(i, before[0, 0, i].sum().item(), after[0, 0, i].sum().item()) for i in range(5)],
+    )
+    print_text(f"""If the mask is applied after the softmax, the rows do not sum to 1. Divided by their sums, they are
+        correct again (max|difference| {difference:.0e}). The lesson wrong-masks trains models with both.""")
 
 
-def _why_mask(model: GPT) -> None:
-    print_section("E: what is the point of attention masking during training?")
-    ids = torch.randint(SMALL.vocab_size, (1, 12))
+def _print_mask_answer(model: GPT) -> None:
+    print_section("Lecture E: what is the purpose of attention masking during training?")
+    ids = torch.randint(SMALL_CONFIG.vocab_size, (1, 12))
     changed = ids.clone()
-    changed[0, 8:] = (changed[0, 8:] + 1) % SMALL.vocab_size
-    free = GPT(SMALL.replace(causal=False)).eval()
-    free.load_state_dict(model.state_dict())
+    changed[0, 8:] = (changed[0, 8:] + 1) % SMALL_CONFIG.vocab_size
+    bidirectional = GPT(SMALL_CONFIG.replace(causal=False)).eval()
+    bidirectional.load_state_dict(model.state_dict())
     with torch.no_grad():
-        moves = [(m(changed) - m(ids))[0, :8].abs().max().item() for m in (model, free)]
-    print_table(["", "mask on", "mask off"], [
-        ("A. operations of one pass", *(quiz_cost.flops(m, ids) for m in (model, free))),
-        ("B. largest move of logits 0–7 when tokens 8–11 change", *(f"{move:.1g}" for move in moves)),
-    ])  # fmt: skip
-    print_text("""Answer: B. It keeps the future out. It saves no operations by itself (A; the plain product computes
-        all scores), and it highlights nothing (C): among the tokens it allows, the scores decide.""")
+        changes = [(m(changed) - m(ids))[0, :8].abs().max().item() for m in (model, bidirectional)]
+    print_table(
+        ["", "causal mask", "no mask"],
+        [
+            ("A. FLOPs of one pass", *(quiz_cost.count_model_flops(m, ids) for m in (model, bidirectional))),
+            ("B. largest change of logits 0–7 if tokens 8–11 change", *(f"{change:.1g}" for change in changes)),
+        ],
+    )
+    print_text("""Answer: B. The mask hides later tokens. It does not save FLOPs by itself (A), because the matrix
+        product computes all scores, and it does not highlight any tokens (C), because the scores determine the weights
+        of the visible tokens.""")
 
 
-def _draw(sizes: dict[str, int], encoder_decoder: dict[str, list[int]]) -> Figure:
+def _draw_quiz(sizes: dict[str, int], encoder_decoder: dict[str, list[int]]) -> Figure:
     figure = new_figure(width=13.0, height=4.2)
     bars, lines = figure.subplots(1, 2)
     names = [name.split(". ")[-1].split(": ")[-1] for name in sizes]
     bars.bar_label(bars.barh(names, list(sizes.values()), color=BLUE), fmt="{:,.0f}", padding=3)
     bars.invert_yaxis()
     bars.margins(x=0.15)
-    label_axes(bars, title="What is trained (a small GPT)", x="numbers with a gradient", y="")
-    quiz_cost.draw(lines, encoder_decoder, colours=(BLUE, ORANGE))
-    figure.suptitle("Two quizzes of lecture E: what is trained, and what an encoder–decoder costs")
+    label_axes(bars, title="Trainable parameters of a small GPT", x="trainable parameters", y="")
+    quiz_cost.draw_encoder_decoder_flops(lines, encoder_decoder, colors=(BLUE, ORANGE))
+    figure.suptitle("Two quizzes of lecture E: trainable parameters, and the cost of an encoder–decoder")
     return figure

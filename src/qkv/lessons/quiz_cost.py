@@ -1,4 +1,4 @@
-"""Lecture E's quizzes about cost: every count is checked against operations counted by torch and real bytes."""
+"""Quizzes of lecture E about cost, checked against FLOPs counted by PyTorch and actual bytes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,57 +18,74 @@ N_LAYERS, D = 2, 64
 SOURCE_LENGTHS = (64, 128, 256, 512)
 
 
-def counted(work: Callable[[], Any]) -> int:
-    """Floating-point operations of the matrix products in `work`, as torch counts them."""
+def count_flops(work: Callable[[], Any]) -> int:
+    """Count the FLOPs of the matrix products in `work` with PyTorch."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops()
 
 
-def flops(model: nn.Module, *ids: Tensor) -> int:
-    # On the plain road: torch counts nothing inside the CPU's fused attention.
+def count_model_flops(model: nn.Module, *ids: Tensor) -> int:
+    """Count the FLOPs of one forward pass."""
+    # PyTorch does not count FLOPs inside the fused CPU attention kernel.
     with use_attention_kernel(model, AttentionKernel.EAGER):
-        return counted(lambda: model(*ids))
+        return count_flops(lambda: model(*ids))
 
 
-def answer(seed: int) -> dict[str, list[int]]:
-    """Print the answers; give back the encoder–decoder's measured operations."""
-    _matrix_product()
-    _projection()
-    _cache(seed)
-    return _encoder_decoder(seed)
+def print_cost_answers(seed: int) -> dict[str, list[int]]:
+    """Print the answers and return the measured FLOPs of the encoder and the decoder."""
+    _print_matrix_product()
+    _print_projection()
+    _print_cache_size(seed)
+    return _print_encoder_decoder(seed)
 
 
-def _matrix_product() -> None:
-    print_section("E: A (n×m) times B (m×k): how many operations, how much IO?")
+def _print_matrix_product() -> None:
+    print_section("Lecture E: FLOPs and memory traffic of A (n×m) times B (m×k)")
     rows = []
     for n, m, k in ((3, 5, 7), (64, 64, 64), (128, 64, 512)):
         a, b = torch.randn(n, m), torch.randn(m, k)
         product = a @ b
-        rows.append((
-            f"{n}×{m} · {m}×{k}", counted(lambda a=a, b=b: a @ b), 2 * n * m * k,
-            sum(t.numel() for t in (a, b, product)), n * m + m * k + n * k, n * m + m * k + n * m,
-        ))  # fmt: skip
-    print_table(["product", "counted", "2nmk", "numbers moved", "nm + mk + nk", "slide's IO"], rows)
-    print_slide_error("""E counts the IO as nm + mk + nm: nm twice. The product AB has n×k numbers, so it is nm + mk + nk. The two
-        agree only where m = k.""")
-
-
-def _projection() -> None:
-    b, n, d, h = 2, 10, 64, 4
-    x, one, every = torch.randn(b, n, d), torch.randn(d, d // h), torch.randn(d, d)
-    print_section(f"E: x·W_q for one head and for all (b = {b}, n = {n}, d = {d}, h = {h})")
-    print_table(["", "operations", "2·bnd·(width)", "IO: x + W + result", "E's O(·)"], [
-        (name, counted(lambda w=w: x @ w), 2 * b * n * d * w.shape[1], x.numel() + w.numel() + (x @ w).numel(), order)
-        for name, w, order in (
-            ("one head", one, "bnd·d/h; bnd + d·d/h + bn·d/h"), ("all heads", every, "bnd²; 2bnd + d²"),
+        rows.append(
+            (
+                f"{n}×{m} · {m}×{k}",
+                count_flops(lambda a=a, b=b: a @ b),
+                2 * n * m * k,
+                sum(t.numel() for t in (a, b, product)),
+                n * m + m * k + n * k,
+                n * m + m * k + n * m,
+            )
         )
-    ])  # fmt: skip
-    print_text("All heads cost h times one head's operations, but x is read once.")
+    print_table(["product", "counted", "2nmk", "numbers moved", "nm + mk + nk", "slide's IO"], rows)
+    print_slide_error("""lecture E counts the memory traffic as nm + mk + nm, with nm twice. The product AB has n×k
+        elements, so the correct count is nm + mk + nk. Both agree only if m = k.""")
 
 
-def _cache(seed: int) -> None:
-    print_section("E: how much memory does the KV cache need?")
+def _print_projection() -> None:
+    b, n, d, h = 2, 10, 64, 4
+    x, head_weight, full_weight = torch.randn(b, n, d), torch.randn(d, d // h), torch.randn(d, d)
+    print_section(f"Lecture E: x·W_q for one head and for all heads (b = {b}, n = {n}, d = {d}, h = {h})")
+    print_table(
+        ["", "FLOPs", "2·bnd·(width)", "IO: x + W + result", "lecture O(·)"],
+        [
+            (
+                name,
+                count_flops(lambda w=w: x @ w),
+                2 * b * n * d * w.shape[1],
+                x.numel() + w.numel() + (x @ w).numel(),
+                order,
+            )
+            for name, w, order in (
+                ("one head", head_weight, "bnd·d/h; bnd + d·d/h + bn·d/h"),
+                ("all heads", full_weight, "bnd²; 2bnd + d²"),
+            )
+        ],
+    )
+    print_text("All heads together cost h times the FLOPs of one head, but x is read only once.")
+
+
+def _print_cache_size(seed: int) -> None:
+    print_section("Lecture E: how much memory does the KV cache need?")
     rows = []
     for n, d, n_layers in ((10, 64, 2), (20, 64, 2), (20, 128, 2), (20, 128, 4)):
         config = GPTConfig(vocab_size=11, context_length=32, d_model=d, n_heads=4, n_layers=n_layers)
@@ -77,43 +94,56 @@ def _cache(seed: int) -> None:
         with torch.no_grad():
             model(torch.zeros(1, n, dtype=torch.long), cache=cache)
         rows.append((n, d, n_layers, cache.n_bytes, cache.n_bytes // 4, 2 * n * d * n_layers))
-    print_table(["n", "d", "L", "bytes of the real cache", "float32 numbers", "2ndL"], rows)
-    print_text("Answer 4: 2ndL numbers, for keys and values of every token in every layer (× batch × bytes a number).")
+    print_table(["n", "d", "L", "bytes of the cache", "float32 numbers", "2ndL"], rows)
+    print_text("""Answer 4: 2ndL numbers for the keys and values of every token in every layer (× batch size × bytes
+        per number).""")
 
 
-def _encoder_decoder(seed: int) -> dict[str, list[int]]:
-    print_section("E: encoder–decoder, source m, target n: what does a pass cost?")
+def _print_encoder_decoder(seed: int) -> dict[str, list[int]]:
+    print_section("Lecture E: the cost of an encoder–decoder with source length m and target length n")
     config = Seq2SeqConfig(
-        vocab_size=11, context_length=512, d_model=D, n_heads=4, n_encoder_layers=N_LAYERS,
+        vocab_size=11,
+        context_length=512,
+        d_model=D,
+        n_heads=4,
+        n_encoder_layers=N_LAYERS,
         n_decoder_layers=N_LAYERS,
-    )  # fmt: skip
+    )
     model = Seq2Seq(config, seed=seed).eval()
     rows = []
     for m, n in (*((m, 64) for m in SOURCE_LENGTHS), (64, 128), (64, 256)):
         source, ids = torch.zeros(1, m, dtype=torch.long), torch.zeros(1, n, dtype=torch.long)
         with use_attention_kernel(model, AttentionKernel.EAGER):
-            encoder = counted(lambda source=source: model.encode(source))
+            encoder = count_flops(lambda source=source: model.encode(source))
             states = model.encode(source)
-            decoder = counted(lambda ids=ids, states=states: model.hidden_states(ids, states))
-        formula = [N_LAYERS * f for f in (_self(m), _self(n) + 4 * n * D * D + 4 * m * D * D + 4 * n * m * D)]
+            decoder = count_flops(lambda ids=ids, states=states: model.hidden_states(ids, states))
+        formula = [
+            N_LAYERS * f
+            for f in (
+                _self_attention_flops(m),
+                _self_attention_flops(n) + 4 * n * D * D + 4 * m * D * D + 4 * n * m * D,
+            )
+        ]
         rows.append((m, n, encoder, formula[0], decoder, formula[1]))
-    print_table(["m", "n", "encoder", "by formula", "decoder", "by formula"], rows)
-    print_text("""By formula, a layer: self-attention and FFN 24md² + 4m²d for m tokens (d_ff = 4d), and cross-attention
-        4nd² + 4md² + 4nmd. Answer: O(n²) + O(m²) + O(nm), or O(n²d + nd² + m²d + md² + nmd). A longer source
-        raises the encoder's cost by m², the decoder's only in proportion to m.""")
-    print_slide_error("""E names the three terms encoder, decoder and cross in this order, but n is the summary and m the passage:
-        m² is the encoder's self-attention, n² the decoder's.""")
+    print_table(["m", "n", "encoder", "formula", "decoder", "formula"], rows)
+    print_text("""The formula for one layer is 24md² + 4m²d for self-attention and FFN with m tokens (d_ff = 4d), and
+        4nd² + 4md² + 4nmd for cross-attention. Answer: O(n²) + O(m²) + O(nm), or O(n²d + nd² + m²d + md² + nmd). With
+        a longer source, the cost of the encoder grows with m², and the cost of the decoder grows linearly with m.""")
+    print_slide_error("""lecture E names the three terms encoder, decoder and cross-attention in this order, but n is
+        the summary and m is the passage: m² belongs to the self-attention of the encoder, and n² to that of the
+        decoder.""")
     same_target = rows[: len(SOURCE_LENGTHS)]
     return {"encoder": [row[2] for row in same_target], "decoder": [row[4] for row in same_target]}
 
 
-def _self(n: int) -> int:
+def _self_attention_flops(n: int) -> int:
     return 24 * n * D * D + 4 * n * n * D
 
 
-def draw(axes: Axes, measured: dict[str, list[int]], *, colours: Sequence[str]) -> None:
-    for (name, values), colour, marker in zip(measured.items(), colours, "os", strict=True):
-        axes.plot(SOURCE_LENGTHS, [value / 1e6 for value in values], color=colour, marker=marker, label=name)
+def draw_encoder_decoder_flops(axes: Axes, flops: dict[str, list[int]], *, colors: Sequence[str]) -> None:
+    """Plot the FLOPs of the encoder and the decoder by source length."""
+    for (name, values), color, marker in zip(flops.items(), colors, "os", strict=True):
+        axes.plot(SOURCE_LENGTHS, [value / 1e6 for value in values], color=color, marker=marker, label=name)
     axes.legend(frameon=False)
     axes.set_xticks(SOURCE_LENGTHS, [str(m) for m in SOURCE_LENGTHS])
-    label_axes(axes, title="Operations of one pass, target n = 64", x="source length m", y="million operations")
+    label_axes(axes, title="FLOPs of one pass with target length n = 64", x="source length m", y="million FLOPs")

@@ -85,12 +85,13 @@ def lesson(seed: int) -> DrawFigure:
         [(tap, *(run[i, TARGET].item() for run in runs)) for i, tap in enumerate(RESID_TAPS)],
         digits=3,
     )
-    print_text(f"""The stream does not change before the first attention layer (resid_mid of block 0): only attention moves information
-        between tokens; feed-forward layers, norms and residual connections act on each token separately. If the edge
-        it→animal is masked in all layers, information still arrives indirectly ({direct_edge_masked[-1, TARGET].item():.3f}
-        at the last tap), through tokens that attend to *animal* and that *it* attends to one layer later. If every edge to
-        *animal* is masked, or if attention is ablated, nothing arrives: 0. In the last column, the later word
-        “{SENTENCE_WORDS[-1]}” is replaced; the causal mask prevents it from having any effect.""")
+    print_text(f"""The stream does not change before the first attention layer (resid_mid of block 0): only attention
+        moves information between tokens; feed-forward layers, norms and residual connections act on each token
+        separately. If the edge it→animal is masked in all layers, information still arrives indirectly
+        ({direct_edge_masked[-1, TARGET].item():.3f} at the last tap), through tokens that attend to *animal* and that
+        *it* attends to one layer later. If every edge to *animal* is masked, or if attention is ablated, nothing
+        arrives: 0. In the last column, the later word “{SENTENCE_WORDS[-1]}” is replaced; the causal mask prevents it
+        from having any effect.""")
     tap_labels = [tap.removeprefix("blocks.").replace(".resid_", " ") for tap in RESID_TAPS]
     heatmaps = [
         Heatmap(

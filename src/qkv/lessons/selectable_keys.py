@@ -13,8 +13,8 @@ MAX_ITERATIONS = 1000
 def find_selectable_keys(keys: Float[Tensor, "key d"]) -> Bool[Tensor, " key"]:
     """Return whether each key i has a query p with p·(kᵢ − kⱼ) > 0 for all j.
 
-    If such a query exists, the point nearest to 0 in the convex hull of the differences is one. If the key is inside the
-    convex hull of the others, that point is 0.
+    If such a query exists, the point nearest to 0 in the convex hull of the differences is one. If the key is inside
+    the convex hull of the others, that point is 0.
     """
     keys = keys.double()
     is_selectable = []
@@ -30,8 +30,8 @@ def find_selectable_keys(keys: Float[Tensor, "key d"]) -> Bool[Tensor, " key"]:
 def min_norm_point(points: Float[Tensor, "point d"]) -> Float[Tensor, " d"]:
     """Find the point of smallest norm in the convex hull with Wolfe's algorithm (Math. Programming 11, 1976).
 
-    The algorithm maintains a set of corners and their convex weights. Each iteration adds the corner that is farthest in
-    the direction of 0 and removes corners whose weight becomes 0.
+    The algorithm maintains a set of corners and their convex weights. Each iteration adds the corner that is farthest
+    in the direction of 0 and removes corners whose weight becomes 0.
     """
     corners = points.norm(dim=1).argmin()[None]
     weights = points.new_ones(1)

@@ -1,4 +1,4 @@
-"""Which shape has what at each step, and do all queries at once give the same as one at a time?"""
+"""Lesson: tensor shapes at each step of attention, and computing all queries at once."""
 
 import torch
 from torch import Tensor
@@ -9,88 +9,89 @@ from qkv.lessons.figure_style import BLUE, RED, DrawFigure, Figure, label_axes
 from qkv.lessons.timer import best_of_n_seconds
 from qkv.nn import Attention, HeadConfig, scaled_dot_product_attention
 
-D_MODEL = 16
-TARGET, SOURCE = 5, 7
-LENGTHS = (64, 128, 256, 512, 1024)
+MODEL_WIDTH = 16
+N_TARGETS, N_SOURCES = 5, 7
+SEQUENCE_LENGTHS = (64, 128, 256, 512, 1024)
 STEPS = (
     ("queries Q", "x·W_Q", "T×d", "queries"),
     ("keys K", "source·W_K", "T̄×d", "keys"),
     ("values V", "source·W_V", "T̄×d", "values"),
     ("scores", "Q·Kᵀ/√d", "T×T̄", "scores"),
     ("weights A", "softmax", "T×T̄", "weights"),
-    ("mixed", "A·V", "T×d", "head_outputs"),
+    ("weighted sum", "A·V", "T×d", "head_outputs"),
 )
 
 
-def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - torch's chance has started at the seed
-    _show_shapes()
-    _agree()
-    times = _measure()
-    return lambda: _draw(times)
+def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
+    _print_shapes()
+    _print_agreement()
+    times = _measure_times()
+    return lambda: _draw_times(times)
 
 
-def _show_shapes() -> None:
-    print_section(f"Shapes at every step: T = {TARGET} targets, T̄ = {SOURCE} sources, d = {D_MODEL}")
-    print_text("""Self- and cross-attention are one function; only what it looks at differs. In qkv every tensor also has
-        a batch and a head axis in front: (batch, head, position, width).""")
-    cases = {"self": (1, 1, None), "cross": (1, 1, SOURCE), "cross, batch 3, 4 heads": (3, 4, SOURCE)}
-    columns = {name: _shapes(*case) for name, case in cases.items()}
+def _print_shapes() -> None:
+    print_section(f"Shapes at every step: T = {N_TARGETS} targets, T̄ = {N_SOURCES} sources, d = {MODEL_WIDTH}")
+    print_text("""Self-attention and cross-attention are the same function with different sources. In qkv, every tensor
+        also has a batch and a head dimension: (batch, head, position, width).""")
+    cases = {"self": (1, 1, None), "cross": (1, 1, N_SOURCES), "cross, batch 3, 4 heads": (3, 4, N_SOURCES)}
+    columns = {name: _record_shapes(*case) for name, case in cases.items()}
     steps = [("input x", "", "T×d"), ("source", "", "T̄×d"), *(step[:3] for step in STEPS), ("output", "·W_O", "T×d")]
     print_table(
-        ["", "how", "lecture", *columns], [[*step, *rest] for step, *rest in zip(steps, *columns.values(), strict=True)]
+        ["", "computation", "lecture", *columns],
+        [[*step, *rest] for step, *rest in zip(steps, *columns.values(), strict=True)],
     )
-    print_text("""For self-attention T̄ = T and the source is x itself. Lecture E's batch is the first axis: b×n×d in,
-        b×n×n scores, b×n×d out. With h heads a query has width d/h, and the heads are joined again by W_O.""")
+    print_text("""For self-attention, T̄ = T and the source is x. In lecture E, the batch is the first dimension: the
+        input is b×n×d, the scores are b×n×n, and the output is b×n×d. With h heads, a query has width d/h, and W_O
+        combines the heads.""")
 
 
-def _shapes(batch: int, n_heads: int, n_source: int | None) -> list[str]:
-    attention = Attention(D_MODEL, HeadConfig.split(D_MODEL, n_heads))
-    x = torch.randn(batch, TARGET, D_MODEL)
-    source = None if n_source is None else torch.randn(batch, n_source, D_MODEL)
-    with torch.no_grad(), record(attention, *(tap for *_, tap in STEPS)) as seen:
+def _record_shapes(batch: int, n_heads: int, n_source: int | None) -> list[str]:
+    attention = Attention(MODEL_WIDTH, HeadConfig.split(MODEL_WIDTH, n_heads))
+    x = torch.randn(batch, N_TARGETS, MODEL_WIDTH)
+    source = None if n_source is None else torch.randn(batch, n_source, MODEL_WIDTH)
+    with torch.no_grad(), record(attention, *(tap for *_, tap in STEPS)) as cache:
         output = attention(x, source=source)
-    looked_at = x if source is None else source
-    return [format_shape(part) for part in (x, looked_at, *(seen[tap] for *_, tap in STEPS), output)]
+    actual_source = x if source is None else source
+    return [format_shape(part) for part in (x, actual_source, *(cache[tap] for *_, tap in STEPS), output)]
 
 
-def _agree() -> None:
-    print_section("All queries at once are the same as one at a time")
-    queries, keys, values = (torch.randn(1, 1, n, D_MODEL) for n in (TARGET, SOURCE, SOURCE))
-    together, apart = scaled_dot_product_attention(queries, keys, values), _apart(queries, keys, values)
-    print_text(f"""{TARGET} queries over {SOURCE} keys, in one product and in a loop: largest difference
-        {max_abs_difference(together, apart)}. No query needs another's result, so all can be computed side by
-        side (lecture D's “parallelizing”).""")
+def _print_agreement() -> None:
+    print_section("All queries at once give the same result as one at a time")
+    queries, keys, values = (torch.randn(1, 1, n, MODEL_WIDTH) for n in (N_TARGETS, N_SOURCES, N_SOURCES))
+    batched = scaled_dot_product_attention(queries, keys, values)
+    looped = _attend_one_by_one(queries, keys, values)
+    print_text(f"""{N_TARGETS} queries over {N_SOURCES} keys in one product and in a loop have a largest difference of
+        {max_abs_difference(batched, looped)}. No query depends on another query's result, so all can be computed in
+        parallel (“parallelizing” in lecture D).""")
 
 
-def _apart(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    return torch.cat([scaled_dot_product_attention(one, keys, values) for one in queries.split(1, dim=2)], dim=2)
+def _attend_one_by_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return torch.cat([scaled_dot_product_attention(query, keys, values) for query in queries.split(1, dim=2)], dim=2)
 
 
-def _measure() -> dict[str, list[float]]:
-    print_section("And faster (self-attention of one head, d = 64, on one core of this machine)")
+def _measure_times() -> dict[str, list[float]]:
+    print_section("Speed (self-attention of one head, d = 64, on one core of this machine)")
     times = {"one at a time": [], "all at once": []}
-    for length in LENGTHS:
+    for length in SEQUENCE_LENGTHS:
         parts = [torch.randn(1, 1, length, 64) for _ in range(3)]
-        times["one at a time"].append(1000 * best_of_n_seconds(lambda parts=parts: _apart(*parts)))
+        times["one at a time"].append(1000 * best_of_n_seconds(lambda parts=parts: _attend_one_by_one(*parts)))
         times["all at once"].append(1000 * best_of_n_seconds(lambda parts=parts: scaled_dot_product_attention(*parts)))
     print_table(
-        ["n", "one at a time, ms", "all at once, ms", "times faster"],
-        [(n, slow, fast, slow / fast) for n, slow, fast in zip(LENGTHS, *times.values(), strict=True)],
+        ["n", "one at a time, ms", "all at once, ms", "speedup"],
+        [(n, slow, fast, slow / fast) for n, slow, fast in zip(SEQUENCE_LENGTHS, *times.values(), strict=True)],
         digits=2,
     )
     return times
 
 
-def _draw(times: dict[str, list[float]]) -> Figure:
+def _draw_times(times: dict[str, list[float]]) -> Figure:
     figure = new_figure(width=6.5, height=4.5)
     axes = figure.subplots()
-    for (name, measured), colour, marker in zip(times.items(), (RED, BLUE), "os", strict=True):
-        axes.plot(LENGTHS, measured, color=colour, marker=marker, label=name)
+    for (name, milliseconds), color, marker in zip(times.items(), (RED, BLUE), "os", strict=True):
+        axes.plot(SEQUENCE_LENGTHS, milliseconds, color=color, marker=marker, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
+    axes.set_xticks(SEQUENCE_LENGTHS, [str(length) for length in SEQUENCE_LENGTHS])
     axes.legend(frameon=False)
-    label_axes(
-        axes, title="The same numbers: all queries in one product are faster", x="length n", y="milliseconds (log)"
-    )
+    label_axes(axes, title="Computing all queries in one product is faster", x="length n", y="milliseconds (log)")
     return figure

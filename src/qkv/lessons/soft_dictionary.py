@@ -49,8 +49,8 @@ def _print_longer_queries(memory: SoftMemory) -> torch.Tensor:
             for length, row, result in zip(QUERY_LENGTHS, weights, results, strict=True)
         ],
     )
-    print_text("""A query of length 0 returns the mean of all values. A very long query returns the value of the nearest key, so
-        a dict is a limiting case of the soft dictionary. Every query has a result.""")
+    print_text("""A query of length 0 returns the mean of all values. A very long query returns the value of the
+        nearest key, so a dict is a limiting case of the soft dictionary. Every query has a result.""")
     return weights
 
 
@@ -63,11 +63,10 @@ def _print_equality_with_attention(memory: SoftMemory) -> None:
     largest_difference = max_abs_difference(
         scaled_dot_product_attention(queries, keys, values)[0, 0], results_one_by_one
     )
-    print_text(
-        f"The largest difference between 1000 random queries one by one and softmax(QKᵀ/√d)V is {largest_difference} degrees."
-    )
-    print_text("""Lecture C then uses the encoder's hidden states as keys and values, so that a decoder state retrieves a mixture of
-        encoder states.""")
+    print_text(f"""The largest difference between 1000 random queries one by one and softmax(QKᵀ/√d)V is
+        {largest_difference} degrees.""")
+    print_text("""Lecture C then uses the encoder's hidden states as keys and values, so that a decoder state retrieves
+        a mixture of encoder states.""")
 
 
 def _print_lecture_e_analogy() -> torch.Tensor:
@@ -86,8 +85,8 @@ def _print_lecture_e_analogy() -> torch.Tensor:
         columns=["weight", "v[0]", "v[1]", "v[2]", "w·v[0]", "w·v[1]", "w·v[2]"],
     )
     print(f"  the result, the sum of the last three columns: {[round(x, 2) for x in result.tolist()]}\n")
-    print_text("""On the slide, only 30 % and 50 % are legible; we chose the other two. The query is computed from the weights:
-        q = √d · log(weight).""")
+    print_text("""On the slide, only 30 % and 50 % are legible; we chose the other two. The query is computed from the
+        weights: q = √d · log(weight).""")
     return weights
 
 

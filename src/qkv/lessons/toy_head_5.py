@@ -53,9 +53,8 @@ def lesson(seed: int) -> DrawFigure:
     x, target = bigram_table(), target_table()
     print_section("The data: one sequence, T = 6, and its bigram table X (T×V), V = 5")
     print_table(["token", "id"], [(word, i) for i, word in enumerate(TOY_WORDS_5, start=1)])
-    print_text(
-        f"<start> the man ordered the chicken = {list(SLIDE_IDS)}. X contains the distribution of the token that follows each token in the data:"
-    )
+    print_text(f"""<start> the man ordered the chicken = {list(SLIDE_IDS)}. X contains the distribution of the token
+        that follows each token in the data:""")
     print_matrix(x, rows=POSITION_LABELS, columns=TOY_WORDS_5)
     print_text("The target is different for the two occurrences of *the*: man at position 1, chicken at position 4.")
     print_matrix(target, rows=POSITION_LABELS, columns=TOY_WORDS_5)
@@ -80,19 +79,19 @@ def lesson(seed: int) -> DrawFigure:
 def _print_best_row_combination(x: TokenTable, target: TokenTable) -> TokenTable:
     print_section("No W·X equals the target for any W")
     difference = (x[:, MAN_ID] - x[:, CHICKEN_ID]).abs().max().item()
-    print_text(f"""The columns man and chicken of X are equal: max|difference| = {difference:.0f}. W combines rows, so these columns are equal
-        in every W·X, but they differ in the target. The best W by least squares gives:""")
+    print_text(f"""The columns man and chicken of X are equal: max|difference| = {difference:.0f}. W combines rows, so
+        these columns are equal in every W·X, but they differ in the target. The best W by least squares gives:""")
     best = best_row_combination(x)
     print_matrix(best, rows=POSITION_LABELS, columns=TOY_WORDS_5)
     distance = (best - target).square().sum().item()
-    print_text(
-        f"The squared distance to the target is {distance:.2f}; both rows of *the* predict man and chicken with probability one half."
-    )
+    print_text(f"""The squared distance to the target is {distance:.2f}; both rows of *the* predict man and chicken
+        with probability one half.""")
     zeroed_x = x.clone()
     zeroed_x[-1] = 0
     zeroed_distance = (best_row_combination(zeroed_x) - target).square().sum().item()
-    print_slide_error(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, the column <start> of X is empty, and
-        the last row of the target cannot be reached either: the best squared distance is then {zeroed_distance:.2f}.""")
+    print_slide_error(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, the
+        column <start> of X is empty, and the last row of the target cannot be reached either: the best squared
+        distance is then {zeroed_distance:.2f}.""")
     return best
 
 
@@ -109,8 +108,9 @@ def _print_trained_head(seed: int, x: TokenTable) -> TokenTable:
         columns=[row.split()[0] for row in POSITION_LABELS],
         digits=3,
     )
-    print_slide_error("""the text of lecture A uses softmax(W ⊙ Mask), where a masked score of 0 still has weight. The code of lecture A passes the
-        mask to the softmax, which is correct, as in qkv. The lesson wrong-masks compares both.""")
+    print_slide_error("""the text of lecture A uses softmax(W ⊙ Mask), where a masked score of 0 still has weight. The
+        code of lecture A passes the mask to the softmax, which is correct, as in qkv. The lesson wrong-masks compares
+        both.""")
     return learned
 
 
@@ -122,5 +122,6 @@ def _print_ablations(seed: int) -> None:
         enabled = ["yes" if component else "no" for component in (with_positions, causal)]
         rows.append((*enabled, p[1, MAN_ID].item(), p[4, CHICKEN_ID].item()))
     print_table(["positions", "causal mask", "the → man at 1", "the → chicken at 4"], rows, digits=3)
-    print_text("""Rows 1 and 4 of X are equal. Positions distinguish them, and so does the causal mask, because position 4 attends to more
-        tokens than position 1. Without both, the two positions have the same input and must have the same output.""")
+    print_text("""Rows 1 and 4 of X are equal. Positions distinguish them, and so does the causal mask, because
+        position 4 attends to more tokens than position 1. Without both, the two positions have the same input and must
+        have the same output.""")

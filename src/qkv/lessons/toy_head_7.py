@@ -52,23 +52,37 @@ def lesson(seed: int) -> DrawFigure:
     weights = cache["attention.weights"][:, 0]
 
     print_section("The head")
-    print_table(["parameter", "shape", "numbers"], [
-        (name, "×".join(map(str, p.shape)), p.numel()) for name, p in head.named_parameters()
-    ])  # fmt: skip
+    print_table(
+        ["parameter", "shape", "numbers"],
+        [(name, "×".join(map(str, p.shape)), p.numel()) for name, p in head.named_parameters()],
+    )
     head_shape = tuple(cache["attention.head_outputs"][0, 0].shape)
-    print_slide_error(f"""the code ends with softmax(QKᵀ/√H)·V, which has shape T×H = {head_shape[0]}×{head_shape[1]}, but the printed predictions have
-        shape T×V = {predictions.shape[1]}×{predictions.shape[2]}. The code omits the layer attention.out_proj shown above.""")
+    print_slide_error(f"""the code ends with softmax(QKᵀ/√H)·V, which has shape T×H = {head_shape[0]}×{head_shape[1]},
+        but the printed predictions have shape T×V = {predictions.shape[1]}×{predictions.shape[2]}. The code omits the
+        layer attention.out_proj shown above.""")
     _print_predictions(predictions)
     _print_weights(weights)
     _print_masked_edge(head, x, predictions)
     _print_bigram_inputs(seed)
     rows = [label for labels in SENTENCE_LABELS for label in labels]
     heatmaps = (
-        Heatmap(matrix=predictions.flatten(0, 1), rows=rows, columns=TOY_WORDS_7, title="next token (one softmax per row)",
-                row_axis="“… man …” above, “… woman …” below", column_axis="predicted"),
-        Heatmap(matrix=weights.flatten(0, 1), rows=rows, columns=[str(t) for t in range(SENTENCE_IDS.shape[1])],
-                title="attention weights", row_axis="", column_axis="key position"),
-    )  # fmt: skip
+        Heatmap(
+            matrix=predictions.flatten(0, 1),
+            rows=rows,
+            columns=TOY_WORDS_7,
+            title="next token (one softmax per row)",
+            row_axis="“… man …” above, “… woman …” below",
+            column_axis="predicted",
+        ),
+        Heatmap(
+            matrix=weights.flatten(0, 1),
+            rows=rows,
+            columns=[str(t) for t in range(SENTENCE_IDS.shape[1])],
+            title="attention weights",
+            row_axis="",
+            column_axis="key position",
+        ),
+    )
     return lambda: plot_heatmaps(*heatmaps, title="One head: “the” predicts chicken after man and beef after woman")
 
 
@@ -81,8 +95,9 @@ def _print_predictions(ours: Table) -> None:
             print_matrix(
                 torch.cat((p, p.sum(1, keepdim=True)), dim=1), rows=SENTENCE_LABELS[i], columns=columns, digits=3
             )
-    print_slide_error("""the rows do not sum to 1, so they are not distributions over the next token; each cell seems to be a separate binary
-        prediction (<start> gives .988 to man and .988 to woman). The computed rows are softmax distributions.""")
+    print_slide_error("""the rows do not sum to 1, so they are not distributions over the next token; each cell seems
+        to be a separate binary prediction (<start> gives .988 to man and .988 to woman). The computed rows are softmax
+        distributions.""")
 
 
 def _print_weights(ours: Table) -> None:
@@ -94,8 +109,9 @@ def _print_weights(ours: Table) -> None:
         ]
         positions = [str(t) for t in range(len(labels))]
         print_table(["", *positions, "  ", *positions], both, digits=3)
-    print_text("""The weights of row “3 the” depend on the seed (try --seed 1). The head may predict one noun by default and only attend to the
-        other subject; the head on the slide attends to both: .213 on man, .769 on woman.""")
+    print_text("""The weights of row “3 the” depend on the seed (try --seed 1). The head may predict one noun by
+        default and only attend to the other subject; the head on the slide attends to both: .213 on man, .769 on
+        woman.""")
 
 
 def _print_masked_edge(head: ToyHead, x: Table, unmasked: Table) -> None:
@@ -117,6 +133,7 @@ def _print_bigram_inputs(seed: int) -> None:
     x = bigram_inputs()
     _, p = train_head_on(seed, x)
     difference = (x[0, 1] - x[1, 1]).abs().max().item()
-    print_text(f"""In the bigram table, man and woman have the same row, because both are followed by ordered (max|difference| =
-        {difference:.0f}), so the two sentences have the same input. The same head trained on this input predicts chicken with
-        {p[0, 3, CHICKEN].item():.3f} after man and beef with {p[1, 3, BEEF].item():.3f} after woman.""")
+    print_text(f"""In the bigram table, man and woman have the same row, because both are followed by ordered
+        (max|difference| = {difference:.0f}), so the two sentences have the same input. The same head trained on this
+        input predicts chicken with {p[0, 3, CHICKEN].item():.3f} after man and beef with {p[1, 3, BEEF].item():.3f}
+        after woman.""")

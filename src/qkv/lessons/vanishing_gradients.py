@@ -82,20 +82,22 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
         ("top" if layer == N_STACK_LAYERS else str(layer), *(f"{norms[layer].item():.1e}" for norms in depth.values()))
         for layer in selected_layers
     ])  # fmt: skip
-    print_text("""These are untrained stacks of attention and feed-forward layers with PyTorch's default initialization. With neither
-        residual connections nor LayerNorm, every layer shrinks activations and gradients, and nothing reaches the first
-        layer. LayerNorm rescales the activations at every layer, which preserves the gradient. A residual connection gives
-        the gradient a path that no layer multiplies. With both, the gradient does not vanish.""")
+    print_text("""These are untrained stacks of attention and feed-forward layers with PyTorch's default
+        initialization. With neither residual connections nor LayerNorm, every layer shrinks activations and gradients,
+        and nothing reaches the first layer. LayerNorm rescales the activations at every layer, which preserves the
+        gradient. A residual connection gives the gradient a path that no layer multiplies. With both, the gradient
+        does not vanish.""")
 
     distance = {name: gradient_by_distance(model) for name, model in build_sequence_models().items()}
     print_section("Over time: gradient of the last output with respect to the input k positions earlier")
     print_table(["k", *distance], [
         (k, *(f"{norms[i].item():.1e}" for norms in distance.values())) for i, k in enumerate(DISTANCES)
     ])  # fmt: skip
-    print_text("""The values are relative to the gradient of the last input. An RNN multiplies the gradient at every step, so it vanishes
-        with distance. The cell of an LSTM is multiplied by a forget gate. At initialization, the gate is half open and halves
-        the gradient at every step. If it is open (bias 5), the gradient is preserved over long distances and may even grow.
-        Attention connects any two positions in one step, whatever their distance.""")
+    print_text("""The values are relative to the gradient of the last input. An RNN multiplies the gradient at every
+        step, so it vanishes with distance. The cell of an LSTM is multiplied by a forget gate. At initialization, the
+        gate is half open and halves the gradient at every step. If it is open (bias 5), the gradient is preserved over
+        long distances and may even grow. Attention connects any two positions in one step, whatever their
+        distance.""")
     return lambda: _draw_gradients(depth, distance)
 
 

@@ -83,11 +83,12 @@ def _print_lecture_c_error(seq2seq: Seq2Seq) -> StateChanges:
     visible = lecture_c_cross_mask(causal, torch.ones(n, dtype=torch.int))
     incorrect = changes_by_encoder_state(seq2seq, Mask(dense=visible.bool()[None, None]))
     _print_changes("Cross-attention with this mask", incorrect, TARGET_WORDS, SOURCE_WORDS)
-    print_slide_error("""the mask of cross-attention is min(padding, causal), so target t only attends to source positions ≤ t. This contradicts the
-        text of lecture C, according to which each decoder position attends to all encoder positions. The mask also has shape
-        T×T, so it only works if source and target have the same length. The correct mask is the padding mask of the source.""")
-    print_text("""This bug can go unnoticed in training: the first encoder state contains information from all source words, so even the first
-        target position has access to every source word through that one vector.""")
+    print_slide_error("""the mask of cross-attention is min(padding, causal), so target t only attends to source
+        positions ≤ t. This contradicts the text of lecture C, according to which each decoder position attends to all
+        encoder positions. The mask also has shape T×T, so it only works if source and target have the same length. The
+        correct mask is the padding mask of the source.""")
+    print_text("""This bug can go unnoticed in training: the first encoder state contains information from all source
+        words, so even the first target position has access to every source word through that one vector.""")
     try:
         lecture_c_cross_mask(causal)
     except UnboundLocalError as error:

@@ -44,9 +44,9 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
             for width in WIDTHS
         ],
     )  # fmt: skip
-    print_text(f"""Without scaling, the softmax of wider vectors comes closer to selecting a single key, and its derivative
-        becomes so small that nothing can be learned. Divided by √d, the scores behave the same for every width.
-        (Uniform weights would be 1/{N_KEYS} = {1 / N_KEYS}.)""")
+    print_text(f"""Without scaling, the softmax of wider vectors comes closer to selecting a single key, and its
+        derivative becomes so small that nothing can be learned. Divided by √d, the scores behave the same for every
+        width. (Uniform weights would be 1/{N_KEYS} = {1 / N_KEYS}.)""")
     _print_lecture_b_scores()
     return lambda: _draw_statistics(unscaled, scaled)
 
@@ -82,8 +82,8 @@ def _print_lecture_b_scores() -> None:
         rows.append([f"scores {name}", *(f"{score:g}" for score in scaled.tolist()), ""])
         rows.append(["  weights", *(_format_weight(weight) for weight in weights.tolist()), f"{derivative:.2e}"])
     print_table(["", "token 1", "token 2", "token 3", "token 4", "∂a₁/∂s₁"], rows)
-    print_text("""Without scaling, one token gets all of the weight, although 96 is not far from 112, and the derivative is almost
-        zero.""")
+    print_text("""Without scaling, one token gets all of the weight, although 96 is not far from 112, and the
+        derivative is almost zero.""")
 
 
 def _format_weight(weight: float) -> str:

@@ -28,8 +28,8 @@ SENTENCES = {"lamp": "She turned on the light", "lamp too": "He turned off the l
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     task = load_as(LanguageModel, "stories")
     print_section("Static vectors: each token has one row in the embedding table")
-    print_text(f"""The shipped model `stories` has learned {task.model.config.vocab_size:,} rows of {task.model.config.d_model} numbers,
-        only by predicting the next token.""")
+    print_text(f"""The shipped model `stories` has learned {task.model.config.vocab_size:,} rows of
+        {task.model.config.d_model} numbers, only by predicting the next token.""")
     vectors = word_vectors(task, COMPARED)
     print_text("Cosine similarity (1: same direction, 0: orthogonal):")
     print_matrix(vectors.cosine, rows=COMPARED, columns=COMPARED, corner="cos")
@@ -61,8 +61,9 @@ def _print_nearest_words(task: LanguageModel) -> None:
         )
     print_table(["word", "by cosine", "by distance"], table_rows)
     lengths = candidates.norm(dim=-1)
-    print_text(f"""Cosine similarity ignores the length of the vectors. Half of the {len(word_rows):,} vectors have a length between
-        {lengths.quantile(0.25):.2f} and {lengths.quantile(0.75):.2f}, so both lists contain mostly the same words.""")
+    print_text(f"""Cosine similarity ignores the length of the vectors. Half of the {len(word_rows):,} vectors have a
+        length between {lengths.quantile(0.25):.2f} and {lengths.quantile(0.75):.2f}, so both lists contain mostly the
+        same words.""")
 
 
 def _print_contextual_vectors(task: LanguageModel) -> None:
@@ -84,9 +85,9 @@ def _print_contextual_vectors(task: LanguageModel) -> None:
     print_table(
         ["tap", "cos: both lamps", "lamp, not heavy", "distance: both lamps", "lamp, not heavy"], rows, digits=3
     )
-    print_text("""In the embedding table, the word has the same vector for every meaning: cosine 1, distance 0. Each block adds information
-        from the preceding words. The vectors of the two lamps stay close, and the other meaning moves away. A GPT only uses
-        the preceding words; a BERT would also use the following ones.""")
+    print_text("""In the embedding table, the word has the same vector for every meaning: cosine 1, distance 0. Each
+        block adds information from the preceding words. The vectors of the two lamps stay close, and the other meaning
+        moves away. A GPT only uses the preceding words; a BERT would also use the following ones.""")
 
 
 def _word_states(task: LanguageModel, sentence: str, taps: list[str]) -> Float[Tensor, "tap d_model"]:

@@ -56,9 +56,10 @@ def lesson(seed: int) -> DrawFigure:
         print_section(f"Weights, {method.name}")
         weights = method.weights(scores)
         print_matrix(torch.cat((weights, weights.sum(-1, keepdim=True)), 1), rows=TOKENS, columns=[*TOKENS, "row sum"])
-    print_slide_error("""Lecture A multiplies the scores by a 0/1 mask before the softmax (i). A masked score then becomes 0 instead of −∞,
-        and e⁰ = 1 is a considerable weight. Lecture E draws an element-wise product with −∞ (ii). A negative score then
-        becomes +∞, and its row becomes NaN. Both mean the first table, where −∞ is added.""")
+    print_slide_error("""Lecture A multiplies the scores by a 0/1 mask before the softmax (i). A masked score then
+        becomes 0 instead of −∞, and e⁰ = 1 is a considerable weight. Lecture E draws an element-wise product with −∞
+        (ii). A negative score then becomes +∞, and its row becomes NaN. Both mean the first table, where −∞ is
+        added.""")
     _print_leaks()
     losses = _train_with_each_method(seed)
     _print_comparison(losses)
@@ -75,9 +76,9 @@ def _print_leaks() -> None:
         ["", "change of the output of query 1"],
         [(method.name, change.norm().item()) for method, change in zip(METHODS, changes, strict=True)],
     )
-    print_text("""If the mask is applied after the softmax (iii), the masked keys have no weight, but they are still part of the
-        softmax's sum, so the sum of a row contains information about later tokens. After renormalization, this
-        information is gone and the weights are correct.""")
+    print_text("""If the mask is applied after the softmax (iii), the masked keys have no weight, but they are still
+        part of the softmax's sum, so the sum of a row contains information about later tokens. After renormalization,
+        this information is gone and the weights are correct.""")
 
 
 def _train_with_each_method(seed: int) -> list[tuple[str, float, float]]:
@@ -94,9 +95,9 @@ def _train_with_each_method(seed: int) -> list[tuple[str, float, float]]:
 
 def _print_comparison(losses: list[tuple[str, float, float]]) -> None:
     print_section("Lecture E: masking after the softmax “may just work!” Training with each method")
-    print_text(f"""This uses the tiny GPT and the random sentences of `qkv lesson no-causal-mask` with {N_TRAINING_STEPS} steps. The lowest
-        possible loss without seeing later words is {sentences.BEST_LOSS:.4f} nats per word. During generation, the later
-        words do not exist yet.""")
+    print_text(f"""This uses the tiny GPT and the random sentences of `qkv lesson no-causal-mask` with
+        {N_TRAINING_STEPS} steps. The lowest possible loss without seeing later words is {sentences.BEST_LOSS:.4f} nats
+        per word. During generation, the later words do not exist yet.""")
 
     def verdict(in_training: float, in_generation: float) -> str:
         if isnan(in_training):
@@ -105,9 +106,10 @@ def _print_comparison(losses: list[tuple[str, float, float]]) -> None:
 
     print_table(["", "training loss", "loss in generation", ""], [(*row, verdict(*row[1:])) for row in losses])
     after_softmax, correct = losses[3], losses[0]
-    print_text(f"""It does not just work: the training loss of {after_softmax[1]:.2f} is below the lowest possible loss, and the loss in
-        generation is {after_softmax[2]:.2f} compared with {correct[2]:.2f}. The model has learned to infer the next word
-        from the row sums. With renormalization it works, because the weights are then correct.""")
+    print_text(f"""It does not just work: the training loss of {after_softmax[1]:.2f} is below the lowest possible
+        loss, and the loss in generation is {after_softmax[2]:.2f} compared with {correct[2]:.2f}. The model has
+        learned to infer the next word from the row sums. With renormalization it works, because the weights are then
+        correct.""")
 
 
 def _draw_masks(scores: Tensor, losses: list[tuple[str, float, float]]) -> Figure:
