@@ -29,7 +29,7 @@ from tests.serving.explorer_client import (
     tasks,
 )
 from tests.tasks.small_gpt import save_task
-from tests.waiting import wait_until
+from tests.timeouts import wait_until
 
 HERE = f"http://127.0.0.1:{PORT}"
 

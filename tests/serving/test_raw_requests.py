@@ -10,7 +10,7 @@ import uvicorn
 from qkv.serving import app as app_module
 from qkv.serving.app import create_app
 from tests.serving.explorer_client import TEXT, TOKEN, new_explorer
-from tests.waiting import wait_until
+from tests.timeouts import wait_until
 
 FOREIGN = [
     "", "evil.example", "127.0.0.1", "127.0.0.1.", "127.0.0.1:{port}.evil.example", "127.0.0.1:{port}@evil.example",

@@ -19,7 +19,7 @@ from qkv.serving.responses import RequestError
 from qkv.serving.worker import WorkerClient, _WorkerRequest, _WorkerState
 from tests.serving.explorer_client import TEXT, new_explorer, split_frames, tasks
 from tests.tasks.small_gpt import save_task
-from tests.waiting import wait_until
+from tests.timeouts import wait_until
 
 STREAM = {"text": TEXT, "max_new": 7}
 

@@ -47,7 +47,7 @@ def summarize_model(
             {"id": f"{loaded.id}@{step}", "step": step} for step in (run.checkpoint_steps() if run else [])
         ],
         "best_step": int(run.best_checkpoint().name.removeprefix("step-")) if run else None,
-        "classes": list(_class_names(config)),
+        "classes": list(_classifier_labels(config)),
         "examples": _truncate_examples(examples, config.context_length, count_tokens) if is_small else examples,
         "error": None,
     }
@@ -96,7 +96,7 @@ def _supported_views(config: ModelConfig) -> list[str]:
             return [*(attention_views if has_attention else []), "lens", "embeddings", "translate", "cost"]
 
 
-def _class_names(config: ModelConfig) -> tuple[str, ...]:
+def _classifier_labels(config: ModelConfig) -> tuple[str, ...]:
     if not isinstance(config, BERTConfig):
         return ()
     return config.class_names or tuple(str(index) for index in range(config.n_classes or 0))
