@@ -174,6 +174,6 @@ def test_candidates_only_penalize_tokens_before_this_step():
     step = next(generate_steps(model, [[1, 2]], max_new=1, sampling=sampling))
     by_id = {candidate.id: candidate for candidate in top_candidates(step, sampling, n=VOCAB_SIZE)}
     raw = step.logits[0].clone()
-    for seen in (1, 2):
-        raw[seen] = raw[seen] / 5 if raw[seen] > 0 else raw[seen] * 5
+    for token_id in (1, 2):
+        raw[token_id] = raw[token_id] / 5 if raw[token_id] > 0 else raw[token_id] * 5
     assert [by_id[i].revised for i in range(VOCAB_SIZE)] == pytest.approx(raw.softmax(-1).tolist(), abs=1e-6)

@@ -35,21 +35,21 @@ def softmax(logits):
     return [part / sum(parts) for part in parts]
 
 
-def kept_ids(logits):
+def unfiltered_ids(logits):
     assert logits.shape[0] == 1
     return {i for i, x in enumerate(logits[0].tolist()) if x > -math.inf}
 
 
 def take_until(p, order, probabilities):
     """The first ids of `order` whose total probability reaches p, and whether p is reached within rounding error."""
-    taken_ids, total, is_close = set(), 0.0, False
+    selected_ids, total, is_close = set(), 0.0, False
     for i in order:
         if total >= p:
             break
-        taken_ids.add(i)
+        selected_ids.add(i)
         total += probabilities[i]
         is_close |= abs(total - p) < 1e-9
-    return taken_ids, is_close
+    return selected_ids, is_close
 
 
 def tensor(row):
@@ -59,18 +59,18 @@ def tensor(row):
 @given(rows, st.integers(1, 15))
 def test_top_k_keeps_the_k_most_probable(row, k):
     most_probable = sorted(range(len(row)), key=lambda i: -row[i])[:k]
-    assert kept_ids(keep_top_k(tensor(row), k)) == set(most_probable)
+    assert unfiltered_ids(keep_top_k(tensor(row), k)) == set(most_probable)
 
 
 def test_top_k_keeps_all_ties_with_the_kth():
-    assert kept_ids(keep_top_k(tensor([1.0, 2.0, 1.0, 0.0]), 2)) == {0, 1, 2}
+    assert unfiltered_ids(keep_top_k(tensor([1.0, 2.0, 1.0, 0.0]), 2)) == {0, 1, 2}
 
 
 @given(rows, fractions)
 def test_top_p_keeps_the_smallest_set_that_reaches_p(row, p):
     probabilities = softmax(row)
     expected, is_close = take_until(p, sorted(range(len(row)), key=lambda i: -row[i]), probabilities)
-    assert is_close or kept_ids(keep_top_p(tensor(row), p)) == expected
+    assert is_close or unfiltered_ids(keep_top_p(tensor(row), p)) == expected
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 9.0])
@@ -86,9 +86,9 @@ def test_top_p_equals_sorting_the_full_vocabulary(spread, p):
 
 def test_top_p_includes_the_token_that_reaches_p():
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
-    assert kept_ids(keep_top_p(logits, 0.5)) == {0}
-    assert kept_ids(keep_top_p(logits, 0.501)) == {0, 1}
-    assert kept_ids(keep_top_p(logits, 1e-9)) == {0}
+    assert unfiltered_ids(keep_top_p(logits, 0.5)) == {0}
+    assert unfiltered_ids(keep_top_p(logits, 0.501)) == {0, 1}
+    assert unfiltered_ids(keep_top_p(logits, 1e-9)) == {0}
 
 
 @given(rows, fractions)
@@ -96,7 +96,7 @@ def test_min_p_keeps_tokens_near_the_most_probable(row, min_p):
     probabilities = softmax(row)
     expected = {i for i, p in enumerate(probabilities) if p >= min_p * max(probabilities)}
     is_close = any(abs(p - min_p * max(probabilities)) < 1e-9 for p in probabilities)
-    assert is_close or kept_ids(keep_min_p(tensor(row), min_p)) == expected
+    assert is_close or unfiltered_ids(keep_min_p(tensor(row), min_p)) == expected
 
 
 @given(rows, fractions)
@@ -106,13 +106,13 @@ def test_typical_keeps_the_smallest_set_nearest_to_the_entropy(row, p):
     distance = [abs(-math.log(q) - entropy) for q in probabilities]
     expected, is_close = take_until(p, sorted(range(len(row)), key=lambda i: distance[i]), probabilities)
     is_close |= len({round(d, 9) for d in distance}) < len(distance)
-    assert is_close or kept_ids(keep_typical(tensor(row), p)) == expected
+    assert is_close or unfiltered_ids(keep_typical(tensor(row), p)) == expected
 
 
 def test_typical_can_drop_the_most_probable_token():
     """In a nearly uniform distribution, the surprisal of a single more probable token is far below the entropy."""
     logits = torch.tensor([[0.3, *[0.07] * 10]]).log()
-    assert 0 not in kept_ids(keep_typical(logits, 0.3))
+    assert 0 not in unfiltered_ids(keep_typical(logits, 0.3))
 
 
 @pytest.mark.parametrize(("keep", "neutral_setting"), [(keep_top_p, 1.0), (keep_typical, 1.0), (keep_min_p, 0.0)])
@@ -125,7 +125,7 @@ def test_filtered_tokens_stay_filtered_through_other_filters():
     filtered = float("-inf")
     logits = torch.tensor([[1.0, filtered, 0.5, filtered, 0.0, -0.5]])
     for keep, setting in ((keep_top_k, 5), (keep_top_p, 0.999999), (keep_min_p, 1e-9), (keep_typical, 0.999999)):
-        assert kept_ids(keep(logits, setting)) == {0, 2, 4, 5}
+        assert unfiltered_ids(keep(logits, setting)) == {0, 2, 4, 5}
 
 
 @given(rows, st.floats(0.1, 5), st.data())

@@ -43,13 +43,15 @@ def marian_tokenizer(folder: Path, *, separate: bool = False) -> Any:
     models = {"source": train_sentencepiece(SPANISH), "target": train_sentencepiece(ENGLISH)}
     for side, model in models.items():
         (folder / f"{side}.spm").write_bytes(model)
-    pieces = {side: [p for p in read_tokens(model) if p != "<unk>"] for side, model in models.items()}
-    files = {"vocab.json": pieces["source"] if separate else pieces["source"] + pieces["target"]}
+    tokens_by_side = {side: [p for p in read_tokens(model) if p != "<unk>"] for side, model in models.items()}
+    files = {
+        "vocab.json": tokens_by_side["source"] if separate else tokens_by_side["source"] + tokens_by_side["target"]
+    }
     if separate:
-        files["target_vocab.json"] = pieces["target"]
+        files["target_vocab.json"] = tokens_by_side["target"]
     for name, tokens in files.items():
         names = dict.fromkeys([*SPECIALS[:2], *tokens, ">>en<<", SPECIALS[2]])
-        (folder / name).write_text(json.dumps({piece: i for i, piece in enumerate(names)}))
+        (folder / name).write_text(json.dumps({token: i for i, token in enumerate(names)}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": separate}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # asks for sacremoses, which changes punctuation
@@ -101,7 +103,7 @@ def t5(folder: Path, *, shape: dict[str, Any], tasks: dict[str, Any]) -> tuple[A
     (folder / "spiece.model").write_bytes(train_sentencepiece(SPANISH, pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 7}))
     theirs = SentencePieceT5(folder / "spiece.model")
-    n = len(theirs.pieces) + 7
+    n = len(theirs.processor) + 7
     case = Case(
         hf.T5ForConditionalGeneration, hf.T5Config,
         {**NO_IDS, "vocab_size": n, "n_positions": 61, "eos_token_id": 1, "decoder_start_token_id": 0, **shape},
@@ -117,14 +119,14 @@ class SentencePieceT5:
     """Tokenizer of T5 based on `sentencepiece`, because `transformers` needs another library to read its file."""
 
     def __init__(self, file: Path) -> None:
-        self.pieces = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        self.processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
 
     def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [*self.pieces.encode(text), 1]}
+        return {"input_ids": [*self.processor.encode(text), 1]}
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         assert skip_special_tokens
-        return self.pieces.decode([number for number in ids if 2 < number < len(self.pieces)])
+        return self.processor.decode([number for number in ids if 2 < number < len(self.processor)])
 
 
 GERMAN = {"translation_en_to_de": {"prefix": "translate English to German: "}}

@@ -11,7 +11,7 @@ import torch
 
 from qkv.errors import DiskError, WeightsError
 from qkv.weights.atomic_folder import MANIFEST, PARTIAL_PREFIX, check_folder, read_tensors, write_folder
-from tests.disks import refusing
+from tests.failing_disk import failing_disk
 
 TENSORS = {"model.safetensors": {"a": torch.arange(35.0).reshape(5, 7), "b": torch.ones(3)},
            "resume.safetensors": {"m": torch.zeros(11, dtype=torch.int64)}}  # fmt: skip
@@ -116,9 +116,9 @@ def test_an_invalid_manifest_is_rejected(folder, content):
 
 
 def n_operations(tmp_path):
-    with refusing() as disk:
+    with failing_disk() as disk:
         write_folder(tmp_path / "counted", tensors=TENSORS, text_files=TEXTS)
-    return len(disk.names)
+    return len(disk.operations)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS])
@@ -127,7 +127,7 @@ def test_a_disk_error_at_any_operation_leaves_no_partial_folder(tmp_path, number
     assert n > 15
     for at in range(1, n + 1):
         target = tmp_path / f"{number}-{at}" / "new"
-        with refusing(at, number), pytest.raises(DiskError) as caught:
+        with failing_disk(at, number), pytest.raises(DiskError) as caught:
             write_folder(target, tensors=TENSORS, text_files=TEXTS)
         message = str(caught.value)
         assert message.startswith(f"{target}: ")
@@ -146,7 +146,7 @@ def test_too_little_disk_space_is_reported_before_writing(tmp_path, monkeypatch)
 
 
 def test_a_failed_write_does_not_change_an_existing_folder(folder, tmp_path):
-    with refusing(3), pytest.raises(DiskError):
+    with failing_disk(3), pytest.raises(DiskError):
         write_folder(tmp_path / "new", tensors=TENSORS, text_files=TEXTS)
     check_folder(folder)
 

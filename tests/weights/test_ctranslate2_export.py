@@ -42,9 +42,9 @@ def ct2_translations(folder, task, texts, **options):
     """Greedy translations by CTranslate2."""
     tokens = [[task.source_tokenizer.id_to_token(i) for i in task.source_tokenizer.encode(text)] for text in texts]
     translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1, compute_type="float32")
-    found = translator.translate_batch(tokens, beam_size=1, max_decoding_length=30, **options)
-    ids = [[task.tokenizer.backend.token_to_id(token) for token in one.hypotheses[0]] for one in found]
-    return [" ".join(task.tokenizer.decode(one).split()) for one in ids]
+    results = translator.translate_batch(tokens, beam_size=1, max_decoding_length=30, **options)
+    ids = [[task.tokenizer.backend.token_to_id(token) for token in result.hypotheses[0]] for result in results]
+    return [" ".join(task.tokenizer.decode(token_ids).split()) for token_ids in ids]
 
 
 @pytest.mark.parametrize("make", [small_translator, shipped_translator])
@@ -54,9 +54,9 @@ def test_greedy_translations_of_a_trained_model_are_equal(make, tmp_path):
     assert save_ct2(to_bundle(task), tmp_path / "ct2") == []
     generator = random.Random(3)
     texts = [draw_text(generator, generator.randint(1, 9)) for _ in range(200)]
-    ours = [one.text for one in task.translate_batch(texts, beam=BeamConfig(n_beams=1), max_new=30)]
+    ours = [translation.text for translation in task.translate_batch(texts, beam=BeamConfig(n_beams=1), max_new=30)]
     actual = ct2_translations(tmp_path / "ct2", task, texts)
-    assert sum(one == other for one, other in zip(ours, actual, strict=True)) >= 199
+    assert sum(a == b for a, b in zip(ours, actual, strict=True)) >= 199
     short = [draw_text(generator, 4) for _ in range(20)]
     pairs = zip(short, ct2_translations(tmp_path / "ct2", task, short), strict=True)
     assert (
@@ -121,7 +121,7 @@ def test_an_exported_marian_has_both_tokenizers_and_never_generates_padding(tmp_
         loaded.model, loaded.tokenizer, source=loaded.source_tokenizer, generation_config=loaded.generation_config
     )
     assert save_ct2(loaded, tmp_path / "ct2") == []
-    ours = [one.text for one in task.translate_batch(SPANISH, beam=BeamConfig(n_beams=1), max_new=30)]
+    ours = [translation.text for translation in task.translate_batch(SPANISH, beam=BeamConfig(n_beams=1), max_new=30)]
     assert ct2_translations(tmp_path / "ct2", task, SPANISH) == ours
     assert (tmp_path / "ct2" / "source_tokenizer.json").is_file()
 
@@ -133,7 +133,7 @@ def test_the_forced_token_of_bart_is_reported(tmp_path):
     assert "<s>" in remark
     assert "target_prefix" in remark
     task = Translator(loaded.model, loaded.tokenizer, generation_config=loaded.generation_config)
-    ours = [one.text for one in task.translate_batch(SPANISH, beam=BeamConfig(n_beams=1), max_new=30)]
+    ours = [translation.text for translation in task.translate_batch(SPANISH, beam=BeamConfig(n_beams=1), max_new=30)]
     prefix = [["<s>"] for _ in SPANISH]
     assert ct2_translations(tmp_path / "ct2", task, SPANISH, target_prefix=prefix) == ours
 

@@ -23,8 +23,8 @@ def folders(tmp_path_factory):
 
     def folder(name):
         if name not in created:
-            place = tmp_path_factory.mktemp("translator") / "model"
-            created[name] = (place, *FOLDERS[name](place))
+            folder_path = tmp_path_factory.mktemp("translator") / "model"
+            created[name] = (folder_path, *FOLDERS[name](folder_path))
         return created[name]
 
     return folder
@@ -36,28 +36,28 @@ def encode_texts(theirs, texts):
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_translates_like_transformers(folders, name):
-    place, model, theirs = folders(name)
-    task = qkv.load(place)
+    folder_path, model, theirs = folders(name)
+    task = qkv.load(folder_path)
     inputs = [task.prefix + text for text in TEXTS]
     ids = encode_texts(theirs, inputs)
     for n_beams in (1, 4):
-        found = task.translate_batch(TEXTS, beam=BeamConfig(n_beams=n_beams), max_new=MAX_NEW)
-        assert [one.source_ids for one in found] == ids
-        for one, source in zip(found, ids, strict=True):
+        translations = task.translate_batch(TEXTS, beam=BeamConfig(n_beams=n_beams), max_new=MAX_NEW)
+        assert [translation.source_ids for translation in translations] == ids
+        for translation, source in zip(translations, ids, strict=True):
             with torch.inference_mode():
                 (expected,) = model.generate(
                     torch.tensor([source]), num_beams=n_beams, max_new_tokens=MAX_NEW, do_sample=False,
                     early_stopping=False, length_penalty=1.0,
                 )  # fmt: skip
             expected = expected.tolist()[1:]
-            assert one.hypotheses[0].ids == expected
-            assert one.text == " ".join(theirs.decode(expected, skip_special_tokens=True).split())
+            assert translation.hypotheses[0].ids == expected
+            assert translation.text == " ".join(theirs.decode(expected, skip_special_tokens=True).split())
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_logits_equal_those_of_transformers(folders, name):
-    place, model, theirs = folders(name)
-    task = qkv.load(place)
+    folder_path, model, theirs = folders(name)
+    task = qkv.load(folder_path)
     source = torch.tensor([encode_texts(theirs, [SPANISH[0]])[0]])
     ids = torch.tensor([[task.decoder_start_id, 5, 7, 11]])
     with torch.inference_mode():
@@ -66,8 +66,8 @@ def test_logits_equal_those_of_transformers(folders, name):
 
 
 def test_language_codes_are_single_tokens_and_spelled_special_tokens_are_text(folders):
-    place, _, theirs = folders("marian, swish")
-    tokenizer = load_tokenizer(place / "source.spm")
+    folder_path, _, theirs = folders("marian, swish")
+    tokenizer = load_tokenizer(folder_path / "source.spm")
     assert tokenizer.encode(">>en<< el pan") == encode_texts(theirs, [">>en<< el pan"])[0]
     assert tokenizer.id_to_token(tokenizer.encode(">>en<< el pan")[0]) == ">>en<<"
     spelled = tokenizer.encode("el</s>pan<pad>", add_special_tokens=False)
@@ -75,12 +75,12 @@ def test_language_codes_are_single_tokens_and_spelled_special_tokens_are_text(fo
 
 
 def test_source_and_target_use_their_own_tokenizer_files(folders):
-    place, _, theirs = folders("marian, two vocabularies")
-    target = load_tokenizer(place / "target.spm")
+    folder_path, _, theirs = folders("marian, two vocabularies")
+    target = load_tokenizer(folder_path / "target.spm")
     for text in ENGLISH:
         assert target.encode(text) == theirs(text_target=text)["input_ids"]
         assert target.decode(target.encode(text)) == text
-    assert load_tokenizer(place).fingerprint == target.fingerprint
+    assert load_tokenizer(folder_path).fingerprint == target.fingerprint
 
 
 @pytest.mark.parametrize("options", [{}, {"split_by_whitespace": False}, {"add_dummy_prefix": False},
@@ -101,7 +101,7 @@ def test_sentinels_of_t5_follow_the_vocabulary(tmp_path):
     model, theirs = t5(tmp_path / "model", shape={"d_model": 6, "d_kv": 3, "num_heads": 2, "d_ff": 5, "num_layers": 1},
                        tasks={})  # fmt: skip
     tokenizer = load_tokenizer(tmp_path / "model")
-    n = len(theirs.pieces)
+    n = len(theirs.processor)
     assert tokenizer.vocab_size == n + 7 == model.config.vocab_size
     assert [tokenizer.id_to_token(i) for i in (n, n + 6)] == ["<extra_id_6>", "<extra_id_0>"]
 
@@ -114,22 +114,22 @@ def test_with_several_tasks_none_is_selected_by_default(tmp_path):
     t5(tmp_path / "model", shape=shape, tasks=TASKS)
     task = qkv.load(tmp_path / "model")
     assert task.prefix == ""
-    assert task.remarks == (
-        "trained for 2 tasks (translation_en_to_de, summarization), none was chosen: no words stand before a text",
-    )
+    (remark,) = task.remarks
+    assert "(translation_en_to_de, summarization)" in remark
     chosen = task.with_prefix("translation_en_to_de")
     assert (chosen.prefix, task.with_prefix("di: ").prefix) == ("al alemán: ", "di: ")
-    assert chosen.remarks == ("before each text stands 'al alemán: '",)
-    (one,) = chosen.translate_batch(["El pan"], max_new=3, attention=True)
-    assert one.source_ids == task.source_tokenizer.encode("al alemán: El pan")
-    words = [word for word in one.attention.source_words if word is not None]
+    (remark,) = chosen.remarks
+    assert "'al alemán: '" in remark
+    (translation,) = chosen.translate_batch(["El pan"], max_new=3, attention=True)
+    assert translation.source_ids == task.source_tokenizer.encode("al alemán: El pan")
+    words = [word for word in translation.attention.source_words if word is not None]
     assert sorted(set(words)) == [0, 1]
     assert chosen.translate_batch(["  "])[0].hypotheses[0].ids == []
 
 
-def copy_with_change(place, tmp_path, name, change):
+def copy_with_change(folder_path, tmp_path, name, change):
     copy = tmp_path / "copy"
-    shutil.copytree(place, copy)
+    shutil.copytree(folder_path, copy)
     file = copy / name
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     return copy
@@ -146,37 +146,37 @@ def copy_with_change(place, tmp_path, name, change):
     ],
 )
 def test_invalid_generation_settings_are_rejected(folders, tmp_path, name, change, remark):
-    place = copy_with_change(folders("marian, swish")[0], tmp_path, name, lambda settings: {**settings, **change})
+    folder_path = copy_with_change(folders("marian, swish")[0], tmp_path, name, lambda settings: {**settings, **change})
     if name == "config.json":
-        (place / "generation_config.json").unlink()
+        (folder_path / "generation_config.json").unlink()
     with pytest.raises(WeightsError, match=remark):
-        qkv.load(place)
+        qkv.load(folder_path)
 
 
 @pytest.mark.parametrize(
     ("change", "remark"),
     [
-        (lambda ids: {piece: i + 1 for piece, i in ids.items()}, "has no id 0; ids must go from 0 without gaps"),
-        (lambda ids: {**ids, "x": "y"}, "the id of 'x' is 'y', not a whole number"),
-        (lambda ids: {piece: i for i, piece in enumerate(p for p in ids if p != "</s>")}, "there is no </s> among"),
+        (lambda ids: {token: i + 1 for token, i in ids.items()}, r"\b0\b"),
+        (lambda ids: {**ids, "x": "y"}, r"'x'.*'y'"),
+        (lambda ids: {token: i for i, token in enumerate(p for p in ids if p != "</s>")}, "</s>"),
     ],
 )
 def test_an_invalid_vocabulary_is_rejected(folders, tmp_path, change, remark):
-    place = copy_with_change(folders("marian, swish")[0], tmp_path, "vocab.json", change)
+    folder_path = copy_with_change(folders("marian, swish")[0], tmp_path, "vocab.json", change)
     with pytest.raises(InputError, match=remark):
-        load_tokenizer(place)
+        load_tokenizer(folder_path)
 
 
 @pytest.mark.parametrize(
     ("data", "remark"),
     [
-        (b"", "it holds 0 pieces"),
-        (b"\x0a\x7fabc", "a field of 127 bytes, but 3 are left"),
-        (b"\x0b", "no field has the wire type 3"),
-        (b"\x0a\x02\x08\x01", "a number, 1, stands where text is expected"),
-        (b"\xff" * 12, "a number of more than 64 bits"),
-        (b"\x80", "not a SentencePiece model"),
-        (b"\x0a\x00", "not a SentencePiece model: piece 0 has no text"),
+        (b"", r"\b0\b"),
+        (b"\x0a\x7fabc", r"\b127 bytes.*\b3\b"),
+        (b"\x0b", "wire type 3"),
+        (b"\x0a\x02\x08\x01", r"\b1\b"),
+        (b"\xff" * 12, "64 bits"),
+        (b"\x80", "SentencePiece"),
+        (b"\x0a\x00", r"SentencePiece.*\b0\b"),
     ],
 )
 def test_an_invalid_sentencepiece_model_is_rejected(tmp_path, data, remark):
@@ -187,5 +187,5 @@ def test_an_invalid_sentencepiece_model_is_rejected(tmp_path, data, remark):
 
 def test_a_bpe_model_is_rejected(tmp_path):
     (tmp_path / "a.spm").write_bytes(train_sentencepiece(SPANISH, model_type="bpe", vocab_size=60))
-    with pytest.raises(InputError, match=r"a.spm: is of model_type 2, not 1 \(unigram\); give a tokenizer.json"):
+    with pytest.raises(InputError, match=r"a\.spm: .*model_type.*\b2\b"):
         load_tokenizer(tmp_path / "a.spm")

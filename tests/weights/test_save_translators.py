@@ -71,10 +71,10 @@ def test_settings_that_marian_does_not_support_are_listed(tmp_path, shape, remar
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A folder with two tokenizers, and one whose outputs start with a forced token."""
-    places = {name: tmp_path_factory.mktemp("model") / "model" for name in ("marian, relu", "bart")}
-    for name, place in places.items():
-        FOLDERS[name](place)
-    return places
+    folders = {name: tmp_path_factory.mktemp("model") / "model" for name in ("marian, relu", "bart")}
+    for name, folder in folders.items():
+        FOLDERS[name](folder)
+    return folders
 
 
 @pytest.mark.parametrize("name", ["marian, relu", "bart"])
@@ -83,14 +83,16 @@ def test_a_published_folder_round_trips(published, name, tmp_path):
     save_hf(load_pretrained(published[name]), tmp_path / "hf")
     save_int8(load_pretrained(published[name]), tmp_path / "int8")
     expected = before.translate_batch(SPANISH, max_new=9)
-    for place in (tmp_path / "hf", tmp_path / "int8"):
-        after = qkv.load(place)
+    for folder in (tmp_path / "hf", tmp_path / "int8"):
+        after = qkv.load(folder)
         assert after.generation_config == before.generation_config
         assert after.decoder_start_id == before.decoder_start_id
-        found = after.translate_batch(SPANISH, max_new=9)
-        assert [one.source_ids for one in found] == [one.source_ids for one in expected]
-        if place.name == "hf":
-            assert [one.text for one in found] == [one.text for one in expected]
+        translations = after.translate_batch(SPANISH, max_new=9)
+        assert [translation.source_ids for translation in translations] == [
+            translation.source_ids for translation in expected
+        ]
+        if folder.name == "hf":
+            assert [translation.text for translation in translations] == [translation.text for translation in expected]
 
 
 def test_two_vocabularies_cannot_be_saved_for_transformers(tmp_path):

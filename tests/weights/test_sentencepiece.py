@@ -19,15 +19,15 @@ TEXT = "One day, Lily's mom said: the cat sat on the mat. They went to the park,
 def encode_by_scores(text, tokens, scores):
     """Slow reference of the SentencePiece algorithm, one merge at a time."""
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    pieces = []
+    parts = []
     for character in "▁" + text.replace(" ", "▁"):
-        pieces += [character] if character in ids else [f"<0x{byte:02X}>" for byte in character.encode()]
+        parts += [character] if character in ids else [f"<0x{byte:02X}>" for byte in character.encode()]
     while True:
-        merges = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in ids]
+        merges = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
         if not merges:
-            return [ids[piece] for piece in pieces]
+            return [ids[part] for part in parts]
         _, i = min(merges)
-        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 
 @given(st.text(alphabet="thecatsñ ", min_size=1, max_size=30))

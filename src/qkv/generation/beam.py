@@ -90,12 +90,12 @@ def beam_search(
         if not unfinished:
             return [search.best(index) for index, search in enumerate(searches)]
         rows = [index * width + beam_.parent for index in unfinished for beam_ in running[index].beams]
-        kept_indices = None if len(unfinished) == len(running) else torch.tensor(unfinished, device=logits.device)
+        remaining_indices = None if len(unfinished) == len(running) else torch.tensor(unfinished, device=logits.device)
         running = [running[index] for index in unfinished]
-        if kept_indices is not None or rows != list(range(len(rows))):
+        if remaining_indices is not None or rows != list(range(len(rows))):
             common_prefix = min(search.common_prefix for search in running)
             decoder.reorder(
-                torch.tensor(rows, device=logits.device), sequences=kept_indices, common_prefix=common_prefix
+                torch.tensor(rows, device=logits.device), sequences=remaining_indices, common_prefix=common_prefix
             )
         latest = [beam_.ids[-1] for search in running for beam_ in search.beams]
         logits = decoder.step(torch.tensor(latest, device=logits.device))
