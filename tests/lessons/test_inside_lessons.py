@@ -1,15 +1,15 @@
-"""The lessons that look inside: what they print is so."""
+"""The lessons on inspection print correct numbers."""
 
 import re
 
 
-def test_the_lesson_on_heads_names_the_best_head_of_each_pattern(told):
-    lesson = told("head-patterns")
+def test_the_lesson_on_heads_names_the_best_head_of_each_pattern(run_lesson):
+    lesson = run_lesson("head-patterns")
     for pattern in ("previous-token", "first-token", "delimiter", "duplicate", "induction"):
-        layer, head, score, even = lesson.numbers(f"{pattern} ", which=1)
+        layer, head, score, uniform = lesson.numbers(f"{pattern} ", which=1)
         assert 0 <= layer < 8
         assert 0 <= head < 6
-        assert 2 * even < score <= 1
+        assert 2 * uniform < score <= 1
     named = re.search(r"(\d+) of the 48 heads", lesson.text)
     assert int(named[1]) >= 1
     assert float(re.search(r"output\| = (\S+)\.", lesson.text.replace("\n", " "))[1]) < 1e-5
@@ -19,8 +19,8 @@ def test_the_lesson_on_heads_names_the_best_head_of_each_pattern(told):
     assert 0 < sum(weights) <= 1.002
 
 
-def test_the_lesson_on_it_finds_the_animal_when_tired_and_the_law(told):
-    lesson = told("what-it-refers-to")
+def test_the_lesson_on_it_finds_the_animal_when_tired_and_the_law(run_lesson):
+    lesson = run_lesson("what-it-refers-to")
     tired, wide = (lesson.numbers("animal ", which=which) for which in (0, 1))
     assert tired[:3] == wide[:3]
     assert tired[3] < 0 < wide[3]

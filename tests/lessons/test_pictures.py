@@ -64,10 +64,10 @@ def test_a_batch_depends_only_on_the_seed_and_the_step():
     assert not torch.equal(first.images, different.images)
 
 
-def test_the_lesson_runs_and_draws(told, monkeypatch):
+def test_the_lesson_runs_and_draws(run_lesson, monkeypatch):
     monkeypatch.setattr(pictures, "N_CAPTION_STEPS", 20)
     monkeypatch.setattr(pictures, "N_TEST_SCENES", 23)
-    lesson = told("pictures")
+    lesson = run_lesson("pictures")
     assert lesson.row("pairs that do not occur in training")[-1].endswith("%")
     for word in ("color", "shape", "relation", "uniform attention"):
         assert sum(lesson.numbers(word)) == pytest.approx(1, abs=0.011)

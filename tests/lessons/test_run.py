@@ -1,4 +1,4 @@
-"""`lessons.run`: which lessons there are, and what it leaves as it was."""
+"""`lessons.run`: the catalog, errors, and what it leaves unchanged."""
 
 from pathlib import Path
 
@@ -12,40 +12,40 @@ SOURCE = Path(lessons.__file__).parent
 TESTS = Path(__file__).parent
 
 
-def test_an_unknown_lesson_is_refused_with_the_nearest_name():
-    with pytest.raises(InputError, match=r"no lesson 'soft-dict' among the \d+; did you mean 'soft-dictionary'\?"):
+def test_an_unknown_lesson_is_rejected_with_the_nearest_name():
+    with pytest.raises(InputError, match=r"'soft-dict'.*soft-dictionary"):
         lessons.run("soft-dict", plot=None, seed=0)
 
 
-def test_a_name_like_no_other_is_sent_to_the_list():
-    with pytest.raises(InputError, match=r"no lesson '1234' among the \d+; `qkv lesson` lists them"):
+def test_an_unknown_name_without_similar_names_refers_to_the_list():
+    with pytest.raises(InputError, match=r"'1234'.*`qkv lesson`"):
         lessons.run("1234", plot=None, seed=0)
 
 
-def test_a_picture_of_unknown_type_is_refused_before_anything_is_computed(capsys, tmp_path):
-    with pytest.raises(InputError, match=r"a\.gif: the name must end in one of \.png \.svg \.pdf"):
+def test_a_figure_of_unknown_type_is_rejected_before_anything_is_computed(capsys, tmp_path):
+    with pytest.raises(InputError, match=r"a\.gif.*\.png.*\.svg.*\.pdf"):
         lessons.run("one-hot", plot=tmp_path / "a.gif", seed=0)
     assert capsys.readouterr().out == ""
 
 
-def test_a_picture_that_cannot_be_saved_is_one_line(tmp_path, capsys):
-    with pytest.raises(InputError, match=r"nowhere/a\.png: there is no folder .*nowhere"):
+def test_a_figure_that_cannot_be_saved_is_reported(tmp_path, capsys):
+    with pytest.raises(InputError, match=r"nowhere"):
         lessons.run("one-hot", plot=tmp_path / "nowhere" / "a.png", seed=0)
     assert capsys.readouterr().out == ""
     (tmp_path / "a.png").mkdir()
-    with pytest.raises(DiskError, match=r"a\.png: cannot be written: Is a directory"):
+    with pytest.raises(DiskError, match=r"a\.png.*Is a directory"):
         lessons.run("one-hot", plot=tmp_path / "a.png", seed=0)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".PDF"])
-def test_pictures_come_in_other_types_too(capsys, tmp_path, suffix):
+def test_figures_can_be_svg_or_pdf(capsys, tmp_path, suffix):
     lessons.run("soft-dictionary", plot=tmp_path / f"a{suffix}", seed=0)
     assert (tmp_path / f"a{suffix}").stat().st_size > 1000
-    assert "picture saved" in capsys.readouterr().err
+    assert f"a{suffix}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["walkthrough", "heat-maps"])
-def test_the_seed_alone_decides_the_numbers(capsys, name):
+def test_the_numbers_depend_only_on_the_seed(capsys, name):
     texts = []
     for seed in (3, 3, 5):
         torch.manual_seed(len(texts))
@@ -55,7 +55,7 @@ def test_the_seed_alone_decides_the_numbers(capsys, name):
     assert texts[0] != texts[2]
 
 
-def test_a_lesson_leaves_chance_and_threads_as_they_were(capsys):
+def test_a_lesson_does_not_change_the_random_state_or_threads(capsys):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -65,7 +65,7 @@ def test_a_lesson_leaves_chance_and_threads_as_they_were(capsys):
     assert torch.get_num_threads() == n_threads
 
 
-def test_every_lesson_of_the_catalogue_is_a_file_and_every_file_is_in_the_catalogue():
+def test_every_lesson_of_the_catalog_is_a_file_and_every_file_is_in_the_catalog():
     files = {path.stem for path in SOURCE.glob("*.py") if "\ndef lesson(seed: int)" in path.read_text()}
     assert {info.module for info in lessons.LESSONS.values()} == files
 
@@ -75,7 +75,7 @@ def test_every_lesson_is_run_in_a_test():
     assert [name for name in lessons.LESSONS if f'"{name}"' not in sources] == []
 
 
-def test_run_gives_the_picture_of_what_it_computed(capsys):
+def test_run_returns_a_function_that_draws_the_figure(capsys):
     draw = lessons.run("one-hot")
     assert "one-hot" in capsys.readouterr().out
     assert draw()._repr_png_().startswith(b"\x89PNG")

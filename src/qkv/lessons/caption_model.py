@@ -19,7 +19,7 @@ from qkv.models import Seq2Seq
 from qkv.nn import Mask, Source
 from qkv.tensors import Ids, Patches
 from qkv.training import RunFolder, SignalInterrupt, Trainer, TrainingData
-from qkv.training.trainer import Report
+from qkv.training.trainer import MetricsCallback
 from qkv.training.translation import translation_objective
 
 CAPTION_CONFIG = Seq2SeqConfig(
@@ -49,7 +49,7 @@ HELD_OUT_SEED = 1_000_003
 """Seed of the test images; training never uses it."""
 
 
-def train_caption_model(*, seed: int, n_steps: int, report: Report = lambda _entry: None) -> Seq2Seq:
+def train_caption_model(*, seed: int, n_steps: int, report: MetricsCallback = lambda _entry: None) -> Seq2Seq:
     """Train a captioning model with the trainer and objective of the translators."""
     model = Seq2Seq(CAPTION_CONFIG, seed=seed)
     training = TrainingConfig(
