@@ -505,7 +505,7 @@ def contributions_keep_their_mean_through_layer_norm():
 @planted_bug
 def cache_size_counts_query_heads():
     from tests.cost.test_published_numbers import (
-        test_fewer_kv_heads_make_a_smaller_cache_and_smaller_projections as test,
+        test_fewer_kv_heads_reduce_the_cache_and_the_projections as test,
     )
 
     def wrong(config: Any) -> int:
@@ -517,7 +517,7 @@ def cache_size_counts_query_heads():
 
 @planted_bug
 def a_multiply_add_counts_as_one_flop():
-    from tests.cost.test_published_numbers import test_a_flop_is_half_a_multiply_add as test
+    from tests.cost.test_published_numbers import test_a_multiply_add_counts_as_2_flops as test
 
     original = Operation.flops
     replace_everywhere(original, property(lambda self: original.fget(self) // 2))
@@ -526,7 +526,7 @@ def a_multiply_add_counts_as_one_flop():
 
 @planted_bug
 def fsdp_does_not_shard_the_optimizer():
-    from tests.cost.test_memory import test_fsdp_holds_a_part_on_each_device_and_ddp_all as test
+    from tests.cost.test_memory import test_fsdp_shards_the_state_and_ddp_replicates_it as test
 
     replace_everywhere(
         optimizer_update,
