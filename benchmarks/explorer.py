@@ -114,7 +114,7 @@ def _measure_explorer(index: PageKey, server: Server, browser: Browser, result: 
 def _write_bertviz_pages(
     engine: EngineProcess, index: PageKey, server: Server, result: PageResults
 ) -> PageMetrics | None:
-    """BertViz's two pages, once the numbers were compared: what we send is what `transformers` computes."""
+    """Write both BertViz pages after checking that the explorer sends the attention weights of `transformers`."""
     name, n = index
     out = Path(server.model).parent / f"{Path(server.model).name}-{n}"
     out.mkdir()
@@ -125,14 +125,16 @@ def _write_bertviz_pages(
         return None
     run = json.loads(server.send_request("api/run", model=server.model, text=make_text(n)))["run"]
     for layer, expected in enumerate(np.load(out / f"attentions-{n}.npy")):
-        sent = decode_frame(server.send_request("api/attention", run=run, layer=layer))["weights"]
+        quantized = decode_frame(server.send_request("api/attention", run=run, layer=layer))["weights"]
         row = decode_frame(server.send_request("api/row", run=run, layer=layer, query=n // 2))["weights"]
-        exact, wire = (float(np.abs(a - b).max()) for a, b in ((row, expected[:, n // 2]), (sent, expected)))
+        exact, quantized_error = (
+            float(np.abs(a - b).max()) for a, b in ((row, expected[:, n // 2]), (quantized, expected))
+        )
         result.differences.append(exact)
-        if exact > EXACT_TOLERANCE or wire > QUANTIZED_TOLERANCE:
+        if exact > EXACT_TOLERANCE or quantized_error > QUANTIZED_TOLERANCE:
             result.notes.append(
                 f"Failed: {name}, {n} tokens, layer {layer}: "
-                f"error of a row {exact:.1e}, of quantized layers {wire:.4f}."
+                f"error of a row {exact:.1e}, of quantized layers {quantized_error:.4f}."
             )
     return outputs
 

@@ -216,8 +216,8 @@ def draw_curves(rows: list[Row], path: Path) -> None:
             spreads = [100 * row.spread for row in points]
             axis.errorbar(labels, means, yerr=spreads, label=engine, color=colour, marker="o", capsize=3)
     axis.axhline(50.9, color="0.6", linestyle=":", linewidth=1)
-    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
-    axis.annotate("always positive", (0.99, 50.9), xytext=(0, 3), color="0.4", fontsize="small", **place)
+    annotation_style = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+    axis.annotate("always positive", (0.99, 50.9), xytext=(0, 3), color="0.4", fontsize="small", **annotation_style)
     axis.set_xscale("log")
     sizes = sorted({row.labels for row in rows if row.task == "sst2"})
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])

@@ -124,7 +124,7 @@ def growth(options: BenchmarkOptions) -> Report:
             f"on {device_title}, {numbers}, eager torch. By n: 1 sequence, {plan.n_layers} layers. By batch size: "
             f"{plan.fixed_size[1]:,} tokens per sequence. By layers: {plan.fixed_size[0]} sequences of "
             f"{plan.fixed_size[1]:,} tokens. A training step "
-            "whole, with its update; point more token has a cache of the rest."
+            "includes the update, and a decode step has a cache of all other tokens."
         ),
         columns=["size", "mode", "ms", "predicted ms", "error", "MiB", "predicted MiB", "error"],
         rows=[point.cells for point in points],

@@ -62,7 +62,7 @@ def _embed_packed(task: TextEncoder, texts: list[EncodedText]) -> Tensor:
 
 
 def _packed_rows(texts: list[EncodedText]) -> Iterator[list[int]]:
-    """Places packed into rows, the longest first, each into the first row that has room."""
+    """Pack sentences into rows, longest first, each into the first row with enough space, and yield their indices."""
     rows: list[tuple[int, list[int]]] = []
     for index in sorted(range(len(texts)), key=lambda index: -len(texts[index].ids)):
         n = len(texts[index].ids)

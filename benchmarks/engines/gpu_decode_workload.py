@@ -77,7 +77,9 @@ class Workload:
 
 
 BuildFunction = Callable[[Workload, GPT, dict[str, Any]], tuple[Callable[[bool], GenerateFunction], dict[str, str]]]
-"""Builds a function that prepares generation: with True in bfloat16 as it is timed, with False in float32."""
+"""Builds a function that prepares generation: with True in bfloat16 as it is timed, with False in float32 for the
+check.
+"""
 
 
 def serve_gpu_decoding(build: BuildFunction) -> None:

@@ -35,7 +35,10 @@ def build_encoder(workload: Workload, options: dict[str, Any]) -> Encoder:
 
 
 def _pad_batches(workload: Workload, batch: int) -> list[tuple[Tensor, Tensor]]:
-    """Ids and masks, on the device; in the order given, all as long as the longest, so that one graph serves all."""
+    """Pad all texts to the length of the longest one, so that one graph serves all batches.
+
+    Returns ids and masks on the device, in the order of the texts.
+    """
     rows = workload.rows()
     ids = torch.zeros(len(rows), workload.length, dtype=torch.long)
     attention_mask = torch.zeros_like(ids)

@@ -85,9 +85,10 @@ class Workload:
 
 
 Step = Callable[[Tensor, Tensor], Any]
-"""One whole update on (ids, targets), both on the CPU: loss, gradients, clipping, optimizer.
+"""One full update on (ids, targets), both on the CPU: loss, gradients, clipping and optimizer.
 
-Returns the loss, or what `TrainingEngine.read` makes it of: on a GPU reading it at once would make each step wait.
+Returns the loss, or a value that `TrainingEngine.read` converts to the loss, because reading it immediately would
+synchronize the GPU at every step.
 """
 
 
@@ -120,7 +121,7 @@ def serve_training(build: Callable[[Workload, dict[str, object]], TrainingEngine
         outputs = [built.step(*batches[i % N_BATCHES]) for i in range(n)]
         if state["workload"].device == "cuda":
             torch.cuda.synchronize()
-        return [built.read(one) for one in outputs]
+        return [built.read(output) for output in outputs]
 
     def measure(request: EngineRequest) -> EngineResponse:
         timer = ElapsedTimer()

@@ -24,7 +24,14 @@ def make_comparison():
 
 
 def make_report(**changes):
-    defaults = {"name": "n", "description": "w", "columns": ["a", "b"], "rows": [["x", "1"]], "notes": ["t"], "versions": {}}
+    defaults = {
+        "name": "n",
+        "description": "w",
+        "columns": ["a", "b"],
+        "rows": [["x", "1"]],
+        "notes": ["t"],
+        "versions": {},
+    }
     return Report(**{**defaults, "load": 0.0, **changes})
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.memory import CPU_LIMIT, MIB, CPU_CASES, GPU_CASES, measure_peak, predict_peak
+from benchmarks.memory import CPU_CASES, CPU_LIMIT, GPU_CASES, MIB, measure_peak, predict_peak
 
 QUICK_CASES = ("gpt, chunked", "t5", "bert")
 H200_PEAK_MIB = {

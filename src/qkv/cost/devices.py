@@ -143,5 +143,7 @@ def find_device(name: str) -> DeviceSpec:
     """Look up a device by name, ignoring case, spaces, hyphens and underscores."""
     key = name.lower().replace(" ", "").replace("-", "").replace("_", "")
     if key not in DEVICES:
-        raise InputError(f"unknown device '{name}'{suggest_closest(key, list(DEVICES))}; known devices: {', '.join(DEVICES)}")
+        raise InputError(
+            f"unknown device '{name}'{suggest_closest(key, list(DEVICES))}; known devices: {', '.join(DEVICES)}"
+        )
     return DEVICES[key]
