@@ -16,7 +16,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What holds for every test: the same numbers each time, and no fight over the cores."""
+"""Settings for all tests: fixed seeds, hypothesis profile and number of threads."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ import hypothesis
 import pytest
 import torch
 
-# Derandomized, so that a test fails for everyone or for nobody; no deadline and no check of how long examples take to
-# draw, so that no result depends on the speed of the machine.
+# Derandomized, so that results are reproducible. There are no deadlines and no checks of the generation time, so that
+# results do not depend on the speed of the machine.
 hypothesis.settings.register_profile(
     "qkv",
     deadline=None,
@@ -21,18 +21,18 @@ hypothesis.settings.load_profile("qkv")
 
 
 def pytest_collection_modifyitems(items):
-    """QKV_EXAMPLES=500: so many examples of every law, also where a test asks for fewer; `make test-long` does it."""
+    """Set the number of examples of all hypothesis tests to QKV_EXAMPLES if it is set, as in `make test-long`."""
     if "QKV_EXAMPLES" not in os.environ:
         return
     for item in items:
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
-            law = getattr(item.obj, "__func__", item.obj)
-            asked = getattr(law, "_hypothesis_internal_use_settings", None)
-            many = hypothesis.settings(asked, max_examples=int(os.environ["QKV_EXAMPLES"]))
-            law._hypothesis_internal_use_settings = many
+            function = getattr(item.obj, "__func__", item.obj)
+            original = getattr(function, "_hypothesis_internal_use_settings", None)
+            changed = hypothesis.settings(original, max_examples=int(os.environ["QKV_EXAMPLES"]))
+            function._hypothesis_internal_use_settings = changed
 
 
-# A shell starts what it runs in the background with Ctrl-C ignored, and tests send it.
+# Shells start background processes with SIGINT ignored, but tests send SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -40,5 +40,5 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers_each_time():
+def _fixed_torch_seed():
     torch.manual_seed(0)

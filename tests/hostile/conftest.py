@@ -1,4 +1,4 @@
-"""The figures of the sweeps."""
+"""Record statistics of the mutation tests."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def record():
-    """Into the file that QKV_FIGURES names, a line of JSON a sweep."""
+    """Append the statistics of a test as a JSON line to the file in QKV_FIGURES, if it is set."""
 
     def write(name: str, **figures: int) -> None:
         if "QKV_FIGURES" in os.environ:

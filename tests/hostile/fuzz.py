@@ -1,6 +1,6 @@
-"""Bytes that reach ever more of our own readers' code, found by coverage: `python tests/hostile/fuzz.py READER [N]`.
+"""Coverage-guided fuzzing of file readers: `python tests/hostile/fuzz.py READER [N]`.
 
-Whatever a reader raises beside a `QKVError` ends the process with a traceback. Needs atheris (`pip install atheris`).
+Any exception except `QKVError` ends the process with a traceback. Requires atheris (`pip install atheris`).
 """
 
 import contextlib
@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["qkv.text", "qkv.data", "qkv.weights", 
 FOLDER = Path(tempfile.mkdtemp())
 READERS = {
     "sentencepiece": (FOLDER / "x.spm", lambda: read_sentencepiece(FOLDER / "x.spm")),
-    "labelled": (FOLDER / "x.tsv", lambda: read_labeled_texts(FOLDER / "x.tsv")),
+    "labeled": (FOLDER / "x.tsv", lambda: read_labeled_texts(FOLDER / "x.tsv")),
     "manifest": (FOLDER / "manifest.json", lambda: check_folder(FOLDER)),
     "settings": (FOLDER / "config.json", lambda: read_json_object(FOLDER / "config.json")),
     "gguf": (FOLDER / "x.gguf", lambda: read_gguf(FOLDER / "x.gguf")),

@@ -1,4 +1,4 @@
-"""Imported before forking: what every opening needs whatever the file, so that none of them takes its seconds."""
+"""Modules that are imported before forking, so that the commands do not spend time on importing them."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ import qkv.cli
 import qkv.tasks
 import qkv.training
 
-# How fast this machine multiplies, and what the commands are called, no file changes.
+# Replace measurements and command construction, which do not depend on the files, with constants.
 qkv.training.measure_matmul_flops = lambda _device: 2e10
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(qkv.cli.app)
