@@ -30,7 +30,7 @@ STEPS = 50
 OLD_KEYS = {
     "vocab_size": "vocabulary_size", "seq_len": "length", "eval_every": "evaluate_every", "eval_batches": "evaluate_batches",
     "ema_decay": "averaging", "min_lr_ratio": "final_learning_rate", "keep_checkpoints": "keep",
-    "feed_forward_bias": "feedforward_bias", "validation_fraction": "validation_fraction",
+    "feed_forward_bias": "feedforward_bias", "validation_fraction": "validation_share",
 }  # fmt: skip
 OLD_FLAGS = {"--max-new-tokens": "--max-new", "--dtype": "--numbers"}
 

@@ -11,7 +11,7 @@ import torch
 
 from qkv.errors import DiskError
 from qkv.training import open_run
-from tests.disks import refusing
+from tests.failing_disk import failing_disk
 from tests.faults.families import FAMILIES
 from tests.training.processes import run_command, run_command_with_file_limit, run_process
 from tests.training.runs import (
@@ -46,15 +46,15 @@ def resumed_trainer(folder: Path):
 def count_operations(folder: Path) -> list[str]:
     """Returns the file operations of the rest of the run."""
     trainer = resumed_trainer(folder)
-    with refusing() as disk:
+    with failing_disk() as disk:
         trainer.train()
-    return disk.names
+    return disk.operations
 
 
 def survives(folder: Path, uninterrupted, at: int, number: int, *, name: str) -> bool:
     trainer = resumed_trainer(folder)
     try:
-        with refusing(at, number, stays=number in (errno.ENOSPC, errno.EROFS)):
+        with failing_disk(at, number, keeps_failing=number in (errno.ENOSPC, errno.EROFS)):
             trainer.train()
         # A failing mkdir is harmless if the folder exists. Every other error must be reported.
         if name != "mkdir" or trainer.progress.step != trainer.config.steps:

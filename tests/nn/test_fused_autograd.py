@@ -9,9 +9,9 @@ from qkv.config import GPTConfig
 from qkv.models import GPT
 from qkv.nn import LayerNorm, RMSNorm, attention, block, embedding, feed_forward
 from qkv.nn.fused_autograd import fused_norm_residual, is_compiled_for_training
-from tests.by_triton import BY_TRITON
+from tests.triton_marks import TRITON_INTERPRETER_MARKS
 
-pytestmark = BY_TRITON
+pytestmark = TRITON_INTERPRETER_MARKS
 
 
 @pytest.fixture

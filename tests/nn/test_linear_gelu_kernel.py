@@ -7,9 +7,9 @@ from torch.nn import functional as F
 
 from qkv.choices import Activation
 from qkv.nn import FeedForward, feed_forward
-from tests.by_triton import BY_TRITON
+from tests.triton_marks import TRITON_INTERPRETER_MARKS
 
-pytestmark = BY_TRITON
+pytestmark = TRITON_INTERPRETER_MARKS
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from qkv.config import BERTConfig
 from qkv.models import BERT
 from qkv.nn import dot_product_attention
 from qkv.tasks.packed_encoder import PackedEncoder
-from tests.by_triton import BY_TRITON
+from tests.triton_marks import TRITON_INTERPRETER_MARKS
 
-pytestmark = BY_TRITON
+pytestmark = TRITON_INTERPRETER_MARKS
 
 
 @pytest.mark.parametrize("longest", [5, 13, 128])

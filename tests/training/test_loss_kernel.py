@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from qkv.tensors import IGNORE_INDEX
-from tests.by_triton import BY_TRITON
+from tests.triton_marks import TRITON_INTERPRETER_MARKS
 
-pytestmark = BY_TRITON
+pytestmark = TRITON_INTERPRETER_MARKS
 
 
 @pytest.mark.parametrize("vocab_size", [37, 64, 101])

@@ -14,8 +14,8 @@ import torch
 
 from qkv.errors import DiskError, RunError
 from qkv.training import RunFolder, open_run
-from tests.disks import refusing
-from tests.training.runs import build_cpu_trainer, checkpoints, copy_run, logged_metrics, resume_to_end
+from tests.failing_disk import failing_disk
+from tests.training.runs import build_cpu_trainer, checkpoint_contents, copy_run, logged_metrics, resume_to_end
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_damaged_latest_checkpoint_is_logged_and_skipped(folder, trained):
     (message,) = resume_to_end(folder)
     assert message.startswith(f"{folder}/checkpoints/step-00000013/model.safetensors: ")
     assert logged_metrics(folder) == logged_metrics(trained.run.path)
-    assert checkpoints(folder) == checkpoints(trained.run.path)
+    assert checkpoint_contents(folder) == checkpoint_contents(trained.run.path)
 
 
 def count_detected_flips(folder: Path, n: int) -> int:
@@ -117,7 +117,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(run, trained):
     prepared_run.run.log({"step": 1, "loss": 9.0})
     assert resume_to_end(prepared_run.run.path) == []
     assert logged_metrics(prepared_run.run.path) == logged_metrics(trained.run.path)
-    assert checkpoints(prepared_run.run.path) == checkpoints(trained.run.path)
+    assert checkpoint_contents(prepared_run.run.path) == checkpoint_contents(trained.run.path)
 
 
 def test_missing_metrics_are_logged_and_the_run_continues(folder):
@@ -156,7 +156,7 @@ def test_a_disk_error_loses_only_the_steps_since_the_last_checkpoint(run, traine
     save = prepared_run.run.save
 
     def save_with_disk_error(progress, **files):
-        with refusing(at if progress.step == 6 else None):
+        with failing_disk(at if progress.step == 6 else None):
             save(progress, **files)
 
     monkeypatch.setattr(prepared_run.run, "save", save_with_disk_error)
@@ -165,13 +165,13 @@ def test_a_disk_error_loses_only_the_steps_since_the_last_checkpoint(run, traine
     assert prepared_run.run.checkpoint_steps() == [3, 5]
     assert resume_to_end(prepared_run.run.path) == []
     assert logged_metrics(prepared_run.run.path) == logged_metrics(trained.run.path)
-    assert checkpoints(prepared_run.run.path) == checkpoints(trained.run.path)
+    assert checkpoint_contents(prepared_run.run.path) == checkpoint_contents(trained.run.path)
 
 
 def test_metrics_that_cannot_be_written_raise_a_disk_error(run):
     prepared_run = run()
     with (
-        refusing(1, errno.EIO),
+        failing_disk(1, errno.EIO),
         pytest.raises(DiskError, match=r"metrics\.jsonl: cannot write \d+ bytes: Input/output error"),
     ):
         build_cpu_trainer(prepared_run).train()

@@ -11,7 +11,7 @@ from qkv.errors import ConfigError, DiskError, InputError, RunError
 from qkv.models import GPT
 from qkv.text import save_tokenizer
 from qkv.training import finish_preparation, load_preparation_state, open_run, prepare_run, resume_preparation
-from tests.disks import refusing
+from tests.failing_disk import failing_disk
 from tests.training.runs import build_cpu_trainer, checkpoint_contents, copy_run, logged_metrics, recipe, write_text
 
 
@@ -49,13 +49,13 @@ def files(folder):
 
 def test_a_preparation_interrupted_by_a_disk_error_resumes_to_the_same_files(tmp_path):
     write_text(tmp_path / "text.txt")
-    with refusing() as disk:
+    with failing_disk() as disk:
         uninterrupted = prepare_run(recipe(), tmp_path / "uninterrupted", tmp_path, progress=silent)
     expected = files(uninterrupted.run.path)
     n_resumed = 0
-    for at in [at for at, name in enumerate(disk.names, 1) if name != "mkdir"][::2]:
+    for at in [at for at, name in enumerate(disk.operations, 1) if name != "mkdir"][::2]:
         folder = tmp_path / f"interrupted-{at}"
-        with refusing(at), pytest.raises(DiskError, match="No space left on device"):
+        with failing_disk(at), pytest.raises(DiskError, match="No space left on device"):
             prepare_run(recipe(), folder, tmp_path, progress=silent)
         with pytest.raises(RunError, match=r"recipe\.toml|qkv train --resume"):
             open_run(folder)
@@ -88,7 +88,7 @@ def test_an_invalid_preparation_state_raises_an_error(prepared, tmp_path):
         (b"", r"text\.txt: "),
         (b" \n\n ", r"text\.txt: "),
         (b"ab\0cd", r"text\.txt: .*\b2\b.*NUL"),
-        (b"ab\ncd\xff", r"text\.txt: line 2: .*\b5\b.*0xFF.*UTF-8"),
+        (b"ab\ncd\xff", r"text\.txt: line 2: .*UTF-8.*\b5\b.*0xFF"),
         (b"a", r"text\.txt: 2 tokens .*10%"),
     ],
 )
