@@ -117,7 +117,7 @@ def fit_run_to_time(
 ) -> PreparedRun:
     """Returns the run with as many steps as fit into `seconds`, measured on a temporary model."""
     trainer = build_trainer(prepared, device=device, report=lambda _entry: None, distributed=distributed)
-    recipe = fit_steps_to_time(prepared.recipe, seconds=seconds, seconds_per_step=trainer.seconds_a_step())
+    recipe = fit_steps_to_time(prepared.recipe, seconds=seconds, seconds_per_step=trainer.measure_seconds_per_step())
     return replace(prepared, recipe=recipe)
 
 
