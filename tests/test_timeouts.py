@@ -18,4 +18,4 @@ def test_a_condition_that_becomes_true_ends_the_waiting():
 
 def test_a_mutation_without_effect_is_an_error():
     with pytest.raises(AssertionError, match="100"):
-        mutate_until_different(b"abc", lambda data, _chance: data, None)
+        mutate_until_different(b"abc", lambda data, _generator: data, None)

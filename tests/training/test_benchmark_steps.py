@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qkv.choices import Kernel
+from qkv.choices import AttentionKernel
 from qkv.config import BERTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload
 from qkv.cost.prediction import predict_time
@@ -67,10 +67,10 @@ def test_tied_weights_stay_tied_and_norm_weights_are_one():
 
 def test_the_workload_selects_the_kernel_and_the_logits():
     model = build_random_model(CONFIGS[0], CPU, Precision.FLOAT32)
-    work = Workload(batch_size=2, seq_len=7, mode=Mode.PREFILL, kernel=Kernel.EAGER, logits_to_keep=1)
+    work = Workload(batch_size=2, seq_len=7, mode=Mode.PREFILL, kernel=AttentionKernel.EAGER, logits_to_keep=1)
     (logits,) = build_step(model, work)()
     assert logits.shape == (2, 1, 512)
-    assert {block.attention.kernel for block in model.blocks} == {Kernel.EAGER}
+    assert {block.attention.kernel for block in model.blocks} == {AttentionKernel.EAGER}
 
 
 def test_operations_are_timed_once_per_layer():
@@ -157,7 +157,7 @@ def test_the_timer_warms_up_before_it_measures():
 
 def test_the_minimum_of_several_launch_measurements_counts(monkeypatch):
     overheads = LaunchOverheads(Timer(CPU), dtype=Precision.FLOAT32, training_dtype=Precision.FLOAT32)
-    for seconds in (3.0, 1.0, 2.0):
-        monkeypatch.setattr(Timer, "measure_latency", lambda *_, seconds=seconds, **__: seconds)
+    for latency in (3.0, 1.0, 2.0):
+        monkeypatch.setattr(Timer, "measure_latency", lambda *_, latency=latency, **__: latency)
         overheads.measure()
-    assert {overhead.once for overhead in overheads.overheads().values()} == {1.0}
+    assert {overhead.base for overhead in overheads.overheads().values()} == {1.0}

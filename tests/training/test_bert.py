@@ -34,7 +34,7 @@ def write_texts(path: Path, n_documents: int = 400) -> None:
     path.write_text("\n<|endoftext|>\n".join(documents))
 
 
-def recipe(examples: dict | None = None, **training) -> Recipe:
+def recipe(masking: dict | None = None, **training) -> Recipe:
     defaults = {
         "steps": 7,
         "batch_size": 6,
@@ -51,7 +51,7 @@ def recipe(examples: dict | None = None, **training) -> Recipe:
         tokenizer={"kind": "wordpiece", "vocab_size": 71, "lowercase": True},
         model={"context_length": 29, "n_layers": 2, "d_model": 14, "n_heads": 2, "dropout": 0.1},
         data={"train": ("text.txt",), "validation_fraction": 0.1},
-        examples=examples or {},
+        masking=masking or {},
         training=defaults | training,
     )
 

@@ -248,11 +248,12 @@ def _get_text(location: str, name: str, record: Record) -> str:
 def _get_labels(location: str, name: str, record: Record, *, multi_label: bool) -> tuple[str, ...]:
     value = _get_field(location, name, record)
     if multi_label:
-        many = value if isinstance(value, list) else str(value).split(LABEL_SEPARATOR)
-        return tuple(sorted({label for each in many if (label := str(each).strip())}))
+        labels = value if isinstance(value, list) else str(value).split(LABEL_SEPARATOR)
+        return tuple(sorted({label for each in labels if (label := str(each).strip())}))
     if isinstance(value, list | dict):
         raise InputError(
-            f"{location}: '{name}' is a {type(value).__name__}; where a text may have several labels, say so"
+            f"{location}: '{name}' must be a single label, got {type(value).__name__}; several labels require a "
+            "multi-label problem type"
         )
     if value is None or not (label := str(value).strip()):
         raise InputError(f"{location}: '{name}' is empty")

@@ -64,8 +64,8 @@ def find_sources(paths: Sequence[str | Path]) -> list[TextSource]:
             sources.append(TextSource(path))
         elif Path(path).is_dir():
             sources.extend(_find_text_files(Path(path)))
-        elif (found := _SLICE.fullmatch(path)) and Path(found[1]).is_file():
-            start, stop = (int(number) if number else None for number in found.groups()[1:])
+        elif (slice_match := _SLICE.fullmatch(path)) and Path(slice_match[1]).is_file():
+            start, stop = (int(number) if number else None for number in slice_match.groups()[1:])
             sources.append(TextSource(path, document_slice=(start, stop)))
         else:
             raise InputError(f"{path}: no such file or folder")

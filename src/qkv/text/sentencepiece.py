@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.errors import InputError
-from qkv.text.sentencepiece_file import UNIGRAM, PieceKind, SentencePieceFile, read_sentencepiece
+from qkv.text.sentencepiece_file import UNIGRAM, SentencePieceTokenKind, SentencePieceFile, read_sentencepiece
 
 SPACE_SYMBOL = "▁"
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
@@ -25,15 +25,15 @@ def build_sentencepiece_backend(
     that are missing in the vocabulary are split into smaller ones, whereas Marian's own tokenizer returns <unk>.
     `n_sentinels` is the number of T5 sentinel tokens `<extra_id_99>` … `<extra_id_0>`, which follow the pieces.
     """
-    read = read_sentencepiece(file)
-    if read.model_type != UNIGRAM:
+    spm = read_sentencepiece(file)
+    if spm.model_type != UNIGRAM:
         raise InputError(
-            f"{file}: model_type={read.model_type} is not supported, only {UNIGRAM} (unigram); use a tokenizer.json"
+            f"{file}: model_type={spm.model_type} is not supported, only {UNIGRAM} (unigram); use a tokenizer.json"
         )
     sentinels = [f"<extra_id_{i}>" for i in reversed(range(n_sentinels))]
-    scores = {piece: UNUSED_SCORE if kind is PieceKind.UNUSED else score for piece, score, kind in read.pieces}
+    scores = {token: UNUSED_SCORE if kind is SentencePieceTokenKind.UNUSED else score for token, score, kind in spm.tokens}
     scores |= dict.fromkeys(sentinels, 0.0)
-    names = list(scores) if vocabulary is None else _pieces_in_id_order(file, vocabulary)
+    names = list(scores) if vocabulary is None else _tokens_in_id_order(file, vocabulary)
     for needed in (END, UNKNOWN):
         if needed not in names:
             raise InputError(f"{file}: {needed} is missing among the {len(names)} pieces")
@@ -42,12 +42,12 @@ def build_sentencepiece_backend(
         unk_id=names.index(UNKNOWN),
         byte_fallback="<0x0A>" in names,
     )
-    control = {piece for piece, _, kind in read.pieces if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)}
+    control = {token for token, _, kind in spm.tokens if kind in (SentencePieceTokenKind.CONTROL, SentencePieceTokenKind.UNKNOWN)}
     special = [name for name in names if name in control | {END, UNKNOWN, PAD, *sentinels}]
     # Multilingual models select the target language by a token such as >>fr<< at the start of the text.
     languages = [name for name in names if re.fullmatch(r">>.+<<", name)]
     backend = tokenizers.Tokenizer(model)
-    _set_text_pipeline(backend, read, special)
+    _set_text_pipeline(backend, spm, special)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in languages])
     backend.post_processor = processors.TemplateProcessing(
@@ -56,7 +56,7 @@ def build_sentencepiece_backend(
     return backend
 
 
-def _pieces_in_id_order(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
+def _tokens_in_id_order(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
     names = sorted(vocabulary, key=lambda name: vocabulary[name])
     for number, name in enumerate(names):
         if vocabulary[name] != number:
@@ -64,25 +64,25 @@ def _pieces_in_id_order(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
     return names
 
 
-def _set_text_pipeline(backend: tokenizers.Tokenizer, read: SentencePieceFile, special: list[str]) -> None:
+def _set_text_pipeline(backend: tokenizers.Tokenizer, spm: SentencePieceFile, special: list[str]) -> None:
     """Set the normalizer, pre-tokenizer and decoder of the backend."""
-    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(read.charsmap)] if read.charsmap else []
-    if read.remove_extra_whitespaces:
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(spm.charsmap)] if spm.charsmap else []
+    if spm.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if read.add_dummy_prefix else "never"
+    scheme = "always" if spm.add_dummy_prefix else "never"
     # Control tokens that occur in a text are ordinary text. Splitting after their first character prevents a match.
     control_pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in special)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Metaspace(replacement=SPACE_SYMBOL, prepend_scheme=scheme, split=read.split_by_whitespace),
+            pre_tokenizers.Metaspace(replacement=SPACE_SYMBOL, prepend_scheme=scheme, split=spm.split_by_whitespace),
             pre_tokenizers.Split(Regex(control_pattern), "isolated"),
         ]
     )
     words = decoders.Metaspace(replacement=SPACE_SYMBOL, prepend_scheme=scheme)
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), words]) if _has_byte_pieces(read) else words
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), words]) if _has_byte_tokens(spm) else words
 
 
-def _has_byte_pieces(read: SentencePieceFile) -> bool:
-    return any(kind is PieceKind.BYTE for *_, kind in read.pieces)
+def _has_byte_tokens(spm: SentencePieceFile) -> bool:
+    return any(kind is SentencePieceTokenKind.BYTE for *_, kind in spm.tokens)

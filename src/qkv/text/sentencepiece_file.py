@@ -12,7 +12,7 @@ UNIGRAM = 1
 """`model_type` of unigram models. 2 is BPE."""
 
 
-class PieceKind(IntEnum):
+class SentencePieceTokenKind(IntEnum):
     """Kind of a piece, with the values of sentencepiece_model.proto."""
 
     NORMAL = 1
@@ -29,7 +29,7 @@ class PieceKind(IntEnum):
 class SentencePieceFile:
     """Fields of sentencepiece_model.proto that affect tokenization."""
 
-    pieces: list[tuple[str, float, PieceKind]]
+    tokens: list[tuple[str, float, SentencePieceTokenKind]]
     """Spelling, log p and kind of each piece, in the order of ids."""
     model_type: int = UNIGRAM
     split_by_whitespace: bool = True
@@ -55,21 +55,21 @@ def read_sentencepiece(file: Path) -> SentencePieceFile:
 
 
 def _parse_model(data: bytes) -> SentencePieceFile:
-    pieces: list[tuple[str, float, PieceKind]] = []
+    tokens: list[tuple[str, float, SentencePieceTokenKind]] = []
     trainer: dict[int, bytes | int] = {}
     normalizer: dict[int, bytes | int] = {}
     for number, value in _iterate_protobuf_fields(data):
         match number:
             case 1:
-                piece_fields = dict(_iterate_protobuf_fields(_expect_bytes(value)))
-                if 1 not in piece_fields:
-                    raise ValueError(f"piece {len(pieces)} has no text")
-                (score,) = struct.unpack("<f", _expect_bytes(piece_fields.get(2, b"\0" * 4)))
-                pieces.append(
+                token_fields = dict(_iterate_protobuf_fields(_expect_bytes(value)))
+                if 1 not in token_fields:
+                    raise ValueError(f"piece {len(tokens)} has no text")
+                (score,) = struct.unpack("<f", _expect_bytes(token_fields.get(2, b"\0" * 4)))
+                tokens.append(
                     (
-                        _expect_bytes(piece_fields[1]).decode(),
+                        _expect_bytes(token_fields[1]).decode(),
                         score,
-                        PieceKind(int(piece_fields.get(3, PieceKind.NORMAL))),
+                        SentencePieceTokenKind(int(token_fields.get(3, SentencePieceTokenKind.NORMAL))),
                     )
                 )
             case 2:
@@ -78,10 +78,10 @@ def _parse_model(data: bytes) -> SentencePieceFile:
                 normalizer = dict(_iterate_protobuf_fields(_expect_bytes(value)))
             case _:
                 pass
-    if not pieces:
+    if not tokens:
         raise ValueError("the model has 0 pieces")
     return SentencePieceFile(
-        pieces=pieces,
+        tokens=tokens,
         model_type=int(trainer.get(3, UNIGRAM)),
         split_by_whitespace=bool(trainer.get(22, True)),
         charsmap=_expect_bytes(normalizer.get(2, b"")),

@@ -125,8 +125,8 @@ def _check_template_tokens(file: Path, processor: Any) -> None:  # noqa: ANN401 
             _check_template_tokens(file, element)
     elif isinstance(processor, dict):
         _check_template_tokens(file, processor.get("processors"))
-        pieces = [*_as_list(processor.get("single")), *_as_list(processor.get("pair"))]
-        entries = [piece.get("SpecialToken") for piece in pieces if isinstance(piece, dict)]
+        template_items = [*_as_list(processor.get("single")), *_as_list(processor.get("pair"))]
+        entries = [item.get("SpecialToken") for item in template_items if isinstance(item, dict)]
         special_tokens = processor.get("special_tokens")
         for token in (entry.get("id") for entry in entries if isinstance(entry, dict)):
             if not isinstance(token, str) or not isinstance(special_tokens, dict) or token not in special_tokens:

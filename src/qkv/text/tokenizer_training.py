@@ -152,9 +152,9 @@ def _train_backend(
 def _round_unigram_scores(backend: tokenizers.Tokenizer) -> None:
     """Round scores to six decimals, because `tokenizers` does not restore longer ones exactly from JSON."""
     model = json.loads(backend.to_str())["model"]
-    unknown, *pieces = [(token, round(score, 6)) for token, score in model["vocab"]]
-    pieces.sort(key=lambda piece: (-piece[1], piece[0]))
-    backend.model = models.Unigram([unknown, *pieces], unk_id=model["unk_id"], byte_fallback=False)
+    unknown, *entries = [(token, round(score, 6)) for token, score in model["vocab"]]
+    entries.sort(key=lambda entry: (-entry[1], entry[0]))
+    backend.model = models.Unigram([unknown, *entries], unk_id=model["unk_id"], byte_fallback=False)
 
 
 def _set_character_vocabulary(
@@ -179,10 +179,10 @@ def _build_template(
     )
     if first is None or last is None or first == last:  # GPT's <|endoftext|> only separates documents
         return None
-    again = "" if SpecialToken.CLS in roles else f"{first}:1 "
+    second_prefix = "" if SpecialToken.CLS in roles else f"{first}:1 "
     return processors.TemplateProcessing(
         single=f"{first} $A {last}",
-        pair=f"{first} $A {last} {again}$B:1 {last}:1",
+        pair=f"{first} $A {last} {second_prefix}$B:1 {last}:1",
         special_tokens=[(token, backend.token_to_id(token)) for token in (first, last)],
     )
 

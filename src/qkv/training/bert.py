@@ -108,7 +108,7 @@ class SentenceCorpus:
             source=source,
             tokenizer=self.tokenizer,
             config=self.examples,
-            length=training.seq_len,
+            seq_len=training.seq_len,
             batch_size=rows,
             seed=seed,
         )

@@ -168,7 +168,7 @@ def _measure_matmuls(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> di
         )
 
     return {
-        "product": _measure_table(timer, (grid.rows, grid.widths, grid.widths), make),
+        "matmul": _measure_table(timer, (grid.rows, grid.widths, grid.widths), make),
         "misaligned": _measure_unaligned_matmul(timer, benchmark, grid),
     }
 

@@ -62,7 +62,7 @@ class TextCorpus:
     def data(self, training: TrainingConfig) -> TrainingData:
         batches = TokenBatches(
             source=self.train,
-            context_length=training.seq_len,
+            seq_len=training.seq_len,
             batch_size=training.batch_size,
             seed=training.seed,
             cross_documents=training.cross_documents,
@@ -71,7 +71,7 @@ class TextCorpus:
             return TrainingData(batch=batches.batch)
         sweep = EvalTokenBatches(
             source=self.validation,
-            context_length=training.seq_len,
+            seq_len=training.seq_len,
             batch_size=training.micro_batch_size,
             cross_documents=training.cross_documents,
         )

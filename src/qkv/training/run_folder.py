@@ -140,7 +140,9 @@ class RunFolder:
                 fsync_path(self.metrics)
         state = json.dumps(asdict(progress), indent=1)
         texts = {**texts, "progress.json": state}
-        write_folder(self.checkpoint_folder(progress.step), tensors=tensors, text_files=texts, write_extra_files=further)
+        write_folder(
+            self.checkpoint_folder(progress.step), tensors=tensors, text_files=texts, write_extra_files=further
+        )
 
     def delete_old_checkpoints(self, *, keep: int, best: int | None) -> None:
         """Delete all checkpoints except the last `keep` and the best one."""

@@ -48,7 +48,9 @@ class TrainingState:
         names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
         try:
             tensors = {name: shard_like(t, parameters.get(name, t)) for name, t in (raw_weights or weights).items()}
-            load_into(self.model, tensors, NameTable(mappings=[NameMapping(name, (name,)) for name in names]), max_listed=2)
+            load_into(
+                self.model, tensors, NameTable(mappings=[NameMapping(name, (name,)) for name in names]), max_listed=2
+            )
         except WeightsError as error:
             raise RunError(
                 f"{folder}: the checkpoint does not fit the model; was the recipe changed? {error}"

@@ -78,7 +78,7 @@ class PairsCorpus:
     @property
     def summary(self) -> str:
         dropped = dict(self.train.record.dropped) | {"too long": self._batches(self.training).n_too_long}
-        reasons = ", ".join_fraction(f"{n:,} {reason}" for reason, n in dropped.items() if n)
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
         held_out = 0 if self.validation is None else len(self.validation)
         excluded = f" (excluded: {reasons})" if reasons else ""
         return f"{len(self.train):,} pairs to train on{excluded}, {held_out:,} held out"
@@ -95,7 +95,7 @@ class PairsCorpus:
         held_out = PairBatches(
             store=self.validation,
             repeats=self.validation.pair_repeats({}),
-            length=training.seq_len,
+            seq_len=training.seq_len,
             batch_size=training.micro_batch_size,
             seed=0,
         )
@@ -153,7 +153,7 @@ class PairsCorpus:
         return PairBatches(
             store=self.train,
             repeats=self.train.pair_repeats(self.settings.repeat),
-            length=training.seq_len,
+            seq_len=training.seq_len,
             batch_size=training.batch_size,
             seed=training.seed,
             join_fraction=self.settings.join_fraction,
