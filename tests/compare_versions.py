@@ -26,10 +26,10 @@ from safetensors import safe_open
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 50
 
-# Names in version 0.1 of what has been renamed since. They are used for a checkout whose config still has the old names.
+# Keys and flags of version 0.1 that have been renamed since, used for checkouts that still have the old names.
 OLD_KEYS = {
-    "vocab_size": "vocabulary_size", "seq_len": "length", "eval_every": "evaluate_every", "eval_batches": "evaluate_batches",
-    "ema_decay": "averaging", "min_lr_ratio": "final_learning_rate", "keep_checkpoints": "keep",
+    "vocab_size": "vocabulary_size", "seq_len": "length", "eval_every": "evaluate_every",
+    "eval_batches": "evaluate_batches", "ema_decay": "averaging", "min_lr_ratio": "final_learning_rate", "keep_checkpoints": "keep",
     "feed_forward_bias": "feedforward_bias", "validation_fraction": "validation_share",
 }  # fmt: skip
 OLD_FLAGS = {"--max-new-tokens": "--max-new", "--dtype": "--numbers"}
@@ -57,7 +57,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "gpt": {
         "family": "gpt",
         "tokenizer": {"vocab_size": 300},
-        "model": {**ATTENTION, "n_layers": 2, "positions": "rotary", "norm": "rms", "gated": True, "activation": "silu"},
+        "model": {
+            **ATTENTION,
+            "n_layers": 2,
+            "positions": "rotary",
+            "norm": "rms",
+            "gated": True,
+            "activation": "silu",
+        },
         "data": {"train": ["text.txt"], "validation": ["held-out.txt"]},
         "training": TRAINING,
     },

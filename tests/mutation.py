@@ -28,7 +28,11 @@ FOLDERS = ("nn", "generation", "data")
 NEEDS_GPU = re.compile(r"cuda|gpu|triton|kernel|compil|fused_autograd")
 """Files and conditions that only matter on a GPU or under torch.compile, where these tests do not run."""
 FURTHER_TESTS = {
-    "nn": ["tests/agreement/test_attention_kernels.py", "tests/agreement/test_incremental_decoding.py", "tests/reference/test_torch_nn.py"],
+    "nn": [
+        "tests/agreement/test_attention_kernels.py",
+        "tests/agreement/test_incremental_decoding.py",
+        "tests/reference/test_torch_nn.py",
+    ],
     "generation": ["tests/agreement/test_cpu_decode_engine.py"],
     "data": [],
 }

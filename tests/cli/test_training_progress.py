@@ -7,7 +7,9 @@ from qkv.config import preset
 from qkv.cost import estimate_run
 
 
-@pytest.mark.parametrize("settings", [{}, {"logits_to_keep": 19}, {"accumulation_steps": 3, "activation_checkpointing": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"logits_to_keep": 19}, {"accumulation_steps": 3, "activation_checkpointing": True}]
+)
 def test_the_utilization_is_based_on_the_flops_of_the_estimate(capsys, settings):
     estimate = estimate_run(preset("bert-tiny"), batch_size=7, seq_len=128, steps=11, matmul_rate=1e12, **settings)
     ideal_seconds = estimate.flops / estimate.steps / 1e12

@@ -48,7 +48,9 @@ def test_the_residual_stream_is_the_sum_of_sublayer_outputs():
     with record(model, "blocks.*") as activations:
         model(random_ids(1, 3, 7))
     block = "blocks.1"
-    assert_close(activations[f"{block}.resid_mid"], activations[f"{block}.resid_pre"] + activations[f"{block}.attention_out"])
+    assert_close(
+        activations[f"{block}.resid_mid"], activations[f"{block}.resid_pre"] + activations[f"{block}.attention_out"]
+    )
     assert_close(
         activations[f"{block}.resid_post"], activations[f"{block}.resid_mid"] + activations[f"{block}.feed_forward_out"]
     )

@@ -33,7 +33,15 @@ from qkv.inspection import (
 )
 from qkv.inspection.model_input import ModelInput, TokenizedText
 from qkv.inspection.rollout import rollout_from_means
-from tests.agreement.model_strategies import berts, assert_close, gpts, seq2seqs, build_random_model, random_ids, random_source_ids
+from tests.agreement.model_strategies import (
+    assert_close,
+    berts,
+    build_random_model,
+    gpts,
+    random_ids,
+    random_source_ids,
+    seq2seqs,
+)
 from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 
 TRANSFORMERS = ["gpt", "bert", "seq2seq"]

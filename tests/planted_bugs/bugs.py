@@ -94,7 +94,9 @@ def sliding_window_is_one_too_wide():
     original = Mask.to_dense
 
     def wrong(self: Mask, *sizes: Any) -> Any:
-        wider = self if self.sliding_window is None else dataclasses.replace(self, sliding_window=self.sliding_window + 1)
+        wider = (
+            self if self.sliding_window is None else dataclasses.replace(self, sliding_window=self.sliding_window + 1)
+        )
         return original(wider, *sizes)
 
     replace_everywhere(original, wrong)
@@ -344,7 +346,9 @@ def pairs_that_share_a_sentence_are_separated():
 
 @planted_bug
 def each_micro_batch_counts_as_a_whole_batch():
-    from tests.training.test_trainer import test_accumulated_gradients_equal_those_of_the_full_batch_with_unequal_target_counts as test
+    from tests.training.test_trainer import (
+        test_accumulated_gradients_equal_those_of_the_full_batch_with_unequal_target_counts as test,
+    )
 
     original = accumulate_gradients
 

@@ -18,7 +18,14 @@ from qkv.tasks.devices import resolve_device, resolve_dtype
 from qkv.tasks.verification import verify
 from qkv.tasks.verification.implementations import forward, forward_in_chunks
 from qkv.tasks.word_vectors import word_vectors
-from tests.agreement.model_strategies import assert_close, gpts, seq2seqs, build_random_model, random_ids, random_source_ids
+from tests.agreement.model_strategies import (
+    assert_close,
+    build_random_model,
+    gpts,
+    random_ids,
+    random_source_ids,
+    seq2seqs,
+)
 from tests.simulated_gpu import GPU, SimulatedGPUTensor, simulated_gpu
 from tests.tasks.small_bert import save_bert
 from tests.tasks.small_gpt import save_task, small_gpt

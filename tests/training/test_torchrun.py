@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from qkv.config import TrainingConfig
 from qkv.errors import ConfigError
 from qkv.training.distributed import SINGLE_PROCESS, SingleProcess
+from tests.timeouts import wait_until
 from tests.training import translation_runs
 from tests.training.distributed_runs import (
     TRAIN,
@@ -29,7 +30,6 @@ from tests.training.processes import run_command, run_process
 from tests.training.runs import recipe, write_text
 from tests.training.test_bert import recipe as bert_recipe
 from tests.training.test_bert import write_texts
-from tests.timeouts import wait_until
 
 TOLERANCE = 1e-6
 TIMEOUT = 240

@@ -255,7 +255,9 @@ class BERTConfig(TransformerConfig):
             duplicate = next(name for i, name in enumerate(names) if name in names[:i])
             raise ConfigError(f"class_names contains {duplicate!r} more than once")
         if n is None and self.problem_type is not ProblemType.SINGLE_LABEL:
-            raise ConfigError(f"problem_type={problem_type!r} requires a classification head (n_classes or class_names)")
+            raise ConfigError(
+                f"problem_type={problem_type!r} requires a classification head (n_classes or class_names)"
+            )
         if self.problem_type is ProblemType.REGRESSION and n != 1:
             raise ConfigError(f"problem_type='regression' requires n_classes=1, got n_classes={n}")
         if self.problem_type is ProblemType.SINGLE_LABEL and n == 1:

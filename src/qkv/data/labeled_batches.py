@@ -57,7 +57,7 @@ class LabeledBatch:
     def n_targets(self) -> int:
         return self.targets.numel()
 
-    def split(self, n_rows: int) -> "Iterator[LabelledBatch]":
+    def split(self, n_rows: int) -> "Iterator[LabeledBatch]":
         for start in range(0, len(self.ids), n_rows):
             part = slice(start, start + n_rows)
             yield replace(
@@ -69,7 +69,7 @@ class LabeledBatch:
                 rows=self.rows[part],
             )
 
-    def to(self, device: torch.device | str) -> "LabelledBatch":
+    def to(self, device: torch.device | str) -> "LabeledBatch":
         return replace(
             self,
             ids=self.ids.to(device, non_blocking=True),

@@ -42,14 +42,14 @@ class TokenBatch:
     def n_tokens(self) -> int:
         return self.ids.numel()
 
-    def split(self, n_rows: int) -> "Iterator[Batch]":
+    def split(self, n_rows: int) -> "Iterator[TokenBatch]":
         """Split the batch into micro-batches of `n_rows` rows."""
         for start in range(0, len(self.ids), n_rows):
             part = slice(start, start + n_rows)
             document_ids = None if self.document_ids is None else self.document_ids[part]
             yield TokenBatch(self.ids[part], self.targets[part], document_ids, self.counts[part])
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: torch.device | str) -> "TokenBatch":
         return replace(
             self,
             ids=self.ids.to(device, non_blocking=True),

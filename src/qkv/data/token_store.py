@@ -182,7 +182,7 @@ class TokenStore:
         tables = [self._document_table(shard) for shard in range(len(self.index.shards))]
         return np.concatenate([table[len(table) // 2 :] for table in tables]).astype(np.int64)
 
-    def slice(self, start: int, stop: int) -> "StorePart":
+    def slice(self, start: int, stop: int) -> "TokenStoreSlice":
         """Return a view of the tokens [start, stop), e.g. for training or validation."""
         return TokenStoreSlice(self, start, stop)
 

@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.errors import InputError
-from qkv.text.sentencepiece_file import UNIGRAM, SentencePieceTokenKind, SentencePieceFile, read_sentencepiece
+from qkv.text.sentencepiece_file import UNIGRAM, SentencePieceFile, SentencePieceTokenKind, read_sentencepiece
 
 SPACE_SYMBOL = "▁"
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
@@ -31,7 +31,9 @@ def build_sentencepiece_backend(
             f"{file}: model_type={spm.model_type} is not supported, only {UNIGRAM} (unigram); use a tokenizer.json"
         )
     sentinels = [f"<extra_id_{i}>" for i in reversed(range(n_sentinels))]
-    scores = {token: UNUSED_SCORE if kind is SentencePieceTokenKind.UNUSED else score for token, score, kind in spm.tokens}
+    scores = {
+        token: UNUSED_SCORE if kind is SentencePieceTokenKind.UNUSED else score for token, score, kind in spm.tokens
+    }
     scores |= dict.fromkeys(sentinels, 0.0)
     names = list(scores) if vocabulary is None else _tokens_in_id_order(file, vocabulary)
     for needed in (END, UNKNOWN):
@@ -42,7 +44,11 @@ def build_sentencepiece_backend(
         unk_id=names.index(UNKNOWN),
         byte_fallback="<0x0A>" in names,
     )
-    control = {token for token, _, kind in spm.tokens if kind in (SentencePieceTokenKind.CONTROL, SentencePieceTokenKind.UNKNOWN)}
+    control = {
+        token
+        for token, _, kind in spm.tokens
+        if kind in (SentencePieceTokenKind.CONTROL, SentencePieceTokenKind.UNKNOWN)
+    }
     special = [name for name in names if name in control | {END, UNKNOWN, PAD, *sentinels}]
     # Multilingual models select the target language by a token such as >>fr<< at the start of the text.
     languages = [name for name in names if re.fullmatch(r">>.+<<", name)]

@@ -108,7 +108,8 @@ def _score_from_paired_test(results: Sequence[Any], index: int, signature: str) 
 def _check_equal_counts(translations: Sequence[str], other_texts: Sequence[str], name: str = "references") -> None:
     if len(translations) != len(other_texts) or not other_texts:
         raise InputError(
-            f"the numbers of translations ({len(translations)}) and {name} ({len(other_texts)}) must be equal and positive"
+            f"the numbers of translations ({len(translations)}) and {name} ({len(other_texts)}) "
+            "must be equal and positive"
         )
 
 

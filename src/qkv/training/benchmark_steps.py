@@ -176,7 +176,7 @@ def _reset_cache(cache: KVCache | None) -> KVCache | None:
     if cache is not None:
         _set_cache_length(cache, 0)
         for source in cache.sources:
-            source.kept = None
+            source.keys_values = None
     return cache
 
 

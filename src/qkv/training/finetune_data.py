@@ -121,7 +121,7 @@ def encode_task(
         too_long = [row for row, encoding in enumerate(encoded) if len(encoding.ids) > context_length]
         if too_long and not truncate:
             raise ContextLengthError(
-                f"{labeled.place(too_long[0])}: {len(encoded[too_long[0]].ids):,} tokens exceed context_length="
+                f"{labeled.location(too_long[0])}: {len(encoded[too_long[0]].ids):,} tokens exceed context_length="
                 f"{context_length}; {len(too_long)} of {len(encoded):,} rows are too long; use --truncate"
             )
         for row in too_long:

@@ -18,7 +18,7 @@ from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_r
 from qkv.training.family import TrainingData
 from qkv.training.run_folder import RunFolder, load_checkpoint
 from qkv.training.run_preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
-from qkv.weights.ctranslate2_export import save_ct2, ct2_vocabulary
+from qkv.weights.ctranslate2_export import ct2_vocabulary, save_ct2
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.int8_storage import INT8_MAX
 from qkv.weights.model_loader import ModelBundle, native_name_table
