@@ -29,8 +29,8 @@ STEPS = 50
 # Keys and flags of version 0.1 that have been renamed since, used for checkouts that still have the old names.
 OLD_KEYS = {
     "vocab_size": "vocabulary_size", "seq_len": "length", "eval_every": "evaluate_every",
-    "eval_batches": "evaluate_batches", "ema_decay": "averaging", "min_lr_ratio": "final_learning_rate", "keep_checkpoints": "keep",
-    "feed_forward_bias": "feedforward_bias", "validation_fraction": "validation_share",
+    "eval_batches": "evaluate_batches", "ema_decay": "averaging", "min_lr_ratio": "final_learning_rate",
+    "keep_checkpoints": "keep", "feed_forward_bias": "feedforward_bias", "validation_fraction": "validation_share",
 }  # fmt: skip
 OLD_FLAGS = {"--max-new-tokens": "--max-new", "--dtype": "--numbers"}
 
