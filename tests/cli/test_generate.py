@@ -106,7 +106,7 @@ def test_logprobs_has_one_line_per_token(command, folder):
 def test_steps_prints_model_and_sampling_probabilities_and_marks_the_chosen_token(command, folder):
     options = ["The cat", "-n", 4, "--top-k", 2, "--seed", 3]
     (plain,) = map(json.loads, command(folder, *options, "--json").out.splitlines())
-    answer = command(folder, *options, "--steps")
+    answer = command(folder, *options, "--show-steps")
     assert "temperature 0.8, top_k 2, seed 3" in answer.out
     assert answer.out.count("\nstep ") == 4
     assert answer.out.count("   → ") == 4
@@ -123,7 +123,7 @@ def test_steps_prints_model_and_sampling_probabilities_and_marks_the_chosen_toke
 def test_steps_as_json_agree_with_the_plain_output(command, folder):
     options = ["The cat", "El niño", "-n", 4, "--seed", 3, "--json"]
     plain = [json.loads(line) for line in command(folder, *options).out.splitlines()]
-    with_steps = [json.loads(line) for line in command(folder, *options, "--steps").out.splitlines()]
+    with_steps = [json.loads(line) for line in command(folder, *options, "--show-steps").out.splitlines()]
     for result, step_result in zip(plain, with_steps, strict=True):
         assert [step["id"] for step in step_result["steps"]] == result["ids"]
         for step in step_result["steps"]:
@@ -153,7 +153,7 @@ def test_invalid_options_are_reported_in_one_line(command, folder, tmp_path):
         (["x", "--repetition-penalty", 0], ["repetition_penalty=0.0"]),
         (["x", "--stop", ""], ["stop"]),
         (["x", "--stream", "--json"], ["--stream", "--json"]),
-        (["x", "--stream", "--steps"], ["--stream", "--steps"]),
+        (["x", "--stream", "--show-steps"], ["--stream", "--show-steps"]),
         (["x", "--beam", 2, "--top-k", 3, "--stop", "a"], ["--beam", "--top-k, --stop"]),
         (["x", "--beam", 0], ["--beam 0: ", "1"]),
         (["x", "--beam", 2, "--n-best", 3], ["--n-best 3", "--beam 2"]),

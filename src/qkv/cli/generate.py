@@ -49,7 +49,7 @@ class GenerateOptions:
         from qkv.generation import StopStrings
 
         check_trace_path(self.trace)
-        output_flags = {"--stream": self.stream, "--steps": self.steps, "--logprobs": self.logprobs}
+        output_flags = {"--stream": self.stream, "--show-steps": self.steps, "--logprobs": self.logprobs}
         used_flags = [flag for flag, is_used in output_flags.items() if is_used]
         if self.is_profiled and (self.stream or self.steps or self.beam is not None):
             raise InputError("--profile and --trace cannot be combined with --stream, --steps or --beam")
@@ -107,11 +107,11 @@ def generate(
         float | None,
         typer.Option(help="Sampling temperature; 0 selects the most likely token (greedy decoding). Default: 0.8."),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample only from the k most likely tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample only from the N most likely tokens.")] = None,
     top_p: Annotated[
         float | None,
         typer.Option(
-            help="Sample only from the most likely tokens whose probabilities add up to p (nucleus sampling)."
+            help="Sample only from the smallest set of most likely tokens whose total probability reaches X (nucleus sampling)."
         ),
     ] = None,
     min_p: Annotated[
@@ -121,8 +121,8 @@ def generate(
     typical_p: Annotated[
         float | None,
         typer.Option(
-            help="Locally typical sampling: sample only from the tokens with the most typical information content "
-            "whose probabilities add up to p."
+            help="Locally typical sampling: sample only from the tokens whose surprisal is closest to the "
+            "entropy, until their total probability reaches X."
         ),
     ] = None,
     repetition_penalty: Annotated[
@@ -152,7 +152,7 @@ def generate(
     steps: Annotated[
         bool,
         typer.Option(
-            "--steps", help="Print the most likely tokens at each step, before and after applying the sampling options."
+            "--show-steps", help="Print the most likely tokens at each step, before and after applying the sampling options."
         ),
     ] = False,
     profile: ProfileOption = False,
@@ -169,7 +169,7 @@ def generate(
     Examples:
       qkv generate stories "Once upon a time"
       qkv generate stories "The sea" --temperature 0.5 --max-new-tokens 50 --seed 7 --stream
-      qkv generate stories "The cat" --steps --top-k 40 -n 5
+      qkv generate stories "The cat" --show-steps --top-k 40 -n 5
       qkv generate stories "The cat" --beam 4 --n-best 3
       qkv generate stories "The cat" --temperature 0 --profile
       printf 'One day\\nIt was\\n' | qkv generate stories --json

@@ -1,4 +1,4 @@
-"""Print the candidates of every decoding step, for `qkv generate --steps`."""
+"""Print the candidates of every decoding step, for `qkv generate --show-steps`."""
 
 import json
 import unicodedata

@@ -9,23 +9,23 @@ OVERVIEW = {
     "Get started": (
         ("qkv demo", "Show what the shipped models can do"),
         ("qkv models", "List shipped models and your runs"),
-        ("qkv lesson walkthrough", "Run the examples of the lectures"),
+        ("qkv lesson walkthrough", "Run the examples from the lectures"),
         ("qkv doctor", "Check this machine's setup"),
     ),
     "Use a model": (
-        ('qkv generate stories "Once upon a time"', "Continue a text"),
-        ('qkv translate es-en "No lo sé."', "Translate a text"),
+        ('qkv generate stories "Once upon a time"', "Continue a prompt"),
+        ('qkv translate es-en "No lo sé."', "Translate text"),
         ('qkv fill bert "A cup of [MASK]."', "Predict masked words"),
-        ('qkv classify sentiment "what a joy"', "Classify a text"),
+        ('qkv classify sentiment "what a joy"', "Classify text"),
         ('qkv embed bert "A cat sleeps."', "Compute sentence embeddings"),
         ('qkv similar bert "tea" --among lines.txt', "Find the most similar lines"),
         ("qkv words bert king queen dog", "Compare word vectors"),
     ),
     "Train a model": (
         ("qkv train gpt --text book.txt --minutes 5", "Train a GPT, BERT or translator"),
-        ("qkv finetune bert --data train.tsv", "Fine-tune on labeled texts"),
+        ("qkv finetune bert --data train.tsv", "Fine-tune on labeled text"),
         ("qkv tokenizer train book.txt --out tok", "Train or inspect a tokenizer"),
-        ("qkv data show run", "Prepare or view training data"),
+        ("qkv data show runs/1", "Prepare or view training data"),
     ),
     "Look inside a model": (
         ("qkv explore", "Open the interactive explorer"),
@@ -90,7 +90,7 @@ class OverviewGroup(TyperGroup):
         self.format_commands(ctx, formatter)
         PlainHelpCommand.format_options(self, ctx, formatter)  # pyright: ignore[reportArgumentType] - uses only get_params
         formatter.write_paragraph()
-        formatter.write_text("Run `qkv COMMAND --help` for the options of a command and more examples.")
+        formatter.write_text("Run `qkv COMMAND --help` for that command's options and more examples.")
         formatter.write_text(EXIT_STATUS)
 
 

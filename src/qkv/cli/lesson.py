@@ -22,7 +22,7 @@ def lesson(
         bool, typer.Option("--all", help="Run all lessons and print their run times to standard error.")
     ] = False,
 ) -> None:
-    """List the examples of the lectures, or run one of them.
+    """List the examples from the lectures, or run one of them.
 
     \b
     Examples:

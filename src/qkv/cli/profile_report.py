@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from qkv.training.profiler import Profile
 
 ProfileOption = Annotated[
-    bool, typer.Option("--profile", help="Print where the time is spent and compare it with the roofline bound.")
+    bool, typer.Option("--profile", help="Print a breakdown of the time and compare it with the roofline bound.")
 ]
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.json", help="Write a Chrome trace of every call (open it at ui.perfetto.dev). Implies --profile."
+        metavar="FILE.json", help="Write a Chrome trace of every operator call (open it at ui.perfetto.dev). Implies --profile."
     ),
 ]
 

@@ -88,10 +88,10 @@ def train(
         Path | None, typer.Option(metavar="MODEL", help="Model to initialize the weights from.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder, which must be new or empty (default: runs/1, runs/2, …).")
+        Path | None, typer.Option(help="Run folder; must be new or empty unless --resume-if-exists is set (default: runs/1, runs/2, …).")
     ] = None,
     data: Annotated[
-        Path, typer.Option(envvar="QKV_DATA", help="Folder that contains the data files of a recipe.")
+        Path, typer.Option(envvar="QKV_DATA", help="Folder containing the recipe's data files.")
     ] = Path(),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
     dry_run: Annotated[
@@ -109,16 +109,16 @@ def train(
         ),
     ] = None,
     resume_if_exists: Annotated[
-        bool, typer.Option("--resume-if-exists", help="Resume the run in --out if it exists; otherwise, start it.")
+        bool, typer.Option("--resume-if-exists", help="Resume the run in --out if there is one; otherwise, start a new run.")
     ] = False,
     profile: ProfileOption = False,
     trace: TraceOption = None,
 ) -> None:
-    """Train a model on your own texts or translation pairs, train with a recipe, or resume a run.
+    """Train a model on your own text or translation pairs or from a recipe (a TOML file of settings), or resume a run.
 
     Ctrl-C stops a run after saving a checkpoint. A resumed run gives exactly the same results as an uninterrupted run.
     The exit status is 0 for success, 1 for a failure, 2 for invalid input, and 130 or 143 if the run was stopped by
-    Ctrl-C or SIGTERM. A second signal exits immediately.
+    Ctrl-C or SIGTERM. A second Ctrl-C or SIGTERM exits immediately without saving.
 
     \b
     Examples:

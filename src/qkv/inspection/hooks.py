@@ -98,7 +98,7 @@ def mask_attention(
             stack.callback(attention.inputs.intervene(mask_edge))
         yield
     if not reached:
-        raise EdgeNotReachedError(f"no forward pass reached the edge {query}→{key} of '{attention_pattern}'")
+        raise EdgeNotReachedError(f"cannot mask attention from query {query} to key {key} of '{attention_pattern}': no forward pass computed it")
 
 
 def _check_head_index(name: str, attention: Attention, head: int) -> None:

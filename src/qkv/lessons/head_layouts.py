@@ -22,7 +22,7 @@ HEAD_COUNTS = (1, 2, 4, 8, 16)
 
 
 def _build_attention(layout: str, d: int, h: int) -> Attention:
-    """Build one of the layouts of the lectures, without biases."""
+    """Build attention with one of the head layouts from the lectures, without biases."""
     join = HeadLayout.POOLED if layout.startswith("pooled") else HeadLayout.SPLIT
     d_value = d // h if layout == "split" else d
     heads = HeadConfig(n_heads=h, n_kv_heads=h, d_head=d // h, d_value=d_value, layout=join)
