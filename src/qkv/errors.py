@@ -36,7 +36,7 @@ class TapError(QKVError):
     """A tap name or pattern that matches nothing, or an intervention that does not fit the tapped tensor."""
 
 
-class EdgeNotReachedError(TapError):
+class AttentionEdgeNotReachedError(TapError):
     """An attention edge to be masked that was not part of any forward pass."""
 
 

@@ -107,6 +107,6 @@ def random_source_ids(seed, batch, n):
     return random_ids(seed + 1, batch, n, SOURCE_VOCABULARY)
 
 
-def assert_close(one, other):
+def assert_close(actual, expected):
     """Assert equality up to the summation order in float64."""
-    torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)

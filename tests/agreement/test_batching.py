@@ -48,7 +48,7 @@ def test_seq2seq_batched_equals_one_by_one(config, seed):
         random_ids(seed, 3, LENGTH),
         random_source_ids(seed, 3, SOURCE_LENGTH),
     )
-    alone = [model(one[None], row[None]) for one, row in zip(source, ids, strict=True)]
+    alone = [model(source_row[None], row[None]) for source_row, row in zip(source, ids, strict=True)]
     assert_close(model(source, ids), torch.cat(alone))
 
 

@@ -29,9 +29,9 @@ def with_another_future(ids, n):
 @given(gpts(), seeds, cut)
 def test_gpts_past_does_not_depend_on_the_future(config, seed, n):
     model, ids = build_random_model(config, seed), random_ids(seed, 3, LENGTH, 19)
-    one, other = model(ids), model(with_another_future(ids, n))
-    assert_close(one[:, :n], other[:, :n])
-    assert not torch.allclose(one[:, n:], other[:, n:])
+    logits, changed_logits = model(ids), model(with_another_future(ids, n))
+    assert_close(logits[:, :n], changed_logits[:, :n])
+    assert not torch.allclose(logits[:, n:], changed_logits[:, n:])
 
 
 @given(seq2seqs(), seeds, cut)
@@ -51,9 +51,9 @@ def test_the_first_target_position_attends_to_the_entire_source(config, seed):
     states = model.encode(source)
     last_changed = states.states.clone()
     last_changed[:, -1] += 1.0
-    one = model.decode(ids, states)
-    other = model.decode(ids, type(states)(states=last_changed))
-    assert (one - other).abs().amax((0, 2)).min() > 1e-6
+    logits = model.decode(ids, states)
+    changed_logits = model.decode(ids, type(states)(states=last_changed))
+    assert (logits - changed_logits).abs().amax((0, 2)).min() > 1e-6
 
 
 @given(rnns(), seeds, cut)

@@ -43,30 +43,32 @@ def small(seed=0, **shape):
 
 
 def both_engines(model, prompts):
-    lean = create_cpu_decode_engine(model, prepack_weights(model), capacity=CAPACITY)
-    assert lean is not None
-    both = [GPTDecoder(model, batch=len(prompts), capacity=CAPACITY, cpu_engine=road) for road in (lean, None)]
-    for road in both:
-        road.prefill(prompts)
-    return both
+    engine = create_cpu_decode_engine(model, prepack_weights(model), capacity=CAPACITY)
+    assert engine is not None
+    decoders = [
+        GPTDecoder(model, batch=len(prompts), capacity=CAPACITY, cpu_engine=cpu_engine) for cpu_engine in (engine, None)
+    ]
+    for decoder in decoders:
+        decoder.prefill(prompts)
+    return decoders
 
 
-def assert_agree(one, other):
-    assert one.shape == other.shape
-    assert float((one - other).abs().max()) <= 1e-5 * max(1.0, float(other.abs().max()))
+def assert_agree(actual, expected):
+    assert actual.shape == expected.shape
+    assert float((actual - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
-def compare_steps(both, rows, seed):
+def compare_steps(decoders, rows, seed):
     """Run eight decode steps, dropping, repeating and reordering rows in between."""
-    chance = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for step in range(8):
-        ids = torch.randint(0, VOCABULARY, (rows,), generator=chance)
-        assert_agree(*(road.step(ids) for road in both))
+        ids = torch.randint(0, VOCABULARY, (rows,), generator=generator)
+        assert_agree(*(decoder.step(ids) for decoder in decoders))
         if step in (2, 4, 5):
-            kept = torch.randint(0, rows, (1 + step // 2,), generator=chance)
-            for road in both:
-                road.reorder(kept, sequences=kept)
-            rows = len(kept)
+            order = torch.randint(0, rows, (1 + step // 2,), generator=generator)
+            for decoder in decoders:
+                decoder.reorder(order, sequences=order)
+            rows = len(order)
 
 
 @pytest.mark.parametrize("prompts", PROMPTS)
@@ -90,22 +92,28 @@ def test_each_step_of_any_supported_config_agrees(config, seed, prompts):
 def test_the_stories_model_generates_the_same_ids_with_both_implementations():
     task = qkv.load("stories")
     prompts = [task.encode(text) for text in ("Once upon a time", "The sea was", "One day a little dog named")]
-    lean = generate(task.model, prompts, max_new=40, sampling=GREEDY)
+    engine_outputs = generate(task.model, prompts, max_new=40, sampling=GREEDY)
     with record(task.model, "last_hidden_state"):  # recording forces the eager implementation
-        own = generate(task.model, prompts, max_new=40, sampling=GREEDY)
-    assert [text.new_ids for text in lean] == [text.new_ids for text in own]
-    apart = [a - b for one, other in zip(lean, own, strict=True)
-             for a, b in zip(one.log_probabilities, other.log_probabilities, strict=True)]  # fmt: skip
-    assert max(map(abs, apart)) <= 1e-4
+        eager_outputs = generate(task.model, prompts, max_new=40, sampling=GREEDY)
+    assert [text.new_ids for text in engine_outputs] == [text.new_ids for text in eager_outputs]
+    errors = [
+        abs(actual - expected)
+        for engine_output, eager_output in zip(engine_outputs, eager_outputs, strict=True)
+        for actual, expected in zip(engine_output.log_probabilities, eager_output.log_probabilities, strict=True)
+    ]
+    assert max(errors) <= 1e-4
 
 
 def test_beam_search_finds_the_same_sequences_with_both_implementations():
     model = small(**LLAMA)
-    asked = {"max_new": 7, "beam": qkv.config.BeamConfig(n_beams=3, n_best=3), "stop_ids": frozenset({2})}
-    lean = beam_generate(model, PROMPTS["ragged"], **asked)
+    options = {"max_new": 7, "beam": qkv.config.BeamConfig(n_beams=3, n_best=3), "stop_ids": frozenset({2})}
+    engine_outputs = beam_generate(model, PROMPTS["ragged"], **options)
     with record(model, "last_hidden_state"):
-        own = beam_generate(model, PROMPTS["ragged"], **asked)
-    assert [[one.ids for one in found] for found in lean] == [[one.ids for one in found] for found in own]
+        eager_outputs = beam_generate(model, PROMPTS["ragged"], **options)
+    for engine_hypotheses, eager_hypotheses in zip(engine_outputs, eager_outputs, strict=True):
+        assert [hypothesis.ids for hypothesis in engine_hypotheses] == [
+            hypothesis.ids for hypothesis in eager_hypotheses
+        ]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +123,7 @@ def test_beam_search_finds_the_same_sequences_with_both_implementations():
 def test_unsupported_configs_use_the_eager_implementation(unusual):
     model = small(**{"d_model": 12, **unusual})
     assert create_cpu_decode_engine(model, prepack_weights(model), capacity=CAPACITY) is None
-    assert generate(model, [[3]], max_new=5, sampling=GREEDY)[0].new
+    assert generate(model, [[3]], max_new=5, sampling=GREEDY)[0].new_ids
 
 
 @pytest.mark.parametrize(
@@ -150,10 +158,10 @@ def test_a_changed_weight_is_packed_again():
     model = small(**LLAMA)
     packing = prepack_weights(model)
 
-    def generate_ids(**kept):
-        return generate(model, [[3, 4]], max_new=9, sampling=GREEDY, **kept)[0].log_probabilities
+    def log_probabilities(**options):
+        return generate(model, [[3, 4]], max_new=9, sampling=GREEDY, **options)[0].log_probabilities
 
-    before = generate_ids(prepacked=packing)
+    before = log_probabilities(prepacked=packing)
     with torch.no_grad():
         model.blocks[1].feed_forward.up_proj.weight.neg_()
-    assert generate_ids(prepacked=packing) == generate_ids() != before
+    assert log_probabilities(prepacked=packing) == log_probabilities() != before

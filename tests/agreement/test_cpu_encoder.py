@@ -21,8 +21,8 @@ WIDE = BERTConfig(
 
 
 def random_batch(seed):
-    chance = torch.Generator().manual_seed(seed)
-    ids = torch.randint(VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=chance)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=generator)
     return ids, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 
 
@@ -31,16 +31,16 @@ def assert_agrees(model, seed):
     segments = torch.zeros_like(ids)
     if model.embedding.segment is not None:
         segments[:, 3:] = 1
-    lean = create_cpu_encoder(model, PrepackedWeights(model))
-    assert lean is not None
-    for own in (
+    encoder = create_cpu_encoder(model, PrepackedWeights(model))
+    assert encoder is not None
+    for options in (
         {},
         {"attention_mask": attention_mask},
         {"segments": segments if model.embedding.segment is not None else None},
     ):
-        one, other = lean(ids, **own), model(ids, **own)
-        rows = attention_mask if "attention_mask" in own else torch.ones_like(attention_mask)
-        torch.testing.assert_close(one[rows], other[rows], rtol=1e-4, atol=2e-5)
+        actual, expected = encoder(ids, **options), model(ids, **options)
+        rows = attention_mask if "attention_mask" in options else torch.ones_like(attention_mask)
+        torch.testing.assert_close(actual[rows], expected[rows], rtol=1e-4, atol=2e-5)
 
 
 @trying(max_examples=25)

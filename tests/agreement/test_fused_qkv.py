@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from qkv.nn import CAUSAL, Attention, HeadConfig, KVCache, Rotary
+from qkv.nn import CAUSAL, Attention, HeadConfig, KVCache, RotaryEmbedding
 
 BATCH, N, D_MODEL = 2, 7, 15
 
@@ -15,24 +15,24 @@ def attention(request):
     return Attention(D_MODEL, heads, bias=request.param)
 
 
-def results(attention, at_once, monkeypatch, **given):
+def results(attention, at_once, monkeypatch, **options):
     monkeypatch.setattr(Attention, "_can_fuse_qkv", lambda *_: at_once)
     x = torch.randn(BATCH, N, D_MODEL, generator=torch.Generator().manual_seed(1)).requires_grad_()
     attention.zero_grad()
-    y = attention(x, mask=CAUSAL, **given)
+    y = attention(x, mask=CAUSAL, **options)
     y.square().sum().backward()
     return [y, x.grad, *(p.grad.clone() for p in attention.parameters())]
 
 
-def assert_same(ones, others):
-    for one, other in zip(ones, others, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+def assert_same(actual_tensors, expected_tensors):
+    for actual, expected in zip(actual_tensors, expected_tensors, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_results_and_gradients_are_the_same(attention, monkeypatch):
-    position_info = Rotary(4)(torch.arange(N)[None], torch.arange(N)[None], torch.float32)
-    for given in ({}, {"position_info": position_info}):
-        assert_same(*(results(attention, at_once, monkeypatch, **given) for at_once in (True, False)))
+    position_info = RotaryEmbedding(4)(torch.arange(N)[None], torch.arange(N)[None], torch.float32)
+    for options in ({}, {"position_info": position_info}):
+        assert_same(*(results(attention, at_once, monkeypatch, **options) for at_once in (True, False)))
 
 
 def test_a_cache_gets_the_same_keys_and_values(attention, monkeypatch):

@@ -61,12 +61,15 @@ def test_rows_of_different_lengths_share_a_cache(config, seed, passes):
     ids = [random_ids(seed + i, 3, attention_mask.shape[1]) for i, attention_mask in enumerate(passes)]
     cache = model.new_cache(batch=3)
     logits = [
-        model(one, attention_mask=attention_mask, cache=cache) for one, attention_mask in zip(ids, passes, strict=True)
+        model(new_ids, attention_mask=attention_mask, cache=cache)
+        for new_ids, attention_mask in zip(ids, passes, strict=True)
     ]
     for row in range(3):
-        own = [one[row, attention_mask[row]] for one, attention_mask in zip(ids, passes, strict=True)]
-        got = [one[row, attention_mask[row]] for one, attention_mask in zip(logits, passes, strict=True)]
-        assert_close(torch.cat(got), model(torch.cat(own)[None])[0])
+        row_ids = [new_ids[row, attention_mask[row]] for new_ids, attention_mask in zip(ids, passes, strict=True)]
+        row_logits = [
+            new_logits[row, attention_mask[row]] for new_logits, attention_mask in zip(logits, passes, strict=True)
+        ]
+        assert_close(torch.cat(row_logits), model(torch.cat(row_ids)[None])[0])
     assert cache.lengths.tolist() == [
         sum(int(attention_mask[row].sum()) for attention_mask in passes) for row in range(3)
     ]

@@ -43,21 +43,21 @@ def test_every_family_agrees_with_float32(name):
     model = build(CONFIGS[name], seed=1).eval()
     before = run_model(model)
     use_int8_linears(model)
-    apart = (run_model(model) - before).norm() / before.norm()
-    assert 0 < float(apart) < 0.05
+    relative_error = (run_model(model) - before).norm() / before.norm()
+    assert 0 < float(relative_error) < 0.05
     assert not any(type(part) is torch.nn.Linear for part in model.modules())
 
 
 def test_the_cpu_decode_engine_supports_int8_and_agrees():
     model = build(CONFIGS["untied gpt"], seed=1).eval()
-    prompts, asked = [[3, 4, 5], [6]], {"max_new": 1, "sampling": SamplingConfig(temperature=0)}
+    prompts, options = [[3, 4, 5], [6]], {"max_new": 6, "sampling": SamplingConfig(temperature=0)}
     use_int8_linears(model)
     assert supports_cpu_decode_engine(model, prepack_weights(model))
-    lean = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
+    engine_scores = [text.log_probabilities for text in generate(model, prompts, **options)]
     stop = model.last_hidden_state.observe(lambda _: None)
-    own = [text.log_probabilities for text in generate(model, prompts, **{**asked, "max_new": 6})]
+    eager_scores = [text.log_probabilities for text in generate(model, prompts, **options)]
     stop()
-    assert torch.allclose(torch.tensor(lean), torch.tensor(own), rtol=0.02)
+    assert torch.allclose(torch.tensor(engine_scores), torch.tensor(eager_scores), rtol=0.02)
     pair = build(CONFIGS["seq2seq"], seed=1).eval()
     use_int8_linears(pair)
     assert translate(pair, [[3, 4]], start_id=1, max_new=[5], stop_ids=frozenset({2}))
@@ -80,7 +80,7 @@ def test_int8_costs_less_than_half_a_percent_of_bits_per_byte(n):
     if not text.is_file():
         pytest.skip("stories/dev.txt is not at hand: set QKV_DATA to the folder that holds it")
     documents = list(islice(read_documents([text]), n))
-    plain, whole = qkv.load("stories"), qkv.load("stories", int8=True)
-    assert isinstance(whole.model.blocks[0].attention.q_proj, Int8Linear)
-    assert repr(whole) == repr(plain)
-    assert 0 < bits_per_byte(whole, documents) / bits_per_byte(plain, documents) - 1 < 0.005
+    plain, quantized = qkv.load("stories"), qkv.load("stories", int8=True)
+    assert isinstance(quantized.model.blocks[0].attention.q_proj, Int8Linear)
+    assert repr(quantized) == repr(plain)
+    assert 0 < bits_per_byte(quantized, documents) / bits_per_byte(plain, documents) - 1 < 0.005

@@ -56,26 +56,26 @@ TIED = {
 }  # fmt: skip
 
 
-def is_tied(model, places):
-    first, *others = places(model)
+def is_tied(model, tied_weights):
+    first, *others = tied_weights(model)
     return all(other is first for other in others)
 
 
-@pytest.mark.parametrize(("config", "places"), TIED.values(), ids=TIED.keys())
-def test_a_tied_model_is_tied_when_built_copied_and_loaded(config, places):
+@pytest.mark.parametrize(("config", "tied_weights"), TIED.values(), ids=TIED.keys())
+def test_a_tied_model_is_tied_when_built_copied_and_loaded(config, tied_weights):
     model, other = build(config, seed=1), build(config, seed=2)
     other.load_state_dict(model.state_dict())
     with torch.device("meta"):
         meta = build(config)
-    for one in (model, other, meta, copy.deepcopy(model), copy.deepcopy(model).double()):
-        assert is_tied(one, places)
-    assert_close(places(other)[-1], places(model)[0])
+    for variant in (model, other, meta, copy.deepcopy(model), copy.deepcopy(model).double()):
+        assert is_tied(variant, tied_weights)
+    assert_close(tied_weights(other)[-1], tied_weights(model)[0])
 
 
-@pytest.mark.parametrize(("config", "places"), TIED.values(), ids=TIED.keys())
-def test_an_untied_model_is_not(config, places):
+@pytest.mark.parametrize(("config", "tied_weights"), TIED.values(), ids=TIED.keys())
+def test_an_untied_model_is_not(config, tied_weights):
     changes = {"tie_embeddings": False}
-    assert not is_tied(build(config.replace(**changes)), places)
+    assert not is_tied(build(config.replace(**changes)), tied_weights)
 
 
 @given(gpts(), seeds)
@@ -88,9 +88,9 @@ def test_a_loaded_model_computes_the_same(config, seed):
 
 @given(configs, seeds)
 def test_weights_are_a_pure_function_of_the_seed(config, seed):
-    one, again, other = (build(config, seed=s).state_dict() for s in (seed, seed, seed + 1))
-    assert all(torch.equal(one[name], again[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
+    first, again, other = (build(config, seed=s).state_dict() for s in (seed, seed, seed + 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 @given(st.one_of(gpts(dropout=0.5), berts(dropout=0.5)), seeds)

@@ -56,4 +56,4 @@ def test_the_recorded_weights_are_the_weights_used(config, seed):
     model = build_random_model(config, seed)
     with qkv.record(model, "*.weights") as trace:
         model(random_ids(seed, 3, 7))
-    assert max(trace.attention(f"blocks.{i}.attention").error for i in range(2)) < 1e-9
+    assert max(trace.attention(f"blocks.{i}.attention").reconstruction_error for i in range(2)) < 1e-9

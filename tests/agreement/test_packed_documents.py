@@ -34,8 +34,8 @@ def test_padding_between_packed_documents_does_not_count_as_a_position(config, s
     documents = document_numbers(lengths)
     marks = data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths)))
     attention_mask = torch.tensor([marks])
-    together = model(ids, documents=documents, attention_mask=attention_mask)
+    logits = model(ids, documents=documents, attention_mask=attention_mask)
     for number in range(len(lengths)):
-        own = (documents == number) & attention_mask
-        if own.any():
-            assert_close(together[own], model(ids[own][None])[0])
+        is_token = (documents == number) & attention_mask
+        if is_token.any():
+            assert_close(logits[is_token], model(ids[is_token][None])[0])

@@ -1,4 +1,4 @@
-"""Beams that share a source give the same results as with a repeat_source source."""
+"""Beams that share a source give the same results as with a repeated source."""
 
 import torch
 from hypothesis import given
@@ -54,5 +54,5 @@ def test_an_rnns_beams_share_a_source(config, seed, n):
     start = encode_random_source(model, seed)
     state = tuple(part.repeat_interleave(n, dim=1) for part in start.state)
     shared, _ = model.decode(ids, start.source, state)
-    apart, _ = model.decode(ids, repeat_source(start.source, n), state)
-    assert_close(shared, apart)
+    separate, _ = model.decode(ids, repeat_source(start.source, n), state)
+    assert_close(shared, separate)

@@ -21,7 +21,7 @@ WIDTH = 80
 # Only results that do not depend on the machine. Model outputs are limited to tokens and rounded numbers.
 RESULTS = {
     "generate": ["generate", "stories", "Once upon a time", "-n", "20", "--temperature", "0"],
-    "generate-steps": ["generate", "stories", "The cat", "-n", "2", "--temperature", "0", "--top-k", "3", "--show-steps"],
+    "generate-steps": ["generate", "stories", "The cat", "-n", "2", "--temperature", "0", "--top-k=3", "--show-steps"],
     "translate": ["translate", "es-en", "La casa blanca está cerca del río.", "--alignment"],
     "fill": ["fill", "bert", "She opened the [MASK] and went outside.", "A cat.", "-n", "1"],
     "tokenizer-show": ["tokenizer", "show", "bert", "unbelievable", "The cat sat."],

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from qkv.choices import SpecialTokenStyle, TokenizerKind
-from qkv.data.pair_store import PairStore, encode_pairs, write_pairs
+from qkv.data.pair_store import PairStore, encode_pairs, write_pair_texts
 from qkv.text import Tokenizer, train_tokenizer
 
 LETTERS = "abcdefgh"
@@ -32,7 +32,7 @@ def pair_tokenizer() -> Tokenizer:
 
 
 def pair_store(folder: Path, files: dict[str, list[tuple[str, str]]]) -> PairStore:
-    write_pairs(files, folder, dropped={})
+    write_pair_texts(files, folder, dropped={})
     encode_pairs(
         folder, dict.fromkeys(("source", "target"), pair_tokenizer()), progress=lambda _: lambda _n, _all: None
     )

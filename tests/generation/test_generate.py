@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qkv.config import SamplingConfig
 from qkv.errors import ContextLengthError, InputError, WeightsError
-from qkv.generation import FinishReason, generate, generate_reference, generate_steps, top_candidates
+from qkv.generation import FinishReason, generate, generate_steps, generate_without_cache, top_candidates
 from tests.agreement.model_strategies import build_random_model, gpts
 from tests.generation.small_models import CONTEXT, VOCAB_SIZE, score_with_full_pass, small_gpt
 
@@ -31,7 +31,7 @@ def test_cached_generation_equals_the_reference(config, seed, prompt, sampling):
     model = build_random_model(config, seed)
     stops = frozenset({3})
     (fast,) = generate(model, [prompt], max_new=8, sampling=sampling, stop_ids=stops)
-    reference = generate_reference(model, prompt, max_new=8, sampling=sampling, stop_ids=stops)
+    reference = generate_without_cache(model, prompt, max_new=8, sampling=sampling, stop_ids=stops)
     assert fast.new_ids == reference.new_ids
     assert fast.finish_reason == reference.finish_reason
     assert fast.log_probabilities == pytest.approx(reference.log_probabilities, abs=1e-7)
@@ -107,7 +107,7 @@ def test_a_prompt_that_fills_the_context_gets_one_more_token():
     with torch.no_grad():
         assert sequence.new_ids == [int(model(torch.tensor([prompt]))[0, -1].argmax())]
     assert sequence.finish_reason is FinishReason.CONTEXT
-    assert generate_reference(model, prompt, max_new=5, sampling=greedy).new_ids == sequence.new_ids
+    assert generate_without_cache(model, prompt, max_new=5, sampling=greedy).new_ids == sequence.new_ids
 
 
 def test_generation_stops_when_the_context_is_full():

@@ -19,7 +19,7 @@ from qkv.generation import (
     beam_search,
     decode_steps,
     encode_sources,
-    translate_reference,
+    greedy_translate_without_cache,
 )
 from qkv.generation import translate as translate_ids
 from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
@@ -43,7 +43,7 @@ def small_translator(kind, seed, vocab_size=VOCAB_SIZE):
     return build_random_model(RNNConfig(**sizes, **layers, d_model=10), seed)
 
 
-def translate_all(model, source_ids, *, max_new=9, n_beams=3, constraints=(), **beam):
+def translate_all(model, source_ids, *, max_new=9, n_beams=3, constraints=(), **beam_options):
     limits = [max_new] * len(source_ids)
     beam = BeamConfig(n_beams=n_beams, n_best=n_beams, **beam_options)
     return translate_ids(
@@ -70,7 +70,7 @@ def test_one_beam_equals_greedy_decoding_and_the_reference(kind, seed, source_ba
     for source, sequence, (hypothesis,) in zip(
         source_batch, sequences, translate_all(model, source_batch, n_beams=1), strict=True
     ):
-        reference = translate_reference(model, source, start_id=START_ID, max_new=9, stop_ids=STOP_IDS)
+        reference = greedy_translate_without_cache(model, source, start_id=START_ID, max_new=9, stop_ids=STOP_IDS)
         assert hypothesis.ids == sequence.new_ids == reference.new_ids
         assert hypothesis.finish_reason is reference.finish_reason
         assert hypothesis.log_probabilities == pytest.approx(reference.log_probabilities)

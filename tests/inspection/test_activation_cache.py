@@ -30,7 +30,7 @@ def test_every_row_of_weights_sums_to_one_and_the_error_is_small(family):
         weights = cache.all_weights(stack)
         assert weights.shape[2:] == (len(cache.query_labels(stack)), len(cache.key_labels(stack)))
         assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    assert cache.reconstruction_error < 1e-12
+    assert cache.attention_reconstruction_error < 1e-12
 
 
 def test_run_with_cache_does_not_change_the_model():

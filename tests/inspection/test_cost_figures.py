@@ -5,14 +5,14 @@ import pytest
 from qkv.config import preset
 from qkv.cost import estimate
 from qkv.cost.devices import DEVICES
-from qkv.inspection.cost_figures import plot_cost
+from qkv.inspection.cost_figures import plot_cost_overview
 
 
 @pytest.mark.parametrize(
     ("name", "mode"), [("gpt-nano", "train"), ("gpt2", "decode"), ("bert-nano", "forward"), ("rnn-nano", "forward")]
 )
 def test_every_family_has_four_panels(name, mode):
-    axes = plot_cost(estimate(preset(name), batch_size=2, seq_len=64, mode=mode), DEVICES["h200"]).axes
+    axes = plot_cost_overview(estimate(preset(name), batch_size=2, seq_len=64, mode=mode), DEVICES["h200"]).axes
     assert len(axes) == 4
     assert "NVIDIA H200" in axes[0].get_title()
     assert "RNN" in axes[3].get_title()
@@ -20,7 +20,7 @@ def test_every_family_has_four_panels(name, mode):
 
 @pytest.mark.parametrize(("name", "label"), [("gpt2", "n = 4,608 = 6d"), ("transformer-base", "n = 3,072 = 6d")])
 def test_the_two_lines_cross_at_the_marked_crossover(name, label):
-    _, against_length, _, _ = plot_cost(estimate(preset(name), batch_size=1, seq_len=64), DEVICES["l4"]).axes
+    _, against_length, _, _ = plot_cost_overview(estimate(preset(name), batch_size=1, seq_len=64), DEVICES["l4"]).axes
     assert any(label in text.get_text() for text in against_length.texts)
     rest, core, at = against_length.lines
     ratios = [above / below for above, below in zip(core.get_ydata(), rest.get_ydata(), strict=True)]

@@ -22,7 +22,7 @@ def sample_masked_sequences(generator: torch.Generator, n: int) -> tuple[Tensor,
     return ids.scatter(1, position, MASK), position, ids.gather(1, position)[:, 0]
 
 
-def masked_logits(model: BERT, ids: Tensor, where: Tensor) -> Tensor:
+def masked_logits(model: BERT, ids: Tensor, position: Tensor) -> Tensor:
     logits = model.masked_lm_logits(model(ids))
     return logits.gather(1, position[..., None].expand(-1, -1, VOCAB_SIZE))[:, 0]
 

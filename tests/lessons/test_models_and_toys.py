@@ -5,10 +5,10 @@ import torch
 
 from qkv.choices import PositionKind
 from qkv.lessons import (
+    causal_and_bidirectional,
     layernorm_geometry,
     majority,
     no_positions,
-    one_block,
     positions,
     quiz,
     quiz_cost,
@@ -112,9 +112,9 @@ def test_gradients_die_with_the_distance_in_an_rnn_and_not_in_attention():
 
 def test_the_mask_is_the_one_switch_between_gpt_and_bert():
     past = torch.ones(6, 6).tril().T.bool()  # row: which token was changed
-    assert torch.equal(one_block.logit_changes(mask=True) > 1e-6, past)
-    assert (one_block.logit_changes(mask=False) > 1e-6).all()
-    assert one_block.difference_from_bert() < 1e-6
+    assert torch.equal(causal_and_bidirectional.logit_changes(mask=True) > 1e-6, past)
+    assert (causal_and_bidirectional.logit_changes(mask=False) > 1e-6).all()
+    assert causal_and_bidirectional.difference_from_bert() < 1e-6
 
 
 def test_another_token_enters_a_stream_at_the_first_attention_and_by_no_other_way():
@@ -218,7 +218,7 @@ EXPECTED_OUTPUT = {
     "no-positions": ["the dog bit the man", "ALiBi"],
     "layernorm-geometry": ["√d = 8.000"],
     "vanishing-gradients": ["LSTM, gate open"],
-    "one-block": ["max|difference| = 0"],
+    "causal-and-bidirectional": ["max|difference| = 0"],
     "residual-stream": ["resid_mid"],
     "who-sees-whom": ["UnboundLocalError", "yes: correct"],
     "toy-head-5": ["max|difference| = 0", "<start>"],

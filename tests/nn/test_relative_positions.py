@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import ConfigError
-from qkv.nn import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, Rotary, alibi_slopes
+from qkv.nn import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, RotaryEmbedding, alibi_slopes
 
 D_HEAD, N_HEADS = 6, 3
 
 
 def rotate_at(vector: torch.Tensor, position: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     at = torch.tensor([[position]])
-    return Rotary(D_HEAD)(at, at, dtype).rotate(vector[None, None, None])[0, 0, 0]
+    return RotaryEmbedding(D_HEAD)(at, at, dtype).rotate(vector[None, None, None])[0, 0, 0]
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 3000))
@@ -37,7 +37,7 @@ def test_rotary_rotates_dimension_i_with_dimension_i_plus_half():
 
 def test_rotary_angles_of_a_float64_model_are_float64():
     at = torch.tensor([[100_003]])
-    cos, _ = Rotary(D_HEAD)(at, at, torch.float64).rotation
+    cos, _ = RotaryEmbedding(D_HEAD)(at, at, torch.float64).rotation
     expected = [math.cos(100_003 * 10000 ** (-2 * i / D_HEAD)) for i in range(D_HEAD // 2)]
     assert cos[0, 0, 0].tolist() == pytest.approx(expected * 2, abs=1e-9)
 
@@ -50,15 +50,15 @@ def test_rotary_leaves_lengths_and_position_0_as_they_are():
 
 def test_rotary_rotates_more_slowly_with_a_larger_theta():
     at = torch.tensor([[1]])
-    cos, sin = Rotary(4, theta=100.0)(at, at, torch.float64).rotation
+    cos, sin = RotaryEmbedding(4, theta=100.0)(at, at, torch.float64).rotation
     expected = torch.tensor([1.0, 0.1, 1.0, 0.1], dtype=torch.float64)
     torch.testing.assert_close(torch.atan2(sin, cos)[0, 0, 0], expected)
 
 
 def test_rotary_angles_are_not_rounded_with_the_weights():
     at = torch.tensor([[1001]])
-    exact = Rotary(D_HEAD)(at, at, torch.float64).rotation[0]
-    rotary = Rotary(D_HEAD).bfloat16()
+    exact = RotaryEmbedding(D_HEAD)(at, at, torch.float64).rotation[0]
+    rotary = RotaryEmbedding(D_HEAD).bfloat16()
     torch.testing.assert_close(rotary(at, at, torch.bfloat16).rotation[0].double(), exact, rtol=0, atol=1e-4)
 
 
@@ -80,7 +80,7 @@ def test_without_rotation_rotate_is_the_identity():
 
 def test_an_odd_head_width_is_rejected():
     with pytest.raises(ConfigError, match="d_head=5"):
-        Rotary(5)
+        RotaryEmbedding(5)
 
 
 def test_the_slopes_of_8_heads_halve_from_one_half():

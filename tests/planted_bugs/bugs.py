@@ -19,8 +19,8 @@ from qkv.cost.optimizer_update import OptimizerUpdate, optimizer_update
 from qkv.data.keyed_random import rank_row_range
 from qkv.data.masking import TokenMasker
 from qkv.data.pair_split import connected_components
-from qkv.data.token_batches import TokenBatch, _assemble_token_batch
-from qkv.generation.beam import _BeamSearch
+from qkv.data.token_batches import TokenBatch, _collate_rows
+from qkv.generation.beam import _SequenceBeams
 from qkv.generation.decoder import GPTDecoder
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.generation.sampling import _keep_until_cumulative
@@ -30,7 +30,7 @@ from qkv.inspection.logit_attribution import _apply_frozen_norm
 from qkv.inspection.logit_lens import _apply_unembedding
 from qkv.inspection.rollout import rollout_from_means
 from qkv.models import GPT
-from qkv.models.inputs import _starts, place
+from qkv.models.inputs import _document_offsets, position_ids
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache
 from qkv.nn.dot_product_attention import AttentionInputs, masked_softmax
@@ -41,7 +41,7 @@ from qkv.nn.relative_positions import PositionInfo
 from qkv.text.encoding import encode_texts, encode_truncated
 from qkv.text.streaming_decoder import StreamingDecoder
 from qkv.text.tokenizer import Encoding
-from qkv.text.word_indices import _n_more
+from qkv.text.word_indices import _count_new_words
 from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.gradient_accumulation import accumulate_gradients
 from qkv.training.optimizer import build_optimizers, load_optimizer_state
@@ -209,7 +209,7 @@ def cached_values_are_not_reordered_with_their_keys():
 def packed_documents_share_positions():
     from tests.agreement.test_packed_documents import test_packed_documents_of_gpt_equal_separate_ones as test
 
-    change_result(_starts, torch.zeros_like)
+    change_result(_document_offsets, torch.zeros_like)
     return test
 
 
@@ -217,7 +217,7 @@ def packed_documents_share_positions():
 def padding_takes_a_position():
     from tests.agreement.test_batching import test_gpt_padded_with_garbage_equals_unpadded as test
 
-    change_result(place, lambda positions: torch.arange(positions.shape[1]).expand_as(positions))
+    change_result(position_ids, lambda positions: torch.arange(positions.shape[1]).expand_as(positions))
     return test
 
 
@@ -251,7 +251,7 @@ def beams_are_not_reordered_in_the_cache():
 def beams_may_end_without_their_forced_terms():
     from tests.generation.test_translate import test_constraints_always_occur_in_the_output as test
 
-    change_result(_BeamSearch._is_complete, lambda _: True)
+    change_result(_SequenceBeams._is_complete, lambda _: True)
     return test
 
 
@@ -305,13 +305,13 @@ def targets_are_the_inputs():
     def repeat_inputs(batch: TokenBatch) -> TokenBatch:
         return dataclasses.replace(batch, targets=torch.where(batch.targets < 0, batch.targets, batch.ids))
 
-    change_result(_assemble_token_batch, repeat_inputs)
+    change_result(_collate_rows, repeat_inputs)
     return test
 
 
 @planted_bug
 def every_rank_reads_the_same_rows():
-    from tests.data.test_token_batches import test_the_ranks_rows_are_the_batch_of_one as test
+    from tests.data.test_token_batches import test_the_concatenated_rows_of_all_ranks_are_the_full_batch as test
 
     replace_everywhere(rank_row_range, lambda n_rows, *, rank, world_size: (0, n_rows // world_size))  # noqa: ARG005
     return test
@@ -319,7 +319,9 @@ def every_rank_reads_the_same_rows():
 
 @planted_bug
 def special_tokens_are_masked():
-    from tests.data.test_masked_batches import test_specials_are_never_hidden_and_slots_stay_the_same as test
+    from tests.data.test_masked_batches import (
+        test_special_tokens_are_never_masked_and_rows_have_equally_many_slots as test,
+    )
 
     original = TokenMasker.__init__
 
@@ -334,7 +336,7 @@ def special_tokens_are_masked():
 @planted_bug
 def pairs_that_share_a_sentence_are_separated():
     from tests.data.test_pair_split import (
-        test_no_sentence_of_one_part_is_in_another_and_nothing_is_lost as test,
+        test_sets_do_not_share_sentences_and_contain_all_pairs as test,
     )
 
     change_result(connected_components, lambda numbers: np.arange(len(numbers)))
@@ -376,7 +378,7 @@ def norms_and_biases_decay():
     from tests.training.test_optimizer import test_weight_decay_applies_to_matrices_only as test
 
     def decay_all(optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-        groups = [group for one in optimizers for group in one.param_groups]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group in groups:
             group["weight_decay"] = max(other["weight_decay"] for other in groups)
         return optimizers
@@ -451,7 +453,7 @@ def int8_rows_share_one_scale():
 @planted_bug
 def masked_edge_is_reversed():
     from tests.inspection.test_hooks import (
-        test_a_cut_is_minus_infinity_added_to_the_score_and_stays_fused as test,
+        test_masking_equals_a_score_of_minus_infinity_and_stays_fused as test,
     )
 
     original = mask_attention
@@ -461,7 +463,7 @@ def masked_edge_is_reversed():
 
 @planted_bug
 def logit_lens_forgets_the_final_norm():
-    from tests.inspection.test_views import test_the_deepest_guesses_of_the_lens_are_the_models_own as test
+    from tests.inspection.test_views import test_the_last_depth_of_the_logit_lens_is_the_models_output as test
 
     original = _apply_unembedding
 
@@ -488,7 +490,7 @@ def rollout_ignores_the_residual_connection():
 
 @planted_bug
 def contributions_keep_their_mean_through_layer_norm():
-    from tests.inspection.test_views import test_contributions_sum_to_the_logit_whatever_the_model as test
+    from tests.inspection.test_views import test_contributions_sum_to_the_logit_of_any_model as test
 
     original = _apply_frozen_norm
 
@@ -544,7 +546,7 @@ def fsdp_does_not_shard_the_optimizer():
 
 @planted_bug
 def streaming_decoder_splits_characters():
-    from tests.text.test_streaming_decoder import test_an_emoji_comes_at_once_and_not_before_its_last_byte as test
+    from tests.text.test_streaming_decoder import test_an_emoji_is_returned_after_its_last_byte as test
 
     original = StreamingDecoder.add
     replace_everywhere(original, lambda self, number: original(self, number) or self.finish())
@@ -553,7 +555,7 @@ def streaming_decoder_splits_characters():
 
 @planted_bug
 def truncation_cuts_off_the_separator():
-    from tests.text.test_encoding import test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens as test
+    from tests.text.test_encoding import test_truncation_keeps_the_start_of_a_text_and_the_special_tokens as test
 
     def wrong(tokenizer: Any, row: tuple[str, ...], max_length: int, **kwargs: Any) -> Encoding:
         (encoded,) = encode_texts(tokenizer, [row], **kwargs)
@@ -565,9 +567,9 @@ def truncation_cuts_off_the_separator():
 
 @planted_bug
 def subwords_start_new_words():
-    from tests.text.test_word_indices import test_ids_are_of_the_words_they_make as test
+    from tests.text.test_word_indices import test_word_indices_of_any_ids as test
 
-    replace_everywhere(_n_more, lambda _last, text: len(text.split()))
+    replace_everywhere(_count_new_words, lambda _last, text: len(text.split()))
     return test
 
 

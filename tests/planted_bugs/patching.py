@@ -55,4 +55,4 @@ def _modules_and_classes() -> Iterator[Any]:
     classes = {
         id(value): value for module in modules for value in list(vars(module).values()) if isinstance(value, type)
     }
-    yield from (one for one in classes.values() if one.__module__.partition(".")[0] in PACKAGES)
+    yield from (owner for owner in classes.values() if owner.__module__.partition(".")[0] in PACKAGES)

@@ -21,10 +21,10 @@ def gpt(s: Settings, w: Weights, ids: Array, *, attention_mask: Array | None = N
     """Returns the logits, (batch, position, vocabulary)."""
     rows = []
     for b in range(len(ids)):
-        is_token, documents = _row(attention_mask, b), _row(documents, b)
-        positions = _position_ids(len(ids[b]), is_token, documents)
+        is_token, row_documents = _row(attention_mask, b), _row(documents, b)
+        positions = _position_ids(len(ids[b]), is_token, row_documents)
         visible = _visible(
-            positions, causal=s["causal"], window=s["sliding_window"], is_token=is_token, documents=documents
+            positions, causal=s["causal"], window=s["sliding_window"], is_token=is_token, documents=row_documents
         )
         x = _embed(s, w, "embedding", ids[b], positions)
         x = _stack(s, w, "", x, visible=visible, positions=positions, is_bidirectional=not s["causal"])
@@ -44,12 +44,14 @@ def bert(
     """Returns the hidden states and the output of each head that the settings enable."""
     rows = []
     for b in range(len(ids)):
-        is_token, documents = _row(attention_mask, b), _row(documents, b)
-        positions = _position_ids(len(ids[b]), is_token, documents)
+        is_token, row_documents = _row(attention_mask, b), _row(documents, b)
+        positions = _position_ids(len(ids[b]), is_token, row_documents)
         of = np.zeros(len(ids[b]), int) if segments is None else segments[b]
         of = of if s["n_segments"] else None
         x = _embed(s, w, "embedding", ids[b], positions, segments=of)
-        visible = _visible(positions, causal=False, window=s["sliding_window"], is_token=is_token, documents=documents)
+        visible = _visible(
+            positions, causal=False, window=s["sliding_window"], is_token=is_token, documents=row_documents
+        )
         rows.append(_stack(s, w, "", x, visible=visible, positions=positions, is_bidirectional=True))
     states = np.stack(rows)
     out = {"states": states}
@@ -76,7 +78,7 @@ def seq2seq(
     source_attention_mask: Array | None = None,
     attention_mask: Array | None = None,
 ):
-    """Logits of the target, (batch, position, vocabulary). `source` holds ids or patches."""
+    """Logits of the target, (batch, position, vocabulary). `source_input` holds ids or patches."""
     rows = []
     for b in range(len(ids)):
         is_token, n = _row(source_attention_mask, b), len(source_input[b])
@@ -118,7 +120,7 @@ def _visible(
 ):
     """Returns the mask as [query, key], decided for one pair at a time. A sliding window counts only tokens."""
 
-    def may_look(query: int, key: int) -> bool:
+    def is_visible(query: int, key: int) -> bool:
         return (
             (not causal or key <= query)
             and (window is None or abs(positions[query] - positions[key]) < window)
@@ -127,7 +129,7 @@ def _visible(
         )
 
     n = len(positions)
-    return np.array([[may_look(query, key) for key in range(n)] for query in range(n)])
+    return np.array([[is_visible(query, key) for key in range(n)] for query in range(n)])
 
 
 def _embed(s: Settings, w: Weights, name: str, ids: Array, positions: list[int], segments: Array | None = None):
@@ -154,15 +156,17 @@ def _stack(
     """Run all blocks and the final norm. `source` holds the states for cross-attention and their mask."""
     is_pre = s["norm_position"] == "pre"
     bias = _distance_bias(s, w, f"{prefix}relative_positions", positions, is_bidirectional=is_bidirectional)
-    turning = positions if s["positions"] == "rotary" else None
+    rotary_positions = positions if s["positions"] == "rotary" else None
 
     def add(x: Array, norm: str, sublayer):
         return x + sublayer(_norm(s, w, norm, x)) if is_pre else _norm(s, w, norm, x + sublayer(x))
 
     n_layers = s[{"": "n_layers", "encoder.": "n_encoder_layers", "decoder.": "n_decoder_layers"}[prefix]]
     for name in (f"{prefix}blocks.{i}" for i in range(n_layers)):
-        own = partial(_attention, s, w, f"{name}.attention", visible=visible, bias=bias, turning=turning)
-        x = add(x, f"{name}.attention_norm", own)
+        attention = partial(
+            _attention, s, w, f"{name}.attention", visible=visible, bias=bias, rotary_positions=rotary_positions
+        )
+        x = add(x, f"{name}.attention_norm", attention)
         if source is not None:
             cross = partial(_attention, s, w, f"{name}.cross_attention", source=source[0], visible=source[1])
             x = add(x, f"{name}.cross_attention_norm", cross)
@@ -171,7 +175,7 @@ def _stack(
 
 
 def _attention(
-    s: Settings, w: Weights, name: str, x: Array, *, visible: Array, source=None, bias=None, turning=None
+    s: Settings, w: Weights, name: str, x: Array, *, visible: Array, source=None, bias=None, rotary_positions=None
 ) -> Array:
     source = x if source is None else source
     h, d_head, d_value = s["n_heads"], s["d_head"], s["d_value"]
@@ -181,8 +185,8 @@ def _attention(
         q = _project_head(s, w, f"{name}.q_proj", x, head, d_head)
         k = _project_head(s, w, f"{name}.k_proj", source, kv_head, d_head)
         v = _project_head(s, w, f"{name}.v_proj", source, kv_head, d_value)
-        if turning is not None:
-            q, k = rotate(s, q, turning), rotate(s, k, turning)
+        if rotary_positions is not None:
+            q, k = rotate(s, q, rotary_positions), rotate(s, k, rotary_positions)
         scores = q @ k.T / (math.sqrt(d_head) if s["scale_scores"] else 1.0)
         if bias is not None:
             scores = scores + bias[head]
@@ -198,18 +202,18 @@ def _attention(
 
 
 def _project_head(s: Settings, w: Weights, name: str, x: Array, head: int, width: int) -> Array:
-    own = slice(head * width, (head + 1) * width)
-    out = x @ w[f"{name}.weight"][own].T
-    return out + w[f"{name}.bias"][own] if s["attention_bias"] else out
+    rows = slice(head * width, (head + 1) * width)
+    out = x @ w[f"{name}.weight"][rows].T
+    return out + w[f"{name}.bias"][rows] if s["attention_bias"] else out
 
 
 def _softmax(scores: Array, visible: Array) -> Array:
     weights = np.zeros_like(scores)
     for row in range(len(scores)):
-        seen = visible[row]
-        if seen.any():
-            powers = np.exp(scores[row, seen] - scores[row, seen].max())
-            weights[row, seen] = powers / powers.sum()
+        keys = visible[row]
+        if keys.any():
+            powers = np.exp(scores[row, keys] - scores[row, keys].max())
+            weights[row, keys] = powers / powers.sum()
     return weights
 
 
@@ -249,7 +253,7 @@ def _activation(kind: str, x: Array) -> Array:
         case "relu":
             return np.where(x > 0, x, 0.0)
         case "gelu":
-            return x * np.vectorize(lambda one: 0.5 * math.erfc(-one / math.sqrt(2)), otypes=[float])(x)
+            return x * np.vectorize(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)), otypes=[float])(x)
         case "gelu-tanh":
             return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         case "silu":

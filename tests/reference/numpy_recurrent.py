@@ -50,10 +50,10 @@ def _encode(s: Settings, w: Weights, x: Array) -> tuple[Array, State]:
 def _run(s: Settings, w: Weights, name: str, x: Array, state: State) -> tuple[Array, State]:
     """Run one layer. `name` has a placeholder for weight_ih, weight_hh, bias_ih and bias_hh."""
     step = gru_step if s["cell"] == "gru" else lstm_step
-    own = [w[name.format(part)] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    weights = [w[name.format(part)] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     states = []
-    for one in x:
-        state = step(one, state, *own)
+    for row in x:
+        state = step(row, state, *weights)
         states.append(state[0])
     return np.stack(states), state
 

@@ -28,19 +28,20 @@ CASES = {
 
 def side(n: int, seed: int) -> TokenizedText:
     ids = torch.randint(1, 31, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return TokenizedText(text="", ids=ids, tokens=["x"] * n, words=[None] * n, spans=[None] * n, is_special=[False] * n)
+    return TokenizedText(
+        text="", ids=ids, tokens=["x"] * n, word_ids=[None] * n, spans=[None] * n, is_special=[False] * n
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_recorded_weights_equal_the_eager_attentions_of_transformers(name):
     theirs = CASES[name].published()
-    own, source = side(11, 5), side(7, 3) if name == "marian" else None
-    seen = run_with_cache(
-        loaded(theirs), ModelInput(sequence=own, source=source, chosen=None if name == "bert" else own.ids[1:])
-    )
-    inputs = {"input_ids": torch.tensor([own.ids])}
+    sequence, source = side(11, 5), side(7, 3) if name == "marian" else None
+    next_ids = None if name == "bert" else sequence.ids[1:]
+    cache = run_with_cache(loaded(theirs), ModelInput(sequence=sequence, source=source, next_ids=next_ids))
+    inputs = {"input_ids": torch.tensor([sequence.ids])}
     if source is not None:
-        inputs = {"input_ids": torch.tensor([source.ids]), "decoder_input_ids": torch.tensor([own.ids])}
+        inputs = {"input_ids": torch.tensor([source.ids]), "decoder_input_ids": torch.tensor([sequence.ids])}
     with torch.no_grad():
         answer = theirs(**inputs, output_attentions=True)
     if name == "marian":
@@ -50,9 +51,9 @@ def test_the_recorded_weights_equal_the_eager_attentions_of_transformers(name):
         }  # fmt: skip
     else:
         expected = {AttentionKind.SELF: answer.attentions}
-    assert list(expected) == seen.stacks
+    assert list(expected) == cache.stacks
     for stack, layers in expected.items():
-        found = seen.all_weights(stack)
-        assert found.shape == torch.cat(layers).shape
-        assert (found - torch.cat(layers)).abs().max() <= TOLERANCE
-    assert seen.reconstruction_error <= TOLERANCE
+        weights = cache.all_weights(stack)
+        assert weights.shape == torch.cat(layers).shape
+        assert (weights - torch.cat(layers)).abs().max() <= TOLERANCE
+    assert cache.reconstruction_error <= TOLERANCE

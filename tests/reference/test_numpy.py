@@ -78,8 +78,8 @@ def drawn_masks(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, n
     return masks
 
 
-def as_tensors(given: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(value) for name, value in given.items()}
+def as_tensors(inputs: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in inputs.items()}
 
 
 def check_gpt(config: GPTConfig, seed: int, kernel: AttentionKernel) -> None:
@@ -100,19 +100,19 @@ def check_bert(config: BERTConfig, seed: int, kernel: AttentionKernel) -> None:
     rng = np.random.default_rng(seed)
     model = with_random_weights(BERT(config), rng)
     ids = rng.integers(config.vocab_size, size=drawn_shape(rng))
-    given_in = drawn_masks(rng, ids.shape)
-    at = given_in.get("attention_mask")
+    inputs = drawn_masks(rng, ids.shape)
+    at = inputs.get("attention_mask")
     if config.n_segments and rng.random() < 0.7:
-        given_in["segments"] = rng.integers(config.n_segments, size=ids.shape)
+        inputs["segments"] = rng.integers(config.n_segments, size=ids.shape)
     weights = Watched(arrays(model), tied=tied_names(model))
-    expected = numpy_models.bert(config.model_dump(), weights, ids, **given_in)
+    expected = numpy_models.bert(config.model_dump(), weights, ids, **inputs)
     assert not weights.unread
     with use_attention_kernel(model, kernel):
-        states = model(torch.from_numpy(ids), **as_tensors(given_in))
+        states = model(torch.from_numpy(ids), **as_tensors(inputs))
     assert_agree(states, expected.pop("states"), at)
     first = None if at is None else at[:, 0]
     heads = {
-        "pooled": (model.pooled, first),
+        "pooled": (model.pooled_output, first),
         "masked_lm": (model.masked_lm_logits, at),
         "next_sentence": (model.next_sentence_logits, first),
         "classes": (model.class_logits, first),
@@ -128,9 +128,9 @@ def check_seq2seq(config: Seq2SeqConfig, seed: int, kernel: AttentionKernel) -> 
     model = with_random_weights(Seq2Seq(config), rng)
     batch, n_source = drawn_shape(rng)
     if config.d_patch is None:
-        given_source = rng.integers(config.source_vocab_size, size=(batch, n_source))
+        source = rng.integers(config.source_vocab_size, size=(batch, n_source))
     else:
-        given_source = rng.normal(size=(batch, n_source, config.d_patch))
+        source = rng.normal(size=(batch, n_source, config.d_patch))
     ids = rng.integers(config.vocab_size, size=(batch, int(rng.integers(1, CONTEXT_LENGTH + 1))))
     masks = {}
     if rng.random() < 0.6:
@@ -138,10 +138,10 @@ def check_seq2seq(config: Seq2SeqConfig, seed: int, kernel: AttentionKernel) -> 
     if rng.random() < 0.4:
         masks["attention_mask"] = random_padding(rng, ids.shape, at_least=0)
     weights = Watched(arrays(model), tied=tied_names(model))
-    expected = numpy_models.seq2seq(config.model_dump(), weights, given_source, ids, **masks)
+    expected = numpy_models.seq2seq(config.model_dump(), weights, source, ids, **masks)
     assert not weights.unread
     with use_attention_kernel(model, kernel):
-        got = model(torch.from_numpy(given_source), torch.from_numpy(ids), **as_tensors(masks))
+        got = model(torch.from_numpy(source), torch.from_numpy(ids), **as_tensors(masks))
     assert_agree(got, expected, masks.get("attention_mask"))
 
 

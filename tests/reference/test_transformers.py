@@ -28,14 +28,14 @@ def random_ids(vocab_size: int, length: int = LENGTH, seed: int = 5) -> torch.Te
 def padding(side: str, length: int = LENGTH) -> torch.Tensor:
     """Returns an attention mask with rows of full length, 4 tokens and length − 2."""
     lengths = torch.tensor([length, 4, length - 2])[:, None]
-    place = torch.arange(length)[None]
+    index = torch.arange(length)[None]
     match side:
         case "none":
             return torch.ones(BATCH, length, dtype=torch.bool)
         case "left":
-            return place >= length - lengths
+            return index >= length - lengths
         case _:
-            return place < lengths
+            return index < lengths
 
 
 def token_rows(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -62,8 +62,8 @@ def test_a_decoder_gives_the_published_logits(name, side):
     ids, attention_mask = random_ids(31), padding(side)
     with torch.no_grad():
         expected = theirs(ids, attention_mask=attention_mask.long(), position_ids=token_rows(attention_mask)).logits
-        given = loaded(theirs)(ids, attention_mask=None if side == "none" else attention_mask)
-    assert_agree(given, expected, attention_mask)
+        actual = loaded(theirs)(ids, attention_mask=None if side == "none" else attention_mask)
+    assert_agree(actual, expected, attention_mask)
 
 
 @pytest.mark.parametrize("side", PADDINGS)
@@ -92,7 +92,7 @@ def test_an_encoder_gives_the_published_states_and_every_head(name, side):
 def heads_of(answer, name: str) -> dict[str, torch.Tensor]:
     match name.split(", ")[1]:
         case "backbone":
-            return {} if name.startswith("distilbert") else {"pooled": answer.pooler_output}
+            return {} if name.startswith("distilbert") else {"pooled_output": answer.pooler_output}
         case "both games":
             return {
                 "masked_lm_logits": answer.prediction_logits,
@@ -134,27 +134,27 @@ def test_an_encoder_decoder_gives_the_published_logits(name, side):
             decoder_input_ids=ids,
             decoder_attention_mask=attention_mask.long(),
         ).logits
-        given = loaded(theirs)(
+        actual = loaded(theirs)(
             source_ids,
             ids,
             source_attention_mask=None if side == "none" else source_attention_mask,
             attention_mask=None if side == "none" else attention_mask,
         )
-    assert_agree(given, expected, attention_mask)
+    assert_agree(actual, expected, attention_mask)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_exported_weights_equal_the_loaded_ones_byte_for_byte(name):
     theirs = CASES[name].published()
-    given, back = theirs.state_dict(), to_published_weights(loaded(theirs))
-    given = {CASES[name].prefix + key: tensor for key, tensor in given.items()}
-    for key, tensor in back.items():
-        assert torch.equal(tensor, given[key]), key
+    exported = to_published_weights(loaded(theirs))
+    published = {CASES[name].prefix + key: tensor for key, tensor in theirs.state_dict().items()}
+    for key, tensor in exported.items():
+        assert torch.equal(tensor, published[key]), key
         assert tensor.is_contiguous()
     # Tensors that are not exported are aliases of exported ones, or Marian's fixed positions.
-    memory = {given[key].data_ptr() for key in back}
-    rest = {key for key, tensor in given.items() if tensor.data_ptr() not in memory}
-    assert rest == {key for key in given if "embed_positions" in key and name.startswith("marian")}
+    addresses = {published[key].data_ptr() for key in exported}
+    rest = {key for key, tensor in published.items() if tensor.data_ptr() not in addresses}
+    assert rest == {key for key in published if "embed_positions" in key and name.startswith("marian")}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -245,9 +245,9 @@ LEAST = {
 
 @pytest.mark.parametrize("kind", LEAST, ids=lambda kind: kind.model_type)
 def test_missing_settings_have_the_default_of_transformers(kind):
-    whole = kind().to_dict()
-    least = {key: whole[key] for key in ["model_type", *LEAST[kind]]}
+    complete = kind().to_dict()
+    least = {key: complete[key] for key in ["model_type", *LEAST[kind]]}
     training_alone = {"dropout"}
-    assert config_from_published(least).model_dump(exclude=training_alone) == config_from_published(whole).model_dump(
-        exclude=training_alone
-    )
+    assert config_from_published(least).model_dump(exclude=training_alone) == config_from_published(
+        complete
+    ).model_dump(exclude=training_alone)

@@ -9,7 +9,7 @@ import torch
 
 from qkv.choices import AttentionKind
 from qkv.serving.app import gzip_compress
-from qkv.serving.frame_codec import QuantizedWeights, decode_frame, encode_frame, encode_json
+from qkv.serving.frame_codec import QuantizedWeights, decode_frame, encode_frame, encode_json_nan_as_null
 
 
 def test_a_decoded_frame_equals_its_tree():
@@ -45,14 +45,14 @@ def test_the_error_of_quantized_weights_is_at_most_0_004():
 
 def test_non_finite_numbers_are_null_in_json():
     assert (
-        encode_json({"a": float("nan"), "b": float("inf"), "stack": AttentionKind.SELF})
+        encode_json_nan_as_null({"a": float("nan"), "b": float("inf"), "stack": AttentionKind.SELF})
         == b'{"a": null, "b": null, "stack": "self"}'
     )
 
 
 def test_json_rejects_tensors():
     with pytest.raises(AssertionError, match="need a frame"):
-        encode_json({"a": torch.zeros(2)})
+        encode_json_nan_as_null({"a": torch.zeros(2)})
 
 
 def test_quantized_weights_keep_their_order():

@@ -34,7 +34,7 @@ def test_a_run_has_tokens_predictions_and_the_error_of_the_weights(family):
     for stack in run["stacks"]:
         shape = cache.weights(AttentionKind(stack["stack"]), 0).shape
         assert (stack["n_heads"], stack["n_queries"], stack["n_keys"]) == tuple(shape)
-    assert run["error"] == pytest.approx(cache.reconstruction_error, abs=1e-6)
+    assert run["error"] == pytest.approx(cache.attention_reconstruction_error, abs=1e-6)
     assert run["error"] < 1e-5
     assert run["effect"] is None
     if family != "bert":

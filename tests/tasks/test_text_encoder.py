@@ -146,7 +146,7 @@ def test_regression_returns_the_logit_and_unnamed_classes_are_numbered():
     task = small_bert(class_names=None, n_classes=1)
     ids = torch.tensor([task.tokenizer.encode("the cat")])
     (answer,) = task.classify(["the cat"])
-    assert answer.number == pytest.approx(float(task.model.class_logits(task.model(ids)).detach()), abs=1e-6)
+    assert answer.value == pytest.approx(float(task.model.class_logits(task.model(ids)).detach()), abs=1e-6)
     assert (answer.labels, answer.probabilities) == ((), {})
     assert small_bert(class_names=None, n_classes=5).class_names == ("0", "1", "2", "3", "4")
 

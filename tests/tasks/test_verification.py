@@ -114,7 +114,7 @@ BUGS = {
     "batched": ("gpt", GPT, "forward", rows_swapped),
     "padded": ("gpt", inputs, "build_mask", without("attention_mask")),
     "packed": ("gpt", inputs, "build_mask", without("documents")),
-    "greedy": ("gpt", generate, "choose", second_best),
+    "greedy": ("gpt", generate, "choose_next_ids", second_best),
     "beam": ("gpt", decoder.GPTDecoder, "reorder", unmoved),
     "int8 weights": ("gpt", model_loader, "dequantize_tensors", too_large),
     "hf": ("llama", save, "to_published_config", published_otherwise),
@@ -136,20 +136,22 @@ def test_unmasked_padding_of_a_bert_is_detected(folder, monkeypatch):
 
 
 def test_changed_weights_are_detected_in_every_format(folder, monkeypatch):
-    written = save.published
-    monkeypatch.setattr(save, "published", lambda *args: {key: tensor * 1.1 for key, tensor in written(*args).items()})
+    written = save.to_published_state
+    monkeypatch.setattr(
+        save, "to_published_state", lambda *args: {key: tensor * 1.1 for key, tensor in written(*args).items()}
+    )
     assert failed_checks(folder / "rnn") == {"saved", "int8 weights", "int8"}
 
 
 def test_embeddings_of_unused_words_are_compared(folder, monkeypatch):
-    written = save.published
+    written = save.to_published_state
 
     def with_one_word_changed(*args):
         tensors = written(*args)
         tensors["source_embedding.weight"][-1] += 0.5
         return tensors
 
-    monkeypatch.setattr(save, "published", with_one_word_changed)
+    monkeypatch.setattr(save, "to_published_state", with_one_word_changed)
     assert failed_checks(folder / "rnn") == {"saved", "int8 weights"}
 
 

@@ -13,7 +13,7 @@ from qkv.cost.prediction import predict_time
 from qkv.training import timer
 from qkv.training.benchmark_steps import build_random_model, build_step
 from qkv.training.device_calibration import Grid, calibrate
-from qkv.training.launch_overhead import LaunchOverheads
+from qkv.training.launch_overhead import LaunchOverheadBenchmark
 from qkv.training.operation_comparison import compare_operations
 from qkv.training.timer import Timer
 from tests.cost.synthetic_calibration import make_calibration
@@ -112,9 +112,9 @@ def ticking(monkeypatch):
 
 @pytest.mark.usefixtures("one_thread", "ticking")
 def test_a_calibration_can_predict_every_family(monkeypatch):
-    measure = LaunchOverheads.measure
+    measure = LaunchOverheadBenchmark.measure
     monkeypatch.setattr(
-        LaunchOverheads, "measure", lambda self: None if self._fastest else measure(self)
+        LaunchOverheadBenchmark, "measure", lambda self: None if self._fastest else measure(self)
     )  # once is enough
     calibration = calibrate(CPU, Precision.FLOAT32, grid=GRID, seconds_per_measurement=1e-5)
     assert calibration.kind == "cpu"
@@ -156,7 +156,7 @@ def test_the_timer_warms_up_before_it_measures():
 
 
 def test_the_minimum_of_several_launch_measurements_counts(monkeypatch):
-    overheads = LaunchOverheads(Timer(CPU), dtype=Precision.FLOAT32, training_dtype=Precision.FLOAT32)
+    overheads = LaunchOverheadBenchmark(Timer(CPU), dtype=Precision.FLOAT32, training_dtype=Precision.FLOAT32)
     for latency in (3.0, 1.0, 2.0):
         monkeypatch.setattr(Timer, "measure_latency", lambda *_, latency=latency, **__: latency)
         overheads.measure()

@@ -122,7 +122,7 @@ def test_with_several_tasks_none_is_selected_by_default(tmp_path):
     assert "'al alemán: '" in remark
     (translation,) = chosen.translate_batch(["El pan"], max_new=3, attention=True)
     assert translation.source_ids == task.source_tokenizer.encode("al alemán: El pan")
-    words = [word for word in translation.attention.source_words if word is not None]
+    words = [word for word in translation.attention.source_word_ids if word is not None]
     assert sorted(set(words)) == [0, 1]
     assert chosen.translate_batch(["  "])[0].hypotheses[0].ids == []
 

@@ -147,7 +147,7 @@ def estimate_cost(
     selected_calibration = _select_calibration(calibration, workload, device=device_name)
     times = _estimate_times(estimate, device_spec, selected_calibration)
     if measured_device is not None:
-        times["measured"] = _measure_time(estimate, selected_calibration, measured_device)
+        times["measured"] = _compare_measured_with_predicted_time(estimate, selected_calibration, measured_device)
     if plot is not None:
         _plot_cost_to_file(estimate, device_spec, plot)
     _print_estimate(estimate, device_spec, times, output_format=output_format)
@@ -163,12 +163,12 @@ def _select_format(flags: dict[str, bool]) -> str:
 def _plot_cost_to_file(estimate: "Estimate", device: "DeviceSpec | None", path: Path) -> None:
     from qkv.cli.progress import print_status
     from qkv.cost.devices import find_device
-    from qkv.inspection.cost_figures import plot_cost
+    from qkv.inspection.cost_figures import plot_cost_overview
     from qkv.inspection.figures import save_figure
 
     if device is None:
         print_status(f"--plot: no --device given, using the roofline of {DEFAULT_ROOFLINE_DEVICE}")
-    save_figure(plot_cost(estimate, device or find_device(DEFAULT_ROOFLINE_DEVICE)), path)
+    save_figure(plot_cost_overview(estimate, device or find_device(DEFAULT_ROOFLINE_DEVICE)), path)
 
 
 cost.command(cls=PlainHelpCommand)(plan)
@@ -225,7 +225,9 @@ def _estimate_times(
     return times
 
 
-def _measure_time(estimate: "Estimate", calibration: "Calibration | None", device: str) -> dict[str, Any]:
+def _compare_measured_with_predicted_time(
+    estimate: "Estimate", calibration: "Calibration | None", device: str
+) -> dict[str, Any]:
     """Time one step with random weights and compare it with the prediction, operation by operation."""
     from qkv.cli.device_options import select_device
     from qkv.cost import Mode

@@ -71,14 +71,14 @@ def format_latex_tables(tables: "Sequence[LectureTable]") -> str:
         lines += [r"\begin{tabular}{llrlrr}", r"\toprule", " & ".join(LECTURE_HEADER) + r" \\", r"\midrule"]
         for row in (*table.rows, table.total):
             cells = lecture_cells(row)
-            cells[0] = _latex_text(row.name)
+            cells[0] = _unicode_math_to_latex(row.name)
             cells[1], cells[3] = (f"${_latex_math(cell)}$" if cell else "" for cell in (cells[1], cells[3]))
             lines.append(" & ".join(cells) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines)
 
 
-def _latex_text(text: str) -> str:
+def _unicode_math_to_latex(text: str) -> str:
     replacements = {
         "_": r"\_",  # first, because the other replacements contain underscores
         "ᵀ": r"$^\top$",

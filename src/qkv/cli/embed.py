@@ -61,7 +61,7 @@ def embed(
     from qkv.tasks import TextEncoder
 
     if out is not None:
-        _check_embedding_output(out, as_json=as_json)
+        _check_npy_output(out, as_json=as_json)
     task = DeviceOptions(device=device, dtype=dtype).load_task_as(TextEncoder, model)
     batches = encode_in_batches(task, iter_input_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens)
     results = map_encoded_texts(
@@ -78,7 +78,7 @@ def embed(
             print("" if vector is None else " ".join(f"{number:.6g}" for number in vector))
 
 
-def _check_embedding_output(out: Path, *, as_json: bool) -> None:
+def _check_npy_output(out: Path, *, as_json: bool) -> None:
     """Validate `--out` before the model is loaded."""
     if as_json:
         raise InputError("--out and --json cannot be combined")

@@ -111,7 +111,8 @@ def generate(
     top_p: Annotated[
         float | None,
         typer.Option(
-            help="Sample only from the smallest set of most likely tokens whose total probability reaches X (nucleus sampling)."
+            help="Sample only from the smallest set of most likely tokens whose total probability "
+            "reaches X (nucleus sampling)."
         ),
     ] = None,
     min_p: Annotated[
@@ -152,7 +153,8 @@ def generate(
     steps: Annotated[
         bool,
         typer.Option(
-            "--show-steps", help="Print the most likely tokens at each step, before and after applying the sampling options."
+            "--show-steps",
+            help="Print the most likely tokens at each step, before and after applying the sampling options.",
         ),
     ] = False,
     profile: ProfileOption = False,

@@ -59,11 +59,16 @@ def inspect(
     stack: Annotated[AttentionKind | None, typer.Option(help="Attention stack, for models that have several.")] = None,
     layer: Annotated[
         int | None,
-        typer.Option(min=0, help="0-based layer for the map and neuron views. By default, the map shows the mean over all layers."),
+        typer.Option(
+            min=0,
+            help="0-based layer for the map and neuron views. By default, the map shows the mean over all layers.",
+        ),
     ] = None,
     head: Annotated[
         int | None,
-        typer.Option(min=0, help="0-based head for the map and neuron views. By default, the map shows the mean over all heads."),
+        typer.Option(
+            min=0, help="0-based head for the map and neuron views. By default, the map shows the mean over all heads."
+        ),
     ] = None,
     query: Annotated[
         str | None,

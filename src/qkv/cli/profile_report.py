@@ -18,7 +18,8 @@ ProfileOption = Annotated[
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.json", help="Write a Chrome trace of every operator call (open it at ui.perfetto.dev). Implies --profile."
+        metavar="FILE.json",
+        help="Write a Chrome trace of every operator call (open it at ui.perfetto.dev). Implies --profile.",
     ),
 ]
 

@@ -76,7 +76,7 @@ def train_and_save(
 
 
 @tokenizer.command("show", cls=PlainHelpCommand)
-def show_tokens(
+def show_token_offsets(
     model: Annotated[
         Path, typer.Argument(help="Name of a shipped model, folder that contains a tokenizer, or tokenizer file.")
     ],

@@ -88,11 +88,12 @@ def train(
         Path | None, typer.Option(metavar="MODEL", help="Model to initialize the weights from.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder; must be new or empty unless --resume-if-exists is set (default: runs/1, runs/2, …).")
+        Path | None,
+        typer.Option(
+            help="Run folder; must be new or empty unless --resume-if-exists is set (default: runs/1, runs/2, …)."
+        ),
     ] = None,
-    data: Annotated[
-        Path, typer.Option(envvar="QKV_DATA", help="Folder containing the recipe's data files.")
-    ] = Path(),
+    data: Annotated[Path, typer.Option(envvar="QKV_DATA", help="Folder containing the recipe's data files.")] = Path(),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the estimated cost of the run without training.")
@@ -109,7 +110,8 @@ def train(
         ),
     ] = None,
     resume_if_exists: Annotated[
-        bool, typer.Option("--resume-if-exists", help="Resume the run in --out if there is one; otherwise, start a new run.")
+        bool,
+        typer.Option("--resume-if-exists", help="Resume the run in --out if there is one; otherwise, start a new run."),
     ] = False,
     profile: ProfileOption = False,
     trace: TraceOption = None,

@@ -150,7 +150,7 @@ def _attention_peaks(stack: BlockStack, sublayer: str, *, fills_cache: bool) -> 
     peaks = [
         SavedTensors(elements=queries + key + value),
         SavedTensors(elements=queries + keys_and_values)
-        + _attention_core_tensors(stack, m, results=results, is_self=is_self),
+        + _live_attention_tensors(stack, m, results=results, is_self=is_self),
     ]
     if is_rotated:
         rotating_queries = (1 + ROTARY_COPIES) * query
@@ -164,7 +164,7 @@ def _attention_peaks(stack: BlockStack, sublayer: str, *, fills_cache: bool) -> 
     return [*peaks, SavedTensors(elements=queries + keys_and_values + results + joined + projected)]
 
 
-def _attention_core_tensors(stack: BlockStack, m: int, *, results: int, is_self: bool) -> SavedTensors:
+def _live_attention_tensors(stack: BlockStack, m: int, *, results: int, is_self: bool) -> SavedTensors:
     """Live tensors of scores, softmax and mix over `m` keys."""
     config, pairs = stack.config, stack.n_queries * m
     square = stack.batch_size * config.n_heads * pairs

@@ -79,7 +79,7 @@ def read_chunks(source: TextSource, stream: BufferedIOBase, *, field: str = "tex
     ordinary characters.
     """
     empty = True
-    chunks = _read_by_file_type(source, stream, field)
+    chunks = _read_jsonl_csv_or_text(source, stream, field)
     for chunk in chunks if source.document_slice is None else _slice_documents(chunks, *source.document_slice):
         empty = False
         yield chunk
@@ -87,7 +87,7 @@ def read_chunks(source: TextSource, stream: BufferedIOBase, *, field: str = "tex
         raise InputError(f"{source.name}: contains no text")
 
 
-def _read_by_file_type(source: TextSource, stream: BufferedIOBase, field: str) -> Iterator[DocumentChunk]:
+def _read_jsonl_csv_or_text(source: TextSource, stream: BufferedIOBase, field: str) -> Iterator[DocumentChunk]:
     match source.file_type:
         case ".jsonl":
             texts = _read_json_texts(source.name, stream, field)

@@ -35,7 +35,7 @@ class PairStoreIndex(Config):
     dropped: dict[str, NonNegativeInt]
 
 
-def write_pairs(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]) -> None:
+def write_pair_texts(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]) -> None:
     """Write the texts of all pairs for `encode_pairs`. `dropped` is evaluated after all pairs have been read."""
     with convert_disk_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def write_pairs(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: M
 def encode_pairs(
     folder: Path, tokenizers: Mapping[str, Tokenizer], *, progress: Callable[[str], ProgressCallback]
 ) -> None:  # fmt: skip
-    """Tokenize the texts of `write_pairs` and delete them. Resumes if interrupted."""
+    """Tokenize the texts of `write_pair_texts` and delete them. Resumes if interrupted."""
     texts = folder / TEXTS_FILE
     for side in SIDES:
         if is_unfinished(folder / side) or not (folder / side / INDEX_FILE).exists():
@@ -118,7 +118,7 @@ class PairStore:
 
 
 def iterate_pair_texts(folder: Path, *, side: str | None, repeat: Mapping[str, int], step: int = 1) -> Iterator[str]:
-    """Yield every `step`-th text of `write_pairs`, of one side or both, to train a tokenizer.
+    """Yield every `step`-th text of `write_pair_texts`, of one side or both, to train a tokenizer.
 
     Texts of repeated files are yielded repeatedly.
     """

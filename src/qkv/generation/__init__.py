@@ -4,7 +4,7 @@ from qkv.generation.beam import Hypothesis, beam_generate, beam_search
 from qkv.generation.candidates import Candidate, top_candidates
 from qkv.generation.decoder import Decoder, GPTDecoder, RNNDecoder, Seq2SeqDecoder, encode_sources
 from qkv.generation.generate import GenerationStep, decode_steps, generate, generate_steps
-from qkv.generation.reference import generate_reference, translate_reference
+from qkv.generation.reference import generate_without_cache, greedy_translate_without_cache
 from qkv.generation.sampling import choose_next_ids, process_logits, sample_inverse_cdf
 from qkv.generation.sequence import FinishReason, GeneratedSequence, LengthLimit, new_sequences
 from qkv.generation.stop_conditions import StopStrings
@@ -28,12 +28,12 @@ __all__ = [
     "decode_steps",
     "encode_sources",
     "generate",
-    "generate_reference",
     "generate_steps",
+    "generate_without_cache",
+    "greedy_translate_without_cache",
     "new_sequences",
     "process_logits",
     "sample_inverse_cdf",
     "top_candidates",
     "translate",
-    "translate_reference",
 ]

@@ -76,7 +76,7 @@ def beam_search(
     token ids) that its output must contain. `suppressed_ids` are never generated.
     """
     terms = [TermConstraints(sequence_terms) for sequence_terms in constraints] or [TermConstraints([]) for _ in limits]
-    searches = [_BeamSearch(limit, beam, stop_ids, term) for limit, term in zip(limits, terms, strict=True)]
+    searches = [_SequenceBeams(limit, beam, stop_ids, term) for limit, term in zip(limits, terms, strict=True)]
     running = searches
     suppressed = torch.tensor(sorted(suppressed_ids), dtype=torch.long, device=logits.device)
     while True:
@@ -123,7 +123,7 @@ class _Continuation:
 
 
 def _best_continuations(
-    searches: list["_BeamSearch"], logits: NextLogits, suppressed: Tensor, *, n: int
+    searches: list["_SequenceBeams"], logits: NextLogits, suppressed: Tensor, *, n: int
 ) -> list[list[_Continuation]]:
     """Return the best one-token continuations of each search, best first.
 
@@ -153,7 +153,7 @@ def _best_continuations(
 
 
 def _split_by_search(
-    searches: list["_BeamSearch"], top_k: _TopK, log_p: Tensor, totals: Tensor
+    searches: list["_SequenceBeams"], top_k: _TopK, log_p: Tensor, totals: Tensor
 ) -> list[list[_Continuation]]:
     """Convert the top-k tables to continuations for each search."""
     vocab_size, width = log_p.shape[1], len(searches[0].beams)
@@ -175,7 +175,7 @@ def _split_by_search(
 
 
 def _constraint_continuations(
-    search: "_BeamSearch", continuations: list[_Continuation], log_p: Tensor, totals: Tensor
+    search: "_SequenceBeams", continuations: list[_Continuation], log_p: Tensor, totals: Tensor
 ) -> list[_Continuation]:
     """Return the continuations that advance a constraint and are not among `continuations` already."""
     existing = {(continuation.parent, continuation.id) for continuation in continuations}
@@ -200,7 +200,7 @@ def _common_prefix_length(sequences: list[list[int]]) -> int:
     return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
 
 
-class _BeamSearch:
+class _SequenceBeams:
     """Beam search state of a single sequence: running beams and at most `n_beams` finished hypotheses, best first."""
 
     def __init__(

@@ -27,7 +27,7 @@ from qkv.nn import (
     KVCache,
     Mask,
     RMSNorm,
-    Rotary,
+    RotaryEmbedding,
     Source,
     SourceCache,
     activate,
@@ -82,7 +82,7 @@ class CPUDecodeEngine:
             self._position_embedding = embedding.position(zeros, positions)[0]
         if decoder.relative_positions is not None:
             # A bias only depends on the distance, so the row of the last query contains all of its values.
-            queries = positions if isinstance(decoder.relative_positions, Rotary) else positions[:, -1:]
+            queries = positions if isinstance(decoder.relative_positions, RotaryEmbedding) else positions[:, -1:]
             position_info = decoder.relative_positions(queries, positions)
             self._rotation, self._bias = position_info.rotation, position_info.bias
 

@@ -15,7 +15,7 @@ from qkv.generation.cuda_decode_forward import KernelWeights
 from qkv.generation.cuda_decode_step import TOKENS_PER_SYNC, CUDADecodeStep
 from qkv.generation.sequence import GeneratedSequence
 from qkv.models import GPT
-from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, Rotary, has_hooks
+from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, RotaryEmbedding, has_hooks
 
 CAPACITY_MULTIPLE = 256
 """Capacities are rounded up to a multiple of this, so that captured steps can be reused for other sequences."""
@@ -117,7 +117,7 @@ def is_supported_by_kernels(model: GPT) -> bool:
         and model.embedding.norm is None
         and model.unembedding.int8 is None
         and not isinstance(model.embedding.position, ConcatenatedPositions)
-        and (model.relative_positions is None or isinstance(model.relative_positions, Rotary))
+        and (model.relative_positions is None or isinstance(model.relative_positions, RotaryEmbedding))
         and all(module.norm_position is NormPosition.PRE for module in modules if isinstance(module, Block))
         and all(
             part.head_config.layout is HeadLayout.SPLIT and part.kernel is AttentionKernel.FUSED for part in attentions

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qkv.choices import Activation
 from qkv.models import GPT
-from qkv.nn import Block, LayerNorm, RMSNorm, Rotary
+from qkv.nn import Block, LayerNorm, RMSNorm, RotaryEmbedding
 
 ACTIVATION_CODES = {Activation.RELU: 1, Activation.GELU: 2, Activation.GELU_TANH: 3, Activation.SILU: 4}
 TARGET_PROGRAMS = 256
@@ -353,7 +353,7 @@ def position_tables(model: GPT, capacity: int) -> tuple[Tensor | None, tuple[Ten
     if model.embedding.position is not None:
         zeros = token_embedding.new_zeros(1, capacity, token_embedding.shape[1])
         position_embedding = model.embedding.position(zeros, positions)[0].contiguous()
-    if isinstance(model.relative_positions, Rotary):
+    if isinstance(model.relative_positions, RotaryEmbedding):
         angles = model.relative_positions(positions, positions).rotation
         assert angles is not None
         rotation = angles[0][0, 0].contiguous(), angles[1][0, 0].contiguous()

@@ -100,7 +100,7 @@ def _decode_on_device(
     for ids, log_ps in outputs:
         for row, (sequence, token_id, log_p) in enumerate(zip(sequences, ids, log_ps, strict=True)):
             if sequence.finish_reason is None:
-                yield _append_to_sequence(GenerationStep(row, token_id, log_p, sequence, row, None), stop_ids)
+                yield _check_nan_and_append(GenerationStep(row, token_id, log_p, sequence, row, None), stop_ids)
 
 
 def decode_steps(
@@ -124,7 +124,7 @@ def decode_steps(
             chosen = choose_next_ids(logits, sampling, seen_mask=seen_mask, uniform=uniform)
             log_ps = gather_log_probabilities(logits, chosen).tolist()
         for index, (row, token_id, log_p) in enumerate(zip(rows, chosen.tolist(), log_ps, strict=True)):
-            yield _append_to_sequence(GenerationStep(row, token_id, log_p, sequences[row], index, logits), stop_ids)
+            yield _check_nan_and_append(GenerationStep(row, token_id, log_p, sequences[row], index, logits), stop_ids)
         unfinished = [index for index, row in enumerate(rows) if sequences[row].finish_reason is None]
         with torch.inference_mode():
             if len(unfinished) < len(rows):
@@ -157,7 +157,7 @@ def generate(
     return [sequences[row] for row in range(len(prompts))]
 
 
-def _append_to_sequence(step: GenerationStep, stop_ids: frozenset[int]) -> GenerationStep:
+def _check_nan_and_append(step: GenerationStep, stop_ids: frozenset[int]) -> GenerationStep:
     if step.log_probability != step.log_probability:  # NaN
         raise WeightsError(f"logits became NaN after generating {len(step.sequence.new_ids)} tokens")
     step.sequence.append_token(step.id, step.log_probability, stop_ids)

@@ -139,7 +139,7 @@ class PackedInt8Linear:
 
     def write_to(self, x: Tensor, out: Tensor) -> None:
         """Write the result to `out`."""
-        (y, scale), bias = self._linear.unscaled_matmul(x), self._linear.bias
+        (y, scale), bias = self._linear.matmul_without_row_scale_or_bias(x), self._linear.bias
         if scale is None or bias is None:
             out.copy_(y if scale is None else y.mul_(scale))
             if bias is not None:
@@ -149,7 +149,7 @@ class PackedInt8Linear:
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """Add the result to `residual` in place."""
-        y, scale = self._linear.unscaled_matmul(x)
+        y, scale = self._linear.matmul_without_row_scale_or_bias(x)
         if scale is None:
             residual.add_(y)
         else:

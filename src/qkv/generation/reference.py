@@ -18,7 +18,7 @@ from qkv.nn import use_attention_kernel
 
 
 @torch.inference_mode()
-def generate_reference(
+def generate_without_cache(
     model: GPT,
     prompt: Sequence[int],
     *,
@@ -41,7 +41,7 @@ def generate_reference(
 
 
 @torch.inference_mode()
-def translate_reference(
+def greedy_translate_without_cache(
     model: Seq2Seq | RNNSeq2Seq, source: Sequence[int], *, start_id: int, max_new: int, stop_ids: frozenset[int]
 ) -> GeneratedSequence:
     """Translate a source greedily, recomputing source and target at every step."""

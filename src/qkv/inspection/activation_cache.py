@@ -99,7 +99,7 @@ class ActivationCache(ShortRepr):
         return self.model_input.select_tokens(stack, is_key=is_key)
 
     @property
-    def reconstruction_error(self) -> float:
+    def attention_reconstruction_error(self) -> float:
         """The largest max|A·V − output| over all attention layers.
 
         It measures how far the recomputed weights are from the kernel's computation.

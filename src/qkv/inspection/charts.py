@@ -133,7 +133,7 @@ def plot_logit_attribution(view: LogitAttribution, title: str) -> "Figure":
     return figure
 
 
-def plot_effect(view: InterventionEffect, title: str) -> "Figure":
+def plot_intervention_effect(view: InterventionEffect, title: str) -> "Figure":
     figure = new_figure(width=9.0, height=max(3.0, 1.4 + 0.3 * len(view.ids)))
     prediction_axis, divergence_axis = figure.subplots(1, 2)
     rows = range(len(view.ids))

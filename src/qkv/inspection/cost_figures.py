@@ -32,7 +32,7 @@ OPERATION_GROUPS = {
 """Operations that share one point."""
 
 
-def plot_cost(estimate: Estimate, device: DeviceSpec) -> "Figure":
+def plot_cost_overview(estimate: Estimate, device: DeviceSpec) -> "Figure":
     """Plot a four-panel figure of one model and one workload."""
     figure = new_figure(width=12.0, height=9.0)
     roofline, against_length, cache, recurrent = figure.subplots(2, 2).flatten()

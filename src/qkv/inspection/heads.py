@@ -79,7 +79,7 @@ def classify_heads(cache: ActivationCache, stack: AttentionKind | None = None) -
         distance=(weights * distances).sum(-1).mean(-1) * (stack is not AttentionKind.CROSS),
         queries=cache.query_labels(stack),
         keys=cache.key_labels(stack),
-        error=cache.reconstruction_error,
+        error=cache.attention_reconstruction_error,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from qkv.errors import EdgeNotReachedError, TapError
+from qkv.errors import AttentionEdgeNotReachedError, TapError
 from qkv.inspection.taps import match_taps
 from qkv.nn import Attention, AttentionInputs, Mask
 
@@ -74,7 +74,7 @@ def mask_attention(
     """Mask attention from position `query` to position `key` in the matching layers, for one head or all.
 
     Positions count the input ids. With a cache, padding is not counted. The fused kernel stays in use. If no forward
-    pass reaches the edge, the end of the `with` block raises `EdgeNotReachedError`.
+    pass reaches the edge, the end of the `with` block raises `AttentionEdgeNotReachedError`.
     """
     reached: list[bool] = []
 
@@ -98,7 +98,10 @@ def mask_attention(
             stack.callback(attention.inputs.intervene(mask_edge))
         yield
     if not reached:
-        raise EdgeNotReachedError(f"cannot mask attention from query {query} to key {key} of '{attention_pattern}': no forward pass computed it")
+        raise AttentionEdgeNotReachedError(
+            f"cannot mask attention from query {query} to key {key} of '{attention_pattern}': "
+            "no forward pass computed it"
+        )
 
 
 def _check_head_index(name: str, attention: Attention, head: int) -> None:

@@ -106,7 +106,7 @@ def apply_interventions(model: Model, interventions: Sequence[Intervention]) -> 
                         )
                     )
                 case ActivationPatch():
-                    stack.enter_context(_apply_patch(model, intervention))
+                    stack.enter_context(_patch_from_other_input(model, intervention))
         yield
 
 
@@ -211,7 +211,7 @@ def describe_intervention(intervention: Intervention, model_input: ModelInput) -
 
 
 @contextmanager
-def _apply_patch(model: Model, patch: ActivationPatch) -> Iterator[None]:
+def _patch_from_other_input(model: Model, patch: ActivationPatch) -> Iterator[None]:
     with torch.no_grad(), record(model, patch.tap) as activations:
         forward_logits(model, patch.other)
     recorded = {name: activations[name] for name in activations.names if name == patch.tap}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from qkv.inspection.attention_map import AttentionMapView
 from qkv.inspection.charts import (
     plot_coreference,
-    plot_effect,
     plot_embedding_paths,
+    plot_intervention_effect,
     plot_logit_attribution,
     plot_neuron_view,
 )
@@ -74,7 +74,7 @@ def plot_view(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "F
         case LogitAttribution():
             figure = plot_logit_attribution(view, title)
         case InterventionEffect():
-            figure = plot_effect(view, title)
+            figure = plot_intervention_effect(view, title)
     return figure
 
 

@@ -51,7 +51,7 @@ _LESSONS_IN_ORDER = (
     _describe_lesson("no-positions", "BDE", "2.5", "A Transformer without positions ignores order"),
     _describe_lesson("layernorm-geometry", "E", "3.2", "The geometry of LayerNorm"),
     _describe_lesson("vanishing-gradients", "BE", "3.6", "Vanishing gradients, by depth and by distance"),
-    _describe_lesson("one-block", "AB", "3.7", "One block for GPT and BERT: causal or bidirectional"),
+    _describe_lesson("causal-and-bidirectional", "AB", "3.7", "One block for GPT and BERT: causal or bidirectional"),
     _describe_lesson("residual-stream", "D", "3.5 8.4", "The residual stream of one token"),
     _describe_lesson(
         "who-sees-whom", "BCE", "3.3 6.2", "Which positions can attend to which: encoder, decoder, cross-attention"

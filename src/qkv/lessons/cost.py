@@ -5,7 +5,7 @@ from qkv.cost import Estimate, estimate
 from qkv.cost.devices import find_device
 from qkv.cost.explanation import attention_crossover, compare_layer_costs
 from qkv.cost.lecture_tables import ENCODER_DECODER_ERRATUM, LECTURE_ERRATA, count_attention_parameters, lecture_tables
-from qkv.inspection.cost_figures import plot_cost
+from qkv.inspection.cost_figures import plot_cost_overview
 from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
 from qkv.lessons.figure_style import DrawFigure
 
@@ -14,7 +14,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     _print_attention_parameters()
     for name, length in (("bert-base", 512), ("gpt2", 1024)):
         print_section(f"{name}: a full sequence, b = 1, n = {length:,}, d = 768, h = 12, L = 12")
-        _print_cost_rows(estimate(preset(name), batch_size=1, seq_len=length, mode="forward"))
+        _print_cost_per_operation(estimate(preset(name), batch_size=1, seq_len=length, mode="forward"))
     print_text(
         "“moved” counts the numbers that unfused operations read and write; “F/byte” is FLOPs per byte in float32."
     )
@@ -22,13 +22,13 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
         print_slide_error(erratum)
     print_section("gpt2: one decoding step at n = 1,024, where n² becomes n and n becomes 1")
     step = estimate(preset("gpt2"), batch_size=1, seq_len=1024, mode="decode", dtype="float16")
-    _print_cost_rows(step)
+    _print_cost_per_operation(step)
     print_text(f"""The KV cache has {step.memory.cache:,} bytes: 2·n·d·L numbers of 16 bits. A step computes
         {step.intensity:.3g} FLOPs per byte moved. A GPU can compute hundreds, so the step is limited by memory
         bandwidth.""")
     _print_encoder_decoder_costs()
     _print_rnn_comparison()
-    return lambda: plot_cost(step, find_device("h200"))
+    return lambda: plot_cost_overview(step, find_device("h200"))
 
 
 def _print_attention_parameters() -> None:
@@ -42,7 +42,7 @@ def _print_attention_parameters() -> None:
     print_slide_error("the formula of lecture C lacks the factor 4: every layer has four d×d matrices.")
 
 
-def _print_cost_rows(cost: Estimate) -> None:
+def _print_cost_per_operation(cost: Estimate) -> None:
     (table,) = lecture_tables(cost)
     print_table(["operation", "lecture O(·)", "FLOPs", "lecture IO", "moved", "F/byte"], [
         (row.name, row.order, row.flops, row.io_order, row.elements, f"{row.intensity:.3g}")

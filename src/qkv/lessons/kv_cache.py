@@ -37,7 +37,7 @@ def lesson(seed: int) -> DrawFigure:
         _print_equality(model, ids)
         costs = [_measure_step(model, ids, n) for n in MEASURED_POSITIONS]
     _print_step_costs(costs)
-    _print_cache_memory(costs)
+    _print_measured_and_estimated_cache_bytes(costs)
     return lambda: _draw_step_costs(costs)
 
 
@@ -97,7 +97,7 @@ def _print_step_costs(costs: list[StepCost]) -> None:
         {recomputed / 1e9:,.0f} GFLOP without: {recomputed / sum(cached):,.0f} times as many.""")
 
 
-def _print_cache_memory(costs: list[StepCost]) -> None:
+def _print_measured_and_estimated_cache_bytes(costs: list[StepCost]) -> None:
     print_section("Size of the cache: 2·n·d·L numbers per sequence, 4 bytes each")
     width = GPT_CONFIG.d_model * GPT_CONFIG.n_layers
     print_table(

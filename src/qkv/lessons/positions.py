@@ -10,7 +10,14 @@ from qkv.choices import SinusoidStyle
 from qkv.inspection import new_figure
 from qkv.lessons.console import print_matrix, print_section, print_slide_error, print_table, print_text
 from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, PINK, RED, SKY, DrawFigure, Figure, label_axes
-from qkv.nn import ALiBi, ConcatenatedPositions, LearnedPositions, Rotary, SinusoidalPositions, sinusoidal_encoding
+from qkv.nn import (
+    ALiBi,
+    ConcatenatedPositions,
+    LearnedPositions,
+    RotaryEmbedding,
+    SinusoidalPositions,
+    sinusoidal_encoding,
+)
 from qkv.tensors import Positions
 
 B, E = SinusoidStyle.INTERLEAVED, SinusoidStyle.INTERLEAVED_FROM_ONE
@@ -97,7 +104,7 @@ def _compare_adding_and_concatenating(positions: Positions) -> None:
 
 def _print_relative_positions() -> None:
     print_section("Newer methods: positions in the attention scores")
-    rotary = Rotary(D)
+    rotary = RotaryEmbedding(D)
     query, key = torch.randn(2, 1, 1, 1, D)
 
     def score(query_position: int, key_position: int) -> float:

@@ -36,7 +36,7 @@ def print_cost_answers(seed: int) -> dict[str, list[int]]:
     """Print the answers and return the measured FLOPs of the encoder and the decoder."""
     _print_matrix_product()
     _print_projection()
-    _print_cache_size(seed)
+    _print_measured_kv_cache_bytes(seed)
     return _print_encoder_decoder(seed)
 
 
@@ -84,7 +84,7 @@ def _print_projection() -> None:
     print_text("All heads together cost h times the FLOPs of one head, but x is read only once.")
 
 
-def _print_cache_size(seed: int) -> None:
+def _print_measured_kv_cache_bytes(seed: int) -> None:
     print_section("Lecture E: how much memory does the KV cache need?")
     rows = []
     for n, d, n_layers in ((10, 64, 2), (20, 64, 2), (20, 128, 2), (20, 128, 4)):

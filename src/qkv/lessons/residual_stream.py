@@ -29,7 +29,7 @@ def build_gpt(seed: int = 0) -> GPT:
     return GPT(config, seed=seed).eval()
 
 
-def record_streams(gpt: GPT, ids: Int[Tensor, "1 position"]) -> ActivationRecord:
+def record_residuals_and_sublayer_outputs(gpt: GPT, ids: Int[Tensor, "1 position"]) -> ActivationRecord:
     """Record the residual stream and the output of every sublayer."""
     with record(gpt, "blocks.*.resid_*", "blocks.*_out") as cache, torch.no_grad():
         gpt(ids)
@@ -40,7 +40,10 @@ def stream_changes(gpt: GPT, *, position: int) -> Float[Tensor, "tap position"]:
     """Norm of the change of each token's stream at each tap if the token at `position` is replaced."""
     replaced = IDS.clone()
     replaced[0, position] = REPLACEMENT_ID
-    before, after = record_streams(gpt, IDS), record_streams(gpt, replaced)
+    before, after = (
+        record_residuals_and_sublayer_outputs(gpt, IDS),
+        record_residuals_and_sublayer_outputs(gpt, replaced),
+    )
     return torch.stack([(after[tap] - before[tap])[0].norm(dim=-1) for tap in RESID_TAPS])
 
 
@@ -54,7 +57,7 @@ def mask_edges_to_source(gpt: GPT, *, queries: list[int]) -> ExitStack:
 
 def lesson(seed: int) -> DrawFigure:
     gpt = build_gpt(seed)
-    cache = record_streams(gpt, IDS)
+    cache = record_residuals_and_sublayer_outputs(gpt, IDS)
     print_section(f"The stream of “{SENTENCE_WORDS[TARGET]}”: what each sublayer adds (untrained GPT)")
     start = cache[RESID_TAPS[0]][0, TARGET]
     rows, total = [("token + position", start.norm().item(), start.norm().item(), 1.0)], start

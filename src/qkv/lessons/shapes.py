@@ -26,7 +26,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     _print_shapes()
     _print_agreement()
     times = _measure_times()
-    return lambda: _draw_times(times)
+    return lambda: _plot_latency_by_seq_len(times)
 
 
 def _print_shapes() -> None:
@@ -84,7 +84,7 @@ def _measure_times() -> dict[str, list[float]]:
     return times
 
 
-def _draw_times(times: dict[str, list[float]]) -> Figure:
+def _plot_latency_by_seq_len(times: dict[str, list[float]]) -> Figure:
     figure = new_figure(width=6.5, height=4.5)
     axes = figure.subplots()
     for (name, milliseconds), color, marker in zip(times.items(), (RED, BLUE), "os", strict=True):

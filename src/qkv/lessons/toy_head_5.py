@@ -60,7 +60,7 @@ def lesson(seed: int) -> DrawFigure:
     print_matrix(target, rows=POSITION_LABELS, columns=TOY_WORDS_5)
     best = _print_best_row_combination(x, target)
     learned = _print_trained_head(seed, x)
-    _print_ablations(seed)
+    _print_position_and_mask_ablations(seed)
     titles = ("X: bigram table", "best W·X (least squares)", "trained head on X + positions")
     heatmaps = [
         Heatmap(
@@ -114,7 +114,7 @@ def _print_trained_head(seed: int, x: TokenTable) -> TokenTable:
     return learned
 
 
-def _print_ablations(seed: int) -> None:
+def _print_position_and_mask_ablations(seed: int) -> None:
     print_section("Which component distinguishes the two occurrences of 'the'?")
     rows = []
     for with_positions, causal in ((True, True), (True, False), (False, True), (False, False)):

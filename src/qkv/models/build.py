@@ -18,7 +18,7 @@ from qkv.nn import (
     RelativeBias,
     RMSNorm,
     RopeScalingRule,
-    Rotary,
+    RotaryEmbedding,
     SinusoidalPositions,
     TokenEmbedding,
     Unembedding,
@@ -68,10 +68,12 @@ def build_blocks(config: TransformerConfig, n_layers: int, *, cross_attention: b
     return Blocks([build_block() for _ in range(n_layers)])
 
 
-def build_relative_positions(config: TransformerConfig, *, bidirectional: bool) -> Rotary | ALiBi | RelativeBias | None:
+def build_relative_positions(
+    config: TransformerConfig, *, bidirectional: bool
+) -> RotaryEmbedding | ALiBi | RelativeBias | None:
     match config.positions:
         case PositionKind.ROTARY:
-            return Rotary(config.d_head, theta=config.rope_theta, scaling=_rope_scaling_rule(config))
+            return RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=_rope_scaling_rule(config))
         case PositionKind.ALIBI:
             return ALiBi(config.n_heads)
         case PositionKind.RELATIVE:

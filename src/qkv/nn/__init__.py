@@ -13,7 +13,7 @@ from qkv.nn.norm import LayerNorm, RMSNorm, make_norm
 from qkv.nn.patches import PatchEmbedding, check_patches, split_into_patches
 from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoidal_encoding
 from qkv.nn.recurrent import AttentiveDecoder, RecurrentEncoder, State, StateAttention
-from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, Rotary, alibi_slopes
+from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, RotaryEmbedding, alibi_slopes
 from qkv.nn.soft_memory import SoftMemory
 from qkv.nn.tap import Tap, has_hooks
 from qkv.nn.varlen import Varlen
@@ -43,7 +43,7 @@ __all__ = [
     "RecurrentEncoder",
     "RelativeBias",
     "RopeScalingRule",
-    "Rotary",
+    "RotaryEmbedding",
     "SinusoidalPositions",
     "SoftMemory",
     "Source",

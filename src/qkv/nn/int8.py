@@ -53,11 +53,11 @@ class Int8Linear(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-        y, row_scale = self.unscaled_matmul(x)
+        y, row_scale = self.matmul_without_row_scale_or_bias(x)
         y = y if row_scale is None else y.mul_(row_scale)
         return y if self.bias is None else y.add_(self.bias)
 
-    def unscaled_matmul(
+    def matmul_without_row_scale_or_bias(
         self, x: Float[Tensor, "*rows in"]
     ) -> tuple[Float[Tensor, "*rows out"], Float[Tensor, "*rows 1"] | None]:
         """Returns x·Wᵀ without row scales and bias, and the scale of each row (`None` if no scaling is needed)."""

@@ -53,7 +53,7 @@ class RopeScalingRule:
         return frequencies * (unscaled + (1 - unscaled) / self.factor)
 
 
-class Rotary(nn.Module):
+class RotaryEmbedding(nn.Module):
     """Rotary position embeddings (arXiv:2104.09864).
 
     Dimensions i and i + d_head/2 of a query or key are rotated by position · theta^(−2i/d_head), which is the layout

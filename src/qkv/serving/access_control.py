@@ -30,7 +30,7 @@ def json_error_response(status: int, message: str) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-class AccessControlMiddleware:
+class SecurityMiddleware:
     """ASGI middleware that checks host, origin and token of every request and adds security headers.
 
     It wraps the whole application, so that no route can be left unprotected.

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from qkv.errors import QKVError
-from qkv.serving.access_control import AccessControlMiddleware, json_error_response
+from qkv.serving.access_control import SecurityMiddleware, json_error_response
 from qkv.serving.frame_format import add_length_prefix, build_frame
 from qkv.serving.locks import N_WORKER_THREADS, POLL_SECONDS, cancellation_scope
 from qkv.serving.responses import FRAME, FRAMES, JSON, APIResponse, Backend, RequestError, catch_errors, error_response
@@ -146,7 +146,7 @@ def create_app(
         message = f"{request.method} {request.url.path}: {error.detail.lower()}"
         return json_error_response(error.status_code, message)
 
-    return AccessControlMiddleware(app, token=token, port=port)
+    return SecurityMiddleware(app, token=token, port=port)
 
 
 def _error_frame(message: str) -> bytes:

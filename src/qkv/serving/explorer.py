@@ -14,7 +14,7 @@ from qkv.inspection import PATTERNS, checkpoint_timeline, coreference, named_tap
 from qkv.serving import schemas, views
 from qkv.serving.costs import cost_choices, cost_response
 from qkv.serving.export import export_responses
-from qkv.serving.frame_codec import encode_frame, encode_json
+from qkv.serving.frame_codec import encode_frame, encode_json_nan_as_null
 from qkv.serving.frame_format import add_length_prefix
 from qkv.serving.generation_stream import stream_generation
 from qkv.serving.model_registry import ModelRegistry
@@ -66,7 +66,9 @@ class Explorer:
         if isinstance(result, APIResponse):
             return result
         is_json = endpoint.content_type == JSON
-        return APIResponse(200, endpoint.content_type, encode_json(result) if is_json else encode_frame(result))
+        return APIResponse(
+            200, endpoint.content_type, encode_json_nan_as_null(result) if is_json else encode_frame(result)
+        )
 
     def parse_request(self, path: str, body: dict[str, Any] | None) -> tuple[Endpoint, Any]:
         """Returns the endpoint of a path and the validated request."""

@@ -53,7 +53,7 @@ def split_frame(frame: bytes) -> tuple[Any, dict[str, np.ndarray]]:
     return header["data"], arrays
 
 
-def encode_json(data: Any) -> bytes:  # noqa: ANN401
+def encode_json_nan_as_null(data: Any) -> bytes:  # noqa: ANN401
     """Encode a tree without tensors as JSON. Non-finite floats become null."""
     blobs: list[Blob] = []
     tree = _extract_blobs(data, "data", blobs)
@@ -87,7 +87,7 @@ def _to_array(value: Tensor | QuantizedWeights) -> tuple[str, np.ndarray]:
     return kind, value.detach().cpu().numpy().astype(DTYPES[kind], order="C")
 
 
-def _build_byte_table() -> np.ndarray:
+def _build_sqrt_to_uint8_table() -> np.ndarray:
     """Returns the byte for each half step of the square root.
 
     Below 62 only every fourth byte is used, and below 126 every second. Most weights are that small, so the compressed
@@ -98,7 +98,7 @@ def _build_byte_table() -> np.ndarray:
     return (np.round(half_steps / step) * step).astype(np.uint8)
 
 
-_BYTE_OF_HALF_STEP = _build_byte_table()
+_BYTE_OF_HALF_STEP = _build_sqrt_to_uint8_table()
 
 
 def _insert_arrays(value: Any, arrays: list[np.ndarray]) -> Any:  # noqa: ANN401

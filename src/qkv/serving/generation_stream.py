@@ -17,7 +17,7 @@ from qkv.cost.devices import find_device
 from qkv.cost.estimate import estimate_workload
 from qkv.cost.prediction import predict_time
 from qkv.cost.roofline import roofline_bound
-from qkv.errors import EdgeNotReachedError, InputError
+from qkv.errors import AttentionEdgeNotReachedError, InputError
 from qkv.generation import GeneratedSequence, GenerationStep, GPTDecoder, decode_steps, new_sequences, top_candidates
 from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_input_from_ids
 from qkv.inspection.validation import check_index
@@ -93,7 +93,7 @@ class _ObservedDecoder:
             try:
                 with apply_interventions(self.task.model, self.interventions):
                     yield
-            except EdgeNotReachedError as error:
+            except AttentionEdgeNotReachedError as error:
                 # The tokens of a masked edge may be part of another forward pass, or of none.
                 self.unreached.append(str(error))
             milliseconds = 1000 * (perf_counter() - start)
@@ -157,10 +157,10 @@ def stream_generation(loaded: LoadedModel, task: Task, request: GenerateRequest)
             new_text += text_decoder.finish()
         text += new_text
         yield _step_frame(task, observed, step, sampling, n_candidates=request.candidates) | {"text": new_text}
-    yield _end_frame(sequence, text, observed, milliseconds=1000 * (perf_counter() - start))
+    yield _final_frame(sequence, text, observed, milliseconds=1000 * (perf_counter() - start))
 
 
-def _end_frame(
+def _final_frame(
     sequence: GeneratedSequence, text: str, observed: _ObservedDecoder, *, milliseconds: float
 ) -> dict[str, Any]:
     n_passes = len(sequence.new_ids)

@@ -58,7 +58,7 @@ class Run:
     @cached_property
     def error(self) -> float:
         """max|A·V − output|. Cached, because it takes as long as the forward pass."""
-        return self.cache.reconstruction_error if self.cache.stacks else 0.0
+        return self.cache.attention_reconstruction_error if self.cache.stacks else 0.0
 
 
 @dataclass

@@ -75,13 +75,15 @@ class WorkerClient:
         if path in self._static_responses and self._process.is_alive():
             return self._static_responses[path]
         return catch_errors(
-            lambda: self._exchange(_WorkerRequest(number=next(self._request_numbers), path=path, body=body))
+            lambda: self._send_and_await_response(
+                _WorkerRequest(number=next(self._request_numbers), path=path, body=body)
+            )
         )
 
     def stream_frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
         request = _WorkerRequest(number=next(self._request_numbers), path=path, body=body, is_stream=True)
         try:
-            while (frame := self._exchange(request)) is not None:
+            while (frame := self._send_and_await_response(request)) is not None:
                 if isinstance(frame, APIResponse):
                     raise RequestError(frame.status, json.loads(frame.body)["error"])
                 yield frame
@@ -103,7 +105,7 @@ class WorkerClient:
     ) -> None:
         self.close()
 
-    def _exchange(self, request: "_WorkerRequest") -> Any:  # noqa: ANN401 - a response, a frame, or None after the last frame
+    def _send_and_await_response(self, request: "_WorkerRequest") -> Any:  # noqa: ANN401 - a response, a frame, or None after the last frame
         connection = self._connections.get()
         try:
             connection.send(request)

@@ -180,7 +180,7 @@ class Translator:
         its translation contains the target term (what follows may continue its last word). A translation that reaches
         the default limit is cut where it starts to repeat itself.
         """
-        prepared = [self._normalize_source(text) for text in texts]
+        prepared = [self._lowercase_if_all_caps(text) for text in texts]
         sources = [self._encode_source(index, text) for index, text in enumerate(prepared)]
         results_by_index: dict[int, list[Hypothesis]] = {}
         nonempty = [index for index, ids in enumerate(sources) if ids]
@@ -222,9 +222,9 @@ class Translator:
 
         Texts without words become empty, and all-caps texts become lowercase if the vocabulary has few uppercase words.
         """
-        return self._add_prefix(normalized) if (normalized := self._normalize_source(text)) else ""
+        return self._add_prefix(normalized) if (normalized := self._lowercase_if_all_caps(text)) else ""
 
-    def _normalize_source(self, text: str) -> str:
+    def _lowercase_if_all_caps(self, text: str) -> str:
         text = text.strip() if has_words(text) else ""
         lowercase = to_sentence_case(text)
         keeps_case = not text.isupper() or self._count_source_tokens(
@@ -270,7 +270,7 @@ class Translator:
     def _build_translation(
         self, text: str, ids: list[int], results: list[Hypothesis], *, attention: bool, keep_repetition: bool
     ) -> Translation:
-        normalized = self._normalize_source(text)
+        normalized = self._lowercase_if_all_caps(text)
         hypotheses = [self._to_hypothesis(hypothesis, keep_repetition=keep_repetition) for hypothesis in results]
         if normalized != text.strip():
             hypotheses = [replace(hypothesis, text=hypothesis.text.upper()) for hypothesis in hypotheses]

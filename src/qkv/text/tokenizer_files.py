@@ -113,7 +113,7 @@ def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_ID:
             raise InputError(f"{file}: invalid token id {number!r}; ids must be integers from 0 to {MAX_ID - 1}")
     _check_template_tokens(file, state.get("post_processor"))
-    _check_merge_prefixes(file, model)
+    _check_merges_have_subword_prefix(file, model)
     with convert_rust_errors(str(file)):
         return tokenizers.Tokenizer.from_str(json.dumps(state))
 
@@ -135,7 +135,7 @@ def _check_template_tokens(file: Path, processor: Any) -> None:  # noqa: ANN401 
                 )
 
 
-def _check_merge_prefixes(file: Path, model: dict[str, Any]) -> None:
+def _check_merges_have_subword_prefix(file: Path, model: dict[str, Any]) -> None:
     """Check that the second part of each merge starts with the continuation prefix.
 
     `tokenizers` removes the prefix without checking and aborts the process if that fails.

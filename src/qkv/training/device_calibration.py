@@ -13,7 +13,7 @@ from qkv.cost.calibration import Calibration, TimingTable, TimingTableBuilder, m
 from qkv.cost.workload import Precision
 from qkv.training import kernel_benchmarks
 from qkv.training.kernel_benchmarks import KernelBenchmark
-from qkv.training.launch_overhead import LaunchOverheads
+from qkv.training.launch_overhead import LaunchOverheadBenchmark
 from qkv.training.timer import Timer, WorkFunction
 
 CalibrationLog = Callable[[str], None]
@@ -95,7 +95,7 @@ def calibrate(
     timer = Timer(device, seconds_per_measurement=seconds_per_measurement)
     grid = grid or (GPU if timer.is_gpu else CPU)
     tables: dict[str, TimingTable] = {}
-    launch_overheads = LaunchOverheads(timer, dtype=dtype, training_dtype=training_dtype)
+    launch_overheads = LaunchOverheadBenchmark(timer, dtype=dtype, training_dtype=training_dtype)
     for is_training in (False, True):
         benchmark = KernelBenchmark(
             device=device, dtype=training_dtype if is_training else dtype, is_training=is_training
@@ -115,7 +115,7 @@ def calibrate(
                 launch_overheads.measure()
             measured = merge_fastest(measured, measure(timer, benchmark, grid))
         tables |= {f"{name}.{'train' if is_training else 'infer'}": table for name, table in measured.items()}
-    tables["stream"] = _measure_weight_stream(
+    tables["stream"] = _measure_seconds_per_weight_byte(
         timer, KernelBenchmark(device=device, dtype=dtype, is_training=False), grid
     )
     return Calibration(
@@ -277,7 +277,7 @@ def _measure_elementwise(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -
     return tables
 
 
-def _measure_weight_stream(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> TimingTable:
+def _measure_seconds_per_weight_byte(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> TimingTable:
     """Measure the seconds per byte of reading weights, by the total number of bytes."""
     seconds = []
     for n_bytes in grid.stream:

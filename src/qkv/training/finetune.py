@@ -19,7 +19,7 @@ from qkv.models import BERT
 from qkv.text import Encoding, Tokenizer, tokenizer_files
 from qkv.training.classification import STEP_METRICS, classification_objective, predict_rows
 from qkv.training.family import TrainingData
-from qkv.training.finetune_data import EncodedTask, LabeledTask, encode_task, sample_rows
+from qkv.training.finetune_data import EncodedTask, LabeledTask, sample_rows, tokenize_task_texts
 from qkv.training.lora import add_lora
 from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.signals import SignalInterrupt
@@ -180,7 +180,7 @@ class FinetuneInputs:
     ) -> "FinetuneInputs":
         """Tokenize the texts of the task, once for all seeds."""
         length = start.config.context_length
-        encoded = encode_task(task, tokenizer, context_length=length, truncate=settings.truncate, log=log)
+        encoded = tokenize_task_texts(task, tokenizer, context_length=length, truncate=settings.truncate, log=log)
         return cls(start=start, tokenizer=tokenizer, task=task, encoded=encoded, settings=settings)
 
 

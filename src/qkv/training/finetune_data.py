@@ -112,7 +112,7 @@ class EncodedTask:
     n_truncated: int
 
 
-def encode_task(
+def tokenize_task_texts(
     task: LabeledTask, tokenizer: Tokenizer, *, context_length: int, truncate: bool, log: LogFunction
 ) -> EncodedTask:
     encoded_sets, n_truncated = [], 0

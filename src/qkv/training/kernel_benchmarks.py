@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from qkv.choices import Activation, AttentionKernel, NormKind
 from qkv.cost.prediction import CALIBRATED_WEIGHT_BYTES
 from qkv.cost.workload import Precision
-from qkv.nn import CAUSAL, Rotary, activate, scaled_dot_product_attention
+from qkv.nn import CAUSAL, RotaryEmbedding, activate, scaled_dot_product_attention
 from qkv.nn import make_norm as build_norm
 from qkv.nn.recurrent import run_recurrence
 from qkv.training.benchmark_steps import torch_dtype
@@ -137,7 +137,7 @@ def _build_rotary(benchmark: KernelBenchmark, n: int) -> WorkFunction:
     positions = max(1, n // ROW_WIDTH)
     x = benchmark.random_tensor(1, 8, positions, ROW_WIDTH // 8, in_compute_dtype=True)
     position_ids = torch.arange(positions, device=benchmark.device)[None]
-    rotary = Rotary(ROW_WIDTH // 8)(position_ids, position_ids, benchmark.compute_dtype)
+    rotary = RotaryEmbedding(ROW_WIDTH // 8)(position_ids, position_ids, benchmark.compute_dtype)
     return benchmark.build_pass(lambda: rotary.rotate(x), [x])
 
 

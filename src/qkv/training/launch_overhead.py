@@ -25,7 +25,7 @@ def build_tiny_forward_pass(device: torch.device, dtype: Precision) -> Step:
     return build_step(build_random_model(GPTConfig(**_TINY_CONFIG, n_layers=MANY_LAYERS), device, dtype), work)
 
 
-class LaunchOverheads:
+class LaunchOverheadBenchmark:
     """Measures the launch overhead of each model family in each mode, several times over the calibration.
 
     Launching kernels keeps one CPU core busy, which other processes may slow down for seconds at a time. Therefore the

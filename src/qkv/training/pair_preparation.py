@@ -8,7 +8,7 @@ from qkv.choices import SpecialTokenStyle
 from qkv.config import PairsConfig, Recipe
 from qkv.data.pair_files import PairFile, PairFilter, check_not_swapped, take_sample
 from qkv.data.pair_split import Pair, split_pairs
-from qkv.data.pair_store import SIDES, TEXTS_FILE, iterate_pair_texts, write_pairs
+from qkv.data.pair_store import SIDES, TEXTS_FILE, iterate_pair_texts, write_pair_texts
 from qkv.data.text_sources import ProgressCallback
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
@@ -36,12 +36,16 @@ def write_clean_pairs(recipe: Recipe, folder: Path, data_folder: Path, progress:
     cleaner = PairFilter(max_length_ratio=settings.max_length_ratio)
     if validation:
         # Validation is cleaned first. The same cleaner then drops its pairs from the training data as duplicates.
-        write_pairs(_read_clean_pairs(validation, cleaner, progress), folder / "validation", dropped=cleaner.dropped)
+        write_pair_texts(
+            _read_clean_pairs(validation, cleaner, progress), folder / "validation", dropped=cleaner.dropped
+        )
         cleaner.dropped.clear()
     pairs = _read_clean_pairs(train, cleaner, progress)
     if recipe.data.validation_fraction is not None:
-        pairs = _hold_out_pairs(pairs, recipe.data.validation_fraction, folder, seed=recipe.training.seed)
-    write_pairs(pairs, folder / "train", dropped=cleaner.dropped)
+        pairs = _write_validation_and_return_train(
+            pairs, recipe.data.validation_fraction, folder, seed=recipe.training.seed
+        )
+    write_pair_texts(pairs, folder / "train", dropped=cleaner.dropped)
 
 
 def _find_pair_files(patterns: tuple[str, ...], data_folder: Path, settings: PairsConfig) -> dict[str, list[PairFile]]:
@@ -64,7 +68,7 @@ def _read_clean_pairs(
     return {name: read_files(pair_files) for name, pair_files in files.items()}
 
 
-def _hold_out_pairs(
+def _write_validation_and_return_train(
     files: Mapping[str, Iterable[Pair]], fraction: float, folder: Path, *, seed: int
 ) -> dict[str, list[Pair]]:
     """Hold out a fraction of the pairs for validation and return the remaining pairs for training.
@@ -77,7 +81,7 @@ def _hold_out_pairs(
     if not 0 < n_held_out < len(all_pairs):
         raise InputError(f"{len(all_pairs)} pairs are too few to hold out {fraction:.0%} for validation")
     split = split_pairs(all_pairs, n_dev=n_held_out, n_test=0, seed=seed)
-    write_pairs({"held out": [all_pairs[i] for i in split.dev]}, folder / "validation", dropped={})
+    write_pair_texts({"held out": [all_pairs[i] for i in split.dev]}, folder / "validation", dropped={})
     train_rows, remaining, first = set(split.train.tolist()), {}, 0
     for name, pairs in pairs_by_file.items():
         remaining[name] = [pair for i, pair in enumerate(pairs, first) if i in train_rows]

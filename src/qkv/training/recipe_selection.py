@@ -92,10 +92,10 @@ def choose_bert_recipe(
     vocab_size = 2048 if n_bytes < 1_000_000 else 4096 if n_bytes < 30_000_000 else 8192
     return Recipe(
         family="bert",
-        tokenizer={"kind": "wordpiece", "vocab_size": vocab_size, "lowercase": True},
+        tokenizer={"kind": "wordpiece", "vocab_size": vocab_size, "lowercase": True},  # type: ignore[arg-type]
         model=model,
-        data={"train": tuple(files), "validation_fraction": 0.05},
-        examples={"next_sentence": next_sentence},  # type: ignore[arg-type]
+        data={"train": tuple(files), "validation_fraction": 0.05},  # type: ignore[arg-type]
+        masking={"next_sentence": next_sentence},  # type: ignore[arg-type]
         training=_training_config(d_model, batch_size=batch_size, seq_len=128, warmup_steps=100),
     )
 

@@ -52,7 +52,7 @@ def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements, src_data_rank=None)
 
 
-def save_sharded(tensors: Mapping[str, Tensor], folder: Path) -> None:
+def save_sharded_safetensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Save sharded tensors as safetensors files. This is a collective operation: every rank writes its own shards."""
     from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageWriter, save
 
@@ -67,7 +67,7 @@ def save_sharded(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def load_sharded(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Load tensors written by `save_sharded` and shard them like the model parameters `like`.
+    """Load tensors written by `save_sharded_safetensors` and shard them like the model parameters `like`.
 
     The number of ranks may differ from when they were saved. Tensor names have the form `kind/parameter` or
     `kind/parameter/state`, and each tensor has the shape of its parameter.

@@ -22,7 +22,7 @@ from qkv.training.distributed import Distributed, Tensors, Texts
 from qkv.training.heartbeat import INTERVAL_SECONDS, Heartbeat
 from qkv.training.objectives import LossOutput, Metric, Objective
 from qkv.training.run_folder import RunFolder, TrainingProgress
-from qkv.training.sharded_tensors import SHARDS_FOLDER, full_tensor, is_sharded, save_sharded
+from qkv.training.sharded_tensors import SHARDS_FOLDER, full_tensor, is_sharded, save_sharded_safetensors
 from qkv.training.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def local_device(device: torch.device) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-class _TorchrunDistributed(Distributed):
+class _TorchrunBase(Distributed):
     """Collective operations shared by DDP and FSDP.
 
     Gradients use the backend of the device. Control messages use a separate gloo group on the CPU.
@@ -129,7 +129,7 @@ class _TorchrunDistributed(Distributed):
         dist.destroy_process_group()
 
 
-class DDP(_TorchrunDistributed):
+class DDP(_TorchrunBase):
     """Distributed data parallelism: every rank holds the full model and processes its micro-batches of every batch."""
 
     sharding = Sharding.DDP
@@ -169,7 +169,7 @@ class DDP(_TorchrunDistributed):
             self._wrapped.require_backward_grad_sync = enabled
 
 
-class FSDP(_TorchrunDistributed):
+class FSDP(_TorchrunBase):
     """Fully sharded data parallelism: every rank holds a shard of each weight, gradient and optimizer state.
 
     The full weights of a block are gathered only while the block is computed.
@@ -226,7 +226,7 @@ class FSDP(_TorchrunDistributed):
         gathered = self._gather_on_rank0(weights)
 
         def write_shards(partial_folder: str) -> None:
-            save_sharded(sharded, Path(self.all_gather_str(partial_folder)[0]) / SHARDS_FOLDER)
+            save_sharded_safetensors(sharded, Path(self.all_gather_str(partial_folder)[0]) / SHARDS_FOLDER)
 
         if self.is_main_process:
             files = {"model.safetensors": gathered, "resume.safetensors": unsharded}
@@ -245,7 +245,7 @@ class FSDP(_TorchrunDistributed):
         return gathered
 
 
-DISTRIBUTED_CLASSES: dict[Sharding, type[_TorchrunDistributed]] = {Sharding.DDP: DDP, Sharding.FSDP: FSDP}
+DISTRIBUTED_CLASSES: dict[Sharding, type[_TorchrunBase]] = {Sharding.DDP: DDP, Sharding.FSDP: FSDP}
 
 
 class _ObjectiveModule(nn.Module):

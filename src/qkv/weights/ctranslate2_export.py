@@ -108,7 +108,7 @@ def build_ct2_spec(model: Seq2Seq, suppressed_ids: frozenset[int]) -> "Transform
         rms_norm=config.norm is NormKind.RMS,
     )
     for stack_spec, stack in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
-        fill_stack_spec(stack_spec, stack, config)
+        fill_layers_spec(stack_spec, stack, config)
     spec.encoder.embeddings[0].weight = to_numpy(model.encoder.embedding.token.weight)
     spec.decoder.embeddings.weight = to_numpy(model.decoder.embedding.token.weight)
     spec.decoder.projection.weight = to_numpy(model.unembedding.weight)
@@ -122,7 +122,7 @@ def build_ct2_spec(model: Seq2Seq, suppressed_ids: frozenset[int]) -> "Transform
     return spec
 
 
-def fill_stack_spec(spec: Any, stack: TransformerStack | GPT, config: Seq2SeqConfig | GPTConfig) -> None:  # noqa: ANN401 - the package has no types
+def fill_layers_spec(spec: Any, stack: TransformerStack | GPT, config: Seq2SeqConfig | GPTConfig) -> None:  # noqa: ANN401 - the package has no types
     """Copy the weights of an encoder, a decoder or a GPT, except for the token embedding, to a spec."""
     spec.scale_embeddings = stack.embedding.scale
     if stack.embedding.position is not None:
