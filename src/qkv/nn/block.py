@@ -14,7 +14,7 @@ from qkv.nn.feed_forward import FeedForward
 from qkv.nn.fused_autograd import fused_norm_residual, is_compiled_for_training
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm, RMSNorm
-from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias
+from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RotaryEmbedding
 from qkv.nn.tap import Tap, has_hooks
 from qkv.tensors import Positions, Residual
 
