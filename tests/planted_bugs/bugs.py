@@ -191,7 +191,7 @@ def cached_values_are_not_reordered_with_their_keys():
         test_reordered_rows_continue_as_if_computed_from_the_start as test,
     )
 
-    original = KVCache.select
+    original = KVCache.reorder
 
     def wrong(self: KVCache, rows: torch.Tensor, **kwargs: Any) -> None:
         values = self.values.clone()

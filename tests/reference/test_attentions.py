@@ -56,4 +56,4 @@ def test_the_recorded_weights_equal_the_eager_attentions_of_transformers(name):
         weights = cache.all_weights(stack)
         assert weights.shape == torch.cat(layers).shape
         assert (weights - torch.cat(layers)).abs().max() <= TOLERANCE
-    assert cache.reconstruction_error <= TOLERANCE
+    assert cache.attention_reconstruction_error <= TOLERANCE
