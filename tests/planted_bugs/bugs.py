@@ -38,7 +38,7 @@ from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm
 from qkv.nn.recurrent import RecurrentEncoder
 from qkv.nn.relative_positions import PositionInfo
-from qkv.text.encoding import encode_texts, encode_truncated
+from qkv.text.encodings import encode_texts, encode_truncated
 from qkv.text.streaming_decoder import StreamingDecoder
 from qkv.text.tokenizer import Encoding
 from qkv.text.word_indices import _count_new_words
@@ -555,7 +555,7 @@ def streaming_decoder_splits_characters():
 
 @planted_bug
 def truncation_cuts_off_the_separator():
-    from tests.text.test_encoding import test_truncation_keeps_the_start_of_a_text_and_the_special_tokens as test
+    from tests.text.test_encodings import test_truncation_keeps_the_start_of_a_text_and_the_special_tokens as test
 
     def wrong(tokenizer: Any, row: tuple[str, ...], max_length: int, **kwargs: Any) -> Encoding:
         (encoded,) = encode_texts(tokenizer, [row], **kwargs)

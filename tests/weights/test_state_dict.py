@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from qkv.errors import WeightsError
-from qkv.weights.name_mapping import Layout, NameMapping, NameTable, linear_mappings
+from qkv.weights.name_table import Layout, NameMapping, NameTable, linear_mappings
 from qkv.weights.state_dict import load_into, to_published_state
 
 TABLE = NameTable(

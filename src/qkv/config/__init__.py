@@ -14,7 +14,7 @@ from qkv.config.families import (
     TransformerConfig,
 )
 from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
-from qkv.config.finetuning import FinetuningConfig, FinetuningSettings, load_finetuning
+from qkv.config.finetune import FinetuningConfig, FinetuningSettings, load_finetuning
 from qkv.config.masking import MaskingConfig
 from qkv.config.pairs import PairsConfig
 from qkv.config.presets import PRESETS, preset

@@ -13,7 +13,7 @@ from qkv.training.lora import merged_weights
 from qkv.training.optimizer import load_optimizer_state, optimizer_state_tensors
 from qkv.training.run_folder import load_checkpoint
 from qkv.training.sharded_tensors import shard_like
-from qkv.weights.name_mapping import NameMapping, NameTable
+from qkv.weights.name_table import NameMapping, NameTable
 from qkv.weights.state_dict import load_into
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from qkv.choices import PositionKind
 from qkv.config import Seq2SeqConfig
-from qkv.weights.name_mapping import Layout, NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import Layout, NameMapping, NameTable, layer_mappings, linear_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 BART_SETTINGS = {

@@ -11,7 +11,7 @@ from qkv.weights.encoder_heads import (
     encoder_head_settings,
     select_head_mappings,
 )
-from qkv.weights.name_mapping import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 DISTILBERT_SETTINGS = {

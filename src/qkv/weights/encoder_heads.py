@@ -7,7 +7,7 @@ from typing import Any
 from qkv.choices import ProblemType
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError
-from qkv.weights.name_mapping import NameMapping, linear_mappings
+from qkv.weights.name_table import NameMapping, linear_mappings
 from qkv.weights.published_config import PublishedConfig
 
 _PROBLEM_TYPES = {

@@ -9,7 +9,7 @@ from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqCon
 from qkv.config.base import suggest_closest
 from qkv.errors import ConfigError, WeightsError
 from qkv.weights import bart, bert, distilbert, gpt2, llama, marian, roberta, t5
-from qkv.weights.name_mapping import NameTable
+from qkv.weights.name_table import NameTable
 from qkv.weights.published_config import PublishedConfig
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig, ModelConfig, RopeScaling
 from qkv.errors import ConfigError, WeightsError
-from qkv.weights.name_mapping import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
 
 SIZE_SETTINGS = {
     "context_length": "context_length",

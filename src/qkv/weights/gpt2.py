@@ -6,7 +6,7 @@ Its weight matrices have the layout (in, out), and queries, keys and values shar
 from typing import Any
 
 from qkv.config import GPTConfig
-from qkv.weights.name_mapping import Layout, NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import Layout, NameMapping, NameTable, layer_mappings, linear_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 GPT2_SETTINGS = {

@@ -5,7 +5,7 @@ from typing import Any
 from qkv.choices import NormKind, PositionKind
 from qkv.config import GPTConfig, RopeScaling
 from qkv.errors import ConfigError
-from qkv.weights.name_mapping import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 LLAMA_SETTINGS = {

@@ -5,7 +5,7 @@ from typing import Any
 from qkv.choices import PositionKind, SinusoidStyle
 from qkv.config import Seq2SeqConfig
 from qkv.weights.bart import read_shared_settings, shared_mappings, write_shared_settings
-from qkv.weights.name_mapping import NameTable
+from qkv.weights.name_table import NameTable
 from qkv.weights.published_config import PublishedConfig
 
 

@@ -15,7 +15,7 @@ from qkv.weights.atomic_folder import read_json_object, read_metadata, read_tens
 from qkv.weights.families import parse_published_config
 from qkv.weights.generation_config import GenerationConfig, read_generation_config
 from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, dequantize_tensors
-from qkv.weights.name_mapping import NameMapping, NameTable
+from qkv.weights.name_table import NameMapping, NameTable
 from qkv.weights.published_weights import load_published_weights
 from qkv.weights.sentence_transformers import MODULES_FILE, read_sentence_embedding, transformer_folder
 from qkv.weights.size_check import build_size_checked

@@ -14,7 +14,7 @@ from qkv.weights.encoder_heads import (
     select_head_mappings,
     unembedding_mappings,
 )
-from qkv.weights.name_mapping import NameTable, linear_mappings
+from qkv.weights.name_table import NameTable, linear_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 ROBERTA_SETTINGS = {key: field for key, field in bert.BERT_SETTINGS.items() if field != "context_length"}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.errors import WeightsError
-from qkv.weights.name_mapping import Layout, NameTable
+from qkv.weights.name_table import Layout, NameTable
 
 MAX_LISTED = 20
 

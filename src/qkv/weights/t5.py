@@ -4,7 +4,7 @@ from typing import Any
 
 from qkv.choices import Activation, NormKind, NormPosition, PositionKind
 from qkv.config import Seq2SeqConfig
-from qkv.weights.name_mapping import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, parse_activation, to_published_settings
 
 T5_SETTINGS = {
