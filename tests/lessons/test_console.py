@@ -1,9 +1,9 @@
-"""Do titles and tables line up on the terminal?"""
+"""Titles on the terminal are underlined."""
 
 from qkv.lessons.console import print_section
 
 
-def test_a_title_is_underlined_to_its_own_width(capsys):
-    print_section("T̄ sources")  # the bar takes no column
+def test_the_underline_is_as_wide_as_the_title(capsys):
+    print_section("T̄ sources")  # the combining macron has no width
     title, line, *_ = capsys.readouterr().out.splitlines()
     assert (title, line) == ("T̄ sources", "-" * 9)

@@ -21,7 +21,7 @@ def test_every_position_gets_a_logit_for_every_token(model):
     assert model.hidden_states(random_ids(1, 3, 7)).shape == (3, 7, 10)
 
 
-def test_logits_are_the_states_times_the_token_table(model):
+def test_logits_are_the_hidden_states_times_the_token_embedding(model):
     states = model.hidden_states(random_ids(1, 3, 7))
     assert_close(model(random_ids(1, 3, 7)), states @ model.embedding.token.weight.T)
 
@@ -39,17 +39,17 @@ def test_cached_tokens_count_toward_the_context_length(model):
         model(random_ids(1, 3, 4), cache=cache)
 
 
-@pytest.mark.parametrize(("bad", "shown"), [(23, "id 23"), (-1, "id -1")])
-def test_an_id_outside_the_vocabulary_is_rejected(model, bad, shown):
+@pytest.mark.parametrize("bad_id", [23, -1])
+def test_an_id_outside_the_vocabulary_is_rejected(model, bad_id):
     ids = random_ids(1, 3, 7)
-    ids[1, 2] = bad
-    with pytest.raises(InputError, match=rf"{shown} .*\b23\b.*0 … 22"):
+    ids[1, 2] = bad_id
+    with pytest.raises(InputError, match=rf"id {bad_id} .*\b23\b.*0 … 22"):
         model(ids)
 
 
-@pytest.mark.parametrize(("shape", "what"), [((3, 0), r"\b0 ids\b"), ((0, 3), r"\b0 sequences\b")])
-def test_empty_input_is_rejected(model, shape, what):
-    with pytest.raises(InputError, match=what):
+@pytest.mark.parametrize(("shape", "message"), [((3, 0), r"\b0 ids\b"), ((0, 3), r"\b0 sequences\b")])
+def test_empty_input_is_rejected(model, shape, message):
+    with pytest.raises(InputError, match=message):
         model(torch.zeros(shape, dtype=torch.long))
 
 
@@ -60,7 +60,7 @@ def test_a_full_cache_is_rejected(model):
         model(random_ids(1, 3, 2), cache=cache)
 
 
-def test_a_cache_of_another_batch_is_rejected(model):
+def test_a_cache_with_another_batch_size_is_rejected(model):
     with pytest.raises(CacheError, match=r"batch=2\b.*batch=3\b"):
         model(random_ids(1, 3, 4), cache=model.new_cache(batch=2))
 
@@ -75,7 +75,7 @@ def test_a_cache_of_another_batch_is_rejected(model):
     ],
     ids=["bad ids", "empty", "beyond the context", "beyond the capacity"],
 )
-def test_a_rejected_pass_leaves_the_cache_unchanged(model, ids, attention_mask):
+def test_a_rejected_forward_pass_leaves_the_cache_unchanged(model, ids, attention_mask):
     start, more = random_ids(1, 3, 4), random_ids(2, 3, 2)
     cache = model.new_cache(batch=3, capacity=6)
     model(start, cache=cache)
@@ -97,10 +97,10 @@ def test_a_cache_requires_a_causal_model():
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "documents"])
-def test_masks_of_another_shape_are_rejected(model, name, unchecked):
-    marks = torch.ones(3, 6, dtype=torch.bool if name == "attention_mask" else torch.long)
+def test_masks_of_the_wrong_shape_are_rejected(model, name, unchecked):
+    value = torch.ones(3, 6, dtype=torch.bool if name == "attention_mask" else torch.long)
     with pytest.raises(ShapeError, match=rf"{name}\b.*\(3, 6\).*\(3, 7\)"):
-        model(random_ids(1, 3, 7), **{name: marks})
+        model(random_ids(1, 3, 7), **{name: value})
 
 
 @pytest.mark.parametrize(("batch", "capacity"), [(0, 5), (3, 0)])
@@ -109,7 +109,7 @@ def test_an_empty_batch_or_capacity_is_rejected(model, batch, capacity):
         model.new_cache(batch=batch, capacity=capacity)
 
 
-def test_a_new_cache_has_the_capacity_of_the_context(model):
+def test_a_new_cache_has_the_capacity_of_the_context_length(model):
     cache = model.new_cache(batch=3)
     assert cache.capacity == 11
     assert cache.n_bytes == 2 * 3 * 11 * 10 * 2 * 8  # key and value, rows, slots, width, layers, bytes per float64
@@ -146,14 +146,14 @@ def test_a_gpt_without_causal_mask_equals_bert(positions):
         assert_close(masked.hidden_states(ids)[:, :1], bert(ids[:, :1]))
 
 
-def test_ids_of_another_shape_or_type_are_rejected(model, unchecked):
+def test_ids_of_the_wrong_shape_or_dtype_are_rejected(model, unchecked):
     with pytest.raises(ShapeError, match=r"ids\b.*\b1 axes\b.*\(7,\)"):
         model(random_ids(1, 3, 7)[0])
     with pytest.raises(InputError, match=r"ids\b.*torch\.float32"):
         model(random_ids(1, 3, 7).float())
 
 
-def test_a_padding_mask_of_numbers_is_rejected(model, unchecked):
+def test_an_integer_attention_mask_is_rejected(model, unchecked):
     with pytest.raises(InputError, match=r"attention_mask\b.*torch\.int64"):
         model(random_ids(1, 3, 7), attention_mask=torch.ones(3, 7, dtype=torch.long))
 

@@ -5,10 +5,10 @@ import torch
 from qkv.models.inputs import build_mask, position_ids
 
 
-def positions_of(**marks):
-    given = {name: torch.tensor([row]) for name, row in marks.items()}
-    first = next(iter(given.values()))
-    return position_ids(torch.zeros(first.shape, dtype=torch.long), **given)[0].tolist()
+def positions_of(**rows):
+    inputs = {name: torch.tensor([row]) for name, row in rows.items()}
+    first = next(iter(inputs.values()))
+    return position_ids(torch.zeros(first.shape, dtype=torch.long), **inputs)[0].tolist()
 
 
 def test_positions_are_indices_without_padding():

@@ -29,7 +29,7 @@ def test_encode_then_decode_is_forward(model):
     assert_close(model.decode(ids, model.encode(source)), model(source, ids))
 
 
-def test_every_decoder_layer_reads_the_encoders_last_output(model):
+def test_every_decoder_layer_attends_to_the_last_encoder_output(model):
     """Lecture E asks which of four wirings between encoder and decoder is right."""
     with qkv.record(model, "encoder.last_hidden_state", "decoder.blocks.*.cross_attention.keys") as trace:
         model(random_source_ids(1, 3, 5), random_ids(1, 3, 7))
@@ -59,7 +59,7 @@ def test_source_and_target_are_checked_against_their_own_vocabularies(model):
     model(random_source_ids(1, 3, 5), torch.full((3, 7), 22))
 
 
-def test_source_and_target_are_checked_against_the_context(model):
+def test_source_and_target_are_checked_against_the_context_length(model):
     with pytest.raises(ContextLengthError, match=r"\b12 tokens\b.*context_length\b.*\b11\b"):
         model(random_source_ids(1, 3, 12), random_ids(1, 3, 7))
     with pytest.raises(ContextLengthError, match=r"\b13 tokens\b.*context_length\b.*\b11\b"):
@@ -87,15 +87,15 @@ def test_a_rejected_step_leaves_the_cache_unchanged(model):
     assert_close(model.decode(ids[:, 2:], source, cache=cache), model.decode(ids, source)[:, 2:])
 
 
-def test_the_sources_keys_and_values_are_computed_once(model):
+def test_the_keys_and_values_of_the_source_are_computed_once(model):
     source, ids = model.encode(random_source_ids(1, 3, 5)), random_ids(1, 3, 4)
     cache = model.new_cache(batch=3)
     n_before = cache.n_bytes
     first = model.decode(ids[:, :1], source, cache=cache)
     assert cache.n_bytes - n_before == 2 * 3 * 5 * 10 * 3 * 8  # key + value, rows, source, width, layers, bytes
-    kept = [part.keys_values for part in cache.sources]
+    cached = [source_cache.keys_values for source_cache in cache.sources]
     model.decode(ids[:, 1:2], source, cache=cache)
-    assert all(part.keys_values is before for part, before in zip(cache.sources, kept, strict=True))
+    assert all(source_cache.keys_values is before for source_cache, before in zip(cache.sources, cached, strict=True))
     assert first.shape == (3, 1, 23)
 
 
@@ -113,33 +113,33 @@ def test_a_shared_embedding_serves_source_and_target():
     assert model.encoder.embedding.token is not model.decoder.embedding.token
 
 
-def test_reordering_a_source_reorders_its_mask(model):
+def test_encoding_without_padding_gives_a_source_without_a_mask(model):
     source = model.encode(random_source_ids(1, 3, 5))
     assert isinstance(source, Source)
     assert source.mask is None
 
 
-PICTURES = Seq2SeqConfig(
+PATCH_CONFIG = Seq2SeqConfig(
     vocab_size=23, share_embeddings=False, d_patch=13, context_length=11, d_model=10, n_heads=5,
     n_encoder_layers=2, n_decoder_layers=3,
 )  # fmt: skip
 
 
-def test_a_patch_that_is_a_one_hot_is_read_as_that_token():
-    of_ids = build_random_model(Seq2SeqConfig(**{**SMALL, "source_vocab_size": 13}))
-    of_pictures = build_random_model(PICTURES)
-    of_pictures.load_state_dict(of_ids.state_dict())
+def test_a_one_hot_patch_equals_the_embedding_of_its_token():
+    id_model = build_random_model(Seq2SeqConfig(**{**SMALL, "source_vocab_size": 13}))
+    patch_model = build_random_model(PATCH_CONFIG)
+    patch_model.load_state_dict(id_model.state_dict())
     source, ids = torch.randint(13, (3, 5)), random_ids(1, 3, 7)
     attention_mask = torch.arange(5) < torch.tensor([[5], [2], [3]])
     patches = torch.nn.functional.one_hot(source, 13).double()
-    for marks in (None, attention_mask):
+    for mask in (None, attention_mask):
         assert_close(
-            of_pictures(patches, ids, source_attention_mask=marks), of_ids(source, ids, source_attention_mask=marks)
+            patch_model(patches, ids, source_attention_mask=mask), id_model(source, ids, source_attention_mask=mask)
         )
 
 
 def test_patches_of_the_wrong_shape_are_rejected():
-    model = build_random_model(PICTURES)
+    model = build_random_model(PATCH_CONFIG)
     with pytest.raises(ShapeError, match=r"d_patch=13\b.*\(3, 5\)"):
         model(random_source_ids(1, 3, 5), random_ids(1, 3, 7))
     with pytest.raises(ShapeError, match=r"d_patch=13\b.*\(3, 5, 12\)"):
