@@ -43,7 +43,7 @@ from qkv.text.translation_metrics import (
     N_BOOTSTRAP_SAMPLES,
     MetricScore,
     bleu_by_source_length,
-    compare_systems,
+    compare_with_first_system,
     score_translations,
 )
 
@@ -164,7 +164,7 @@ def _score_search(
             for name, lines in translations.items()
         }
     # The reference system must come first.
-    return compare_systems(
+    return compare_with_first_system(
         {peer: translations.pop(peer), **translations}, references, n_bootstrap_samples=n_bootstrap_samples
     )
 

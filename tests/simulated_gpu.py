@@ -40,7 +40,7 @@ class SimulatedGPUTensor(Tensor):
     cpu_tensor: Tensor
 
     @staticmethod
-    def __new__(cls, cpu_tensor: Tensor) -> "OnGPU":
+    def __new__(cls, cpu_tensor: Tensor) -> "SimulatedGPUTensor":
         tensor = Tensor._make_wrapper_subclass(
             cls,
             cpu_tensor.size(),
@@ -61,14 +61,14 @@ class SimulatedGPUTensor(Tensor):
 
     # These two methods make `Module.to` replace the parameters with wrapped tensors instead of copying the values.
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["held"], None
+        return ["cpu_tensor"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], *_: object) -> "OnGPU":
-        return SimulatedGPUTensor(inner["held"])
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_: object) -> "SimulatedGPUTensor":
+        return SimulatedGPUTensor(inner["cpu_tensor"])
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"OnGPU({self.cpu_tensor!r})"
+        return f"SimulatedGPUTensor({self.cpu_tensor!r})"
 
 
 class _FactoryMode(TorchDispatchMode):

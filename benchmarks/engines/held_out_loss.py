@@ -11,7 +11,7 @@ TRAIN_FRACTION = 0.9
 ROWS = 64
 
 
-def split_text(path: Path) -> tuple[str, str]:
+def split_to_context_length(path: Path) -> tuple[str, str]:
     """Split a text into training text and the held-out last tenth, at the same character as nanoGPT."""
     text = path.read_text(encoding="utf-8")
     cut = int(len(text) * TRAIN_FRACTION)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.engines import nanogpt
-from benchmarks.engines.held_out_loss import held_out_loss, split_text
+from benchmarks.engines.held_out_loss import held_out_loss, split_to_context_length
 from benchmarks.engines.protocol import EngineRequest, EngineResponse, serve, temporary_folder
 from benchmarks.engines.subprocess_timer import run_and_time
 
@@ -54,7 +54,7 @@ class NanoGPTRecipe:
         return {"output": [loss], "parameters": model.get_num_params(non_embedding=False)}
 
     def _texts(self) -> tuple[str, str, dict[str, int]]:
-        train, held_out = split_text(Path(self.request["workload"]["text"]))
+        train, held_out = split_to_context_length(Path(self.request["workload"]["text"]))
         return train, held_out, {character: i for i, character in enumerate(sorted(set(train + held_out)))}
 
     def _write_data(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import qkv
-from benchmarks.engines.held_out_loss import held_out_loss, split_text
+from benchmarks.engines.held_out_loss import held_out_loss, split_to_context_length
 from benchmarks.engines.protocol import EngineRequest, EngineResponse, serve, temporary_folder
 from benchmarks.engines.subprocess_timer import run_and_time
 from qkv.config import load_recipe
@@ -48,7 +48,7 @@ class OurRecipe:
         model, tokenizer = loaded.model, loaded.tokenizer
         assert isinstance(model, GPT)
         assert tokenizer is not None
-        _, held_out = split_text(Path(self.request["workload"]["text"]))
+        _, held_out = split_to_context_length(Path(self.request["workload"]["text"]))
         ids = torch.tensor(tokenizer.encode(held_out))
         if len(ids) != len(held_out):
             raise RuntimeError(f"{len(held_out)} characters became {len(ids)} ids")

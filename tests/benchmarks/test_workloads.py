@@ -19,7 +19,7 @@ from benchmarks.engines import (
 )
 from benchmarks.engines.beam_workload import Workload as BeamWork
 from benchmarks.engines.decode_workload import Workload as DecodeWork
-from benchmarks.engines.held_out_loss import held_out_loss, split_text
+from benchmarks.engines.held_out_loss import held_out_loss, split_to_context_length
 from benchmarks.engines.nanogpt import find, version
 from benchmarks.engines.next_token_workload import Workload
 from benchmarks.engines.protocol import MissingPeerError
@@ -71,7 +71,7 @@ def test_the_held_out_loss_counts_every_character_except_the_first_once(length):
 def test_the_last_tenth_is_held_out(tmp_path):
     path = tmp_path / "text"
     path.write_text("abcdefghijklm")
-    assert split_text(path) == ("abcdefghijk", "lm")
+    assert split_to_context_length(path) == ("abcdefghijk", "lm")
 
 
 def test_qkv_and_hugging_face_beams_find_the_same_translations():

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from qkv.serving.server import find_free_port, open_listener
+from qkv.serving.server import bind_port, find_free_port
 from tests.tasks.small_gpt import save_task, small_gpt
 
 
@@ -43,7 +43,7 @@ def test_the_server_answers_until_it_is_stopped(tmp_path):
 @pytest.mark.parametrize("argument", ["port", "model"])
 def test_an_invalid_argument_is_reported_in_one_line(argument, tmp_path):
     port = find_free_port(9200)
-    with open_listener(port):
+    with bind_port(port):
         arguments = ["--port", str(port)] if argument == "port" else [str(tmp_path / "none"), "--port", str(port + 1)]
         out, err = start_server(*arguments).communicate(timeout=240)
     assert out == ""

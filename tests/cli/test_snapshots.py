@@ -26,7 +26,7 @@ RESULTS = {
     "fill": ["fill", "bert", "She opened the [MASK] and went outside.", "A cat.", "-n", "1"],
     "tokenizer-show": ["tokenizer", "show", "bert", "unbelievable", "The cat sat."],
     "inspect-map": ["inspect", "stories", "The dog ran.", "--view", "map", "--layer", "1", "--head", "2"],
-    "inspect-effect": ["inspect", "stories", "The dog ran to", "--view", "effect", "--ablate-head", "1.2", "-n", "3"],
+    "inspect-effect": ["inspect", "stories", "The dog ran to the", "--view", "effect", "--ablate-head", "1.2", "-n3"],
     "inspect-coreference": [
         "inspect", "bert", "The dog saw the cat as it ran.", "--view", "coreference", "--candidates", "dog,cat",
     ],

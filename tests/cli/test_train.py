@@ -17,7 +17,7 @@ from qkv.training.distributed import SingleProcess
 from qkv.training.objectives import LossOutput
 from qkv.training.profiler import DeviceRates
 from qkv.training.recipe_selection import steps_in_budget
-from qkv.training.time_budget import TimeBudget
+from qkv.training.time_budget import TimeBudgetPlanner
 from tests.cli.answers import assert_error
 from tests.data.stores import tokenizer
 from tests.failing_disk import failing_disk
@@ -82,7 +82,7 @@ def test_a_gpt_is_trained_on_a_text_without_a_recipe(command, tmp_path):
 
 def test_minutes_determine_the_number_of_steps(command, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "measure_seconds_per_step", lambda _trainer: 0.05)
-    monkeypatch.setattr(TimeBudget, "plan", lambda *_: None)
+    monkeypatch.setattr(TimeBudgetPlanner, "replan", lambda *_: None)
     write_text(tmp_path / "book.txt")
     answer = command("train", "gpt", "--text", "book.txt", "--minutes", 0.05, "--out", "run", "--device", "cpu")
     assert answer.status == 0
@@ -103,9 +103,9 @@ def test_a_dry_run_creates_no_files(command, recipe_file, tmp_path):
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        (b"", ["empty"]),
+        (b"", ["no text"]),
         (b"\x7fELF\0\0", ["byte 4", "NUL"]),
-        (b"caf\xe9 au lait", ["line 1: byte 3 (0xE9)"]),
+        (b"caf\xe9 au lait", ["line 1: ", "byte 3 (0xE9)"]),
     ],
 )
 def test_an_invalid_text_file_is_rejected(command, tmp_path, content, parts):
@@ -233,13 +233,13 @@ def test_options_without_an_effect_on_a_recipe_are_rejected(command, recipe_file
 def test_a_non_finite_loss_has_exit_status_1(command, recipe_file, monkeypatch):
     from qkv.training import Trainer
 
-    outcomes = Trainer._outcomes
+    original = Trainer._micro_batch_losses
     nan = float("nan")
 
-    def nan_outcomes(*arguments):
-        return ((LossOutput(outcome.loss * nan), counts) for outcome, counts in outcomes(*arguments))
+    def nan_losses(*arguments):
+        return ((LossOutput(output.loss * nan), counts) for output, counts in original(*arguments))
 
-    monkeypatch.setattr(Trainer, "_outcomes", nan_outcomes)
+    monkeypatch.setattr(Trainer, "_micro_batch_losses", nan_losses)
     assert_error(command("train", recipe_file, "--out", "run", "--device", "cpu"), "step 0", "nan", status=1)
 
 

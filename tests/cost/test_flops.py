@@ -12,7 +12,7 @@ from qkv.cost import Mode, Workload, count_flops, estimate, list_operations
 from qkv.cost.blocks import attended_pairs
 from qkv.models import build
 from qkv.nn import Mask, use_attention_kernel
-from qkv.nn.cache import SourceCache
+from qkv.nn.cache import LayerSourceCache
 from tests.cost.config_strategies import FAMILIES, make_source
 from tests.cost.unrolled_rnn import unroll
 
@@ -90,7 +90,7 @@ def count_step_with_torch(config, batch, n, m):
     with use_attention_kernel(model, AttentionKernel.EAGER), torch.no_grad():
         if isinstance(config, RNNConfig):
             start = model.encode(ids(batch, m))
-            saved = SourceCache()
+            saved = LayerSourceCache()
             model.decode(ids(batch, 1), start.source, start.state, cache=saved)
             with FlopCounterMode(display=False) as count:
                 model.decode(ids(batch, 1), start.source, start.state, cache=saved)

@@ -13,7 +13,7 @@ from qkv.config import GPTConfig, preset
 from qkv.cost import cache_bytes, count_parameters, estimate
 from qkv.models import build
 from qkv.nn import use_attention_kernel
-from qkv.nn.cache import SourceCache
+from qkv.nn.cache import LayerSourceCache
 from tests.cost.config_strategies import FAMILIES, make_source
 
 CONFIGS = {
@@ -138,7 +138,7 @@ def test_published_cache_sizes_in_16_bits(name, seq_len, expected):
 def test_the_cache_of_an_rnn_has_encoder_states_their_keys_and_recurrent_states(cell, attention):
     config = preset("rnn-nano", cell=cell, attention=attention, n_decoder_layers=3)
     model = build(config)
-    start, source_cache = model.encode(torch.zeros(2, 11, dtype=torch.long)), SourceCache()
+    start, source_cache = model.encode(torch.zeros(2, 11, dtype=torch.long)), LayerSourceCache()
     _, state = model.decode(torch.zeros(2, 7, dtype=torch.long), start.source, start.state, cache=source_cache)
     tensors = [start.source.states, *state, *(source_cache.keys_values or ())]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}

@@ -67,7 +67,7 @@ def test_the_decoder_input_is_the_target_shifted_right():
     assert model_input.sequence.ids == [example_task("seq2seq").decoder_start_id, *model_input.next_ids[:-1]]
     assert prepare_input(example_task("seq2seq"), TEXT, model_input.next_ids) == model_input
     cache = run_with_cache(example_task("seq2seq").model, model_input)
-    assert "".join(cache.select_tokens(AttentionKind.CROSS).tokens[:-1]).strip() == "the dog slept"
+    assert "".join(cache.attention_axis_tokens(AttentionKind.CROSS).tokens[:-1]).strip() == "the dog slept"
     assert cache.query_labels(AttentionKind.DECODER)[1:] == cache.query_labels(AttentionKind.CROSS)[:-1]
 
 
@@ -86,11 +86,11 @@ def test_a_word_of_a_translation_is_found_on_both_sides_of_the_decoder(family, t
     ends = [span[1] for span in model_input.generated.spans if span is not None]
     assert ends[-1] == len(model_input.generated.text.encode())
     assert model_input.sequence.spans[0] is None
-    assert model_input.select_tokens(AttentionKind.CROSS) is model_input.generated
-    assert model_input.select_tokens(AttentionKind.DECODER) is model_input.sequence
+    assert model_input.attention_axis_tokens(AttentionKind.CROSS) is model_input.generated
+    assert model_input.attention_axis_tokens(AttentionKind.DECODER) is model_input.sequence
     assert (
-        model_input.select_tokens(AttentionKind.ENCODER)
-        is model_input.select_tokens(AttentionKind.CROSS, is_key=True)
+        model_input.attention_axis_tokens(AttentionKind.ENCODER)
+        is model_input.attention_axis_tokens(AttentionKind.CROSS, is_key=True)
         is model_input.source
     )
 

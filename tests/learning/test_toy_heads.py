@@ -11,7 +11,7 @@ WORDS_5, WORDS_7 = toy_head_5.TOY_WORDS_5, toy_head_7.TOY_WORDS_7
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_five_tokens_the_is_followed_by_man_at_1_and_by_chicken_at_4(seed):
-    _, p = toy_head_5.train_head(seed)
+    _, p = toy_head_5.train_head_and_predict(seed)
     assert p[1, WORDS_5.index("man")] >= 0.95
     assert p[4, WORDS_5.index("chicken")] >= 0.95
     assert (p * toy_head_5.target_table()).sum(-1).min() >= 0.95
@@ -30,11 +30,11 @@ def test_bigram_inputs_cannot_distinguish_man_from_woman():
 
 
 def test_without_positions_and_mask_both_the_get_the_same_prediction():
-    _, p = toy_head_5.train_head(0, with_positions=False, causal=False)
+    _, p = toy_head_5.train_head_and_predict(0, with_positions=False, causal=False)
     assert p[1].tolist() == pytest.approx(p[4].tolist(), abs=1e-6)
 
 
 def test_positions_suffice_to_distinguish_the_two_the():
-    _, p = toy_head_5.train_head(0, causal=False)
+    _, p = toy_head_5.train_head_and_predict(0, causal=False)
     assert p[1, WORDS_5.index("man")] >= 0.95
     assert p[4, WORDS_5.index("chicken")] >= 0.95

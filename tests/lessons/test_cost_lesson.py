@@ -7,9 +7,9 @@ def test_the_cost_lesson_prints_both_tables_with_exact_numbers(run_lesson):
     b, d, n_layers = 1, 768, 12
     for which, n in ((0, 512), (1, 1024)):
         total = n_layers * (24 * b * n * d**2 + 4 * b * n**2 * d)
-        assert f"{total:,}" in lesson.row("all of these", which)
+        assert f"{total:,}" in lesson.row("sum of the above", which)
     step = n_layers * (24 * b * d**2 + 4 * b * 1024 * d)
-    assert f"{step:,}" in lesson.row("all of these", 2)
+    assert f"{step:,}" in lesson.row("sum of the above", 2)
     assert "37,748,736 bytes" in lesson.text
     assert lesson.text.count("Error on the slide") == 4
 

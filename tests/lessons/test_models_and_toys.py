@@ -96,7 +96,7 @@ def test_the_majority_classifier_learns_and_layer_norm_aligns_its_query_with_the
 
 def test_gradients_vanish_without_residuals_and_norms_but_not_with_both():
     neither, _, _, both = (
-        vanishing_gradients.gradient_by_depth(design) for design in vanishing_gradients.STACK_DESIGNS
+        vanishing_gradients.relative_gradient_norm_by_depth(design) for design in vanishing_gradients.STACK_DESIGNS
     )
     assert neither[0] < 1e-15
     assert 0.3 < both[0] < 10

@@ -35,8 +35,8 @@ def one_head(attention: Attention, x: torch.Tensor, head: int) -> torch.Tensor:
     kv = head // (shape.n_heads // shape.n_kv_heads)
 
     def project(linear: torch.nn.Linear, i: int, width: int) -> torch.Tensor:
-        own = slice(i * width, (i + 1) * width)
-        return x[0] @ linear.weight[own].T + linear.bias[own]
+        rows = slice(i * width, (i + 1) * width)
+        return x[0] @ linear.weight[rows].T + linear.bias[rows]
 
     q = project(attention.q_proj, head, shape.d_head)
     k = project(attention.k_proj, kv, shape.d_head)
@@ -174,13 +174,13 @@ def test_weights_are_a_softmax_and_zero_in_fully_masked_rows():
 @pytest.mark.parametrize("n_first", [1, 4, 6])
 def test_a_cached_step_equals_the_same_rows_of_the_full_pass(n_first, kernel):
     attention, x = Attention(6, HeadConfig.split(6, 3)).eval(), torch.randn(BATCH, N, 6)
-    whole = attention(x, mask=CAUSAL)
+    full_output = attention(x, mask=CAUSAL)
     cache = KVCache(n_layers=1, batch=BATCH, capacity=N, key_shape=(3, 2), value_shape=(3, 2), like=x)
     with use_attention_kernel(attention, kernel), torch.no_grad():
         for rows in (slice(0, n_first), slice(n_first, N)):
             positions = cache.reserve(batch=BATCH, n_new=rows.stop - rows.start)
             step = attention(x[:, rows], mask=Mask(causal=True, query_positions=positions), cache=cache.layers[0])
-            torch.testing.assert_close(step, whole[:, rows])
+            torch.testing.assert_close(step, full_output[:, rows])
 
 
 def test_dropout_is_only_active_in_training():

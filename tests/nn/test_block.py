@@ -65,21 +65,21 @@ def test_padding_of_the_source_changes_nothing():
 
 @pytest.mark.parametrize("norm_position", list(NormPosition))
 def test_the_taps_observe_the_residual_stream_and_sublayer_outputs(norm_position):
-    part, x, seen = block(norm_position, cross=True), stream(), {}
+    part, x, activations = block(norm_position, cross=True), stream(), {}
     names = ["resid_pre", "attention_out", "resid_mid", "cross_attention_out", "resid_cross"]
     for name in (*names, "feed_forward_out", "resid_post"):
-        getattr(part, name).observe(lambda passing, name=name: seen.__setitem__(name, passing))
+        getattr(part, name).observe(lambda passing, name=name: activations.__setitem__(name, passing))
     out = part(x, source=Source(states=torch.randn(BATCH, N_SOURCE, D_MODEL)))
-    assert list(seen) == [*names, "feed_forward_out", "resid_post"]
-    assert torch.equal(seen["resid_pre"], x)
-    assert torch.equal(seen["resid_post"], out)
+    assert list(activations) == [*names, "feed_forward_out", "resid_post"]
+    assert torch.equal(activations["resid_pre"], x)
+    assert torch.equal(activations["resid_post"], out)
     for before, write, after, norm in (
         ("resid_pre", "attention_out", "resid_mid", part.attention_norm),
         ("resid_mid", "cross_attention_out", "resid_cross", part.cross_attention_norm),
         ("resid_cross", "feed_forward_out", "resid_post", part.feed_forward_norm),
     ):
-        total = seen[before] + seen[write]
-        torch.testing.assert_close(seen[after], norm(total) if norm_position is NormPosition.POST else total)
+        total = activations[before] + activations[write]
+        torch.testing.assert_close(activations[after], norm(total) if norm_position is NormPosition.POST else total)
 
 
 def test_dropout_is_only_active_in_training():

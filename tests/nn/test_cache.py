@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qkv.config import GPTConfig
 from qkv.errors import CacheError
 from qkv.models import GPT
-from qkv.nn import KVCache, SourceCache
+from qkv.nn import KVCache, LayerSourceCache
 
 LAYERS, BATCH, CAPACITY, KV_HEADS, D_HEAD, D_VALUE = 2, 3, 11, 5, 7, 4
 
@@ -154,7 +154,7 @@ def test_a_source_is_computed_once():
         calls.append(1)
         return random_keys_values(3)
 
-    source = SourceCache()
+    source = LayerSourceCache()
     first, second = source.fetch(compute), source.fetch(compute)
     assert calls == [1]
     assert torch.equal(first[0], second[0])
@@ -233,18 +233,18 @@ def test_a_reordered_source_is_accepted():
 
 def test_a_growing_cache_equals_a_preallocated_one():
     """It also allocates no more than necessary."""
-    whole, growing = new_cache(), new_cache(chunk=2)
+    preallocated, growing = new_cache(), new_cache(chunk=2)
     n_slots = []
     for n in (1, 1, 2, 3, 1, 3):
         keys, values = random_keys_values(n)
-        for cache in (whole, growing):
+        for cache in (preallocated, growing):
             cache.reserve(batch=BATCH, n_new=n)
             for layer in cache.layers:
                 layer.append(keys, values)
         n_slots.append(growing.keys.shape[3])
-        for one, other in zip(whole.layers, growing.layers, strict=True):
-            assert torch.equal(one.keys[:, :, : growing.n_filled], other.keys[:, :, : growing.n_filled])
-            assert torch.equal(one.values[:, :, : growing.n_filled], other.values[:, :, : growing.n_filled])
+        for expected, actual in zip(preallocated.layers, growing.layers, strict=True):
+            assert torch.equal(expected.keys[:, :, : growing.n_filled], actual.keys[:, :, : growing.n_filled])
+            assert torch.equal(expected.values[:, :, : growing.n_filled], actual.values[:, :, : growing.n_filled])
     assert n_slots == [2, 2, 4, 7, 10, 11]
     with pytest.raises(CacheError, match=r"\b11\b.*\b12\b"):
         growing.reserve(batch=BATCH, n_new=1)
@@ -254,8 +254,8 @@ def test_a_cache_is_freed_immediately_without_garbage_collection():
     gc.disable()
     try:
         cache = new_cache()
-        kept = ref(cache.keys)
+        keys_ref = ref(cache.keys)
         del cache
-        assert kept() is None, "it waits for Python to look for cycles"
+        assert keys_ref() is None, "it waits for Python to look for cycles"
     finally:
         gc.enable()

@@ -40,13 +40,13 @@ def test_the_input_is_token_times_scale_plus_segment_plus_position_then_normed()
 
 def test_the_taps_observe_the_token_embeddings_and_the_sum():
     part = InputEmbedding(TokenEmbedding(VOCABULARY, D_MODEL), position=LearnedPositions(N, D_MODEL), scale=2.0)
-    seen = {}
-    part.tokens.observe(lambda passing: seen.__setitem__("tokens", passing))
-    part.sum.observe(lambda passing: seen.__setitem__("sum", passing))
+    activations = {}
+    part.tokens.observe(lambda passing: activations.__setitem__("tokens", passing))
+    part.sum.observe(lambda passing: activations.__setitem__("sum", passing))
     ids = random_ids()
     out = part(ids, torch.arange(N)[None])
-    assert torch.equal(seen["tokens"], part.token.weight[ids] * 2.0)
-    assert torch.equal(seen["sum"], out)
+    assert torch.equal(activations["tokens"], part.token.weight[ids] * 2.0)
+    assert torch.equal(activations["sum"], out)
 
 
 def test_dropout_is_only_active_in_training():

@@ -56,11 +56,11 @@ def test_positions_do_not_see_each_other(gated):
 
 def test_the_hidden_tap_observes_the_input_of_the_down_projection():
     part, x = FeedForward(D_MODEL, D_FF), torch.randn(BATCH, N, D_MODEL)
-    seen = []
-    part.hidden.observe(seen.append)
+    hidden = []
+    part.hidden.observe(hidden.append)
     out = part(x)
-    assert seen[0].shape == (BATCH, N, D_FF)
-    assert torch.equal(part.down_proj(seen[0]), out)
+    assert hidden[0].shape == (BATCH, N, D_FF)
+    assert torch.equal(part.down_proj(hidden[0]), out)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])

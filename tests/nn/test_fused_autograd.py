@@ -28,17 +28,17 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize("width", [31, 64, 101])
 def test_gelu_adds_its_bias_and_gives_both_gradients(kernels, width):
     generator = torch.Generator().manual_seed(3)
-    x, given = (3 * torch.randn(3, 7, width, generator=generator) for _ in range(2))
+    x, grad_output = (3 * torch.randn(3, 7, width, generator=generator) for _ in range(2))
     x[0, 0, :5] = torch.tensor([-30.0, -7.0, 0.0, 7.0, 30.0])
     bias = torch.randn(width, generator=generator)
     plain = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
     ours = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
     wanted, found = F.gelu(plain[0] + plain[1]), kernels.biased_gelu(*ours)
     torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-6)
-    wanted.backward(given)
-    found.backward(given)
-    for one, other in zip(ours, plain, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=2e-5, rtol=2e-6)
+    wanted.backward(grad_output)
+    found.backward(grad_output)
+    for actual, expected in zip(ours, plain, strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad, atol=2e-5, rtol=2e-6)
 
 
 def test_three_matrices_are_concatenated_and_their_columns_summed(kernels):
@@ -60,20 +60,20 @@ def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, w
     part = norm(width)
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter, generator=generator)
-    x, kept, given = (torch.randn(3, 7, width, generator=generator).bfloat16() for _ in range(3))
+    x, residual_grad, norm_grad = (torch.randn(3, 7, width, generator=generator).bfloat16() for _ in range(3))
     if is_turned:
         x = x.transpose(0, 1).contiguous().transpose(0, 1)
 
     def gradients(two):
         start = x.clone().requires_grad_()
         part.zero_grad()
-        torch.autograd.backward(two(start), (kept, given))
+        torch.autograd.backward(two(start), (residual_grad, norm_grad))
         return [start.grad, *(parameter.grad.clone() for parameter in part.parameters())]
 
     wanted = gradients(lambda start: (start.view_as(start), part(start.float()).bfloat16()))
-    for found, one in zip(gradients(lambda start: fused_norm_residual(start, part)), wanted, strict=True):
+    for found, expected in zip(gradients(lambda start: fused_norm_residual(start, part)), wanted, strict=True):
         torch.testing.assert_close(
-            found.float(), one.float(), atol=0.02 if found.dtype is torch.bfloat16 else 1e-4, rtol=1e-2
+            found.float(), expected.float(), atol=0.02 if found.dtype is torch.bfloat16 else 1e-4, rtol=1e-2
         )
 
 
@@ -86,8 +86,8 @@ def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, w
 def test_gradients_of_a_model_equal_those_of_the_eager_implementation(kernels, monkeypatch, compiled, kind):
     size = {"vocab_size": 37, "context_length": 13, "n_layers": 2, "d_model": 24, "n_heads": 3}
     llama = {"norm": NormKind.RMS, "gated": True, "activation": Activation.SILU, "positions": PositionKind.ROTARY}
-    own = {"activation": Activation.GELU} if kind == "gpt2" else llama
-    model = GPT(GPTConfig(**size, **own), seed=1)
+    architecture = {"activation": Activation.GELU} if kind == "gpt2" else llama
+    model = GPT(GPTConfig(**size, **architecture), seed=1)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
     ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
@@ -103,8 +103,8 @@ def test_gradients_of_a_model_equal_those_of_the_eager_implementation(kernels, m
     for module in (attention, feed_forward, block):
         monkeypatch.setattr(module, "is_compiled_for_training", lambda _x: True)
     monkeypatch.setattr(attention.Attention, "_can_fuse_qkv", lambda _self, _x: True)
-    road = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
-    found = gradients(road if compiled else model)
+    compiled_model = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
+    found = gradients(compiled_model if compiled else model)
     for name, gradient in wanted.items():
         if not name.endswith(
             "k_proj.bias"

@@ -22,12 +22,12 @@ def supports_huge_pages() -> bool:
     """Whether this system currently provides huge pages on request."""
     if not huge_pages.HAS_MADVISE_HUGEPAGE or not ROLLUP.exists():
         return False
-    before, room = huge_page_bytes(), mmap.mmap(-1, 8 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    before, buffer = huge_page_bytes(), mmap.mmap(-1, 8 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
-        room.madvise(mmap.MADV_HUGEPAGE)
+        buffer.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
         return False
-    room.write(b"1" * len(room))
+    buffer.write(b"1" * len(buffer))
     return huge_page_bytes() - before >= 4 * HUGE_PAGE_BYTES
 
 
@@ -35,12 +35,12 @@ def supports_huge_pages() -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_transposed_tensor_becomes_contiguous(shape, dtype):
     turned = torch.randn(shape, dtype=dtype).transpose(1, 2)
-    laid = contiguous_in_huge_pages(turned)
-    assert laid.is_contiguous()
-    assert laid.dtype is dtype
-    assert torch.equal(laid, turned)
-    laid += 1
-    assert torch.equal(laid, turned + 1), "it can be written to"
+    contiguous = contiguous_in_huge_pages(turned)
+    assert contiguous.is_contiguous()
+    assert contiguous.dtype is dtype
+    assert torch.equal(contiguous, turned)
+    contiguous += 1
+    assert torch.equal(contiguous, turned + 1), "it can be written to"
 
 
 def test_without_madvise_the_tensor_is_contiguous(monkeypatch):
@@ -53,7 +53,7 @@ def test_without_madvise_the_tensor_is_contiguous(monkeypatch):
 @pytest.mark.skipif(not supports_huge_pages(), reason="this system gives no huge pages")
 def test_large_weights_are_allocated_in_huge_pages():
     before = huge_page_bytes()
-    kept = contiguous_in_huge_pages(torch.ones(HUGE_PAGE_BYTES, 2).T)  # 4 huge pages
+    weight = contiguous_in_huge_pages(torch.ones(HUGE_PAGE_BYTES, 2).T)  # 4 huge pages
     assert huge_page_bytes() - before >= 3 * HUGE_PAGE_BYTES
-    del kept
+    del weight
     assert huge_page_bytes() - before < 3 * HUGE_PAGE_BYTES, "and are given back"

@@ -19,12 +19,12 @@ def small(name: str, **changes):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_same_seed_gives_the_same_weights_and_another_gives_others(name):
     torch.manual_seed(1)  # the global seed must not matter
-    one = build(small(name), seed=3).state_dict()
+    weights = build(small(name), seed=3).state_dict()
     torch.manual_seed(2)
     same = build(small(name), seed=3).state_dict()
     other = build(small(name), seed=4).state_dict()
-    assert all(torch.equal(one[key], same[key]) for key in one)
-    assert not any(torch.equal(one[key], other[key]) for key in one if one[key].ndim == 2)
+    assert all(torch.equal(weights[key], same[key]) for key in weights)
+    assert not any(torch.equal(weights[key], other[key]) for key in weights if weights[key].ndim == 2)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

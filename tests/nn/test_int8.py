@@ -9,11 +9,11 @@ from qkv.nn import Int8Linear
 
 
 def random_int8_linear(n_out, n_in=37, *, has_bias=True):
-    whole = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
+    quantized = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
     scale = torch.rand(n_out) / 100
     scale[0] = 0.0
     bias = torch.randn(n_out) if has_bias else None
-    return Int8Linear(whole * (scale > 0)[:, None], scale, bias), whole.float() * scale[:, None], bias
+    return Int8Linear(quantized * (scale > 0)[:, None], scale, bias), quantized.float() * scale[:, None], bias
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -40,13 +40,13 @@ def test_strided_rows_and_unaligned_weights_give_the_same_result(kernel):
 
 
 def test_a_fused_feed_forward_gives_the_same_result_and_its_taps_still_work(kernel, monkeypatch):
-    layer, x, seen = FeedForward(24, 48, activation=Activation.GELU), torch.randn(2, 13, 24), []
-    layer.hidden.observe(seen.append)
+    layer, x, hidden = FeedForward(24, 48, activation=Activation.GELU), torch.randn(2, 13, 24), []
+    layer.hidden.observe(hidden.append)
     with torch.no_grad():
         plain = layer(x)
         monkeypatch.setattr(feed_forward, "can_fuse_linear_gelu", lambda *_: True)
         torch.testing.assert_close(layer(x), plain, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(seen[1], seen[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(hidden[1], hidden[0], atol=1e-5, rtol=1e-5)
 
 
 class Doubled(nn.Linear):
@@ -62,23 +62,23 @@ def another(layer):
 
 
 @pytest.mark.parametrize(
-    ("changes", "after", "n_taken"),
+    ("changes", "after", "n_calls"),
     [({}, None, 1), ({"activation": Activation.GELU_TANH}, None, 0), ({"bias": False}, None, 0),
      ({"gated": True}, None, 0), ({}, add_forward_hook, 0), ({}, another, 0)],
 )  # fmt: skip
-def test_only_an_unmodified_up_proj_with_gelu_is_fused(changes, after, n_taken, monkeypatch):
+def test_only_an_unmodified_up_proj_with_gelu_is_fused(changes, after, n_calls, monkeypatch):
     from qkv.nn import linear_gelu_kernel
 
-    taken = []
+    calls = []
     monkeypatch.setattr(
-        linear_gelu_kernel, "fused_linear_gelu", lambda x, weight, bias: taken.append(1) or F.linear(x, weight, bias)
+        linear_gelu_kernel, "fused_linear_gelu", lambda x, weight, bias: calls.append(1) or F.linear(x, weight, bias)
     )
     monkeypatch.setattr(feed_forward, "can_fuse_linear_gelu", lambda *_: True)
     layer = FeedForward(24, 48, **{"activation": Activation.GELU} | changes)
     if after is not None:
         after(layer)
     layer(torch.randn(1, 13, 24))
-    assert len(taken) == n_taken
+    assert len(calls) == n_calls
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch.compile

@@ -153,6 +153,6 @@ def test_masks_of_the_wrong_length_are_rejected():
 @pytest.mark.parametrize("name", ["key_padding_mask", "dense"])
 def test_a_non_boolean_mask_is_rejected(name, unchecked):
     """A mask of 0s and 1s would be added to the scores."""
-    given = torch.ones((2, 5) if name == "key_padding_mask" else (1, 1, 3, 5), dtype=torch.long)
+    integer_mask = torch.ones((2, 5) if name == "key_padding_mask" else (1, 1, 3, 5), dtype=torch.long)
     with pytest.raises(InputError, match=rf"{name}\b.*torch\.int64"):
-        Mask(**{name: given})
+        Mask(**{name: integer_mask})

@@ -21,11 +21,11 @@ def test_a_compiled_pass_computes_its_angles_once_for_all_layers(positions, n_ta
     ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
     graphs = []
 
-    def look(graph, _inputs):
+    def capture_graph(graph, _inputs):
         graphs.append(graph)
         return graph.forward
 
-    found = torch.compile(model, backend=look, fullgraph=True)(ids)
+    found = torch.compile(model, backend=capture_graph, fullgraph=True)(ids)
     steps = [str(node.target) for node in graphs[0].graph.nodes]
     assert sum("written" in step for step in steps) == n_tables
     assert torch.equal(found, model(ids))

@@ -27,8 +27,8 @@ def test_padding_is_never_read(cell):
     states, first = part(x, IS_TOKEN)
     other_states, other_first = part(garbage, IS_TOKEN)
     assert torch.equal(states, other_states)
-    for one, other in zip(first, other_first, strict=True):
-        assert torch.equal(one, other)
+    for state, other_state in zip(first, other_first, strict=True):
+        assert torch.equal(state, other_state)
 
 
 @cells
@@ -75,11 +75,11 @@ def reference_value(part: StateAttention, query: torch.Tensor, key: torch.Tensor
 def test_each_score_is_its_formula_and_the_answer_is_the_weighted_sum_of_states(kind):
     part = StateAttention(D_MODEL, kind=kind)
     queries, states = torch.randn(1, N, D_MODEL), torch.randn(1, N_SOURCE, D_MODEL)
-    seen = []
-    part.scores.observe(seen.append)
+    recorded = []
+    part.scores.observe(recorded.append)
     got = part(queries, states)
     scores = torch.stack([torch.stack([reference_value(part, q, k) for k in states[0]]) for q in queries[0]])
-    torch.testing.assert_close(seen[0][0, 0], scores)
+    torch.testing.assert_close(recorded[0][0, 0], scores)
     torch.testing.assert_close(got[0], scores.softmax(-1) @ states[0])
 
 
@@ -109,14 +109,14 @@ def test_steps_one_by_one_equal_all_at_once(cell, kind):
     source = torch.randn(BATCH, N_SOURCE, D_MODEL)
     first = encoder(cell)(source)[1]
     x = torch.randn(BATCH, N, D_MODEL)
-    whole, last = part(x, first, source=source)
+    full_output, last = part(x, first, source=source)
     state, steps = first, []
     for i in range(N):
         step, state = part(x[:, i : i + 1], state, source=source)
         steps.append(step)
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
-    for one, other in zip(state, last, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(torch.cat(steps, dim=1), full_output)
+    for actual, expected in zip(state, last, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @cells
@@ -124,18 +124,18 @@ def test_the_decoder_joins_context_and_state(cell):
     part = AttentiveDecoder(D_MODEL, cell=cell, n_layers=1, kind=ScoreKind.DOT)
     source, x = torch.randn(BATCH, N_SOURCE, D_MODEL), torch.randn(BATCH, N, D_MODEL)
     first = tuple(torch.randn(1, BATCH, D_MODEL) for _ in range(1 if cell is CellKind.GRU else 2))
-    seen = []
-    part.states.observe(seen.append)
+    recorded = []
+    part.states.observe(recorded.append)
     out, _ = part(x, first, source=source)
-    context = torch.softmax(seen[0] @ source.mT, dim=-1) @ source
-    torch.testing.assert_close(out, torch.tanh(part.combine(torch.cat((context, seen[0]), dim=-1))))
+    context = torch.softmax(recorded[0] @ source.mT, dim=-1) @ source
+    torch.testing.assert_close(out, torch.tanh(part.combine(torch.cat((context, recorded[0]), dim=-1))))
 
 
 def test_without_attention_the_source_is_ignored():
     part = AttentiveDecoder(D_MODEL, cell=CellKind.GRU, n_layers=1, kind=ScoreKind.NONE)
     x, first = torch.randn(BATCH, N, D_MODEL), (torch.randn(1, BATCH, D_MODEL),)
-    one, other = (part(x, first, source=torch.randn(BATCH, N_SOURCE, D_MODEL))[0] for _ in range(2))
-    assert torch.equal(one, other)
+    output, other_output = (part(x, first, source=torch.randn(BATCH, N_SOURCE, D_MODEL))[0] for _ in range(2))
+    assert torch.equal(output, other_output)
 
 
 @pytest.mark.parametrize("cell", list(CellKind))

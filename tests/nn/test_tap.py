@@ -16,25 +16,25 @@ def test_a_tap_returns_the_same_object():
 
 
 def test_an_observer_is_called_until_it_is_removed():
-    tap, seen = Tap(), []
-    end = tap.observe(seen.append)
+    tap, recorded = Tap(), []
+    end = tap.observe(recorded.append)
     assert tap.has_observers
     assert tap(X) is X
     end()
     tap(X * 2)
-    assert len(seen) == 1
-    assert seen[0] is X
+    assert len(recorded) == 1
+    assert recorded[0] is X
     assert not tap.has_observers
 
 
 def test_interventions_run_in_order_before_the_observers():
-    tap, seen = Tap(), []
-    tap.observe(seen.append)
+    tap, recorded = Tap(), []
+    tap.observe(recorded.append)
     end_double = tap.intervene(lambda x: x * 2)
     end_add = tap.intervene(lambda x: x + 1)
     assert tap.has_interventions
     assert tap(X).tolist() == [3.0, 5.0]
-    assert seen[0].tolist() == [3.0, 5.0]
+    assert recorded[0].tolist() == [3.0, 5.0]
     end_double()
     assert tap(X).tolist() == [2.0, 3.0]
     end_add()
@@ -43,13 +43,13 @@ def test_interventions_run_in_order_before_the_observers():
 
 
 def test_an_optional_observer_does_not_force_a_computation():
-    tap, seen = Tap(), []
-    end = tap.observe_if_computed(seen.append)
+    tap, recorded = Tap(), []
+    end = tap.observe_if_computed(recorded.append)
     assert not tap.has_observers
     tap(X)
     end()
     tap(X)
-    assert len(seen) == 1
+    assert len(recorded) == 1
 
 
 def test_a_tap_has_no_parameters():

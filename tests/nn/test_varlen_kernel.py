@@ -23,13 +23,13 @@ def test_each_sequence_attends_only_to_itself(longest, n_heads, monkeypatch):
     generator = torch.Generator().manual_seed(longest)
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     # Views of one tensor, as a fused QKV projection produces them.
-    together = torch.randn(sum(lengths), 3 * n_heads * 16, generator=generator)
-    queries, keys, values = (part.unflatten(1, (n_heads, 16)) for part in together.chunk(3, dim=1))
+    fused_qkv = torch.randn(sum(lengths), 3 * n_heads * 16, generator=generator)
+    queries, keys, values = (part.unflatten(1, (n_heads, 16)) for part in fused_qkv.chunk(3, dim=1))
     got = varlen_kernel.short_varlen_attention(queries, keys, values, starts, longest)
     assert got.shape == queries.shape
     for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        own = (part[start:end].transpose(0, 1) for part in (queries, keys, values))
-        torch.testing.assert_close(got[start:end].transpose(0, 1), F.scaled_dot_product_attention(*own))
+        sequence_qkv = (part[start:end].transpose(0, 1) for part in (queries, keys, values))
+        torch.testing.assert_close(got[start:end].transpose(0, 1), F.scaled_dot_product_attention(*sequence_qkv))
 
 
 ROWS = [[5, 7, 11] * 4 + [2], [3], [1, 2]]
@@ -60,9 +60,9 @@ def test_longer_sequences_and_other_widths_use_the_torch_kernel(d_model, short, 
 
     from qkv.nn import varlen_kernel
 
-    taken = []
+    calls = []
     monkeypatch.setattr(dot_product_attention, "MAX_SHORT_SEQLEN", short)
-    monkeypatch.setattr(varlen_kernel, "short_varlen_attention", lambda queries, *_: taken.append("own") or queries)
-    monkeypatch.setattr(varlen, "varlen_attn", lambda queries, *_: taken.append("torch") or queries)
+    monkeypatch.setattr(varlen_kernel, "short_varlen_attention", lambda queries, *_: calls.append("own") or queries)
+    monkeypatch.setattr(varlen, "varlen_attn", lambda queries, *_: calls.append("torch") or queries)
     read(monkeypatch, d_model)
-    assert taken == [wanted] * 2
+    assert calls == [wanted] * 2

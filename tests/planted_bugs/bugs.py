@@ -15,11 +15,11 @@ from torch import nn
 
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
-from qkv.cost.optimizer_update import OptimizerUpdate, optimizer_update
+from qkv.cost.optimizer_update import ParametersByOptimizer, optimizer_update
 from qkv.data.keyed_random import rank_row_range
 from qkv.data.masking import TokenMasker
 from qkv.data.pair_split import connected_components
-from qkv.data.token_batches import TokenBatch, _collate_rows
+from qkv.data.token_batches import TokenBatch, _split_inputs_and_targets
 from qkv.generation.beam import _SequenceBeams
 from qkv.generation.decoder import GPTDecoder
 from qkv.generation.prepacked_weights import PrepackedWeights
@@ -305,7 +305,7 @@ def targets_are_the_inputs():
     def repeat_inputs(batch: TokenBatch) -> TokenBatch:
         return dataclasses.replace(batch, targets=torch.where(batch.targets < 0, batch.targets, batch.ids))
 
-    change_result(_collate_rows, repeat_inputs)
+    change_result(_split_inputs_and_targets, repeat_inputs)
     return test
 
 
@@ -536,7 +536,7 @@ def fsdp_does_not_shard_the_optimizer():
 
     replace_everywhere(
         optimizer_update,
-        lambda _operations, n_parameters, _workload: OptimizerUpdate(by_adamw=n_parameters),
+        lambda _operations, n_parameters, _workload: ParametersByOptimizer(by_adamw=n_parameters),
     )
     return test
 

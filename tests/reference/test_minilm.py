@@ -55,9 +55,9 @@ def test_states_and_pooler_output_equal_transformers(loaded, theirs):
     batch = hf.AutoTokenizer.from_pretrained(FOLDER)(TEXTS[:3], padding=True, return_tensors="pt")
     with torch.no_grad():
         expected = theirs(**batch)
-    given, at = states(loaded.model, batch), batch["attention_mask"].bool()
-    assert (given - expected.last_hidden_state)[at].abs().max() <= 1e-5
-    assert (loaded.model.pooled_output(given) - expected.pooler_output).abs().max() <= 1e-5
+    hidden_states, at = states(loaded.model, batch), batch["attention_mask"].bool()
+    assert (hidden_states - expected.last_hidden_state)[at].abs().max() <= 1e-5
+    assert (loaded.model.pooled_output(hidden_states) - expected.pooler_output).abs().max() <= 1e-5
 
 
 def test_token_ids_equal_transformers(loaded):

@@ -28,8 +28,8 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
     """Returns all tensors in the file (little-endian float32 in base64, with shapes)."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     return {
-        name: torch.from_numpy(np.frombuffer(base64.b64decode(one["data"]), "<f4").reshape(one["shape"]).copy())
-        for name, one in stored.items()
+        name: torch.from_numpy(np.frombuffer(base64.b64decode(entry["data"]), "<f4").reshape(entry["shape"]).copy())
+        for name, entry in stored.items()
         if name != "config"
     }
 
@@ -72,7 +72,7 @@ def stored() -> dict[str, torch.Tensor]:
     return tensors(PARTIALS)
 
 
-PLACES = {
+TAPS = {
     "tok_emb": "embedding.tokens",
     "x": "embedding.sum",
     "q": "blocks.0.attention.queries",
@@ -92,11 +92,11 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("theirs", PLACES)
+@pytest.mark.parametrize("theirs", TAPS)
 def test_every_stored_activation_is_reproduced(model, stored, theirs):
-    with record(model, PLACES[theirs]) as trace, torch.no_grad():
+    with record(model, TAPS[theirs]) as trace, torch.no_grad():
         model(stored["idx"].long())
-    torch.testing.assert_close(trace[PLACES[theirs]], stored[theirs], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(trace[TAPS[theirs]], stored[theirs], rtol=1e-4, atol=1e-5)
 
 
 MODULES = {
@@ -109,12 +109,14 @@ MODULES = {
 
 @pytest.mark.parametrize("theirs", MODULES)
 def test_every_stored_module_output_is_reproduced(model, stored, theirs):
-    seen = []
-    handle = model.get_submodule(MODULES[theirs]).register_forward_hook(lambda *given: seen.append(given[-1]))
+    outputs = []
+    handle = model.get_submodule(MODULES[theirs]).register_forward_hook(
+        lambda *hook_args: outputs.append(hook_args[-1])
+    )
     with torch.no_grad():
         model(stored["idx"].long())
     handle.remove()
-    torch.testing.assert_close(seen[0], stored[theirs], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs[0], stored[theirs], rtol=1e-4, atol=1e-5)
 
 
 def test_the_stored_attention_activations_are_reproduced(model, stored):
@@ -137,7 +139,7 @@ def test_the_stored_probabilities_are_reproduced(model, stored):
 
 
 def test_every_stored_tensor_is_checked(stored):
-    checked = {*PLACES, *MODULES, "qkv", "y", "att", "probs"}
+    checked = {*TAPS, *MODULES, "qkv", "y", "att", "probs"}
     assert set(stored) == {"idx", *checked}
 
 

@@ -104,12 +104,12 @@ def test_cross_attention_equals_torch_multihead_attention(kernel, is_padded):
 def test_the_weights_of_each_head_equal_torch_multihead_attention():
     ours, theirs = attentions()
     x, source = random_tensor(BATCH, N, D_MODEL), random_tensor(BATCH, N_SOURCE, D_MODEL)
-    seen = []
-    end = ours.weights.observe(seen.append)
+    recorded = []
+    end = ours.weights.observe(recorded.append)
     ours(x, source=source)
     end()
     _, expected = theirs(x, source, source, average_attn_weights=False)
-    assert_close(seen[0], expected)
+    assert_close(recorded[0], expected)
 
 
 def block(norm_position: NormPosition, activation: Activation, *, cross: bool) -> Block:
@@ -240,10 +240,12 @@ def test_the_manual_gate_equations_equal_the_recurrence(cell, step):
     states, _ = encoder(x)
     weights = arrays(encoder)
     half = D_MODEL // 2
-    for ending, places in (("", range(N)), ("_reverse", reversed(range(N)))):
-        own = [weights[f"recurrence.{part}_l0{ending}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    for ending, positions in (("", range(N)), ("_reverse", reversed(range(N)))):
+        cell_weights = [
+            weights[f"recurrence.{part}_l0{ending}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        ]
         state = (torch.zeros(half).double().numpy(), torch.zeros(half).double().numpy())
         columns = slice(0, half) if ending == "" else slice(half, None)
-        for place in places:
-            state = step(x[0, place].numpy(), state, *own)
-            assert_close(states[0, place, columns], torch.from_numpy(state[0]))
+        for position in positions:
+            state = step(x[0, position].numpy(), state, *cell_weights)
+            assert_close(states[0, position, columns], torch.from_numpy(state[0]))

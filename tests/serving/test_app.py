@@ -16,7 +16,7 @@ from qkv.serving.app import RequestExecutor, create_app
 from qkv.serving.explorer import Explorer
 from qkv.serving.frame_codec import decode_frame
 from qkv.serving.model_registry import ModelRegistry
-from qkv.serving.server import open_listener
+from qkv.serving.server import bind_port
 from tests.serving.explorer_client import (
     PORT,
     SECOND,
@@ -301,7 +301,7 @@ def test_only_files_of_the_page_are_served(tmp_path):
     (page / "assets" / "a.js").write_text("1")
     (tmp_path / "secret").write_text("no")
     (page / "link").symlink_to(tmp_path / "secret")
-    backend = client(page=page)
+    backend = client(page_folder=page)
     assert backend.get("/").text.startswith("<!doctype html>")
     assert backend.get("/assets/a.js").headers["content-type"].startswith("text/javascript")
     for path in ("/assets/b.js", "/%2e%2e/secret", "/..%2fsecret", "/link", "/assets", "/%00", "/" + "a" * 5_000):
@@ -311,20 +311,20 @@ def test_only_files_of_the_page_are_served(tmp_path):
 
 
 def test_a_missing_page_is_replaced_by_a_notice(tmp_path):
-    assert "make page" in client(page=tmp_path / "none").get("/").text
+    assert "make page" in client(page_folder=tmp_path / "none").get("/").text
 
 
 def test_a_port_in_use_is_reported_with_a_free_one():
     with (
-        open_listener(free := _find_free_port()),
+        bind_port(free := _find_free_port()),
         pytest.raises(InputError, match=rf"port {free} .* --port \d+"),
     ):
-        open_listener(free)
+        bind_port(free)
 
 
 def test_an_invalid_port_is_rejected():
     with pytest.raises(InputError, match=r"--port 70000.*65535"):
-        open_listener(70_000)
+        bind_port(70_000)
 
 
 def _find_free_port():

@@ -91,7 +91,7 @@ def test_ablated_heads_stay_ablated_during_generation_only():
 
 def test_a_masked_edge_that_no_step_reaches_is_reported():
     edge = [{"kind": "edge", "stack": "self", "query": 39, "key": 1}]
-    assert "39→1" in generate(interventions=edge)[2]["remarks"][0]
+    assert "query 39 to key 1" in generate(interventions=edge)[2]["remarks"][0]
     reached = [{"kind": "edge", "stack": "self", "query": len(tasks()["gpt"].encode(TEXT)) + 2, "key": 1}]
     _, steps, end = generate(interventions=reached)
     assert end["remarks"] == []

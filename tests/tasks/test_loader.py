@@ -6,7 +6,7 @@ import torch
 import qkv
 from qkv.errors import InputError
 from qkv.tasks import load, load_pretrained, resolve_model_folder
-from qkv.tasks.loader import resolve_model_path
+from qkv.tasks.loader import resolve_or_download_model
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.save import save_hf, save_int8
 from qkv.zoo import read_model_card, shipped_model_folders
@@ -47,10 +47,10 @@ def test_a_folder_is_loaded_by_its_path(save, tmp_path):
 def test_a_local_model_takes_precedence_over_a_shipped_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
-    assert resolve_model_path("stories") == shipped_model_folders()["stories"]
+    assert resolve_or_download_model("stories") == shipped_model_folders()["stories"]
     (tmp_path / "stories").rmdir()
     save_hf(random_model("gpt2"), tmp_path / "stories")
-    assert resolve_model_path("stories").resolve() == tmp_path / "stories"
+    assert resolve_or_download_model("stories").resolve() == tmp_path / "stories"
 
 
 def test_a_file_format_is_detected_by_its_first_bytes(tmp_path):

@@ -88,7 +88,7 @@ def test_a_long_text_raises_or_is_split_at_sentences():
         task.translate("uno" * 40, split=True)
     with pytest.raises(InputError, match=r"\b0\b"):
         task.translate_batch(["uno"], max_new=0)
-    parts = task.split_text(long)
+    parts = task.split_to_context_length(long)
     assert " ".join(parts) == long
     assert all(part.endswith(".") for part in parts)
     assert task.translate(long, split=True) == " ".join(task.translate(parts))
@@ -100,11 +100,15 @@ def test_max_joined_limits_the_number_of_joined_sentences():
     most = 2 * len(plain.tokenizer.encode(sentence))
     task = Translator(plain.model, plain.tokenizer, generation_config=GenerationConfig(max_joined=most))
     five = " ".join([sentence] * 5)
-    assert task.split_text(five) == [f"{sentence} {sentence}"] * 2 + [sentence]
-    assert task.translate(five) == task.translate(five, split=True) == " ".join(plain.translate(task.split_text(five)))
+    assert task.split_to_context_length(five) == [f"{sentence} {sentence}"] * 2 + [sentence]
+    assert (
+        task.translate(five)
+        == task.translate(five, split=True)
+        == " ".join(plain.translate(task.split_to_context_length(five)))
+    )
     assert task.translate(five, split=False) == plain.translate(five)
     long = "uno dos tres cuatro cinco seis siete ocho"  # longer than the limit, but a single sentence
-    assert task.split_text(long) == [long]
+    assert task.split_to_context_length(long) == [long]
 
 
 def test_a_long_sentence_is_split_between_words():

@@ -4,7 +4,12 @@ import pytest
 import sacrebleu
 
 from qkv.errors import InputError
-from qkv.text.translation_metrics import bleu_by_source_length, compare_systems, score_translations, scores_to_dict
+from qkv.text.translation_metrics import (
+    bleu_by_source_length,
+    compare_with_first_system,
+    score_translations,
+    scores_to_dict,
+)
 
 REFERENCES = ["The cat sat on the mat.", "It was raining all day long.", "Go!", "Nobody knew where he had gone."] * 5
 GOOD = ["The cat sat on the mat.", "It rained all day long.", "Go!", "Nobody knew where he went."] * 5
@@ -22,7 +27,9 @@ def test_scores_equal_those_of_sacrebleu():
 
 
 def test_a_worse_system_differs_significantly_and_an_equal_one_does_not():
-    scores = compare_systems({"good": GOOD, "bad": BAD, "same": list(GOOD)}, REFERENCES, n_bootstrap_samples=200)
+    scores = compare_with_first_system(
+        {"good": GOOD, "bad": BAD, "same": list(GOOD)}, REFERENCES, n_bootstrap_samples=200
+    )
     assert scores["good"]["BLEU"].p_value is None
     assert scores["bad"]["BLEU"].p_value < 0.05
     assert scores["same"]["BLEU"].p_value > 0.3

@@ -77,7 +77,7 @@ def test_the_loss_with_the_triton_kernel_equals_the_full_loss(chunk, smoothing, 
 
     def function(unembedding, states, targets, *, chunk, smoothing):
         flat, weight, bias = states.flatten(0, 1), unembedding.weight, unembedding.bias
-        return losses._ChunkedLossTriton.apply(flat, weight, bias, targets.flatten(), chunk, smoothing)
+        return losses._ChunkedLossSumTriton.apply(flat, weight, bias, targets.flatten(), chunk, smoothing)
 
     full = loss_and_gradients(unembedding, states, targets, chunk=None, smoothing=smoothing)
     with_kernel = loss_and_gradients(unembedding, states, targets, chunk=chunk, smoothing=smoothing, function=function)

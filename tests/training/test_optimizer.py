@@ -51,8 +51,8 @@ def test_clipping_fused_into_the_step_equals_clipping_before_it(kind, limit):
                 clip_gradients(optimizer, norm, limit, fuse_into_step=fuse_into_step)
                 optimizer.step()
                 optimizer.zero_grad()
-    for one, other in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(one, other)
+    for expected, actual in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(expected, actual)
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 31, 7), (2, 5, 64)])
@@ -125,8 +125,8 @@ def test_restored_optimizers_continue_bit_for_bit(kind):
     for seed in range(3, 6):
         step(model, optimizers, seed)
         step(twin, others, seed)
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for expected, actual in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(expected, actual)
 
 
 def test_the_state_of_another_optimizer_raises_an_error():

@@ -118,13 +118,13 @@ def test_batches_do_not_depend_on_workers_and_ranks(run, n_workers, across):
     expected = [data.batch(t) for t in range(7)]
     ahead = prefetch(data.batch, 0, stop=7, n_workers=n_workers, n_ahead=5)
     batches = data.batch.__self__
-    for t, (one, other) in enumerate(zip(expected, ahead, strict=True)):
+    for t, (batch, prefetched) in enumerate(zip(expected, ahead, strict=True)):
         shares = [batches.batch(t, rank=rank, world_size=n_workers) for rank in range(n_workers)]
-        assert torch.equal(one.ids, other.ids)
-        assert torch.equal(one.targets, torch.cat([share.targets for share in shares]))
-        assert (one.document_ids is None) == across
+        assert torch.equal(batch.ids, prefetched.ids)
+        assert torch.equal(batch.targets, torch.cat([share.targets for share in shares]))
+        assert (batch.document_ids is None) == across
         if not across:
-            assert torch.equal(one.document_ids, torch.cat([share.document_ids for share in shares]))
+            assert torch.equal(batch.document_ids, torch.cat([share.document_ids for share in shares]))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(run, trained):

@@ -67,11 +67,13 @@ def test_later_target_tokens_do_not_change_the_loss_and_the_source_does(prepared
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
     first = batch.targets.clone()
     first[:, 1:] = IGNORE_INDEX
-    asked = replace(batch, targets=first)
+    first_target_only = replace(batch, targets=first)
     later = batch.ids.clone()
     later[:, 1:] = 11
-    assert loss_of(objective, replace(asked, ids=later)) == loss_of(objective, asked)
-    assert loss_of(objective, replace(asked, source=batch.source.roll(1, 0))) != loss_of(objective, asked)
+    assert loss_of(objective, replace(first_target_only, ids=later)) == loss_of(objective, first_target_only)
+    assert loss_of(objective, replace(first_target_only, source=batch.source.roll(1, 0))) != loss_of(
+        objective, first_target_only
+    )
 
 
 def test_source_and_target_are_not_interchangeable(prepared):
@@ -100,10 +102,10 @@ def test_label_smoothing_applies_in_training_only_and_both_losses_are_logged(pre
     )
     output = objective(batch)
     assert output.loss.item() == pytest.approx(smoothed, rel=1e-5)
-    assert output.measures["unsmoothed_loss"].total.item() == pytest.approx(plain, rel=1e-5)
+    assert output.metrics["unsmoothed_loss"].total.item() == pytest.approx(plain, rel=1e-5)
     right = (logits.argmax(-1) == wanted).sum().item()
-    assert output.measures["accuracy"].total.item() == right
-    assert output.measures["accuracy"].count.item() == batch.n_targets
+    assert output.metrics["accuracy"].total.item() == right
+    assert output.metrics["accuracy"].count.item() == batch.n_targets
     with torch.no_grad():
         assert loss_of(objective, batch) == pytest.approx(plain, rel=1e-5)
 
@@ -118,7 +120,7 @@ def test_micro_batch_losses_add_up_to_the_batch_loss(prepared):
 
 def test_the_chunked_loss_equals_the_full_loss_and_raises_an_error_for_an_rnn(prepared):
     if prepared.recipe.family == "rnn":
-        with pytest.raises(ConfigError, match="compiled and loss_chunk_size are for seq2seq"):
+        with pytest.raises(ConfigError, match=r"compile and loss_chunk_size .*rnn"):
             objective_of(prepared, loss_chunk_size=7)
         return
     batch = prepared.corpus.data(prepared.recipe.training).batch(0)
@@ -128,12 +130,12 @@ def test_the_chunked_loss_equals_the_full_loss_and_raises_an_error_for_an_rnn(pr
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(prepared, tmp_path):
-    whole, parted = (copy_run(prepared, tmp_path / name) for name in ("whole", "parted"))
-    build_cpu_trainer(whole).train()
-    train_until_signal(build_cpu_trainer(parted), 4)
-    resume_to_end(parted.run.path)
-    assert logged_metrics(whole.run.path) == logged_metrics(parted.run.path)
-    assert checkpoint_contents(whole.run.path) == checkpoint_contents(parted.run.path)
+    uninterrupted, interrupted = (copy_run(prepared, tmp_path / name) for name in ("whole", "parted"))
+    build_cpu_trainer(uninterrupted).train()
+    train_until_signal(build_cpu_trainer(interrupted), 4)
+    resume_to_end(interrupted.run.path)
+    assert logged_metrics(uninterrupted.run.path) == logged_metrics(interrupted.run.path)
+    assert checkpoint_contents(uninterrupted.run.path) == checkpoint_contents(interrupted.run.path)
 
 
 def test_an_evaluation_has_bleu_chrf_and_samples(prepared, tmp_path):
@@ -163,9 +165,9 @@ def test_validation_pairs_are_excluded_from_training_and_dropped_pairs_are_repor
 def test_swapped_files_and_unknown_repeats_raise_an_error(tmp_path):
     write_tsv(tmp_path / "dev.tsv", [(target, source) for source, target in reversed_pairs(20, seed=3)])
     swapped = recipe("rnn", data={"validation": ("dev.tsv",), "validation_fraction": None})
-    with pytest.raises(InputError, match=r"dev.tsv: its sources are in the language"):
+    with pytest.raises(InputError, match=r"dev\.tsv: .*\bswapped\b"):
         prepare_small_run(tmp_path, swapped)
-    with pytest.raises(ConfigError, match=r"pairs.repeat names 'other.tsv', which is not among data.train: pairs.tsv"):
+    with pytest.raises(ConfigError, match=r"pairs\.repeat .*'other\.tsv'.* data\.train: pairs\.tsv"):
         prepare_small_run(tmp_path / "b", recipe("rnn", pairs={"repeat": {"other.tsv": 2}}))
 
 
@@ -181,23 +183,23 @@ def test_separate_vocabularies_are_saved_in_the_checkpoint(tmp_path):
 def test_an_interrupted_preparation_can_be_resumed(tmp_path, monkeypatch):
     import qkv.data.pair_store
 
-    whole = prepare_small_run(tmp_path / "whole", recipe("rnn"))
+    uninterrupted = prepare_small_run(tmp_path / "whole", recipe("rnn"))
     prepare = qkv.data.pair_store.prepare_store
 
-    def killed(files, folder, **given):
+    def killed(files, folder, **kwargs):
         if folder.name == "target":
             raise KeyboardInterrupt
-        return prepare(files, folder, **given)
+        return prepare(files, folder, **kwargs)
 
     monkeypatch.setattr(qkv.data.pair_store, "prepare_store", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare_small_run(tmp_path / "killed", recipe("rnn"))
     monkeypatch.undo()
-    gone_on = resume_preparation(tmp_path / "killed" / "run", progress=lambda _label: lambda _n, _all: None)
+    resumed = resume_preparation(tmp_path / "killed" / "run", progress=lambda _label: lambda _n, _all: None)
     for t in (0, 3):
-        one, other = (p.corpus.data(p.recipe.training).batch(t) for p in (whole, gone_on))
-        assert torch.equal(one.source, other.source)
-    assert open_run(whole.run.path).corpus.summary == gone_on.corpus.summary
+        expected, actual = (p.corpus.data(p.recipe.training).batch(t) for p in (uninterrupted, resumed))
+        assert torch.equal(expected.source, actual.source)
+    assert open_run(uninterrupted.run.path).corpus.summary == resumed.corpus.summary
 
 
 @pytest.mark.compiled
@@ -213,9 +215,9 @@ def test_compiled_steps_equal_eager_steps_for_every_shape(tmp_path):
         shapes.add(batch.ids.shape)
         for trainer in (plain, compiled):
             trainer.model.eval()  # without dropout, which draws otherwise when compiled
-        one, other = (trainer.objective(batch) for trainer in (plain, compiled))
-        assert one.loss.item() == pytest.approx(other.loss.item(), rel=1e-5)
-        for trainer, output in ((plain, one), (compiled, other)):
+        eager_output, compiled_output = (trainer.objective(batch) for trainer in (plain, compiled))
+        assert eager_output.loss.item() == pytest.approx(compiled_output.loss.item(), rel=1e-5)
+        for trainer, output in ((plain, eager_output), (compiled, compiled_output)):
             trainer.model.zero_grad()
             output.loss.backward()
         pairs = zip(plain.model.parameters(), compiled.model.parameters(), strict=True)

@@ -179,7 +179,7 @@ def _suggest_fitting_options(plan: "TrainingPlan") -> str:
     """Suggest options with which the model would fit into memory."""
     from qkv.cost.units import format_bytes
 
-    workload = plan.smallest_fitting_workload()
+    workload = plan.fewest_devices_workload()
     if workload is None:
         options = f"--gpus {plan.device_counts_to_try[-1]} --sharding fsdp --activation-checkpointing"
         cast_bytes = plan.blocking_cast_bytes

@@ -52,9 +52,9 @@ def _parse_sharding(sharding: str | None) -> "Sharding":
 
 
 def _torchrun_context(device: "torch.device", kind: "Sharding") -> "Iterator[tuple[Distributed, torch.device]]":
-    from qkv.training.torchrun import DISTRIBUTED_CLASSES, is_peer_failure, local_device
+    from qkv.training.torchrun import DISTRIBUTED_CLASSES, is_peer_failure, select_local_device
 
-    rank_device = local_device(device)
+    rank_device = select_local_device(device)
     distributed = DISTRIBUTED_CLASSES[kind](
         rank_device, lambda reason: exit_now(_peer_failure_message(reason) if reason else "", 1)
     )
@@ -65,7 +65,7 @@ def _torchrun_context(device: "torch.device", kind: "Sharding") -> "Iterator[tup
             print_status(message)
         sys.stdout.flush()
         sys.stderr.flush()
-        distributed.keep_store_alive()
+        distributed.delay_exit_after_error()
         os._exit(code)
 
     try:

@@ -25,7 +25,7 @@ def evaluate_pairs(
     from qkv.data.pair_files import PairFile
     from qkv.text.translation_metrics import (
         bleu_by_source_length,
-        compare_systems,
+        compare_with_first_system,
         score_translations,
         scores_to_dict,
     )
@@ -46,7 +46,7 @@ def evaluate_pairs(
         # Without int8, so that a quantized model can be compared with itself in float32.
         second_options = replace(device_options, int8=False)
         translations[second_name] = _translate_sources(against, sources, beam, second_options)
-        scores = compare_systems(translations, references)
+        scores = compare_with_first_system(translations, references)
     result = {
         name: {**scores_to_dict(scores[name]), "by_length": bleu_by_source_length(sources, texts, references)}
         for name, texts in translations.items()

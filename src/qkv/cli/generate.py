@@ -148,7 +148,7 @@ def generate(
     dtype: DtypeOption = DType.FLOAT32,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
     logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="Print the log probability of each token after the text.")
+        bool, typer.Option("--logprobs", help="After the text, print each token with its log probability.")
     ] = False,
     steps: Annotated[
         bool,

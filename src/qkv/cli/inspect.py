@@ -282,7 +282,7 @@ def _view_of_cache(task: "Task", options: InspectOptions, cache: "ActivationCach
         stack = AttentionKind.CROSS
     is_prediction = options.view is ViewKind.LOGIT_ATTRIBUTION or not cache.stacks
     query_tokens = (
-        cache.model_input.prediction_tokens if is_prediction else cache.select_tokens(stack or cache.stacks[0])
+        cache.model_input.prediction_tokens if is_prediction else cache.attention_axis_tokens(stack or cache.stacks[0])
     )
     query = _parse_position(query_tokens, options.query)
     match options.view:
@@ -310,7 +310,7 @@ def _build_attention_map(cache: "ActivationCache", options: InspectOptions, stac
 
     stack = stack or cache.stacks[0]
     view = attention_map(cache, stack, layer=options.layer, head=options.head)
-    queries, keys = cache.select_tokens(stack), cache.select_tokens(stack, is_key=True)
+    queries, keys = cache.attention_axis_tokens(stack), cache.attention_axis_tokens(stack, is_key=True)
     return refine_map(view, queries, keys, merge_words=options.words, keep_sink=not options.no_sink)
 
 
@@ -325,7 +325,7 @@ def _parse_interventions(task: "Task", options: InspectOptions, model_input: "Mo
     else:
         default_stack = AttentionKind.DECODER if isinstance(task, Translator) else AttentionKind.SELF
     stack = options.stack or default_stack
-    queries, keys = (model_input.select_tokens(stack, is_key=is_key) for is_key in (False, True))
+    queries, keys = (model_input.attention_axis_tokens(stack, is_key=is_key) for is_key in (False, True))
     for value in options.ablated_heads:
         layer, dot, head = value.partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):

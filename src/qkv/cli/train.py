@@ -158,7 +158,7 @@ def train(
             recipe = recipe if init_from is None else _adopt_model_shape(recipe, init_from)
             data = Path()
         else:
-            recipe = _load_recipe_file(context, kind, files or [], init_from=init_from)
+            recipe = _load_recipe_or_default(context, kind, files or [], init_from=init_from)
         if seed is not None:
             recipe = recipe.replace(training=recipe.training.replace(seed=seed))
         # All ranks use the folder that rank 0 chose.
@@ -182,7 +182,9 @@ def _reject_options_with_resume(context: Context, run: Path) -> None:
     reject_other_options(context, allowed, reason)
 
 
-def _load_recipe_file(context: Context, path: str | None, overrides: list[str], *, init_from: Path | None) -> "Recipe":
+def _load_recipe_or_default(
+    context: Context, path: str | None, overrides: list[str], *, init_from: Path | None
+) -> "Recipe":
     from qkv.config import load_recipe
 
     if path is None:

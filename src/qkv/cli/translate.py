@@ -184,10 +184,14 @@ def _translate_in_batches(
     is_split = task.splits_by_default and output.is_plain if output.split is None else output.split
     line_numbers = count(1)
     while batch := list(islice(texts, TEXTS_PER_BATCH)):
-        parts_per_text = [task.split_text(text) if is_split else [text] for text in batch]
+        parts_per_text = [task.split_to_context_length(text) if is_split else [text] for text in batch]
         translations = iter(translate_batch([part for parts in parts_per_text for part in parts]))
         for text, parts in zip(batch, parts_per_text, strict=True):
-            if output.split is None and task.splits_by_default and len(parts) < (n := len(task.split_text(text))):
+            if (
+                output.split is None
+                and task.splits_by_default
+                and len(parts) < (n := len(task.split_to_context_length(text)))
+            ):
                 print_status(
                     f"not split into its {n} sentences, which would improve the translation but requires plain output: "
                     f"{text[:60]!r}"

@@ -13,7 +13,12 @@ from qkv.cost.memory import MemoryEstimate, estimate_memory
 from qkv.cost.memory_traffic import MemoryTraffic, estimate_traffic
 from qkv.cost.operation import Operation
 from qkv.cost.operations import list_operations
-from qkv.cost.optimizer_update import CommunicationVolume, OptimizerUpdate, communication_volume, optimizer_update
+from qkv.cost.optimizer_update import (
+    CommunicationVolume,
+    ParametersByOptimizer,
+    communication_volume,
+    split_parameters_by_optimizer,
+)
 from qkv.cost.parameters import ParameterCounts, count_parameters
 from qkv.cost.units import format_bytes, format_count, format_flops
 from qkv.cost.workload import DeviceType, Mode, Precision, Sharding, Workload
@@ -41,7 +46,7 @@ class Estimate:
     flops: Flops
     memory: MemoryEstimate
     traffic: MemoryTraffic
-    update: OptimizerUpdate
+    update: ParametersByOptimizer
     communication: CommunicationVolume
 
     @property
@@ -194,7 +199,7 @@ def estimate_workload(config: ModelConfig, workload: Workload) -> Estimate:
     """Estimate the cost of one step of a model under a workload."""
     operations = list_operations(config, workload)
     parameters = count_parameters(config)
-    update = optimizer_update(operations, parameters.total, workload)
+    update = split_parameters_by_optimizer(operations, parameters.total, workload)
     return Estimate(
         config=config,
         workload=workload,

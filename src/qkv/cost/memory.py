@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.operation import Operation
-from qkv.cost.optimizer_update import optimizer_update, shard_size
+from qkv.cost.optimizer_update import shard_size, split_parameters_by_optimizer
 from qkv.cost.parameters import count_parameters
 from qkv.cost.peak_activations import peak_activation_bytes
 from qkv.cost.rnn import KEY_PROJECTING_SCORES, STATES_PER_CELL
@@ -112,7 +112,7 @@ def _estimate_training_memory(
 ) -> MemoryEstimate:
     n_shards = workload.n_devices if workload.sharding is Sharding.FSDP else 1
     itemsize = workload.dtype.param_itemsize
-    update = optimizer_update(operations, n_parameters, workload)
+    update = split_parameters_by_optimizer(operations, n_parameters, workload)
     persistent = {
         "weights": shard_size(n_parameters, n_shards) * itemsize,
         "ema": shard_size(n_parameters, n_shards) * itemsize if workload.ema else 0,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from qkv.choices import AttentionKernel
 from qkv.cost.kernel_launch import KernelLaunch, list_kernel_launches
 from qkv.cost.operation import Operation, Phase
-from qkv.cost.optimizer_update import OptimizerUpdate
+from qkv.cost.optimizer_update import ParametersByOptimizer
 from qkv.cost.workload import Mode, Workload
 
 
@@ -42,7 +42,7 @@ class MemoryTraffic:
         return asdict(self)
 
 
-def estimate_traffic(operations: list[Operation], workload: Workload, update: OptimizerUpdate) -> MemoryTraffic:
+def estimate_traffic(operations: list[Operation], workload: Workload, update: ParametersByOptimizer) -> MemoryTraffic:
     """Sum the bytes that the kernels of a step move."""
     unfused = list_kernel_launches(operations, workload.replace(kernel=AttentionKernel.EAGER))
     fused = list_kernel_launches(operations, workload.replace(kernel=AttentionKernel.FUSED))

@@ -97,7 +97,7 @@ def block_stacks(config: ModelConfig, workload: Workload) -> list[BlockStack]:
             return []
 
 
-def _stack_operations(
+def _embedding_and_stack_operations(
     config: TransformerConfig,
     workload: Workload,
     stack: BlockStack,
@@ -119,13 +119,16 @@ def _stack_operations(
 
 def _gpt_operations(config: GPTConfig, workload: Workload) -> list[Operation]:
     (stack,) = block_stacks(config, workload)
-    return [*_stack_operations(config, workload, stack), _unembedding_operation(config, workload.n_logit_rows)]
+    return [
+        *_embedding_and_stack_operations(config, workload, stack),
+        _unembedding_operation(config, workload.n_logit_rows),
+    ]
 
 
 def _bert_operations(config: BERTConfig, workload: Workload) -> list[Operation]:
     """List the encoder and every configured head. Heads other than the masked-LM head run on [CLS] only."""
     (stack,) = block_stacks(config, workload)
-    encoder = _stack_operations(config, workload, stack, n_segments=config.n_segments or None)
+    encoder = _embedding_and_stack_operations(config, workload, stack, n_segments=config.n_segments or None)
     return [*encoder, *_bert_head_operations(config, workload)]
 
 
@@ -171,11 +174,13 @@ def _seq2seq_operations(config: Seq2SeqConfig, workload: Workload) -> list[Opera
     *encoder_stacks, decoder_stack = block_stacks(config, workload)
     encoder: list[Operation] = []
     for stack in encoder_stacks:
-        embedding, *rest = _stack_operations(config, workload, stack, source_vocab_size=config.source_vocab_size)
+        embedding, *rest = _embedding_and_stack_operations(
+            config, workload, stack, source_vocab_size=config.source_vocab_size
+        )
         if config.d_patch is not None:
             embedding = _patch_embedding_operation(embedding.part, stack.n_rows, config.d_patch, config.d_model)
         encoder += [embedding, *rest]
-    decoder = _stack_operations(config, workload, decoder_stack)
+    decoder = _embedding_and_stack_operations(config, workload, decoder_stack)
     return [*encoder, *decoder, _unembedding_operation(config, workload.n_logit_rows)]
 
 

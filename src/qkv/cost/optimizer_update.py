@@ -33,7 +33,7 @@ class MatrixGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerUpdate:
+class ParametersByOptimizer:
     """Parameters by optimizer. AdamW keeps two moments per parameter. Muon keeps one and updates block matrices."""
 
     by_adamw: int
@@ -107,14 +107,16 @@ class OptimizerUpdate:
         return launches
 
 
-def optimizer_update(operations: list[Operation], n_parameters: int, workload: Workload) -> OptimizerUpdate:
+def split_parameters_by_optimizer(
+    operations: list[Operation], n_parameters: int, workload: Workload
+) -> ParametersByOptimizer:
     """Split the parameters that one device updates by optimizer.
 
     With FSDP, each device updates its shard. Muon distributes complete matrices, not slices of them.
     """
     n_shards = workload.n_devices if workload.sharding is Sharding.FSDP else 1
     if workload.optimizer is OptimizerKind.ADAMW:
-        return OptimizerUpdate(by_adamw=shard_size(n_parameters, n_shards))
+        return ParametersByOptimizer(by_adamw=shard_size(n_parameters, n_shards))
     blocks = [op for op in operations if op.matmul is not None and op.parameters and op.is_block]
     muon = tuple(
         MatrixGroup(count=shard_size(op.copies, n_shards), d_out=op.matmul.columns, d_in=op.matmul.inner)
@@ -122,7 +124,7 @@ def optimizer_update(operations: list[Operation], n_parameters: int, workload: W
         if op.matmul is not None
     )
     n_matrix_elements = sum(op.matmul.inner * op.matmul.columns * op.copies for op in blocks if op.matmul is not None)
-    return OptimizerUpdate(by_adamw=shard_size(n_parameters - n_matrix_elements, n_shards), muon=muon)
+    return ParametersByOptimizer(by_adamw=shard_size(n_parameters - n_matrix_elements, n_shards), muon=muon)
 
 
 def _multi_tensor_launch(name: str, n: int, *, ops: int, bytes_read: int, bytes_written: int) -> KernelLaunch:

@@ -83,7 +83,7 @@ def peak_bytes_by_stage(
     n_embedding_gradients = (1 if is_mixed else 2) * config.tie_embeddings + (accumulated > 0)
     in_blocks = live.saved - _freed_above_blocks(operations, workload, residual) + live.recomputed + casts + unembedding
     return {
-        "loss": accumulated + live.saved + _loss_bytes(head, workload, live=live, casts=casts),
+        "loss": accumulated + live.saved + _loss_and_cast_bytes(head, workload, live=live, kept_cast_bytes=casts),
         "blocks": accumulated + in_blocks + residual + _block_temporary_bytes(operations, config, workload),
         "embedding": gradients + n_embedding_gradients * unembedding + 2 * residual,
     }
@@ -104,10 +104,10 @@ def _largest_head(operations: list[Operation]) -> Operation | None:
     return max((op for op in operations if op.name == LOGITS), key=lambda op: op.writes, default=None)
 
 
-def _loss_bytes(head: Operation | None, workload: Workload, *, live: LiveBytes, casts: int) -> int:
+def _loss_and_cast_bytes(head: Operation | None, workload: Workload, *, live: LiveBytes, kept_cast_bytes: int) -> int:
     """Bytes of the loss and of the weight casts that are live at that time.
 
-    In the forward pass all casts are live. `casts` are those that are kept for the backward pass.
+    In the forward pass all casts are live. `kept_cast_bytes` are those kept for the backward pass.
     """
     if head is None or head.matmul is None:
         return live.weight_casts
@@ -116,7 +116,7 @@ def _loss_bytes(head: Operation | None, workload: Workload, *, live: LiveBytes, 
     if workload.loss_chunk_size is None:
         # Forward: logits (also in float32) and log-probabilities. Backward: log-probabilities and two gradients.
         forward = live.weight_casts + head.writes * (half_itemsize + 2 * LOSS_ITEMSIZE)
-        return max(forward, casts + 3 * LOSS_ITEMSIZE * head.writes)
+        return max(forward, kept_cast_bytes + 3 * LOSS_ITEMSIZE * head.writes)
     # The scaled states and their gradient; the gradient of the unembedding and the increment added to it.
     rows, d, vocab_size = head.matmul.rows, head.matmul.inner, head.matmul.columns
     states = (3 if dtype is Precision.MIXED else 2) * rows * d * dtype.param_itemsize

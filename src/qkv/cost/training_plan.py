@@ -93,7 +93,7 @@ class TrainingPlan:
         """Total cost, or None without a price."""
         return None if self.price is None else self.price * self.n_devices * self.seconds / 3600
 
-    def smallest_fitting_workload(self) -> Workload | None:
+    def fewest_devices_workload(self) -> Workload | None:
         """Return the workload with the fewest FSDP devices that fit one sequence, or None if none does.
 
         Activation checkpointing is enabled only if it is needed.

@@ -149,7 +149,7 @@ def _split_plain_text(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
         for separator in _SEPARATOR.finditer(buffer, 0, complete):
             if separator.start() == 0 and has_started:
                 continue  # the line started in the previous chunk, so it is not a separator
-            yield from _finish_document(buffer[start : separator.start()], has_started=has_started)
+            yield from _remaining_chunks(buffer[start : separator.start()], has_started=has_started)
             start, has_started = separator.end(), False
         buffer = buffer[start:] if has_started else buffer[start:].lstrip()
         while len(buffer.rstrip()) > MAX_CHUNK_CHARACTERS:
@@ -159,12 +159,12 @@ def _split_plain_text(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
     start = 0
     for separator in _SEPARATOR.finditer(buffer):
         if not (separator.start() == 0 and has_started):
-            yield from _finish_document(buffer[start : separator.start()], has_started=has_started)
+            yield from _remaining_chunks(buffer[start : separator.start()], has_started=has_started)
             start, has_started = separator.end(), False
-    yield from _finish_document(buffer[start:], has_started=has_started)
+    yield from _remaining_chunks(buffer[start:], has_started=has_started)
 
 
-def _finish_document(text: str, *, has_started: bool) -> Iterator[DocumentChunk]:
+def _remaining_chunks(text: str, *, has_started: bool) -> Iterator[DocumentChunk]:
     """Yield the rest of a document, or all of it if no chunk has been yielded yet."""
     if not has_started:
         yield from _split_document(text)

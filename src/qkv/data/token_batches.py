@@ -96,7 +96,7 @@ class TokenBatches:
             starts[in_epoch] = offset + ordered * self.seq_len
             lengths[in_epoch] = np.minimum(self.seq_len, self.source.n_tokens - ordered * self.seq_len)
         rows = [self._read_window(int(start)) for start in starts]
-        return _collate_rows(rows, lengths, with_documents=not self.cross_documents)
+        return _split_inputs_and_targets(rows, lengths, with_documents=not self.cross_documents)
 
     def _read_window(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Return seq_len + 1 tokens of the ring from `start` on, and the document ids of the targets."""
@@ -142,7 +142,7 @@ class EvalTokenBatches:
         rows = [self._read_window(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)]
         if not rows:
             return self._empty_batch()
-        return _collate_rows(rows, lengths, with_documents=not self.cross_documents)
+        return _split_inputs_and_targets(rows, lengths, with_documents=not self.cross_documents)
 
     def _read_window(self, start: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Return the tokens from start − 1 to start + length − 1, padded with end tokens, and their document ids."""
@@ -178,7 +178,7 @@ def _wrap_range(start: int, length: int, n: int) -> Iterator[tuple[int, int, int
         start += high - low
 
 
-def _collate_rows(
+def _split_inputs_and_targets(
     rows: list[tuple[NDArray[np.int64], NDArray[np.int64] | None]],
     lengths: NDArray[np.int64],
     *,

@@ -25,11 +25,11 @@ from qkv.nn import (
     FeedForward,
     Int8Linear,
     KVCache,
+    LayerSourceCache,
     Mask,
     RMSNorm,
     RotaryEmbedding,
     Source,
-    SourceCache,
     activate,
     has_hooks,
 )
@@ -94,12 +94,12 @@ class CPUDecodeEngine:
         x = self._embed(ids, positions[:, 0] if cache.is_ragged else cache.n_filled - 1, buffers)
         source_mask = None if source is None or source.mask is None else source.mask.dense
         for layer, block in enumerate(self._blocks):
-            x = block.self_attention(x, state, layer)
+            x = block.add_self_attention(x, state, layer)
             if source is not None:
-                x = block.cross_attention(
+                x = block.add_cross_attention(
                     x, buffers, cache.sources[layer], source_states=source.states, source_mask=source_mask
                 )
-            x = block.feed_forward(x, buffers)
+            x = block.add_feed_forward(x, buffers)
         if self._final_norm is not None:
             x = self._final_norm(x, buffers)
         return self._unembedding(x if self._logit_scale == 1.0 else x * self._logit_scale)
@@ -210,7 +210,7 @@ class _DecodeBlock:
         self._is_gated, self._activation = gate_proj is not None, feed_forward.activation
         self._head_config, self._scale = attention.head_config, attention.scale
 
-    def self_attention(self, x: Tensor, state: _StepState, layer: int) -> Tensor:
+    def add_self_attention(self, x: Tensor, state: _StepState, layer: int) -> Tensor:
         """Write the new keys and values to the cache and add the attention output to `x` in place."""
         buffers = state.buffers
         self._qkv_proj.write_to(self._attention_norm(x, buffers) if self._is_pre_norm else x, buffers.projected)
@@ -230,11 +230,11 @@ class _DecodeBlock:
         self._out_proj.add_to(x, buffers.heads)
         return x if self._is_pre_norm else self._attention_norm(x, buffers)
 
-    def cross_attention(
+    def add_cross_attention(
         self,
         x: Tensor,
         buffers: DecodeBuffers,
-        cache: SourceCache,
+        cache: LayerSourceCache,
         *,
         source_states: Tensor,
         source_mask: Tensor | None,
@@ -259,7 +259,7 @@ class _DecodeBlock:
         self._cross_out_proj.add_to(x, heads.transpose(1, 2).reshape(rows, -1))
         return x if self._is_pre_norm else self._cross_attention_norm(x, buffers)
 
-    def feed_forward(self, x: Tensor, buffers: DecodeBuffers) -> Tensor:
+    def add_feed_forward(self, x: Tensor, buffers: DecodeBuffers) -> Tensor:
         """Add the output of the feed-forward layer to `x` in place."""
         inputs = self._feed_forward_norm(x, buffers) if self._is_pre_norm else x
         if not self._is_gated:
@@ -292,10 +292,14 @@ def supports_cpu_decode_engine(model: GPT | Seq2Seq, prepacked: PrepackedWeights
     """
     decoder = model.decoder if isinstance(model, Seq2Seq) else model
     is_concatenated = isinstance(decoder.embedding.position, ConcatenatedPositions)
-    return not model.training and not is_concatenated and has_supported_modules([decoder, model.unembedding], prepacked)
+    return (
+        not model.training
+        and not is_concatenated
+        and has_supported_attention_and_linears([decoder, model.unembedding], prepacked)
+    )
 
 
-def has_supported_modules(roots: Sequence[nn.Module], prepacked: PrepackedWeights) -> bool:
+def has_supported_attention_and_linears(roots: Sequence[nn.Module], prepacked: PrepackedWeights) -> bool:
     """Check the conditions of `supports_cpu_decode_engine` that concern weights, attention, linear layers and hooks."""
     modules = [module for root in roots for module in root.modules()]
     attentions = [module for module in modules if isinstance(module, Attention)]
@@ -319,6 +323,6 @@ def _first_half(angles: Tensor) -> Tensor:
 
 
 def as_linear(module: nn.Module) -> nn.Linear | Int8Linear:
-    """Narrow the type of a module that `has_supported_modules` has checked."""
+    """Narrow the type of a module that `has_supported_attention_and_linears` has checked."""
     assert isinstance(module, nn.Linear | Int8Linear)
     return module

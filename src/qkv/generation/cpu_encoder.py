@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.choices import NormPosition
-from qkv.generation.cpu_decode_engine import as_linear, has_supported_modules
+from qkv.generation.cpu_decode_engine import as_linear, has_supported_attention_and_linears
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import BERT
 from qkv.models.inputs import check_length, position_ids
@@ -90,6 +90,6 @@ def create_cpu_encoder(model: BERT, prepacked: PrepackedWeights) -> CPUEncoder |
         and not config.gated
         and not torch.is_grad_enabled()
         and not model.training
-        and has_supported_modules(parts, prepacked)
+        and has_supported_attention_and_linears(parts, prepacked)
     )
     return CPUEncoder(model, prepacked) if is_supported else None

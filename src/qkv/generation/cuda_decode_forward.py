@@ -122,14 +122,14 @@ class _KernelForward:
             **tensors.launch_options,
         }
 
-    def decode_attention(self, layer: int, output: Tensor | None) -> None:
-        """Compute attention and write it to `output`, or to `splits` if several programs share a head."""
+    def decode_attention(self, layer: int, unsplit_output: Tensor | None) -> None:
+        """Compute attention and write it to `unsplit_output`, or to `splits` if several programs share a head."""
         _batch_kernels().decode_attention_kernel[(len(self.qkv), self.heads.n_heads, self.n_splits)](
             self.qkv,
             self.tensors.keys[layer],
             self.tensors.values[layer],
             *self.position_arguments,
-            output,
+            unsplit_output,
             self.splits,
             self.tensors.capacity,
             self.weights.attention.scale,

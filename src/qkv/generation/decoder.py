@@ -12,7 +12,7 @@ from qkv.generation.cuda_decode_step import CUDADecodeStep
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.models.rnn import RNNSource
-from qkv.nn import Source, SourceCache, check_ids
+from qkv.nn import LayerSourceCache, Source, check_ids
 
 RowIds = Int[Tensor, " row"]
 SequenceIndices = Int[Tensor, " sequence"]
@@ -119,7 +119,7 @@ class RNNDecoder:
         self._model = model
         self._source = start.source.materialize_mask()
         self._state = start.state
-        self._source_cache = SourceCache()
+        self._source_cache = LayerSourceCache()
 
     def step(self, ids: RowIds) -> NextLogits:
         logits, self._state = self._model.decode(ids[:, None], self._source, self._state, cache=self._source_cache)

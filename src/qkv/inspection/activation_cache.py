@@ -88,15 +88,15 @@ class ActivationCache(ShortRepr):
 
     def key_labels(self, stack: AttentionKind) -> list[str]:
         """Returns the labels of the keys."""
-        return self.select_tokens(stack, is_key=True).labels
+        return self.attention_axis_tokens(stack, is_key=True).labels
 
     def query_labels(self, stack: AttentionKind) -> list[str]:
         """Returns the labels of the queries."""
-        return self.select_tokens(stack).labels
+        return self.attention_axis_tokens(stack).labels
 
-    def select_tokens(self, stack: AttentionKind, *, is_key: bool = False) -> TokenizedText:
-        """Returns the query or key tokens. See `ModelInput.select_tokens`."""
-        return self.model_input.select_tokens(stack, is_key=is_key)
+    def attention_axis_tokens(self, stack: AttentionKind, *, is_key: bool = False) -> TokenizedText:
+        """Returns the query or key tokens. See `ModelInput.attention_axis_tokens`."""
+        return self.model_input.attention_axis_tokens(stack, is_key=is_key)
 
     @property
     def attention_reconstruction_error(self) -> float:

@@ -61,7 +61,7 @@ def classify_heads(cache: ActivationCache, stack: AttentionKind | None = None) -
     stack = stack or cache.stacks[0]
     weights, visible = cache.all_weights(stack), cache.visible_mask(stack)
     targets = pattern_target_masks(
-        cache.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS
+        cache.attention_axis_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS
     )
     scores = torch.stack([score_pattern(weights, visible, pattern, targets) for pattern in PATTERNS], dim=-1)
     n_queries = [int(_queries_with_targets(visible, pattern, targets).sum()) for pattern in PATTERNS]

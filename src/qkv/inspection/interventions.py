@@ -198,7 +198,9 @@ def describe_intervention(intervention: Intervention, model_input: ModelInput) -
         case HeadAblation():
             return f"{intervention.stack}, layer {intervention.layer}: head {intervention.head} ablated"
         case EdgeMask():
-            queries, keys = (model_input.select_tokens(intervention.stack, is_key=is_key) for is_key in (False, True))
+            queries, keys = (
+                model_input.attention_axis_tokens(intervention.stack, is_key=is_key) for is_key in (False, True)
+            )
             layer = "" if intervention.layer is None else f", layer {intervention.layer}"
             head = "" if intervention.head is None else f", head {intervention.head}"
             query, key = (

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plot_loss_curve(metrics_path: Path, *, unit: str = "nats per token") -> "Figure":
+def plot_loss_curve(metrics_path: Path, *, unit_label: str = "nats per token") -> "Figure":
     """Plot training loss (thin: each step, thick: smoothed) and validation loss by step.
 
     With label smoothing, the training loss is plotted without smoothing, like the validation loss.
@@ -45,7 +45,7 @@ def plot_loss_curve(metrics_path: Path, *, unit: str = "nats per token") -> "Fig
         }
         axis.plot(step, best, color="#d95f02", linestyle="none", **marker_style)
     axis.set_xlabel("step")
-    axis.set_ylabel(f"loss ({unit})")
+    axis.set_ylabel(f"loss ({unit_label})")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
     return figure

@@ -86,7 +86,7 @@ class ModelInput:
     generated: TokenizedText | None = None
     """For a translation, the generated tokens. Row t of the cross-attention predicts token t."""
 
-    def select_tokens(self, stack: AttentionKind, *, is_key: bool = False) -> TokenizedText:
+    def attention_axis_tokens(self, stack: AttentionKind, *, is_key: bool = False) -> TokenizedText:
         """Returns the query tokens, or the key tokens with `is_key`.
 
         The queries of cross-attention are labeled with the tokens that they predict.

@@ -214,12 +214,12 @@ def _plot_timeline(view: TimelineView, title: str) -> "Figure":
     axes[0].legend(frameon=False, fontsize="small", ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes[0].spines[["top", "right"]].set_visible(False)
     if view.target_probabilities is not None:
-        _plot_target_probability_by_step(axes[1], view)
+        _plot_target_probability_heatmap(axes[1], view)
     figure.suptitle(title, fontsize="medium")
     return figure
 
 
-def _plot_target_probability_by_step(axis: "Axes", view: TimelineView) -> None:
+def _plot_target_probability_heatmap(axis: "Axes", view: TimelineView) -> None:
     assert view.target_probabilities is not None
     by_depth = view.target_probabilities.nanmean(-1).T.flip(0)
     image = axis.imshow(by_depth.cpu().numpy(), cmap="viridis", vmin=0, aspect="auto")

@@ -87,6 +87,6 @@ def generate_sentences(model: GPT, n: int) -> Ids:
 
 
 def valid_sentence_fraction(ids: Ids) -> float:
-    """Fraction of sentences that have a word of the right slot at every position."""
+    """Return the fraction of sentences that follow the grammar: each position has a word of the expected kind."""
     is_valid = torch.stack([torch.isin(ids[:, i], slot) for i, slot in enumerate(_IDS)])
     return is_valid.all(0).float().mean().item()

@@ -41,7 +41,9 @@ def best_row_combination(x: TokenTable) -> TokenTable:
     return (weights @ x).float().round(decimals=6) + 0.0  # avoids −0.0 and rounding errors
 
 
-def train_head(seed: int, *, with_positions: bool = True, causal: bool = True) -> tuple[ToyHead, TokenTable]:
+def train_head_and_predict(
+    seed: int, *, with_positions: bool = True, causal: bool = True
+) -> tuple[ToyHead, TokenTable]:
     """Train a head on X; return it with its predicted probabilities."""
     head = ToyHead(len(SEQUENCE), len(TOY_WORDS_5), seed=seed, with_positions=with_positions, causal=causal)
     train_toy_head(head, bigram_table()[None], target_table()[None])
@@ -97,7 +99,7 @@ def _print_best_row_combination(x: TokenTable, target: TokenTable) -> TokenTable
 
 def _print_trained_head(seed: int, x: TokenTable) -> TokenTable:
     print_section("A trained head on X + positions reaches the target: softmax(QKᵀ/√H)·V·W_out")
-    head, learned = train_head(seed)
+    head, learned = train_head_and_predict(seed)
     with record(head, "attention.weights") as cache, torch.no_grad():
         head(x[None])
     print_matrix(learned, rows=POSITION_LABELS, columns=TOY_WORDS_5, digits=3)
@@ -118,7 +120,7 @@ def _print_position_and_mask_ablations(seed: int) -> None:
     print_section("Which component distinguishes the two occurrences of 'the'?")
     rows = []
     for with_positions, causal in ((True, True), (True, False), (False, True), (False, False)):
-        _, p = train_head(seed, with_positions=with_positions, causal=causal)
+        _, p = train_head_and_predict(seed, with_positions=with_positions, causal=causal)
         enabled = ["yes" if component else "no" for component in (with_positions, causal)]
         rows.append((*enabled, p[1, MAN_ID].item(), p[4, CHICKEN_ID].item()))
     print_table(["positions", "causal mask", "the → man at 1", "the → chicken at 4"], rows, digits=3)

@@ -35,7 +35,7 @@ STACK_DESIGNS = (
 )
 
 
-def gradient_by_depth(design: StackDesign) -> Float[Tensor, " layer"]:
+def relative_gradient_norm_by_depth(design: StackDesign) -> Float[Tensor, " layer"]:
     """Return ‖∂loss/∂input of layer l‖ for l = 0 … N_STACK_LAYERS in an untrained stack, relative to the last layer."""
     x = torch.randn(4, N, D, dtype=torch.float64, requires_grad=True)
     inputs = [x]
@@ -75,7 +75,7 @@ def gradient_by_distance(model: nn.Module) -> Float[Tensor, " distance"]:
 
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
-    depth = {design.name: gradient_by_depth(design) for design in STACK_DESIGNS}
+    depth = {design.name: relative_gradient_norm_by_depth(design) for design in STACK_DESIGNS}
     print_section(f"Through {N_STACK_LAYERS} layers: the gradient at the input of a layer, relative to the last layer")
     selected_layers = (N_STACK_LAYERS, N_STACK_LAYERS - 1, N_STACK_LAYERS - 4, N_STACK_LAYERS // 2, 4, 0)
     print_table(["input of layer", *depth], [

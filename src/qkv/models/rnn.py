@@ -9,10 +9,10 @@ from qkv.errors import ShapeError
 from qkv.models.inputs import check_attention_mask, check_length, check_source_batch
 from qkv.nn import (
     AttentiveDecoder,
+    LayerSourceCache,
     Mask,
     RecurrentEncoder,
     Source,
-    SourceCache,
     State,
     TokenEmbedding,
     Unembedding,
@@ -85,7 +85,7 @@ class RNNSeq2Seq(nn.Module):
         return RNNSource(source=Source(states=states, mask=mask), state=initial_state)
 
     def decode(
-        self, ids: Ids, source: Source, state: State, *, cache: SourceCache | None = None
+        self, ids: Ids, source: Source, state: State, *, cache: LayerSourceCache | None = None
     ) -> tuple[Logits, State]:
         """Run the decoder from `state` over one or more ids per row, and return the logits and the new state.
 

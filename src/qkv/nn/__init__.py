@@ -2,7 +2,7 @@
 
 from qkv.nn.attention import Attention, HeadConfig, use_attention_kernel
 from qkv.nn.block import Block, Blocks, Source
-from qkv.nn.cache import AppendSlots, KVCache, LayerCache, SourceCache
+from qkv.nn.cache import AppendSlots, KVCache, LayerCache, LayerSourceCache
 from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax, scaled_dot_product_attention
 from qkv.nn.embedding import InputEmbedding, TokenEmbedding, Unembedding, check_ids
 from qkv.nn.feed_forward import FeedForward, activate
@@ -35,6 +35,7 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "LayerNorm",
+    "LayerSourceCache",
     "LearnedPositions",
     "Mask",
     "PatchEmbedding",
@@ -47,7 +48,6 @@ __all__ = [
     "SinusoidalPositions",
     "SoftMemory",
     "Source",
-    "SourceCache",
     "State",
     "StateAttention",
     "Tap",

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from qkv.choices import AttentionKernel, HeadLayout
 from qkv.errors import ConfigError, ShapeError
-from qkv.nn.cache import LayerCache, SourceCache
+from qkv.nn.cache import LayerCache, LayerSourceCache
 from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax
 from qkv.nn.fused_autograd import fused_qkv, is_compiled_for_training
 from qkv.nn.mask import Mask
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         source: Float[Tensor, "source_batch key d_model"] | None = None,
         mask: Mask | None = None,
         position_info: PositionInfo | None = None,
-        cache: LayerCache | SourceCache | None = None,
+        cache: LayerCache | LayerSourceCache | None = None,
     ) -> Residual:
         """Attend from `x` to `source`, or to `x` itself if no source is passed.
 
@@ -154,7 +154,7 @@ class Attention(nn.Module):
         source: Tensor,
         projected: list[Tensor],
         position_info: PositionInfo | None,
-        cache: LayerCache | SourceCache | None,
+        cache: LayerCache | LayerSourceCache | None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the keys and values to attend to, including cached ones.
 
@@ -171,7 +171,7 @@ class Attention(nn.Module):
         match cache:
             case None:
                 return project()
-            case SourceCache():
+            case LayerSourceCache():
                 return cache.fetch(project)
             case LayerCache():
                 return cache.append(*project())

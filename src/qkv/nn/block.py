@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from qkv.choices import NormPosition
 from qkv.errors import CacheError, ConfigError
 from qkv.nn.attention import Attention
-from qkv.nn.cache import KVCache, LayerCache, SourceCache
+from qkv.nn.cache import KVCache, LayerCache, LayerSourceCache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.fused_autograd import fused_norm_residual, is_compiled_for_training
 from qkv.nn.mask import Mask
@@ -80,7 +80,7 @@ class Block(nn.Module):
         *,
         mask: Mask | None = None,
         position_info: PositionInfo | None = None,
-        cache: tuple[LayerCache, SourceCache] | None = None,
+        cache: tuple[LayerCache, LayerSourceCache] | None = None,
         source: Source | None = None,
     ) -> Residual:
         if self.cross_attention is None and source is not None:

@@ -83,7 +83,7 @@ class LayerCache:
         return self._parent.positions
 
 
-class SourceCache:
+class LayerSourceCache:
     """Cross-attention keys and values of one layer, computed once per source and shared by all beams."""
 
     def __init__(self, parent: "KVCache | None" = None) -> None:
@@ -152,7 +152,7 @@ class KVCache:
         """Keys of all layers, (layer, batch, kv_head, slot, d_head)."""
         self.values = like.new_zeros(n_layers, batch, value_shape[0], n_allocated, value_shape[1])
         """Values of all layers, (layer, batch, kv_head, slot, d_value)."""
-        self.sources = [SourceCache(self) for _ in range(n_layers)]
+        self.sources = [LayerSourceCache(self) for _ in range(n_layers)]
         self._source_states: Tensor | None = None
 
     @property

@@ -39,12 +39,12 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
         raise InputError("the sequence is empty: got 0 ids, expected at least 1")
     if ids.shape[0] == 0:
         raise InputError("the batch is empty: got 0 sequences, expected at least 1")
-    outside = _find_id_outside(ids, vocab_size)
+    outside = _find_id_outside_if_checkable(ids, vocab_size)
     if outside is not None:
         raise InputError(f"id {outside} is outside the vocabulary of {vocab_size} tokens (0 … {vocab_size - 1})")
 
 
-def _find_id_outside(ids: Tensor, n: int) -> int | None:
+def _find_id_outside_if_checkable(ids: Tensor, n: int) -> int | None:
     """Returns an id that is not in 0 … n − 1, or `None` if there is none or if the values cannot be checked."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return None
@@ -96,7 +96,7 @@ class InputEmbedding(nn.Module):
             raise ShapeError(f"segments have shape {tuple(segments.shape)}, but ids have shape {tuple(ids.shape)}")
         assert self.segment is not None
         n_segments = self.segment.weight.shape[0]
-        outside = _find_id_outside(segments, n_segments)
+        outside = _find_id_outside_if_checkable(segments, n_segments)
         if outside is not None:
             raise InputError(f"segment {outside} is outside the model's {n_segments} segments (0 … {n_segments - 1})")
         return self.segment(segments)

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from qkv.choices import CellKind, ScoreKind
 from qkv.errors import InputError
-from qkv.nn.cache import SourceCache
+from qkv.nn.cache import LayerSourceCache
 from qkv.nn.dot_product_attention import AttentionInputs, masked_softmax
 from qkv.nn.mask import Mask
 from qkv.nn.tap import Tap
@@ -151,7 +151,7 @@ class StateAttention(nn.Module):
         states: Float[Tensor, "source_batch key d_model"],
         *,
         mask: Mask | None = None,
-        cache: SourceCache | None = None,
+        cache: LayerSourceCache | None = None,
     ) -> Residual:
         """Attend from `queries` to `states`. With a cache, the keys are computed only in the first step."""
         # Beams of the same source are folded into the query axis, as in `Attention`.
@@ -200,7 +200,7 @@ class AttentiveDecoder(nn.Module):
         *,
         source: Float[Tensor, "source_batch key d_model"],
         mask: Mask | None = None,
-        cache: SourceCache | None = None,
+        cache: LayerSourceCache | None = None,
     ) -> tuple[Residual, State]:
         """Returns the decoder outputs and the state after the last position."""
         states, last = run_recurrence(self.recurrence, x, state)

@@ -107,11 +107,11 @@ class RequestExecutor:
 
 
 def create_app(
-    backend: Backend, *, token: str, port: int, page: Path | None = None, executor: RequestExecutor | None = None
+    backend: Backend, *, token: str, port: int, page_folder: Path | None = None, executor: RequestExecutor | None = None
 ) -> ASGIApp:
-    """Create the ASGI application. `page` replaces the package's page folder, and `executor` the default limits."""
+    """Create the ASGI application. `page_folder` replaces the default page, and `executor` the default limits."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    runner, files, routes = executor or RequestExecutor(), _load_page_files(page or PAGE_FOLDER), backend.routes
+    runner, files, routes = executor or RequestExecutor(), _load_page_files(page_folder or PAGE_FOLDER), backend.routes
 
     async def handle_api_request(request: Request) -> Response:
         try:

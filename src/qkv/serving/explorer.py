@@ -99,7 +99,7 @@ class Explorer:
         run_views = {
             "heads": (schemas.StackRequest, views.heads_view, False),
             "attention": (schemas.LayerRequest, views.layer_attention_view, False),
-            "tile": (schemas.TileRequest, views.tile_view, False),
+            "tile": (schemas.AttentionTileRequest, views.attention_tile_view, False),
             "row": (schemas.RowRequest, views.row_view, False),
             "map": (schemas.MapRequest, views.map_view, False),
             "neuron": (schemas.NeuronRequest, views.neuron_view, True),

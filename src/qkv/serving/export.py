@@ -37,7 +37,7 @@ def export_responses(explorer: "Explorer", request: ExportRequest) -> APIRespons
     if request.format == "html":
         for run in request.requests:
             if run.path == "/api/run":
-                requests += default_view_requests(explorer, run)
+                requests += view_requests_with_defaults(explorer, run)
     unique = {json.dumps(each.model_dump(), sort_keys=True): each for each in requests}
     replayed = [replay_request(explorer, each) for each in unique.values()]
     if request.format == "html":
@@ -78,7 +78,7 @@ def replay_request(explorer: "Explorer", request: APIRequest) -> ReplayedRequest
     return ReplayedRequest(recorded, response.body if response.content_type == FRAME else None)
 
 
-def default_view_requests(explorer: "Explorer", run: APIRequest) -> Iterator[APIRequest]:
+def view_requests_with_defaults(explorer: "Explorer", run: APIRequest) -> Iterator[APIRequest]:
     """Yields the requests that the page sends for every view of a run with default settings."""
     response = json.loads(replay_request(explorer, run).recorded.response)
     views = explorer.registry.summarize(explorer.registry.find(response["model"]))["views"]

@@ -8,7 +8,7 @@ from typing import Any
 from qkv.data.file_io import convert_disk_errors
 from qkv.errors import InputError, MissingExtraError
 from qkv.serving.explorer import Explorer
-from qkv.serving.export import default_view_requests, replay_request
+from qkv.serving.export import replay_request, view_requests_with_defaults
 from qkv.serving.hugging_face import PublishedModel, PublishedTokenizer, check_tokenizer_passed, task_from_published
 from qkv.serving.model_registry import ModelRegistry
 from qkv.serving.schemas import APIRequest
@@ -75,7 +75,7 @@ class ExplorerPage:
         """Returns the responses that a saved page contains: every view of the text with default settings."""
         return [
             replay_request(self.explorer, request).recorded
-            for request in default_view_requests(self.explorer, self._run_request)
+            for request in view_requests_with_defaults(self.explorer, self._run_request)
         ]
 
     def _repr_html_(self) -> str:

@@ -77,7 +77,7 @@ class LayerRequest(StackRequest):
     layer: Index
 
 
-class TileRequest(LayerRequest):
+class AttentionTileRequest(LayerRequest):
     head: Index
     rows: tuple[Index, Index]
     columns: tuple[Index, Index]

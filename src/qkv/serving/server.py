@@ -24,7 +24,7 @@ def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Ca
 
     `ready` is called with the address once the port is open. The address contains the access token.
     """
-    listener = open_listener(port)
+    listener = bind_port(port)
     token = secrets.token_urlsafe(24)
     app = create_app(backend, token=token, port=port)
     config = uvicorn.Config(
@@ -44,7 +44,7 @@ def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Ca
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def open_listener(port: int) -> socket.socket:
+def bind_port(port: int) -> socket.socket:
     """Returns a socket that listens on the port. Raises `InputError` if the port is invalid or in use."""
     if not 1 <= port <= 65535:
         raise InputError(f"--port {port}: must be between 1 and 65535")

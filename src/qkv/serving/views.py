@@ -68,7 +68,7 @@ def heads_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
     cache, stack = run.cache, resolve_stack(run.cache, request.stack)
     visible = cache.visible_mask(stack)
     targets = pattern_target_masks(
-        cache.select_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS
+        cache.attention_axis_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS
     )
     no_targets = torch.zeros_like(visible)
     target_masks = torch.stack([targets.get(pattern, no_targets) for pattern in PATTERNS])
@@ -117,7 +117,7 @@ def layer_attention_view(run: Run, request: schemas.LayerRequest) -> dict[str, A
     return {"stack": stack, "layer": request.layer, "pool_size": p, "weights": QuantizedWeights(weights)}
 
 
-def tile_view(run: Run, request: schemas.TileRequest) -> dict[str, Any]:
+def attention_tile_view(run: Run, request: schemas.AttentionTileRequest) -> dict[str, Any]:
     (top, bottom), (left, right) = request.rows, request.columns
     queries = list(range(top, min(bottom, top + MAX_CELLS)))
     rows = attention_rows(run, resolve_stack(run.cache, request.stack), request.layer, queries)
@@ -162,7 +162,7 @@ def map_view(run: Run, request: schemas.MapOptions) -> dict[str, Any]:
 def build_attention_map(run: Run, options: schemas.MapOptions) -> AttentionMapView:
     """Compute the requested attention map, and merge words and remove sinks if requested."""
     cache, stack = run.cache, resolve_stack(run.cache, options.stack)
-    queries, keys = cache.select_tokens(stack), cache.select_tokens(stack, is_key=True)
+    queries, keys = cache.attention_axis_tokens(stack), cache.attention_axis_tokens(stack, is_key=True)
     view = _compute_attention_map(cache, stack, options)
     return refine_map(view, queries, keys, merge_words=options.merge_words, keep_sink=options.keep_sink)
 

@@ -231,7 +231,7 @@ def _save_plots(folder: Path, result: FinetuneResult, log: LogFunction) -> None:
     try:
         with convert_disk_errors(folder, 0):
             unit = "nats per text" if result.class_names else "share of the variance"
-            plot_loss_curve(folder / "metrics.jsonl", unit=unit).savefig(folder / "loss.png")
+            plot_loss_curve(folder / "metrics.jsonl", unit_label=unit).savefig(folder / "loss.png")
             if result.confusion is not None and result.class_names is not None:
                 metric, score = next(iter(result.scores.items()))
                 title = f"{metric} {score:.3f} on {result.n_evaluation:,} texts"

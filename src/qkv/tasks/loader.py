@@ -31,7 +31,7 @@ _TASK_DESCRIPTIONS = {
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_model_path(name: str | Path) -> Path:
+def resolve_or_download_model(name: str | Path) -> Path:
     """Returns the model file, or the folder with its config.json and weights. For a run, this is the best checkpoint.
 
     A local folder that contains a model takes precedence over a shipped model of the same name.
@@ -51,15 +51,15 @@ def resolve_model_path(name: str | Path) -> Path:
 
 
 def resolve_model_folder(name: str | Path) -> Path:
-    """Like `resolve_model_path`, but raises an error for a single file."""
-    path = resolve_model_path(name)
+    """Like `resolve_or_download_model`, but raises an error for a single file."""
+    path = resolve_or_download_model(name)
     if path.is_file():
         raise InputError(f"{path}: is a file, expected a folder with config.json and model.safetensors")
     return path
 
 
 def load_pretrained(name: str | Path) -> ModelBundle:
-    path = resolve_model_path(name)
+    path = resolve_or_download_model(name)
     return load_single_file(path) if path.is_file() else load_model(path)
 
 

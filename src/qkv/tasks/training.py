@@ -11,7 +11,7 @@ from qkv.tasks.loader import load_pretrained
 from qkv.training import (
     DEFAULT_MINUTES,
     PreparedRun,
-    TimeBudget,
+    TimeBudgetPlanner,
     auto_recipe,
     build_trainer,
     choose_gpt_recipe,
@@ -60,7 +60,7 @@ def train(
     with prepared.run.locked():
         if is_new and seconds is not None:
             prepared = fit_run_to_time(prepared, device=torch_device, seconds=seconds)
-            time_budget = TimeBudget(
+            time_budget = TimeBudgetPlanner(
                 seconds, on_replan=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan))
             )
         if is_new:

@@ -133,12 +133,12 @@ class Translator:
     def translate(self, texts: str | list[str], *, beam: int = 5, split: bool | None = None) -> str | list[str]:
         """Translate a text, or a list of texts.
 
-        With `split`, long texts are split (`split_text`) and their translations joined. By default, this depends on
-        whether the model has a length limit for joined sentences.
+        With `split`, long texts are split (`split_to_context_length`) and their translations joined. By default, this
+        depends on whether the model has a length limit for joined sentences.
         """
         text_list = _as_text_list(texts)
         is_split = self.splits_by_default if split is None else split
-        parts = [self.split_text(text) if is_split else [text] for text in text_list]
+        parts = [self.split_to_context_length(text) if is_split else [text] for text in text_list]
         flat_parts = [part for text_parts in parts for part in text_parts]
         results = iter(self.translate_batch(flat_parts, beam=BeamConfig(n_beams=beam)))
         translations = [" ".join(next(results).text for _ in text_parts) for text_parts in parts]
@@ -152,7 +152,7 @@ class Translator:
         """
         return self.generation_config.max_joined is not None
 
-    def split_text(self, text: str) -> list[str]:
+    def split_to_context_length(self, text: str) -> list[str]:
         """Split a text at sentence boundaries, or between words if a single sentence is too long.
 
         Sentences are joined up to `generation_config.max_joined` tokens, or up to the context length.
@@ -240,7 +240,7 @@ class Translator:
             return []
         ids = self.source_tokenizer.encode(self._add_prefix(text))
         if len(ids) > (context_length := self.model.config.context_length):
-            can_split = len(self.split_text(text)) > 1
+            can_split = len(self.split_to_context_length(text)) > 1
             hint = (
                 "--split (split=True) splits it at sentence boundaries"
                 if can_split

@@ -50,10 +50,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     with suppress_stderr():
-        return _load_tokenizer_file(_find_tokenizer_file(path) if path.is_dir() else path)
+        return _load_tokenizer_with_companion_files(_find_tokenizer_file(path) if path.is_dir() else path)
 
 
-def _load_tokenizer_file(file: Path) -> Tokenizer:
+def _load_tokenizer_with_companion_files(file: Path) -> Tokenizer:
     settings = _read_json_object(file.parent / CONFIG_FILE) if (file.parent / CONFIG_FILE).is_file() else {}
     if file.name.endswith("vocab.txt"):
         backend = _load_bert_vocabulary(file, settings)

@@ -43,7 +43,7 @@ def score_translations(
     return scores
 
 
-def compare_systems(
+def compare_with_first_system(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], *, n_bootstrap_samples: int = N_BOOTSTRAP_SAMPLES
 ) -> dict[str, dict[str, MetricScore]]:
     """Compute the metrics of each system, with p-values of paired bootstrap tests against the first system."""

@@ -12,7 +12,7 @@ from qkv.choices import Activation, AttentionKernel
 from qkv.cost.calibration import Calibration, TimingTable, TimingTableBuilder, merge_fastest
 from qkv.cost.workload import Precision
 from qkv.training import kernel_benchmarks
-from qkv.training.kernel_benchmarks import KernelBenchmark
+from qkv.training.kernel_benchmarks import KernelBenchmarkSettings
 from qkv.training.launch_overhead import LaunchOverheadBenchmark
 from qkv.training.timer import Timer, WorkFunction
 
@@ -97,7 +97,7 @@ def calibrate(
     tables: dict[str, TimingTable] = {}
     launch_overheads = LaunchOverheadBenchmark(timer, dtype=dtype, training_dtype=training_dtype)
     for is_training in (False, True):
-        benchmark = KernelBenchmark(
+        benchmark = KernelBenchmarkSettings(
             device=device, dtype=training_dtype if is_training else dtype, is_training=is_training
         )
         measured: dict[str, TimingTable] = {}
@@ -116,7 +116,7 @@ def calibrate(
             measured = merge_fastest(measured, measure(timer, benchmark, grid))
         tables |= {f"{name}.{'train' if is_training else 'infer'}": table for name, table in measured.items()}
     tables["stream"] = _measure_seconds_per_weight_byte(
-        timer, KernelBenchmark(device=device, dtype=dtype, is_training=False), grid
+        timer, KernelBenchmarkSettings(device=device, dtype=dtype, is_training=False), grid
     )
     return Calibration(
         device=device_name(device),
@@ -157,7 +157,7 @@ def _measure_table(
     return builder.build()
 
 
-def _measure_matmuls(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> dict[str, TimingTable]:
+def _measure_matmuls(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> dict[str, TimingTable]:
     max_flops = grid.max_flops / (3 if benchmark.is_training else 1)
 
     def make(rows: int, inner: int, columns: int) -> WorkFunction | None:
@@ -173,7 +173,7 @@ def _measure_matmuls(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> di
     }
 
 
-def _measure_unaligned_matmul(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> TimingTable:
+def _measure_unaligned_matmul(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> TimingTable:
     """Measure how much slower a matmul is if its columns are only a multiple of 1, 2 or 4, by its number of rows."""
     all_rows, inner, columns = grid.unaligned_matmul
     ratios = []
@@ -186,7 +186,7 @@ def _measure_unaligned_matmul(timer: Timer, benchmark: KernelBenchmark, grid: Gr
     return TimingTable(axes=(all_rows, (1, 2, 4)), exponents=(0, 0), seconds=tuple(ratios))
 
 
-def _measure_attention(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> dict[str, TimingTable]:
+def _measure_attention(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> dict[str, TimingTable]:
     # Attention gets a higher limit, because long contexts matter most for it.
     max_flops = 4 * grid.max_flops / (4 if benchmark.is_training else 1)
     tables = {}
@@ -226,7 +226,7 @@ def _measure_attention(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> 
     return tables
 
 
-def _measure_recurrences(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> dict[str, TimingTable]:
+def _measure_recurrences(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> dict[str, TimingTable]:
     tables = {}
     for bidirectional in (False, True):
 
@@ -253,7 +253,7 @@ def _measure_recurrences(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -
     return tables
 
 
-def _measure_elementwise(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> dict[str, TimingTable]:
+def _measure_elementwise(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> dict[str, TimingTable]:
     axes = (grid.n_elements,)
     tables = {}
     for kind in ELEMENTWISE:
@@ -277,7 +277,7 @@ def _measure_elementwise(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -
     return tables
 
 
-def _measure_seconds_per_weight_byte(timer: Timer, benchmark: KernelBenchmark, grid: Grid) -> TimingTable:
+def _measure_seconds_per_weight_byte(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> TimingTable:
     """Measure the seconds per byte of reading weights, by the total number of bytes."""
     seconds = []
     for n_bytes in grid.stream:

@@ -34,6 +34,10 @@ def _find_nonfinite_output(model: nn.Module, compute_losses: Callable[[], Iterab
     nonfinite: list[str] = []
 
     def check(name: str, output: object) -> None:
+        if isinstance(output, tuple):
+            for element in output:
+                check(name, element)
+            return
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return
         # Masked attention scores are −∞ by design.

@@ -26,7 +26,7 @@ MAX_COPIES = {"cpu": 64, "cuda": MAX_REPEATS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelBenchmark:
+class KernelBenchmarkSettings:
     """Settings of kernel benchmarks: device, precision, and whether to run the backward pass as well."""
 
     device: torch.device
@@ -80,7 +80,7 @@ def _inference_pass(forward: Callable[[], Tensor]) -> WorkFunction:
     return run
 
 
-def build_matmul(benchmark: KernelBenchmark, rows: int, inner: int, columns: int) -> WorkFunction:
+def build_matmul(benchmark: KernelBenchmarkSettings, rows: int, inner: int, columns: int) -> WorkFunction:
     """Matrix product that uses another weight in each call, like the layers of a model, so that none stays cached.
 
     In mixed precision it includes the cast of the weight to 16 bits. The cast of `x` is measured by `build_cast`.
@@ -103,7 +103,7 @@ def build_matmul(benchmark: KernelBenchmark, rows: int, inner: int, columns: int
     return lambda: next(next_weight)()  # noqa: PLW0108 - each call takes the next function
 
 
-def build_elementwise(benchmark: KernelBenchmark, kind: str, n: int) -> WorkFunction:
+def build_elementwise(benchmark: KernelBenchmarkSettings, kind: str, n: int) -> WorkFunction:
     """Element-wise operation: an activation, a norm, or one of the names below."""
     width = min(n, ROW_WIDTH)
     shape = (1, n // width, width)
@@ -133,7 +133,7 @@ def build_elementwise(benchmark: KernelBenchmark, kind: str, n: int) -> WorkFunc
             return benchmark.build_pass(lambda: activate(x, activation), [x])
 
 
-def _build_rotary(benchmark: KernelBenchmark, n: int) -> WorkFunction:
+def _build_rotary(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
     positions = max(1, n // ROW_WIDTH)
     x = benchmark.random_tensor(1, 8, positions, ROW_WIDTH // 8, in_compute_dtype=True)
     position_ids = torch.arange(positions, device=benchmark.device)[None]
@@ -141,7 +141,7 @@ def _build_rotary(benchmark: KernelBenchmark, n: int) -> WorkFunction:
     return benchmark.build_pass(lambda: rotary.rotate(x), [x])
 
 
-def build_cross_entropy(benchmark: KernelBenchmark, n: int) -> WorkFunction:
+def build_cross_entropy(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
     """Cross-entropy of n logits in float32."""
     rows = max(1, n // VOCAB_SIZE)
     x, targets = (
@@ -151,23 +151,23 @@ def build_cross_entropy(benchmark: KernelBenchmark, n: int) -> WorkFunction:
     return benchmark.build_pass(lambda: F.cross_entropy(x.float(), targets, reduction="sum"), [x])
 
 
-def build_cast(benchmark: KernelBenchmark, n: int) -> WorkFunction:
+def build_cast(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
     """Cast of n elements of the residual stream to the dtype of matmuls, and of their gradient back."""
     x = benchmark.random_tensor(n)
     return benchmark.build_pass(lambda: x.to(benchmark.compute_dtype), [x])
 
 
-def build_bias_gradient(benchmark: KernelBenchmark, n: int) -> WorkFunction:
+def build_bias_gradient(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
     """Gradient of the bias of a linear layer: n elements summed over the rows."""
     gradient = benchmark.random_tensor(n // min(n, ROW_WIDTH), min(n, ROW_WIDTH), in_compute_dtype=True).detach()
     return lambda: gradient.sum(0)
 
 
-def build_zero_fill(benchmark: KernelBenchmark, n: int) -> WorkFunction:
+def build_zero_fill(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
     return lambda: torch.zeros(n, device=benchmark.device)
 
 
-def build_optimizer_update(benchmark: KernelBenchmark, n: int) -> WorkFunction:
+def build_optimizer_update(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
     """Gradient norm, clipping and AdamW step of n parameters, in tensors of a typical size."""
     size = min(n, 2**20)
     parameters = [nn.Parameter(torch.randn(size, device=benchmark.device)) for _ in range(n // size)]
@@ -184,7 +184,7 @@ def build_optimizer_update(benchmark: KernelBenchmark, n: int) -> WorkFunction:
 
 
 def build_attention(
-    benchmark: KernelBenchmark, groups: int, n: int, d_head: int, *, kernel: AttentionKernel, causal: bool
+    benchmark: KernelBenchmarkSettings, groups: int, n: int, d_head: int, *, kernel: AttentionKernel, causal: bool
 ) -> WorkFunction:
     """Attention from projected queries, keys and values to the concatenated head outputs."""
     heads = min(8, groups)
@@ -199,7 +199,7 @@ def build_attention(
 
 
 def build_decode_attention(
-    benchmark: KernelBenchmark, groups: int, n_keys: int, d_head: int, *, kernel: AttentionKernel
+    benchmark: KernelBenchmarkSettings, groups: int, n_keys: int, d_head: int, *, kernel: AttentionKernel
 ) -> WorkFunction:
     """Attention of one query per row over a KV cache."""
     heads = min(8, groups)
@@ -213,7 +213,7 @@ def build_decode_attention(
 
 
 def build_recurrence(
-    benchmark: KernelBenchmark,
+    benchmark: KernelBenchmarkSettings,
     steps: int,
     batch: int,
     d_state: int,
@@ -230,7 +230,7 @@ def build_recurrence(
     return benchmark.build_pass(lambda: run_recurrence(layer, x)[0], [x, *layer.parameters()])
 
 
-def build_weight_stream(benchmark: KernelBenchmark, n_bytes: int, side: int) -> tuple[WorkFunction, int]:
+def build_weight_stream(benchmark: KernelBenchmarkSettings, n_bytes: int, side: int) -> tuple[WorkFunction, int]:
     """Returns a function that reads about `n_bytes` of weights once with single-row matmuls, and the exact bytes."""
     size = torch.empty(0, dtype=benchmark.weight_dtype).element_size()
     side = min(side, int((n_bytes / size) ** 0.5))

@@ -44,11 +44,11 @@ def chunked_loss_sum(
     if chunk is None and not has_kernel:
         return cross_entropy_sum(unembedding(states), targets, smoothing=smoothing)
     flat = states.flatten(0, 1) * unembedding.scale
-    function = _ChunkedLossTriton if has_kernel else _ChunkedLoss
+    function = _ChunkedLossSumTriton if has_kernel else _ChunkedLossSum
     return function.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk or len(flat), smoothing)
 
 
-class _ChunkedLoss(torch.autograd.Function):
+class _ChunkedLossSum(torch.autograd.Function):
     """Computes the gradients in the forward pass, chunk by chunk, so that only one chunk of logits exists at a time."""
 
     @staticmethod
@@ -104,8 +104,8 @@ class _ChunkedLoss(torch.autograd.Function):
         return (*(None if gradient is None else gradient.mul_(grad_output) for gradient in gradients), None, None, None)
 
 
-class _ChunkedLossTriton(torch.autograd.Function):
-    """Like `_ChunkedLoss`, with a Triton kernel that overwrites the logits of a chunk with their gradients."""
+class _ChunkedLossSumTriton(torch.autograd.Function):
+    """Like `_ChunkedLossSum`, with a Triton kernel that overwrites the logits of a chunk with their gradients."""
 
     @staticmethod
     def forward(
@@ -140,7 +140,7 @@ class _ChunkedLossTriton(torch.autograd.Function):
             ctx.gradients = (torch.cat(state_parts), sum(weight_parts), None if bias is None else sum(bias_parts))
         return torch.stack(losses).sum()
 
-    backward = _ChunkedLoss.backward  # type: ignore[assignment]
+    backward = _ChunkedLossSum.backward  # type: ignore[assignment]
 
 
 def _matmul_dtype(x: Tensor) -> torch.dtype:

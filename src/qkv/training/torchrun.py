@@ -38,7 +38,7 @@ def is_peer_failure(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in ("gloo", "nccl"))
 
 
-def local_device(device: torch.device) -> torch.device:
+def select_local_device(device: torch.device) -> torch.device:
     """Select the GPU that belongs to this process's local rank. A CPU device is returned unchanged."""
     local_rank, n_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if device.type != "cuda":
@@ -114,7 +114,7 @@ class _TorchrunBase(Distributed):
         """Returns True on exactly one rank: the first that asks reports the error for all ranks."""
         return self._heartbeat.claim_error_report()
 
-    def keep_store_alive(self) -> None:
+    def delay_exit_after_error(self) -> None:
         """On an abnormal exit, rank 0 stays up briefly if torchrun does not host the store.
 
         The other ranks query the store on rank 0 to decide which rank reports the error.

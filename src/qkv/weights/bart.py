@@ -24,7 +24,7 @@ LOGIT_BIAS = "final_logits_bias"
 
 
 def read_bart_config(published: PublishedConfig) -> Seq2SeqConfig:
-    published.expect_values({"normalize_embedding": True, "static_position_embeddings": False})
+    published.pop_expected_values({"normalize_embedding": True, "static_position_embeddings": False})
     return Seq2SeqConfig(
         vocab_size=published.require("vocab_size"),
         positions=PositionKind.LEARNED,
@@ -62,7 +62,9 @@ def bart_name_table(config: Seq2SeqConfig) -> NameTable:
 
 def read_shared_settings(published: PublishedConfig) -> dict[str, Any]:
     """Read the settings that BART and Marian share."""
-    published.expect_values({"normalize_before": False, "add_final_layer_norm": False, "is_encoder_decoder": True})
+    published.pop_expected_values(
+        {"normalize_before": False, "add_final_layer_norm": False, "is_encoder_decoder": True}
+    )
     return {
         **published.pop_equal_pair("encoder_attention_heads", "decoder_attention_heads", field="n_heads"),
         **published.pop_equal_pair("encoder_ffn_dim", "decoder_ffn_dim", field="d_ff"),

@@ -48,7 +48,7 @@ BERT_MARKER_TENSORS = {
 
 
 def read_bert_config(published: PublishedConfig) -> BERTConfig:
-    published.expect_values({"position_embedding_type": "absolute"})
+    published.pop_expected_values({"position_embedding_type": "absolute"})
     heads = detect_heads(
         published, architectures=BERT_ARCHITECTURES, marker_tensors=BERT_MARKER_TENSORS, prefix="bert."
     )

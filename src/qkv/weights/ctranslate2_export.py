@@ -20,7 +20,7 @@ from qkv.nn import Attention, Block, LayerNorm, RelativeBias, RMSNorm
 from qkv.text import Tokenizer, tokenizer_files
 from qkv.weights.atomic_folder import create_folder_atomically
 from qkv.weights.model_loader import SOURCE_TOKENIZER, ModelBundle
-from qkv.weights.save import StorageDType, decoder_start_settings, require_new_folder
+from qkv.weights.save import StorageDType, published_generation_settings, require_new_folder
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
@@ -55,7 +55,9 @@ def save_ct2(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Storage
     spec.register_target_vocabulary(ct2_vocabulary(tokenizer, model.config.vocab_size))
     spec_config: Any = spec.config
     spec_config.layer_norm_epsilon = model.config.norm_eps
-    _set_special_tokens(spec_config, tokenizer, start_id=decoder_start_settings(bundle).get("decoder_start_token_id"))
+    _set_special_tokens(
+        spec_config, tokenizer, start_id=published_generation_settings(bundle).get("decoder_start_token_id")
+    )
     spec.validate()
     spec.optimize(quantization="float16" if dtype is StorageDType.F16 else None)
     files = tokenizer_files(tokenizer)

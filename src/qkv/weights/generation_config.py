@@ -26,7 +26,7 @@ class GenerationConfig:
     max_joined: int | None = None
     """Sentences of a text are translated jointly up to this many tokens. `None` means up to the context length."""
 
-    def to_published(self) -> dict[str, Any]:
+    def to_hf_dict(self) -> dict[str, Any]:
         """Return the settings that are set, by their published names."""
         values = {
             "decoder_start_token_id": self.decoder_start_id,

@@ -121,7 +121,10 @@ def _gguf_llama_names(config: GPTConfig) -> NameTable:
         "ffn_down": "feed_forward.down_proj",
     }
     return NameTable(
-        mappings=[*_embedding_mappings(), *layer_mappings("blk.{}", "blocks.{}", n_layers=config.n_layers, parts=parts)]
+        mappings=[
+            *_mappings_outside_blocks(),
+            *layer_mappings("blk.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+        ]
     )
 
 
@@ -157,7 +160,7 @@ def _gguf_gpt2_names(config: GPTConfig) -> NameTable:
     position_mapping = NameMapping("position_embd.weight", ("embedding.position.table.weight",))
     return NameTable(
         mappings=[
-            *_embedding_mappings(),
+            *_mappings_outside_blocks(),
             position_mapping,
             *qkv_mappings,
             *layer_mappings("blk.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
@@ -165,7 +168,7 @@ def _gguf_gpt2_names(config: GPTConfig) -> NameTable:
     )
 
 
-def _embedding_mappings() -> list[NameMapping]:
+def _mappings_outside_blocks() -> list[NameMapping]:
     return [
         NameMapping("token_embd.weight", ("embedding.token.weight",)),
         *linear_mappings("output_norm", "final_norm"),

@@ -16,7 +16,7 @@ from qkv.weights.gguf_tokenizer import gguf_tokenizer_settings, read_gguf_tokeni
 from qkv.weights.model_loader import ModelBundle
 from qkv.weights.rotary_layout import halves_to_interleaved, interleaved_to_halves
 from qkv.weights.save import StorageDType
-from qkv.weights.size_check import build_size_checked
+from qkv.weights.size_check import build_unless_too_large
 from qkv.weights.state_dict import load_into, to_published_state
 
 GGUF_MAGIC = b"GGUF"
@@ -84,7 +84,7 @@ def _build_bundle(gguf: ModuleType, settings: Mapping[str, Any], tensors: Mappin
     values = {tensor.name: _dequantize(gguf, tensor) for tensor in tensors.values()}
     if architecture.has_interleaved_rotary:
         values = _permute_rotary_rows(values, config, interleaved_to_halves)
-    model = build_size_checked(config, values)
+    model = build_unless_too_large(config, values)
     load_into(model, values, architecture.name_table(config))
     tokenizer_settings = {
         key.removeprefix(TOKENIZER_PREFIX): value for key, value in settings.items() if key.startswith(TOKENIZER_PREFIX)

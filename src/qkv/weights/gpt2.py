@@ -30,7 +30,7 @@ GPT2_IGNORED_KEYS = frozenset(
 
 
 def read_gpt2_config(published: PublishedConfig) -> GPTConfig:
-    published.expect_values({"scale_attn_by_inverse_layer_idx": False})
+    published.pop_expected_values({"scale_attn_by_inverse_layer_idx": False})
     return GPTConfig(
         activation=published.pop_activation("activation_function", "gelu_new"), **published.pop_renamed(GPT2_SETTINGS)
     )

@@ -33,7 +33,7 @@ LLAMA_IGNORED_KEYS = frozenset({"is_llama_config", "transformers.js_config"})
 
 
 def read_llama_config(published: PublishedConfig) -> GPTConfig:
-    published.expect_values({"rope_interleaved": False})
+    published.pop_expected_values({"rope_interleaved": False})
     settings = {
         "norm_eps": 1e-6,
         "tie_embeddings": False,

@@ -10,7 +10,7 @@ from qkv.weights.published_config import PublishedConfig
 
 
 def read_marian_config(published: PublishedConfig) -> Seq2SeqConfig:
-    published.expect_values({"normalize_embedding": False, "static_position_embeddings": True})
+    published.pop_expected_values({"normalize_embedding": False, "static_position_embeddings": True})
     source_vocab_size = published.require("vocab_size")
     return Seq2SeqConfig(
         vocab_size=published.pop("decoder_vocab_size", source_vocab_size),

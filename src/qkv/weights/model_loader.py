@@ -18,7 +18,7 @@ from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, dequantize_tensors
 from qkv.weights.name_table import NameMapping, NameTable
 from qkv.weights.published_weights import load_published_weights
 from qkv.weights.sentence_transformers import MODULES_FILE, read_sentence_embedding, transformer_folder
-from qkv.weights.size_check import build_size_checked
+from qkv.weights.size_check import build_unless_too_large
 from qkv.weights.state_dict import load_into
 
 WEIGHTS_FILE = "model.safetensors"
@@ -50,13 +50,13 @@ def load_model(folder: Path) -> ModelBundle:
     tensors = read_weights(folder)
     try:
         if "family" in settings:
-            model = build_size_checked(config_from_dict(settings), tensors)
+            model = build_unless_too_large(config_from_dict(settings), tensors)
             load_into(model, tensors, native_name_table(model))
         else:
             config, config_remarks = parse_published_config(settings, tensors)
             remarks += config_remarks
             config = config if embedding is None else _add_sentence_embedding(config, embedding)
-            model = build_size_checked(config, tensors)
+            model = build_unless_too_large(config, tensors)
             load_published_weights(model, tensors)
     except QKVError as error:
         path = folder / "config.json" if isinstance(error, ConfigError) else folder

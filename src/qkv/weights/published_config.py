@@ -107,7 +107,7 @@ class PublishedConfig:
         """Replace our setting names in an error message by the published names."""
         return re.sub(r"\w+", lambda word: self.published_names.get(word[0], word[0]), message)
 
-    def expect_values(self, values: Mapping[str, Any]) -> None:
+    def pop_expected_values(self, values: Mapping[str, Any]) -> None:
         """Remove settings that must have the given values if they are present."""
         for key, expected in values.items():
             value = self.pop(key, expected)
@@ -116,7 +116,7 @@ class PublishedConfig:
 
     def reject_unknown(self, *, ignored_keys: frozenset[str] = frozenset()) -> None:
         """Raise an error for remaining settings, except token ids and keys that do not affect the computation."""
-        self.expect_values(FIXED_VALUES)
+        self.pop_expected_values(FIXED_VALUES)
         unknown = [
             key
             for key, value in self._remaining.items()

@@ -61,7 +61,7 @@ def save_int8(bundle: ModelBundle, target: Path) -> None:
 
 def _native_text_files(bundle: ModelBundle) -> dict[str, str]:
     files = {"config.json": _format_json(bundle.model.config.model_dump(mode="json", exclude_none=True))}
-    if settings := bundle.generation_config.to_published():
+    if settings := bundle.generation_config.to_hf_dict():
         files[GENERATION_CONFIG_FILE] = _format_json(settings)
     if bundle.source_tokenizer is not None:
         files[SOURCE_TOKENIZER] = bundle.source_tokenizer.backend.to_str()
@@ -71,7 +71,7 @@ def _native_text_files(bundle: ModelBundle) -> dict[str, str]:
 def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageDType.F32) -> None:
     """Save a model to a new folder that `AutoModel` and `AutoTokenizer` of `transformers` can load."""
     tokenizer = _require_shared_tokenizer(bundle)
-    ids = {**special_token_ids(tokenizer), **decoder_start_settings(bundle)}
+    ids = {**special_token_ids(tokenizer), **published_generation_settings(bundle)}
     # The config overrides the ids of the tokenizer, because RoBERTa's positions depend on the padding id.
     settings = {
         **ids,
@@ -80,7 +80,7 @@ def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageD
     }
     files = {"config.json": _format_json(settings), **_optional_tokenizer_files(tokenizer)}
     if isinstance(bundle.model.config, BERTConfig):
-        files |= _encoder_tokenizer_config(files, bundle.model.config)
+        files |= _add_encoder_settings(files, bundle.model.config)
         files |= sentence_transformers_files(bundle.model.config)
     else:
         files[GENERATION_CONFIG_FILE] = _format_json(ids)
@@ -101,7 +101,7 @@ def _require_shared_tokenizer(bundle: ModelBundle) -> Tokenizer | None:
     return source
 
 
-def decoder_start_settings(bundle: ModelBundle) -> dict[str, Any]:
+def published_generation_settings(bundle: ModelBundle) -> dict[str, Any]:
     """Return the published generation settings of an encoder–decoder.
 
     Native models leave the start token to the tokenizer, so it is added here.
@@ -111,10 +111,10 @@ def decoder_start_settings(bundle: ModelBundle) -> dict[str, Any]:
     bos_id = bundle.tokenizer.find_special_id(SpecialToken.BOS)
     start_id = bundle.tokenizer.find_special_id(SpecialToken.PAD) if bos_id is None else bos_id
     settings = {} if start_id is None else {"decoder_start_token_id": start_id}
-    return {**settings, **bundle.generation_config.to_published()}
+    return {**settings, **bundle.generation_config.to_hf_dict()}
 
 
-def _encoder_tokenizer_config(files: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
+def _add_encoder_settings(files: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
     """Add the maximum length and the input names, which `transformers` would not guess correctly."""
     if CONFIG_FILE not in files:
         return {}

@@ -22,7 +22,7 @@ def load_into(
     Returns the names of the tensors that were ignored because they are not learned.
     """
     targets = _load_targets(model, table)
-    file_names = _file_names(tensors, table)
+    file_names = _file_names_by_canonical_name(tensors, table)
     expected = {table.canonical_name(name) for target in targets for name in target.names}
     others = [name for name in file_names if name not in expected]
     problems = [
@@ -46,7 +46,7 @@ def load_into(
 
 def to_published_state(model: nn.Module, table: NameTable) -> dict[str, Tensor]:
     """Copy all parameters under their published names. Tied parameters are included once."""
-    return {target.names[0]: target.to_published() for target in _load_targets(model, table)}
+    return {target.names[0]: target.to_hf_dict() for target in _load_targets(model, table)}
 
 
 def _to_published_layout(tensor: Tensor, layout: Layout) -> Tensor:
@@ -107,7 +107,7 @@ class _LoadTarget:
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part)
 
-    def to_published(self) -> Tensor:
+    def to_hf_dict(self) -> Tensor:
         combined = torch.cat([parameter.detach() for parameter in self.parameters])
         return _to_published_layout(combined, self.layout).contiguous()
 
@@ -143,7 +143,7 @@ def _load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]:
     return list(targets.values())
 
 
-def _file_names(tensors: Mapping[str, Tensor], table: NameTable) -> dict[str, str]:
+def _file_names_by_canonical_name(tensors: Mapping[str, Tensor], table: NameTable) -> dict[str, str]:
     """Map canonical names to the names in the file."""
     file_names: dict[str, str] = {}
     for name in tensors:

@@ -49,7 +49,7 @@ def _read_feed_forward(published: PublishedConfig) -> tuple[Activation, bool]:
     value = str(published.pop("feed_forward_proj", "relu"))
     name = "gelu_new" if value == "gated-gelu" else value.removeprefix("gated-")
     gated = value.startswith("gated-")
-    published.expect_values({"dense_act_fn": name, "is_gated_act": gated})
+    published.pop_expected_values({"dense_act_fn": name, "is_gated_act": gated})
     return parse_activation("feed_forward_proj", name), gated
 
 

@@ -72,7 +72,7 @@ def compare_compiled(case: VerificationCase) -> float:
     )
 
 
-def compare_generated(case: VerificationCase, *, n_beams: int) -> float:
+def generated_log_prob_error(case: VerificationCase, *, n_beams: int) -> float:
     """Compare the log-probabilities of generated tokens with those of the eager implementation.
 
     With greedy decoding, the gap to the most likely token also counts. Comparing log-probabilities instead of tokens

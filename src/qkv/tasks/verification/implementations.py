@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import SourceCache
+from qkv.nn import LayerSourceCache
 from qkv.tensors import AttentionMask, Ids, Logits, SourceAttentionMask, SourceIds
 
 
@@ -51,7 +51,7 @@ def forward_in_chunks(
     if isinstance(model, Seq2Seq):
         states, cache = model.encode(source), model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
         return torch.cat([model.decode(chunk, states, cache=cache) for chunk in chunks], dim=1)
-    encoded, source_cache, step_logits = model.encode(source), SourceCache(), []
+    encoded, source_cache, step_logits = model.encode(source), LayerSourceCache(), []
     state = encoded.state
     for chunk in chunks:
         logits, state = model.decode(chunk, encoded.source, state, cache=source_cache)

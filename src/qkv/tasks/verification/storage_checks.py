@@ -51,7 +51,7 @@ def compare_round_trip(case: VerificationCase, *, save_format: SaveFormat) -> fl
     return max_relative_difference([*case.compute_outputs(reloaded), actual], [*case.reference_outputs, expected])
 
 
-def compare_int8_weights(case: VerificationCase) -> float:
+def max_int8_change_in_steps(case: VerificationCase) -> float:
     """Returns the largest change of a weight, in quantization steps of its row."""
     reloaded = _reload(case, INT8)
     before, after = (to_published_state(model, native_name_table(model)) for model in (case.model, reloaded.model))
