@@ -100,7 +100,7 @@ def generate_captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
 
 @torch.inference_mode()
 def attention_weights(model: Seq2Seq, patches: Patches, ids: Ids) -> Float[Tensor, "scene word patch"]:
-    """Cross-attention weights with which each word was predicted, averaged over heads."""
+    """Cross-attention weights used to predict each word, averaged over the heads."""
     with record(model, "decoder.blocks.0.cross_attention.weights") as cache:
         model(patches, _shift_right(ids))
     return cache["decoder.blocks.0.cross_attention.weights"].mean(1)

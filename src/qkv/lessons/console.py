@@ -27,7 +27,7 @@ def print_text(text: str) -> None:
 
 
 def print_slide_error(text: str) -> None:
-    """Print a note about an error or omission on a slide of the lecture."""
+    """Print a note about an error or omission on a lecture slide."""
     print_text(f"Error on the slide: {text}")
 
 

@@ -119,7 +119,7 @@ def to_published_config(config: ModelConfig) -> dict[str, Any]:
         if name not in SEPARATE_SETTINGS and getattr(config, name) != getattr(restored, name)
     ]
     if lost:
-        raise ConfigError(f"a published {model_type} model does not support {', '.join(lost)}")
+        raise ConfigError(f"the {model_type} format of Hugging Face does not support {', '.join(lost)}")
     return settings
 
 
