@@ -49,22 +49,22 @@ def test_a_fused_feed_forward_gives_the_same_result_and_its_taps_still_work(kern
     torch.testing.assert_close(hidden[1], hidden[0], atol=1e-5, rtol=1e-5)
 
 
-class Doubled(nn.Linear):
+class SubclassedLinear(nn.Linear):
     """A layer that replaces a plain linear layer."""
 
 
 def add_forward_hook(layer):
-    layer.expand.register_forward_hook(lambda *_: None)
+    layer.up_proj.register_forward_hook(lambda *_: None)
 
 
-def another(layer):
-    layer.expand = Doubled(24, 48)
+def replace_with_subclass(layer):
+    layer.up_proj = SubclassedLinear(24, 48)
 
 
 @pytest.mark.parametrize(
     ("changes", "after", "n_calls"),
     [({}, None, 1), ({"activation": Activation.GELU_TANH}, None, 0), ({"bias": False}, None, 0),
-     ({"gated": True}, None, 0), ({}, add_forward_hook, 0), ({}, another, 0)],
+     ({"gated": True}, None, 0), ({}, add_forward_hook, 0), ({}, replace_with_subclass, 0)],
 )  # fmt: skip
 def test_only_an_unmodified_up_proj_with_gelu_is_fused(changes, after, n_calls, monkeypatch):
     from qkv.nn import linear_gelu_kernel

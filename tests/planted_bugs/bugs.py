@@ -15,7 +15,7 @@ from torch import nn
 
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
-from qkv.cost.optimizer_update import ParametersByOptimizer, optimizer_update
+from qkv.cost.optimizer_update import ParametersByOptimizer, split_parameters_by_optimizer
 from qkv.data.keyed_random import rank_row_range
 from qkv.data.masking import TokenMasker
 from qkv.data.pair_split import connected_components
@@ -535,7 +535,7 @@ def fsdp_does_not_shard_the_optimizer():
     from tests.cost.test_memory import test_fsdp_shards_the_state_and_ddp_replicates_it as test
 
     replace_everywhere(
-        optimizer_update,
+        split_parameters_by_optimizer,
         lambda _operations, n_parameters, _workload: ParametersByOptimizer(by_adamw=n_parameters),
     )
     return test
