@@ -13,7 +13,7 @@ def build_configs(kind: str) -> dict[str, ModelConfig]:
             "gpt-nano": preset("gpt-nano"),
             "gpt 192×4": GPTConfig(vocab_size=2003, context_length=4096, d_model=192, n_heads=3, n_layers=4),
             "gpt2": preset("gpt2"),
-            "llama 320×6": _llama_config(llama),
+            "llama 320×6": _llama_7b_config(llama),
             "bert 384×3": BERTConfig(
                 vocab_size=8000, context_length=512, d_model=384, n_heads=6, n_layers=3, masked_lm_head=True
             ),
@@ -28,14 +28,14 @@ def build_configs(kind: str) -> dict[str, ModelConfig]:
         "gpt2": preset("gpt2", context_length=4096),
         "gpt 384×6": GPTConfig(vocab_size=4096, context_length=8192, d_model=384, n_heads=6, n_layers=6),
         "gpt2-large": preset("gpt2-large"),
-        "llama 2048×8": _llama_config(llama),
+        "llama 2048×8": _llama_7b_config(llama),
         "bert-base": preset("bert-base", masked_lm_head=True),
         "transformer-base": preset("transformer-base", dropout=0.0),
         "rnn 512": RNNConfig(vocab_size=16000, d_model=512),
     }
 
 
-def _llama_config(shape: dict[str, Any]) -> GPTConfig:
+def _llama_7b_config(shape: dict[str, Any]) -> GPTConfig:
     return GPTConfig(
         context_length=8192,
         positions="rotary",

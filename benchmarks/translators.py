@@ -17,7 +17,7 @@ a narrower feed-forward and no output projection:
     qkv train recipes/es-en.toml 'data.train=["es-en/train.tsv.xz","es-en/europarl.tsv.xz"]' \
         --minutes 4 --data data --out split
     qkv train recipes/es-en.toml 'data.train=["es-en/train.tsv.xz","es-en/europarl.tsv.xz"]' \
-        model.head_layout=pooled model.n_heads=4 model.output_projection=false model.d_ff=608 \
+        model.head_combination=pooled model.n_heads=4 model.output_projection=false model.d_ff=608 \
         --minutes 4 --data data --out pooled
 """
 

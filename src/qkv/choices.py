@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class HeadLayout(StrEnum):
+class HeadCombination(StrEnum):
     """How the outputs of the attention heads are combined."""
 
     SPLIT = "split"
@@ -247,7 +247,7 @@ class CheckStatus(StrEnum):
     """The check does not apply to the model, or its requirements are missing. A reason is reported."""
 
 
-class DType(StrEnum):
+class InferenceDType(StrEnum):
     """Data type of the weights and activations in inference."""
 
     FLOAT32 = "float32"

@@ -7,7 +7,7 @@ from torch import nn
 from qkv.choices import (
     Activation,
     CellKind,
-    HeadLayout,
+    HeadCombination,
     NormKind,
     NormPosition,
     PositionKind,
@@ -19,7 +19,11 @@ from qkv.models import build
 VOCABULARY, SOURCE_VOCABULARY = 23, 19
 CONTEXT = 29
 D_MODEL, N_HEADS, D_HEAD = 10, 6, 4
-VALUE_WIDTHS = {HeadLayout.SPLIT: (D_HEAD, 7), HeadLayout.POOLED: (D_MODEL,), HeadLayout.POOLED_MEAN: (D_MODEL,)}
+VALUE_WIDTHS = {
+    HeadCombination.SPLIT: (D_HEAD, 7),
+    HeadCombination.POOLED: (D_MODEL,),
+    HeadCombination.POOLED_MEAN: (D_MODEL,),
+}
 
 seeds = st.integers(min_value=0, max_value=999)
 
@@ -27,13 +31,13 @@ seeds = st.integers(min_value=0, max_value=999)
 @st.composite
 def settings(draw, *, fusable=False):
     """Settings shared by all Transformers. With `fusable`, only those with a fused CPU kernel (d_value = d_head)."""
-    layout = HeadLayout.SPLIT if fusable else draw(st.sampled_from(HeadLayout))
+    layout = HeadCombination.SPLIT if fusable else draw(st.sampled_from(HeadCombination))
     return {
         "context_length": CONTEXT,
         "d_model": D_MODEL,
         "n_heads": N_HEADS,
         "d_head": D_HEAD,
-        "head_layout": layout,
+        "head_combination": layout,
         "d_value": D_HEAD if fusable else draw(st.sampled_from(VALUE_WIDTHS[layout])),
         "n_kv_heads": draw(st.sampled_from((6, 3, 2, 1))),
         "positions": draw(st.sampled_from(PositionKind)),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import AttentionKernel, HeadLayout, PositionKind
+from qkv.choices import AttentionKernel, HeadCombination, PositionKind
 from qkv.config import GPTConfig
 from qkv.nn import CAUSAL, AttentionInputs, Mask, fused_attention, use_attention_kernel
 from tests.agreement.model_strategies import (
@@ -124,11 +124,11 @@ def test_every_kind_of_mask_keeps_the_fused_kernel(mask, with_bias, n_kv_heads):
     assert (operators.n_fused, operators.n_softmax) == (1, 0)
 
 
-@pytest.mark.parametrize("layout", [HeadLayout.POOLED, HeadLayout.POOLED_MEAN])
+@pytest.mark.parametrize("layout", [HeadCombination.POOLED, HeadCombination.POOLED_MEAN])
 def test_pooled_heads_fall_back_to_the_math_kernel_of_torch(layout):
     # The fused CPU kernel of torch 2.13 requires d_value = d_head. If this test fails, it supports more.
     model = build_random_model(
-        GPTConfig(vocab_size=23, context_length=29, d_model=12, n_heads=3, n_layers=1, head_layout=layout)
+        GPTConfig(vocab_size=23, context_length=29, d_model=12, n_heads=3, n_layers=1, head_combination=layout)
     )
     with torch.no_grad(), Operators() as operators:
         model(random_ids(1, 3, 7))

@@ -11,7 +11,7 @@ from qkv.config import GPTConfig, SamplingConfig
 from qkv.generation import GPTDecoder, beam_generate, generate
 from qkv.generation.cpu_decode_engine import create_cpu_decode_engine, supports_cpu_decode_engine
 from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers
-from qkv.generation.prepacked_weights import MIN_ONEDNN_SIZE, MIN_PADDED_SIZE, PackedLinear, prepack_weights
+from qkv.generation.prepacked_weights import MIN_ONEDNN_SIZE, MIN_PADDED_SIZE, ConcatenatedLinear, prepack_weights
 from qkv.inspection import record
 from qkv.nn import HeadConfig, RMSNorm
 from tests.agreement.model_strategies import VOCABULARY, build_random_model, gpts, seeds
@@ -117,7 +117,8 @@ def test_beam_search_finds_the_same_sequences_with_both_implementations():
 
 
 @pytest.mark.parametrize(
-    "unusual", [{"positions": "concatenated"}, {"head_layout": "pooled"}, {"output_projection": False, "d_head": 2}],
+    "unusual",
+    [{"positions": "concatenated"}, {"head_combination": "pooled"}, {"output_projection": False, "d_head": 2}],
     ids=["concatenated", "pooled", "without output projection"],
 )  # fmt: skip
 def test_unsupported_configs_use_the_eager_implementation(unusual):
@@ -136,12 +137,12 @@ def test_a_packed_linear_equals_the_concatenated_linear_layers(n_in, n_out, rows
     biases = [torch.randn(n_out), torch.randn(3)] if has_bias else [None, None]
     x, stream = torch.randn(rows, n_in), torch.randn(rows, n_out + 3)
     expected = torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=1)
-    product, out, added = PackedLinear(weights, biases), torch.empty_like(expected), stream.clone()
+    product, out, added = ConcatenatedLinear(weights, biases), torch.empty_like(expected), stream.clone()
     product.write_to(x, out)
     product.add_to(added, x)
     for got, wanted in ((product(x), expected), (out, expected), (added, stream + expected)):
         assert torch.allclose(got, wanted, rtol=0, atol=1e-5)
-    alone = PackedLinear(weights[:1], biases[:1])
+    alone = ConcatenatedLinear(weights[:1], biases[:1])
     assert torch.allclose(alone(x), F.linear(x, weights[0], biases[0]), rtol=0, atol=1e-5)
 
 

@@ -13,7 +13,7 @@ from qkv.inspection import record
 from tests.agreement.model_strategies import VOCABULARY, berts, build_random_model, seeds
 
 LENGTHS = [7, 1, 5]
-USUAL = {"positions": "learned", "gated": False, "sliding_window": None, "head_layout": "split"}
+USUAL = {"positions": "learned", "gated": False, "sliding_window": None, "head_combination": "split"}
 WIDE = BERTConfig(
     vocab_size=VOCABULARY, context_length=29, d_model=132, n_heads=3, n_layers=2, d_ff=1013, n_segments=2
 )  # fmt: skip
@@ -58,7 +58,7 @@ def test_states_of_a_wide_model_with_fused_activation_agree(activation):
 
 @pytest.mark.parametrize(
     "change",
-    [{"positions": "rotary"}, {"sliding_window": 3}, {"gated": True}, {"head_layout": "pooled", "d_value": 132}],
+    [{"positions": "rotary"}, {"sliding_window": 3}, {"gated": True}, {"head_combination": "pooled", "d_value": 132}],
 )
 @torch.no_grad()
 def test_unsupported_configs_use_the_eager_implementation(change):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import HeadLayout
+from qkv.choices import HeadCombination
 from qkv.nn import CAUSAL, Attention, HeadConfig
 from tests.agreement.model_strategies import (
     assert_close,
@@ -38,11 +38,11 @@ def test_a_grouped_gpt_equals_one_with_its_key_and_value_weights_repeated(config
     assert_close(grouped(ids), full(ids))
 
 
-@pytest.mark.parametrize("layout", HeadLayout)
-def test_attention_equals_a_computation_head_by_head(layout):
+@pytest.mark.parametrize("combination", HeadCombination)
+def test_attention_equals_a_computation_head_by_head(combination):
     d_model, d_head = 11, 4
-    d_value = 5 if layout is HeadLayout.SPLIT else d_model
-    heads = HeadConfig(n_heads=N_HEADS, n_kv_heads=N_HEADS, d_head=d_head, d_value=d_value, layout=layout)
+    d_value = 5 if combination is HeadCombination.SPLIT else d_model
+    heads = HeadConfig(n_heads=N_HEADS, n_kv_heads=N_HEADS, d_head=d_head, d_value=d_value, combination=combination)
     attention = Attention(d_model, heads).double()
     randomize_parameters(attention, 3)
     x = torch.randn(3, 7, d_model, dtype=torch.float64)
@@ -57,10 +57,10 @@ def test_attention_equals_a_computation_head_by_head(layout):
         scores = part(attention.q_proj, head, d_head) @ part(attention.k_proj, head, d_head).mT / d_head**0.5
         results.append(scores.masked_fill(future, float("-inf")).softmax(-1) @ part(attention.v_proj, head, d_value))
     joined = {
-        HeadLayout.SPLIT: torch.cat(results, dim=-1),
-        HeadLayout.POOLED: sum(results),
-        HeadLayout.POOLED_MEAN: sum(results) / N_HEADS,
-    }[layout]
+        HeadCombination.SPLIT: torch.cat(results, dim=-1),
+        HeadCombination.POOLED: sum(results),
+        HeadCombination.POOLED_MEAN: sum(results) / N_HEADS,
+    }[combination]
     assert_close(attention(x, mask=CAUSAL), joined @ attention.out_proj.weight.T + attention.out_proj.bias)
 
 

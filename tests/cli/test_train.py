@@ -17,7 +17,7 @@ from qkv.training.distributed import SingleProcess
 from qkv.training.objectives import LossOutput
 from qkv.training.profiler import DeviceRates
 from qkv.training.recipe_selection import steps_in_budget
-from qkv.training.time_budget import TimeBudgetPlanner
+from qkv.training.time_budget import TimeBudgetReplanner
 from tests.cli.answers import assert_error
 from tests.data.stores import tokenizer
 from tests.failing_disk import failing_disk
@@ -82,7 +82,7 @@ def test_a_gpt_is_trained_on_a_text_without_a_recipe(command, tmp_path):
 
 def test_minutes_determine_the_number_of_steps(command, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "measure_seconds_per_step", lambda _trainer: 0.05)
-    monkeypatch.setattr(TimeBudgetPlanner, "replan", lambda *_: None)
+    monkeypatch.setattr(TimeBudgetReplanner, "replan", lambda *_: None)
     write_text(tmp_path / "book.txt")
     answer = command("train", "gpt", "--text", "book.txt", "--minutes", 0.05, "--out", "run", "--device", "cpu")
     assert answer.status == 0

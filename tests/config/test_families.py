@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from qkv.choices import HeadLayout, NormPosition, PositionKind, ProblemType
+from qkv.choices import HeadCombination, NormPosition, PositionKind, ProblemType
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config, save_config
 from qkv.errors import ConfigError
 
@@ -29,7 +29,7 @@ GPT = {**SMALL, "n_layers": 2}
             "relative_max_distance=16 .*relative_buckets/2=16$",
         ),
         ({"output_projection": False, "d_value": 5}, "output_projection.* n_heads·d_value=15 .*d_model=12$"),
-        ({"head_layout": "pooled", "d_value": 4}, "pooled.* d_value=4 .*d_model=12$"),
+        ({"head_combination": "pooled", "d_value": 4}, "pooled.* d_value=4 .*d_model=12$"),
         ({"rope_scaling": {"factor": 2.0}}, "rope_scaling.*positions='learned'$"),
     ],
 )
@@ -48,10 +48,10 @@ def test_an_explicit_head_width_need_not_divide_d_model():
     assert (config.d_head, config.d_value) == (7, 7)
 
 
-@pytest.mark.parametrize("layout", [HeadLayout.POOLED, HeadLayout.POOLED_MEAN])
+@pytest.mark.parametrize("layout", [HeadCombination.POOLED, HeadCombination.POOLED_MEAN])
 def test_pooled_values_are_as_wide_as_the_model(layout):
-    assert GPTConfig(**GPT, head_layout=layout).d_value == 12
-    assert not GPTConfig(**GPT, head_layout=layout, output_projection=False).output_projection
+    assert GPTConfig(**GPT, head_combination=layout).d_value == 12
+    assert not GPTConfig(**GPT, head_combination=layout, output_projection=False).output_projection
 
 
 def test_enum_fields_accept_strings():

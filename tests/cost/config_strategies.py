@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from qkv.choices import (
     Activation,
     CellKind,
-    HeadLayout,
+    HeadCombination,
     NormKind,
     NormPosition,
     PoolerActivation,
@@ -22,9 +22,9 @@ def transformer_settings(draw):
     n_kv_heads = draw(st.integers(1, 3))
     n_heads = n_kv_heads * draw(st.integers(1, 3))
     d_model = 2 * draw(st.integers(2, 9))
-    layout = draw(st.sampled_from(HeadLayout))
-    d_value = draw(st.integers(1, 7)) if layout is HeadLayout.SPLIT else d_model
-    joined = n_heads * d_value if layout is HeadLayout.SPLIT else d_value
+    layout = draw(st.sampled_from(HeadCombination))
+    d_value = draw(st.integers(1, 7)) if layout is HeadCombination.SPLIT else d_model
+    joined = n_heads * d_value if layout is HeadCombination.SPLIT else d_value
     return {
         "vocab_size": draw(st.integers(5, 23)),
         "context_length": draw(st.integers(13, 19)),
@@ -33,7 +33,7 @@ def transformer_settings(draw):
         "n_kv_heads": n_kv_heads,
         "d_head": 2 * draw(st.integers(1, 4)),
         "d_value": d_value,
-        "head_layout": layout,
+        "head_combination": layout,
         "output_projection": joined != d_model or draw(st.booleans()),
         "attention_bias": draw(st.booleans()),
         "scale_scores": draw(st.booleans()),

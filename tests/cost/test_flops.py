@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.choices import AttentionKernel, HeadLayout, ScoreKind
+from qkv.choices import AttentionKernel, HeadCombination, ScoreKind
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Workload, count_flops, estimate, list_operations
 from qkv.cost.blocks import attended_pairs
@@ -184,9 +184,9 @@ def test_flops_recomputed_in_the_backward_pass_are_counted():
     assert checkpointed.recomputed == eager.forward - by_part["unembedding", "logits"]
 
 
-@pytest.mark.parametrize(("layout", "joined"), [("split", 3 * 5), ("pooled", 14), ("pooled-mean", 14)])
-def test_head_layouts_and_independent_head_widths_are_counted(layout, joined):
-    d_value = 5 if layout == "split" else 14
+@pytest.mark.parametrize(("combination", "joined"), [("split", 3 * 5), ("pooled", 14), ("pooled-mean", 14)])
+def test_head_combinations_and_independent_head_widths_are_counted(combination, joined):
+    d_value = 5 if combination == "split" else 14
     config = GPTConfig(
         vocab_size=5,
         context_length=7,
@@ -195,7 +195,7 @@ def test_head_layouts_and_independent_head_widths_are_counted(layout, joined):
         d_head=4,
         d_value=d_value,
         n_layers=1,
-        head_layout=HeadLayout(layout),
+        head_combination=HeadCombination(combination),
     )
     result = {op.name: op.flops for op in list_operations(config, Workload(batch_size=1, seq_len=7)) if op.is_block}
     assert result["q_proj"] == 2 * 7 * 14 * 3 * 4

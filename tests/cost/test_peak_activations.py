@@ -28,7 +28,7 @@ GPTS = {
     "relative": {"positions": "relative"},
     "window": {"sliding_window": 40},
     "window, alibi": {"sliding_window": 40, "positions": "alibi"},
-    "pooled": {"head_layout": "pooled", "d_ff": 24},
+    "pooled": {"head_combination": "pooled", "d_ff": 24},
     "large vocabulary": {"vocab_size": 3001},
 }
 BERTS = {

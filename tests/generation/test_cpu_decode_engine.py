@@ -38,7 +38,7 @@ SHAPES = {
 }  # fmt: skip
 UNSUPPORTED = {
     "concatenated": {"positions": "concatenated"},
-    "pooled": {"head_layout": "pooled"},
+    "pooled": {"head_combination": "pooled"},
     "without output projection": {"output_projection": False},
 }
 SOURCES = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]

@@ -130,7 +130,7 @@ def test_kernels_reject_unsupported_models():
         {"sliding_window": 5},
         {"norm_position": "post"},
         {"positions": "alibi"},
-        {"head_layout": "pooled"},
+        {"head_combination": "pooled"},
     ):
         assert not cuda_decode.is_supported_by_kernels(small_gpt(**changes)), changes
     for linear in ("gate_proj", "down_proj"):
@@ -173,5 +173,5 @@ def test_all_seeds_share_one_cuda_graph(monkeypatch):
 
 
 def test_generate_steps_provides_the_logits_of_every_step():
-    step = next(module.generate_steps(small_gpt(), [[3, 5]], max_new=2))
+    step = next(module.generate_tokens(small_gpt(), [[3, 5]], max_new=2))
     assert step.logits.shape == (1, 157)

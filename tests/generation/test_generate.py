@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qkv.config import SamplingConfig
 from qkv.errors import ContextLengthError, InputError, WeightsError
-from qkv.generation import FinishReason, generate, generate_steps, generate_without_cache, top_candidates
+from qkv.generation import FinishReason, generate, generate_tokens, generate_without_cache, top_candidates
 from tests.agreement.model_strategies import build_random_model, gpts
 from tests.generation.small_models import CONTEXT, VOCAB_SIZE, score_with_full_pass, small_gpt
 
@@ -92,7 +92,7 @@ def test_a_stop_id_ends_a_row_and_is_its_last_token():
 
 def test_the_caller_can_stop_a_row():
     counts = {0: 0, 1: 0}
-    for step in generate_steps(small_gpt(), [[1, 2, 3], [4]], max_new=7):
+    for step in generate_tokens(small_gpt(), [[1, 2, 3], [4]], max_new=7):
         counts[step.row] += 1
         if step.row == 0 and counts[0] == 2:
             step.sequence.finish_reason = FinishReason.STOP
@@ -142,7 +142,7 @@ def test_nan_logits_are_rejected():
 
 def test_generation_needs_no_gradients_and_leaves_them_enabled():
     model = small_gpt()
-    step = next(generate_steps(model, [[1]], max_new=2))
+    step = next(generate_tokens(model, [[1]], max_new=2))
     assert not step.logits.requires_grad
     model(torch.tensor([[1, 2]])).sum().backward()
 
@@ -151,7 +151,7 @@ def test_generation_needs_no_gradients_and_leaves_them_enabled():
 @given(prompts, samplings)
 def test_candidates_include_the_most_probable_and_the_chosen_token(prompt, sampling):
     model = small_gpt()
-    for step in generate_steps(model, [prompt], max_new=3, sampling=sampling):
+    for step in generate_tokens(model, [prompt], max_new=3, sampling=sampling):
         candidates = top_candidates(step, sampling, n=4)
         before = step.logits.softmax(-1)[0]
         assert set(before.topk(4).indices.tolist()) <= {candidate.id for candidate in candidates}
@@ -171,7 +171,7 @@ def test_candidates_only_penalize_tokens_before_this_step():
     """At the step that first generates an id, this id does not count as repeated."""
     model = small_gpt()
     sampling = SamplingConfig(repetition_penalty=5.0)
-    step = next(generate_steps(model, [[1, 2]], max_new=1, sampling=sampling))
+    step = next(generate_tokens(model, [[1, 2]], max_new=1, sampling=sampling))
     by_id = {candidate.id: candidate for candidate in top_candidates(step, sampling, n=VOCAB_SIZE)}
     raw = step.logits[0].clone()
     for token_id in (1, 2):

@@ -13,8 +13,8 @@ from qkv.generation.prepacked_weights import (
     MIN_BLOCKED_SIZE,
     MIN_ONEDNN_SIZE,
     MIN_PADDED_SIZE,
+    ConcatenatedLinear,
     PackedInt8Linear,
-    PackedLinear,
     PrepackedWeights,
 )
 from qkv.nn import Int8Linear, activate
@@ -36,7 +36,7 @@ def test_a_packed_linear_equals_linear(name, rows, has_bias):
     generator = torch.Generator().manual_seed(rows)
     weights = [torch.randn(shape, generator=generator) for shape in SHAPES[name]]
     biases = [torch.randn(len(weight), generator=generator) if has_bias else None for weight in weights]
-    packed, x = PackedLinear(weights, biases), torch.randn(rows, weights[0].shape[1], generator=generator)
+    packed, x = ConcatenatedLinear(weights, biases), torch.randn(rows, weights[0].shape[1], generator=generator)
     expected_output = torch.cat(
         [F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)], dim=1
     )

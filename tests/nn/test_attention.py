@@ -1,9 +1,9 @@
-"""Tests of attention: formulas, head layouts, taps and rejected inputs."""
+"""Tests of attention: formulas, head combinations, taps and rejected inputs."""
 
 import pytest
 import torch
 
-from qkv.choices import AttentionKernel, HeadLayout
+from qkv.choices import AttentionKernel, HeadCombination
 from qkv.errors import ConfigError, ShapeError
 from qkv.nn import (
     CAUSAL,
@@ -24,9 +24,11 @@ BATCH, N, N_KEYS, D_MODEL, N_HEADS, D_HEAD, D_VALUE = 2, 7, 5, 13, 3, 4, 11
 kernels = pytest.mark.parametrize("kernel", list(AttentionKernel))
 
 
-def heads(layout: HeadLayout = HeadLayout.SPLIT, *, n_heads: int = N_HEADS, n_kv_heads: int = N_HEADS) -> HeadConfig:
-    d_value = D_VALUE if layout is HeadLayout.SPLIT else D_MODEL
-    return HeadConfig(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=D_HEAD, d_value=d_value, layout=layout)
+def heads(
+    combination: HeadCombination = HeadCombination.SPLIT, *, n_heads: int = N_HEADS, n_kv_heads: int = N_HEADS
+) -> HeadConfig:
+    d_value = D_VALUE if combination is HeadCombination.SPLIT else D_MODEL
+    return HeadConfig(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=D_HEAD, d_value=d_value, combination=combination)
 
 
 def one_head(attention: Attention, x: torch.Tensor, head: int) -> torch.Tensor:
@@ -60,15 +62,15 @@ def test_one_matmul_for_all_heads_equals_a_loop_over_the_heads(kernel):
 
 
 @kernels
-@pytest.mark.parametrize("layout", list(HeadLayout))
-def test_each_head_layout_combines_the_heads_as_documented(layout, kernel):
-    attention, x = Attention(D_MODEL, heads(layout)), torch.randn(1, N, D_MODEL)
+@pytest.mark.parametrize("combination", list(HeadCombination))
+def test_each_head_combination_works_as_documented(combination, kernel):
+    attention, x = Attention(D_MODEL, heads(combination)), torch.randn(1, N, D_MODEL)
     results = [one_head(attention, x, head) for head in range(N_HEADS)]
     joined = {
-        HeadLayout.SPLIT: torch.cat(results, dim=-1),
-        HeadLayout.POOLED: sum(results),
-        HeadLayout.POOLED_MEAN: sum(results) / N_HEADS,
-    }[layout]
+        HeadCombination.SPLIT: torch.cat(results, dim=-1),
+        HeadCombination.POOLED: sum(results),
+        HeadCombination.POOLED_MEAN: sum(results) / N_HEADS,
+    }[combination]
     with use_attention_kernel(attention, kernel):
         torch.testing.assert_close(attention(x)[0], attention.out_proj(joined))
 
@@ -77,15 +79,15 @@ def test_each_head_layout_combines_the_heads_as_documented(layout, kernel):
 def test_a_layer_has_as_many_weights_as_the_lecture_counts(h, d):
     """Split: 4d². Pooled: (2 + h)d², and d² more with W_O. Free value width d_v: 2d² + 2hd·d_v."""
 
-    def count(layout: HeadLayout, d_value: int, *, output_projection: bool = True) -> int:
-        shape = HeadConfig(n_heads=h, n_kv_heads=h, d_head=d // h, d_value=d_value, layout=layout)
+    def count(combination: HeadCombination, d_value: int, *, output_projection: bool = True) -> int:
+        shape = HeadConfig(n_heads=h, n_kv_heads=h, d_head=d // h, d_value=d_value, combination=combination)
         attention = Attention(d, shape, bias=False, output_projection=output_projection)
         return sum(parameter.numel() for parameter in attention.parameters())
 
-    assert count(HeadLayout.SPLIT, d // h) == 4 * d**2
-    assert count(HeadLayout.POOLED, d, output_projection=False) == (2 + h) * d**2
-    assert count(HeadLayout.POOLED, d) == (3 + h) * d**2
-    assert count(HeadLayout.SPLIT, 5) == 2 * d**2 + 2 * h * d * 5
+    assert count(HeadCombination.SPLIT, d // h) == 4 * d**2
+    assert count(HeadCombination.POOLED, d, output_projection=False) == (2 + h) * d**2
+    assert count(HeadCombination.POOLED, d) == (3 + h) * d**2
+    assert count(HeadCombination.SPLIT, 5) == 2 * d**2 + 2 * h * d * 5
 
 
 @kernels
@@ -205,7 +207,7 @@ def test_the_kernel_is_restored_after_the_context_even_after_an_error():
 def test_without_an_output_projection_the_heads_must_be_as_wide_as_the_model():
     with pytest.raises(ConfigError, match=r"d_model=13\b.*\b33\b"):
         Attention(D_MODEL, heads(), output_projection=False)
-    pooled = Attention(D_MODEL, heads(HeadLayout.POOLED), output_projection=False)
+    pooled = Attention(D_MODEL, heads(HeadCombination.POOLED), output_projection=False)
     assert pooled(torch.randn(BATCH, N, D_MODEL)).shape == (BATCH, N, D_MODEL)
 
 

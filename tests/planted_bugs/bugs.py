@@ -27,7 +27,7 @@ from qkv.generation.sampling import _keep_until_cumulative
 from qkv.generation.stop_conditions import StopStrings
 from qkv.inspection.hooks import mask_attention
 from qkv.inspection.logit_attribution import _apply_frozen_norm
-from qkv.inspection.logit_lens import _apply_unembedding
+from qkv.inspection.logit_lens import _apply_final_norm_and_unembedding
 from qkv.inspection.rollout import rollout_from_means
 from qkv.models import GPT
 from qkv.models.inputs import _document_offsets, position_ids
@@ -465,7 +465,7 @@ def masked_edge_is_reversed():
 def logit_lens_forgets_the_final_norm():
     from tests.inspection.test_views import test_the_last_depth_of_the_logit_lens_is_the_models_output as test
 
-    original = _apply_unembedding
+    original = _apply_final_norm_and_unembedding
 
     def wrong(model: Any, states: torch.Tensor) -> torch.Tensor:
         return model.unembedding(states) if isinstance(model, GPT) else original(model, states)

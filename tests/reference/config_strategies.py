@@ -10,7 +10,7 @@ from torch import nn
 from qkv.choices import (
     Activation,
     CellKind,
-    HeadLayout,
+    HeadCombination,
     NormKind,
     NormPosition,
     PoolerActivation,
@@ -67,10 +67,10 @@ def _scalings(draw) -> RopeScaling:
 @st.composite
 def _heads(draw, positions: PositionKind) -> dict[str, Any]:
     n_heads = draw(st.integers(1, 6))
-    layout = draw(st.sampled_from(HeadLayout))
+    layout = draw(st.sampled_from(HeadCombination))
     chosen = {
         "n_heads": n_heads,
-        "head_layout": layout,
+        "head_combination": layout,
         "n_kv_heads": draw(st.sampled_from([n for n in range(1, n_heads + 1) if n_heads % n == 0])),
         "output_projection": draw(st.booleans()),
     }
@@ -79,9 +79,9 @@ def _heads(draw, positions: PositionKind) -> dict[str, Any]:
     chosen["d_model"] = draw(st.sampled_from([2, 4])) * n_heads if is_usual else 2 * draw(st.integers(1, 7))
     if not is_usual:
         chosen["d_head"] = d_head
-    if layout is HeadLayout.SPLIT and chosen["output_projection"] and draw(st.booleans()):
+    if layout is HeadCombination.SPLIT and chosen["output_projection"] and draw(st.booleans()):
         chosen["d_value"] = draw(st.integers(1, 7))
-    elif layout is HeadLayout.SPLIT and not chosen["output_projection"]:
+    elif layout is HeadCombination.SPLIT and not chosen["output_projection"]:
         chosen |= {"d_model": 2 * n_heads, "d_value": 2}
     return chosen
 

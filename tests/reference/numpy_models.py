@@ -191,7 +191,7 @@ def _attention(
         if bias is not None:
             scores = scores + bias[head]
         results.append(_softmax(scores, visible) @ v)
-    match s["head_layout"]:
+    match s["head_combination"]:
         case "split":
             mixed = np.concatenate(results, axis=1)
         case "pooled":

@@ -107,7 +107,7 @@ def wait_for_step(run: Path, step: int) -> None:
         time.sleep(0.01)
 
 
-def max_relative_difference(first: Path, second: Path) -> float:
+def max_difference_relative_to_peak(first: Path, second: Path) -> float:
     """Returns the largest relative difference between the metrics of two runs. Steps and tokens must be equal."""
     pairs = list(zip(read_metrics(first), read_metrics(second), strict=True))
     largest = 0.0

@@ -16,7 +16,13 @@ from qkv.config import FinetuningConfig
 from qkv.data.labeled_texts import labeled_texts_from_rows
 from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.training import RunFolder, SignalInterrupt
-from qkv.training.finetune import FinetuneInputs, build_task_model, choose_training_config, fine_tune, freeze_layers
+from qkv.training.finetune import (
+    FinetuneInputs,
+    build_task_model,
+    choose_training_config,
+    fine_tune,
+    freeze_layers_or_add_lora,
+)
 from qkv.training.finetune_data import build_task, sample_rows
 from qkv.weights.atomic_folder import read_tensors
 from tests.training.classifiers import BAD, GOOD, reviews, small_bert, small_tokenizer, words
@@ -142,7 +148,7 @@ def test_freezing_too_many_layers_raises_an_error(tokenizer):
     inputs = prepare_inputs(tokenizer, freeze=3)
     model, _ = build_task_model(inputs.start, inputs.task, inputs.settings, seed=0)
     with pytest.raises(ConfigError, match=r"freeze=3\b.*\b2\b"):
-        freeze_layers(model, inputs.settings, seed=0)
+        freeze_layers_or_add_lora(model, inputs.settings, seed=0)
 
 
 def test_a_matching_head_is_kept_and_another_is_reinitialized(tokenizer):

@@ -27,11 +27,13 @@ def test_losses_and_gradients_match_cross_entropy(vocab_size, smoothing, monkeyp
     expected.sum().backward()
 
     unchanged = logits.clone()
-    losses = loss_kernel.cross_entropy_inplace(unchanged, targets, vocab_size, smoothing, compute_gradient=False)
+    losses = loss_kernel.cross_entropy_per_row_inplace(
+        unchanged, targets, vocab_size, smoothing, compute_gradient=False
+    )
     torch.testing.assert_close(losses, expected.detach())
     assert torch.equal(unchanged, logits)
 
-    losses = loss_kernel.cross_entropy_inplace(logits, targets, vocab_size, smoothing, compute_gradient=True)
+    losses = loss_kernel.cross_entropy_per_row_inplace(logits, targets, vocab_size, smoothing, compute_gradient=True)
     torch.testing.assert_close(losses, expected.detach())
     torch.testing.assert_close(logits[:, :vocab_size], valid_logits.grad)
     assert not logits[:, vocab_size:].any()

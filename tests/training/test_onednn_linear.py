@@ -112,10 +112,10 @@ def test_compiled_and_non_gpt_models_keep_their_objective() -> None:
     model = gpt()
     objective = next_token_objective(model, TRAINING)
     compiled = TRAINING.model_copy(update={"compile": True})
-    assert onednn_linear.wrap_objective_with_onednn(model, objective, compiled) is objective
-    assert onednn_linear.wrap_objective_with_onednn(nn.Linear(7, 5), objective, TRAINING) is objective
-    assert onednn_linear.wrap_objective_with_onednn(gpt().double(), objective, TRAINING) is objective
-    assert onednn_linear.wrap_objective_with_onednn(model, objective, TRAINING) is not objective
+    assert onednn_linear.use_onednn_if_supported(model, objective, compiled) is objective
+    assert onednn_linear.use_onednn_if_supported(nn.Linear(7, 5), objective, TRAINING) is objective
+    assert onednn_linear.use_onednn_if_supported(gpt().double(), objective, TRAINING) is objective
+    assert onednn_linear.use_onednn_if_supported(model, objective, TRAINING) is not objective
 
 
 def test_modules_are_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,5 +127,5 @@ def test_modules_are_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) ->
         raise KeyError("planted")
 
     with pytest.raises(KeyError, match="planted"):
-        onednn_linear.wrap_objective_with_onednn(model, fail, TRAINING)(batch())  # type: ignore[arg-type]
+        onednn_linear.use_onednn_if_supported(model, fail, TRAINING)(batch())  # type: ignore[arg-type]
     assert not any("forward" in vars(part) for part in model.modules())

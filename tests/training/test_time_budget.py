@@ -6,7 +6,7 @@ import pytest
 
 from qkv.training import (
     SINGLE_PROCESS,
-    TimeBudgetPlanner,
+    TimeBudgetReplanner,
     TrainingProgress,
     choose_gpt_recipe,
     fit_steps_to_time,
@@ -29,7 +29,7 @@ class SimulatedRun:
 
     def run(self):
         budget, progress = (
-            TimeBudgetPlanner(SECONDS, on_replan=self.plans.append, clock=lambda: self.time),
+            TimeBudgetReplanner(SECONDS, on_replan=self.plans.append, clock=lambda: self.time),
             TrainingProgress(environment="here"),
         )
         while progress.step < self.config.steps:
@@ -73,13 +73,15 @@ def replanned_run(folder, monkeypatch):
     """Prepare and train a run that is replanned from 13 to 17 steps at step 4."""
     prepared = prepare_small_run(folder, schedule="linear")
     monkeypatch.setattr(
-        TimeBudgetPlanner, "_planned_steps", lambda _self, config, progress: 17 if progress.step == 4 else config.steps
+        TimeBudgetReplanner,
+        "_planned_steps",
+        lambda _self, config, progress: 17 if progress.step == 4 else config.steps,
     )
 
     def save_plan(plan):
         write_recipe(prepared.run, prepared.recipe.replace(training=plan))
 
-    build_cpu_trainer(prepared).train(TimeBudgetPlanner(1.0, on_replan=save_plan))
+    build_cpu_trainer(prepared).train(TimeBudgetReplanner(1.0, on_replan=save_plan))
     return prepared
 
 

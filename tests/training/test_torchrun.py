@@ -18,7 +18,7 @@ from tests.timeouts import wait_until
 from tests.training import translation_runs
 from tests.training.distributed_runs import (
     TRAIN,
-    max_relative_difference,
+    max_difference_relative_to_peak,
     read_metrics,
     run_ranks,
     start_ranks,
@@ -112,7 +112,7 @@ def runs_agree(first: Path, second: Path) -> bool:
     assert first_weights.keys() == second_weights.keys()
     for name, weight in first_weights.items():
         torch.testing.assert_close(weight, second_weights[name], rtol=1e-4, atol=1e-5)
-    return max_relative_difference(first, second) <= TOLERANCE
+    return max_difference_relative_to_peak(first, second) <= TOLERANCE
 
 
 def test_two_processes_train_like_one(uninterrupted, tmp_path):

@@ -146,7 +146,7 @@ def test_the_forced_token_of_bart_is_reported(tmp_path):
         ({"d_head": 5}, r"CTranslate2 .*\bd_head=5$"),
         ({"final_norm": True}, r"CTranslate2 .*\bfinal_norm=True$"),
         ({"d_patch": 7, "share_embeddings": False}, r"CTranslate2 .*\bd_patch=7$"),
-        ({"head_layout": "pooled"}, r"CTranslate2 .*\bhead_layout=pooled, d_value=12$"),
+        ({"head_combination": "pooled"}, r"CTranslate2 .*\bhead_combination=pooled, d_value=12$"),
     ],
 )
 def test_unsupported_settings_are_listed(tmp_path, shape, remark):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import DType
+from qkv.choices import InferenceDType
 from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
 from qkv.cli.model_argument import ModelArgument
 
@@ -27,7 +27,7 @@ def classify(
         bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
     ] = False,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = DType.FLOAT32,
+    dtype: DtypeOption = InferenceDType.FLOAT32,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per text, with the probability of every class.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import DType
+from qkv.choices import InferenceDType
 from qkv.cli.progress import print_status
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Int8Option = Annotated[
     bool,
     typer.Option("--int8", help="Quantize weights and activations to int8 (CPU only). Faster, slightly less accurate."),
 ]
-DtypeOption = Annotated[DType, typer.Option(help="Data type of the weights and activations.")]
+DtypeOption = Annotated[InferenceDType, typer.Option(help="Data type of the weights and activations.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class DeviceOptions:
     """Device and data type with which a command loads a model."""
 
     device: str = "auto"
-    dtype: DType = DType.FLOAT32
+    dtype: InferenceDType = InferenceDType.FLOAT32
     int8: bool = False
 
     def load_task(self, model: str) -> "Task":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import DType, Pooling
+from qkv.choices import InferenceDType, Pooling
 from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
 from qkv.cli.model_argument import ModelArgument
 from qkv.errors import DiskError, InputError
@@ -42,7 +42,7 @@ def embed(
         bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
     ] = False,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = DType.FLOAT32,
+    dtype: DtypeOption = InferenceDType.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
     """Compute an embedding vector for each text.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.choices import DType, SpecialToken
+from qkv.choices import InferenceDType, SpecialToken
 from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
 from qkv.cli.model_argument import ModelArgument
 
@@ -22,7 +22,7 @@ def fill(
         bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
     ] = False,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = DType.FLOAT32,
+    dtype: DtypeOption = InferenceDType.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
     """Predict the masked words of each text.

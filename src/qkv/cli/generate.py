@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.choices import DType
+from qkv.choices import InferenceDType
 from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption, Int8Option
 from qkv.cli.model_argument import ModelArgument
 from qkv.cli.profile_report import ProfileOption, TraceOption, check_trace_path
@@ -117,13 +117,13 @@ def generate(
     ] = None,
     min_p: Annotated[
         float | None,
-        typer.Option(help="Exclude tokens with less than this fraction of the probability of the most likely token."),
+        typer.Option(help="Exclude tokens whose probability is less than X times that of the most likely token."),
     ] = None,
     typical_p: Annotated[
         float | None,
         typer.Option(
-            help="Locally typical sampling: sample only from the tokens whose surprisal is closest to the "
-            "entropy, until their total probability reaches X."
+            help="Locally typical sampling: sample only from the tokens with surprisal closest to the entropy, "
+            "namely the smallest such set whose total probability reaches X."
         ),
     ] = None,
     repetition_penalty: Annotated[
@@ -145,7 +145,7 @@ def generate(
     ] = 1.0,
     int8: Int8Option = False,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = DType.FLOAT32,
+    dtype: DtypeOption = InferenceDType.FLOAT32,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="After the text, print each token with its log probability.")

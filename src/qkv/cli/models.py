@@ -83,22 +83,24 @@ def _local_models(folders: list[Path]) -> "Iterator[ModelEntry]":
     """Yield model folders (weights and a config) and runs, which are described by their newest checkpoint."""
     for parent in folders:
         for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
-            newest = max(folder.glob("checkpoints/step-*"), default=folder)
-            weights = list(newest.glob("model*.safetensors"))
-            if weights and (newest / "config.json").is_file():
-                yield _describe_local_model(folder, newest, sum(file.stat().st_size for file in weights))
+            newest_checkpoint = max(folder.glob("checkpoints/step-*"), default=folder)
+            weights = list(newest_checkpoint.glob("model*.safetensors"))
+            if weights and (newest_checkpoint / "config.json").is_file():
+                yield _describe_local_model(folder, newest_checkpoint, sum(file.stat().st_size for file in weights))
 
 
-def _describe_local_model(folder: Path, newest: Path, n_bytes: int) -> ModelEntry:
+def _describe_local_model(folder: Path, newest_checkpoint: Path, n_bytes: int) -> ModelEntry:
     from qkv.cli.config_lookup import resolve_model_config
     from qkv.cost import count_parameters
 
     task, n_parameters, scores = "–", 0, {}
     try:
-        config = resolve_model_config(str(newest))
+        config = resolve_model_config(str(newest_checkpoint))
         task, n_parameters = _command_for_model(config), count_parameters(config).total
-        summary, scores = ("model folder", {}) if newest == folder else _run_summary(newest / "progress.json")
-        scores = _finetuning_score(folder / "result.json") or scores
+        summary, scores = (
+            ("model folder", {}) if newest_checkpoint == folder else _run_summary(newest_checkpoint / "progress.json")
+        )
+        scores = _main_metric_by_label(folder / "result.json") or scores
     except (QKVError, ValueError, KeyError, TypeError) as error:
         summary = f"cannot be read: {error}"
     return ModelEntry(
@@ -131,7 +133,7 @@ def _run_summary(progress_file: Path) -> tuple[str, dict[str, float]]:
     return f"local run, {progress['step']:,} steps", scores
 
 
-def _finetuning_score(result_file: Path) -> dict[str, float]:
+def _main_metric_by_label(result_file: Path) -> dict[str, float]:
     """Return the main metric of a fine-tuned run, which is more informative than its loss, or {} for other runs."""
     if not result_file.is_file():
         return {}

@@ -64,8 +64,8 @@ def train(
         str | None,
         typer.Option(
             metavar="SUFFIX",
-            help="Read the target sentences from a second file with this suffix: with --pairs corpus.es and "
-            "--target-suffix .en, from corpus.en.",
+            help="Read the target sentences from a second file with this suffix. For example, "
+            "`--pairs corpus.es --target-suffix .en` reads them from corpus.en.",
         ),
     ] = None,
     rnn: Annotated[
@@ -73,7 +73,7 @@ def train(
     ] = False,
     next_sentence: Annotated[
         bool,
-        typer.Option("--next-sentence/--no-next-sentence", help="Also train a BERT on next-sentence prediction."),
+        typer.Option("--next-sentence/--no-next-sentence", help="For BERT, also train on next-sentence prediction."),
     ] = True,
     minutes: Annotated[
         float | None,
@@ -116,9 +116,10 @@ def train(
     profile: ProfileOption = False,
     trace: TraceOption = None,
 ) -> None:
-    """Train a model on your own text or translation pairs or from a recipe (a TOML file of settings), or resume a run.
+    """Train a model, either on your own data (text or translation pairs) or from a recipe (a TOML file of settings).
 
-    Ctrl-C stops a run after saving a checkpoint. A resumed run gives exactly the same results as an uninterrupted run.
+    Can also resume a run. Ctrl-C stops a run after saving a checkpoint, and the resumed run gives exactly the same
+    results as an uninterrupted one.
     The exit status is 0 for success, 1 for a failure, 2 for invalid input, and 130 or 143 if the run was stopped by
     Ctrl-C or SIGTERM. A second Ctrl-C or SIGTERM exits immediately without saving.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qkv.config import Recipe, TrainingConfig
     from qkv.cost.run_estimate import RunEstimate
     from qkv.models import Model
-    from qkv.training import Distributed, PreparedRun, TimeBudgetPlanner, Trainer
+    from qkv.training import Distributed, PreparedRun, TimeBudgetReplanner, Trainer
     from qkv.training.family import ProgressBars
     from qkv.training.trainer import MetricsCallback
 
@@ -257,11 +257,11 @@ def _create_trainer(
 
 def _create_time_budget(
     seconds: float | None, on_replan: "Callable[[TrainingConfig], None]"
-) -> "TimeBudgetPlanner | None":
+) -> "TimeBudgetReplanner | None":
     """Return the time budget, or None if the number of steps is fixed."""
-    from qkv.training import TimeBudgetPlanner
+    from qkv.training import TimeBudgetReplanner
 
-    return None if seconds is None else TimeBudgetPlanner(seconds, on_replan=on_replan)
+    return None if seconds is None else TimeBudgetReplanner(seconds, on_replan=on_replan)
 
 
 def _profile_training_steps(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.choices import DType
+from qkv.choices import InferenceDType
 from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption, Int8Option
 from qkv.cli.model_argument import ModelArgument
 from qkv.errors import InputError
@@ -116,7 +116,7 @@ def translate(
     ] = None,
     int8: Int8Option = False,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = DType.FLOAT32,
+    dtype: DtypeOption = InferenceDType.FLOAT32,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per text, with tokens and scores.")
     ] = False,

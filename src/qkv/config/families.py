@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from qkv.choices import (
     Activation,
     CellKind,
-    HeadLayout,
+    HeadCombination,
     NormKind,
     NormPosition,
     PoolerActivation,
@@ -26,7 +26,7 @@ def _default_d_head(fields: dict[str, Any]) -> int:
 
 
 def _default_d_value(fields: dict[str, Any]) -> int:
-    return fields["d_head"] if fields["head_layout"] is HeadLayout.SPLIT else fields["d_model"]
+    return fields["d_head"] if fields["head_combination"] is HeadCombination.SPLIT else fields["d_model"]
 
 
 class RopeScaling(Config):
@@ -66,7 +66,7 @@ class TransformerConfig(Config):
     n_heads: Count
     """Number of query heads."""
 
-    head_layout: HeadLayout = HeadLayout.SPLIT
+    head_combination: HeadCombination = HeadCombination.SPLIT
     """How the head outputs are combined."""
     n_kv_heads: Count = Field(default_factory=lambda fields: fields["n_heads"])
     """Number of key/value heads (default: n_heads). With fewer, each one is shared by a group of query heads."""
@@ -162,7 +162,7 @@ class TransformerConfig(Config):
         return self
 
     def _check_head_layout(self) -> None:
-        if self.head_layout is HeadLayout.SPLIT:
+        if self.head_combination is HeadCombination.SPLIT:
             if not self.output_projection and self.n_heads * self.d_value != self.d_model:
                 raise ConfigError(
                     f"without output_projection, n_heads·d_value={self.n_heads * self.d_value} "

@@ -20,7 +20,7 @@ def _gpt2_config(n_layers: int, d_model: int, n_heads: int, context_length: int 
     )
 
 
-def _llama_config(context_length: int, **shape: Any) -> GPTConfig:  # noqa: ANN401
+def _llama_7b_config(context_length: int, **shape: Any) -> GPTConfig:  # noqa: ANN401
     return GPTConfig(
         context_length=context_length,
         n_layers=32,
@@ -109,8 +109,8 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
             feed_forward_bias=False,
         )
     ),
-    "llama-2-7b": lambda: _llama_config(4096, vocab_size=32000, d_ff=11008),
-    "llama-3-8b": lambda: _llama_config(8192, vocab_size=128256, d_ff=14336, n_kv_heads=8, rope_theta=500000.0),
+    "llama-2-7b": lambda: _llama_7b_config(4096, vocab_size=32000, d_ff=11008),
+    "llama-3-8b": lambda: _llama_7b_config(8192, vocab_size=128256, d_ff=14336, n_kv_heads=8, rope_theta=500000.0),
     "bert-nano": lambda: BERTConfig(**_nano_settings(n_layers=2)),
     "bert-tiny": lambda: _bert_config(2, 128, 2),
     "bert-small": lambda: _bert_config(4, 512, 8),

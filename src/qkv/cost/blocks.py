@@ -9,7 +9,7 @@ vectors, and with a learned bias (T5) the fused kernel falls back to n×n weight
 from dataclasses import dataclass
 from fractions import Fraction
 
-from qkv.choices import Activation, AttentionKernel, HeadLayout, NormKind, PositionKind
+from qkv.choices import Activation, AttentionKernel, HeadCombination, NormKind, PositionKind
 from qkv.config import TransformerConfig
 from qkv.cost.operation import MatMul, Operation, SavedTensors, linear_operation
 
@@ -194,7 +194,7 @@ class BlockStack:
 
     def _saved_attention_output(self, results: int) -> SavedTensors:
         """Input of the output projection. Pooled heads are summed first, and the fused kernel also saves its output."""
-        if self.config.head_layout is HeadLayout.SPLIT:
+        if self.config.head_combination is HeadCombination.SPLIT:
             return SavedTensors(elements=results)
         kernel_output = results if self.kernel is AttentionKernel.FUSED else 0
         pooled = self.n_rows * self.config.d_model if self.config.output_projection else 0
@@ -202,7 +202,7 @@ class BlockStack:
 
     def _output_projection(self, sublayer: str) -> list[Operation]:
         config, part = self.config, f"{self.prefix}blocks.{sublayer}"
-        is_split = config.head_layout is HeadLayout.SPLIT
+        is_split = config.head_combination is HeadCombination.SPLIT
         d_in = config.n_heads * config.d_value if is_split else config.d_value
         operations = []
         if not is_split:

@@ -218,7 +218,9 @@ def load_calibration(path: Path) -> Calibration:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(settings, dict):
-        raise InputError(f"{path}: contains a {type(settings).__name__}, expected a JSON object (the calibration of a device)")
+        raise InputError(
+            f"{path}: contains a {type(settings).__name__}, expected a JSON object (the calibration of a device)"
+        )
     try:
         return Calibration(**settings)
     except ConfigError as error:

@@ -160,7 +160,7 @@ def count_attention_parameters(config: TransformerConfig, n_layers: int) -> int:
     """
     d, queries = config.d_model, config.n_heads * config.d_head
     keys_and_values = config.n_kv_heads * (config.d_head + config.d_value)
-    joined = config.n_heads * config.d_value if config.head_layout.value == "split" else config.d_value
+    joined = config.n_heads * config.d_value if config.head_combination.value == "split" else config.d_value
     return n_layers * d * (queries + keys_and_values + (joined if config.output_projection else 0))
 
 

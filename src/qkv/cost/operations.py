@@ -97,7 +97,7 @@ def block_stacks(config: ModelConfig, workload: Workload) -> list[BlockStack]:
             return []
 
 
-def _embedding_and_stack_operations(
+def _operations_up_to_final_states(
     config: TransformerConfig,
     workload: Workload,
     stack: BlockStack,
@@ -120,7 +120,7 @@ def _embedding_and_stack_operations(
 def _gpt_operations(config: GPTConfig, workload: Workload) -> list[Operation]:
     (stack,) = block_stacks(config, workload)
     return [
-        *_embedding_and_stack_operations(config, workload, stack),
+        *_operations_up_to_final_states(config, workload, stack),
         _unembedding_operation(config, workload.n_logit_rows),
     ]
 
@@ -128,7 +128,7 @@ def _gpt_operations(config: GPTConfig, workload: Workload) -> list[Operation]:
 def _bert_operations(config: BERTConfig, workload: Workload) -> list[Operation]:
     """List the encoder and every configured head. Heads other than the masked-LM head run on [CLS] only."""
     (stack,) = block_stacks(config, workload)
-    encoder = _embedding_and_stack_operations(config, workload, stack, n_segments=config.n_segments or None)
+    encoder = _operations_up_to_final_states(config, workload, stack, n_segments=config.n_segments or None)
     return [*encoder, *_bert_head_operations(config, workload)]
 
 
@@ -174,13 +174,13 @@ def _seq2seq_operations(config: Seq2SeqConfig, workload: Workload) -> list[Opera
     *encoder_stacks, decoder_stack = block_stacks(config, workload)
     encoder: list[Operation] = []
     for stack in encoder_stacks:
-        embedding, *rest = _embedding_and_stack_operations(
+        embedding, *rest = _operations_up_to_final_states(
             config, workload, stack, source_vocab_size=config.source_vocab_size
         )
         if config.d_patch is not None:
             embedding = _patch_embedding_operation(embedding.part, stack.n_rows, config.d_patch, config.d_model)
         encoder += [embedding, *rest]
-    decoder = _embedding_and_stack_operations(config, workload, decoder_stack)
+    decoder = _operations_up_to_final_states(config, workload, decoder_stack)
     return [*encoder, *decoder, _unembedding_operation(config, workload.n_logit_rows)]
 
 

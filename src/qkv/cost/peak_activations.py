@@ -5,7 +5,7 @@ module returns, so inside a block the inputs of the stack and of the block are l
 until the function returns, so attention holds queries, keys, values and results during the output projection.
 """
 
-from qkv.choices import AttentionKernel, HeadLayout, NormKind, NormPosition, PositionKind, ScoreKind
+from qkv.choices import AttentionKernel, HeadCombination, NormKind, NormPosition, PositionKind, ScoreKind
 from qkv.config import BERTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.cost.blocks import SCORE_BIAS_POSITIONS, BlockStack
 from qkv.cost.operation import LOGITS, NO_SAVED_TENSORS, Operation, SavedTensors
@@ -70,7 +70,7 @@ def _block_peaks(stack: BlockStack, *, fills_cache: bool) -> list[SavedTensors]:
     inputs = SavedTensors(fp32_elements=min(2, stack.n_layers) * x) + _shared_position_tensors(stack)
     residual_add = SavedTensors(fp32_elements=x, elements=x)
     if not is_pre_norm:
-        residual_add = residual_add + _post_norm_tensors(stack, x)
+        residual_add = residual_add + _tensors_of_one_post_norm(stack, x)
     normed = SavedTensors(fp32_elements=x) if is_pre_norm else NO_SAVED_TENSORS
     peaks = [inputs + normed + live for live in _attention_peaks(stack, "attention", fills_cache=fills_cache)]
     peaks.append(inputs + residual_add)
@@ -115,7 +115,7 @@ def _stack_setup_peak(stack: BlockStack) -> SavedTensors:
     return SavedTensors(fp32_elements=stack.n_rows * config.d_model, raw_bytes=bytes_per_pair * pairs)
 
 
-def _post_norm_tensors(stack: BlockStack, x: int) -> SavedTensors:
+def _tensors_of_one_post_norm(stack: BlockStack, x: int) -> SavedTensors:
     """Tensors of a post-norm, which runs while both summands are live. RMSNorm on a CPU makes an additional copy."""
     is_layer_norm = stack.config.norm is NormKind.LAYER
     copies = 1 if is_layer_norm or stack.on_gpu else 2
@@ -157,9 +157,9 @@ def _attention_peaks(stack: BlockStack, sublayer: str, *, fills_cache: bool) -> 
         rotating_keys = queries + value + (1 + ROTARY_COPIES) * key
         peaks.append(SavedTensors(elements=max(rotating_queries, rotating_keys)))
     # Concatenating the heads is a view only for the output of the fused kernel. Otherwise it makes a copy.
-    is_view = config.head_layout is HeadLayout.SPLIT and stack.kernel is AttentionKernel.FUSED
+    is_view = config.head_combination is HeadCombination.SPLIT and stack.kernel is AttentionKernel.FUSED
     is_view = is_view and not (is_self and _needs_dense_mask(stack))
-    joined = 0 if is_view else results if config.head_layout is HeadLayout.SPLIT else rows * config.d_value
+    joined = 0 if is_view else results if config.head_combination is HeadCombination.SPLIT else rows * config.d_value
     projected = rows * config.d_model if config.output_projection else 0
     return [*peaks, SavedTensors(elements=queries + keys_and_values + results + joined + projected)]
 

@@ -29,7 +29,7 @@ def list_rnn_operations(config: RNNConfig, workload: Workload) -> list[Operation
             lookup_operation("embedding", rows=rows, n_entries=vocab_size, width=d),
             saved=SavedTensors(elements=rows * d),
         ),
-        *_recurrence_operations(
+        *_recurrent_layer_operations(
             config,
             "decoder.recurrence",
             batch_size=workload.batch_size,
@@ -58,7 +58,7 @@ def _rnn_encoder_operations(config: RNNConfig, workload: Workload) -> list[Opera
             lookup_operation("source_embedding", rows=rows, n_entries=config.source_vocab_size, width=d),
             saved=SavedTensors(elements=rows * d),
         ),
-        *_recurrence_operations(
+        *_recurrent_layer_operations(
             config,
             "encoder.recurrence",
             batch_size=workload.batch_size,
@@ -80,7 +80,7 @@ def _rnn_encoder_operations(config: RNNConfig, workload: Workload) -> list[Opera
     ]
 
 
-def _recurrence_operations(
+def _recurrent_layer_operations(
     config: RNNConfig, part: str, *, batch_size: int, steps: int, d_state: int, copies: int, starts_at_zero: bool
 ) -> list[Operation]:
     """List the operations of a GRU or LSTM layer, which runs in float32 under autocast.

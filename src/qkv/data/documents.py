@@ -90,7 +90,7 @@ def read_chunks(source: TextSource, stream: BufferedIOBase, *, field: str = "tex
 def _read_jsonl_csv_or_text(source: TextSource, stream: BufferedIOBase, field: str) -> Iterator[DocumentChunk]:
     match source.file_type:
         case ".jsonl":
-            texts = _read_json_texts(source.name, stream, field)
+            texts = _read_jsonl_texts(source.name, stream, field)
         case ".csv" | ".tsv":
             texts = _read_table_texts(source.name, stream, field, tabs=source.file_type == ".tsv")
         case _:
@@ -227,7 +227,7 @@ def _utf8_error(name: str, error: UnicodeDecodeError, *, offset: int, line: int)
     return InputError(f"{name}: line {line}: invalid UTF-8 at byte {offset + error.start} (0x{byte:02X})")
 
 
-def _read_json_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
+def _read_jsonl_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
     for number, line in enumerate(read_lines(name, stream), start=1):
         if not line.strip():
             continue

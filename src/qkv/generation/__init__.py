@@ -3,7 +3,7 @@
 from qkv.generation.beam import Hypothesis, beam_generate, beam_search
 from qkv.generation.candidates import Candidate, top_candidates
 from qkv.generation.decoder import Decoder, GPTDecoder, RNNDecoder, Seq2SeqDecoder, encode_sources
-from qkv.generation.generate import GenerationStep, decode_steps, generate, generate_steps
+from qkv.generation.generate import GenerationStep, decode_steps, generate, generate_tokens
 from qkv.generation.reference import generate_without_cache, greedy_translate_without_cache
 from qkv.generation.sampling import choose_next_ids, process_logits, sample_inverse_cdf
 from qkv.generation.sequence import FinishReason, GeneratedSequence, LengthLimit, new_sequences
@@ -28,7 +28,7 @@ __all__ = [
     "decode_steps",
     "encode_sources",
     "generate",
-    "generate_steps",
+    "generate_tokens",
     "generate_without_cache",
     "greedy_translate_without_cache",
     "new_sequences",

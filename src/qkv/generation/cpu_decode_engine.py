@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.choices import AttentionKernel, HeadLayout, NormPosition
+from qkv.choices import AttentionKernel, HeadCombination, NormPosition
 from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers, RotaryAngles
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import GPT, Seq2Seq
@@ -312,7 +312,8 @@ def has_supported_attention_and_linears(roots: Sequence[nn.Module], prepacked: P
         prepacked.is_supported
         and not any(has_hooks(module) for module in modules)
         and all(
-            part.head_config.layout is HeadLayout.SPLIT and part.kernel is AttentionKernel.FUSED for part in attentions
+            part.head_config.combination is HeadCombination.SPLIT and part.kernel is AttentionKernel.FUSED
+            for part in attentions
         )
         and all(type(linear) in (nn.Linear, Int8Linear) for linear in linears)
     )

@@ -9,7 +9,7 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from qkv.choices import AttentionKernel, HeadLayout, NormPosition
+from qkv.choices import AttentionKernel, HeadCombination, NormPosition
 from qkv.config import SamplingConfig
 from qkv.generation.cuda_decode_forward import KernelWeights
 from qkv.generation.cuda_decode_step import TOKENS_PER_SYNC, CUDADecodeStep
@@ -120,7 +120,8 @@ def is_supported_by_kernels(model: GPT) -> bool:
         and (model.relative_positions is None or isinstance(model.relative_positions, RotaryEmbedding))
         and all(module.norm_position is NormPosition.PRE for module in modules if isinstance(module, Block))
         and all(
-            part.head_config.layout is HeadLayout.SPLIT and part.kernel is AttentionKernel.FUSED for part in attentions
+            part.head_config.combination is HeadCombination.SPLIT and part.kernel is AttentionKernel.FUSED
+            for part in attentions
         )
         and all(type(linear) is nn.Linear for linear in linears)
         and not any(has_hooks(module) for module in modules)

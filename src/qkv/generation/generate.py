@@ -44,7 +44,7 @@ class GenerationStep:
         return self.batch_logits[self.batch_index : self.batch_index + 1]
 
 
-def generate_steps(
+def generate_tokens(
     model: GPT,
     prompts: Sequence[Sequence[int]],
     *,
@@ -111,7 +111,7 @@ def decode_steps(
     sampling: SamplingConfig,
     stop_ids: frozenset[int],
 ) -> Iterator[GenerationStep]:
-    """Same as `generate_steps`, for any decoder. `logits` are those after the last token of each prompt."""
+    """Same as `generate_tokens`, for any decoder. `logits` are those after the last token of each prompt."""
     generators = [Random(sampling.seed + row) for row in range(len(sequences))]
     seen_mask = _initial_seen_mask(sequences, logits) if sampling.repetition_penalty != 1.0 else None
     rows = list(range(len(sequences)))
@@ -150,7 +150,7 @@ def generate(
 ) -> list[GeneratedSequence]:
     """Generate a continuation of each prompt and return the finished sequences in the order of the prompts."""
     sequences: dict[int, GeneratedSequence] = {}
-    for step in generate_steps(
+    for step in generate_tokens(
         model, prompts, max_new=max_new, sampling=sampling, stop_ids=stop_ids, prepacked=prepacked, with_logits=False
     ):
         sequences[step.row] = step.sequence

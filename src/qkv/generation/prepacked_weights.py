@@ -36,7 +36,7 @@ ONEDNN_ACTIVATIONS = {
 """oneDNN's names of the activations that it can fuse into a matmul."""
 
 
-class PackedLinear:
+class ConcatenatedLinear:
     """Linear layer with the concatenated outputs of several modules. Differs from theirs only by rounding."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
@@ -55,7 +55,7 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the layer to `x` of shape (rows, n_in)."""
         if self._uses_blocks and x.shape[0] == 1:
-            blocks, bias = self._blocks if self._blocks is not None else self._pack_blocks()
+            blocks, bias = self._blocks if self._blocks is not None else self._pack_weight_and_bias()
             y = torch.baddbmm(bias, x.expand(len(blocks), 1, self._n_in), blocks)
             return y.view(1, -1)[:, : self._n_out]
         if self._uses_onednn and x.shape[0] > 1:
@@ -89,7 +89,7 @@ class PackedLinear:
         if self._bias is not None:
             residual.add_(self._bias)
 
-    def _pack_blocks(self) -> tuple[Tensor, Tensor]:
+    def _pack_weight_and_bias(self) -> tuple[Tensor, Tensor]:
         """Pack weight and bias as (block, n_in, column) and (block, 1, column). The last block is padded with zeros."""
         n_padding = -self._n_out % BLOCK_COLUMNS
         bias = self._weights[0].new_zeros(self._n_out) if self._bias is None else self._bias
@@ -124,7 +124,7 @@ class PackedLinear:
 
 
 class PackedInt8Linear:
-    """Equivalent of `PackedLinear` for int8 weights."""
+    """Equivalent of `ConcatenatedLinear` for int8 weights."""
 
     def __init__(self, modules: Sequence[Int8Linear], scales: Sequence[float]) -> None:
         is_unchanged = len(modules) == 1 and scales[0] == 1.0
@@ -163,7 +163,7 @@ class _CacheEntry:
     """A packed linear layer and the versions of the weights it was created from."""
 
     versions: list[tuple[int, int]]
-    linear: PackedLinear | PackedInt8Linear
+    linear: ConcatenatedLinear | PackedInt8Linear
     tensors: list[Tensor]
     """The original weights. Referencing them ensures that no other tensor can be allocated at the same address."""
 
@@ -214,7 +214,7 @@ class PrepackedWeights:
 
     def packed_linear(
         self, *modules: nn.Linear | Unembedding | Int8Linear, first_scale: float = 1.0
-    ) -> PackedLinear | PackedInt8Linear:
+    ) -> ConcatenatedLinear | PackedInt8Linear:
         """Return a packed linear layer whose output is the concatenation of the outputs of `modules`.
 
         The output of the first module is multiplied by `first_scale`.
@@ -242,9 +242,9 @@ class PrepackedWeights:
         return lambda x: module.logits(forward(x * module.scale if module.scale != 1.0 else x))
 
 
-def _pack_linears(modules: Sequence[nn.Linear | Unembedding], scales: Sequence[float]) -> PackedLinear:
+def _pack_linears(modules: Sequence[nn.Linear | Unembedding], scales: Sequence[float]) -> ConcatenatedLinear:
     pairs = list(zip(modules, scales, strict=True))
-    return PackedLinear(
+    return ConcatenatedLinear(
         [_scale_tensor(module.weight, scale) for module, scale in pairs],
         [None if module.bias is None else _scale_tensor(module.bias, scale) for module, scale in pairs],
     )

@@ -36,7 +36,7 @@ def _to_fixed_point(x, overflow_ptr, mask):
 
 
 @triton.jit
-def _load_residual(residual_ptr, overflow_ptr, cols, mask):
+def _load_residual_or_nan(residual_ptr, overflow_ptr, cols, mask):
     """Load the residual stream as float32, or NaN after an overflow."""
     x = tl.load(residual_ptr + cols, mask=mask, other=0).to(tl.float32) * (1 / FIXED_POINT_SCALE)
     has_overflow = (tl.load(overflow_ptr) != 0) | (tl.abs(x) >= MAX_RESIDUAL)
@@ -108,7 +108,7 @@ def linear_row_kernel(
     x = (
         tl.load(x_ptr + in_cols, mask=in_mask, other=0).to(tl.float32)
         if ADD_TO_OUTPUT
-        else _load_residual(x_ptr, overflow_ptr, in_cols, in_mask)
+        else _load_residual_or_nan(x_ptr, overflow_ptr, in_cols, in_mask)
     )
     x = normalize(x, in_mask, norm_weight, norm_bias, n_in, eps, NORM_KIND)
     for _ in range(N_ITERATIONS):

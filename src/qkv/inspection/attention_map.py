@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from qkv.choices import AttentionKind, HeadLayout
+from qkv.choices import AttentionKind, HeadCombination
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_attention
 from qkv.inspection.model_input import TokenizedText, mark_whitespace
@@ -69,10 +69,10 @@ def project_head_results(
 ) -> Float[Tensor, "head position d_model"]:
     """Project each head's result with its part of the output projection, without the bias."""
     n_heads, d_value = attention.head_config.n_heads, attention.head_config.d_value
-    is_split = attention.head_config.layout is HeadLayout.SPLIT
+    is_split = attention.head_config.combination is HeadCombination.SPLIT
     if not isinstance(attention.out_proj, torch.nn.Linear):
         if not is_split:
-            return results / (n_heads if attention.head_config.layout is HeadLayout.POOLED_MEAN else 1)
+            return results / (n_heads if attention.head_config.combination is HeadCombination.POOLED_MEAN else 1)
         outputs = results.new_zeros(n_heads, results.shape[1], n_heads * d_value)
         for head in range(n_heads):
             outputs[head, :, head * d_value : (head + 1) * d_value] = results[head]
@@ -81,7 +81,7 @@ def project_head_results(
     if is_split:
         return torch.einsum("hnv,hvd->hnd", results, weight.view(n_heads, d_value, -1))
     projected = results @ weight
-    return projected / n_heads if attention.head_config.layout is HeadLayout.POOLED_MEAN else projected
+    return projected / n_heads if attention.head_config.combination is HeadCombination.POOLED_MEAN else projected
 
 
 def merge_subwords(view: AttentionMapView, queries: TokenizedText, keys: TokenizedText) -> AttentionMapView:

@@ -39,7 +39,7 @@ def plot_cost_overview(estimate: Estimate, device: DeviceSpec) -> "Figure":
     _plot_roofline(roofline, roofline_bound(estimate, device))
     _plot_flops_by_length(against_length, estimate)
     _plot_cache_size(cache, estimate)
-    _plot_rnn_comparison(recurrent, estimate)
+    _plot_rnn_layer_comparison(recurrent, estimate)
     figure.suptitle(f"{estimate.parameters.total:,} parameters · {estimate.title}")
     return figure
 
@@ -180,7 +180,7 @@ def _plot_cache_size(axes: "Axes", estimate: Estimate) -> None:
     _label_axes(axes, f"KV cache size by context length, {dtype.value}", "cached tokens", "GiB")
 
 
-def _plot_rnn_comparison(axes: "Axes", estimate: Estimate) -> None:
+def _plot_rnn_layer_comparison(axes: "Axes", estimate: Estimate) -> None:
     """Compare the layers as in lecture E: n²d in one step for attention, nd² in n steps for an RNN."""
     d = estimate.config.d_model
     lengths = [2**i for i in range(3, 17)]

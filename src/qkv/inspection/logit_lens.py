@@ -70,10 +70,10 @@ def logit_lens(cache: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> L
 @torch.no_grad()
 def unembed(model: Model, states: Float[Tensor, "position d_model"]) -> Float[Tensor, "position vocabulary"]:
     """Returns the logits of residual-stream states after the final norm and the unembedding."""
-    return _apply_unembedding(model, states[None])[0]
+    return _apply_final_norm_and_unembedding(model, states[None])[0]
 
 
-def _apply_unembedding(model: Model, states: Residual) -> Logits:
+def _apply_final_norm_and_unembedding(model: Model, states: Residual) -> Logits:
     match model:
         case GPT():
             return model.unembedding(model.final_norm(states))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qkv.config import SamplingConfig
-from qkv.generation import generate, generate_steps, process_logits
+from qkv.generation import generate, generate_tokens, process_logits
 from qkv.inspection import new_figure
 from qkv.lessons.console import max_abs_difference, print_section, print_table, print_text
 from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, label_axes
@@ -30,7 +30,7 @@ def lesson(seed: int) -> DrawFigure:
     print_text(f"""The model is `stories` with {sum(p.numel() for p in task.model.parameters()):,} parameters, trained
         on short stories. At each step, each of its {task.model.config.vocab_size:,} tokens has a probability. The
         selected token is added to the input, and new probabilities are computed. The symbol · is a space.""")
-    ids, probabilities = _generate_greedily(task)
+    ids, probabilities = _greedy_ids_and_probabilities(task)
     start = len(ids) - N_NEW
     print_table(
         ["step", "…text so far", "selected", "p", "next most likely"],
@@ -52,9 +52,9 @@ def lesson(seed: int) -> DrawFigure:
     return lambda: _draw_steps(task, ids, probabilities)
 
 
-def _generate_greedily(task: LanguageModel) -> tuple[list[int], Tensor]:
+def _greedy_ids_and_probabilities(task: LanguageModel) -> tuple[list[int], Tensor]:
     """Return the ids of the text and the probabilities of every step."""
-    greedy = generate_steps(
+    greedy = generate_tokens(
         task.model, [task.encode(GENERATION_PROMPT)], max_new=N_NEW, sampling=SamplingConfig(temperature=0)
     )
     rows = [(step.sequence, step.logits.softmax(-1)) for step in greedy]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from qkv.choices import HeadLayout
+from qkv.choices import HeadCombination
 from qkv.inspection import new_figure, record
 from qkv.lessons.console import (
     format_shape,
@@ -23,9 +23,9 @@ HEAD_COUNTS = (1, 2, 4, 8, 16)
 
 def _build_attention(layout: str, d: int, h: int) -> Attention:
     """Build attention with one of the head layouts from the lectures, without biases."""
-    join = HeadLayout.POOLED if layout.startswith("pooled") else HeadLayout.SPLIT
+    join = HeadCombination.POOLED if layout.startswith("pooled") else HeadCombination.SPLIT
     d_value = d // h if layout == "split" else d
-    heads = HeadConfig(n_heads=h, n_kv_heads=h, d_head=d // h, d_value=d_value, layout=join)
+    heads = HeadConfig(n_heads=h, n_kv_heads=h, d_head=d // h, d_value=d_value, combination=join)
     return Attention(d, heads, bias=False, output_projection=layout != "pooled, no W_O")
 
 
@@ -94,7 +94,7 @@ def _compare_implementations() -> None:
 
     print_section("Pooled heads: full-width values whose outputs are summed (lecture C's “less common way”)")
     pooled = _build_attention("pooled, no W_O", D_MODEL, N_HEADS)
-    mean_config = replace(pooled.head_config, layout=HeadLayout.POOLED_MEAN)
+    mean_config = replace(pooled.head_config, combination=HeadCombination.POOLED_MEAN)
     mean = Attention(D_MODEL, mean_config, bias=False, output_projection=False)
     mean.load_state_dict(pooled.state_dict())
     free = _build_attention("free, d_v = d", D_MODEL, N_HEADS)

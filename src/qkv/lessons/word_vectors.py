@@ -36,7 +36,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     print_text("Euclidean distance (0: the same vector):")
     print_matrix(vectors.euclidean, rows=COMPARED, columns=COMPARED, corner="‖a−b‖")
     _print_nearest_words(task)
-    _print_contextual_vectors(task)
+    _print_contextual_similarities(task)
     all_vectors = word_vectors(task, WORDS)
     return lambda: plot_word_map(
         all_vectors.vectors, WORDS, groups=[group for group, words in GROUPS.items() for _ in words],
@@ -66,7 +66,7 @@ def _print_nearest_words(task: LanguageModel) -> None:
         same words.""")
 
 
-def _print_contextual_vectors(task: LanguageModel) -> None:
+def _print_contextual_similarities(task: LanguageModel) -> None:
     print_section(f"Contextual vectors: the word “{WORD}” in different sentences")
     for name, sentence in SENTENCES.items():
         print(f"  {name:10} {sentence}")

@@ -62,7 +62,7 @@ def lesson(seed: int) -> DrawFigure:
         added.""")
     _print_leaks()
     losses = _train_with_each_method(seed)
-    _print_comparison(losses)
+    _print_training_and_generation_losses(losses)
     return lambda: _draw_masks(scores, losses)
 
 
@@ -93,7 +93,7 @@ def _train_with_each_method(seed: int) -> list[tuple[str, float, float]]:
     return losses
 
 
-def _print_comparison(losses: list[tuple[str, float, float]]) -> None:
+def _print_training_and_generation_losses(losses: list[tuple[str, float, float]]) -> None:
     print_section("Lecture E: masking after the softmax “may just work!” Training with each method")
     print_text(f"""This uses the tiny GPT and the random sentences of `qkv lesson no-causal-mask` with
         {N_TRAINING_STEPS} steps. The lowest possible loss without seeing later words is {sentences.BEST_LOSS:.4f} nats

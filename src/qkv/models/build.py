@@ -36,7 +36,7 @@ def build_attention(config: TransformerConfig) -> Attention:
         n_kv_heads=config.n_kv_heads,
         d_head=config.d_head,
         d_value=config.d_value,
-        layout=config.head_layout,
+        combination=config.head_combination,
     )
     return Attention(
         config.d_model,

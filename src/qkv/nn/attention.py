@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.choices import AttentionKernel, HeadLayout
+from qkv.choices import AttentionKernel, HeadCombination
 from qkv.errors import ConfigError, ShapeError
 from qkv.nn.cache import LayerCache, LayerSourceCache
 from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax
@@ -31,7 +31,7 @@ class HeadConfig:
     n_kv_heads: int
     d_head: int
     d_value: int
-    layout: HeadLayout = HeadLayout.SPLIT
+    combination: HeadCombination = HeadCombination.SPLIT
 
     def __post_init__(self) -> None:
         for name in ("n_heads", "n_kv_heads", "d_head", "d_value"):
@@ -51,7 +51,7 @@ class HeadConfig:
     @property
     def d_combined(self) -> int:
         """Width of the combined head outputs, before the output projection."""
-        return self.n_heads * self.d_value if self.layout is HeadLayout.SPLIT else self.d_value
+        return self.n_heads * self.d_value if self.combination is HeadCombination.SPLIT else self.d_value
 
 
 class Attention(nn.Module):
@@ -190,12 +190,12 @@ class Attention(nn.Module):
         return projected.view(batch, n, n_heads, -1).transpose(1, 2)
 
     def _merge_heads(self, head_outputs: HeadOutputs) -> Tensor:
-        match self.head_config.layout:
-            case HeadLayout.SPLIT:
+        match self.head_config.combination:
+            case HeadCombination.SPLIT:
                 return head_outputs.transpose(1, 2).flatten(2)
-            case HeadLayout.POOLED:
+            case HeadCombination.POOLED:
                 return head_outputs.sum(1)
-            case HeadLayout.POOLED_MEAN:
+            case HeadCombination.POOLED_MEAN:
                 return head_outputs.mean(1)
 
     def _check_inputs(self, x: Tensor, source: Tensor | None) -> None:

@@ -22,7 +22,7 @@ from qkv.generation import GeneratedSequence, GenerationStep, GPTDecoder, decode
 from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_input_from_ids
 from qkv.inspection.validation import check_index
 from qkv.nn import AttentionInputs
-from qkv.serving.model_registry import LoadedModel
+from qkv.serving.model_registry import RegisteredModel
 from qkv.serving.run_cache import build_interventions, token_label, tokens_to_json
 from qkv.serving.schemas import GenerateRequest, PatchSpec
 from qkv.tasks import LanguageModel, Task
@@ -49,7 +49,7 @@ class _ObservedDecoder:
     """
 
     task: LanguageModel
-    loaded: LoadedModel
+    loaded: RegisteredModel
     interventions: Sequence[Intervention]
     decoder: GPTDecoder | None
     """`None` disables the KV cache: every step processes the whole sequence."""
@@ -114,7 +114,7 @@ class _ObservedDecoder:
         return cache.n_filled, cache.n_filled * bytes_per_token
 
 
-def stream_generation(loaded: LoadedModel, task: Task, request: GenerateRequest) -> Iterator[dict[str, Any]]:
+def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequest) -> Iterator[dict[str, Any]]:
     """Yields the frames of `/api/generate`. Generation stops when the iterator is no longer advanced."""
     if not isinstance(task, LanguageModel) or not task.model.config.causal:
         raise InputError(f"{loaded.id} cannot generate text token by token, expected a GPT")

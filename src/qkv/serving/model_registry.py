@@ -24,7 +24,7 @@ _CHECKPOINT_ID = re.compile(r"(.+)@(\d+)")
 
 
 @dataclass(eq=False)
-class LoadedModel:
+class RegisteredModel:
     """A registered model. Its config and weights are loaded on first use."""
 
     id: str
@@ -50,16 +50,16 @@ class ModelRegistry:
         self, paths: Sequence[str | Path] = (), *, memory: Mapping[str, Task] | None = None, zoo: bool = True
     ) -> None:
         self._lock = Lock()
-        self._models: dict[str, LoadedModel] = {}
-        self._with_weights: OrderedDict[str, LoadedModel] = OrderedDict()
+        self._models: dict[str, RegisteredModel] = {}
+        self._with_weights: OrderedDict[str, RegisteredModel] = OrderedDict()
         for name, task in (memory or {}).items():
-            self._models[name] = LoadedModel(name, "memory", task=task, config=task.model.config)
+            self._models[name] = RegisteredModel(name, "memory", task=task, config=task.model.config)
         for path in paths:
             self.add(str(path))
         for name, folder in (shipped_model_folders() if zoo else {}).items():
-            self._models.setdefault(name, LoadedModel(name, "shipped", folder))
+            self._models.setdefault(name, RegisteredModel(name, "shipped", folder))
 
-    def add(self, name: str) -> LoadedModel:
+    def add(self, name: str) -> RegisteredModel:
         """Register a shipped model, run folder, model folder or model file.
 
         Names on the Hugging Face Hub are not accepted, because nothing is downloaded.
@@ -70,16 +70,16 @@ class ModelRegistry:
         except OSError:
             exists = False  # the name is longer than a path can be
         if not exists and name in zoo:
-            loaded = LoadedModel(name, "shipped", zoo[name])
+            loaded = RegisteredModel(name, "shipped", zoo[name])
         elif exists:
-            loaded = LoadedModel(name, "user", path)
+            loaded = RegisteredModel(name, "user", path)
         else:
             raise RequestError(404, f"{name}: no such folder or file, and no shipped model has this name")
         with self._lock:
             return self._models.setdefault(name, loaded)
 
     @property
-    def user_models(self) -> Sequence[LoadedModel]:
+    def user_models(self) -> Sequence[RegisteredModel]:
         return [loaded for loaded in self._models.values() if loaded.source == "user"]
 
     def list_models(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class ModelRegistry:
             "default_model": listed[0].id if listed else None,
         }
 
-    def summarize(self, loaded: LoadedModel) -> dict[str, Any]:
+    def summarize(self, loaded: RegisteredModel) -> dict[str, Any]:
         try:
             return summarize_model(
                 loaded, self.config(loaded), count_tokens=lambda text: _count_input_tokens(self.task(loaded), text)
@@ -100,7 +100,7 @@ class ModelRegistry:
         except QKVError as error:
             return {"id": loaded.id, "name": loaded.id, "source": loaded.source, "error": str(error)}
 
-    def find(self, name: str) -> LoadedModel:
+    def find(self, name: str) -> RegisteredModel:
         """Returns the model with this id. The id of a checkpoint is `RUN@STEP`."""
         with self._lock:
             if name in self._models:
@@ -111,12 +111,12 @@ class ModelRegistry:
             step = int(match[2])
             if step not in parent.run.checkpoint_steps():
                 raise RequestError(404, f"{name}: the run has no checkpoint at step {step}")
-            checkpoint = LoadedModel(name, "checkpoint", parent.run.checkpoint_folder(step))
+            checkpoint = RegisteredModel(name, "checkpoint", parent.run.checkpoint_folder(step))
             with self._lock:
                 return self._models.setdefault(name, checkpoint)
         raise RequestError(404, f"no open model is named {name!r}")
 
-    def task(self, loaded: LoadedModel) -> Task:
+    def task(self, loaded: RegisteredModel) -> Task:
         """Returns the model with its tokenizer, and loads both if necessary."""
         if loaded.path is not None and not loaded.path.exists():
             raise RequestError(410, f"the open model {loaded.id} was deleted: {loaded.path} no longer exists")
@@ -135,7 +135,7 @@ class ModelRegistry:
                 self._with_weights.popitem(last=False)[1].task = None
         return task
 
-    def config(self, loaded: LoadedModel) -> ModelConfig:
+    def config(self, loaded: RegisteredModel) -> ModelConfig:
         """Returns the model's config. Weights are only loaded if the folder is not in qkv's own format."""
         if loaded.config is None:
             assert loaded.path is not None

@@ -9,7 +9,7 @@ from qkv.cost import count_parameters
 from qkv.zoo import CARD_FILE, read_model_card
 
 if TYPE_CHECKING:
-    from qkv.serving.model_registry import LoadedModel
+    from qkv.serving.model_registry import RegisteredModel
 
 _TRANSFORMER_VIEWS = ["neuron", "residual"]
 MIN_CONTEXT_FOR_EXAMPLES = 128
@@ -17,7 +17,7 @@ MIN_CONTEXT_FOR_EXAMPLES = 128
 
 
 def summarize_model(
-    loaded: "LoadedModel", config: ModelConfig, *, count_tokens: Callable[[str], int]
+    loaded: "RegisteredModel", config: ModelConfig, *, count_tokens: Callable[[str], int]
 ) -> dict[str, Any]:
     """Returns the summary of a model in the response of `/api/models`.
 

@@ -26,7 +26,7 @@ from qkv.inspection import (
 )
 from qkv.inspection.model_input import TokenizedText, check_context_length, mark_whitespace
 from qkv.models import BERT, RNNSeq2Seq
-from qkv.serving.model_registry import LoadedModel, ModelRegistry
+from qkv.serving.model_registry import ModelRegistry, RegisteredModel
 from qkv.serving.model_summary import attention_stacks
 from qkv.serving.responses import RequestError
 from qkv.serving.schemas import EdgeMaskSpec, HeadAblationSpec, InterventionSpecs, PatchSpec, RunRequest
@@ -47,7 +47,7 @@ class Run:
 
     id: str
     request: RunRequest
-    loaded: LoadedModel
+    loaded: RegisteredModel
     task: Task
     model_input: ModelInput
     cache: ActivationCache

@@ -14,7 +14,7 @@ from qkv.generation.translate import initial_logits
 from qkv.inspection.alignment import CrossAttention
 from qkv.inspection.model_input import mark_whitespace, prepare_input
 from qkv.models import RNNSeq2Seq
-from qkv.serving.model_registry import LoadedModel
+from qkv.serving.model_registry import RegisteredModel
 from qkv.serving.run_cache import check_source, token_label, tokens_to_json
 from qkv.serving.schemas import TranslateRequest
 from qkv.tasks import Task, Translator
@@ -53,7 +53,7 @@ class _RecordingDecoder:
         return logits
 
 
-def translation_response(loaded: LoadedModel, task: Task, request: TranslateRequest) -> dict[str, Any]:
+def translation_response(loaded: RegisteredModel, task: Task, request: TranslateRequest) -> dict[str, Any]:
     """Translate a text and return the response of `/api/translate`."""
     if not isinstance(task, Translator):
         raise InputError(f"{loaded.id} is not a translation model")

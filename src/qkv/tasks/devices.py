@@ -2,7 +2,7 @@
 
 import torch
 
-from qkv.choices import DType
+from qkv.choices import InferenceDType
 from qkv.errors import InputError
 
 DEVICE_NAMES = ("cpu", "cuda", "auto")
@@ -32,10 +32,10 @@ def resolve_int8_device(name: str) -> torch.device:
     return resolve_device("cpu" if name == "auto" else name)
 
 
-def resolve_dtype(name: DType | str, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: InferenceDType | str, device: torch.device) -> torch.dtype:
     """Returns the torch dtype. bfloat16 requires a GPU, because a CPU without AMX is up to 60 times slower with it."""
-    if name not in list(DType):
-        raise InputError(f"--dtype {name}: must be one of {', '.join(DType)}")
-    if name == DType.BFLOAT16 and device.type == "cpu":
+    if name not in list(InferenceDType):
+        raise InputError(f"--dtype {name}: must be one of {', '.join(InferenceDType)}")
+    if name == InferenceDType.BFLOAT16 and device.type == "cpu":
         raise InputError("--dtype bfloat16 requires a GPU: on this CPU it is slower and less accurate than float32")
-    return torch.bfloat16 if name == DType.BFLOAT16 else torch.float32
+    return torch.bfloat16 if name == InferenceDType.BFLOAT16 else torch.float32

@@ -14,7 +14,7 @@ from qkv.generation import (
     Hypothesis,
     StopStrings,
     beam_generate,
-    generate_steps,
+    generate_tokens,
 )
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
@@ -130,7 +130,7 @@ class LanguageModel:
         ids = [self.encode(prompt) for prompt in prompts]
         decoders = [StreamingDecoder(self.tokenizer, context_ids=prompt_ids) for prompt_ids in ids]
         stops = [StopStrings(stop) for _ in prompts]
-        for step in generate_steps(
+        for step in generate_tokens(
             self.model,
             ids,
             max_new=max_new,

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import TypeVar
 
-from qkv.choices import DType
+from qkv.choices import InferenceDType
 from qkv.config.base import suggest_closest
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
@@ -63,7 +63,9 @@ def load_pretrained(name: str | Path) -> ModelBundle:
     return load_single_file(path) if path.is_file() else load_model(path)
 
 
-def load(name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: DType | str = DType.FLOAT32) -> Task:
+def load(
+    name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: InferenceDType | str = InferenceDType.FLOAT32
+) -> Task:
     """Load a model with its tokenizer as a task: `qkv.load("stories").generate("Once upon a time")`.
 
     `int8` quantizes the model for faster and slightly less accurate inference on x86 CPUs (`qkv.nn.int8`). `device` is
@@ -99,7 +101,7 @@ def load_as(
     *,
     int8: bool = False,
     device: str = "cpu",
-    dtype: DType | str = DType.FLOAT32,
+    dtype: InferenceDType | str = InferenceDType.FLOAT32,
 ) -> AnyTask:
     """Load a task of the given type, or raise an error if the model has another type."""
     task = load(name, int8=int8, device=device, dtype=dtype)

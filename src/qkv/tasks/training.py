@@ -11,7 +11,7 @@ from qkv.tasks.loader import load_pretrained
 from qkv.training import (
     DEFAULT_MINUTES,
     PreparedRun,
-    TimeBudgetPlanner,
+    TimeBudgetReplanner,
     auto_recipe,
     build_trainer,
     choose_gpt_recipe,
@@ -56,11 +56,11 @@ def train(
     if is_new:
         prepared = prepare_run(recipe, Path(out), Path(data), progress=_no_progress, seconds=seconds)
     else:
-        prepared = _reopen_run(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
+        prepared = _open_run_with_same_recipe(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
     with prepared.run.locked():
         if is_new and seconds is not None:
             prepared = fit_run_to_time(prepared, device=torch_device, seconds=seconds)
-            time_budget = TimeBudgetPlanner(
+            time_budget = TimeBudgetReplanner(
                 seconds, on_replan=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan))
             )
         if is_new:
@@ -75,7 +75,7 @@ def _no_progress(_label: str) -> ProgressCallback:
     return lambda _done, _all: None
 
 
-def _reopen_run(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> PreparedRun:
+def _open_run_with_same_recipe(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> PreparedRun:
     """Open an existing run and check that it has the same recipe.
 
     With `is_text`, only the family and the data must match, because the other settings depend on the time and the

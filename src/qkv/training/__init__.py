@@ -27,7 +27,7 @@ from qkv.training.run_preparation import (
     write_recipe,
 )
 from qkv.training.signals import SignalInterrupt, raise_on_stop_signals
-from qkv.training.time_budget import TimeBudgetPlanner
+from qkv.training.time_budget import TimeBudgetReplanner
 from qkv.training.trainer import Trainer
 from qkv.training.translation_recipe_selection import choose_translation_recipe
 
@@ -39,7 +39,7 @@ __all__ = [
     "PreparedRun",
     "RunFolder",
     "SignalInterrupt",
-    "TimeBudgetPlanner",
+    "TimeBudgetReplanner",
     "Trainer",
     "TrainingData",
     "TrainingProgress",

@@ -89,7 +89,7 @@ class Distributed(ABC):
         """Wait until every rank has called this method."""
 
     @abstractmethod
-    def evaluate_on_rank0(
+    def gather_and_evaluate_on_rank0(
         self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Returns `compute_metrics(model)` on rank 0 and an empty mapping on the other ranks."""
@@ -122,7 +122,7 @@ class SingleProcess(Distributed):
     def barrier(self) -> None:
         pass
 
-    def evaluate_on_rank0(
+    def gather_and_evaluate_on_rank0(
         self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         return compute_metrics(model)

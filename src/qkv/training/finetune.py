@@ -145,7 +145,7 @@ def build_task_model(
     return model, [name for name, _ in model.named_parameters() if name not in copied]
 
 
-def freeze_layers(model: BERT, settings: FinetuningConfig, *, seed: int) -> None:
+def freeze_layers_or_add_lora(model: BERT, settings: FinetuningConfig, *, seed: int) -> None:
     """Freeze the layers selected by the settings, or add LoRA. The pooler and the head always stay trainable."""
     n_layers = model.config.n_layers
     if settings.lora_rank is not None:
@@ -201,7 +201,7 @@ def fine_tune(
     longest = max(len(row.ids) for row in (*encoded.train, *encoded.evaluation))
     training = choose_training_config(settings, n_rows=len(rows), n_parameters=n_parameters, longest=longest)
     training = training.replace(seed=seed)
-    freeze_layers(model, settings, seed=seed)
+    freeze_layers_or_add_lora(model, settings, seed=seed)
     trainer = _build_finetune_trainer(
         inputs, model.to(device), training, rows=rows, run=RunFolder(folder), report=report
     )

@@ -65,8 +65,8 @@ def cross_entropy_row(
             tl.store(logits + offsets, gradient.to(logits.dtype.element_ty), mask=offsets < width)
 
 
-@torch.library.custom_op("qkv::cross_entropy_inplace", mutates_args={"logits"})
-def cross_entropy_inplace(
+@torch.library.custom_op("qkv::cross_entropy_per_row_inplace", mutates_args={"logits"})
+def cross_entropy_per_row_inplace(
     logits: Tensor, targets: Tensor, vocab_size: int, smoothing: float, *, compute_gradient: bool
 ) -> Tensor:
     """Returns the loss of each row of logits (row, width), of which the first `vocab_size` columns are valid.
@@ -90,6 +90,6 @@ def cross_entropy_inplace(
     return losses
 
 
-@cross_entropy_inplace.register_fake
+@cross_entropy_per_row_inplace.register_fake
 def _(logits: Tensor, targets: Tensor, vocab_size: int, smoothing: float, *, compute_gradient: bool) -> Tensor:  # noqa: ARG001
     return logits.new_empty(len(logits), dtype=torch.float32)

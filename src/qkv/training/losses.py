@@ -117,7 +117,7 @@ class _ChunkedLossSumTriton(torch.autograd.Function):
         chunk: int,
         smoothing: float,
     ) -> Tensor:
-        from qkv.training.loss_kernel import cross_entropy_inplace
+        from qkv.training.loss_kernel import cross_entropy_per_row_inplace
 
         needs_gradient, vocab_size, dtype = any(ctx.needs_input_grad[:3]), len(weight), _matmul_dtype(states)
         n_padding = -vocab_size % VOCAB_MULTIPLE
@@ -127,7 +127,7 @@ class _ChunkedLossSumTriton(torch.autograd.Function):
         for x, chunk_targets in zip(states.to(dtype).split(chunk), targets.split(chunk), strict=True):
             logits = F.linear(x, cast_weight, padded_bias)
             losses.append(
-                cross_entropy_inplace(
+                cross_entropy_per_row_inplace(
                     logits, chunk_targets, vocab_size, smoothing, compute_gradient=needs_gradient
                 ).sum()
             )

@@ -17,7 +17,7 @@ from qkv.nn import Unembedding
 from qkv.training.objectives import LossOutput, Objective, uses_bfloat16
 
 
-def wrap_objective_with_onednn(model: nn.Module, objective: Objective, config: TrainingConfig) -> Objective:
+def use_onednn_if_supported(model: nn.Module, objective: Objective, config: TrainingConfig) -> Objective:
     """Returns the objective with oneDNN matmuls if they are supported, and the unchanged objective otherwise.
 
     The results differ from those of torch's own matmuls by rounding only.

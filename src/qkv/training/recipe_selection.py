@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,8 +12,20 @@ from qkv.choices import OptimizerKind, ScheduleKind
 from qkv.config import Recipe, TrainingConfig
 from qkv.data import find_sources
 
-GPT_SIZES = ((2, 64, 2), (3, 96, 3), (4, 128, 4), (5, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8), (12, 768, 12))
-"""Available model sizes (n_layers, d_model, n_heads), from small to large."""
+
+class ModelSize(NamedTuple):
+    """Depth, width and number of heads of a model."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+
+
+MODEL_SIZES = [
+    ModelSize(*size)
+    for size in ((2, 64, 2), (3, 96, 3), (4, 128, 4), (5, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8), (12, 768, 12))
+]
+"""Available model sizes, from small to large."""
 TRAINING_EFFICIENCY = 0.35
 """Fraction of the measured matmul throughput that training a small model reaches."""
 
@@ -121,14 +133,14 @@ def checkpoints_to_keep(d_model: int) -> int:
     return SMALL_MODEL_CHECKPOINTS if d_model <= 192 else 2
 
 
-def choose_model_size(*, n_bytes: int, flops: float) -> tuple[int, int, int]:
+def choose_model_size(*, n_bytes: int, flops: float) -> ModelSize:
     """Choose the largest size that can train on four tokens per parameter and has at most five parameters per byte."""
-    chosen = GPT_SIZES[0]
-    for n_layers, d_model, n_heads in GPT_SIZES:
-        n_parameters = 12 * n_layers * d_model**2
+    chosen = MODEL_SIZES[0]
+    for size in MODEL_SIZES:
+        n_parameters = 12 * size.n_layers * size.d_model**2
         n_tokens = flops / (6 * n_parameters)
         if n_tokens >= 4 * n_parameters and n_parameters <= 5 * n_bytes:
-            chosen = (n_layers, d_model, n_heads)
+            chosen = size
     return chosen
 
 

@@ -182,7 +182,7 @@ def build_trainer(
         report=report,
         # Only translation has generation metrics. For the other families this avoids gathering a sharded model.
         generation_metrics=(
-            lambda: distributed.evaluate_on_rank0(
+            lambda: distributed.gather_and_evaluate_on_rank0(
                 model, lambda full_model: corpus.generation_metrics(full_model, training)
             )
         )

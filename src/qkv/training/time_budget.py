@@ -14,7 +14,7 @@ REPLAN_TOLERANCE = 0.1
 """The number of steps is only changed if it differs by more than this fraction."""
 
 
-class TimeBudgetPlanner:
+class TimeBudgetReplanner:
     """Adjusts the number of steps so that the run takes `seconds` from now.
 
     A new number of steps takes effect at a checkpoint, and `on_replan` must save the new config before the next step.

@@ -154,7 +154,7 @@ class DDP(_TorchrunBase):
             self._set_gradient_sync(True)
             yield previous
 
-    def evaluate_on_rank0(
+    def gather_and_evaluate_on_rank0(
         self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         return compute_metrics(model) if self.is_main_process else {}
@@ -202,7 +202,7 @@ class FSDP(_TorchrunBase):
 
         return sharded_objective
 
-    def evaluate_on_rank0(
+    def gather_and_evaluate_on_rank0(
         self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Evaluate an unsharded copy of the model on rank 0.

@@ -23,13 +23,13 @@ from qkv.training.family import TrainingData
 from qkv.training.finite_check import find_first_nonfinite, find_nonfinite_weight
 from qkv.training.gradient_accumulation import accumulate_gradients
 from qkv.training.objectives import DeviceInputs, LossOutput, Objective, SplitObjective, TrainingBatch
-from qkv.training.onednn_linear import wrap_objective_with_onednn
+from qkv.training.onednn_linear import use_onednn_if_supported
 from qkv.training.optimizer import build_optimizers, clip_gradients, set_learning_rate, skip_step_if
 from qkv.training.run_folder import RunFolder, TrainingProgress, describe_environment, load_progress
 from qkv.training.schedule import learning_rate
 from qkv.training.sharded_tensors import is_sharded
 from qkv.training.signals import StopRequest, record_stop_signals
-from qkv.training.time_budget import TimeBudgetPlanner
+from qkv.training.time_budget import TimeBudgetReplanner
 from qkv.training.timer import retain_freed_memory
 from qkv.training.training_state import TrainingState
 
@@ -65,7 +65,7 @@ class Trainer:
         self.distributed = distributed
         self.model = model
         self.config = config
-        self.objective = distributed.wrap_objective(model, wrap_objective_with_onednn(model, objective, config))
+        self.objective = distributed.wrap_objective(model, use_onednn_if_supported(model, objective, config))
         self.data = data
         self.run = run
         self.texts = texts
@@ -91,7 +91,7 @@ class Trainer:
         one step later."""
         self._pending: tuple[PendingMetrics, float, TrainingProgress] | None = None
 
-    def train(self, time_budget: TimeBudgetPlanner | None = None) -> StopRequest:
+    def train(self, time_budget: TimeBudgetReplanner | None = None) -> StopRequest:
         """Train until the last step, early stopping or a stop signal, and save a checkpoint at the end.
 
         With a `time_budget`, the number of steps is recalculated if throughput changes during the run.

@@ -172,7 +172,7 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
     device, settings = next(model.parameters()).device, model.config
     has_image_source = isinstance(settings, Seq2SeqConfig) and settings.d_patch is not None
     autocast = autocast_factory(config.precision, device)
-    loss_function = _compile_blocks(model) if config.compile else _token_loss_sums
+    loss_function = _compile_blocks(model) if config.compile else _loss_and_accuracy_sums
 
     def compute_sums(on_device: PairBatch, smoothing: float) -> tuple[Tensor, ...]:
         if isinstance(model, RNNSeq2Seq):
@@ -215,10 +215,10 @@ def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, Tensor, fl
     for block in model.modules():
         if isinstance(block, Block):
             block.compile(dynamic=True)
-    return torch.compile(_token_loss_sums, dynamic=True)
+    return torch.compile(_loss_and_accuracy_sums, dynamic=True)
 
 
-def _token_loss_sums(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+def _loss_and_accuracy_sums(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
     """Returns the loss, the loss without label smoothing, the number of correct tokens and the number of tokens."""
     n_correct = (logits.detach().argmax(-1) == targets).sum()
     unsmoothed_loss = cross_entropy_sum(logits.detach(), targets)

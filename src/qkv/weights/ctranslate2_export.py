@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qkv.choices import Activation, HeadLayout, NormKind, NormPosition, PositionKind, SpecialToken
+from qkv.choices import Activation, HeadCombination, NormKind, NormPosition, PositionKind, SpecialToken
 from qkv.config import GPTConfig, Seq2SeqConfig
 from qkv.errors import ConfigError, InputError, MissingExtraError
 from qkv.models import GPT, Seq2Seq
@@ -80,7 +80,7 @@ def save_ct2(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Storage
 def _check_ct2_support(config: Seq2SeqConfig) -> None:
     """Raise an error that lists all settings that CTranslate2 does not support."""
     supported = {
-        "head_layout": config.head_layout is HeadLayout.SPLIT,
+        "head_combination": config.head_combination is HeadCombination.SPLIT,
         "n_kv_heads": config.n_kv_heads == config.n_heads,
         "d_head": config.d_head * config.n_heads == config.d_model,
         "d_value": config.d_value == config.d_head,

@@ -88,7 +88,7 @@ _COMPUTATION_CHECKS = {
 }
 _STORAGE_CHECKS = {
     "saved": Check(
-        partial(storage_checks.compare_round_trip, save_format=storage_checks.NATIVE),
+        partial(storage_checks.max_relative_round_trip_difference, save_format=storage_checks.NATIVE),
         0.0,
         "saved and reloaded in the native format",
     ),
@@ -103,7 +103,7 @@ _STORAGE_CHECKS = {
         "outputs with int8 weights compared with float (RMS)",
     ),
     "hf": Check(
-        partial(storage_checks.compare_round_trip, save_format=storage_checks.HF),
+        partial(storage_checks.max_relative_round_trip_difference, save_format=storage_checks.HF),
         0.0,
         "saved and reloaded in the Hugging Face format",
     ),
@@ -114,7 +114,7 @@ _STORAGE_CHECKS = {
         is_quick=False,
     ),
     "gguf": Check(
-        partial(storage_checks.compare_round_trip, save_format=storage_checks.GGUF),
+        partial(storage_checks.max_relative_round_trip_difference, save_format=storage_checks.GGUF),
         0.0,
         "saved and reloaded as GGUF (f32)",
     ),

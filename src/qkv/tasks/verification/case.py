@@ -67,7 +67,7 @@ class VerificationCase:
         lengths = (max_tokens - index % (1 + max_tokens // 3) for index in count())
         tokenized = [
             Example(*(tensor[:, :length].to(self.device) for tensor in tensors))
-            for length, tensors in zip(lengths, self._tokenize_texts(), strict=False)
+            for length, tensors in zip(lengths, self._create_model_inputs(), strict=False)
         ]
         usable = [
             example
@@ -80,7 +80,7 @@ class VerificationCase:
             )
         return usable
 
-    def _tokenize_texts(self) -> Iterable[tuple[Tensor, ...]]:
+    def _create_model_inputs(self) -> Iterable[tuple[Tensor, ...]]:
         """Returns token ids for each text. A model without a tokenizer gets random ids."""
         model, tokenizer = self.model, self.loaded.tokenizer
         is_pair = isinstance(model, Seq2Seq | RNNSeq2Seq)
@@ -118,7 +118,9 @@ class VerificationCase:
 
     def difference_from_reference(self, rows: Iterable[Tensor]) -> float:
         """Compare the logits or states of each example with the reference outputs."""
-        return max_relative_difference([_model_outputs(self.model, row[None]) for row in rows], self.reference_outputs)
+        return max_difference_relative_to_peak(
+            [_model_outputs(self.model, row[None]) for row in rows], self.reference_outputs
+        )
 
 
 def _model_outputs(model: Model, states: Tensor) -> list[Tensor]:
@@ -133,7 +135,7 @@ def _model_outputs(model: Model, states: Tensor) -> list[Tensor]:
     return [*(apply_head(states) for apply_head, head in heads.items() if head is not None), states]
 
 
-def max_relative_difference(actual: Iterable[Iterable[Tensor]], expected: Iterable[Iterable[Tensor]]) -> float:
+def max_difference_relative_to_peak(actual: Iterable[Iterable[Tensor]], expected: Iterable[Iterable[Tensor]]) -> float:
     """Returns the largest difference, relative to the largest expected value (at least 1).
 
     Returns NaN if either side contains NaN, which exceeds every tolerance.

@@ -11,7 +11,7 @@ from qkv.generation import beam_generate, generate, translate
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import use_attention_kernel
 from qkv.tasks.verification import implementations
-from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_relative_difference
+from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_difference_relative_to_peak
 
 N_NEW_TOKENS = 16
 
@@ -26,7 +26,7 @@ def compare_fused(case: VerificationCase) -> float:
 
 def compare_with_cpu(case: VerificationCase) -> float:
     assert case.cpu_outputs is not None, "only used when another device is verified"
-    return max_relative_difference(case.reference_outputs, case.cpu_outputs)
+    return max_difference_relative_to_peak(case.reference_outputs, case.cpu_outputs)
 
 
 def compare_cached(case: VerificationCase) -> float:

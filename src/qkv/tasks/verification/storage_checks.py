@@ -14,7 +14,7 @@ from qkv.choices import ScheduleKind
 from qkv.errors import ConfigError, InputError, MissingExtraError, WeightsError
 from qkv.models import Seq2Seq
 from qkv.tasks.loader import load_pretrained
-from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_relative_difference
+from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_difference_relative_to_peak
 from qkv.training.family import TrainingData
 from qkv.training.run_folder import RunFolder, load_checkpoint
 from qkv.training.run_preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
@@ -42,13 +42,15 @@ NATIVE, INT8, HF, CT2 = (
 GGUF = SaveFormat("model.gguf", partial(write_gguf, dtype=StorageDType.F32))
 
 
-def compare_round_trip(case: VerificationCase, *, save_format: SaveFormat) -> float:
+def max_relative_round_trip_difference(case: VerificationCase, *, save_format: SaveFormat) -> float:
     """Compare outputs and all weights after saving and reloading. No text uses every weight."""
     reloaded = _reload(case, save_format).model
     actual, expected = (
         list(to_published_state(model, native_name_table(model)).values()) for model in (reloaded, case.model)
     )
-    return max_relative_difference([*case.compute_outputs(reloaded), actual], [*case.reference_outputs, expected])
+    return max_difference_relative_to_peak(
+        [*case.compute_outputs(reloaded), actual], [*case.reference_outputs, expected]
+    )
 
 
 def max_int8_change_in_steps(case: VerificationCase) -> float:
@@ -84,7 +86,7 @@ def compare_with_transformers(case: VerificationCase) -> float:
     inputs = [
         (example.ids,) if example.source is None else (example.source, None, example.ids) for example in case.examples
     ]
-    return max_relative_difference(
+    return max_difference_relative_to_peak(
         ([model(*arguments)[0]] for arguments in inputs), (outputs[:1] for outputs in case.reference_outputs)
     )
 
@@ -110,7 +112,7 @@ def compare_ctranslate2(case: VerificationCase) -> float:
         logits = output[0, :-1].clone()
         logits[:, sorted(loaded.generation_config.suppressed_ids)] = float("-inf")
         expected_log_probs.append([logits.log_softmax(-1).gather(1, example.ids[0, 1:, None])[:, 0]])
-    return max_relative_difference(actual_log_probs, expected_log_probs)
+    return max_difference_relative_to_peak(actual_log_probs, expected_log_probs)
 
 
 def compare_resumed_training(case: VerificationCase) -> float:
@@ -128,7 +130,9 @@ def compare_resumed_training(case: VerificationCase) -> float:
         for n in steps:
             _train_until(replace(prepared, run=run), last_step=progress.step + n)
     once, twice = (load_checkpoint(RunFolder(case.folder / name).checkpoint_folder(progress.step + 2)) for name in ends)
-    return max_relative_difference((tensors.values() for tensors in twice), (tensors.values() for tensors in once))
+    return max_difference_relative_to_peak(
+        (tensors.values() for tensors in twice), (tensors.values() for tensors in once)
+    )
 
 
 @torch.enable_grad()
