@@ -122,8 +122,8 @@ def generate(
     typical_p: Annotated[
         float | None,
         typer.Option(
-            help="Locally typical sampling: sample only from the tokens with surprisal closest to the entropy, "
-            "namely the smallest such set whose total probability reaches X."
+            help="Locally typical sampling: sample only from the smallest set of tokens with surprisal closest to "
+            "the entropy whose total probability reaches X."
         ),
     ] = None,
     repetition_penalty: Annotated[
@@ -140,7 +140,7 @@ def generate(
     length_penalty: Annotated[
         float,
         typer.Option(
-            help="Exponent of the length penalty of beam search: the log probability is divided by length^penalty."
+            help="Length penalty for beam search: the log probability is divided by length^X."
         ),
     ] = 1.0,
     int8: Int8Option = False,

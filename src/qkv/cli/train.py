@@ -46,7 +46,7 @@ def train(
     ] = None,
     files: Annotated[
         list[str] | None,
-        typer.Argument(help="More text files; with a recipe, overrides such as training.steps=200."),
+        typer.Argument(help="Additional text files or, with a recipe, overrides of its settings, such as training.steps=200."),
     ] = None,
     *,
     text: Annotated[
@@ -69,7 +69,7 @@ def train(
         ),
     ] = None,
     rnn: Annotated[
-        bool, typer.Option("--rnn", help="Train an RNN with attention instead of a Transformer for translation.")
+        bool, typer.Option("--rnn", help="For translation, train an RNN with attention instead of a Transformer.")
     ] = False,
     next_sentence: Annotated[
         bool,

@@ -75,7 +75,7 @@ def translate(
     ] = 1,
     length_penalty: Annotated[
         float,
-        typer.Option(help="Exponent of the length penalty: the log probability is divided by length^penalty."),
+        typer.Option(help="Length penalty: the log probability is divided by length^X."),
     ] = 1.0,
     min_new_tokens: Annotated[int, typer.Option(min=0, help="Minimum number of new tokens to generate.")] = 0,
     max_new_tokens: Annotated[
