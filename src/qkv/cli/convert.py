@@ -29,7 +29,8 @@ class ExportDType(StrEnum):
 
 def convert(
     model: Annotated[
-        str, typer.Argument(help="Name of a shipped model, or path to a run folder, model folder, or .gguf or .bin file.")
+        str,
+        typer.Argument(help="Name of a shipped model, or path to a run folder, model folder, or .gguf or .bin file."),
     ],
     out: Annotated[Path, typer.Argument(help="Output folder, or output file for gguf. Must not exist.")],
     *,

@@ -139,9 +139,7 @@ def generate(
     n_best: Annotated[int, typer.Option(help="Number of texts to print per prompt, with scores. Requires --beam.")] = 1,
     length_penalty: Annotated[
         float,
-        typer.Option(
-            help="Length penalty for beam search: the log probability is divided by length^X."
-        ),
+        typer.Option(help="Length penalty for beam search: the log probability is divided by length^X."),
     ] = 1.0,
     int8: Int8Option = False,
     device: DeviceOption = "auto",

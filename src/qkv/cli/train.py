@@ -46,7 +46,9 @@ def train(
     ] = None,
     files: Annotated[
         list[str] | None,
-        typer.Argument(help="Additional text files or, with a recipe, overrides of its settings, such as training.steps=200."),
+        typer.Argument(
+            help="Additional text files or, with a recipe, overrides of its settings, such as training.steps=200."
+        ),
     ] = None,
     *,
     text: Annotated[
