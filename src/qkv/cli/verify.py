@@ -22,7 +22,10 @@ def verify(
         typer.Option(metavar="FILE", help="File with one text per line, used instead of the built-in texts."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Skip the slow checks: compilation, other programs and resumed training.")
+        bool,
+        typer.Option(
+            "--quick", help="Skip the slow checks: torch.compile, comparison with other libraries, resumed training."
+        ),
     ] = False,
     device: DeviceOption = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -178,5 +178,5 @@ def _load_folder_tokenizer(folder: Path) -> Tokenizer | None:
 def require_tokenizer(bundle: ModelBundle, folder: Path) -> Tokenizer:
     """Return the tokenizer, or raise an error if there is none."""
     if bundle.tokenizer is None:
-        raise InputError(f"{folder}: has no tokenizer ({', '.join(FOLDER_FILES)})")
+        raise InputError(f"{folder}: no tokenizer found, expected one of {', '.join(FOLDER_FILES)}")
     return bundle.tokenizer

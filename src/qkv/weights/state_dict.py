@@ -138,7 +138,7 @@ def _load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]:
     unmapped = [name for name in parameters if name not in mapped]
     if unmapped:
         raise WeightsError(
-            f"{len(unmapped)} of {len(parameters)} parameters have no published name: {_join_first(unmapped)}"
+            f"{len(unmapped)} of {len(parameters)} parameters have no Hugging Face name: {_join_first(unmapped)}"
         )
     return list(targets.values())
 
