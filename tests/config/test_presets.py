@@ -51,7 +51,7 @@ def test_gpt2_without_biases_has_fewer_parameters():
 
 
 def test_gpt3_has_four_d_squared_attention_weights_per_layer():
-    """The formula in lecture C lacks the factor 4."""
+    """The formula in lecture C is missing a factor of 4."""
     attentions = [module for module in build_on_meta(preset("gpt3")).modules() if isinstance(module, Attention)]
     weights = sum(
         projection.weight.numel()

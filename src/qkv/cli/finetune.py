@@ -72,7 +72,7 @@ def finetune(
     ] = None,
     layer_decay: Annotated[
         float | None,
-        typer.Option(help="Factor of the learning rate from each layer to the one below, such as 0.9."),
+        typer.Option(help="Multiply the learning rate by this factor for each layer further down, such as 0.9."),
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Number of runs per model. The table shows the mean ± standard deviation.")

@@ -48,7 +48,7 @@ def words(
         raise InputError(f"at least 2 words are required, got {len(inputs)}")
     task = DeviceOptions(device=device).load_task(model)
     if not isinstance(task, LanguageModel | TextEncoder):
-        raise InputError(f"{model}: words can be compared only with a GPT or BERT, got {task!r}")
+        raise InputError(f"{model}: comparing words requires a GPT or BERT model, got {task!r}")
     vectors = word_vectors(task, inputs)
     cosines, distances = vectors.cosine.tolist(), vectors.euclidean.tolist()
     for i, item in enumerate(inputs):

@@ -77,7 +77,7 @@ class SentenceStore:
             split_position = int(self.boundaries[self.next_boundary(goal)][0])
         if not self.start < split_position < self.stop:
             raise InputError(
-                f"cannot split {self.n_text_tokens} tokens into sentences with a fraction of {fraction:.0%}"
+                f"cannot split off {fraction:.0%} of {self.n_text_tokens} tokens without cutting a sentence"
             )
         return replace(self, stop=split_position), replace(self, start=split_position)
 

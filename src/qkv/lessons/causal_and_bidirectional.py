@@ -30,7 +30,7 @@ def attention_weights(*, mask: bool, seed: int = 0) -> Float[Tensor, "query key"
 
 
 def logit_changes(*, mask: bool, seed: int = 0) -> Float[Tensor, "changed position"]:
-    """Norm of the change of the logits at each position (columns) if one token (rows) is replaced."""
+    """How much the logits at each position (column) change when one token (row) is replaced, as a norm."""
     model = build_gpt(mask=mask, seed=seed)
     rows = []
     with torch.no_grad():

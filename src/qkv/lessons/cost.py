@@ -39,7 +39,7 @@ def _print_attention_parameters() -> None:
          estimate(preset(name), batch_size=1, seq_len=1).parameters.total)
         for name, n in shapes
     ])  # fmt: skip
-    print_slide_error("the formula of lecture C lacks the factor 4: every layer has four d×d matrices.")
+    print_slide_error("the formula in lecture C is missing a factor of 4: every layer has four d×d matrices.")
 
 
 def _print_cost_per_operation(cost: Estimate) -> None:

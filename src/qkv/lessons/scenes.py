@@ -32,7 +32,7 @@ CAPTION_WORDS = (BEGIN, END, "a", *COLORS, *SHAPES, *RELATIONS)
 _N_CHOICES = (len(COLORS), len(SHAPES), len(COLORS), len(SHAPES))
 _PAIRS = np.random.default_rng(0).permutation(int(np.prod(_N_CHOICES)))
 UNSEEN_PAIRS, SEEN_PAIRS = np.split(_PAIRS, [len(_PAIRS) // 5])
-"""Ordered pairs of shapes that are held out from training, and the remaining pairs."""
+"""`UNSEEN_PAIRS` are held out of training, and `SEEN_PAIRS` are used for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
