@@ -10,7 +10,7 @@ import typer
 def split(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="Files with one source⇥target pair per line (.xz and .gz supported)."),
+        typer.Argument(metavar="FILE", help="Files with a tab-separated source and target per line (.xz, .gz too)."),
     ],
     *,
     dev: Annotated[int, typer.Option(min=0, help="Number of pairs in the development set.")] = 2000,

@@ -122,8 +122,8 @@ def generate(
     typical_p: Annotated[
         float | None,
         typer.Option(
-            help="Locally typical sampling: sample only from the smallest set of tokens with surprisal closest to "
-            "the entropy whose total probability reaches X."
+            help="Locally typical sampling: rank tokens by how close their surprisal is to the entropy, and sample "
+            "only from the first ones, whose total probability reaches X."
         ),
     ] = None,
     repetition_penalty: Annotated[

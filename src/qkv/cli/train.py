@@ -47,7 +47,7 @@ def train(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Additional text files or, with a recipe, overrides of its settings, such as training.steps=200."
+            help="With gpt or bert: more text files, in addition to --text. With a recipe: overrides of its settings, such as training.steps=200."
         ),
     ] = None,
     *,
@@ -59,7 +59,7 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="File with one source⇥target pair per line (.gz and .xz supported). Can be given multiple times.",
+            help="File with a tab-separated source and target per line (.gz and .xz too). Can be given multiple times.",
         ),
     ] = None,
     target_suffix: Annotated[
