@@ -47,7 +47,8 @@ def train(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            help="With gpt or bert: more text files, in addition to --text. With a recipe: overrides of its settings, such as training.steps=200."
+            help="With gpt or bert: more text files, in addition to --text. With a recipe: overrides of its settings, "
+            "such as training.steps=200."
         ),
     ] = None,
     *,

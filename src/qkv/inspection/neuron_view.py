@@ -46,9 +46,7 @@ def compute_neuron_view(
 ) -> NeuronView:
     """Compute the attention weights of one query step by step. `query` defaults to the last position."""
     if isinstance(cache.model, RNNSeq2Seq):
-        raise InputError(
-            "the neuron view needs attention heads with separate queries and keys, which an RNN does not have"
-        )
+        raise InputError("the neuron view requires heads with separate queries and keys, which an RNN does not have")
     stack = stack or cache.stacks[0]
     n, attention = len(cache.query_labels(stack)), get_attention(cache.model, stack, layer)
     head = check_index("head", head, attention.head_config.n_heads, unit="heads")
