@@ -13,7 +13,7 @@ from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.config.masking import MaskingConfig
 from qkv.data.masked_batches import MaskedBatches
 from qkv.data.pair_batches import PairBatches
-from qkv.data.pair_store import PairStore, encode_pairs, write_pair_texts
+from qkv.data.pair_store import PairStore, encode_and_delete_pair_texts, write_pair_texts
 from qkv.data.sentence_store import prepare_sentences
 from qkv.text import train_tokenizer
 
@@ -82,7 +82,9 @@ def _pair_batches(folder: Path) -> Callable[[int], int]:
         TokenizerKind.BPE, sources + targets, vocab_size=400, style=SpecialTokenStyle.SEQ2SEQ, add_prefix_space=True
     )
     write_pair_texts({"pairs": list(zip(sources, targets, strict=True))}, folder, dropped={})
-    encode_pairs(folder, {"source": tokenizer, "target": tokenizer}, progress=lambda _label: lambda _n, _all: None)
+    encode_and_delete_pair_texts(
+        folder, {"source": tokenizer, "target": tokenizer}, progress=lambda _label: lambda _n, _all: None
+    )
     store = PairStore.open(folder)
     batch_size, length = ROWS["pairs"]
     maker = PairBatches(

@@ -13,7 +13,7 @@ from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions
 from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.config.files import load_config
-from qkv.cost import Mode, Precision, Workload, compare_layer_costs, count_parameters
+from qkv.cost import Mode, Precision, Workload, compare_attention_with_rnn_costs, count_parameters
 from qkv.generation import translate
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.inspection.figures import new_figure
@@ -34,7 +34,7 @@ SECONDS_PER_MEASUREMENT = 0.3
 VOCAB_SIZE = 8000
 MODELS = {"RNN": "es-en-rnn", "Transformer": "es-en"}
 LAYER = {"RNN": "GRU", "Transformer": "self-attention, with Q K V O"}
-"""Names of the layers in `compare_layer_costs`."""
+"""Names of the layers in `compare_attention_with_rnn_costs`."""
 COLORS = {"RNN": "#D55E00", "Transformer": "#0072B2"}
 ONE_THREAD = (
     "On one thread all work is sequential, so sequential steps have no extra cost and the model with fewer FLOPs per "
@@ -78,7 +78,11 @@ def load_configs() -> dict[str, Config]:
 def sequential_steps(kind: str, config: Config, task: str, n: int) -> int:
     """Count layer steps that depend on each other. In training, the backward pass has as many as the forward pass."""
     steps_per_pass, steps_per_token = (
-        next(cost.sequential_steps for cost in compare_layer_costs(length, config.d_model) if cost.name == LAYER[kind])
+        next(
+            cost.sequential_steps
+            for cost in compare_attention_with_rnn_costs(length, config.d_model)
+            if cost.name == LAYER[kind]
+        )
         for length in (n, 1)
     )
     encoder = config.n_encoder_layers * steps_per_pass

@@ -7,13 +7,13 @@ from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve
 from qkv.config import SamplingConfig
 from qkv.generation import generate
 from qkv.generation.prepacked_weights import prepack_weights
-from qkv.weights.int8_storage import use_int8_linears
+from qkv.weights.int8_storage import quantize_linears_to_int8
 
 
 def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction, dict[str, str]]:
     model = workload.model()
     if options.get("int8"):
-        use_int8_linears(model)
+        quantize_linears_to_int8(model)
     packing, greedy = prepack_weights(model), SamplingConfig(temperature=0)
 
     def run(prompts: list[list[int]], n: int) -> list[list[int]]:

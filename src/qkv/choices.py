@@ -184,7 +184,7 @@ class Pooling(StrEnum):
     """State of the first token."""
 
 
-class AlignmentAveraging(StrEnum):
+class AlignmentLayerAveraging(StrEnum):
     """Cross-attention weights that are averaged into a word alignment."""
 
     ALL = "all"

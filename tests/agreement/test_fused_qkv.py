@@ -16,7 +16,7 @@ def attention(request):
 
 
 def results(attention, at_once, monkeypatch, **options):
-    monkeypatch.setattr(Attention, "_can_fuse_qkv", lambda *_: at_once)
+    monkeypatch.setattr(Attention, "_should_fuse_qkv", lambda *_: at_once)
     x = torch.randn(BATCH, N, D_MODEL, generator=torch.Generator().manual_seed(1)).requires_grad_()
     attention.zero_grad()
     y = attention(x, mask=CAUSAL, **options)
@@ -40,7 +40,7 @@ def test_a_cache_gets_the_same_keys_and_values(attention, monkeypatch):
     for at_once in (True, False):
         cache = KVCache(n_layers=1, batch=BATCH, capacity=N, key_shape=(3, 4), value_shape=(3, 5), like=torch.ones(1))
         cache.reserve(batch=BATCH, n_new=N, attention_mask=None)
-        monkeypatch.setattr(Attention, "_can_fuse_qkv", lambda *_, at_once=at_once: at_once)
+        monkeypatch.setattr(Attention, "_should_fuse_qkv", lambda *_, at_once=at_once: at_once)
         x = torch.randn(BATCH, N, D_MODEL, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
             filled.append([attention(x, mask=CAUSAL, cache=cache.layers[0]), cache.keys, cache.values])
@@ -52,12 +52,12 @@ def test_qkv_is_not_fused_on_a_cpu_or_with_replaced_or_hooked_projections(attent
         is_cuda = True
 
     there = torch.ones(2, 1024, D_MODEL).as_subclass(OnGPU)
-    assert attention._can_fuse_qkv(there)
-    assert not attention._can_fuse_qkv(there[:, :5])
-    assert not attention._can_fuse_qkv(torch.ones(2, 1024, D_MODEL))
+    assert attention._should_fuse_qkv(there)
+    assert not attention._should_fuse_qkv(there[:, :5])
+    assert not attention._should_fuse_qkv(torch.ones(2, 1024, D_MODEL))
     hook = attention.v_proj.register_forward_hook(lambda *_: None)
-    assert not attention._can_fuse_qkv(there)
+    assert not attention._should_fuse_qkv(there)
     hook.remove()
-    assert attention._can_fuse_qkv(there)
+    assert attention._should_fuse_qkv(there)
     attention.k_proj = nn.Sequential(attention.k_proj)
-    assert not attention._can_fuse_qkv(there)
+    assert not attention._should_fuse_qkv(there)

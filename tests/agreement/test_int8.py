@@ -14,7 +14,7 @@ from qkv.generation.cpu_decode_engine import supports_cpu_decode_engine
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import build
 from qkv.nn import Int8Linear
-from qkv.weights.int8_storage import use_int8_linears
+from qkv.weights.int8_storage import quantize_linears_to_int8
 from tests.text.samples import DATA
 
 SIZES = {"vocab_size": 31, "context_length": 23, "d_model": 24, "n_heads": 6, "d_ff": 37}
@@ -42,7 +42,7 @@ def run_model(model):
 def test_every_family_agrees_with_float32(name):
     model = build(CONFIGS[name], seed=1).eval()
     before = run_model(model)
-    use_int8_linears(model)
+    quantize_linears_to_int8(model)
     relative_error = (run_model(model) - before).norm() / before.norm()
     assert 0 < float(relative_error) < 0.05
     assert not any(type(part) is torch.nn.Linear for part in model.modules())
@@ -51,7 +51,7 @@ def test_every_family_agrees_with_float32(name):
 def test_the_cpu_decode_engine_supports_int8_and_agrees():
     model = build(CONFIGS["untied gpt"], seed=1).eval()
     prompts, options = [[3, 4, 5], [6]], {"max_new": 6, "sampling": SamplingConfig(temperature=0)}
-    use_int8_linears(model)
+    quantize_linears_to_int8(model)
     assert supports_cpu_decode_engine(model, prepack_weights(model))
     engine_scores = [text.log_probabilities for text in generate(model, prompts, **options)]
     stop = model.last_hidden_state.observe(lambda _: None)
@@ -59,14 +59,14 @@ def test_the_cpu_decode_engine_supports_int8_and_agrees():
     stop()
     assert torch.allclose(torch.tensor(engine_scores), torch.tensor(eager_scores), rtol=0.02)
     pair = build(CONFIGS["seq2seq"], seed=1).eval()
-    use_int8_linears(pair)
+    quantize_linears_to_int8(pair)
     assert translate(pair, [[3, 4]], start_id=1, max_new=[5], stop_ids=frozenset({2}))
 
 
 def test_int8_for_an_rnn_is_rejected():
     model = build(RNNConfig(vocab_size=11, source_vocab_size=13, d_model=6, **LAYERS))
     with pytest.raises(InputError, match=r"int8.*RNN"):
-        use_int8_linears(model)
+        quantize_linears_to_int8(model)
 
 
 def bits_per_byte(task, documents):

@@ -81,7 +81,7 @@ def test_a_gpt_is_trained_on_a_text_without_a_recipe(command, tmp_path):
 
 
 def test_minutes_determine_the_number_of_steps(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "measure_seconds_per_step", lambda _trainer: 0.05)
+    monkeypatch.setattr(Trainer, "train_and_measure_step_seconds", lambda _trainer: 0.05)
     monkeypatch.setattr(TimeBudgetReplanner, "replan", lambda *_: None)
     write_text(tmp_path / "book.txt")
     answer = command("train", "gpt", "--text", "book.txt", "--minutes", 0.05, "--out", "run", "--device", "cpu")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from qkv.cost.calibration import (
     TimingTable,
     TimingTableBuilder,
-    calibration_path,
+    default_calibration_path,
     list_calibrations,
     load_calibration,
     merge_fastest,
@@ -100,7 +100,7 @@ def test_a_failed_write_is_a_disk_error(tmp_path):
 
 def test_calibrations_are_listed_from_the_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = calibration_path("NVIDIA H200, 1", Precision.BFLOAT16)
+    path = default_calibration_path("NVIDIA H200, 1", Precision.BFLOAT16)
     assert path == tmp_path / "qkv" / "calibration-nvidia-h200-1-bfloat16.json"
     assert list_calibrations() == []
     save_calibration(make_calibration(), path)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.config import GPTConfig, preset
-from qkv.cost import Workload, attention_crossover, compare_layer_costs, estimate, list_operations
+from qkv.cost import Workload, attention_crossover, compare_attention_with_rnn_costs, estimate, list_operations
 from tests.cost.config_strategies import gpt
 
 
@@ -78,7 +78,7 @@ def test_a_large_batch_tends_to_the_limit_of_the_intensity():
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_an_rnn_and_self_attention_cost_the_same_at_n_equals_d(n, d):
     """n²d in one step versus nd² in n steps."""
-    result = {op.name: op for op in compare_layer_costs(n, d, batch_size=3)}
+    result = {op.name: op for op in compare_attention_with_rnn_costs(n, d, batch_size=3)}
     attention, recurrence = result["self-attention, scores and mix"], result["RNN"]
     assert (attention.flops, recurrence.flops) == (3 * 4 * n * n * d, 3 * 4 * n * d * d)
     assert (attention.flops >= recurrence.flops) == (n >= d)
@@ -90,6 +90,6 @@ def test_the_compared_rnn_cells_equal_those_of_the_model(cell):
     config = preset("rnn-nano", cell=cell, attention="none")
     operations = list_operations(config, Workload(batch_size=2, seq_len=7, source_len=5))
     recurrence = [op for op in operations if op.part == "decoder.recurrence"]
-    (row,) = (op for op in compare_layer_costs(7, config.d_model, batch_size=2) if op.name == cell.upper())
+    (row,) = (op for op in compare_attention_with_rnn_costs(7, config.d_model, batch_size=2) if op.name == cell.upper())
     assert row.flops == sum(op.flops for op in recurrence)
     assert row.parameters == sum(op.n_parameters for op in recurrence)

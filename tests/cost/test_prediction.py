@@ -5,7 +5,12 @@ import pytest
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload, count_parameters
 from qkv.cost.calibration import LaunchOverhead, TimingTable
-from qkv.cost.prediction import CALIBRATED_WEIGHT_BYTES, _overlapped_seconds, _phase_times, predict_time
+from qkv.cost.prediction import (
+    CALIBRATED_WEIGHT_BYTES,
+    _launch_compute_seconds_by_phase,
+    _overlapped_launch_and_compute_seconds,
+    predict_time,
+)
 from qkv.errors import InputError
 from tests.cost.synthetic_calibration import FIXED_SECONDS, SECONDS_PER_UNIT, make_calibration
 
@@ -60,7 +65,7 @@ def test_the_phases_sum_to_the_launch_and_compute_time(config, mode):
     calibration = make_calibration("cuda", "bfloat16")
     workload = Workload(batch_size=2, seq_len=17, mode=mode, dtype="mixed" if mode == "train" else "bfloat16")
     result = predict_time(config, workload, calibration)
-    phases = _phase_times(config, workload, calibration, result.operation_times)
+    phases = _launch_compute_seconds_by_phase(config, workload, calibration, result.operation_times)
     assert sum(launch for launch, _ in phases) == pytest.approx(result.launch_seconds)
     assert sum(compute for _, compute in phases) == pytest.approx(result.compute_seconds)
 
@@ -89,7 +94,7 @@ def test_the_fixed_cost_of_a_recurrence_is_not_counted_twice():
     ],
 )
 def test_launches_overlap_with_earlier_computation(phases, expected):
-    assert _overlapped_seconds(phases) == expected
+    assert _overlapped_launch_and_compute_seconds(phases) == expected
 
 
 def test_the_time_grows_linearly_with_the_layers():

@@ -94,10 +94,10 @@ def test_the_time_is_the_largest_of_compute_kernels_and_communication():
 
 def test_weight_casts_are_blocking_only_if_they_prevent_fitting():
     assert (
-        plan_training(gpt_config_for_size(70 * 10**9), tokens=10**9, device=H200).blocking_cast_bytes
+        plan_training(gpt_config_for_size(70 * 10**9), tokens=10**9, device=H200).weight_cast_bytes_preventing_fit
         > H200.usable_memory
     )
-    assert plan_training(preset("gpt2"), tokens=10**9, device=H200).blocking_cast_bytes == 0
+    assert plan_training(preset("gpt2"), tokens=10**9, device=H200).weight_cast_bytes_preventing_fit == 0
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_row_is_cls_a_sep_b_sep_and_padding(source):
 def test_true_pairs_are_consecutive_and_random_pairs_are_from_different_documents(source):
     masked_batches = batches(source, seq_len=61, batch_size=500, short_sequence_fraction=0.0)
     for t in (0, 7):
-        examples = masked_batches.example_indices(t)
+        examples = masked_batches.running_example_numbers(t)
         pairs, batch = masked_batches.pair_sampler(examples), masked_batches.batch(t)
         in_a, in_b = source.document_at(pairs.a), source.document_at(pairs.b)
         assert (in_a == source.document_at(pairs.a + pairs.n_a - 1)).all()
@@ -113,7 +113,7 @@ def test_true_pairs_are_consecutive_and_random_pairs_are_from_different_document
 
 def test_random_and_true_pairs_have_the_same_length_distribution(source):
     masked_batches = batches(source, seq_len=61, batch_size=4000)
-    pairs = masked_batches.pair_sampler(masked_batches.example_indices(0))
+    pairs = masked_batches.pair_sampler(masked_batches.running_example_numbers(0))
     n = pairs.n_a + pairs.n_b
     true_lengths, random_lengths = n[~pairs.is_random_next], n[pairs.is_random_next]
     assert abs(true_lengths.mean() - random_lengths.mean()) < 2
@@ -124,7 +124,7 @@ def test_random_and_true_pairs_have_the_same_length_distribution(source):
 def test_a_random_next_segment_of_a_duplicate_document_is_not_the_true_continuation(tmp_path):
     source = store_of(tmp_path, [*[document(1)] * 5, document(2)])
     masked_batches = batches(source, seq_len=61, batch_size=600)
-    pairs = masked_batches.pair_sampler(masked_batches.example_indices(0))
+    pairs = masked_batches.pair_sampler(masked_batches.running_example_numbers(0))
     is_duplicate = pairs.is_random_next & (source.document_at(pairs.a) < 5) & (source.document_at(pairs.b) < 5)
     assert is_duplicate.any()
     length = source.document_span(np.array([0]))[1][0]
@@ -240,7 +240,7 @@ def test_documents_that_cannot_be_split_are_skipped(tmp_path):
 def test_a_text_without_periods_is_sampled_everywhere(tmp_path):
     source = store_of(tmp_path, [document(1).replace(".", " ") * 9, document(2)])
     masked_batches = batches(source, batch_size=400)
-    pairs = masked_batches.pair_sampler(masked_batches.example_indices(0))
+    pairs = masked_batches.pair_sampler(masked_batches.running_example_numbers(0))
     in_first = source.document_at(pairs.a) == 0
     assert len(np.unique(pairs.a[in_first])) > 200
     assert (pairs.n_a > 0).all()

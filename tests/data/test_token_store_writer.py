@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from qkv.choices import SpecialToken
-from qkv.data import TokenStore, is_unfinished, prepare_store, read_texts, token_store_writer
+from qkv.data import TokenStore, is_unfinished, prepare_store, read_text_chunks, token_store_writer
 from qkv.errors import ConfigError, DiskError, InputError
 from qkv.text import MAX_CHUNK_CHARACTERS, Tokenizer, save_tokenizer
 from tests.architecture.paths import ROOT
@@ -239,11 +239,11 @@ def test_the_chunks_of_a_long_line_have_the_tokens_of_the_line(tmp_path):
 
 def test_texts_are_read_up_to_a_limit(tmp_path, paths):
     calls = []
-    texts = list(read_texts(paths, progress=lambda done, total: calls.append((done, total))))
+    texts = list(read_text_chunks(paths, progress=lambda done, total: calls.append((done, total))))
     assert texts == TEXTS
     size = sum(path.stat().st_size for path in paths)
     assert calls[-1] == (size, size)
-    assert list(read_texts(paths, max_characters=len(TEXTS[0]) + 1)) == TEXTS[:2]
+    assert list(read_text_chunks(paths, max_characters=len(TEXTS[0]) + 1)) == TEXTS[:2]
 
 
 def test_ids_of_a_large_vocabulary_are_stored_as_uint32(tmp_path, paths):

@@ -44,7 +44,11 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
 
     functions = {
         "tokenizer": [(text_preparation, "train_tokenizer"), (pair_preparation, "train_tokenizer")],
-        "store": [(text_preparation, "prepare_store"), (bert, "prepare_sentences"), (translation, "encode_pairs")],
+        "store": [
+            (text_preparation, "prepare_store"),
+            (bert, "prepare_sentences"),
+            (translation, "encode_and_delete_pair_texts"),
+        ],
         "training": [(trainer.Trainer, "_compute_gradients")],
         "evaluation": [(trainer, "evaluate")],
         "save": [(trainer.RunFolder, "save")],

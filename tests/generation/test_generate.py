@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from qkv.config import SamplingConfig
 from qkv.errors import ContextLengthError, InputError, WeightsError
-from qkv.generation import FinishReason, generate, generate_tokens, generate_without_cache, top_candidates
+from qkv.generation import (
+    FinishReason,
+    generate,
+    generate_tokens,
+    generate_without_cache,
+    top_raw_and_processed_candidates,
+)
 from tests.agreement.model_strategies import build_random_model, gpts
 from tests.generation.small_models import CONTEXT, VOCAB_SIZE, score_with_full_pass, small_gpt
 
@@ -152,7 +158,7 @@ def test_generation_needs_no_gradients_and_leaves_them_enabled():
 def test_candidates_include_the_most_probable_and_the_chosen_token(prompt, sampling):
     model = small_gpt()
     for step in generate_tokens(model, [prompt], max_new=3, sampling=sampling):
-        candidates = top_candidates(step, sampling, n=4)
+        candidates = top_raw_and_processed_candidates(step, sampling, n=4)
         before = step.logits.softmax(-1)[0]
         assert set(before.topk(4).indices.tolist()) <= {candidate.id for candidate in candidates}
         assert [candidate.id for candidate in candidates if candidate.is_chosen] == [step.id]
@@ -172,7 +178,7 @@ def test_candidates_only_penalize_tokens_before_this_step():
     model = small_gpt()
     sampling = SamplingConfig(repetition_penalty=5.0)
     step = next(generate_tokens(model, [[1, 2]], max_new=1, sampling=sampling))
-    by_id = {candidate.id: candidate for candidate in top_candidates(step, sampling, n=VOCAB_SIZE)}
+    by_id = {candidate.id: candidate for candidate in top_raw_and_processed_candidates(step, sampling, n=VOCAB_SIZE)}
     raw = step.logits[0].clone()
     for token_id in (1, 2):
         raw[token_id] = raw[token_id] / 5 if raw[token_id] > 0 else raw[token_id] * 5

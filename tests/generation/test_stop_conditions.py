@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qkv.errors import InputError
-from qkv.generation import StopStrings
+from qkv.generation import StopStringFilter
 from qkv.generation.stop_conditions import MIN_REPEATS, truncate_repetition
 
 letters = st.text(alphabet="aábñ😀", max_size=20)
@@ -24,7 +24,7 @@ def truncate_at_first_stop(text, stops):
 @given(letters, strings, st.data())
 def test_the_emitted_text_ends_before_the_first_stop_string(text, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    stop_strings, emitted = StopStrings(stops), ""
+    stop_strings, emitted = StopStringFilter(stops), ""
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         emitted += stop_strings.feed(text[start:end])
         if stop_strings.is_stopped:
@@ -37,7 +37,7 @@ def test_the_emitted_text_ends_before_the_first_stop_string(text, stops, data):
 
 def test_of_overlapping_stop_strings_the_first_to_end_counts():
     for chunks in (["aba"], ["a", "ba"], ["ab", "a"]):
-        stop_strings = StopStrings(["b", "aba"])
+        stop_strings = StopStringFilter(["b", "aba"])
         assert "".join(stop_strings.feed(chunk) for chunk in chunks if not stop_strings.is_stopped) == "a"
 
 
@@ -46,7 +46,7 @@ def test_of_overlapping_stop_strings_the_first_to_end_counts():
 def test_emitted_text_is_always_a_prefix_of_the_result(text, stops):
     """Fed letter by letter, the emitted text is always a prefix of the final text."""
     expected, _ = truncate_at_first_stop(text, stops)
-    stop_strings, emitted = StopStrings(stops), ""
+    stop_strings, emitted = StopStringFilter(stops), ""
     for letter in text:
         emitted += stop_strings.feed(letter)
         assert expected.startswith(emitted)
@@ -55,7 +55,7 @@ def test_emitted_text_is_always_a_prefix_of_the_result(text, stops):
 
 
 def test_only_possible_stop_strings_are_buffered():
-    stop_strings = StopStrings(["END"])
+    stop_strings = StopStringFilter(["END"])
     assert stop_strings.feed("the E") == "the "
     assert stop_strings.feed("N") == ""
     assert stop_strings.feed("T") == "ENT"
@@ -64,7 +64,7 @@ def test_only_possible_stop_strings_are_buffered():
 
 def test_an_empty_stop_string_is_rejected():
     with pytest.raises(InputError, match=r"\b1 character"):
-        StopStrings(["x", ""])
+        StopStringFilter(["x", ""])
 
 
 @given(

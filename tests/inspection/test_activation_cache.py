@@ -5,7 +5,7 @@ import torch
 
 from qkv.choices import AttentionKind
 from qkv.errors import ConfigError, ContextLengthError, InputError
-from qkv.inspection import prepare_input, prepare_input_from_ids, run_with_cache
+from qkv.inspection import prepare_gpt_input_from_ids, prepare_input, run_with_cache
 from tests.agreement.model_strategies import assert_close
 from tests.inspection.examples import FAMILIES, TEXT, example_input, example_task
 
@@ -112,4 +112,4 @@ def test_invalid_inputs_raise():
 
 def test_an_input_built_from_ids_has_the_same_tokens():
     ids = example_input("gpt").sequence.ids
-    assert prepare_input_from_ids(example_task("gpt"), ids).sequence.tokens == example_input("gpt").sequence.tokens
+    assert prepare_gpt_input_from_ids(example_task("gpt"), ids).sequence.tokens == example_input("gpt").sequence.tokens

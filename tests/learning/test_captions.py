@@ -16,7 +16,7 @@ COLOR, OTHER_COLOR = 1, 5
 def test_a_captioner_names_what_it_attends_to(n_steps, color_accuracy, exact_match, attention_share):
     model = caption_model.train_caption_model(seed=0, n_steps=n_steps)
     scenes = draw_scenes(300, rng=np.random.default_rng(caption_model.HELD_OUT_SEED), pairs=UNSEEN_PAIRS)
-    accuracy = caption_model.word_accuracy(model, scenes)
+    accuracy = caption_model.teacher_forced_word_accuracy(model, scenes)
     assert accuracy[[COLOR, OTHER_COLOR]].min() > color_accuracy, accuracy
     captions = caption_model.generate_captions(model, scenes.patches)
     assert (
@@ -31,6 +31,8 @@ def test_a_captioner_names_what_it_attends_to(n_steps, color_accuracy, exact_mat
         )
     # The information comes from there: without access to the patches of one shape, its color is guessed, and the
     # other color is still right.
-    masked_accuracy = caption_model.word_accuracy(model, scenes, masked_patches=scenes.shape_patches[:, 0])
+    masked_accuracy = caption_model.teacher_forced_word_accuracy(
+        model, scenes, masked_patches=scenes.shape_patches[:, 0]
+    )
     assert masked_accuracy[COLOR] < 0.35
     assert abs(masked_accuracy[OTHER_COLOR] - accuracy[OTHER_COLOR]) < 0.02

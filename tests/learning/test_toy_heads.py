@@ -19,13 +19,13 @@ def test_five_tokens_the_is_followed_by_man_at_1_and_by_chicken_at_4(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_seven_tokens_the_is_followed_by_the_order_of_this_person(seed):
-    _, p = toy_head_7.train_head_on(seed, F.one_hot(toy_head_7.SENTENCE_IDS, len(WORDS_7)).float())
+    _, p = toy_head_7.train_head_and_predict_on(seed, F.one_hot(toy_head_7.SENTENCE_IDS, len(WORDS_7)).float())
     assert p[0, 3, WORDS_7.index("chicken")] >= 0.95
     assert p[1, 3, WORDS_7.index("beef")] >= 0.95
 
 
 def test_bigram_inputs_cannot_distinguish_man_from_woman():
-    _, p = toy_head_7.train_head_on(0, toy_head_7.bigram_inputs())
+    _, p = toy_head_7.train_head_and_predict_on(0, toy_head_7.bigram_inputs())
     assert p[0, 3, WORDS_7.index("chicken")] == pytest.approx(0.5, abs=0.01)
 
 

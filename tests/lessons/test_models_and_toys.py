@@ -91,7 +91,7 @@ def test_layer_norm_makes_all_keys_selectable(d):
 def test_the_majority_classifier_learns_and_layer_norm_aligns_its_query_with_the_ones_vector():
     model, accuracy = majority.train_majority_classifier(normed=True, seed=0)
     assert accuracy > 0.4  # random guessing gives 0.1
-    assert model.query_cosine_with_ones() > majority.random_cosine_with_ones(0)
+    assert model.mean_abs_query_cosine_with_ones() > majority.random_cosine_with_ones(0)
 
 
 def test_gradients_vanish_without_residuals_and_norms_but_not_with_both():
@@ -104,7 +104,9 @@ def test_gradients_vanish_without_residuals_and_norms_but_not_with_both():
 
 def test_gradients_vanish_with_distance_in_an_rnn_but_not_in_attention():
     models = vanishing_gradients.build_sequence_models()
-    reach = {name: vanishing_gradients.gradient_by_distance(model)[-1].item() for name, model in models.items()}
+    reach = {
+        name: vanishing_gradients.relative_gradient_norm_by_distance(model)[-1].item() for name, model in models.items()
+    }
     assert reach["RNN"] < reach["LSTM"] < 1e-15
     assert reach["LSTM, gate open"] > 0.01
     assert reach["attention"] > 0.01
@@ -112,8 +114,8 @@ def test_gradients_vanish_with_distance_in_an_rnn_but_not_in_attention():
 
 def test_the_causal_mask_is_the_only_difference_between_gpt_and_bert():
     past = torch.ones(6, 6).tril().T.bool()  # row: the token that was changed
-    assert torch.equal(causal_and_bidirectional.logit_changes(mask=True) > 1e-6, past)
-    assert (causal_and_bidirectional.logit_changes(mask=False) > 1e-6).all()
+    assert torch.equal(causal_and_bidirectional.logit_change_norms(mask=True) > 1e-6, past)
+    assert (causal_and_bidirectional.logit_change_norms(mask=False) > 1e-6).all()
     assert causal_and_bidirectional.difference_from_bert() < 1e-6
 
 
@@ -139,7 +141,7 @@ def test_masking_a_single_edge_leaves_indirect_paths_and_masking_all_edges_leave
 
 
 def test_encoder_decoder_and_cross_attention_attend_as_the_lectures_state():
-    model = wirings.build_seq2seq()
+    model = wirings.build_float64_seq2seq()
     assert (who_sees_whom.changes_by_token(model, decoder=False) > 0).all()
     assert torch.equal(who_sees_whom.changes_by_token(model, decoder=True) > 0, torch.ones(5, 5).tril().bool())
     assert (who_sees_whom.changes_by_encoder_state(model) > 0).all()
@@ -148,21 +150,23 @@ def test_encoder_decoder_and_cross_attention_attend_as_the_lectures_state():
 def test_the_cross_mask_on_the_slide_hides_later_source_states():
     causal = CAUSAL.to_dense(5, 5, torch.device("cpu"))[0, 0].int()
     rule = who_sees_whom.lecture_c_cross_mask(causal, torch.ones(5, dtype=torch.int)).bool()
-    is_visible = who_sees_whom.changes_by_encoder_state(wirings.build_seq2seq(), Mask(dense=rule[None, None])) > 0
+    is_visible = (
+        who_sees_whom.changes_by_encoder_state(wirings.build_float64_seq2seq(), Mask(dense=rule[None, None])) > 0
+    )
     assert torch.equal(is_visible, torch.ones(5, 5).tril().bool())
     with pytest.raises(UnboundLocalError, match="padding_mask"):
         who_sees_whom.lecture_c_cross_mask(causal)
 
 
 def test_every_decoder_layer_reads_the_last_encoder_layer():
-    measured = wirings.key_differences(wirings.build_seq2seq()) == 0
+    measured = wirings.key_differences(wirings.build_float64_seq2seq()) == 0
     assert [name for name, wiring in wirings.candidate_wirings().items() if torch.equal(wiring, measured)] == [
         "last encoder layer → every decoder layer"
     ]
 
 
 def test_the_bigram_table_equals_the_slide():
-    x = toy_head_5.bigram_table()
+    x = toy_head_5.next_token_frequencies_by_position()
     assert x[1].tolist() == x[4].tolist() == [0, 0, 0.5, 0.5, 0]
     assert x[5].tolist() == [1, 0, 0, 0, 0]
     assert torch.equal(x[:, toy_head_5.MAN_ID], x[:, toy_head_5.CHICKEN_ID])
@@ -170,7 +174,7 @@ def test_the_bigram_table_equals_the_slide():
 
 @pytest.mark.parametrize(("last_row", "distance"), [(1.0, 1.0), (0.0, 2.0)])
 def test_no_combination_of_bigram_rows_equals_the_target(last_row, distance):
-    x = toy_head_5.bigram_table()
+    x = toy_head_5.next_token_frequencies_by_position()
     x[-1, 0] = last_row
     best = toy_head_5.best_row_combination(x)
     assert (best - toy_head_5.target_table()).square().sum().item() == pytest.approx(distance, abs=1e-5)
@@ -190,7 +194,7 @@ def test_the_attention_weights_on_the_slide_sum_to_1_and_its_predictions_do_not(
 
 def test_the_trainable_parameter_counts_add_up_to_the_model_size():
     model = GPT(quiz.SMALL_CONFIG)
-    sizes = quiz.trainable_parameter_counts(model)
+    sizes = quiz.trainable_parameters_by_quiz_option(model)
     assert sum(sizes.values()) == sum(parameter.numel() for parameter in model.parameters())
     assert sizes["7. W_o"] == 2 * 48 * 48
     assert sizes["2. W_q and W_k (and W_v)"] == 2 * 3 * 48 * 48

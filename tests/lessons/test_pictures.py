@@ -78,7 +78,7 @@ def test_a_masked_patch_has_no_attention_weight():
     model = Seq2Seq(caption_model.CAPTION_CONFIG).eval()
     scenes = draw_scenes(3, rng=np.random.default_rng(5))
     with record(model, "decoder.blocks.0.cross_attention.weights") as cache:
-        caption_model.word_accuracy(model, scenes, masked_patches=scenes.shape_patches[:, 1])
+        caption_model.teacher_forced_word_accuracy(model, scenes, masked_patches=scenes.shape_patches[:, 1])
     weights = cache["decoder.blocks.0.cross_attention.weights"].mean((1, 2))
     assert weights[scenes.shape_patches[:, 1]].max() == 0
     assert weights[scenes.shape_patches[:, 0]].min() > 0

@@ -8,7 +8,7 @@ from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
 from qkv.nn import LayerNorm, RMSNorm, attention, block, embedding, feed_forward
-from qkv.nn.fused_autograd import fused_norm_residual, is_compiled_for_training
+from qkv.nn.fused_autograd import fused_residual_and_norm, is_compiling_cuda_bf16_training
 from tests.triton_marks import TRITON_INTERPRETER_MARKS
 
 pytestmark = TRITON_INTERPRETER_MARKS
@@ -44,7 +44,7 @@ def test_gelu_adds_its_bias_and_gives_both_gradients(kernels, width):
 def test_three_matrices_are_concatenated_and_their_columns_summed(kernels):
     wide = torch.randn(21, 120)
     parts = [wide[:, :37], wide[:, 40:93], torch.randn(11, 21).T]
-    joined, sums = kernels.concat_and_sum_columns(*parts)
+    joined, sums = kernels.concat_with_partial_column_sums(*parts)
     assert torch.equal(joined, torch.cat(parts, dim=1))
     torch.testing.assert_close(sums.sum(0), joined.sum(0))
 
@@ -71,7 +71,7 @@ def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, w
         return [start.grad, *(parameter.grad.clone() for parameter in part.parameters())]
 
     wanted = gradients(lambda start: (start.view_as(start), part(start.float()).bfloat16()))
-    for found, expected in zip(gradients(lambda start: fused_norm_residual(start, part)), wanted, strict=True):
+    for found, expected in zip(gradients(lambda start: fused_residual_and_norm(start, part)), wanted, strict=True):
         torch.testing.assert_close(
             found.float(), expected.float(), atol=0.02 if found.dtype is torch.bfloat16 else 1e-4, rtol=1e-2
         )
@@ -91,7 +91,7 @@ def test_gradients_of_a_model_equal_those_of_the_eager_implementation(kernels, m
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
     ids = torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(2))
-    monkeypatch.setattr(embedding, "_cast_to_autocast_dtype", lambda x: x.bfloat16())
+    monkeypatch.setattr(embedding, "_cast_to_autocast_if_compiled", lambda x: x.bfloat16())
 
     def gradients(run):
         model.zero_grad()
@@ -101,8 +101,8 @@ def test_gradients_of_a_model_equal_those_of_the_eager_implementation(kernels, m
 
     wanted = gradients(model)
     for module in (attention, feed_forward, block):
-        monkeypatch.setattr(module, "is_compiled_for_training", lambda _x: True)
-    monkeypatch.setattr(attention.Attention, "_can_fuse_qkv", lambda _self, _x: True)
+        monkeypatch.setattr(module, "is_compiling_cuda_bf16_training", lambda _x: True)
+    monkeypatch.setattr(attention.Attention, "_should_fuse_qkv", lambda _self, _x: True)
     compiled_model = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
     found = gradients(compiled_model if compiled else model)
     for name, gradient in wanted.items():
@@ -122,7 +122,7 @@ def test_only_compiled_bfloat16_training_on_a_gpu_counts_as_compiled_training(ot
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.bfloat16)
     x = torch.zeros(3)
-    assert is_compiled_for_training(x.as_subclass(OnGPU))
+    assert is_compiling_cuda_bf16_training(x.as_subclass(OnGPU))
     match other:
         case "not compiled":
             monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
@@ -131,4 +131,4 @@ def test_only_compiled_bfloat16_training_on_a_gpu_counts_as_compiled_training(ot
         case "float16":
             monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.float16)
     with torch.set_grad_enabled(other != "no gradients"):
-        assert not is_compiled_for_training(x if other == "cpu" else x.as_subclass(OnGPU))
+        assert not is_compiling_cuda_bf16_training(x if other == "cpu" else x.as_subclass(OnGPU))

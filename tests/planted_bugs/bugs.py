@@ -24,7 +24,7 @@ from qkv.generation.beam import _SequenceBeams
 from qkv.generation.decoder import GPTDecoder
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.generation.sampling import _keep_until_cumulative
-from qkv.generation.stop_conditions import StopStrings
+from qkv.generation.stop_conditions import StopStringFilter
 from qkv.inspection.hooks import mask_attention
 from qkv.inspection.logit_attribution import _apply_frozen_norm
 from qkv.inspection.logit_lens import _apply_final_norm_and_unembedding
@@ -291,7 +291,7 @@ def stop_string_is_found_only_within_one_token():
         test_the_emitted_text_ends_before_the_first_stop_string as test,
     )
 
-    change_result(StopStrings._partial_match_length, lambda _: 0)
+    change_result(StopStringFilter._partial_match_length, lambda _: 0)
     return test
 
 

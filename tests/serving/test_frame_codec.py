@@ -9,7 +9,7 @@ import torch
 
 from qkv.choices import AttentionKind
 from qkv.serving.app import gzip_compress
-from qkv.serving.frame_codec import QuantizedWeights, decode_frame, encode_frame, encode_json_nan_as_null
+from qkv.serving.frame_codec import WeightsToQuantize, decode_frame, encode_frame, encode_json_nan_as_null
 
 
 def test_a_decoded_frame_equals_its_tree():
@@ -24,9 +24,9 @@ def test_a_decoded_frame_equals_its_tree():
 def test_blobs_are_aligned_for_typed_arrays():
     frame = encode_frame(
         {
-            "odd": QuantizedWeights(torch.rand(3)),
+            "odd": WeightsToQuantize(torch.rand(3)),
             "next": torch.rand(5),
-            "ñ": QuantizedWeights(torch.rand(1)),
+            "ñ": WeightsToQuantize(torch.rand(1)),
             "last": torch.rand(2),
         }
     )
@@ -38,7 +38,7 @@ def test_blobs_are_aligned_for_typed_arrays():
 
 def test_the_error_of_quantized_weights_is_at_most_0_004():
     values = torch.linspace(0, 1, 100_003)
-    decoded = decode_frame(encode_frame({"w": QuantizedWeights(values)}))["w"]
+    decoded = decode_frame(encode_frame({"w": WeightsToQuantize(values)}))["w"]
     assert np.abs(decoded - values.numpy()).max() <= 0.004
     assert decoded[[0, -1]].tolist() == [0, 1]
 
@@ -57,7 +57,7 @@ def test_json_rejects_tensors():
 
 def test_quantized_weights_keep_their_order():
     weights = torch.rand(50).softmax(-1)
-    decoded = decode_frame(encode_frame({"w": QuantizedWeights(weights)}))["w"]
+    decoded = decode_frame(encode_frame({"w": WeightsToQuantize(weights)}))["w"]
     assert np.abs(decoded - weights.numpy()).max() <= 0.004
     order = weights.argsort()
     assert (np.diff(decoded[order.numpy()]) >= 0).all()
@@ -69,7 +69,7 @@ def test_144_heads_of_128_tokens_compress_to_a_megabyte():
     assert 0.5 < torch.special.entr(scores.softmax(-1)).sum(-1).mean() / math.log(128) < 0.65
     assert (
         sum(
-            len(gzip_compress(encode_frame({"w": QuantizedWeights(layer.softmax(-1))}), is_text=False))
+            len(gzip_compress(encode_frame({"w": WeightsToQuantize(layer.softmax(-1))}), is_text=False))
             for layer in scores
         )
         <= 1_000_000

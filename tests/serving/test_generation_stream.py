@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.choices import AlignmentAveraging, AttentionKind
+from qkv.choices import AlignmentLayerAveraging, AttentionKind
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.cost import Precision, cache_bytes
-from qkv.cost.calibration import calibration_path, save_calibration
-from qkv.inspection import prepare_input_from_ids, run_with_cache
+from qkv.cost.calibration import default_calibration_path, save_calibration
+from qkv.inspection import prepare_gpt_input_from_ids, run_with_cache
 from qkv.tasks import Translator
 from qkv.training.device_calibration import device_name
 from tests.cost.synthetic_calibration import make_calibration
@@ -40,7 +40,7 @@ def test_streamed_text_equals_the_tasks_generation():
 def test_attention_is_the_row_of_the_query_that_chose_the_token(use_cache):
     start, steps, end = generate(use_cache=use_cache, temperature=0.0)
     task = tasks()["gpt"]
-    cache = run_with_cache(task.model, prepare_input_from_ids(task, [*start["prompt"]["ids"], *end["ids"][:-1]]))
+    cache = run_with_cache(task.model, prepare_gpt_input_from_ids(task, [*start["prompt"]["ids"], *end["ids"][:-1]]))
     for step in steps:
         row = cache.all_weights(AttentionKind.SELF)[:, :, step["position"], : step["position"] + 1]
         np.testing.assert_allclose(step["attention"], row.numpy(), atol=2e-6)
@@ -123,7 +123,7 @@ def test_beam_steps_contain_the_path_of_every_hypothesis(family):
     (expected,) = tasks()[family].translate_batch([TEXT], beam=beam, max_new=6, attention=True)
     assert [item["text"] for item in found["hypotheses"]] == [item.text for item in expected.hypotheses]
     np.testing.assert_allclose(
-        found["alignment"]["weights"], expected.attention.average(AlignmentAveraging.ALL).numpy(), atol=1e-5
+        found["alignment"]["weights"], expected.attention.average(AlignmentLayerAveraging.ALL).numpy(), atol=1e-5
     )
     assert found["alignment"]["pharaoh"] == expected.attention.to_pharaoh()
     for hypothesis in found["hypotheses"]:
@@ -191,7 +191,7 @@ def test_predictions_use_the_calibration_of_the_same_device(tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = device_name(torch.device("cpu"))
     for name, is_here in (("cpu, 97 threads", False), (here, True)):
-        save_calibration(make_calibration().replace(device=name), calibration_path(name, Precision.FLOAT32))
+        save_calibration(make_calibration().replace(device=name), default_calibration_path(name, Precision.FLOAT32))
         assert (generate()[1][0]["predicted_ms"] is not None) is is_here
     for device in ("cpu", "h200"):
         report = get_data("/api/cost", {"preset": "gpt-nano", "device": device, "dtype": "float32"})

@@ -16,7 +16,7 @@ from qkv.serving.explorer import Explorer
 from qkv.serving.locks import N_WORKER_THREADS, cancellation_scope
 from qkv.serving.model_registry import ModelRegistry
 from qkv.serving.responses import RequestError
-from qkv.serving.worker import WorkerClient, _WorkerRequest, _WorkerState
+from qkv.serving.worker import WorkerClient, _WorkerRequest, _WorkerRequestHandler
 from tests.serving.explorer_client import TEXT, new_explorer, split_frames, tasks
 from tests.tasks.small_gpt import save_task
 from tests.timeouts import wait_until
@@ -119,7 +119,7 @@ def test_the_http_process_does_not_import_torch():
 @pytest.fixture
 def connected_state():
     """The state of a worker that serves a pipe in this process, and the client's end of the pipe."""
-    state, (client_end, worker_end) = _WorkerState(new_explorer()), Pipe()
+    state, (client_end, worker_end) = _WorkerRequestHandler(new_explorer()), Pipe()
     thread = threading.Thread(target=state.serve_connection, args=(worker_end,))
     thread.start()
     yield state, client_end

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
 from qkv.config import RNNConfig, Seq2SeqConfig
-from qkv.generation.decoder import pad_sequences
+from qkv.generation.decoder import right_pad_sequences
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
 from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
@@ -62,9 +62,9 @@ def _train_translator(
     def loss(generator: torch.Generator) -> torch.Tensor:
         rng = random.Random(int(torch.randint(0, 1 << 30, (1,), generator=generator)))
         texts = [draw_text(rng, rng.randint(1, 6)) for _ in range(32)]
-        source, attention_mask = pad_sequences(tokenizer.encode_batch(texts), CPU, tokenizer.vocab_size)
+        source, attention_mask = right_pad_sequences(tokenizer.encode_batch(texts), CPU, tokenizer.vocab_size)
         targets = [tokenizer.encode(reverse_words(text), add_special_tokens=False) for text in texts]
-        prefix, _ = pad_sequences([[begin, *ids] for ids in targets], CPU, tokenizer.vocab_size)
+        prefix, _ = right_pad_sequences([[begin, *ids] for ids in targets], CPU, tokenizer.vocab_size)
         labels = torch.full_like(prefix, -100)
         for row, ids in enumerate(targets):
             labels[row, : len(ids) + 1] = torch.tensor([*ids, end])

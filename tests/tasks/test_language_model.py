@@ -14,7 +14,7 @@ from qkv.generation import FinishReason
 from qkv.models import GPT
 from qkv.tasks import LanguageModel
 from qkv.tasks.language_model import PROMPTS_PER_BATCH
-from qkv.tasks.log_likelihood import document_losses, split_into_windows
+from qkv.tasks.log_likelihood import document_nll_sums, split_into_windows
 from qkv.text import Tokenizer
 from tests.tasks.small_gpt import CONTEXT, small_gpt, small_model
 from tests.text.samples import TEXTS, trained
@@ -205,8 +205,8 @@ def test_scores_do_not_depend_on_the_batch_size(max_batch_tokens):
     model = small_model(trained(TokenizerKind.BPE))
     generator = torch.Generator().manual_seed(1)
     documents = [torch.randint(0, 300, (n,), generator=generator).tolist() for n in (2, 90, 5, 41, 42, 43, 3, 2)]
-    expected = [next(document_losses(model, [ids])) for ids in documents]
-    assert list(document_losses(model, documents, max_batch_tokens=max_batch_tokens)) == pytest.approx(
+    expected = [next(document_nll_sums(model, [ids])) for ids in documents]
+    assert list(document_nll_sums(model, documents, max_batch_tokens=max_batch_tokens)) == pytest.approx(
         expected, rel=1e-6
     )
 

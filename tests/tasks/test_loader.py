@@ -5,8 +5,8 @@ import torch
 
 import qkv
 from qkv.errors import InputError
-from qkv.tasks import load, load_pretrained, resolve_model_folder
-from qkv.tasks.loader import resolve_or_download_model
+from qkv.tasks import load, load_pretrained, resolve_or_download_model_folder
+from qkv.tasks.loader import locate_or_download_checkpoint
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.save import save_hf, save_int8
 from qkv.zoo import read_model_card, shipped_model_folders
@@ -40,17 +40,17 @@ def test_an_unknown_name_suggests_the_closest_shipped_model(name, hint):
 @pytest.mark.parametrize("save", [save_hf, save_int8])
 def test_a_folder_is_loaded_by_its_path(save, tmp_path):
     save(random_model("gpt2"), tmp_path / "model")
-    assert resolve_model_folder(tmp_path / "model") == tmp_path / "model"
+    assert resolve_or_download_model_folder(tmp_path / "model") == tmp_path / "model"
     load(str(tmp_path / "model"))
 
 
 def test_a_local_model_takes_precedence_over_a_shipped_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
-    assert resolve_or_download_model("stories") == shipped_model_folders()["stories"]
+    assert locate_or_download_checkpoint("stories") == shipped_model_folders()["stories"]
     (tmp_path / "stories").rmdir()
     save_hf(random_model("gpt2"), tmp_path / "stories")
-    assert resolve_or_download_model("stories").resolve() == tmp_path / "stories"
+    assert locate_or_download_checkpoint("stories").resolve() == tmp_path / "stories"
 
 
 def test_a_file_format_is_detected_by_its_first_bytes(tmp_path):
@@ -61,7 +61,7 @@ def test_a_file_format_is_detected_by_its_first_bytes(tmp_path):
     write_gguf(again, tmp_path / "again.gguf")
     assert_same_weights(again, load_pretrained(tmp_path / "again.gguf"))
     with pytest.raises(InputError, match=r"model\.anything: .*config\.json"):
-        resolve_model_folder(tmp_path / "model.anything")
+        resolve_or_download_model_folder(tmp_path / "model.anything")
 
 
 def test_an_empty_folder_raises(tmp_path):

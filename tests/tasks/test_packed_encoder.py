@@ -12,7 +12,7 @@ from qkv.models import BERT
 from qkv.nn import Varlen
 from qkv.tasks import packed_encoder
 from qkv.tasks.batch_encoder import BatchEncoder
-from qkv.tasks.packed_encoder import PackedEncoder, can_pack, pack_by_length
+from qkv.tasks.packed_encoder import PackedEncoder, pack_by_length, supports_varlen_attention
 
 N_WORDS, LONGEST = 31, 13
 
@@ -79,7 +79,7 @@ def test_packed_batches_equal_padded_batches(model, monkeypatch):
         for batch in BatchEncoder(model).encode_batches(rows, None)
         for i, index in enumerate(batch.indices)
     }
-    monkeypatch.setattr("qkv.tasks.batch_encoder.can_pack", lambda _: True)
+    monkeypatch.setattr("qkv.tasks.batch_encoder.supports_varlen_attention", lambda _: True)
     monkeypatch.setattr(packed_encoder, "MAX_TOKENS_PER_ROW", 20)
     for batch in BatchEncoder(model).encode_batches(rows, None):
         for i, index in enumerate(batch.indices):
@@ -103,7 +103,7 @@ def test_packing_requires_a_supported_model(model, other):
         model.embedding.token.weight = torch.nn.Parameter(
             model.embedding.token.weight.detach().to(kind).as_subclass(OnGPU)
         )
-        return can_pack(model)
+        return supports_varlen_attention(model)
 
     assert packs(model.config)
     assert not packs(model.config, torch.float32)
@@ -111,7 +111,7 @@ def test_packing_requires_a_supported_model(model, other):
 
 
 def test_a_cpu_supports_neither_packing_nor_compilation(model):
-    assert not can_pack(model)
+    assert not supports_varlen_attention(model)
     with pytest.raises(InputError, match="device='cuda', dtype='bfloat16'"):
         BatchEncoder(model).compile()
 

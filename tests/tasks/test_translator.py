@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qkv.choices import AlignmentAveraging, AttentionKernel, SpecialToken
+from qkv.choices import AlignmentLayerAveraging, AttentionKernel, SpecialToken
 from qkv.config import BeamConfig, RNNConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import FinishReason, Hypothesis
@@ -184,7 +184,7 @@ def test_pharaoh_format_lists_source_and_target_words():
     )
     assert attention.best_layer == 1
     assert attention.to_pharaoh() == "0-1 1-0"
-    torch.testing.assert_close(attention.average(AlignmentAveraging.ALL), (blurred + sharp)[0] / 2)
+    torch.testing.assert_close(attention.average(AlignmentLayerAveraging.ALL), (blurred + sharp)[0] / 2)
     torch.testing.assert_close(attention.to_heatmap().matrix, sharp[0])  # the plotted weights are the aligned ones
 
 

@@ -52,7 +52,7 @@ def run_fine_tuning(inputs, folder, *, seed=0, report=ignore, log=ignore):
 
 
 def weights(folder):
-    return read_tensors(RunFolder(folder).best_checkpoint() / "model.safetensors")
+    return read_tensors(RunFolder(folder).best_or_latest_checkpoint() / "model.safetensors")
 
 
 def test_classes_are_learned_and_their_names_saved(tokenizer, tmp_path):
@@ -60,7 +60,7 @@ def test_classes_are_learned_and_their_names_saved(tokenizer, tmp_path):
     assert result.scores["accuracy"] >= 0.95
     assert result.class_names == ["bad", "good"]
     assert np.trace(result.confusion) == round(31 * result.scores["accuracy"])
-    config = json.loads((RunFolder(tmp_path / "a").best_checkpoint() / "config.json").read_text())
+    config = json.loads((RunFolder(tmp_path / "a").best_or_latest_checkpoint() / "config.json").read_text())
     assert (config["class_names"], config["problem_type"], config["dropout"]) == (["bad", "good"], "single-label", 0.1)
 
 

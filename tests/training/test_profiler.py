@@ -17,7 +17,7 @@ from qkv.training import profiler
 from qkv.training.profiler import (
     DeviceRates,
     _category,
-    exclusive_times,
+    durations_without_earlier_overlap,
     measure_device_rates,
     profile_generation,
     profile_training,
@@ -182,4 +182,4 @@ def test_each_triton_kernel_has_a_category(file):
 
 def test_overlapping_kernels_are_not_counted_twice():
     ranges = [Interval(a, b) for a, b in ((0.0, 10.0), (4.0, 13.0), (5.0, 9.0), (20.0, 21.0), (12.0, 15.0))]
-    assert exclusive_times(ranges) == [10.0, 3.0, 0.0, 1.0, 2.0]
+    assert durations_without_earlier_overlap(ranges) == [10.0, 3.0, 0.0, 1.0, 2.0]

@@ -58,7 +58,7 @@ def test_best_checkpoint_returns_the_best_step(folder):
     run = RunFolder(folder)
     progress, last = run.latest_valid_checkpoint(print)
     assert last == run.checkpoint_folder(13)
-    assert run.best_checkpoint() == run.checkpoint_folder(progress.best_step)
+    assert run.best_or_latest_checkpoint() == run.checkpoint_folder(progress.best_step)
 
 
 def test_a_damaged_latest_checkpoint_is_logged_and_skipped(folder, trained):

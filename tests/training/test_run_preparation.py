@@ -10,7 +10,7 @@ from qkv.config import GPTConfig
 from qkv.errors import ConfigError, DiskError, InputError, RunError
 from qkv.models import GPT
 from qkv.text import save_tokenizer
-from qkv.training import finish_preparation, load_preparation_state, open_run, prepare_run, resume_preparation
+from qkv.training import finish_preparation, load_preparation_inputs, open_run, prepare_run, resume_preparation
 from tests.failing_disk import failing_disk
 from tests.training.runs import build_cpu_trainer, checkpoint_contents, copy_run, logged_metrics, recipe, write_text
 
@@ -68,10 +68,10 @@ def test_a_preparation_interrupted_by_a_disk_error_resumes_to_the_same_files(tmp
 
 def test_the_preparation_state_is_saved_until_it_is_finished(tmp_path):
     prepared_run = prepare(tmp_path, seconds=30.0)
-    state = load_preparation_state(prepared_run.run.path)
+    state = load_preparation_inputs(prepared_run.run.path)
     assert (state.data, state.seconds) == (str(tmp_path), 30.0)
     finish_preparation(replace(prepared_run, recipe=recipe(steps=5)))
-    assert load_preparation_state(prepared_run.run.path) is None
+    assert load_preparation_inputs(prepared_run.run.path) is None
     assert open_run(prepared_run.run.path).recipe.training.steps == 5
 
 

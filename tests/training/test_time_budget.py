@@ -74,7 +74,7 @@ def replanned_run(folder, monkeypatch):
     prepared = prepare_small_run(folder, schedule="linear")
     monkeypatch.setattr(
         TimeBudgetReplanner,
-        "_planned_steps",
+        "_replan_total_steps",
         lambda _self, config, progress: 17 if progress.step == 4 else config.steps,
     )
 

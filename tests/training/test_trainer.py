@@ -183,7 +183,7 @@ def test_training_stops_early_after_patience_evaluations_without_improvement(run
     trainer.objective = objective_that_gets_worse(trainer)
     trainer.train()
     assert (trainer.progress.step, trainer.progress.best_step, trainer.progress.n_evals_since_best) == (6, 2, 2)
-    assert early.run.best_checkpoint() == early.run.checkpoint_folder(2)
+    assert early.run.best_or_latest_checkpoint() == early.run.checkpoint_folder(2)
     resume_to_end(early.run.path)
     assert logged_metrics(early.run.path)[-1]["step"] == 6
 
@@ -297,7 +297,7 @@ def test_a_finished_run_can_be_extended(run):
 
 def test_measuring_steps_writes_no_metrics(run):
     timed = run()
-    assert build_cpu_trainer(timed).measure_seconds_per_step(2) > 0
+    assert build_cpu_trainer(timed).train_and_measure_step_seconds(2) > 0
     assert not timed.run.metrics.exists()
 
 
@@ -312,7 +312,7 @@ def test_the_first_step_with_each_batch_is_not_timed(run):
         return objective(batch)
 
     trainer.objective = slow_for_new_batches
-    assert trainer.measure_seconds_per_step(5, clock=lambda: clock[0]) == 1.0
+    assert trainer.train_and_measure_step_seconds(5, clock=lambda: clock[0]) == 1.0
     assert len(batches) == 5
 
 

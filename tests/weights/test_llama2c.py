@@ -10,7 +10,7 @@ from qkv.errors import WeightsError
 from qkv.tasks import load
 from qkv.weights.llama2c import HEADER_FORMAT, read_llama2c
 from qkv.weights.rotary_layout import halves_to_interleaved, interleaved_to_halves
-from qkv.weights.single_file import load_single_file
+from qkv.weights.single_file import load_gguf_or_llama2c
 from tests.text.samples import published
 
 D, D_FF, LAYERS, HEADS, KV, VOCAB_SIZE, CONTEXT = 12, 17, 2, 6, 3, 263, 7
@@ -75,13 +75,13 @@ def test_a_truncated_file_is_rejected_with_both_sizes(tmp_path):
     n_bytes = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(WeightsError, match=rf"\b{n_bytes - 4} bytes.*\b{n_bytes}\b"):
-        load_single_file(file)
+        load_gguf_or_llama2c(file)
 
 
 def test_a_pickle_is_rejected_without_opening_it(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(WeightsError, match=r"pytorch_model\.bin: pickled"):
-        load_single_file(tmp_path / "pytorch_model.bin")
+        load_gguf_or_llama2c(tmp_path / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\0" * 100])
@@ -90,13 +90,13 @@ def test_any_other_file_is_rejected_and_named_once(tmp_path, data, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for file in (tmp_path / "model.dat", Path("model.dat")):
         with pytest.raises(WeightsError, match=rf"^{file}: .*\.gguf.*\.bin"):
-            load_single_file(file)
+            load_gguf_or_llama2c(file)
 
 
 @pytest.mark.parametrize("name", ["tok263.bin", "tokenizer.bin"])
 def test_the_tokenizer_is_found_in_the_folder_of_the_model(tmp_path, name):
     write_tokens(tmp_path / name, VOCAB_SIZE)
-    tokenizer = load_single_file(write_model(tmp_path / "model.bin")).tokenizer
+    tokenizer = load_gguf_or_llama2c(write_model(tmp_path / "model.bin")).tokenizer
     assert tokenizer.vocab_size == VOCAB_SIZE
 
 
@@ -104,7 +104,7 @@ def test_a_tokenizer_of_a_different_size_is_rejected(tmp_path):
     write_model(tmp_path / "model.bin")
     write_tokens(tmp_path / "tokenizer.bin", VOCAB_SIZE - 1)
     with pytest.raises(WeightsError, match=r"tokenizer\.bin: .*\b263\b.*\b262\b"):
-        load_single_file(tmp_path / "model.bin")
+        load_gguf_or_llama2c(tmp_path / "model.bin")
     write_tokens(tmp_path / "tokenizer.bin", VOCAB_SIZE + 1)
     with pytest.raises(WeightsError, match=r"tokenizer\.bin: .*\d+ bytes.*\b263 tokens"):
-        load_single_file(tmp_path / "model.bin")
+        load_gguf_or_llama2c(tmp_path / "model.bin")

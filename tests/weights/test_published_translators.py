@@ -116,8 +116,8 @@ def test_with_several_tasks_none_is_selected_by_default(tmp_path):
     assert task.prefix == ""
     (remark,) = task.remarks
     assert "(translation_en_to_de, summarization)" in remark
-    chosen = task.with_prefix("translation_en_to_de")
-    assert (chosen.prefix, task.with_prefix("di: ").prefix) == ("al alemán: ", "di: ")
+    chosen = task.with_task_prefix("translation_en_to_de")
+    assert (chosen.prefix, task.with_task_prefix("di: ").prefix) == ("al alemán: ", "di: ")
     (remark,) = chosen.remarks
     assert "'al alemán: '" in remark
     (translation,) = chosen.translate_batch(["El pan"], max_new=3, attention=True)

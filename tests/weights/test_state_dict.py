@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from qkv.errors import WeightsError
-from qkv.weights.name_table import Layout, NameMapping, NameTable, linear_mappings
+from qkv.weights.name_table import Layout, NameMapping, NameTable, weight_and_bias_mappings
 from qkv.weights.state_dict import load_into, to_published_state
 
 TABLE = NameTable(
@@ -16,7 +16,7 @@ TABLE = NameTable(
         NameMapping("body.table", ("table.weight",)),
         NameMapping("head.weight", ("head.weight",)),
         NameMapping("head.row", ("head.bias",), Layout.SINGLE_ROW),
-        *linear_mappings("body.absent", "absent"),
+        *weight_and_bias_mappings("body.absent", "absent"),
     ],
     prefix="body.",
     legacy_suffixes={"tabula": "table"},

@@ -22,7 +22,7 @@ def resolve_model_config(name: str) -> "ModelConfig":
     path = Path(name)
     if path.is_file():
         return _load_config_file(path)
-    if path.is_dir() and (config_file := _find_config_file(path)) is not None:
+    if path.is_dir() and (config_file := _find_model_or_checkpoint_config(path)) is not None:
         return _load_config_file(config_file)
     if name in PRESETS:
         return preset(name)
@@ -37,7 +37,7 @@ def resolve_model_config(name: str) -> "ModelConfig":
     )
 
 
-def _find_config_file(folder: Path) -> Path | None:
+def _find_model_or_checkpoint_config(folder: Path) -> Path | None:
     """Return the config.json of a model folder or, for a run, of its last checkpoint."""
     if (folder / "config.json").is_file():
         return folder / "config.json"

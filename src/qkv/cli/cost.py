@@ -144,10 +144,10 @@ def estimate_cost(
     estimate = estimate_workload(config, workload)
     measured_device = check_measurable(estimate, device_spec) if measure else None
     device_name = measured_device or (None if device_spec is None else device_spec.name)
-    selected_calibration = _select_calibration(calibration, workload, device=device_name)
-    times = _estimate_times(estimate, device_spec, selected_calibration)
+    selected_calibration = _load_or_find_calibration(calibration, workload, device=device_name)
+    times = _bound_and_predicted_times(estimate, device_spec, selected_calibration)
     if measured_device is not None:
-        times["measured"] = _compare_measured_with_predicted_time(estimate, selected_calibration, measured_device)
+        times["measured"] = _measure_and_compare_with_prediction(estimate, selected_calibration, measured_device)
     if plot is not None:
         _plot_cost_to_file(estimate, device_spec, plot)
     _print_estimate(estimate, device_spec, times, output_format=output_format)
@@ -193,7 +193,7 @@ def _build_workload(
     return Workload(**settings, **sizes)
 
 
-def _select_calibration(path: Path | None, workload: "Workload", *, device: str | None) -> "Calibration | None":
+def _load_or_find_calibration(path: Path | None, workload: "Workload", *, device: str | None) -> "Calibration | None":
     """Load the given calibration, which must apply to the workload, or the newest one that does."""
     from qkv.cost.calibration import find_calibration, load_calibration
 
@@ -208,7 +208,7 @@ def _select_calibration(path: Path | None, workload: "Workload", *, device: str 
     return calibration
 
 
-def _estimate_times(
+def _bound_and_predicted_times(
     estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None"
 ) -> dict[str, Any]:
     """Compute the roofline bound and the calibrated prediction, as far as they are available."""
@@ -225,7 +225,7 @@ def _estimate_times(
     return times
 
 
-def _compare_measured_with_predicted_time(
+def _measure_and_compare_with_prediction(
     estimate: "Estimate", calibration: "Calibration | None", device: str
 ) -> dict[str, Any]:
     """Time one step with random weights and compare it with the prediction, operation by operation."""

@@ -111,7 +111,7 @@ def calibrate(
     """
     from qkv.cli.device_options import select_device
     from qkv.cli.progress import print_status
-    from qkv.cost.calibration import calibration_path, save_calibration
+    from qkv.cost.calibration import default_calibration_path, save_calibration
     from qkv.cost.workload import Precision
     from qkv.training.device_calibration import calibrate as measure_kernels
     from qkv.training.timer import retain_freed_memory
@@ -122,7 +122,7 @@ def calibrate(
         raise InputError(f"--dtype {dtype}: must be one of float32, bfloat16")
     retain_freed_memory()
     calibration = measure_kernels(torch_device, Precision(dtype), print_status)
-    path = out or calibration_path(calibration.device, calibration.dtype)
+    path = out or default_calibration_path(calibration.device, calibration.dtype)
     save_calibration(calibration, path)
     if as_json:
         seconds = round(calibration.duration, 1)

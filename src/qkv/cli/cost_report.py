@@ -151,7 +151,7 @@ def format_training_plan(plan: "TrainingPlan") -> list[str]:
     rows += [
         ("tokens", f"{format_count(plan.tokens)} in {plan.steps:,} steps"),
         ("compute", format_flops(plan.flops)),
-        ("time" if plan.fits else "time, if it did fit", _format_plan_time(plan)),
+        ("time" if plan.fits else "time, if it did fit", _format_plan_time_and_bottleneck(plan)),
     ]
     if plan.cost is not None:
         price = f"{plan.cost:,.2f} at {plan.price:g} per device-hour"
@@ -160,7 +160,7 @@ def format_training_plan(plan: "TrainingPlan") -> list[str]:
     return [f"{name:{width}} {value}" for name, value in rows]
 
 
-def _format_plan_time(plan: "TrainingPlan") -> str:
+def _format_plan_time_and_bottleneck(plan: "TrainingPlan") -> str:
     """Format the time of a plan and what limits it."""
     from qkv.cost.units import format_duration
 
@@ -182,7 +182,7 @@ def _suggest_fitting_options(plan: "TrainingPlan") -> str:
     workload = plan.fewest_devices_workload()
     if workload is None:
         options = f"--gpus {plan.device_counts_to_try[-1]} --sharding fsdp --activation-checkpointing"
-        cast_bytes = plan.blocking_cast_bytes
+        cast_bytes = plan.weight_cast_bytes_preventing_fit
         reason = f", because the 16-bit casts of all weights require {format_bytes(cast_bytes)} per device"
         shorter = "" if cast_bytes > plan.device.usable_memory else "a shorter --seq-len or "
         return f"{shorter}a smaller model; {options} is not enough{reason if cast_bytes else ''}"

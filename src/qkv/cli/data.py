@@ -172,7 +172,7 @@ def show_batch(
     if as_json:
         _print_batch_json(token_batch)
     else:
-        _print_batch_tokens(token_batch, token_store.tokenizer())
+        _print_batch_tokens_and_targets(token_batch, token_store.tokenizer())
 
 
 def _load_or_train_tokenizer(
@@ -198,7 +198,7 @@ def _load_or_train_tokenizer(
     return train_tokenizer_on_files(files, kind=kind or TokenizerKind.BPE, vocab_size=vocab_size or 8192, field=field)
 
 
-def _print_batch_tokens(batch: "TokenBatch", tokenizer: "Tokenizer") -> None:
+def _print_batch_tokens_and_targets(batch: "TokenBatch", tokenizer: "Tokenizer") -> None:
     from qkv.tensors import IGNORE_INDEX
 
     def quote_token(token_id: int) -> str:

@@ -65,7 +65,7 @@ def _torchrun_context(device: "torch.device", kind: "Sharding") -> "Iterator[tup
             print_status(message)
         sys.stdout.flush()
         sys.stderr.flush()
-        distributed.delay_exit_after_error()
+        distributed.delay_rank0_exit_after_error()
         os._exit(code)
 
     try:

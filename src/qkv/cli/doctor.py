@@ -41,14 +41,14 @@ def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print one JS
       qkv doctor
       qkv doctor --json
     """
-    rows = [*_machine_rows(), *_speed_rows(), *_extra_rows()]
+    rows = [*_environment_rows(), *_matmul_rate_and_calibration_rows(), *_extra_rows()]
     if as_json:
         print(json.dumps({name: {"value": value, "note": note} for name, value, note in rows}, ensure_ascii=False))
     else:
         print("\n".join(format_table(["CHECK", "VALUE", "NOTE"], rows, n_left_aligned=3)))
 
 
-def _machine_rows() -> list[DiagnosticRow]:
+def _environment_rows() -> list[DiagnosticRow]:
     import torch
 
     from qkv import __version__
@@ -96,7 +96,7 @@ def _gpu_row() -> DiagnosticRow:
     )
 
 
-def _speed_rows() -> list[DiagnosticRow]:
+def _matmul_rate_and_calibration_rows() -> list[DiagnosticRow]:
     from qkv.cli.device_options import select_device
     from qkv.cost.calibration import list_calibrations
     from qkv.training.recipe_selection import measure_matmul_flops

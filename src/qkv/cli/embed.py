@@ -68,7 +68,7 @@ def embed(
         batches, lambda batch: list(task.embed(batch, pooling=pooling, normalize=normalize).float().cpu().numpy())
     )
     if out is not None:
-        _save_embeddings([vector for _, vector in results], out, width=task.model.config.d_model)
+        _save_npy_with_nan_rows([vector for _, vector in results], out, width=task.model.config.d_model)
         return
     for encoded, vector in results:
         if as_json:
@@ -88,7 +88,7 @@ def _check_npy_output(out: Path, *, as_json: bool) -> None:
         raise InputError(f"--out {out}: the folder {out.parent} does not exist")
 
 
-def _save_embeddings(vectors: "list[NDArray | None]", out: Path, *, width: int) -> None:
+def _save_npy_with_nan_rows(vectors: "list[NDArray | None]", out: Path, *, width: int) -> None:
     import numpy as np
 
     from qkv.cli.progress import print_status

@@ -157,7 +157,7 @@ def finetune(
         finetune_run = start_finetuning(config, out or next_run_folder(), data or Path())
     try:
         with raise_on_stop_signals():
-            _print_results(_run_with_progress(finetune_run, torch_device), as_json=as_json)
+            _print_results(_iter_runs_with_progress(finetune_run, torch_device), as_json=as_json)
     except SignalInterrupt as stop:
         print_status(f"stopped by {stop.signal.name}; resume with: qkv finetune --resume {finetune_run.run.path}")
         sys.exit(128 + stop.signal)
@@ -186,7 +186,7 @@ def _parse_freeze(text: str) -> int | str:
     return int(text)
 
 
-def _run_with_progress(finetune_run: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
+def _iter_runs_with_progress(finetune_run: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
     from qkv.tasks.finetune import run_finetuning
 
     with progress_bars() as start_bar:
@@ -226,7 +226,7 @@ def _print_results(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
         metrics = finished[0].metrics
         class_names = finished[0].results[0].class_names or []
         header = ["model", "parameters", *(_metric_title(metric, class_names) for metric in metrics), "seconds"]
-        print("\n".join(format_table(header, [_model_runs_row(model_runs) for model_runs in finished])))
+        print("\n".join(format_table(header, [_mean_scores_row(model_runs) for model_runs in finished])))
 
 
 def _describe_training(result: "FinetuneResult") -> str:
@@ -244,7 +244,7 @@ def _metric_title(metric: str, class_names: "Sequence[str]") -> str:
     return f"f1 of {class_names[1]}" if metric == "f1" else metric.replace("_", " ")
 
 
-def _model_runs_row(model_runs: "ModelRuns") -> list[str]:
+def _mean_scores_row(model_runs: "ModelRuns") -> list[str]:
     scores = []
     for metric in model_runs.metrics:
         std = f" ± {model_runs.std(metric):.4f}" if len(model_runs.results) > 1 else ""

@@ -46,7 +46,7 @@ class GenerateOptions:
 
     def check(self) -> None:
         """Raise `InputError` for invalid values and for options that cannot be combined."""
-        from qkv.generation import StopStrings
+        from qkv.generation import StopStringFilter
 
         check_trace_path(self.trace)
         output_flags = {"--stream": self.stream, "--show-steps": self.steps, "--logprobs": self.logprobs}
@@ -59,7 +59,7 @@ class GenerateOptions:
             raise InputError("--stream and --json cannot be combined")
         self._check_beam([flag for flag in used_flags if flag != "--logprobs"])
         _ = self.sampling_config, self.beam_config  # validates the values
-        StopStrings(self.stop)
+        StopStringFilter(self.stop)
 
     def _check_beam(self, output_flags: list[str]) -> None:
         if self.beam is None and self.n_best > 1:
@@ -205,11 +205,11 @@ def generate(
     if "" in prompt_texts:
         _check_can_start_empty(model)
     task = DeviceOptions(int8=int8, device=device, dtype=dtype).load_task_as(LanguageModel, model)
-    _report_checkpoint_step(Path(model))
+    _report_earlier_best_checkpoint(Path(model))
     _generate_and_print(task, prompt_texts, options)
 
 
-def _report_checkpoint_step(run: Path) -> None:
+def _report_earlier_best_checkpoint(run: Path) -> None:
     """Report which checkpoint of a run was loaded if the best one is not the last one."""
     from qkv.cli.progress import print_status
     from qkv.training.run_folder import RunFolder, load_progress

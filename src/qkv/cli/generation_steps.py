@@ -42,7 +42,7 @@ def _iter_steps(
     task: "LanguageModel", prompt: str, *, max_new_tokens: int, stop: list[str], sampling: "SamplingConfig"
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield each decoding step as a dictionary, with the text that it adds."""
-    from qkv.generation import top_candidates
+    from qkv.generation import top_raw_and_processed_candidates
 
     for token in task.stream_batch([prompt], max_new=max_new_tokens, stop=stop, sampling=sampling):
         step = token.step
@@ -54,7 +54,7 @@ def _iter_steps(
                 "sampling_probability": candidate.revised,
                 "chosen": candidate.is_chosen,
             }
-            for candidate in top_candidates(step, sampling, n=N_CANDIDATES)
+            for candidate in top_raw_and_processed_candidates(step, sampling, n=N_CANDIDATES)
         ]
         yield {"id": step.id, "log_probability": step.log_probability, "candidates": candidates}, token.text
 

@@ -160,14 +160,16 @@ def inspect(
     _check_inspect_options(options, plot, texts)
     from qkv.cli.text_inputs import is_blank, iter_input_texts
 
-    task = None if view is ViewKind.TIMELINE else _load_inspected_model(model)
+    task = None if view is ViewKind.TIMELINE else _load_task_and_print_remarks(model)
     for number, text in enumerate(iter_input_texts(texts)):
         if is_blank(text) and plot is not None:
             raise InputError("--plot: the text is blank")
         if is_blank(text):
             print(json.dumps({"view": view.value, "text": text}) if as_json else "")
             continue
-        result, changes = (_build_timeline(options, text), []) if task is None else _build_view(task, options, text)
+        result, changes = (
+            (_build_checkpoint_timeline(options, text), []) if task is None else _build_view(task, options, text)
+        )
         if plot is not None:
             _plot_to_file(result, text, changes, plot)
         elif as_json:
@@ -209,7 +211,7 @@ def _check_inspect_options(options: InspectOptions, plot: Path | None, texts: li
         raise InputError("--view effect requires --ablate-head or --mask-edge")
 
 
-def _load_inspected_model(model: str) -> "Task":
+def _load_task_and_print_remarks(model: str) -> "Task":
     from qkv.cli.progress import print_status
     from qkv.tasks import TextEncoder, load
 
@@ -227,7 +229,7 @@ def _prepare_model_input(task: "Task", options: InspectOptions, text: str) -> "M
 
     if not isinstance(task, Translator):
         return prepare_input(task, text, options.target)
-    if not (source := task.prepare_source(text)):
+    if not (source := task.normalize_and_add_prefix(text)):
         raise InputError(f"{text!r} contains 0 words, at least 1 is required")
     return prepare_input(task, source, options.target or task.translate_batch([text])[0].hypotheses[0].ids)
 
@@ -255,7 +257,7 @@ def _build_view(task: "Task", options: InspectOptions, text: str) -> "tuple[View
             f"{reason}"
         )
     if options.view is ViewKind.EFFECT:
-        position = _parse_position(model_input.prediction_tokens, options.query)
+        position = _parse_position_or_word(model_input.prediction_tokens, options.query)
         return (
             measure_effect(task.model, task.tokenizer, model_input, interventions, position=position, n=options.top_k),
             [],
@@ -284,7 +286,7 @@ def _view_of_cache(task: "Task", options: InspectOptions, cache: "ActivationCach
     query_tokens = (
         cache.model_input.prediction_tokens if is_prediction else cache.attention_axis_tokens(stack or cache.stacks[0])
     )
-    query = _parse_position(query_tokens, options.query)
+    query = _parse_position_or_word(query_tokens, options.query)
     match options.view:
         case ViewKind.HEADS:
             view = classify_heads(cache, stack)
@@ -335,10 +337,12 @@ def _parse_interventions(task: "Task", options: InspectOptions, model_input: "Mo
         query, colon, key = value.partition(":")
         if not colon:
             raise InputError(f"--mask-edge {value}: must have the form QUERY:KEY (words or positions), such as 4:1")
-        yield EdgeMask(stack=stack, query=_parse_position(queries, query), key=_parse_position(keys, key))
+        yield EdgeMask(
+            stack=stack, query=_parse_position_or_word(queries, query), key=_parse_position_or_word(keys, key)
+        )
 
 
-def _parse_position(tokens: "TokenizedText", value: str | None) -> int:
+def _parse_position_or_word(tokens: "TokenizedText", value: str | None) -> int:
     """Return the position given as a number or as a word (its last token); by default, the last position."""
     from qkv.inspection.validation import check_index
 
@@ -349,7 +353,7 @@ def _parse_position(tokens: "TokenizedText", value: str | None) -> int:
     return check_index("position", position, n, unit="tokens")
 
 
-def _build_timeline(options: InspectOptions, text: str) -> "View":
+def _build_checkpoint_timeline(options: InspectOptions, text: str) -> "View":
     from qkv.cli.progress import print_status
     from qkv.inspection import checkpoint_timeline
     from qkv.tasks import load

@@ -14,7 +14,7 @@ from qkv.inspection import (
     LogitLensView,
     NeuronView,
     ResidualStreamView,
-    TimelineView,
+    TrainingTimelineView,
     View,
 )
 from qkv.lessons.console import print_matrix, print_section, print_table, print_text
@@ -36,7 +36,7 @@ def print_view(view: View, changes: list[str]) -> None:
 def _print_view_body(view: View) -> None:
     match view:
         case HeadsView():
-            _print_heads(view)
+            _print_head_patterns(view)
         case AttentionMapView():
             print_section(view.title)
             print_matrix(view.weights, rows=view.queries, columns=view.keys, corner="query → key")
@@ -55,7 +55,7 @@ def _print_view_body(view: View) -> None:
             _print_logit_attribution(view)
         case InterventionEffect():
             _print_intervention_effect(view)
-        case TimelineView():
+        case TrainingTimelineView():
             _print_timeline(view)
 
 
@@ -63,7 +63,7 @@ def _print_changes(changes: list[str]) -> None:
     print_text(f"Interventions: {'; '.join(changes)}.")
 
 
-def _print_heads(view: HeadsView) -> None:
+def _print_head_patterns(view: HeadsView) -> None:
     print_section(f"{view.stack}: attention pattern of each head (max|A·V − output| = {view.error:.1g})")
     print_table(
         ["layer", "head", "label", *PATTERNS, "entropy", "distance"],
@@ -172,7 +172,7 @@ def _print_intervention_effect(view: InterventionEffect) -> None:
     )
 
 
-def _print_timeline(view: TimelineView) -> None:
+def _print_timeline(view: TrainingTimelineView) -> None:
     print_section("Highest score of each attention pattern, and loss on the text, at each checkpoint")
     losses = view.losses or [float("nan")] * len(view.steps)
     best = view.scores.flatten(1, 2).amax(1).tolist()

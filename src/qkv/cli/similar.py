@@ -42,7 +42,7 @@ def similar(
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import encode_in_batches, escape_newlines, iter_input_texts, map_encoded_texts
     from qkv.tasks import TextEncoder
-    from qkv.tasks.similarity import find_nearest
+    from qkv.tasks.similarity import find_nearest_by_dot_product
 
     lines = _read_nonblank_lines(among)
     task = DeviceOptions(device=device).load_task_as(TextEncoder, model)
@@ -55,7 +55,7 @@ def similar(
     vectors = torch.cat([task.embed(batch, normalize=True) for batch in line_batches])
     query_batches = encode_in_batches(task, iter_input_texts(queries), truncate=truncate, max_tokens=max_tokens)
     for query, neighbors in map_encoded_texts(
-        query_batches, lambda batch: find_nearest(task.embed(batch, normalize=True), vectors, n=top_k)
+        query_batches, lambda batch: find_nearest_by_dot_product(task.embed(batch, normalize=True), vectors, n=top_k)
     ):
         rows = [(neighbor.cosine, *lines[neighbor.index]) for neighbor in neighbors or ()]
         if as_json:

@@ -125,11 +125,11 @@ def train_tokenizer_on_files(
 ) -> "Tokenizer":
     """Train a tokenizer on the texts of files, with a progress bar."""
     from qkv.cli.progress import progress_bar
-    from qkv.data import read_texts
+    from qkv.data import read_text_chunks
     from qkv.text import train_tokenizer
 
     with progress_bar("training the tokenizer") as update:
-        texts = read_texts(files, field=field, max_characters=TRAINING_CHARACTERS, progress=update)
+        texts = read_text_chunks(files, field=field, max_characters=TRAINING_CHARACTERS, progress=update)
         return train_tokenizer(kind, texts, vocab_size=vocab_size, style=style, lowercase=lowercase)
 
 

@@ -159,10 +159,10 @@ def train(
             )
             recipe = auto_recipe(all_files, choose, seconds=60 * (minutes or DEFAULT_MINUTES), device=rank_device)
             recipe = recipe if steps is None else with_steps(recipe, steps)
-            recipe = recipe if init_from is None else _adopt_model_shape(recipe, init_from)
+            recipe = recipe if init_from is None else _adopt_model_and_tokenizer(recipe, init_from)
             data = Path()
         else:
-            recipe = _load_recipe_or_default(context, kind, files or [], init_from=init_from)
+            recipe = _load_recipe_with_overrides(context, kind, files or [], init_from=init_from)
         if seed is not None:
             recipe = recipe.replace(training=recipe.training.replace(seed=seed))
         # All ranks use the folder that rank 0 chose.
@@ -186,7 +186,7 @@ def _reject_options_with_resume(context: Context, run: Path) -> None:
     reject_other_options(context, allowed, reason)
 
 
-def _load_recipe_or_default(
+def _load_recipe_with_overrides(
     context: Context, path: str | None, overrides: list[str], *, init_from: Path | None
 ) -> "Recipe":
     from qkv.config import load_recipe
@@ -235,11 +235,11 @@ def _recipe_chooser(
             return partial(choose_translation_recipe, is_rnn=is_rnn, target_suffix=target_suffix)
 
 
-def _adopt_model_shape(recipe: "Recipe", init_from: Path) -> "Recipe":
+def _adopt_model_and_tokenizer(recipe: "Recipe", init_from: Path) -> "Recipe":
     """Return the recipe with the shape and tokenizer of the model that the weights are initialized from."""
-    from qkv.tasks import load_pretrained, resolve_model_folder
+    from qkv.tasks import load_pretrained, resolve_or_download_model_folder
 
-    loaded, folder = load_pretrained(init_from), resolve_model_folder(init_from)
+    loaded, folder = load_pretrained(init_from), resolve_or_download_model_folder(init_from)
     config = loaded.model.config.model_dump(mode="json", exclude={"family", "vocab_size"}, exclude_none=True)
     config["dropout"] = recipe.model["dropout"]
     vocab_size = loaded.model.config.vocab_size

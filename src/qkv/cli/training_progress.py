@@ -52,7 +52,8 @@ class TrainingProgressDisplay:
             self._first = (entry["step"], entry["tokens"], entry["seconds"])
         self._last = entry
         if self._console.is_terminal:
-            line = f"step {entry['step']:,}/{self._total_steps:,}  loss {entry['loss']:.4f}  {self._format_speed()}"
+            line = f"step {entry['step']:,}/{self._total_steps:,}  loss {entry['loss']:.4f}"
+            line += f"  {self._format_throughput_and_eta()}"
             self._live.update(Text(line))
 
     def replan(self, steps: int) -> None:
@@ -71,10 +72,13 @@ class TrainingProgressDisplay:
             if isinstance(value, float) and name != "validation_loss"
         ]
         loss = f"step {entry['step']:,}: validation loss {entry['validation_loss']:.4f}{best}"
-        lines = [f"{', '.join([loss, *other_metrics])}  {self._format_speed()}".rstrip(), *entry.get("samples", [])]
+        lines = [
+            f"{', '.join([loss, *other_metrics])}  {self._format_throughput_and_eta()}".rstrip(),
+            *entry.get("samples", []),
+        ]
         self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
-    def _format_speed(self) -> str:
+    def _format_throughput_and_eta(self) -> str:
         """Format the throughput, the fraction of the matmul rate and the remaining time."""
         if self._first is None or not self._last or self._last["step"] == self._first[0]:
             return ""
@@ -93,7 +97,7 @@ def _format_clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def report_resumed_step(trainer: Trainer) -> None:
+def report_resumed_or_finished(trainer: Trainer) -> None:
     """Print the step at which a run continues; nothing for a new run."""
     step, steps = trainer.progress.step, trainer.config.steps
     if step >= steps:

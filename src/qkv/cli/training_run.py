@@ -77,12 +77,12 @@ def start_run(
 
 def resume_run(folder: Path, device: "torch.device", *, distributed: "Distributed", options: RunOptions) -> None:
     """Resume a run, including an unfinished preparation."""
-    from qkv.training import load_preparation_state, open_run, resume_preparation
+    from qkv.training import load_preparation_inputs, open_run, resume_preparation
 
     if not folder.is_dir():
         raise RunError(f"{folder}: run folder not found")
     with _lock_run_folder(folder, distributed), _exit_on_signal(folder, distributed):
-        state, seconds = load_preparation_state(folder), None
+        state, seconds = load_preparation_inputs(folder), None
         if not distributed.broadcast_from_rank0(lambda: state is not None):
             prepared = open_run(folder)
         else:
@@ -136,7 +136,7 @@ def _exit_on_signal(folder: Path, distributed: "Distributed") -> Iterator[None]:
         sys.exit(128 + stop.signal)
 
 
-def estimate_recipe_run(
+def estimate_and_print_run(
     recipe: "Recipe", vocab_size: int, device: "torch.device", *, distributed: "Distributed"
 ) -> "RunEstimate":
     """Estimate the time and memory of a run and print a summary."""
@@ -175,7 +175,7 @@ def print_dry_run(
     recipe: "Recipe", device: "torch.device", *, distributed: "Distributed", has_time_budget: bool
 ) -> None:
     """Print the estimate of a run; with a time budget, note that the number of steps is not final."""
-    estimate_recipe_run(recipe, recipe.tokenizer.vocab_size, device, distributed=distributed)
+    estimate_and_print_run(recipe, recipe.tokenizer.vocab_size, device, distributed=distributed)
     if has_time_budget and distributed.is_main_process:
         print_status(
             f"the estimate is for the recipe's {recipe.training.steps:,} steps; a run measures how many steps fit into "
@@ -214,7 +214,7 @@ def _train_prepared_run(
 ) -> None:
     """Train on all processes; only the main process reports. `seconds` is the time budget, if there is one."""
     recipe = prepared.recipe
-    estimate = estimate_recipe_run(recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed)
+    estimate = estimate_and_print_run(recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed)
     if options.is_profiled:
         _profile_training_steps(prepared, device, distributed, estimate, trace=options.trace)
     if not distributed.is_main_process:
@@ -225,7 +225,7 @@ def _train_prepared_run(
         from qkv.cli.training_progress import (
             TrainingProgressDisplay,
             print_training_summary,
-            report_resumed_step,
+            report_resumed_or_finished,
             write_loss_curves,
         )
         from qkv.training import write_recipe
@@ -237,7 +237,7 @@ def _train_prepared_run(
         progress = TrainingProgressDisplay(estimate)
         trainer = _create_trainer(prepared, device, distributed, progress.report)
         trainer.resume(print_status)
-        report_resumed_step(trainer)
+        report_resumed_or_finished(trainer)
         with progress:
             stop = trainer.train(_create_time_budget(seconds, save_new_plan))
         write_loss_curves(trainer, tensorboard=options.tensorboard)
@@ -251,7 +251,7 @@ def _create_trainer(
 ) -> "Trainer":
     from qkv.training import build_trainer
 
-    initial_model = _load_init_from_model(prepared)
+    initial_model = _load_init_model_unless_resumed(prepared)
     return build_trainer(prepared, device=device, report=report, start=initial_model, distributed=distributed)
 
 
@@ -284,7 +284,7 @@ def _profile_training_steps(
         print_profile(profile, f"one step of {training.batch_size:,} × {training.seq_len:,} tokens")
 
 
-def _load_init_from_model(prepared: "PreparedRun") -> "Model | None":
+def _load_init_model_unless_resumed(prepared: "PreparedRun") -> "Model | None":
     """Load the model of `init_from` for the first step of a run; None for runs that have a checkpoint."""
     init_from = prepared.recipe.init_from
     if init_from is None or prepared.run.checkpoint_steps():

@@ -153,7 +153,7 @@ def translate(
         glossary=terms,
         attention=output.needs_attention,
     )
-    _report_blank_arguments(texts or [])
+    _print_blank_argument_warnings(texts or [])
     _translate_in_batches(task, iter_input_texts(texts), translate_batch, output)
 
 
@@ -165,7 +165,7 @@ def _load_translator(model: str, device_options: DeviceOptions, prefix: str | No
         Translator, model, int8=device_options.int8, device=device_options.device, dtype=device_options.dtype
     )
     if prefix is not None:
-        task = task.with_prefix(prefix)
+        task = task.with_task_prefix(prefix)
     for remark in task.remarks:
         print_status(f"{model}: {remark}")
     return task
@@ -197,7 +197,7 @@ def _translate_in_batches(
                     f"{text[:60]!r}"
                 )
             text_translations = [next(translations) for _ in parts]
-            _report_problems(next(line_numbers), text_translations)
+            _report_truncated_and_empty(next(line_numbers), text_translations)
             _print_translation(text, text_translations, output)
 
 
@@ -212,7 +212,7 @@ def read_glossary(path: Path) -> dict[str, str]:
     return dict(pairs)
 
 
-def _report_blank_arguments(arguments: list[str]) -> None:
+def _print_blank_argument_warnings(arguments: list[str]) -> None:
     """Report blank texts among the arguments; blank lines of standard input are normal."""
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import is_blank
@@ -222,7 +222,7 @@ def _report_blank_arguments(arguments: list[str]) -> None:
             print_status(f"line {number}: is empty")
 
 
-def _report_problems(line_number: int, translations: "list[Translation]") -> None:
+def _report_truncated_and_empty(line_number: int, translations: "list[Translation]") -> None:
     """Report truncated and empty translations, which are not apparent from the output."""
     from qkv.cli.progress import print_status
     from qkv.generation import FinishReason

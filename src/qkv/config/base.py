@@ -62,10 +62,10 @@ def _format_validation_error(cls: type[Config], error: ValidationError) -> str:
             problem = f"{field} is missing"
         case _:
             problem = f"{field}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-    return _table_prefix(cls) + problem
+    return _table_error_prefix(cls) + problem
 
 
-def _table_prefix(cls: type[Config]) -> str:
+def _table_error_prefix(cls: type[Config]) -> str:
     """Return the name of the recipe table that the class configures, e.g. "training: " for `TrainingConfig`."""
     name = cls.__name__
     table = name.removesuffix("Config").removesuffix("Settings")

@@ -145,7 +145,7 @@ class TransformerConfig(Config):
             raise ConfigError(f"n_kv_heads={self.n_kv_heads} must not exceed n_heads={self.n_heads}")
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
-        self._check_head_layout()
+        self._check_d_value()
         if self.positions is PositionKind.ROTARY and self.d_head % 2:
             raise ConfigError(f"rotary positions require an even d_head, got d_head={self.d_head}")
         if self.rope_scaling is not None and self.positions is not PositionKind.ROTARY:
@@ -161,7 +161,7 @@ class TransformerConfig(Config):
             )
         return self
 
-    def _check_head_layout(self) -> None:
+    def _check_d_value(self) -> None:
         if self.head_combination is HeadCombination.SPLIT:
             if not self.output_projection and self.n_heads * self.d_value != self.d_model:
                 raise ConfigError(

@@ -76,7 +76,7 @@ class BlockStack:
             self._norm(sublayer),
             *self._qkv_projections(sublayer),
             *self._attention_core(sublayer),
-            *self._output_projection(sublayer),
+            *self._pooling_and_output_projection(sublayer),
             self._residual_add(sublayer),
         ]
 
@@ -105,7 +105,7 @@ class BlockStack:
                 d_out=n_heads * width,
                 bias=config.attention_bias,
                 copies=self.n_layers,
-                saved=SavedTensors(elements=n * n_saved * width, cast_elements=n * config.d_model),
+                saved=SavedTensors(elements=n * n_saved * width, autocast_elements=n * config.d_model),
             )
             for name, n, n_heads, n_saved, width in projections
         ]
@@ -200,7 +200,7 @@ class BlockStack:
         pooled = self.n_rows * self.config.d_model if self.config.output_projection else 0
         return SavedTensors(elements=kernel_output + pooled)
 
-    def _output_projection(self, sublayer: str) -> list[Operation]:
+    def _pooling_and_output_projection(self, sublayer: str) -> list[Operation]:
         config, part = self.config, f"{self.prefix}blocks.{sublayer}"
         is_split = config.head_combination is HeadCombination.SPLIT
         d_in = config.n_heads * config.d_value if is_split else config.d_value
@@ -231,7 +231,7 @@ class BlockStack:
         shared = {"rows": rows, "bias": config.feed_forward_bias, "copies": self.n_layers}
         up = {**shared, "d_in": config.d_model, "d_out": config.d_ff}
         # The gradient of ReLU needs only its output. The other activations need their input.
-        saved_input = SavedTensors(cast_elements=rows * config.d_model)
+        saved_input = SavedTensors(autocast_elements=rows * config.d_model)
         is_relu = config.activation is Activation.RELU
         saved_activation_input = saved_input if is_relu else saved_input + SavedTensors(elements=hidden)
         activation = Operation(
@@ -289,5 +289,5 @@ def norm_operation(config: TransformerConfig, part: str, *, rows: int, on_gpu: b
         reads=n,
         writes=n,
         autocast_fp32=True,
-        saved=SavedTensors(uncast_elements=n, fp32_elements=statistics + normalized),
+        saved=SavedTensors(elements_without_autocast=n, fp32_elements=statistics + normalized),
     )

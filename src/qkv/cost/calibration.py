@@ -189,7 +189,7 @@ def merge_fastest(first: Mapping[str, TimingTable], second: Mapping[str, TimingT
     return {**first, **merged}
 
 
-def calibration_path(device: str, dtype: Precision) -> Path:
+def default_calibration_path(device: str, dtype: Precision) -> Path:
     """Return the default file of a calibration, in the cache folder of the user."""
     cache = os.environ.get("XDG_CACHE_HOME")
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
@@ -229,7 +229,7 @@ def load_calibration(path: Path) -> Calibration:
 
 def list_calibrations() -> list[Path]:
     """List the calibration files in the cache folder, newest first."""
-    folder = calibration_path("any", Precision.FLOAT32).parent
+    folder = default_calibration_path("any", Precision.FLOAT32).parent
     return sorted(folder.glob("calibration-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 

@@ -14,7 +14,7 @@ from qkv.cost.memory_traffic import MemoryTraffic, estimate_traffic
 from qkv.cost.operation import Operation
 from qkv.cost.operations import list_operations
 from qkv.cost.optimizer_update import (
-    CommunicationVolume,
+    CommunicationBytes,
     ParametersByOptimizer,
     communication_volume,
     split_parameters_by_optimizer,
@@ -47,7 +47,7 @@ class Estimate:
     memory: MemoryEstimate
     traffic: MemoryTraffic
     update: ParametersByOptimizer
-    communication: CommunicationVolume
+    communication: CommunicationBytes
 
     @property
     def launches(self) -> list[KernelLaunch]:

@@ -64,7 +64,7 @@ class LayerCost:
     parameters: int
 
 
-def compare_layer_costs(n: int, d: int, *, batch_size: int = 1) -> list[LayerCost]:
+def compare_attention_with_rnn_costs(n: int, d: int, *, batch_size: int = 1) -> list[LayerCost]:
     """Compare self-attention with RNN layers, as lecture E does: n²d in O(1) steps versus nd² in O(n) steps."""
     b = batch_size
     costs = [

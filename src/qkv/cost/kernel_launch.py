@@ -85,7 +85,7 @@ def list_kernel_launches(operations: Iterable[Operation], workload: Workload) ->
     backward: list[KernelLaunch] = []
     recomputed: list[KernelLaunch] = []
     for is_core, group in groupby(operations, key=lambda op: is_fused and op.is_attention_core):
-        forward_launches = _fused_forward_launches if is_core else _forward_launches
+        forward_launches = _fused_attention_forward_launches if is_core else _single_operation_forward_launches
         backward_launches = _fused_backward_launches if is_core else _backward_launches
         for ops in _split_attention_cores(list(group)) if is_core else ([op] for op in group):
             forward += forward_launches(ops, workload.dtype)
@@ -101,7 +101,9 @@ def _split_attention_cores(operations: list[Operation]) -> list[list[Operation]]
     return [operations[i : i + 3] for i in range(0, len(operations), 3)]
 
 
-def _forward_launches(operations: list[Operation], dtype: Precision, phase: Phase | None = None) -> list[KernelLaunch]:
+def _single_operation_forward_launches(
+    operations: list[Operation], dtype: Precision, phase: Phase | None = None
+) -> list[KernelLaunch]:
     """List the kernels of a single operation, preceded by the cast of its weight under autocast."""
     (op,) = operations
     bytes_read, bytes_written = op.forward_bytes(dtype, fused=False)
@@ -134,7 +136,7 @@ def _forward_launches(operations: list[Operation], dtype: Precision, phase: Phas
     return [cast, launch]
 
 
-def _fused_forward_launches(
+def _fused_attention_forward_launches(
     operations: list[Operation], dtype: Precision, phase: Phase | None = None
 ) -> list[KernelLaunch]:
     """Combine scores, softmax and mix into one launch of the fused attention kernel."""
@@ -181,7 +183,7 @@ def _fused_backward_launches(operations: list[Operation], dtype: Precision) -> l
 
     It reads Q, K, V, the output and its gradient, and writes three gradients.
     """
-    (forward,) = _fused_forward_launches(operations, dtype)
+    (forward,) = _fused_attention_forward_launches(operations, dtype)
     scores, mix = forward.matmuls
     n_bytes = [op.backward_bytes(dtype, fused=True) for op in operations]
     launch = KernelLaunch(

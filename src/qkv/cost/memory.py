@@ -8,7 +8,7 @@ from qkv.cost.optimizer_update import shard_size, split_parameters_by_optimizer
 from qkv.cost.parameters import count_parameters
 from qkv.cost.peak_activations import peak_activation_bytes
 from qkv.cost.rnn import KEY_PROJECTING_SCORES, STATES_PER_CELL
-from qkv.cost.training_memory import live_bytes, peak_bytes_by_stage, weight_cast_bytes
+from qkv.cost.training_memory import candidate_peak_bytes, live_bytes, weight_cast_bytes
 from qkv.cost.workload import Mode, Precision, Sharding, Workload
 
 CUBLAS_WORKSPACE_BYTES = 2 * 32 * 2**20
@@ -72,7 +72,7 @@ def estimate_memory(operations: list[Operation], config: ModelConfig, workload: 
         weight_casts=weight_casts,
         activations=activations,
         cache=cache,
-        peak=weights + weight_casts + activations + cache + _input_bytes(config, workload),
+        peak=weights + weight_casts + activations + cache + _input_and_target_bytes(config, workload),
     )
 
 
@@ -118,12 +118,12 @@ def _estimate_training_memory(
         "ema": shard_size(n_parameters, n_shards) * itemsize if workload.ema else 0,
         "optimizer": update.state_elements * itemsize,
         "cublas_workspace": CUBLAS_WORKSPACE_BYTES if workload.on_gpu else 0,
-        "gathered_weights": _gathered_elements(operations) * itemsize if n_shards > 1 else 0,
+        "gathered_weights": _unsharded_fsdp_parameters(operations) * itemsize if n_shards > 1 else 0,
     }
     live = live_bytes(operations, workload)
     gradients = shard_size(n_parameters, n_shards) * itemsize
-    stages = peak_bytes_by_stage(operations, config, workload, gradients=gradients)
-    stages["update"] = gradients + update.temporary_bytes(workload.dtype, on_gpu=workload.on_gpu)
+    stages = candidate_peak_bytes(operations, config, workload, gradients=gradients)
+    stages["update"] = gradients + update.muon_temporary_bytes(workload.dtype, on_gpu=workload.on_gpu)
     highest = max(stages.values())
     return MemoryEstimate(
         **persistent,
@@ -131,11 +131,11 @@ def _estimate_training_memory(
         gradients=gradients,
         activations=live.activations,
         temporaries=max(0, highest - live.activations - live.weight_casts),
-        peak=sum(persistent.values()) + _input_bytes(config, workload) + highest,
+        peak=sum(persistent.values()) + _input_and_target_bytes(config, workload) + highest,
     )
 
 
-def _input_bytes(config: ModelConfig, workload: Workload) -> int:
+def _input_and_target_bytes(config: ModelConfig, workload: Workload) -> int:
     """Bytes of the inputs: int64 ids with as many targets (training) or one row of positions, and float32 patches."""
     match config:
         case _ if workload.mode is Mode.DECODE:
@@ -150,7 +150,7 @@ def _input_bytes(config: ModelConfig, workload: Workload) -> int:
     return workload.batch_size * source + 8 * (workload.n_tokens + targets_or_positions)
 
 
-def _gathered_elements(operations: list[Operation]) -> int:
+def _unsharded_fsdp_parameters(operations: list[Operation]) -> int:
     """Weight elements that FSDP holds unsharded: those outside the blocks and two blocks (current and prefetched)."""
     outside = sum(op.n_parameters for op in operations if not op.is_block)
     per_block: dict[str, int] = {}

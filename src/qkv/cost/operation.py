@@ -51,9 +51,9 @@ class SavedTensors:
     """Elements in the precision of matmuls."""
     fp32_elements: int = 0
     """Elements that autocast keeps in float32: residual stream and norm statistics."""
-    uncast_elements: int = 0
+    elements_without_autocast: int = 0
     """Elements that are kept without autocast only. Autocast keeps the 16-bit copies made for matmuls instead."""
-    cast_elements: int = 0
+    autocast_elements: int = 0
     """Elements of those 16-bit copies, one copy per matmul that reads a float32 tensor."""
     raw_bytes: int = 0
     """Bytes that do not depend on the precision: masks, indices and log-probabilities."""
@@ -70,8 +70,8 @@ class SavedTensors:
         """Bytes in the given precision."""
         n = self.elements * dtype.matmul_itemsize + self.fp32_elements * dtype.param_itemsize + self.raw_bytes
         if dtype is Precision.MIXED:
-            return n + self.cast_elements * dtype.matmul_itemsize
-        return n + self.uncast_elements * dtype.param_itemsize
+            return n + self.autocast_elements * dtype.matmul_itemsize
+        return n + self.elements_without_autocast * dtype.param_itemsize
 
 
 NO_SAVED_TENSORS = SavedTensors()
@@ -253,7 +253,7 @@ def logits_operation(part: str, *, rows: int, d_model: int, vocab_size: int, is_
         weights=vocab_size * d_model + n_bias,
         reads=rows * d_model,
         writes=rows * vocab_size,
-        saved=SavedTensors(cast_elements=rows * d_model),
+        saved=SavedTensors(autocast_elements=rows * d_model),
     )
 
 

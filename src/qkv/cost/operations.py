@@ -154,7 +154,7 @@ def _bert_head_operations(config: BERTConfig, workload: Workload) -> list[Operat
                 d_in=d,
                 d_out=d,
                 bias=True,
-                saved=SavedTensors(elements=n, cast_elements=n),
+                saved=SavedTensors(elements=n, autocast_elements=n),
             ),
             Operation(
                 part=part,
@@ -186,7 +186,7 @@ def _seq2seq_operations(config: Seq2SeqConfig, workload: Workload) -> list[Opera
 
 def _patch_embedding_operation(part: str, rows: int, d_patch: int, d_model: int) -> Operation:
     """Linear embedding of image patches, which replaces the lookup. The gradient of the patches is not needed."""
-    saved = SavedTensors(cast_elements=rows * d_patch)
+    saved = SavedTensors(autocast_elements=rows * d_patch)
     op = linear_operation(part, "project", rows=rows, d_in=d_patch, d_out=d_model, bias=False, saved=saved)
     return replace(op, skipped_gradient_macs=rows * d_patch * d_model)
 
@@ -223,7 +223,7 @@ def _embedding_operations(
                 Operation(part=position, name="add", elementwise=n, reads=n, writes=n, autocast_fp32=True)
             )
         case PositionKind.CONCATENATED:
-            saved = SavedTensors(uncast_elements=2 * rows * d, cast_elements=2 * rows * d)
+            saved = SavedTensors(elements_without_autocast=2 * rows * d, autocast_elements=2 * rows * d)
             operations.append(
                 linear_operation(position, "project", rows=rows, d_in=2 * d, d_out=d, bias=False, saved=saved)
             )

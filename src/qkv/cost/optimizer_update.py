@@ -48,7 +48,7 @@ class ParametersByOptimizer:
         """Elements of the optimizer state."""
         return 2 * self.by_adamw + self.by_muon
 
-    def temporary_bytes(self, dtype: Precision, *, on_gpu: bool) -> int:
+    def muon_temporary_bytes(self, dtype: Precision, *, on_gpu: bool) -> int:
         """Peak bytes of Muon's temporary tensors. Matrices of the same shape are updated as one stack.
 
         The tensors are the look-ahead gradients and their stack in full precision, and two copies each of X and XXᵀ,
@@ -142,7 +142,7 @@ def _multi_tensor_launch(name: str, n: int, *, ops: int, bytes_read: int, bytes_
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommunicationVolume:
+class CommunicationBytes:
     """Bytes that each device sends per optimizer update, with ring algorithms."""
 
     all_reduce: int = 0
@@ -160,7 +160,7 @@ class CommunicationVolume:
         return {**asdict(self), "total": self.total}
 
 
-def communication_volume(n_parameters: int, workload: Workload) -> CommunicationVolume:
+def communication_volume(n_parameters: int, workload: Workload) -> CommunicationBytes:
     """Compute the bytes sent per device, in the precision of the weights.
 
     FSDP communicates once per micro-batch, DDP once per update.
@@ -169,9 +169,9 @@ def communication_volume(n_parameters: int, workload: Workload) -> Communication
     ring_bytes = (n - 1) * shard_size(n_parameters, n) * workload.dtype.param_itemsize
     if workload.sharding is Sharding.DDP:
         # A ring all-reduce is a reduce-scatter followed by an all-gather.
-        return CommunicationVolume(all_reduce=2 * ring_bytes)
+        return CommunicationBytes(all_reduce=2 * ring_bytes)
     steps = workload.accumulation_steps
-    return CommunicationVolume(all_gather=2 * ring_bytes * steps, reduce_scatter=ring_bytes * steps)
+    return CommunicationBytes(all_gather=2 * ring_bytes * steps, reduce_scatter=ring_bytes * steps)
 
 
 def shard_size(n_elements: int, n_devices: int) -> int:

@@ -41,14 +41,16 @@ def peak_activation_bytes(config: ModelConfig, workload: Workload, *, source_cac
         source = SavedTensors(fp32_elements=workload.batch_size * workload.n_source * config.d_model)
     fills_cache = workload.mode in (Mode.PREFILL, Mode.DECODE)
     peaks = [_logits_peak(op, config, workload, states=states) + source for op in operations if op.name == LOGITS]
-    peaks += [live + source for live in _block_peaks(last_stack, fills_cache=fills_cache)]
+    peaks += [live + source for live in _block_peak_candidates(last_stack, fills_cache=fills_cache)]
     peaks += [
         SavedTensors(fp32_elements=op.reads + op.writes) for op in operations if not op.is_block and op.name != LOGITS
     ]
     before_cache = [
-        live for stack in encoder_stacks for live in (*_block_peaks(stack, fills_cache=False), _stack_setup_peak(stack))
+        live
+        for stack in encoder_stacks
+        for live in (*_block_peak_candidates(stack, fills_cache=False), _mask_and_bias_setup_peak(stack))
     ]
-    before_cache.append(_stack_setup_peak(last_stack) + source)
+    before_cache.append(_mask_and_bias_setup_peak(last_stack) + source)
     return max(
         [
             *(live.n_bytes(dtype) for live in peaks),
@@ -63,11 +65,11 @@ def _logits_peak(op: Operation, config: ModelConfig, workload: Workload, *, stat
     return states + SavedTensors(elements=op.writes + (op.reads if is_copy else 0))
 
 
-def _block_peaks(stack: BlockStack, *, fills_cache: bool) -> list[SavedTensors]:
+def _block_peak_candidates(stack: BlockStack, *, fills_cache: bool) -> list[SavedTensors]:
     """Live tensors at the candidate peaks within a block. Cached keys and values are counted separately."""
     x = stack.n_rows * stack.config.d_model
     is_pre_norm = stack.config.norm_position is NormPosition.PRE
-    inputs = SavedTensors(fp32_elements=min(2, stack.n_layers) * x) + _shared_position_tensors(stack)
+    inputs = SavedTensors(fp32_elements=min(2, stack.n_layers) * x) + _shared_position_and_mask_tensors(stack)
     residual_add = SavedTensors(fp32_elements=x, elements=x)
     if not is_pre_norm:
         residual_add = residual_add + _tensors_of_one_post_norm(stack, x)
@@ -104,7 +106,7 @@ def _rnn_attention_peaks(config: RNNConfig, workload: Workload) -> list[SavedTen
     return peaks
 
 
-def _stack_setup_peak(stack: BlockStack) -> SavedTensors:
+def _mask_and_bias_setup_peak(stack: BlockStack) -> SavedTensors:
     """Live tensors while the masks and biases shared by all blocks are built, with the input of the first block."""
     pairs, config = stack.n_queries * stack.n_keys, stack.config
     has_window = config.sliding_window is not None
@@ -122,7 +124,7 @@ def _tensors_of_one_post_norm(stack: BlockStack, x: int) -> SavedTensors:
     return SavedTensors(fp32_elements=x * copies + stack.n_rows * (2 if is_layer_norm else 1))
 
 
-def _shared_position_tensors(stack: BlockStack) -> SavedTensors:
+def _shared_position_and_mask_tensors(stack: BlockStack) -> SavedTensors:
     """Tensors shared by all blocks: float32 rotary angles, a score bias, and a window mask."""
     config, pairs = stack.config, stack.n_queries * stack.n_keys
     mask_bytes = pairs if config.sliding_window is not None else 0

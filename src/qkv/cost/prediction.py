@@ -32,7 +32,7 @@ FORWARD_FRACTION = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationTime:
+class PredictedOperationTime:
     """Predicted seconds of one operation over all its runs, including the backward pass in training."""
 
     part: str
@@ -49,7 +49,7 @@ class TimePrediction:
     launch_seconds: float
     compute_seconds: float
     recurrence_seconds: float
-    operation_times: tuple[OperationTime, ...]
+    operation_times: tuple[PredictedOperationTime, ...]
 
     @property
     def bound_by(self) -> str:
@@ -70,15 +70,15 @@ def predict_time(config: ModelConfig, workload: Workload, calibration: Calibrati
     calibration.check_precision(workload.mode, workload.dtype)
     if workload.mode is Mode.GENERATE:
         return _predict_generation(config, workload, calibration)
-    times = tuple(_OperationTimer(config, workload, calibration).operation_times())
+    times = tuple(_OperationTimePredictor(config, workload, calibration).operation_times())
     recurrence = sum((time.seconds for time in times if time.name == "recurrence"), 0.0)
     compute = sum(time.seconds for time in times) - recurrence
     launch = _launch_seconds(config, workload, calibration)
     if calibration.is_asynchronous:
         # The host reads the loss and the gradient norm before the update, so the device is idle when the launches of
         # the update begin.
-        *passes, update = _phase_times(config, workload, calibration, times)
-        seconds = _overlapped_seconds(passes) + max(update) + recurrence
+        *passes, update = _launch_compute_seconds_by_phase(config, workload, calibration, times)
+        seconds = _overlapped_launch_and_compute_seconds(passes) + max(update) + recurrence
     else:
         seconds = launch + compute + recurrence
     return TimePrediction(
@@ -119,12 +119,14 @@ def launch_family(config: ModelConfig) -> str:
             return "rotary" if config.positions is PositionKind.ROTARY else "gpt"
 
 
-def _launch_seconds(config: ModelConfig, workload: Workload, calibration: Calibration, *, suffix: str = "") -> float:
+def _launch_seconds(
+    config: ModelConfig, workload: Workload, calibration: Calibration, *, pass_suffix: str = ""
+) -> float:
     """Seconds of all launches, or of a part of a training step.
 
-    The `suffix` is `_forward` for the forward pass or `_gradients` for everything except the update.
+    The `pass_suffix` is `_forward` for the forward pass or `_gradients` for everything except the update.
     """
-    mode = f"{workload.mode.value}{suffix}"
+    mode = f"{workload.mode.value}{pass_suffix}"
     overhead = calibration.get_launch_overhead(f"{launch_family(config)}.{mode}")
     match config:
         case RNNConfig() | Seq2SeqConfig():
@@ -149,8 +151,8 @@ def _n_attention_layers(config: ModelConfig, workload: Workload) -> int:
             return config.n_layers
 
 
-def _phase_times(
-    config: ModelConfig, workload: Workload, calibration: Calibration, times: tuple[OperationTime, ...]
+def _launch_compute_seconds_by_phase(
+    config: ModelConfig, workload: Workload, calibration: Calibration, times: tuple[PredictedOperationTime, ...]
 ) -> list[tuple[float, float]]:
     """Return (launch, compute) seconds of each phase: encoder, decoder, head with loss, backward pass, update."""
     total_launch = gradients_launch = forward_launch = _launch_seconds(config, workload, calibration)
@@ -162,8 +164,8 @@ def _phase_times(
     rest = sum(time.seconds for time in timed) - update - head - encoder
     forward_fraction = 1.0
     if workload.mode is Mode.TRAIN:
-        gradients_launch = min(total_launch, _launch_seconds(config, workload, calibration, suffix="_gradients"))
-        forward_launch = min(gradients_launch, _launch_seconds(config, workload, calibration, suffix="_forward"))
+        gradients_launch = min(total_launch, _launch_seconds(config, workload, calibration, pass_suffix="_gradients"))
+        forward_launch = min(gradients_launch, _launch_seconds(config, workload, calibration, pass_suffix="_forward"))
         launch, forward_fraction = f"{launch}_forward", FORWARD_FRACTION
     encoder_launch = 0.0
     if isinstance(config, Seq2SeqConfig | RNNConfig) and workload.mode is not Mode.DECODE:
@@ -178,7 +180,7 @@ def _phase_times(
     ]
 
 
-def _overlapped_seconds(phases: list[tuple[float, float]]) -> float:
+def _overlapped_launch_and_compute_seconds(phases: list[tuple[float, float]]) -> float:
     """Return when the last kernel ends if the device computes while the CPU launches the (launch, compute) phases."""
     cpu = device = 0.0
     for launch, compute in phases:
@@ -187,7 +189,7 @@ def _overlapped_seconds(phases: list[tuple[float, float]]) -> float:
     return device
 
 
-class _OperationTimer:
+class _OperationTimePredictor:
     """Looks up the time of operations in the tables of a calibration."""
 
     def __init__(self, config: ModelConfig, workload: Workload, calibration: Calibration) -> None:
@@ -212,17 +214,19 @@ class _OperationTimer:
         calibrated = stream.interpolate(CALIBRATED_WEIGHT_BYTES[calibration.kind])
         self.extra_seconds_per_byte = max(0.0, self.seconds_per_byte - calibrated)
 
-    def operation_times(self) -> Iterator[OperationTime]:
+    def operation_times(self) -> Iterator[PredictedOperationTime]:
         """Yield the time of every operation that takes time, and of the optimizer update."""
         for op in list_operations(self.config, self.workload):
             seconds, name = self._time_operation(op)
             if self.workload.activation_checkpointing and op.is_block:
                 seconds *= 1 + FORWARD_FRACTION
             if seconds:
-                yield OperationTime(part=op.part, name=name, runs=op.runs, seconds=seconds)
+                yield PredictedOperationTime(part=op.part, name=name, runs=op.runs, seconds=seconds)
         if self.workload.mode is Mode.TRAIN:
             n = count_parameters(self.config).total
-            yield OperationTime(part="optimizer", name="update", runs=1, seconds=self._time_kernel("update", n))
+            yield PredictedOperationTime(
+                part="optimizer", name="update", runs=1, seconds=self._predict_kernel_seconds("update", n)
+            )
 
     def _time_operation(self, op: Operation) -> tuple[float, str]:
         """Return the seconds over all runs, and the name under which they are reported."""
@@ -233,12 +237,12 @@ class _OperationTimer:
             is_reported = op.name == "recurrent"
             return (op.copies * self._time_recurrence(op), "recurrence") if is_reported else (0.0, op.name)
         if op.part == LOSS:
-            return self._time_kernel("loss", op.reads), op.name
+            return self._predict_kernel_seconds("loss", op.reads), op.name
         if op.matmul is not None:
             return op.runs * self._time_matmul(op), op.name
-        return op.runs * self._time_elementwise(op), op.name
+        return op.runs * self._time_non_matmul(op), op.name
 
-    def _time_kernel(self, name: str, *sizes: int | float) -> float:
+    def _predict_kernel_seconds(self, name: str, *sizes: int | float) -> float:
         """Seconds of a kernel. On a CPU, the fixed cost of a call is part of the launch overhead and is subtracted."""
         table = self.calibration.get_table(f"{name}.{self.pass_name}")
         seconds = table.interpolate(*sizes)
@@ -247,15 +251,15 @@ class _OperationTimer:
     def _time_matmul(self, op: Operation) -> float:
         assert op.matmul is not None
         matmul = op.matmul
-        seconds = self._time_kernel("matmul", matmul.batch * matmul.rows, matmul.inner, matmul.columns)
+        seconds = self._predict_kernel_seconds("matmul", matmul.batch * matmul.rows, matmul.inner, matmul.columns)
         if matmul.columns % ALIGNMENT and matmul.columns > ALIGNMENT:
             rows, alignment = matmul.batch * matmul.rows, math.gcd(matmul.columns, ALIGNMENT)
             seconds *= self.calibration.get_table(f"misaligned.{self.pass_name}").interpolate(rows, alignment)
         if self.pass_name == "train":
             if op.elementwise:
-                seconds += self._time_kernel("bias", matmul.rows * matmul.columns)
+                seconds += self._predict_kernel_seconds("bias", matmul.rows * matmul.columns)
             if self.workload.dtype is Precision.MIXED and op.name not in HALF_INPUT_OPERATIONS:
-                seconds += self._time_kernel("cast", matmul.rows * matmul.inner)
+                seconds += self._predict_kernel_seconds("cast", matmul.rows * matmul.inner)
         else:
             n_bytes = op.weights * self.workload.dtype.matmul_itemsize
             seconds = max(seconds + n_bytes * self.extra_seconds_per_byte, n_bytes * self.seconds_per_byte)
@@ -270,14 +274,14 @@ class _OperationTimer:
             # On a GPU, the fused kernel reads keys and values once for all heads that share them.
             reads_once = self.calibration.is_asynchronous and kernel is AttentionKernel.FUSED
             n_heads = self.workload.batch_size * config.n_kv_heads if reads_once else matmul.batch
-            seconds = self._time_kernel(f"decode-{kernel.value}", n_heads, matmul.columns, width)
+            seconds = self._predict_kernel_seconds(f"decode-{kernel.value}", n_heads, matmul.columns, width)
             # `op.cache` holds the keys. The values, which belong to the mix, are about as many.
             return seconds + 2 * op.cache * self.workload.dtype.matmul_itemsize * self.extra_seconds_per_byte
         is_causal = op.unmasked_fraction < 1 and kernel is AttentionKernel.FUSED
         name = f"{'causal' if is_causal else 'full'}-{kernel.value}"
-        return self._time_attention_kernel(name, matmul.batch, (matmul.rows * matmul.columns) ** 0.5, width)
+        return self._extrapolate_attention_seconds(name, matmul.batch, (matmul.rows * matmul.columns) ** 0.5, width)
 
-    def _time_attention_kernel(self, name: str, n_heads: int, n: float, width: float) -> float:
+    def _extrapolate_attention_seconds(self, name: str, n_heads: int, n: float, width: float) -> float:
         """Seconds of attention over `n` tokens, extrapolated beyond the longest calibrated length.
 
         A sequence r times as long as the longest one occupies the device like r of the longest sequences.
@@ -293,7 +297,7 @@ class _OperationTimer:
         slope = 1 - per_query * longest / table.interpolate(max_heads, longest, width)
         # Two measurements give an uncertain slope, so it is at least half of that of a time proportional to the keys.
         growth = min(1.0, max(0.5, slope / (1 - second_longest / longest)))
-        return (1 + growth * (ratio - 1)) * self._time_kernel(name, ratio * n_heads, n / ratio, width)
+        return (1 + growth * (ratio - 1)) * self._predict_kernel_seconds(name, ratio * n_heads, n / ratio, width)
 
     def _time_recurrence(self, op: Operation) -> float:
         """Seconds of a full layer in one direction. Two directions are timed together, so each gets half."""
@@ -309,23 +313,23 @@ class _OperationTimer:
             seconds *= self.calibration.get_table(f"lstm.{self.pass_name}").interpolate(1)
         return seconds
 
-    def _time_elementwise(self, op: Operation) -> float:
+    def _time_non_matmul(self, op: Operation) -> float:
         match op.name:
             case "norm":
                 assert isinstance(self.config, TransformerConfig)
-                return self._time_kernel(self.config.norm.value, op.writes)
+                return self._predict_kernel_seconds(self.config.norm.value, op.writes)
             case "activation":
                 assert isinstance(self.config, TransformerConfig)
-                gate = self._time_kernel("gate", op.writes) if op.reads > op.writes else 0.0
-                return self._time_kernel(self.config.activation.value, op.writes) + gate
+                gate = self._predict_kernel_seconds("gate", op.writes) if op.reads > op.writes else 0.0
+                return self._predict_kernel_seconds(self.config.activation.value, op.writes) + gate
             case "lookup":
                 # The gradient of an embedding is as large as its table.
                 has_gradient = self.pass_name == "train" and op.parameters
-                gradient = self._time_kernel("fill", op.parameters) if has_gradient else 0.0
-                return self._time_kernel("lookup", op.writes) + gradient
+                gradient = self._predict_kernel_seconds("fill", op.parameters) if has_gradient else 0.0
+                return self._predict_kernel_seconds("lookup", op.writes) + gradient
             case "softmax":
-                return self._time_kernel("softmax", op.writes)
+                return self._predict_kernel_seconds("softmax", op.writes)
             case "rotary":
-                return self._time_kernel("rotary", op.writes)
+                return self._predict_kernel_seconds("rotary", op.writes)
             case _:
-                return self._time_kernel("add", op.writes) if op.writes else 0.0
+                return self._predict_kernel_seconds("add", op.writes) if op.writes else 0.0

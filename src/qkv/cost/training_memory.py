@@ -65,7 +65,7 @@ def weight_cast_bytes(operations: list[Operation], workload: Workload) -> int:
     return sum(op.cast_bytes(workload.dtype)[1] * op.copies for op in operations)
 
 
-def peak_bytes_by_stage(
+def candidate_peak_bytes(
     operations: list[Operation], config: ModelConfig, workload: Workload, *, gradients: int
 ) -> dict[str, int]:
     """Return the bytes at each of the three candidate peaks of a step."""

@@ -107,7 +107,7 @@ class TrainingPlan:
         return None
 
     @property
-    def blocking_cast_bytes(self) -> int:
+    def weight_cast_bytes_preventing_fit(self) -> int:
         """Bytes of the 16-bit weight copies, which FSDP does not shard, if they prevent fitting, otherwise 0."""
         changes = {
             "n_devices": self.device_counts_to_try[-1],

@@ -3,7 +3,7 @@
 The names exported here do not require torch. The batch modules do.
 """
 
-from qkv.data.documents import read_documents, read_texts
+from qkv.data.documents import read_documents, read_text_chunks
 from qkv.data.keyed_random import Permutation
 from qkv.data.prefetch import prefetch
 from qkv.data.text_sources import find_sources
@@ -20,5 +20,5 @@ __all__ = [
     "prefetch",
     "prepare_store",
     "read_documents",
-    "read_texts",
+    "read_text_chunks",
 ]

@@ -19,7 +19,7 @@ from pathlib import Path
 from qkv.data.text_sources import ProgressCallback, TextSource, find_sources, open_source
 from qkv.errors import InputError
 from qkv.text import END_OF_TEXT, MAX_CHUNK_CHARACTERS, split_into_chunks
-from qkv.text.chunks import find_split_point
+from qkv.text.chunks import find_last_split_point
 
 _BLOCK_BYTES = 1 << 20
 _SEPARATOR = re.compile(rf"^[^\S\n]*{re.escape(END_OF_TEXT)}[^\S\n]*$", re.MULTILINE)
@@ -46,7 +46,7 @@ def read_documents(paths: Sequence[str | Path], *, field: str = "text") -> Itera
                     chunks = []
 
 
-def read_texts(
+def read_text_chunks(
     paths: Sequence[str | Path],
     *,
     field: str = "text",
@@ -94,7 +94,7 @@ def _read_jsonl_csv_or_text(source: TextSource, stream: BufferedIOBase, field: s
         case ".csv" | ".tsv":
             texts = _read_table_texts(source.name, stream, field, tabs=source.file_type == ".tsv")
         case _:
-            return _split_plain_text(_read_text_blocks(source.name, stream))
+            return _split_at_separator_lines(_read_text_blocks(source.name, stream))
     return (chunk for text in texts for chunk in _split_document(text))
 
 
@@ -139,7 +139,7 @@ def _split_document(document: str) -> Iterator[DocumentChunk]:
         yield DocumentChunk(last, is_last=True)
 
 
-def _split_plain_text(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
+def _split_at_separator_lines(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
     """Split text at separator lines, and long documents into chunks before their end is read."""
     buffer, has_started = "", False
     for block in blocks:
@@ -153,7 +153,7 @@ def _split_plain_text(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
             start, has_started = separator.end(), False
         buffer = buffer[start:] if has_started else buffer[start:].lstrip()
         while len(buffer.rstrip()) > MAX_CHUNK_CHARACTERS:
-            end = find_split_point(buffer, start=0, stop=MAX_CHUNK_CHARACTERS)
+            end = find_last_split_point(buffer, start=0, stop=MAX_CHUNK_CHARACTERS)
             yield DocumentChunk(buffer[:end], is_last=False)
             buffer, has_started = buffer[end:], True
     start = 0
@@ -180,7 +180,7 @@ def _read_text_blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     offset, line = 0, 1
     while True:
-        data = _read_block(stream)
+        data = _read_fixed_size_block(stream)
         pending = len(decoder.getstate()[0])
         _check_not_binary(name, data, offset=offset)
         try:
@@ -196,7 +196,7 @@ def _read_text_blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
             return
 
 
-def _read_block(stream: BufferedIOBase) -> bytes:
+def _read_fixed_size_block(stream: BufferedIOBase) -> bytes:
     blocks: list[bytes] = []
     missing = _BLOCK_BYTES
     while missing and (data := stream.read(missing)):

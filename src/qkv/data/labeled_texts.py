@@ -124,11 +124,11 @@ def read_labeled_texts(
         case ".jsonl":
             records = _read_json_records
         case ".tsv" | ".csv":
-            records = _read_table_records
+            records = _read_table_rows
         case file_type:
             raise InputError(f"{source.name}: labeled texts must be in a .tsv, .csv or .jsonl file, got '{file_type}'")
     texts, labels, lines = [], [], []
-    choose = _ColumnResolver(source.name, columns, is_numeric=is_numeric)
+    choose = _TextLabelColumnResolver(source.name, columns, is_numeric=is_numeric)
     with open_source(source) as (_, stream):
         for line, record in _check_blank_lines(source.name, records(source, stream, columns)):
             location = f"{source.name}: line {line}"
@@ -142,7 +142,7 @@ def read_labeled_texts(
 Record = dict[str, Any]
 
 
-class _ColumnResolver:
+class _TextLabelColumnResolver:
     """Determine the text and label columns from the first row."""
 
     def __init__(self, name: str, columns: ColumnNames, *, is_numeric: bool) -> None:
@@ -179,7 +179,7 @@ def _check_blank_lines(name: str, records: Iterator[tuple[int, Record | None]]) 
             yield line, record
 
 
-def _read_table_records(
+def _read_table_rows(
     source: TextSource, stream: BufferedIOBase, columns: ColumnNames
 ) -> Iterator[tuple[int, Record | None]]:
     csv.field_size_limit(2**31 - 1)  # the default limit of 128 KB is too small for documents

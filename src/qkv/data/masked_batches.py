@@ -101,7 +101,7 @@ class MaskedBatches:
         """Return the number of epochs completed before batch t, as a fraction."""
         return t * self.batch_size / self.pair_sampler.n_examples
 
-    def example_indices(self, t: int, *, rank: int = 0, world_size: int = 1) -> Indices:
+    def running_example_numbers(self, t: int, *, rank: int = 0, world_size: int = 1) -> Indices:
         """Return the numbers of the examples of batch t for this rank."""
         if t < 0:
             raise InputError(f"the batch number must not be negative, got {t}")
@@ -110,7 +110,7 @@ class MaskedBatches:
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> MaskedBatch:
         """Return the rows of batch t for this rank. The concatenated rows of all ranks are the full batch."""
-        examples = self.example_indices(t, rank=rank, world_size=world_size)
+        examples = self.running_example_numbers(t, rank=rank, world_size=world_size)
         pairs = self.pair_sampler(examples)
         lengths = pairs.n_a + pairs.n_b + self.config.n_special_tokens
         positions = np.arange(self.seq_len)

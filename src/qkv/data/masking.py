@@ -65,7 +65,7 @@ class TokenMasker:
 
     def __call__(self, ids: Indices, examples: Indices, *, seed: int) -> MaskedRows:
         """Mask tokens in each row. `examples` are the example numbers of the rows, which determine the randomness."""
-        order, n_maskable = self._random_order(ids, examples, seed)
+        order, n_maskable = self._shuffle_maskable_positions_first(ids, examples, seed)
         rounding, offset = keyed_uniform(examples * 2 + np.arange(2)[:, None], seed, _MaskingStream.ROUNDING)[..., None]
         n_masked = np.floor(self.config.masked_fraction * n_maskable + rounding).astype(np.int64)
         n_masked = np.minimum(np.clip(n_masked, 1, self.max_masked_tokens), n_maskable)
@@ -73,15 +73,17 @@ class TokenMasker:
             order = order[:, : self.max_masked_tokens]
             is_masked = np.arange(self.max_masked_tokens) < n_masked
         else:
-            is_masked = _select_whole_words(
+            is_masked = _select_whole_words_by_rank(
                 order, np.take_along_axis(self._word_starts(ids), order, 1), n_masked, n_maskable
             )
         phase = ((np.cumsum(is_masked, 1) - 1) / np.maximum(is_masked.sum(1, keepdims=True), 1) + offset) % 1.0
         limits = (self.config.mask_token_fraction, self.config.mask_token_fraction + self.config.random_token_fraction)
         kinds = np.searchsorted(limits, phase, side="right")
-        return self._replace_tokens(ids, np.where(is_masked, order * len(Replacement) + kinds, _UNUSED), examples, seed)
+        return self._apply_replacements(
+            ids, np.where(is_masked, order * len(Replacement) + kinds, _UNUSED), examples, seed
+        )
 
-    def _random_order(self, ids: Indices, examples: Indices, seed: int) -> tuple[Indices, Indices]:
+    def _shuffle_maskable_positions_first(self, ids: Indices, examples: Indices, seed: int) -> tuple[Indices, Indices]:
         """Return the positions of each row in random order, and the number of maskable tokens.
 
         Maskable tokens come before special tokens, and the tokens of a word are adjacent for whole-word masking.
@@ -104,7 +106,7 @@ class TokenMasker:
         assert self._continues is not None
         return np.maximum.accumulate(np.where(self._continues[ids], 0, np.arange(ids.shape[1])), axis=1)
 
-    def _replace_tokens(self, ids: Indices, packed: Indices, examples: Indices, seed: int) -> MaskedRows:
+    def _apply_replacements(self, ids: Indices, packed: Indices, examples: Indices, seed: int) -> MaskedRows:
         """Replace the masked tokens.
 
         `packed` combines the position and the kind of replacement in one number, so that one sort orders both.
@@ -122,7 +124,9 @@ class TokenMasker:
         return MaskedRows(masked_ids, masked_positions, np.where(is_used, original_ids, IGNORE_INDEX))
 
 
-def _select_whole_words(order: Indices, words: Indices, n_masked: Indices, n_maskable: Indices) -> NDArray[np.bool_]:
+def _select_whole_words_by_rank(
+    order: Indices, words: Indices, n_masked: Indices, n_maskable: Indices
+) -> NDArray[np.bool_]:
     """Select which positions of a random order are masked, without splitting a word.
 
     A word that would exceed the number of masked tokens is skipped in favor of later words of a single token.

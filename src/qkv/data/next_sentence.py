@@ -23,7 +23,7 @@ MIN_SHORT_FRACTION = 1 / 8
 """Minimum length of short examples, as a fraction of the maximum length."""
 
 
-class _PairStream(IntEnum):
+class _RandomStreamKey(IntEnum):
     """Keys of the random streams. `masking` uses the keys from 10."""
 
     ORDER = 0
@@ -93,7 +93,7 @@ class SegmentPairSampler:
         n_a = (spans.b if self.pairs else spans.stop) - spans.a
         b, n_b = spans.b.copy(), spans.stop - spans.a - n_a
         # Exactly one of the examples 2k and 2k + 1 has a random next sentence.
-        coin = keyed_uint64(examples // 2, self.seed, _PairStream.RANDOM_NEXT).astype(np.int64)
+        coin = keyed_uint64(examples // 2, self.seed, _RandomStreamKey.RANDOM_NEXT).astype(np.int64)
         is_random_next = ((examples + coin) % 2 == 1) & self.pairs
         rows = np.flatnonzero(is_random_next)
         for attempt in range(MAX_RESAMPLES + 1):
@@ -101,7 +101,9 @@ class SegmentPairSampler:
                 return SegmentPairs(spans.a, n_a, b, n_b, is_random_next)
             if attempt == MAX_RESAMPLES:
                 break
-            uniform = keyed_uniform(examples[rows] * MAX_RESAMPLES + attempt, self.seed, _PairStream.OTHER_DOCUMENT)
+            uniform = keyed_uniform(
+                examples[rows] * MAX_RESAMPLES + attempt, self.seed, _RandomStreamKey.OTHER_DOCUMENT
+            )
             b[rows], n_b[rows] = self._sample_from_other_document(spans, rows, uniform)
             rows = rows[self._equals_true_continuation(spans, rows, b[rows], n_b[rows])]
         raise InputError(
@@ -116,7 +118,7 @@ class SegmentPairSampler:
         return stops - starts
 
     @cached_property
-    def _next_splittable_document(self) -> Indices | None:
+    def _next_splittable_per_document(self) -> Indices | None:
         """Index of the first document at or after each document that can be split, or None if all can be split."""
         is_splittable = self._document_lengths >= (2 if self.pairs else 1)
         if is_splittable.all():
@@ -129,15 +131,15 @@ class SegmentPairSampler:
 
     def _sample_spans(self, examples: Indices) -> _Spans:
         shortness, length_fraction, split_fraction = keyed_uniform(
-            examples * 3 + np.arange(3)[:, None], self.seed, _PairStream.SHAPE
+            examples * 3 + np.arange(3)[:, None], self.seed, _RandomStreamKey.SHAPE
         )
         min_tokens = max(2, int(MIN_SHORT_FRACTION * self.max_text_tokens))
         shorter = min_tokens + (length_fraction * (self.max_text_tokens + 1 - min_tokens)).astype(np.int64)
         max_tokens = np.where(shortness < self.short_sequence_fraction, shorter, self.max_text_tokens)
-        centers = self._epoch_centers(examples)
+        centers = self._span_center_positions(examples)
         documents = self.source.document_at(centers)
-        if self._next_splittable_document is not None:
-            documents = self._next_splittable_document[documents - self.source.document_range.start]
+        if self._next_splittable_per_document is not None:
+            documents = self._next_splittable_per_document[documents - self.source.document_range.start]
         begin, end = self.source.document_span(documents)
         # Spans are moved to lie within the document, so that its ends are sampled nearly as often as its middle.
         earliest = _span_starts(np.clip(centers, begin, end), max_tokens, begin, end)
@@ -151,14 +153,14 @@ class SegmentPairSampler:
         b = np.where(last > first, self.source.boundaries[chosen], (a + stop) // 2)
         return _Spans(max_tokens, begin, end, a, b, stop)
 
-    def _epoch_centers(self, examples: Indices) -> Indices:
+    def _span_center_positions(self, examples: Indices) -> Indices:
         """Return the span centers: positions `max_text_tokens` apart with a random offset, in random order."""
         centers = np.empty_like(examples)
         epochs, numbers = np.divmod(examples, self.n_examples)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
-            ordered = Permutation(self.n_examples, self.seed, int(epoch), _PairStream.ORDER)(numbers[in_epoch])
-            offset = keyed_integer(self.source.n_text_tokens, self.seed, int(epoch), _PairStream.OFFSET)
+            ordered = Permutation(self.n_examples, self.seed, int(epoch), _RandomStreamKey.ORDER)(numbers[in_epoch])
+            offset = keyed_integer(self.source.n_text_tokens, self.seed, int(epoch), _RandomStreamKey.OFFSET)
             centers[in_epoch] = (offset + ordered * self.max_text_tokens) % self.source.n_text_tokens
         return centers + self.source.start
 

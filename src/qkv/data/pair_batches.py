@@ -127,7 +127,7 @@ class PairBatches:
         buckets: list[Bucket] = []
         pending = np.empty(0, np.int64)
         low = 0
-        for high in _bucket_lengths(self.seq_len):
+        for high in _bucket_max_lengths(self.seq_len):
             in_bucket = np.flatnonzero((self.required_lengths > low) & (self.required_lengths <= high))
             pending = np.concatenate([pending, np.repeat(in_bucket, self.repeats[in_bucket])])
             rows = self._rows_for_length(high)
@@ -153,12 +153,12 @@ class PairBatches:
             raise InputError(f"the batch number must not be negative, got {t}")
         epoch, slot = divmod(t, self.n_batches)
         batch_index = int(Permutation(self.n_batches, self.seed, epoch, 0)(np.array([slot]))[0])
-        number, first = self._locate_batch(batch_index)
+        number, first = self._bucket_and_first_pair(batch_index)
         bucket = self.buckets[number]
         indices = np.arange(first, min(first + bucket.rows, len(bucket.pairs)))
         pairs = bucket.pairs[Permutation(len(bucket.pairs), self.seed, epoch, 2 + number)(indices)]
-        n_joined = self._pairs_per_row(bucket, epoch, batch_index)
-        rows = _group_into_rows(pairs, n_rows=-(-bucket.rows // n_joined), width=n_joined)
+        n_joined = self._sample_n_pairs_per_row(bucket, epoch, batch_index)
+        rows = _reshape_into_padded_rows(pairs, n_rows=-(-bucket.rows // n_joined), width=n_joined)
         low, high = rank_row_range(len(rows), rank=rank, world_size=world_size)
         return assemble_pair_batch(
             self.store, rows[low:high], length=n_joined * bucket.length, full_batch_rows=self.batch_size
@@ -170,12 +170,12 @@ class PairBatches:
         The batches are in random order, so that the first ones are a representative sample.
         """
         batch_index = int(Permutation(self.n_batches, 0)(np.array([t]))[0])
-        number, first = self._locate_batch(batch_index)
+        number, first = self._bucket_and_first_pair(batch_index)
         bucket = self.buckets[number]
         pairs = bucket.pairs[first : first + bucket.rows]
         return assemble_pair_batch(self.store, pairs[:, None], length=bucket.length, full_batch_rows=self.batch_size)
 
-    def _locate_batch(self, batch_index: int) -> tuple[int, int]:
+    def _bucket_and_first_pair(self, batch_index: int) -> tuple[int, int]:
         """Return the bucket number of a batch and the index of its first pair in the bucket."""
         for number, bucket in enumerate(self.buckets):
             if batch_index < bucket.n_batches:
@@ -183,7 +183,7 @@ class PairBatches:
             batch_index -= bucket.n_batches
         raise AssertionError("the batch index exceeds the number of batches")
 
-    def _pairs_per_row(self, bucket: Bucket, epoch: int, batch_index: int) -> int:
+    def _sample_n_pairs_per_row(self, bucket: Bucket, epoch: int, batch_index: int) -> int:
         if keyed_integer(1 << 20, self.seed, epoch, 1, batch_index, 0) >= self.join_fraction * (1 << 20):
             return 1
         n_pairs = 2 + keyed_integer(2, self.seed, epoch, 1, batch_index, 1)
@@ -201,8 +201,8 @@ def assemble_pair_batch(store: PairStore, pairs: Indices, *, length: int, full_b
 
     −1 stands for no pair. A row without pairs has no targets.
     """
-    sources, n_source = _build_side(store, 0, pairs, width=length)
-    outputs, n_target = _build_side(store, 1, pairs, width=length + 1)
+    sources, n_source = _build_padded_rows(store, 0, pairs, width=length)
+    outputs, n_target = _build_padded_rows(store, 1, pairs, width=length + 1)
     targets = outputs[:, 1:].copy()
     counts = np.where((pairs == _NO_PAIR).all(1), 0, n_target - 1)
     targets[np.arange(length) >= counts[:, None]] = IGNORE_INDEX
@@ -217,7 +217,7 @@ def assemble_pair_batch(store: PairStore, pairs: Indices, *, length: int, full_b
     )
 
 
-def _build_side(store: PairStore, side: int, pairs: Indices, *, width: int) -> tuple[Indices, Indices]:
+def _build_padded_rows(store: PairStore, side: int, pairs: Indices, *, width: int) -> tuple[Indices, Indices]:
     """Build rows of <bos>, sentences, <eos> and padding. Returns the rows and their number of tokens."""
     tokenizer, tokens = store.tokenizers[side], (store.source, store.target)[side]
     lengths = np.where(pairs == _NO_PAIR, 0, store.lengths[side][pairs])
@@ -230,14 +230,14 @@ def _build_side(store: PairStore, side: int, pairs: Indices, *, width: int) -> t
     return rows, ends[:, -1] + 1
 
 
-def _group_into_rows(pairs: Indices, *, n_rows: int, width: int) -> Indices:
+def _reshape_into_padded_rows(pairs: Indices, *, n_rows: int, width: int) -> Indices:
     """Arrange pairs in rows of `width` pairs, filled up with −1 so that all batches have the same shape."""
     filled = np.full(n_rows * width, _NO_PAIR)
     filled[: len(pairs)] = pairs
     return filled.reshape(n_rows, width)
 
 
-def _bucket_lengths(length: int) -> Iterator[int]:
+def _bucket_max_lengths(length: int) -> Iterator[int]:
     """Yield the maximum lengths of the buckets, which are narrower for short pairs because these are more frequent."""
     edge = _SIZE_MULTIPLE
     while edge < length:

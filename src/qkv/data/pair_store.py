@@ -36,7 +36,10 @@ class PairStoreIndex(Config):
 
 
 def write_pair_texts(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]) -> None:
-    """Write the texts of all pairs for `encode_pairs`. `dropped` is evaluated after all pairs have been read."""
+    """Write the texts of all pairs for `encode_and_delete_pair_texts`.
+
+    `dropped` is evaluated after all pairs have been read.
+    """
     with convert_disk_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
         counts = dict.fromkeys(files, 0)
@@ -50,7 +53,7 @@ def write_pair_texts(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropp
     )
 
 
-def encode_pairs(
+def encode_and_delete_pair_texts(
     folder: Path, tokenizers: Mapping[str, Tokenizer], *, progress: Callable[[str], ProgressCallback]
 ) -> None:  # fmt: skip
     """Tokenize the texts of `write_pair_texts` and delete them. Resumes if interrupted."""

@@ -142,10 +142,10 @@ def _open_zstandard(source: TextSource, stream: io.BufferedIOBase) -> io.Buffere
             f"{source.name}: .zst files require the package zstandard; install it with: pip install 'qkv[formats]'"
         ) from None
     inner = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-    return io.BufferedReader(_ZstandardReader(inner, zstandard.ZstdError), 1 << 20)
+    return io.BufferedReader(_ZstandardReaderWithOSErrors(inner, zstandard.ZstdError), 1 << 20)
 
 
-class _ZstandardReader(io.RawIOBase):
+class _ZstandardReaderWithOSErrors(io.RawIOBase):
     """Converts zstandard errors to `OSError`, which the other decompressors raise."""
 
     def __init__(self, inner: Any, error: type[Exception]) -> None:  # noqa: ANN401 - a type of an optional library

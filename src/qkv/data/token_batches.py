@@ -70,7 +70,7 @@ class TokenBatches:
     """Whether attention crosses document boundaries. If False, batches contain document ids."""
 
     def __post_init__(self) -> None:
-        _check_batch_sizes(self.source, self.seq_len, self.batch_size)
+        _check_sizes_at_least_one(self.source, self.seq_len, self.batch_size)
 
     @property
     def n_windows(self) -> int:
@@ -122,7 +122,7 @@ class EvalTokenBatches:
     cross_documents: bool = True
 
     def __post_init__(self) -> None:
-        _check_batch_sizes(self.source, self.seq_len, self.batch_size)
+        _check_sizes_at_least_one(self.source, self.seq_len, self.batch_size)
 
     def __len__(self) -> int:
         return (self.source.n_tokens - 1) // (self.seq_len * self.batch_size) + 1
@@ -161,7 +161,7 @@ class EvalTokenBatches:
         return TokenBatch(ids=none, targets=none, document_ids=document_ids, counts=torch.empty(0, dtype=torch.int64))
 
 
-def _check_batch_sizes(source: TokenSource, seq_len: int, batch_size: int) -> None:
+def _check_sizes_at_least_one(source: TokenSource, seq_len: int, batch_size: int) -> None:
     if seq_len < 1 or batch_size < 1:
         raise ConfigError(f"seq_len={seq_len} and batch_size={batch_size} must be at least 1")
     if source.n_tokens < 1:

@@ -104,7 +104,7 @@ class TokenStore:
     def open(cls, folder: str | Path, *, verify: bool = False) -> Self:
         """Open a store and check the index and the file sizes. `verify` also checks the hashes of all files."""
         folder = Path(folder)
-        store = cls(folder, _read_index(folder / INDEX_FILE))
+        store = cls(folder, _read_verified_index(folder / INDEX_FILE))
         for number, shard in enumerate(store.index.shards):
             check_shard(folder, number, shard, itemsize=store._dtype.itemsize, verify=verify)
         return store
@@ -263,7 +263,7 @@ def serialize_index(index: StoreIndex) -> bytes:
     return (json.dumps({**content, "hash": _hash_content(content)}, indent=1) + "\n").encode()
 
 
-def _read_index(path: Path) -> StoreIndex:
+def _read_verified_index(path: Path) -> StoreIndex:
     if not path.is_file():
         raise InputError(f"{path.parent}: not a token store ({INDEX_FILE} is missing)")
     content = read_json_object(path)

@@ -111,7 +111,7 @@ class _ChunkGroup:
     chunks: list[DocumentChunk]
     n_chunks: int
     """Number of chunks of the source up to the end of this group."""
-    bytes_read: int
+    total_bytes_read: int
     """Number of bytes of all sources read so far."""
     finished_source: SourceRecord | None
     """Record of the source if this is its last group, otherwise None."""
@@ -181,7 +181,7 @@ def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) 
 
 def _read_chunk_groups(sources: list[TextSource], field: str, state: PreparationState) -> Iterator[_ChunkGroup]:
     """Read the remaining chunks in groups. All chunks of a group are from the same source."""
-    bytes_read = sum(record.size for record in state.sources)
+    total_bytes_read = sum(record.size for record in state.sources)
     for number in range(len(state.sources), len(sources)):
         source = sources[number]
         skipped = state.n_chunks if number == len(state.sources) else 0
@@ -195,12 +195,12 @@ def _read_chunk_groups(sources: list[TextSource], field: str, state: Preparation
                 chunks.append(chunk)
                 size += len(chunk.text)
                 if size >= _GROUP_CHARACTERS:
-                    yield _ChunkGroup(chunks, n_chunks, bytes_read + opened.n_bytes, finished_source=None)
+                    yield _ChunkGroup(chunks, n_chunks, total_bytes_read + opened.n_bytes, finished_source=None)
                     chunks, size = [], 0
             digest = opened.finish()
-            bytes_read += opened.n_bytes
+            total_bytes_read += opened.n_bytes
             record = SourceRecord(name=source.name, size=opened.n_bytes, hash=digest)
-        yield _ChunkGroup(chunks, n_chunks, bytes_read, finished_source=record)
+        yield _ChunkGroup(chunks, n_chunks, total_bytes_read, finished_source=record)
 
 
 def _encode_groups(
@@ -245,7 +245,7 @@ def _write_shards(
                 state = _finish_shard(folder, state, writer, sources=sources, n_chunks=n_chunks)
                 writer = None
             if progress is not None:
-                progress(group.bytes_read, total)
+                progress(group.total_bytes_read, total)
         if writer is not None:
             state = _finish_shard(folder, state, writer, sources=sources, n_chunks=0)
     except BaseException:

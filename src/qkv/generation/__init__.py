@@ -1,13 +1,13 @@
 """Text generation: sampling, incremental decoding with a KV cache, beam search and stop conditions."""
 
 from qkv.generation.beam import Hypothesis, beam_generate, beam_search
-from qkv.generation.candidates import Candidate, top_candidates
+from qkv.generation.candidates import Candidate, top_raw_and_processed_candidates
 from qkv.generation.decoder import Decoder, GPTDecoder, RNNDecoder, Seq2SeqDecoder, encode_sources
 from qkv.generation.generate import GenerationStep, decode_steps, generate, generate_tokens
 from qkv.generation.reference import generate_without_cache, greedy_translate_without_cache
 from qkv.generation.sampling import choose_next_ids, process_logits, sample_inverse_cdf
 from qkv.generation.sequence import FinishReason, GeneratedSequence, LengthLimit, new_sequences
-from qkv.generation.stop_conditions import StopStrings
+from qkv.generation.stop_conditions import StopStringFilter
 from qkv.generation.translate import translate
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "LengthLimit",
     "RNNDecoder",
     "Seq2SeqDecoder",
-    "StopStrings",
+    "StopStringFilter",
     "beam_generate",
     "beam_search",
     "choose_next_ids",
@@ -34,6 +34,6 @@ __all__ = [
     "new_sequences",
     "process_logits",
     "sample_inverse_cdf",
-    "top_candidates",
+    "top_raw_and_processed_candidates",
     "translate",
 ]

@@ -22,7 +22,7 @@ class Candidate:
 
 
 @torch.inference_mode()
-def top_candidates(step: GenerationStep, sampling: SamplingConfig, *, n: int = 5) -> list[Candidate]:
+def top_raw_and_processed_candidates(step: GenerationStep, sampling: SamplingConfig, *, n: int = 5) -> list[Candidate]:
     """Return the `n` most probable tokens before and after the sampling settings, and the chosen token.
 
     Candidates are sorted by their probability under the model, highest first.

@@ -31,7 +31,7 @@ from qkv.nn import (
     RotaryEmbedding,
     Source,
     activate,
-    has_hooks,
+    has_forward_hooks,
 )
 
 
@@ -310,7 +310,7 @@ def has_supported_attention_and_linears(roots: Sequence[nn.Module], prepacked: P
     ]
     return (
         prepacked.is_supported
-        and not any(has_hooks(module) for module in modules)
+        and not any(has_forward_hooks(module) for module in modules)
         and all(
             part.head_config.combination is HeadCombination.SPLIT and part.kernel is AttentionKernel.FUSED
             for part in attentions

@@ -15,7 +15,7 @@ from qkv.generation.cuda_decode_forward import KernelWeights
 from qkv.generation.cuda_decode_step import TOKENS_PER_SYNC, CUDADecodeStep
 from qkv.generation.sequence import GeneratedSequence
 from qkv.models import GPT
-from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, RotaryEmbedding, has_hooks
+from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, RotaryEmbedding, has_forward_hooks
 
 CAPACITY_MULTIPLE = 256
 """Capacities are rounded up to a multiple of this, so that captured steps can be reused for other sequences."""
@@ -124,7 +124,7 @@ def is_supported_by_kernels(model: GPT) -> bool:
             for part in attentions
         )
         and all(type(linear) is nn.Linear for linear in linears)
-        and not any(has_hooks(module) for module in modules)
+        and not any(has_forward_hooks(module) for module in modules)
     )
 
 

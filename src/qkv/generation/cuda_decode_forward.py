@@ -166,15 +166,15 @@ class SingleRowForward(_KernelForward):
             **tensors.launch_options,
         )
         for layer, (qkv_proj, out_proj, up_proj, down_proj) in enumerate(weights.layers):
-            self._linear(qkv_proj, self._residual, self.qkv)
+            self._run_fused_linear(qkv_proj, self._residual, self.qkv)
             if self.n_splits > 1:
                 self.decode_attention(layer, None)
             self._attention_out_proj(layer, out_proj)
-            self._linear(up_proj, self._residual, self._hidden)
-            self._linear(down_proj, self._hidden, self._residual)
-        self._linear(weights.unembedding, self._residual, tensors.logits)
+            self._run_fused_linear(up_proj, self._residual, self._hidden)
+            self._run_fused_linear(down_proj, self._hidden, self._residual)
+        self._run_fused_linear(weights.unembedding, self._residual, tensors.logits)
 
-    def _linear(self, linear: FusedLinear, x: Tensor, y: Tensor) -> None:
+    def _run_fused_linear(self, linear: FusedLinear, x: Tensor, y: Tensor) -> None:
         norm_weight, norm_bias, eps, norm_constants = linear.norm_arguments
         weight, n_in, n_out = linear.weight, linear.weight.shape[1], linear.n_out
         row_bytes = power_of_two(n_in) * weight.element_size() * (2 if linear.is_gated else 1)
@@ -255,12 +255,12 @@ class BatchForward(_KernelForward):
             **tensors.launch_options,
         )
         for layer, (qkv_proj, out_proj, up_proj, down_proj) in enumerate(weights.layers):
-            self._linear(qkv_proj, self._residual, self.qkv)
+            self._run_fused_linear(qkv_proj, self._residual, self.qkv)
             self._attend(layer)
-            self._linear(out_proj, self._head_outputs, self._residual)
-            self._linear(up_proj, self._residual, self._hidden)
-            self._linear(down_proj, self._hidden, self._residual)
-        self._linear(weights.unembedding, self._residual, tensors.logits)
+            self._run_fused_linear(out_proj, self._head_outputs, self._residual)
+            self._run_fused_linear(up_proj, self._residual, self._hidden)
+            self._run_fused_linear(down_proj, self._hidden, self._residual)
+        self._run_fused_linear(weights.unembedding, self._residual, tensors.logits)
 
     def _attend(self, layer: int) -> None:
         self.decode_attention(layer, self._head_outputs)
@@ -274,7 +274,7 @@ class BatchForward(_KernelForward):
                 **self.tensors.launch_options,
             )
 
-    def _linear(self, linear: FusedLinear, x: Tensor, y: Tensor) -> None:
+    def _run_fused_linear(self, linear: FusedLinear, x: Tensor, y: Tensor) -> None:
         rows, n_in, n_out = len(x), linear.weight.shape[1], linear.n_out
         if linear.norm is not None:
             norm_weight, norm_bias, eps, norm_constants = linear.norm_arguments

@@ -66,7 +66,7 @@ class GPTDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> NextLogits:
         """Process all prompts in one forward pass and return the logits after the last token of each."""
-        ids, attention_mask = pad_sequences(prompts, self.device, self._model.config.vocab_size)
+        ids, attention_mask = right_pad_sequences(prompts, self.device, self._model.config.vocab_size)
         states = self._model.hidden_states(ids, attention_mask=attention_mask, cache=self.cache)
         n = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._shortest_prompt = min(len(prompt) for prompt in prompts)
@@ -143,7 +143,7 @@ def encode_sources(
 
     `capacity` is the maximum number of target tokens, including the start token.
     """
-    ids, attention_mask = pad_sequences(sources, next(model.parameters()).device, model.config.source_vocab_size)
+    ids, attention_mask = right_pad_sequences(sources, next(model.parameters()).device, model.config.source_vocab_size)
     match model:
         case Seq2Seq():
             source = model.encode(ids, attention_mask=attention_mask)
@@ -152,7 +152,7 @@ def encode_sources(
             return RNNDecoder(model, model.encode(ids, attention_mask=attention_mask))
 
 
-def pad_sequences(
+def right_pad_sequences(
     sequences: Sequence[Sequence[int]], device: torch.device, vocab_size: int
 ) -> tuple[Int[Tensor, "sequence position"], Bool[Tensor, "sequence position"] | None]:
     """Pad token ids on the right with 0 and return them with their attention mask.

@@ -159,7 +159,7 @@ class PackedInt8Linear:
 
 
 @dataclass(frozen=True)
-class _CacheEntry:
+class _PrepackedLinearEntry:
     """A packed linear layer and the versions of the weights it was created from."""
 
     versions: list[tuple[int, int]]
@@ -193,7 +193,7 @@ class PrepackedWeights:
     def __init__(self, *roots: nn.Module) -> None:
         modules = [module for root in roots for module in root.modules()]
         self._modules = [module for module in modules if type(module) is nn.Linear or isinstance(module, Unembedding)]
-        self._cache: dict[tuple[nn.Module | float, ...], _CacheEntry] = {}
+        self._cache: dict[tuple[nn.Module | float, ...], _PrepackedLinearEntry] = {}
         self.cuda_steps: CUDADecodeStepPool | None = None
         """Captured decode steps of a GPT, which are used if the model is on a GPU."""
 
@@ -227,7 +227,7 @@ class PrepackedWeights:
         if entry is None or entry.versions != versions:
             scales = [first_scale, *[1.0] * (len(modules) - 1)]
             linear = PackedInt8Linear(int8_modules, scales) if int8_modules else _pack_linears(float_modules, scales)
-            entry = _CacheEntry(versions, linear, tensors=[tensor.detach() for tensor in tensors])
+            entry = _PrepackedLinearEntry(versions, linear, tensors=[tensor.detach() for tensor in tensors])
             self._cache[(*modules, first_scale)] = entry
         return entry.linear
 

@@ -23,7 +23,7 @@ def truncate_repetition(ids: Sequence[int]) -> list[int]:
     return list(ids)
 
 
-class StopStrings:
+class StopStringFilter:
     """Detects stop strings in streamed text.
 
     Text that could be the beginning of a stop string is buffered until the following text decides.

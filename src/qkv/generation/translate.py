@@ -41,7 +41,7 @@ def translate(
     """
     if not sources:
         return []
-    limits = _length_limits(sources, max_new, context_length=model.config.context_length)
+    limits = _check_and_limit_lengths(sources, max_new, context_length=model.config.context_length)
     # The start token takes a slot in the cache, but the last new token does not, because it is never fed back.
     capacity = max(limit.max_new_tokens for limit in limits)
     if not 0 <= start_id < model.config.vocab_size:
@@ -76,7 +76,7 @@ def initial_logits(decoder: Decoder, start_ids: RowIds, *, forced_bos_id: int | 
     return logits
 
 
-def _length_limits(
+def _check_and_limit_lengths(
     sources: Sequence[Sequence[int]], max_new: Sequence[int], *, context_length: int
 ) -> list[LengthLimit]:
     """Validate the sources and limit each target to `max_new` tokens or the context length."""

@@ -36,7 +36,7 @@ def _to_fixed_point(x, overflow_ptr, mask):
 
 
 @triton.jit
-def _load_residual_or_nan(residual_ptr, overflow_ptr, cols, mask):
+def _load_fixed_point_residual_or_nan(residual_ptr, overflow_ptr, cols, mask):
     """Load the residual stream as float32, or NaN after an overflow."""
     x = tl.load(residual_ptr + cols, mask=mask, other=0).to(tl.float32) * (1 / FIXED_POINT_SCALE)
     has_overflow = (tl.load(overflow_ptr) != 0) | (tl.abs(x) >= MAX_RESIDUAL)
@@ -61,7 +61,9 @@ def embed_row_kernel(
 
 
 @triton.jit
-def _load_weights(weight_ptr, bias_ptr, out_cols, in_cols, n_in, n_out, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr):
+def _load_weights_and_biases(
+    weight_ptr, bias_ptr, out_cols, in_cols, n_in, n_out, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr
+):
     """Load the weight rows of some outputs, those of the outputs that they gate, and the biases of both."""
     out_mask = out_cols < n_out
     offsets = out_cols.to(tl.int64)[:, None] * n_in + in_cols[None, :]
@@ -97,7 +99,7 @@ def linear_row_kernel(
     out_cols = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     in_cols = tl.arange(0, BLOCK_IN)
     in_mask = in_cols < n_in
-    weight, up_weight, bias, up_bias = _load_weights(
+    weight, up_weight, bias, up_bias = _load_weights_and_biases(
         weight_ptr, bias_ptr, out_cols, in_cols, n_in, n_out, HAS_BIAS, IS_GATED
     )
     norm_weight, norm_bias = load_norm_parameters(
@@ -108,13 +110,15 @@ def linear_row_kernel(
     x = (
         tl.load(x_ptr + in_cols, mask=in_mask, other=0).to(tl.float32)
         if ADD_TO_OUTPUT
-        else _load_residual_or_nan(x_ptr, overflow_ptr, in_cols, in_mask)
+        else _load_fixed_point_residual_or_nan(x_ptr, overflow_ptr, in_cols, in_mask)
     )
     x = normalize(x, in_mask, norm_weight, norm_bias, n_in, eps, NORM_KIND)
     for _ in range(N_ITERATIONS):
         next_out_cols = out_cols + tl.num_programs(0) * BLOCK_OUT
         if N_ITERATIONS > 1:
-            next_weights = _load_weights(weight_ptr, bias_ptr, next_out_cols, in_cols, n_in, n_out, HAS_BIAS, IS_GATED)
+            next_weights = _load_weights_and_biases(
+                weight_ptr, bias_ptr, next_out_cols, in_cols, n_in, n_out, HAS_BIAS, IS_GATED
+            )
         out_mask = out_cols < n_out
         if ADD_TO_OUTPUT:
             residual = tl.load(y_ptr + out_cols, mask=out_mask, other=0)

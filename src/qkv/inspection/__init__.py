@@ -37,8 +37,8 @@ from qkv.inspection.model_input import (
     ModelInput,
     ModelWithTokenizer,
     TokenizedText,
+    prepare_gpt_input_from_ids,
     prepare_input,
-    prepare_input_from_ids,
 )
 from qkv.inspection.neuron_view import NeuronView, compute_neuron_view
 from qkv.inspection.plot import View, plot_view
@@ -46,7 +46,7 @@ from qkv.inspection.record import ActivationRecord, AttentionRecord, record
 from qkv.inspection.residual_stream import ResidualStreamView, head_outputs, residual_stream_norms
 from qkv.inspection.rollout import AttentionRollout, attention_rollout
 from qkv.inspection.taps import match_taps, named_taps
-from qkv.inspection.timeline import TimelineView, checkpoint_timeline
+from qkv.inspection.timeline import TrainingTimelineView, checkpoint_timeline
 
 __all__ = [
     "PATTERNS",
@@ -71,8 +71,8 @@ __all__ = [
     "ModelWithTokenizer",
     "NeuronView",
     "ResidualStreamView",
-    "TimelineView",
     "TokenizedText",
+    "TrainingTimelineView",
     "View",
     "ablate_head",
     "apply_interventions",
@@ -99,8 +99,8 @@ __all__ = [
     "plot_image_attention",
     "plot_view",
     "position_similarity",
+    "prepare_gpt_input_from_ids",
     "prepare_input",
-    "prepare_input_from_ids",
     "record",
     "remove_sink",
     "residual_stream_norms",

@@ -84,7 +84,9 @@ class ActivationCache(ShortRepr):
 
     def attention_tap(self, stack: AttentionKind, layer: int) -> str:
         """Returns the name of the attention module, such as `blocks.0.attention`."""
-        return attention_name(self.model, stack, check_index("layer", layer, self.n_layers(stack), unit="layers"))
+        return attention_module_name(
+            self.model, stack, check_index("layer", layer, self.n_layers(stack), unit="layers")
+        )
 
     def key_labels(self, stack: AttentionKind) -> list[str]:
         """Returns the labels of the keys."""
@@ -131,7 +133,7 @@ def upcast(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def attention_name(model: Model, stack: AttentionKind, layer: int | Literal["*"]) -> str:
+def attention_module_name(model: Model, stack: AttentionKind, layer: int | Literal["*"]) -> str:
     match stack:
         case AttentionKind.SELF:
             return f"blocks.{layer}.attention"

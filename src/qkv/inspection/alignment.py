@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import AlignmentAveraging
+from qkv.choices import AlignmentLayerAveraging
 from qkv.errors import InputError, ShapeError
 from qkv.inspection.figures import Heatmap
 from qkv.inspection.record import record
@@ -39,14 +39,16 @@ class CrossAttention(ShortRepr):
                 f"weights have shape {tuple(self.weights.shape)}, expected the last two dimensions to be {expected}"
             )
 
-    def average(self, averaging: AlignmentAveraging = AlignmentAveraging.BEST_LAYER) -> TokenAlignment:
+    def average(self, averaging: AlignmentLayerAveraging = AlignmentLayerAveraging.BEST_LAYER) -> TokenAlignment:
         """Average the weights over the heads of the best layer, or over all layers and heads.
 
         Of 100 words written by the shipped Transformer and aligned by hand, the best layer aligns 91 correctly and the
         mean of all layers 88. The three layers by themselves align 41, 90 and 84.
         """
         return (
-            self.weights.mean((0, 1)) if averaging is AlignmentAveraging.ALL else self.weights[self.best_layer].mean(0)
+            self.weights.mean((0, 1))
+            if averaging is AlignmentLayerAveraging.ALL
+            else self.weights[self.best_layer].mean(0)
         )
 
     @property
@@ -58,7 +60,9 @@ class CrossAttention(ShortRepr):
         word_weights = self.weights.mean(1)[:, :, [word is not None for word in self.source_word_ids]]
         return int(word_weights.amax(-1).mean(-1).argmax()) if word_weights.shape[-1] else 0
 
-    def word_pairs(self, averaging: AlignmentAveraging = AlignmentAveraging.BEST_LAYER) -> list[tuple[int, int]]:
+    def word_pairs(
+        self, averaging: AlignmentLayerAveraging = AlignmentLayerAveraging.BEST_LAYER
+    ) -> list[tuple[int, int]]:
         """Align each target word with the source word that receives most of its weight.
 
         Returns sorted (source word, target word) pairs.
@@ -76,7 +80,7 @@ class CrossAttention(ShortRepr):
                     word_matrix[target_word, source_word] += weight
         return sorted((int(row.argmax()), target) for target, row in enumerate(word_matrix))
 
-    def to_pharaoh(self, averaging: AlignmentAveraging = AlignmentAveraging.BEST_LAYER) -> str:
+    def to_pharaoh(self, averaging: AlignmentLayerAveraging = AlignmentLayerAveraging.BEST_LAYER) -> str:
         """Returns the alignment in Pharaoh format: `0-0 1-2` lists source-target word pairs, counted from 0."""
         return " ".join(f"{source}-{target}" for source, target in self.word_pairs(averaging))
 

@@ -98,11 +98,11 @@ def coreference(task: ModelWithTokenizer, text: str, *, pronoun: str, candidates
                 f"the candidate {word!r} comes after the pronoun {pronoun!r}, where a causal model cannot attend"
             )
     cache = run_with_cache(model, model_input)
-    rows = _pronoun_rows(
+    rows = _pronoun_rows_by_method(
         cache, query, candidate_positions={position for candidate_positions in keys for position in candidate_positions}
     )
     shares = [[float(row[candidate_positions].sum()) for candidate_positions in keys] for row in rows]
-    knockout, remarks = _measure_knockout(task, model_input, query, keys)
+    knockout, remarks = _knockout_log_prob_changes(task, model_input, query, keys)
     if isinstance(model, GPT) and model.config.causal:
         remarks.append(
             f"A GPT processes {pronoun!r} before the words that follow it, so only the "
@@ -121,7 +121,7 @@ def coreference(task: ModelWithTokenizer, text: str, *, pronoun: str, candidates
     )
 
 
-def _pronoun_rows(
+def _pronoun_rows_by_method(
     cache: ActivationCache, query: list[int], *, candidate_positions: set[int]
 ) -> list[Float[Tensor, " key"]]:
     """Returns the pronoun's row of the attention, rollout and value-weighted matrices, without the sink."""
@@ -137,7 +137,7 @@ def _pronoun_rows(
     return [remove_sink(matrix[query].mean(0), sink).cpu() for matrix in matrices]
 
 
-def _measure_knockout(
+def _knockout_log_prob_changes(
     task: ModelWithTokenizer, model_input: ModelInput, query: list[int], keys: list[list[int]]
 ) -> tuple[list[float] | None, list[str]]:
     model, n = task.model, len(model_input.sequence.ids)

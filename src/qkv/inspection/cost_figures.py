@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from qkv.config import BERTConfig, RNNConfig
 from qkv.cost import Estimate, Precision, Workload, cache_bytes, list_operations
 from qkv.cost.devices import DeviceSpec
-from qkv.cost.explanation import attention_crossover, compare_layer_costs
+from qkv.cost.explanation import attention_crossover, compare_attention_with_rnn_costs
 from qkv.cost.operation import LOSS
 from qkv.cost.roofline import RooflineBound, roofline_bound
 from qkv.inspection.figures import new_figure
@@ -46,7 +46,7 @@ def plot_cost_overview(estimate: Estimate, device: DeviceSpec) -> "Figure":
 
 def _plot_roofline(axes: "Axes", roofline: RooflineBound) -> None:
     peak, bandwidth = roofline.device.peak_flops(roofline.workload.dtype), roofline.device.bandwidth
-    points = _roofline_points(roofline)
+    points = _roofline_points_by_group(roofline)
     ridge = peak / bandwidth
     low = min(0.1, *(point.intensity for point in points)) / 2
     high = max(20 * ridge, *(2 * point.intensity for point in points))
@@ -91,7 +91,7 @@ class _RooflinePoint:
     seconds: float
 
 
-def _roofline_points(roofline: RooflineBound) -> list[_RooflinePoint]:
+def _roofline_points_by_group(roofline: RooflineBound) -> list[_RooflinePoint]:
     """Returns one point per group of operations, slowest first.
 
     Element-wise FLOPs are included, because operations with 0 FLOPs cannot be shown on a logarithmic axis.
@@ -184,7 +184,7 @@ def _plot_rnn_layer_comparison(axes: "Axes", estimate: Estimate) -> None:
     """Compare the layers as in lecture E: n²d in one step for attention, nd² in n steps for an RNN."""
     d = estimate.config.d_model
     lengths = [2**i for i in range(3, 17)]
-    compared = [compare_layer_costs(n, d) for n in lengths]
+    compared = [compare_attention_with_rnn_costs(n, d) for n in lengths]
     names = [layer.name for layer in compared[0]]
     colors = (ORANGE, "#b35806", "#9ecae1", BLUE, "#023858")
     for i, name in enumerate(names):

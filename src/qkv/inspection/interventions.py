@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from qkv.choices import AttentionKind
 from qkv.errors import InputError, TapError
-from qkv.inspection.activation_cache import attention_name, forward_logits, get_blocks, run_with_cache
+from qkv.inspection.activation_cache import attention_module_name, forward_logits, get_blocks, run_with_cache
 from qkv.inspection.hooks import ablate_head, intervene, mask_attention
 from qkv.inspection.model_input import ModelInput, mark_whitespace
 from qkv.inspection.record import record
@@ -91,13 +91,15 @@ def apply_interventions(model: Model, interventions: Sequence[Intervention]) -> 
                     check_index("layer", intervention.layer, len(get_blocks(model, intervention.stack)), unit="layers")
                     stack.enter_context(
                         ablate_head(
-                            model, attention_name(model, intervention.stack, intervention.layer), intervention.head
+                            model,
+                            attention_module_name(model, intervention.stack, intervention.layer),
+                            intervention.head,
                         )
                     )
                 case EdgeMask() if isinstance(model, RNNSeq2Seq):
                     raise InputError("attention of an RNN cannot be masked, only a Transformer's attention can")
                 case EdgeMask():
-                    name = attention_name(
+                    name = attention_module_name(
                         model, intervention.stack, "*" if intervention.layer is None else intervention.layer
                     )
                     stack.enter_context(

@@ -60,10 +60,10 @@ def logit_attribution(
     for vocab_id in (token_id, token_id if against is None else against):
         check_index("id", vocab_id, logits.shape[1], unit="vocabulary ids")
     names, vectors = _residual_contributions(cache, position)
-    vectors, direction, bias = _apply_output_head(cache.model, vectors, token_id)
+    vectors, direction, bias = _unembedding_inputs_row_and_bias(cache.model, vectors, token_id)
     values, logit = vectors @ direction, logits[position, token_id]
     if against is not None:
-        _, other, other_bias = _apply_output_head(cache.model, vectors[:0], against)
+        _, other, other_bias = _unembedding_inputs_row_and_bias(cache.model, vectors[:0], against)
         values, bias, logit = vectors @ (direction - other), bias - other_bias, logit - logits[position, against]
     values[-1] += bias
     label = " − ".join(
@@ -148,7 +148,7 @@ def _apply_frozen_norm(norm: nn.Module, parts: ComponentVectors) -> ComponentVec
     return parts
 
 
-def _apply_output_head(
+def _unembedding_inputs_row_and_bias(
     model: Model, parts: ComponentVectors, token_id: int
 ) -> tuple[ComponentVectors, Float[Tensor, " d_model"], Tensor]:
     """Returns the components as the unembedding receives them, the token's unembedding row and its bias."""

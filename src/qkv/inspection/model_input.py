@@ -130,7 +130,7 @@ def prepare_input(task: ModelWithTokenizer, text: str, second_text: str | Sequen
             return _prepare_translation_input(task, text, second_text)
 
 
-def prepare_input_from_ids(task: ModelWithTokenizer, ids: Sequence[int]) -> ModelInput:
+def prepare_gpt_input_from_ids(task: ModelWithTokenizer, ids: Sequence[int]) -> ModelInput:
     """Build the input of a GPT from token ids."""
     check_context_length(task.model, len(ids))
     sequence = _build_from_ids(task.tokenizer, list(ids))

@@ -22,7 +22,7 @@ from qkv.inspection.logit_attribution import LogitAttribution
 from qkv.inspection.logit_lens import LogitLensView
 from qkv.inspection.neuron_view import NeuronView
 from qkv.inspection.residual_stream import ResidualStreamView
-from qkv.inspection.timeline import TimelineView
+from qkv.inspection.timeline import TrainingTimelineView
 from qkv.inspection.word_map import COLORS_AND_MARKERS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ View = (
     | LogitLensView
     | CoreferenceView
     | EmbeddingView
-    | TimelineView
+    | TrainingTimelineView
     | LogitAttribution
     | InterventionEffect
 )
@@ -63,7 +63,7 @@ def plot_view(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "F
             figure = _plot_residual_norms(view, title)
         case LogitLensView():
             figure = _plot_logit_lens(view, title)
-        case TimelineView():
+        case TrainingTimelineView():
             figure = _plot_timeline(view, title)
         case NeuronView():
             figure = plot_neuron_view(view, title)
@@ -202,7 +202,7 @@ def _plot_logit_lens(view: LogitLensView, title: str) -> "Figure":
     return figure
 
 
-def _plot_timeline(view: TimelineView, title: str) -> "Figure":
+def _plot_timeline(view: TrainingTimelineView, title: str) -> "Figure":
     """Plot the best head's score for each pattern by step, and the probability of the actual tokens by depth."""
     n_panels = 1 if view.target_probabilities is None else 2
     figure = new_figure(width=8.0, height=3.6 * n_panels)
@@ -214,12 +214,12 @@ def _plot_timeline(view: TimelineView, title: str) -> "Figure":
     axes[0].legend(frameon=False, fontsize="small", ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes[0].spines[["top", "right"]].set_visible(False)
     if view.target_probabilities is not None:
-        _plot_target_probability_heatmap(axes[1], view)
+        _plot_target_probability_over_training(axes[1], view)
     figure.suptitle(title, fontsize="medium")
     return figure
 
 
-def _plot_target_probability_heatmap(axis: "Axes", view: TimelineView) -> None:
+def _plot_target_probability_over_training(axis: "Axes", view: TrainingTimelineView) -> None:
     assert view.target_probabilities is not None
     by_depth = view.target_probabilities.nanmean(-1).T.flip(0)
     image = axis.imshow(by_depth.cpu().numpy(), cmap="viridis", vmin=0, aspect="auto")

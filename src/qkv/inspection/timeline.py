@@ -18,7 +18,7 @@ from qkv.models import BERT
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TimelineView(ShortRepr):
+class TrainingTimelineView(ShortRepr):
     """Head scores and predictions for one text at every checkpoint of a run."""
 
     steps: list[int]
@@ -47,7 +47,7 @@ def checkpoint_timeline(
     second_text: str | None = None,
     *,
     stack: AttentionKind | None = None,
-) -> TimelineView:
+) -> TrainingTimelineView:
     """Run the model of each checkpoint on a text.
 
     `checkpoints` yields (step, model with its tokenizer) in order. Only one model is in memory at a time.
@@ -62,7 +62,7 @@ def checkpoint_timeline(
     if not steps:
         raise InputError("the run has no checkpoints, at least 1 is required")
     lens_views = [lens_view for lens_view in lenses if lens_view is not None]
-    return TimelineView(
+    return TrainingTimelineView(
         steps=steps,
         stack=views[0].stack,
         scores=torch.stack([view.scores for view in views]),

@@ -107,7 +107,7 @@ def attention_weights(model: Seq2Seq, patches: Patches, ids: Ids) -> Float[Tenso
 
 
 @torch.inference_mode()
-def word_accuracy(
+def teacher_forced_word_accuracy(
     model: Seq2Seq, scenes: Scenes, *, masked_patches: Bool[Tensor, "scene patch"] | None = None
 ) -> Float[Tensor, " word"]:
     """Accuracy of each word given the true preceding words, with attention to `masked_patches` masked."""

@@ -29,7 +29,7 @@ def attention_weights(*, mask: bool, seed: int = 0) -> Float[Tensor, "query key"
     return cache["blocks.0.attention.weights"][0, 0]
 
 
-def logit_changes(*, mask: bool, seed: int = 0) -> Float[Tensor, "changed position"]:
+def logit_change_norms(*, mask: bool, seed: int = 0) -> Float[Tensor, "changed position"]:
     """How much the logits at each position (column) change when one token (row) is replaced, as a norm."""
     model = build_gpt(mask=mask, seed=seed)
     rows = []
@@ -75,7 +75,7 @@ def lesson(seed: int) -> DrawFigure:
     print_matrix(bidirectional_weights, rows=LABELS, columns=positions)
 
     print_section("Which outputs change if one input word is replaced?")
-    has_changed = [logit_changes(mask=mask, seed=seed) > 1e-6 for mask in (True, False)]
+    has_changed = [logit_change_norms(mask=mask, seed=seed) > 1e-6 for mask in (True, False)]
     print_table(["replaced word", "causal: changed outputs", "bidirectional"], [
         (label, *(" ".join(str(i) for i in m[t].nonzero().flatten().tolist()) for m in has_changed))
         for t, label in enumerate(LABELS)

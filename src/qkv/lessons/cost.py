@@ -3,7 +3,7 @@
 from qkv.config import RNNConfig, preset
 from qkv.cost import Estimate, estimate
 from qkv.cost.devices import find_device
-from qkv.cost.explanation import attention_crossover, compare_layer_costs
+from qkv.cost.explanation import attention_crossover, compare_attention_with_rnn_costs
 from qkv.cost.lecture_tables import ENCODER_DECODER_ERRATUM, LECTURE_ERRATA, count_attention_parameters, lecture_tables
 from qkv.inspection.cost_figures import plot_cost_overview
 from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
@@ -67,9 +67,9 @@ def _print_encoder_decoder_costs() -> None:
 def _print_rnn_comparison() -> None:
     d = 768
     print_section(f"One layer of width {d}: self-attention and recurrence")
-    names = [layer.name for layer in compare_layer_costs(1, d)]
+    names = [layer.name for layer in compare_attention_with_rnn_costs(1, d)]
     lengths = (64, 1024, 8192)
-    costs_by_length = [compare_layer_costs(n, d) for n in lengths]
+    costs_by_length = [compare_attention_with_rnn_costs(n, d) for n in lengths]
     print_table(["GFLOP", "formula", *(f"n = {n:,}" for n in lengths), "steps"], [
         (name, costs_by_length[0][i].formula, *(row[i].flops / 1e9 for row in costs_by_length),
          "1" if costs_by_length[-1][i].sequential_steps == 1 else "n")

@@ -46,7 +46,7 @@ def lesson(seed: int) -> DrawFigure:
         ],
         digits=3,
     )
-    _print_changed_probabilities(task, ids)
+    _print_effect_of_new_token(task, ids)
     _print_sampling_settings(task, probabilities)
     _print_samples(task, seed)
     return lambda: _draw_steps(task, ids, probabilities)
@@ -73,7 +73,7 @@ def _format_runners_up(task: LanguageModel, row: Tensor) -> str:
     return ", ".join(f"{_display_token(task, i)} {p:.3f}" for p, i in pairs)
 
 
-def _print_changed_probabilities(task: LanguageModel, ids: list[int]) -> None:
+def _print_effect_of_new_token(task: LanguageModel, ids: list[int]) -> None:
     print_section("Which probabilities a new token changes")
     with torch.no_grad():
         before, after = (task.model(torch.tensor([ids[:n]]))[0].softmax(-1) for n in (len(ids) - 1, len(ids)))

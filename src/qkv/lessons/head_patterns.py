@@ -32,7 +32,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     print_section("The strongest head for each pattern")
     print_table(
         ["pattern", "layer", "head", "score", "score of uniform attention"],
-        [_strongest_head(view, p) for p in PATTERNS],
+        [_strongest_head_row(view, p) for p in PATTERNS],
         digits=3,
     )
     n_named = sum(label is not None for layer in view.labels for label in layer)
@@ -41,7 +41,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
         reach the threshold of 0.4 (0.95 for bag of words); most heads match no named pattern. The weights are
         recomputed from the queries and keys, while the fused kernel is used: max|A·V − output| = {view.error:.1g}.""")
 
-    layer, head = (int(cell) for cell in _strongest_head(view, HeadPattern.PREVIOUS)[1:3])
+    layer, head = (int(cell) for cell in _strongest_head_row(view, HeadPattern.PREVIOUS)[1:3])
     previous_token_weights = view.weights[layer, head].diagonal(-1)
     neuron_view = compute_neuron_view(cache, layer=layer, head=head, query=int(previous_token_weights[2:].argmax()) + 3)
     print_section(f"Query·key products of {neuron_view.query_label} in layer {layer}, head {head}")
@@ -65,7 +65,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     return lambda: plot_view(view, title=TEXT)
 
 
-def _strongest_head(view: HeadsView, pattern: HeadPattern) -> tuple[str, int, int, float, float]:
+def _strongest_head_row(view: HeadsView, pattern: HeadPattern) -> tuple[str, int, int, float, float]:
     index = PATTERNS.index(pattern)
     scores = view.scores[..., index]
     layer, head = divmod(int(scores.argmax()), scores.shape[1])

@@ -59,11 +59,11 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     return lambda: _draw_heatmaps(scores, masked, weights)
 
 
-def _print_slide_comparison(last: Tensor) -> None:
+def _print_slide_comparison(last_query_weights: Tensor) -> None:
     print_section("Query 11 attends to all keys; comparison with the slide")
     print_table(
         ["key", *TOKENS],
-        [["computed", *last.tolist()], ["slide", *("?" if isnan(p) else p for p in SLIDE_LAST_ROW)]],
+        [["computed", *last_query_weights.tolist()], ["slide", *("?" if isnan(p) else p for p in SLIDE_LAST_ROW)]],
         digits=2,
     )
 

@@ -73,7 +73,7 @@ def lesson(seed: int) -> DrawFigure:
         LayerNorm. An invertible W_K transforms the hyperplane linearly and does not change these facts.)""")
     _print_trained_queries(seed)
     in_space = torch.randn(N, 3, dtype=torch.float64)
-    return lambda: _draw_keys(in_space, apply_layer_norm(in_space))
+    return lambda: _draw_selectable_keys(in_space, apply_layer_norm(in_space))
 
 
 def _print_trained_queries(seed: int) -> None:
@@ -83,7 +83,7 @@ def _print_trained_queries(seed: int) -> None:
     rows = []
     for name, is_normed in (("without", False), ("with LayerNorm", True)):
         model, accuracy = majority.train_majority_classifier(normed=is_normed, seed=seed)
-        rows.append((name, model.query_cosine_with_ones(), accuracy))
+        rows.append((name, model.mean_abs_query_cosine_with_ones(), accuracy))
     print_table(
         ["", "|cosine(query, 1)|", "accuracy"],
         [*rows, ("chance", majority.random_cosine_with_ones(seed), 1 / majority.N_CLASSES)],
@@ -98,9 +98,9 @@ def _format_range(values: Float[Tensor, " key"]) -> str:
     return f"{low:8.3f} … {high:.3f}"
 
 
-def _draw_keys(raw: Vectors, on_plane: Vectors) -> Figure:
+def _draw_selectable_keys(raw: Vectors, with_layernorm: Vectors) -> Figure:
     figure = new_figure(width=11.0, height=5.2)
-    for i, (keys, name) in enumerate(((raw, "without LayerNorm"), (on_plane, "with LayerNorm"))):
+    for i, (keys, name) in enumerate(((raw, "without LayerNorm"), (with_layernorm, "with LayerNorm"))):
         axes: Any = figure.add_subplot(1, 2, i + 1, projection="3d")
         is_selectable = find_selectable_keys(keys)
         axes.scatter(

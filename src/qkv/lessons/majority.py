@@ -10,7 +10,7 @@ from qkv.tensors import Ids, Logits
 N_CLASSES, D, N = 10, 8, 31
 
 
-class MajorityClassifier(nn.Module):
+class MajorityTokenClassifier(nn.Module):
     """Predict the most frequent token of the sequence at every position, which requires attention to all tokens."""
 
     def __init__(self, *, normed: bool, seed: int) -> None:
@@ -24,7 +24,7 @@ class MajorityClassifier(nn.Module):
     def forward(self, ids: Ids) -> Logits:
         return self.classifier(self.attention(self.norm(self.token(ids))))
 
-    def query_cosine_with_ones(self) -> float:
+    def mean_abs_query_cosine_with_ones(self) -> float:
         """Mean |cosine| between a query and the vector of ones, over all tokens.
 
         The comparison takes place in the space of LayerNorm's output: q·(W_K x) = (W_Kᵀ q)·x, so W_Kᵀ q is compared
@@ -36,9 +36,9 @@ class MajorityClassifier(nn.Module):
             return torch.cosine_similarity(queries, torch.ones_like(queries), dim=-1).abs().mean().item()
 
 
-def train_majority_classifier(*, normed: bool, seed: int, n_steps: int = 300) -> tuple[MajorityClassifier, float]:
+def train_majority_classifier(*, normed: bool, seed: int, n_steps: int = 300) -> tuple[MajorityTokenClassifier, float]:
     """Train a classifier; return it with its accuracy on the last 20 batches."""
-    model = MajorityClassifier(normed=normed, seed=seed)
+    model = MajorityTokenClassifier(normed=normed, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(seed)
     accuracies = []

@@ -24,7 +24,7 @@ def lesson(seed: int) -> DrawFigure:
         is the input at position t + 1.""")
     losses = {name: sentences.train_tiny_gpt(model, n_steps=N_STEPS) for name, model in models.items()}
     valid_fractions = _compare_losses(models, losses)
-    _print_generated_sentences(models)
+    _print_sentences_and_predictions(models)
     _print_attention(models["no mask"])
     return lambda: _draw_comparison(losses, valid_fractions)
 
@@ -56,7 +56,7 @@ def _compare_losses(models: dict[str, GPT], losses: dict[str, list[float]]) -> d
     return valid_fractions
 
 
-def _print_generated_sentences(models: dict[str, GPT]) -> None:
+def _print_sentences_and_predictions(models: dict[str, GPT]) -> None:
     print_section("Generated sentences")
     generated = [
         [sentences.ids_to_text(row) for row in sentences.generate_sentences(model, 5)] for model in models.values()

@@ -44,18 +44,18 @@ def lesson(seed: int) -> DrawFigure:
     print_text(f"""An example of a caption is “{_caption_text(held_out, 0)}”. The first shape is the left one if they
         are side by side, and the upper one otherwise. {len(UNSEEN_PAIRS)} of the {len(SEEN_PAIRS) + len(UNSEEN_PAIRS)}
         pairs of shapes do not occur in training and are used for testing.""")
-    model = caption_model.train_caption_model(seed=seed, n_steps=N_CAPTION_STEPS, report=_print_progress)
+    model = caption_model.train_caption_model(seed=seed, n_steps=N_CAPTION_STEPS, report=_print_validation_accuracy)
     generated = caption_model.generate_captions(model, held_out.patches)
-    _print_accuracy(model, held_out, generated)
-    _print_attention_by_word(model, held_out)
-    _print_masked_accuracy(model, held_out)
+    _print_seen_and_unseen_accuracy(model, held_out, generated)
+    _print_mean_attention_by_caption_word(model, held_out)
+    _print_accuracy_with_masked_shapes(model, held_out)
     return lambda: plot_image_attention(
         *(_image_attention(model, held_out, i, generated[i]) for i in range(N_PLOTTED_SCENES)),
         title="Attention of each word of the caption (pairs of shapes that do not occur in training)",
     )
 
 
-def _print_progress(entry: Mapping[str, Any]) -> None:
+def _print_validation_accuracy(entry: Mapping[str, Any]) -> None:
     if "validation_accuracy" in entry:
         accuracy = entry["validation_accuracy"]
         print(
@@ -67,7 +67,7 @@ def _caption_text(scenes: Scenes, index: int) -> str:
     return " ".join(ids_to_words(scenes.captions[index].tolist()))
 
 
-def _print_accuracy(model: Seq2Seq, unseen: Scenes, generated: list[list[int]]) -> None:
+def _print_seen_and_unseen_accuracy(model: Seq2Seq, unseen: Scenes, generated: list[list[int]]) -> None:
     print_section(f"Generated captions of {N_TEST_SCENES} new images that are completely correct")
     familiar = draw_scenes(N_TEST_SCENES, rng=np.random.default_rng(caption_model.HELD_OUT_SEED), pairs=SEEN_PAIRS)
     rows = []
@@ -83,7 +83,7 @@ def _print_accuracy(model: Seq2Seq, unseen: Scenes, generated: list[list[int]]) 
         {caption_model.BATCH_SIZE} new images each.""")
 
 
-def _print_attention_by_word(model: Seq2Seq, scenes: Scenes) -> None:
+def _print_mean_attention_by_caption_word(model: Seq2Seq, scenes: Scenes) -> None:
     print_section("Attention weights when each word is predicted (mean over heads)")
     weights = caption_model.attention_weights(model, scenes.patches, scenes.captions)
     weight_on_shape = torch.stack(
@@ -101,7 +101,7 @@ def _print_attention_by_word(model: Seq2Seq, scenes: Scenes) -> None:
     )
 
 
-def _print_masked_accuracy(model: Seq2Seq, scenes: Scenes) -> None:
+def _print_accuracy_with_masked_shapes(model: Seq2Seq, scenes: Scenes) -> None:
     print_section("Accuracy of each word if attention to one shape is masked")
     masked_patches = {
         "nothing": None,
@@ -109,7 +109,7 @@ def _print_masked_accuracy(model: Seq2Seq, scenes: Scenes) -> None:
         "the second shape": scenes.shape_patches[:, 1],
     }
     rows = [
-        (name, *caption_model.word_accuracy(model, scenes, masked_patches=patches).tolist()[1:7])
+        (name, *caption_model.teacher_forced_word_accuracy(model, scenes, masked_patches=patches).tolist()[1:7])
         for name, patches in masked_patches.items()
     ]
     print_table(["masked", *list(CAPTION_SLOTS)[1:]], rows, digits=2)

@@ -62,8 +62,8 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
         ],
         digits=2,
     )
-    _print_relative_positions()
-    return lambda: _draw_positions(b, e, clouds[0.5])
+    _print_rotary_and_alibi()
+    return lambda: _draw_sinusoids_and_clusters(b, e, clouds[0.5])
 
 
 def _print_sinusoid_formulas() -> None:
@@ -102,7 +102,7 @@ def _compare_adding_and_concatenating(positions: Positions) -> None:
         {difference:.1g}). It needs 2d² more parameters, here {2 * D * D:,}.""")
 
 
-def _print_relative_positions() -> None:
+def _print_rotary_and_alibi() -> None:
     print_section("Newer methods: positions in the attention scores")
     rotary = RotaryEmbedding(D)
     query, key = torch.randn(2, 1, 1, 1, D)
@@ -133,17 +133,17 @@ def _parameter_count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _draw_positions(b: Tensor, e: Tensor, cloud: Tensor) -> Figure:
+def _draw_sinusoids_and_clusters(b: Tensor, e: Tensor, noisy_words: Tensor) -> Figure:
     figure = new_figure(width=14.0, height=4.4)
     b_axes, e_axes, cluster_axes = figure.subplots(1, 3)
     for axes, rows, title in ((b_axes, b, "B: i from 0"), (e_axes, e, "E: i from 1")):
         image = axes.imshow(rows.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
         axes.set(title=f"Sinusoids, {title}", xlabel="dimension", ylabel="position")
     figure.colorbar(image, ax=[b_axes, e_axes], fraction=0.03)
-    flat = cloud.flatten(0, 1)
+    flat = noisy_words.flatten(0, 1)
     axis = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[:2].T
     for i, color in enumerate((BLUE, ORANGE, GREEN, PINK, SKY, RED)):
-        points, center = (cloud[i] - flat.mean(0)) @ axis, (b[i] - flat.mean(0)) @ axis
+        points, center = (noisy_words[i] - flat.mean(0)) @ axis, (b[i] - flat.mean(0)) @ axis
         cluster_axes.scatter(*points.T.numpy(), s=9, color=color, alpha=0.6)
         cluster_axes.text(
             *center,

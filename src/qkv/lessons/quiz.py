@@ -34,7 +34,7 @@ QUIZ_OPTIONS = {
 """The options of the slide that are parameters, with parts of their names in qkv."""
 
 
-def trainable_parameter_counts(model: GPT) -> dict[str, int]:
+def trainable_parameters_by_quiz_option(model: GPT) -> dict[str, int]:
     """Number of trainable parameters for each option."""
     sizes = dict.fromkeys(QUIZ_OPTIONS, 0)
     for name, parameter in model.named_parameters():
@@ -54,9 +54,9 @@ def lesson(seed: int) -> DrawFigure:
     _print_attention_answers()
     _print_mask_answer(model)
     print_section("Lecture E: which encoder–decoder wiring is correct?")
-    wirings.print_measured_wiring(wirings.build_seq2seq(seed))
+    wirings.print_measured_wiring(wirings.build_float64_seq2seq(seed))
     encoder_decoder = quiz_cost.print_cost_answers(seed)
-    return lambda: _draw_quiz(trainable_parameter_counts(model), encoder_decoder)
+    return lambda: _draw_quiz(trainable_parameters_by_quiz_option(model), encoder_decoder)
 
 
 def _print_trained_parameters(model: GPT) -> None:
@@ -68,7 +68,7 @@ def _print_trained_parameters(model: GPT) -> None:
             ("1. X and y", 0),
             ("3. the softmax function", 0),
             ("4. sine/cos positional encodings", sum(p.numel() for p in model.embedding.position.parameters())),
-            *trainable_parameter_counts(model).items(),
+            *trainable_parameters_by_quiz_option(model).items(),
             ("all", sum(p.numel() for p in model.parameters() if p.requires_grad)),
         ],
     )

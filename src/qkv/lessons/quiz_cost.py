@@ -35,9 +35,9 @@ def count_model_flops(model: nn.Module, *ids: Tensor) -> int:
 def print_cost_answers(seed: int) -> dict[str, list[int]]:
     """Print the answers and return the measured FLOPs of the encoder and the decoder."""
     _print_matrix_product()
-    _print_projection()
+    _print_query_projection_cost()
     _print_measured_kv_cache_bytes(seed)
-    return _print_encoder_decoder(seed)
+    return _print_encoder_decoder_flops(seed)
 
 
 def _print_matrix_product() -> None:
@@ -61,7 +61,7 @@ def _print_matrix_product() -> None:
         elements, so the correct count is nm + mk + nk. Both agree only if m = k.""")
 
 
-def _print_projection() -> None:
+def _print_query_projection_cost() -> None:
     b, n, d, h = 2, 10, 64, 4
     x, head_weight, full_weight = torch.randn(b, n, d), torch.randn(d, d // h), torch.randn(d, d)
     print_section(f"Lecture E: x·W_q for one head and for all heads (b = {b}, n = {n}, d = {d}, h = {h})")
@@ -99,7 +99,7 @@ def _print_measured_kv_cache_bytes(seed: int) -> None:
         per number).""")
 
 
-def _print_encoder_decoder(seed: int) -> dict[str, list[int]]:
+def _print_encoder_decoder_flops(seed: int) -> dict[str, list[int]]:
     print_section("Lecture E: the cost of an encoder–decoder with source length m and target length n")
     config = Seq2SeqConfig(
         vocab_size=11,

@@ -58,7 +58,7 @@ def draw_scenes(n: int, *, rng: np.random.Generator, pairs: NDArray[np.int64] = 
     color, shape, other_color, other_shape = np.unravel_index(rng.choice(pairs, n), _N_CHOICES)
     relation = rng.integers(len(RELATIONS), size=n)
     first, second = _sample_centers(relation, rng)
-    coverage = np.stack((_coverage(shape, first, rng), _coverage(other_shape, second, rng)))
+    coverage = np.stack((_pixel_coverage(shape, first, rng), _pixel_coverage(other_shape, second, rng)))
     colors = np.array(list(COLORS.values()), np.float32)[np.stack((color, other_color))] - BACKGROUND
     a, end = (np.full(n, CAPTION_WORDS.index(word)) for word in ("a", END))
     first_color, first_shape, first_relation = (
@@ -105,7 +105,9 @@ def _sample_centers(relation: NDArray[np.int64], rng: np.random.Generator) -> ND
     return np.where((relation == 0)[:, None], centers, centers[..., ::-1])
 
 
-def _coverage(shape: NDArray[np.int64], centers: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float32]:
+def _pixel_coverage(
+    shape: NDArray[np.int64], centers: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.float32]:
     """Fraction of each pixel that the shape covers; the size is one of three."""
     n, width = len(shape), _STAMPS.shape[-1]
     coverage = np.zeros((n, SIDE, SIDE), np.float32)

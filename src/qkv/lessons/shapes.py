@@ -23,18 +23,18 @@ STEPS = (
 
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
-    _print_shapes()
-    _print_agreement()
-    times = _measure_times()
+    _print_attention_shapes()
+    _print_batched_vs_looped_attention()
+    times = _measure_and_print_milliseconds()
     return lambda: _plot_latency_by_seq_len(times)
 
 
-def _print_shapes() -> None:
+def _print_attention_shapes() -> None:
     print_section(f"Shapes at every step: T = {N_TARGETS} targets, T̄ = {N_SOURCES} sources, d = {MODEL_WIDTH}")
     print_text("""Self-attention and cross-attention are the same function with different sources. In qkv, every tensor
         also has a batch and a head dimension: (batch, head, position, width).""")
     cases = {"self": (1, 1, None), "cross": (1, 1, N_SOURCES), "cross, batch 3, 4 heads": (3, 4, N_SOURCES)}
-    columns = {name: _record_shapes(*case) for name, case in cases.items()}
+    columns = {name: _record_attention_shapes(*case) for name, case in cases.items()}
     steps = [("input x", "", "T×d"), ("source", "", "T̄×d"), *(step[:3] for step in STEPS), ("output", "·W_O", "T×d")]
     print_table(
         ["", "computation", "lecture", *columns],
@@ -45,7 +45,7 @@ def _print_shapes() -> None:
         combines the heads.""")
 
 
-def _record_shapes(batch: int, n_heads: int, n_source: int | None) -> list[str]:
+def _record_attention_shapes(batch: int, n_heads: int, n_source: int | None) -> list[str]:
     attention = Attention(MODEL_WIDTH, HeadConfig.split(MODEL_WIDTH, n_heads))
     x = torch.randn(batch, N_TARGETS, MODEL_WIDTH)
     source = None if n_source is None else torch.randn(batch, n_source, MODEL_WIDTH)
@@ -55,7 +55,7 @@ def _record_shapes(batch: int, n_heads: int, n_source: int | None) -> list[str]:
     return [format_shape(part) for part in (x, actual_source, *(cache[tap] for *_, tap in STEPS), output)]
 
 
-def _print_agreement() -> None:
+def _print_batched_vs_looped_attention() -> None:
     print_section("All queries at once give the same result as one at a time")
     queries, keys, values = (torch.randn(1, 1, n, MODEL_WIDTH) for n in (N_TARGETS, N_SOURCES, N_SOURCES))
     batched = scaled_dot_product_attention(queries, keys, values)
@@ -69,7 +69,7 @@ def _attend_one_by_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.cat([scaled_dot_product_attention(query, keys, values) for query in queries.split(1, dim=2)], dim=2)
 
 
-def _measure_times() -> dict[str, list[float]]:
+def _measure_and_print_milliseconds() -> dict[str, list[float]]:
     print_section("Speed (self-attention of one head, d = 64, on one core of this machine)")
     times = {"one at a time": [], "all at once": []}
     for length in SEQUENCE_LENGTHS:

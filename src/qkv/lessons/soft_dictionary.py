@@ -32,7 +32,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random except 
 
     by_length = _print_longer_queries(memory)
     _print_equality_with_attention(memory)
-    shares = _print_lecture_e_analogy()
+    shares = _print_lookup_weights()
     return lambda: _draw_soft_dictionary(by_length, shares)
 
 
@@ -69,7 +69,7 @@ def _print_equality_with_attention(memory: SoftMemory) -> None:
         a mixture of encoder states.""")
 
 
-def _print_lecture_e_analogy() -> torch.Tensor:
+def _print_lookup_weights() -> torch.Tensor:
     print_section("The figure of lecture E: query #9 mixes values #1 to #4")
     memory = SoftMemory()
     values = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0]])

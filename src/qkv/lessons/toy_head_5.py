@@ -20,7 +20,7 @@ POSITION_LABELS = [f"{t} {TOY_WORDS_5[i]}" for t, i in enumerate(SEQUENCE)]
 TokenTable = Float[Tensor, "position vocabulary"]
 
 
-def bigram_table() -> TokenTable:
+def next_token_frequencies_by_position() -> TokenTable:
     """X: for each position, the distribution of the next token in the data; <start> follows the last token."""
     follows = torch.zeros(len(TOY_WORDS_5), len(TOY_WORDS_5))
     for token, next_token in zip(SEQUENCE, (*SEQUENCE[1:], SEQUENCE[0]), strict=True):
@@ -46,13 +46,13 @@ def train_head_and_predict(
 ) -> tuple[ToyHead, TokenTable]:
     """Train a head on X; return it with its predicted probabilities."""
     head = ToyHead(len(SEQUENCE), len(TOY_WORDS_5), seed=seed, with_positions=with_positions, causal=causal)
-    train_toy_head(head, bigram_table()[None], target_table()[None])
+    train_toy_head(head, next_token_frequencies_by_position()[None], target_table()[None])
     with torch.no_grad():
-        return head, head(bigram_table()[None])[0].softmax(-1)
+        return head, head(next_token_frequencies_by_position()[None])[0].softmax(-1)
 
 
 def lesson(seed: int) -> DrawFigure:
-    x, target = bigram_table(), target_table()
+    x, target = next_token_frequencies_by_position(), target_table()
     print_section("The data: one sequence, T = 6, and its bigram table X (T×V), V = 5")
     print_table(["token", "id"], [(word, i) for i, word in enumerate(TOY_WORDS_5, start=1)])
     print_text(f"""<start> the man ordered the chicken = {list(SLIDE_IDS)}. X contains the distribution of the token

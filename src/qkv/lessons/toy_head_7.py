@@ -36,7 +36,7 @@ def bigram_inputs() -> Table:
     return (follows / follows.sum(1, keepdim=True))[SENTENCE_IDS]
 
 
-def train_head_on(seed: int, x: Table) -> tuple[ToyHead, Table]:
+def train_head_and_predict_on(seed: int, x: Table) -> tuple[ToyHead, Table]:
     """Train a head of width H = 20 on x; return it with its predicted probabilities."""
     head = ToyHead(SENTENCE_IDS.shape[1], len(TOY_WORDS_7), d_head=D_HEAD, seed=seed)
     train_toy_head(head, x, next_token_targets())
@@ -46,7 +46,7 @@ def train_head_on(seed: int, x: Table) -> tuple[ToyHead, Table]:
 
 def lesson(seed: int) -> DrawFigure:
     x = F.one_hot(SENTENCE_IDS, len(TOY_WORDS_7)).float()
-    head, predictions = train_head_on(seed, x)
+    head, predictions = train_head_and_predict_on(seed, x)
     with record(head, "attention.weights", "attention.head_outputs") as cache, torch.no_grad():
         head(x)
     weights = cache["attention.weights"][:, 0]
@@ -61,7 +61,7 @@ def lesson(seed: int) -> DrawFigure:
         but the printed predictions have shape T×V = {predictions.shape[1]}×{predictions.shape[2]}. The code omits the
         layer attention.out_proj shown above.""")
     _print_predictions(predictions)
-    _print_weights(weights)
+    _print_computed_and_slide_weights(weights)
     _print_masked_edge(head, x, predictions)
     _print_bigram_inputs(seed)
     rows = [label for labels in SENTENCE_LABELS for label in labels]
@@ -100,7 +100,7 @@ def _print_predictions(ours: Table) -> None:
         distributions.""")
 
 
-def _print_weights(ours: Table) -> None:
+def _print_computed_and_slide_weights(ours: Table) -> None:
     print_section("Attention weights T×T: computed, and from the slide on the right")
     for i, labels in enumerate(SENTENCE_LABELS):
         both = [
@@ -131,7 +131,7 @@ def _print_masked_edge(head: ToyHead, x: Table, unmasked: Table) -> None:
 def _print_bigram_inputs(seed: int) -> None:
     print_section("X must be one-hot here, unlike the bigram table of the 5-token example")
     x = bigram_inputs()
-    _, p = train_head_on(seed, x)
+    _, p = train_head_and_predict_on(seed, x)
     difference = (x[0, 1] - x[1, 1]).abs().max().item()
     print_text(f"""In the bigram table, man and woman have the same row, because both are followed by ordered
         (max|difference| = {difference:.0f}), so the two sentences have the same input. The same head trained on this

@@ -63,7 +63,7 @@ def build_sequence_models() -> dict[str, nn.Module]:
     }
 
 
-def gradient_by_distance(model: nn.Module) -> Float[Tensor, " distance"]:
+def relative_gradient_norm_by_distance(model: nn.Module) -> Float[Tensor, " distance"]:
     """Return ‖∂last output/∂input k positions back‖, relative to the last input."""
     n = max(DISTANCES) + 1
     x = torch.randn(8, n, D, dtype=torch.float64, requires_grad=True)
@@ -88,7 +88,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
         gradient. A residual connection gives the gradient a path that no layer multiplies. With both, the gradient
         does not vanish.""")
 
-    distance = {name: gradient_by_distance(model) for name, model in build_sequence_models().items()}
+    distance = {name: relative_gradient_norm_by_distance(model) for name, model in build_sequence_models().items()}
     print_section("Over time: gradient of the last output with respect to the input k positions earlier")
     print_table(["k", *distance], [
         (k, *(f"{norms[i].item():.1e}" for norms in distance.values())) for i, k in enumerate(DISTANCES)

@@ -25,7 +25,7 @@ COLUMNS = ("[0]", "[1]", "[2]", "[3]")
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
     target_scores = torch.cat((torch.tensor([LECTURE_B_SLIDE_SCORES]), 8.0 * torch.randint(0, 15, (3, 4))))
-    attention = _build_head_with_unscaled_scores(target_scores)
+    attention = _build_head_from_unscaled_scores(target_scores)
     with torch.no_grad(), record(attention, "queries", "keys", "values", "weights") as cache:
         output = attention(INPUTS[None])[0]
     queries, keys, values = (cache[name][0, 0] for name in ("queries", "keys", "values"))
@@ -54,7 +54,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     return lambda: _draw_walkthrough(weights)
 
 
-def _build_head_with_unscaled_scores(scores: Tensor) -> Attention:
+def _build_head_from_unscaled_scores(scores: Tensor) -> Attention:
     """Build a head without biases and W_O whose scores for `INPUTS` are exactly these numbers."""
     keys = torch.ones(1, 1)
     while len(keys) < D_KEY:

@@ -15,10 +15,10 @@ from qkv.nn import CAUSAL, Mask, Source
 SOURCE_WORDS = ("el", "gato", "gris", "se", "sentó")
 TARGET_WORDS = ("<bos>", "the", "gray", "cat", "sat")
 
-StateChanges = Float[Tensor, "query key"]
+StateChangeNorms = Float[Tensor, "query key"]
 
 
-def changes_by_token(seq2seq: Seq2Seq, *, decoder: bool) -> StateChanges:
+def changes_by_token(seq2seq: Seq2Seq, *, decoder: bool) -> StateChangeNorms:
     """Norm of the change of each final hidden state (rows) if one token (columns) is replaced."""
 
     def final_states(ids: Int[Tensor, "1 position"]) -> Float[Tensor, "query d"]:
@@ -33,7 +33,7 @@ def changes_by_token(seq2seq: Seq2Seq, *, decoder: bool) -> StateChanges:
     return torch.stack(columns, dim=1)
 
 
-def changes_by_encoder_state(seq2seq: Seq2Seq, mask: Mask | None = None) -> StateChanges:
+def changes_by_encoder_state(seq2seq: Seq2Seq, mask: Mask | None = None) -> StateChangeNorms:
     """Norm of the change of each final decoder state (rows) if one encoder state (columns) is replaced."""
     columns = []
     with torch.no_grad():
@@ -54,7 +54,7 @@ def lecture_c_cross_mask(causal: Int[Tensor, "query key"], mask: Int[Tensor, " q
 
 
 def lesson(seed: int) -> DrawFigure:
-    seq2seq = wirings.build_seq2seq(seed)
+    seq2seq = wirings.build_float64_seq2seq(seed)
     encoder, decoder = (changes_by_token(seq2seq, decoder=is_decoder) for is_decoder in (False, True))
     cross = changes_by_encoder_state(seq2seq)
     print_section("Measured: which final states change if one vector is replaced (● changes, · does not)")
@@ -66,7 +66,7 @@ def lesson(seed: int) -> DrawFigure:
     incorrect = _print_lecture_c_error(seq2seq)
     print_section("Which encoder layer does each decoder layer attend to? (quiz of lecture E)")
     wirings.print_measured_wiring(seq2seq)
-    return lambda: _draw_visibility(
+    return lambda: _draw_visibility_markers(
         {
             "Encoder self-attention: all tokens": (encoder, SOURCE_WORDS, SOURCE_WORDS),
             "Decoder self-attention: the prefix": (decoder, TARGET_WORDS, TARGET_WORDS),
@@ -76,7 +76,7 @@ def lesson(seed: int) -> DrawFigure:
     )
 
 
-def _print_lecture_c_error(seq2seq: Seq2Seq) -> StateChanges:
+def _print_lecture_c_error(seq2seq: Seq2Seq) -> StateChangeNorms:
     print_section("The decoder code of lecture C")
     n = IDS.shape[1]
     causal = CAUSAL.to_dense(n, n, IDS.device)[0, 0].int()
@@ -96,13 +96,13 @@ def _print_lecture_c_error(seq2seq: Seq2Seq) -> StateChanges:
     return incorrect
 
 
-def _print_changes(title: str, changes: StateChanges, rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
+def _print_changes(title: str, changes: StateChangeNorms, rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
     lines = zip(rows, changes.tolist(), strict=True)
     print_text(f"{title}:")
     print_table(["", *columns], [(row, *("●" if cell > 0 else "·" for cell in line)) for row, line in lines])
 
 
-def _draw_visibility(panels: dict[str, tuple[StateChanges, tuple[str, ...], tuple[str, ...]]]) -> Figure:
+def _draw_visibility_markers(panels: dict[str, tuple[StateChangeNorms, tuple[str, ...], tuple[str, ...]]]) -> Figure:
     figure = new_figure(width=9.0, height=8.0)
     for axes, (title, (changes, rows, columns)) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
         for is_visible, marker, size, color in ((True, "o", 160, BLUE), (False, "x", 30, "0.6")):

@@ -15,7 +15,7 @@ REPLACEMENT_ID = 5
 """Id of the replacement token."""
 
 
-def build_seq2seq(seed: int = 0) -> Seq2Seq:
+def build_float64_seq2seq(seed: int = 0) -> Seq2Seq:
     """Build an untrained encoder–decoder in float64, so that rounding errors are negligible."""
     config = Seq2SeqConfig(
         vocab_size=6, context_length=8, d_model=32, n_heads=2, n_encoder_layers=N_STACK_LAYERS,

@@ -36,7 +36,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     print_text("Euclidean distance (0: the same vector):")
     print_matrix(vectors.euclidean, rows=COMPARED, columns=COMPARED, corner="‖a−b‖")
     _print_nearest_words(task)
-    _print_contextual_similarities(task)
+    _print_contextual_similarities_by_layer(task)
     all_vectors = word_vectors(task, WORDS)
     return lambda: plot_word_map(
         all_vectors.vectors, WORDS, groups=[group for group, words in GROUPS.items() for _ in words],
@@ -66,13 +66,13 @@ def _print_nearest_words(task: LanguageModel) -> None:
         same words.""")
 
 
-def _print_contextual_similarities(task: LanguageModel) -> None:
+def _print_contextual_similarities_by_layer(task: LanguageModel) -> None:
     print_section(f"Contextual vectors: the word “{WORD}” in different sentences")
     for name, sentence in SENTENCES.items():
         print(f"  {name:10} {sentence}")
     print()
     taps = ["embedding.tokens", *(f"blocks.{layer}.resid_post" for layer in range(task.model.config.n_layers))]
-    vectors_by_sense = {name: _word_states(task, sentence, taps) for name, sentence in SENTENCES.items()}
+    vectors_by_sense = {name: _states_of_studied_word(task, sentence, taps) for name, sentence in SENTENCES.items()}
     rows = []
     for layer, tap in enumerate(taps):
         vectors = WordVectors(
@@ -90,7 +90,7 @@ def _print_contextual_similarities(task: LanguageModel) -> None:
         moves away. A GPT only uses the preceding words; a BERT would also use the following ones.""")
 
 
-def _word_states(task: LanguageModel, sentence: str, taps: list[str]) -> Float[Tensor, "tap d_model"]:
+def _states_of_studied_word(task: LanguageModel, sentence: str, taps: list[str]) -> Float[Tensor, "tap d_model"]:
     start = sentence.rindex(WORD)
     ids, (position,) = locate_tokens(task.tokenizer, sentence, start, start + len(WORD))
     with record(task.model, *taps) as cache, torch.no_grad():

@@ -61,7 +61,7 @@ def lesson(seed: int) -> DrawFigure:
         (ii). A negative score then becomes +∞, and its row becomes NaN. Both mean the first table, where −∞ is
         added.""")
     _print_leaks()
-    losses = _train_with_each_method(seed)
+    losses = _training_and_generation_losses(seed)
     _print_training_and_generation_losses(losses)
     return lambda: _draw_masks(scores, losses)
 
@@ -81,7 +81,7 @@ def _print_leaks() -> None:
         this information is gone and the weights are correct.""")
 
 
-def _train_with_each_method(seed: int) -> list[tuple[str, float, float]]:
+def _training_and_generation_losses(seed: int) -> list[tuple[str, float, float]]:
     losses = []
     for method in METHODS:
         torch.manual_seed(seed)

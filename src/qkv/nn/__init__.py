@@ -15,7 +15,7 @@ from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, Sinusoidal
 from qkv.nn.recurrent import AttentiveDecoder, RecurrentEncoder, State, StateAttention
 from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, RotaryEmbedding, alibi_slopes
 from qkv.nn.soft_memory import SoftMemory
-from qkv.nn.tap import Tap, has_hooks
+from qkv.nn.tap import Tap, has_forward_hooks
 from qkv.nn.varlen import Varlen
 
 __all__ = [
@@ -60,7 +60,7 @@ __all__ = [
     "check_int8",
     "check_patches",
     "fused_attention",
-    "has_hooks",
+    "has_forward_hooks",
     "init_weights",
     "make_norm",
     "masked_softmax",

@@ -13,10 +13,10 @@ from qkv.choices import AttentionKernel, HeadCombination
 from qkv.errors import ConfigError, ShapeError
 from qkv.nn.cache import LayerCache, LayerSourceCache
 from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax
-from qkv.nn.fused_autograd import fused_qkv, is_compiled_for_training
+from qkv.nn.fused_autograd import fused_qkv, is_compiling_cuda_bf16_training
 from qkv.nn.mask import Mask
 from qkv.nn.relative_positions import PositionInfo
-from qkv.nn.tap import Tap, has_hooks
+from qkv.nn.tap import Tap, has_forward_hooks
 from qkv.tensors import HeadOutputs, Residual
 
 MIN_TOKENS_FOR_FUSED_QKV = 1024
@@ -107,7 +107,7 @@ class Attention(nn.Module):
         Each row of the source may be shared by several consecutive rows of x (the beams of a beam search).
         """
         self._check_inputs(x, source)
-        if source is None and self._can_fuse_qkv(x):
+        if source is None and self._should_fuse_qkv(x):
             query, *key_value = self._project_fused_qkv(x)
         else:
             query, key_value = self.q_proj(x), []
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         head_outputs = self.head_outputs(inputs.unfold_beams(self._attend(self.inputs(inputs))))
         return self.out_proj(self._merge_heads(head_outputs))
 
-    def _can_fuse_qkv(self, x: Tensor) -> bool:
+    def _should_fuse_qkv(self, x: Tensor) -> bool:
         """Whether one matmul for queries, keys and values is faster than three and gives the same result.
 
         A replaced projection (for example a LoRA layer) or a hook on a projection requires separate matmuls.
@@ -137,7 +137,7 @@ class Attention(nn.Module):
         if not x.is_cuda or x.shape[0] * x.shape[1] < MIN_TOKENS_FOR_FUSED_QKV:
             return False
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        return all(type(projection) is nn.Linear and not has_hooks(projection) for projection in projections)
+        return all(type(projection) is nn.Linear and not has_forward_hooks(projection) for projection in projections)
 
     def _project_fused_qkv(self, x: Tensor) -> list[Tensor]:
         """Project to queries, keys and values with one matmul. Three small ones would not fill a GPU."""
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         weight = torch.cat([projection.weight for projection in projections])
         widths = [projection.out_features for projection in projections]
         bias = torch.cat([projection.bias for projection in projections]) if self.has_bias else None
-        if bias is not None and is_compiled_for_training(x):
+        if bias is not None and is_compiling_cuda_bf16_training(x):
             return list(fused_qkv(x, weight, bias, widths))
         return list(F.linear(x, weight, bias).split(widths, dim=-1))
 

@@ -11,11 +11,11 @@ from qkv.errors import CacheError, ConfigError
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache, LayerCache, LayerSourceCache
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.fused_autograd import fused_norm_residual, is_compiled_for_training
+from qkv.nn.fused_autograd import fused_residual_and_norm, is_compiling_cuda_bf16_training
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RotaryEmbedding
-from qkv.nn.tap import Tap, has_hooks
+from qkv.nn.tap import Tap, has_forward_hooks
 from qkv.tensors import Positions, Residual
 
 
@@ -88,30 +88,30 @@ class Block(nn.Module):
         if self.cross_attention is not None and source is None:
             raise ConfigError("the block has cross-attention, but no source was passed")
         self_cache, source_cache = cache if cache is not None else (None, None)
-        x, normed = self._sublayer_input(self.attention_norm, self.resid_pre(x))
+        x, normed = self._residual_and_sublayer_input(self.attention_norm, self.resid_pre(x))
         out = self.attention(normed, mask=mask, position_info=position_info, cache=self_cache)
         # A local variable would keep the tensor alive during the next sub-layer and raise the peak memory.
         del normed
         x = self.resid_mid(self._add_to_residual(self.attention_norm, x, self.attention_out(out)))
         del out
         if self.cross_attention is not None and source is not None:
-            x, normed = self._sublayer_input(self.cross_attention_norm, x)
+            x, normed = self._residual_and_sublayer_input(self.cross_attention_norm, x)
             out = self.cross_attention(normed, source=source.states, mask=source.mask, cache=source_cache)
             del normed
             x = self.resid_cross(self._add_to_residual(self.cross_attention_norm, x, self.cross_attention_out(out)))
             del out
-        x, normed = self._sublayer_input(self.feed_forward_norm, x)
+        x, normed = self._residual_and_sublayer_input(self.feed_forward_norm, x)
         out = self.feed_forward(normed)
         del normed
         return self.resid_post(self._add_to_residual(self.feed_forward_norm, x, self.feed_forward_out(out)))
 
-    def _sublayer_input(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _residual_and_sublayer_input(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the residual stream and the sub-layer's input (normalized with pre-norm)."""
         if self.norm_position is NormPosition.POST:
             return x, x
-        can_fuse = is_compiled_for_training(x) and x.dtype is torch.bfloat16 and not has_hooks(norm)
+        can_fuse = is_compiling_cuda_bf16_training(x) and x.dtype is torch.bfloat16 and not has_forward_hooks(norm)
         if can_fuse and isinstance(norm, LayerNorm | RMSNorm):
-            return fused_norm_residual(x, norm)
+            return fused_residual_and_norm(x, norm)
         return x, norm(x)
 
     def _add_to_residual(self, norm: nn.Module, x: Tensor, out: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class InputEmbedding(nn.Module):
             raise ConfigError("segments were passed, but the embedding has no segments (n_segments is not set)")
         if self.position is not None:
             x = self.position(x, positions)
-        return self.sum(_cast_to_autocast_dtype(self.dropout(x if self.norm is None else self.norm(x))))
+        return self.sum(_cast_to_autocast_if_compiled(self.dropout(x if self.norm is None else self.norm(x))))
 
     def _embed_segments(self, ids: Tensor, segments: Tensor | None) -> Tensor:
         if segments is None:
@@ -102,7 +102,7 @@ class InputEmbedding(nn.Module):
         return self.segment(segments)
 
 
-def _cast_to_autocast_dtype(x: Residual) -> Residual:
+def _cast_to_autocast_if_compiled(x: Residual) -> Residual:
     """Cast the residual stream to the autocast dtype if the model is compiled for a GPU. Norms still use float32.
 
     Reading and writing the stream in float32 would take twice as long.

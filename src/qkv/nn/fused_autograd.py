@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from qkv.nn.norm import LayerNorm, RMSNorm
 
 
-def is_compiled_for_training(x: Tensor) -> bool:
+def is_compiling_cuda_bf16_training(x: Tensor) -> bool:
     """Whether this code is being compiled for training on a GPU with bfloat16 autocast."""
     return (
         x.is_cuda
@@ -36,17 +36,17 @@ def fused_qkv(x: Tensor, weight: Tensor, bias: Tensor, widths: Sequence[int]) ->
     return _FusedQKV.apply(x, weight, bias, tuple(widths))
 
 
-def fused_norm_residual(x: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
+def fused_residual_and_norm(x: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
     """Returns x and norm(x) in bfloat16.
 
     In the backward pass, one kernel computes the gradients of γ and β and adds the gradient through the norm to the
     gradient of the residual stream.
     """
     is_centered = isinstance(norm, LayerNorm)
-    return _FusedNormResidual.apply(x, norm.weight, norm.bias if is_centered else None, norm.eps, is_centered)
+    return _NormWithFusedResidualGrad.apply(x, norm.weight, norm.bias if is_centered else None, norm.eps, is_centered)
 
 
-class _FusedNormResidual(torch.autograd.Function):
+class _NormWithFusedResidualGrad(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
@@ -68,11 +68,11 @@ class _FusedNormResidual(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        from qkv.nn.norm_backward_kernel import norm_residual_backward
+        from qkv.nn.norm_backward_kernel import norm_residual_backward_partial_sums
 
         grad_residual, grad_normed = grad_outputs
         x, weight, mean, scale = ctx.saved_tensors
-        grad_x, partial_sums = norm_residual_backward(grad_normed, grad_residual, x, weight, mean, scale)
+        grad_x, partial_sums = norm_residual_backward_partial_sums(grad_normed, grad_residual, x, weight, mean, scale)
         grad_params = partial_sums.sum(0).to(weight.dtype)
         return grad_x, grad_params[0], grad_params[1] if ctx.has_bias else None, None, None
 
@@ -87,11 +87,11 @@ class _FusedQKV(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        from qkv.nn.fused_autograd_kernels import concat_and_sum_columns
+        from qkv.nn.fused_autograd_kernels import concat_with_partial_column_sums
 
         x, weight = ctx.saved_tensors
         first, second, third = (grad.flatten(0, 1) for grad in grad_outputs)
-        grad, partial_sums = concat_and_sum_columns(first, second, third)
+        grad, partial_sums = concat_with_partial_column_sums(first, second, third)
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         return (
             (grad @ weight).view(x.shape).to(x_dtype),

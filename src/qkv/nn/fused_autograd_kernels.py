@@ -137,8 +137,8 @@ def _(x: Tensor, bias: Tensor) -> Tensor:  # noqa: ARG001
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("qkv::biased_gelu_backward", mutates_args=())
-def biased_gelu_backward(grad_output: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("qkv::biased_gelu_backward_partial_sums", mutates_args=())
+def biased_gelu_backward_partial_sums(grad_output: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradient of x and one row of partial sums of the bias gradient per program."""
     grad_output, x, width = grad_output.contiguous(), x.contiguous(), x.shape[-1]
     grad_x, n_rows = torch.empty_like(x), x.numel() // width
@@ -151,7 +151,7 @@ def biased_gelu_backward(grad_output: Tensor, x: Tensor, bias: Tensor) -> tuple[
     return grad_x, partial_sums
 
 
-@biased_gelu_backward.register_fake
+@biased_gelu_backward_partial_sums.register_fake
 def _(grad_output: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     n_programs = -(-(x.numel() // x.shape[-1]) // ROWS_PER_PROGRAM)
     partial_sums = x.new_empty((n_programs, x.shape[-1]), dtype=torch.float32)
@@ -164,15 +164,15 @@ def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> Non
 
 def _biased_gelu_autograd(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
     x, bias = ctx.saved_tensors
-    grad_x, partial_sums = biased_gelu_backward(grad_output, x, bias)
+    grad_x, partial_sums = biased_gelu_backward_partial_sums(grad_output, x, bias)
     return grad_x, partial_sums.sum(0).to(bias.dtype)
 
 
 biased_gelu.register_autograd(_biased_gelu_autograd, setup_context=_save_inputs)
 
 
-@torch.library.custom_op("qkv::concat_and_sum_columns", mutates_args=())
-def concat_and_sum_columns(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("qkv::concat_with_partial_column_sums", mutates_args=())
+def concat_with_partial_column_sums(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
     """Returns three matrices concatenated along their columns, and one row of partial column sums per program."""
     parts = [part if part.stride(1) == 1 else part.contiguous() for part in (first, second, third)]
     n_rows, widths = len(first), [part.shape[1] for part in parts]
@@ -186,7 +186,7 @@ def concat_and_sum_columns(first: Tensor, second: Tensor, third: Tensor) -> tupl
     return joined, partial_sums
 
 
-@concat_and_sum_columns.register_fake
+@concat_with_partial_column_sums.register_fake
 def _(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
     width = first.shape[1] + second.shape[1] + third.shape[1]
     n_programs = -(-len(first) // COPIED_ROWS_PER_PROGRAM)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def materialize_once(table: Tensor) -> Tensor:
+def materialize_under_compile(table: Tensor) -> Tensor:
     """Returns the table unchanged and, under torch.compile, written to memory first.
 
     No gradient flows through the table.

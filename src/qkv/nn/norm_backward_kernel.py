@@ -56,8 +56,8 @@ def norm_residual_backward_kernel(
         tl.store(partial_sums + block * width + columns, tl.sum(grad_gamma, 0), mask=is_column)
 
 
-@torch.library.custom_op("qkv::norm_residual_backward", mutates_args=())
-def norm_residual_backward(
+@torch.library.custom_op("qkv::norm_residual_backward_partial_sums", mutates_args=())
+def norm_residual_backward_partial_sums(
     grad_normed: Tensor, grad_residual: Tensor, x: Tensor, weight: Tensor, mean: Tensor | None, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradient of x and one row of partial sums per program for γ (and for β if `mean` is passed)."""
@@ -76,7 +76,7 @@ def norm_residual_backward(
     return grad_x, partial_sums
 
 
-@norm_residual_backward.register_fake
+@norm_residual_backward_partial_sums.register_fake
 def _(
     grad_normed: Tensor,  # noqa: ARG001
     grad_residual: Tensor,  # noqa: ARG001

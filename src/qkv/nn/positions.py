@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from qkv.choices import SinusoidStyle
 from qkv.errors import ConfigError, ContextLengthError
-from qkv.nn.materialize import materialize_once
+from qkv.nn.materialize import materialize_under_compile
 from qkv.tensors import Positions, Residual
 
 
@@ -29,7 +29,7 @@ def sinusoidal_encoding(
             vectors = torch.cat((angles.sin(), angles.cos()), dim=-1)
         case SinusoidStyle.INTERLEAVED | SinusoidStyle.INTERLEAVED_FROM_ONE:
             vectors = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-    return materialize_once(vectors.to(dtype))
+    return materialize_under_compile(vectors.to(dtype))
 
 
 class LearnedPositions(nn.Module):

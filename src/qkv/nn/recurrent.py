@@ -36,7 +36,7 @@ def build_recurrence(
     )
 
 
-def run_recurrence(recurrence: nn.GRU | nn.LSTM, x: Any, state: State | None = None) -> Any:  # noqa: ANN401 - packed or not
+def run_recurrence_in_weight_dtype(recurrence: nn.GRU | nn.LSTM, x: Any, state: State | None = None) -> Any:  # noqa: ANN401 - packed or not
     """Run a GRU or LSTM in the precision of its weights, even under autocast.
 
     On a GPU, autocast runs recurrences in float16 regardless of its dtype, and small gradients underflow to 0.
@@ -101,14 +101,14 @@ class RecurrentEncoder(nn.Module):
     def forward(self, x: Residual, attention_mask: AttentionMask | None = None) -> tuple[Residual, State]:
         """Returns the encoder states and the initial state of the decoder."""
         if attention_mask is None:
-            states, last = run_recurrence(self.recurrence, x)
+            states, last = run_recurrence_in_weight_dtype(self.recurrence, x)
         else:
             lengths = attention_mask.sum(1).cpu()
             if int(lengths.min()) == 0:
                 raise InputError(f"row {int(lengths.argmin())} of the source has 0 tokens, but at least 1 is required")
             x, inverse_order = _align_left(x, attention_mask)
             packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            states, last = run_recurrence(self.recurrence, packed)
+            states, last = run_recurrence_in_weight_dtype(self.recurrence, packed)
             states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
             states = states.gather(1, inverse_order[..., None].expand_as(states)) * attention_mask[..., None]
         last = last if isinstance(last, tuple) else (last,)
@@ -203,7 +203,7 @@ class AttentiveDecoder(nn.Module):
         cache: LayerSourceCache | None = None,
     ) -> tuple[Residual, State]:
         """Returns the decoder outputs and the state after the last position."""
-        states, last = run_recurrence(self.recurrence, x, state)
+        states, last = run_recurrence_in_weight_dtype(self.recurrence, x, state)
         states = self.states(states)
         if self.attention is not None and self.combine is not None:
             context = self.attention(states, source, mask=mask, cache=cache)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.errors import ConfigError
-from qkv.nn.materialize import materialize_once
+from qkv.nn.materialize import materialize_under_compile
 from qkv.tensors import KeyPositions, QueryPositions, ScoreBias
 
 
@@ -84,7 +84,7 @@ class RotaryEmbedding(nn.Module):
             frequencies = self.scaling(frequencies)
         angles = query_positions[:, None, :, None].to(precise_dtype) * frequencies.to(precise_dtype)
         angles = torch.cat((angles, angles), dim=-1)
-        return PositionInfo(rotation=(materialize_once(angles.cos()), materialize_once(angles.sin())))
+        return PositionInfo(rotation=(materialize_under_compile(angles.cos()), materialize_under_compile(angles.sin())))
 
 
 class ALiBi(nn.Module):

@@ -30,7 +30,7 @@ class SoftMemory:
 
     def __setitem__(self, key: Vector | Sequence[float], value: Vector | Sequence[float]) -> None:
         """Store a value. As in a `dict`, an equal key is replaced."""
-        key, value = _to_vector(key), _to_vector(value)
+        key, value = _to_nonempty_float_vector(key), _to_nonempty_float_vector(value)
         if self._keys:
             _check_width("key", key, len(self._keys[0]))
             _check_width("value", value, len(self._values[0]))
@@ -48,7 +48,7 @@ class SoftMemory:
         """Returns the attention weight of each entry, in insertion order. The weights sum to 1."""
         if not self._keys:
             raise InputError("the memory is empty: it has 0 entries, but a lookup needs at least 1")
-        query = _to_vector(query)
+        query = _to_nonempty_float_vector(query)
         _check_width("query", query, len(self._keys[0]))
         keys = torch.stack(self._keys)
         scores = keys @ query.to(keys.dtype)
@@ -61,7 +61,7 @@ class SoftMemory:
         return weights.to(values.dtype) @ values
 
 
-def _to_vector(numbers: Vector | Sequence[float]) -> Vector:
+def _to_nonempty_float_vector(numbers: Vector | Sequence[float]) -> Vector:
     vector = torch.as_tensor(numbers)
     if vector.ndim != 1 or len(vector) == 0:
         raise ShapeError(f"keys, values and queries must be non-empty vectors, got shape {tuple(vector.shape)}")

@@ -18,12 +18,13 @@ QUERIES, WARPS = 64, 4
 
 @triton.jit
 def short_varlen_attention_kernel(
-    queries, keys, values, cu_seqlens, outputs, query_row, query_head, key_row, key_head, value_row, value_head, scale,
+    queries, keys, values, cu_seqlens, outputs, query_row, query_head, key_row, key_head, value_row, value_head,
+    scale_log2,
     D: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Attend from a block of queries of one head to all keys of their sequence.
 
-    `scale` includes the factor log₂(e), because the softmax uses powers of 2.
+    `scale_log2` includes the factor log₂(e), because the softmax uses powers of 2.
     """
     head, n_heads = tl.program_id(0), tl.num_programs(0)
     start = tl.load(cu_seqlens + tl.program_id(1)).to(tl.int64)
@@ -38,7 +39,7 @@ def short_varlen_attention_kernel(
         query = tl.load(query_pointers, mask=is_query, other=0)
         key = tl.load(key_pointers, mask=is_key, other=0)
         value = tl.load(value_pointers, mask=is_key, other=0)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
         scores = tl.where((key_positions < n)[None, :], scores, float("-inf"))
         weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
         result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") / tl.sum(weights, 1)[:, None]

@@ -55,10 +55,10 @@ class SecurityMiddleware:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        response = self._check_request(scope)
+        response = self._intercept_request(scope)
         await (self._app if response is None else response)(scope, receive, send_with_headers)
 
-    def _check_request(self, scope: Scope) -> Response | None:
+    def _intercept_request(self, scope: Scope) -> Response | None:
         """Returns the response to a request that must not reach the application, and `None` for other requests."""
         headers = Headers(scope=scope)
         if headers.get("host") not in self._hosts:

@@ -22,7 +22,7 @@ from qkv.serving.access_control import SecurityMiddleware, json_error_response
 from qkv.serving.frame_format import add_length_prefix, build_frame
 from qkv.serving.locks import N_WORKER_THREADS, POLL_SECONDS, cancellation_scope
 from qkv.serving.responses import FRAME, FRAMES, JSON, APIResponse, Backend, RequestError, catch_errors, error_response
-from qkv.serving.standalone_page import PAGE_FOLDER, read_index_html
+from qkv.serving.standalone_page import PAGE_FOLDER, index_html_or_notice
 
 MAX_BODY_BYTES = 2**20
 MAX_PENDING_REQUESTS = 32
@@ -49,7 +49,7 @@ class RequestExecutor:
 
     async def run(self, request: Request, work: Callable[[], _WorkResult]) -> _WorkResult:
         """Run a function in the thread pool. Cancels it on a timeout or when the client disconnects."""
-        self._add_pending()
+        self._increment_pending_or_raise()
         cancel_event = Event()
 
         def run_cancellable() -> _WorkResult:
@@ -94,7 +94,7 @@ class RequestExecutor:
         finally:
             self._remove_pending()
 
-    def _add_pending(self) -> None:
+    def _increment_pending_or_raise(self) -> None:
         with self.pending_lock:
             if self.n_pending >= self.max_pending:
                 message = f"too many pending requests: {self.n_pending}, limit {self.max_pending}. Try again later"
@@ -209,5 +209,5 @@ def _load_page_files(page: Path) -> dict[str, APIResponse]:
         path.relative_to(page).as_posix(): APIResponse(200, MEDIA_TYPES[path.suffix], path.read_bytes())
         for path in paths
     }
-    index = APIResponse(200, MEDIA_TYPES[".html"], read_index_html(page).encode())
+    index = APIResponse(200, MEDIA_TYPES[".html"], index_html_or_notice(page).encode())
     return {**files, "": index, "index.html": index}

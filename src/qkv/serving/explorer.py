@@ -127,7 +127,7 @@ class Explorer:
             "/api/coreference": Endpoint(schema=schemas.CoreferenceRequest, handler=self._coreference),
             "/api/positions": Endpoint(schema=schemas.PositionSimilarityRequest, handler=self._position_similarity),
             "/api/timeline": Endpoint(schema=schemas.TimelineRequest, handler=self._timeline),
-            "/api/compare": Endpoint(schema=schemas.CompareRequest, handler=self._compare_runs),
+            "/api/compare": Endpoint(schema=schemas.CompareRunsRequest, handler=self._compare_runs),
             "/api/generate": Endpoint(
                 schema=schemas.GenerateRequest, handler=self._generate_frames, content_type=FRAMES
             ),
@@ -188,7 +188,7 @@ class Explorer:
         view = checkpoint_timeline(checkpoints, request.text, request.second, stack=request.stack)
         return views.view_to_dict(view) | {"patterns": PATTERNS, "losses": view.losses}
 
-    def _compare_runs(self, request: schemas.CompareRequest) -> dict[str, Any]:
+    def _compare_runs(self, request: schemas.CompareRunsRequest) -> dict[str, Any]:
         with torch.no_grad():
             return views.compare_view(self.runs.find(request.left), self.runs.find(request.right), request)
 

@@ -54,14 +54,14 @@ def export_responses(explorer: "Explorer", request: ExportRequest) -> APIRespons
 
 
 @dataclass(frozen=True)
-class ReplayedRequest:
+class ReplayedResponse:
     """A recorded response, and its frame if it is one."""
 
     recorded: RecordedResponse
     frame: bytes | None
 
 
-def replay_request(explorer: "Explorer", request: APIRequest) -> ReplayedRequest:
+def replay_request(explorer: "Explorer", request: APIRequest) -> ReplayedResponse:
     """Handle a request of the page again and record the response."""
     if request.path in EXCLUDED_PATHS:
         raise InputError(f"{request.path} cannot be exported")
@@ -75,7 +75,7 @@ def replay_request(explorer: "Explorer", request: APIRequest) -> ReplayedRequest
         content_type=response.content_type,
         response=response.body,
     )
-    return ReplayedRequest(recorded, response.body if response.content_type == FRAME else None)
+    return ReplayedResponse(recorded, response.body if response.content_type == FRAME else None)
 
 
 def view_requests_with_defaults(explorer: "Explorer", run: APIRequest) -> Iterator[APIRequest]:

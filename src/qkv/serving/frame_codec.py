@@ -20,7 +20,7 @@ DTYPES = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), SQRT_U8: np.dtype("u1"
 
 
 @dataclass(frozen=True)
-class QuantizedWeights:
+class WeightsToQuantize:
     """Values from 0 to 1 that are sent as one byte each, with dtype √u8."""
 
     values: Float[Tensor, "..."]
@@ -63,7 +63,7 @@ def encode_json_nan_as_null(data: Any) -> bytes:  # noqa: ANN401
 
 def _extract_blobs(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: ANN401
     match value:
-        case Tensor() | QuantizedWeights():
+        case Tensor() | WeightsToQuantize():
             dtype, array = _to_array(value)
             blobs.append(Blob(name=name, dtype=dtype, shape=array.shape, content=array.tobytes()))
             return {"blob": len(blobs) - 1}
@@ -79,8 +79,8 @@ def _extract_blobs(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: AN
             return value
 
 
-def _to_array(value: Tensor | QuantizedWeights) -> tuple[str, np.ndarray]:
-    if isinstance(value, QuantizedWeights):
+def _to_array(value: Tensor | WeightsToQuantize) -> tuple[str, np.ndarray]:
+    if isinstance(value, WeightsToQuantize):
         half_steps = (value.values.detach().clamp(0, 1).sqrt() * (2 * 255)).cpu().numpy().astype(np.uint16)
         return SQRT_U8, _BYTE_OF_HALF_STEP.take(half_steps)
     kind = "f32" if value.is_floating_point() else "i32"

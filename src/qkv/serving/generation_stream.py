@@ -18,8 +18,15 @@ from qkv.cost.estimate import estimate_workload
 from qkv.cost.prediction import predict_time
 from qkv.cost.roofline import roofline_bound
 from qkv.errors import AttentionEdgeNotReachedError, InputError
-from qkv.generation import GeneratedSequence, GenerationStep, GPTDecoder, decode_steps, new_sequences, top_candidates
-from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_input_from_ids
+from qkv.generation import (
+    GeneratedSequence,
+    GenerationStep,
+    GPTDecoder,
+    decode_steps,
+    new_sequences,
+    top_raw_and_processed_candidates,
+)
+from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_gpt_input_from_ids
 from qkv.inspection.validation import check_index
 from qkv.nn import AttentionInputs
 from qkv.serving.model_registry import RegisteredModel
@@ -41,7 +48,7 @@ class _ForwardPass:
 
 
 @dataclass
-class _ObservedDecoder:
+class _AttentionRecordingDecoder:
     """Decodes one sequence with a GPT and records attention and time of every forward pass.
 
     The model's lock is held and interventions are applied for one forward pass at a time, so that other requests do not
@@ -62,7 +69,7 @@ class _ObservedDecoder:
     def prefill(self, prompt: Sequence[int]) -> Tensor:
         self.ids = list(prompt)
         if self.decoder is None:
-            return self._recompute_all()
+            return self._recompute_last_logits()
         decoder = self.decoder
         with self._observe_pass(len(prompt)):
             return decoder.prefill([list(prompt)])
@@ -70,14 +77,14 @@ class _ObservedDecoder:
     def step(self, ids: Tensor) -> Tensor:
         self.ids += ids.tolist()
         if self.decoder is None:
-            return self._recompute_all()
+            return self._recompute_last_logits()
         with self._observe_pass(1):
             return self.decoder.step(ids)
 
     def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:
         """Does nothing, because there is only one row."""
 
-    def _recompute_all(self) -> Tensor:
+    def _recompute_last_logits(self) -> Tensor:
         model = self.task.model
         with self._observe_pass(len(self.ids)):
             states = model.hidden_states(torch.tensor([self.ids], device=model.embedding.token.weight.device))
@@ -126,14 +133,14 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
         check_index("id", token_id, vocab_size, unit="ids of the vocabulary")
     with loaded.lock:
         interventions = build_interventions(task, request.interventions)
-        model_input = prepare_input_from_ids(task, prompt)
+        model_input = prepare_gpt_input_from_ids(task, prompt)
     config, sampling = task.model.config, request.sampling
     (sequence,) = new_sequences([prompt], max_new=request.max_new, context_length=config.context_length)
     decoder = None
     if request.use_cache:
         decoder = GPTDecoder(task.model, batch=1, capacity=len(prompt) + sequence.limit.max_new_tokens - 1)
     calibration = find_calibration(Mode.DECODE, Precision.FLOAT32, device=device_name(torch.device("cpu")))
-    observed = _ObservedDecoder(task, loaded, interventions, decoder, calibration)
+    observed = _AttentionRecordingDecoder(task, loaded, interventions, decoder, calibration)
     values_per_token = config.n_layers * config.n_kv_heads * (config.d_head + config.d_value)
     yield {
         "kind": "start",
@@ -161,7 +168,7 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
 
 
 def _final_frame(
-    sequence: GeneratedSequence, text: str, observed: _ObservedDecoder, *, milliseconds: float
+    sequence: GeneratedSequence, text: str, observed: _AttentionRecordingDecoder, *, milliseconds: float
 ) -> dict[str, Any]:
     n_passes = len(sequence.new_ids)
     never_reached = {message for message in observed.unreached if observed.unreached.count(message) == n_passes}
@@ -177,7 +184,7 @@ def _final_frame(
 
 def _step_frame(
     task: LanguageModel,
-    observed: _ObservedDecoder,
+    observed: _AttentionRecordingDecoder,
     step: GenerationStep,
     sampling: SamplingConfig,
     *,
@@ -195,7 +202,7 @@ def _step_frame(
             "sampling_probability": candidate.revised,
             "is_chosen": candidate.is_chosen,
         }
-        for candidate in top_candidates(step, sampling, n=n_candidates)
+        for candidate in top_raw_and_processed_candidates(step, sampling, n=n_candidates)
     ]
     mode = Mode.DECODE if forward.n_computed == 1 and observed.decoder is not None else Mode.PREFILL
     return {
@@ -215,7 +222,7 @@ def _step_frame(
     }
 
 
-def _step_cost(observed: _ObservedDecoder, mode: Mode, seq_len: int) -> dict[str, Any]:
+def _step_cost(observed: _AttentionRecordingDecoder, mode: Mode, seq_len: int) -> dict[str, Any]:
     """Estimates the cost of a forward pass that computes the logits of the last token only."""
     work = Workload(mode=mode, batch_size=1, seq_len=seq_len, logits_to_keep=1, device_type=DeviceType.CPU)
     config = observed.task.model.config

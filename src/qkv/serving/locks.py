@@ -25,7 +25,7 @@ def cancellation_scope(cancel_event: Event) -> Iterator[None]:
         _cancel_event.reset(token)
 
 
-class CancellableLock:
+class CancellableRLock:
     """A reentrant lock whose `acquire` raises `RequestError` if the current request has been cancelled.
 
     A forward pass that has started runs to its end, because torch cannot interrupt it.

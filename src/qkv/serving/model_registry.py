@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.config import ModelConfig, config_from_dict
 from qkv.errors import QKVError
-from qkv.serving.locks import CancellableLock
+from qkv.serving.locks import CancellableRLock
 from qkv.serving.model_summary import summarize_model
 from qkv.serving.responses import RequestError
 from qkv.tasks import Task, Translator, load
@@ -33,7 +33,7 @@ class RegisteredModel:
     path: Path | None = None
     task: Task | None = None
     config: ModelConfig | None = None
-    lock: CancellableLock = field(default_factory=CancellableLock)
+    lock: CancellableRLock = field(default_factory=CancellableRLock)
     """Held during every forward pass, because interventions temporarily modify the model."""
 
     @property

@@ -46,7 +46,7 @@ def summarize_model(
         "checkpoints": [
             {"id": f"{loaded.id}@{step}", "step": step} for step in (run.checkpoint_steps() if run else [])
         ],
-        "best_step": int(run.best_checkpoint().name.removeprefix("step-")) if run else None,
+        "best_step": int(run.best_or_latest_checkpoint().name.removeprefix("step-")) if run else None,
         "classes": list(_classifier_labels(config)),
         "examples": _truncate_examples(examples, config.context_length, count_tokens) if is_small else examples,
         "error": None,

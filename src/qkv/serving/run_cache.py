@@ -141,7 +141,7 @@ def prepare_run_input(task: Task, text: str, second: str | None) -> tuple[ModelI
 
 def check_source(task: Translator, text: str) -> str:
     """Returns the source text as the translation model receives it. Raises if it is empty or too long."""
-    if not (source_text := task.prepare_source(text)):
+    if not (source_text := task.normalize_and_add_prefix(text)):
         raise InputError("the text has 0 words, expected at least 1")
     check_context_length(task.model, len(task.source_tokenizer.encode(source_text)))
     return source_text
@@ -186,7 +186,7 @@ def run_response(run: Run) -> dict[str, Any]:
             for stack in attention_stacks(task.model.config)
         ],
         "predicts": predicts,
-        "predictions": [_predict_at(run, position) for position in _predicted_positions(run)] if predicts else [],
+        "predictions": [_predict_at(run, position) for position in _mask_or_last_positions(run)] if predicts else [],
         "classes": _class_probabilities(run),
         "effect": _intervention_effect(run) if run.request.interventions and predicts else None,
         "error": run.error,
@@ -211,7 +211,7 @@ def token_label(tokenizer: Tokenizer, token_id: int) -> str:
     return mark_whitespace(token_text(tokenizer, token_id))
 
 
-def _predicted_positions(run: Run) -> list[int]:
+def _mask_or_last_positions(run: Run) -> list[int]:
     """Returns the positions of [MASK] tokens for a BERT, and the last position for other models."""
     ids = run.model_input.sequence.ids
     if not isinstance(run.task.model, BERT):
@@ -252,7 +252,7 @@ def _class_probabilities(run: Run) -> list[dict[str, Any]]:
 
 def _intervention_effect(run: Run) -> dict[str, Any]:
     masked_queries = [spec.query for spec in run.request.interventions if isinstance(spec, EdgeMaskSpec)]
-    positions = _predicted_positions(run) or masked_queries or [-1]
+    positions = _mask_or_last_positions(run) or masked_queries or [-1]
     task = run.task
     with run.loaded.lock:
         effect = measure_effect(

@@ -106,7 +106,7 @@ class MapRequest(MapOptions):
     run: str
 
 
-class CompareRequest(MapOptions):
+class CompareRunsRequest(MapOptions):
     left: str
     right: str
 

@@ -39,7 +39,7 @@ def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Ca
     # With eight threads running Python code, the default interval of 5 ms delays /api/health five times as long.
     sys.setswitchinterval(0.001)
     ready(address)
-    if browser and has_browser():
+    if browser and has_graphical_browser():
         Timer(0.5, webbrowser.open, (address,)).start()
     uvicorn.Server(config).run(sockets=[listener])
 
@@ -74,7 +74,7 @@ def find_free_port(near: int) -> int:
     raise InputError("no free port is available on this machine")
 
 
-def has_browser() -> bool:
+def has_graphical_browser() -> bool:
     """Whether a graphical browser can be opened. Terminal browsers would take over the terminal."""
     if sys.platform in ("darwin", "win32"):
         return True

@@ -35,7 +35,7 @@ def is_page_built(page: Path | None = None) -> bool:
     return ((page or PAGE_FOLDER) / "index.html").is_file()
 
 
-def read_index_html(page: Path | None = None) -> str:
+def index_html_or_notice(page: Path | None = None) -> str:
     """Returns the HTML of the page, or a short notice if the page has not been built."""
     if is_page_built(page):
         return ((page or PAGE_FOLDER) / "index.html").read_text(encoding="utf-8")
@@ -78,7 +78,7 @@ def build_standalone_page(responses: Sequence[RecordedResponse], *, state: str =
         styles.append((PAGE_FOLDER / match[1]).read_text(encoding="utf-8").replace("</style", "<\\/style"))
         return ""
 
-    text = _OTHER_LINK.sub("", _STYLESHEET.sub(extract_style, _SCRIPT.sub(extract_script, read_index_html())))
+    text = _OTHER_LINK.sub("", _STYLESHEET.sub(extract_style, _SCRIPT.sub(extract_script, index_html_or_notice())))
     # The data is the text of a script element that is not executed. An unescaped < could end the element.
     safe = data.replace("<", "\\u003c")
     data_element = f'<script type="application/json" id="qkv-data">{safe}</script>'

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.choices import AlignmentAveraging
+from qkv.choices import AlignmentLayerAveraging
 from qkv.config import BeamConfig
 from qkv.errors import InputError
 from qkv.generation import Decoder, FinishReason, LengthLimit, beam_search, encode_sources
@@ -20,7 +20,7 @@ from qkv.serving.schemas import TranslateRequest
 from qkv.tasks import Task, Translator
 
 
-class _RecordingDecoder:
+class _HypothesisRecordingDecoder:
     """Wraps a decoder and records the hypotheses that the beam search extends at each step."""
 
     def __init__(self, inner: Decoder) -> None:
@@ -100,7 +100,7 @@ def _record_beam_steps(
     """Repeat the beam search with a decoder that records every step."""
     n_new = min(max_new or 2 * len(source_ids) + 10, task.model.config.context_length)
     with torch.inference_mode():
-        decoder = _RecordingDecoder(encode_sources(task.model, [source_ids], capacity=n_new))
+        decoder = _HypothesisRecordingDecoder(encode_sources(task.model, [source_ids], capacity=n_new))
         start_ids = torch.tensor([task.decoder_start_id], device=next(task.model.parameters()).device)
         logits = initial_logits(decoder, start_ids, forced_bos_id=task.generation_config.forced_bos_id)
         beam_search(
@@ -116,7 +116,7 @@ def _record_beam_steps(
 
 def _alignment_to_json(attention: CrossAttention) -> dict[str, Any]:
     return {
-        "weights": attention.average(AlignmentAveraging.ALL),
+        "weights": attention.average(AlignmentLayerAveraging.ALL),
         "best_layer_weights": attention.average(),
         "best_layer": attention.best_layer,
         "word_pairs": [list(pair) for pair in attention.word_pairs()],

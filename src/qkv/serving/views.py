@@ -30,7 +30,7 @@ from qkv.inspection.heads import best_pattern, pattern_target_masks
 from qkv.inspection.validation import check_index
 from qkv.models import RNNSeq2Seq
 from qkv.serving import schemas
-from qkv.serving.frame_codec import QuantizedWeights
+from qkv.serving.frame_codec import WeightsToQuantize
 from qkv.serving.run_cache import Run
 
 MAX_CELLS = 512
@@ -104,7 +104,7 @@ def heads_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
         "entropy": torch.stack(entropy),
         "distance": torch.stack(distance),
         "error": run.error,
-        "thumbnails": QuantizedWeights(torch.stack(thumbnails)),
+        "thumbnails": WeightsToQuantize(torch.stack(thumbnails)),
     }
 
 
@@ -114,7 +114,7 @@ _BAG_OF_WORDS = PATTERNS.index(HeadPattern.BAG)
 def layer_attention_view(run: Run, request: schemas.LayerRequest) -> dict[str, Any]:
     stack = resolve_stack(run.cache, request.stack)
     weights, p = max_pool_map(run.cache.weights(stack, request.layer), MAX_CELLS)
-    return {"stack": stack, "layer": request.layer, "pool_size": p, "weights": QuantizedWeights(weights)}
+    return {"stack": stack, "layer": request.layer, "pool_size": p, "weights": WeightsToQuantize(weights)}
 
 
 def attention_tile_view(run: Run, request: schemas.AttentionTileRequest) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def attention_tile_view(run: Run, request: schemas.AttentionTileRequest) -> dict
             f"invalid tile: rows {top}–{bottom} and columns {left}–{right}, expected 1 to {MAX_CELLS} of each "
             "within the map"
         )
-    return {"weights": QuantizedWeights(rows[head, :, left:right])}
+    return {"weights": WeightsToQuantize(rows[head, :, left:right])}
 
 
 def row_view(run: Run, request: schemas.RowRequest) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def embeddings_view(run: Run, request: schemas.TopTokensRequest) -> dict[str, An
     return view_to_dict(embedding_trajectories(run.cache, run.task.tokenizer, n=request.n))
 
 
-def compare_view(left: Run, right: Run, request: schemas.CompareRequest) -> dict[str, Any]:
+def compare_view(left: Run, right: Run, request: schemas.CompareRunsRequest) -> dict[str, Any]:
     """Returns the maps of two runs, and their difference if they have the same shape."""
     left_map, right_map = (map_view(run, request) for run in (left, right))
     left_shape, right_shape = (tuple(view["weights"].shape) for view in (left_map, right_map))

@@ -143,7 +143,7 @@ class _WorkerRequest:
 
 
 @dataclass
-class _WorkerState:
+class _WorkerRequestHandler:
     """Active requests and open streams of the worker process, by request number."""
 
     explorer: "Explorer"
@@ -157,7 +157,7 @@ class _WorkerState:
                 request = connection.recv()
                 self.cancel_events[request.number] = event = Event()
                 with cancellation_scope(event):
-                    response = self._handle(request)
+                    response = self._respond_or_next_frame(request)
                 # Deleted before sending, because the client may request the next frame with the same number at once.
                 del self.cancel_events[request.number]
                 connection.send((request.number, response))
@@ -167,7 +167,7 @@ class _WorkerState:
         if (event := self.cancel_events.get(request_number)) is not None:
             event.set()
 
-    def _handle(self, request: _WorkerRequest) -> APIResponse | bytes | None:
+    def _respond_or_next_frame(self, request: _WorkerRequest) -> APIResponse | bytes | None:
         if not request.is_stream:
             return self.explorer.handle_request(request.path, request.body)
         stream = self.streams.get(request.number)
@@ -198,7 +198,7 @@ def _run_worker(models: list[str], control: Connection, connections: Sequence[Co
         path: explorer.handle_request(path, None) for path, route in explorer.routes.items() if route.skips_queue
     }
     control.send((explorer.routes, static_responses))
-    state = _WorkerState(explorer)
+    state = _WorkerRequestHandler(explorer)
     for connection in connections:
         Thread(target=state.serve_connection, args=(connection,), daemon=True).start()
     with suppress(EOFError, OSError):

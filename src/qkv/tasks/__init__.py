@@ -1,7 +1,7 @@
 """High-level tasks: models with their tokenizers."""
 
 from qkv.tasks.language_model import Continuation, LanguageModel
-from qkv.tasks.loader import Task, load, load_as, load_pretrained, resolve_model_folder
+from qkv.tasks.loader import Task, load, load_as, load_pretrained, resolve_or_download_model_folder
 from qkv.tasks.similarity import SimilarText
 from qkv.tasks.text_encoder import Classification, EncodedText, FilledText, MaskPrediction, TextEncoder
 from qkv.tasks.translator import Translation, TranslationHypothesis, Translator
@@ -22,5 +22,5 @@ __all__ = [
     "load",
     "load_as",
     "load_pretrained",
-    "resolve_model_folder",
+    "resolve_or_download_model_folder",
 ]

@@ -7,11 +7,11 @@ import torch
 
 from qkv.errors import InputError
 from qkv.generation.cpu_encoder import create_cpu_encoder
-from qkv.generation.decoder import pad_sequences
+from qkv.generation.decoder import right_pad_sequences
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import BERT
 from qkv.tasks.batches import batch_by_length
-from qkv.tasks.packed_encoder import PackedEncoder, TokenRows, can_pack, pack_by_length
+from qkv.tasks.packed_encoder import PackedEncoder, TokenRows, pack_by_length, supports_varlen_attention
 from qkv.tensors import AttentionMask, Ids, Residual
 
 ENCODER_BATCH_TOKENS = {"cpu": 512}
@@ -46,7 +46,7 @@ class BatchEncoder:
 
     def compile(self) -> None:
         """Compile the encoder. The first batch of each size waits for compilation, and later ones are faster."""
-        if not can_pack(self.model):
+        if not supports_varlen_attention(self.model):
             raise InputError("compilation requires a GPU and 16-bit weights: device='cuda', dtype='bfloat16'")
         self._compiled = PackedEncoder(self.model, compiled=True)
 
@@ -54,18 +54,22 @@ class BatchEncoder:
         """Yield every text once, batched by length. `segments` is `None` if all segment ids are 0."""
         device, config = self.model.embedding.token.weight.device, self.model.config
         lengths = [len(row) for row in ids]
-        packed_encoder = (self._compiled or PackedEncoder(self.model)) if can_pack(self.model) else None
+        packed_encoder = (
+            (self._compiled or PackedEncoder(self.model)) if supports_varlen_attention(self.model) else None
+        )
         encode = create_cpu_encoder(self.model, self._prepacked) or self.model
         max_tokens = ENCODER_BATCH_TOKENS.get(device.type, DEFAULT_ENCODER_BATCH_TOKENS)
         for indices in batch_by_length(lengths, max_tokens) if packed_encoder is None else pack_by_length(lengths):
             batch_ids = [ids[index] for index in indices]
             batch_segments = None if segments is None else [segments[index] for index in indices]
-            padded_ids, attention_mask = pad_sequences(batch_ids, device, config.vocab_size)
+            padded_ids, attention_mask = right_pad_sequences(batch_ids, device, config.vocab_size)
             if packed_encoder is not None:
                 states = packed_encoder.encode(batch_ids, batch_segments)
             else:
                 padded_segments = (
-                    None if batch_segments is None else pad_sequences(batch_segments, device, config.n_segments)[0]
+                    None
+                    if batch_segments is None
+                    else right_pad_sequences(batch_segments, device, config.n_segments)[0]
                 )
                 states = encode(padded_ids, segments=padded_segments, attention_mask=attention_mask)
             attention_mask = torch.ones_like(padded_ids, dtype=torch.bool) if attention_mask is None else attention_mask

@@ -4,7 +4,7 @@ from qkv.cost import count_parameters
 from qkv.models import Model
 
 
-def describe_task(class_name: str, model: Model, name: str) -> str:
+def task_repr_prefix(class_name: str, model: Model, name: str) -> str:
     """Returns `LanguageModel(stories, gpt, 12,205,056 parameters, context 512` without the closing parenthesis."""
     parts = [
         model.config.family,

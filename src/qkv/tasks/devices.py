@@ -25,7 +25,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
-def resolve_int8_device(name: str) -> torch.device:
+def require_cpu_for_int8(name: str) -> torch.device:
     """Returns the device for int8 models, which only run on a CPU (FBGEMM). `auto` selects the CPU."""
     if name == "cuda":
         raise InputError("--int8 (int8=True) requires a CPU and cannot be combined with --device cuda")

@@ -12,14 +12,14 @@ from qkv.generation import (
     GeneratedSequence,
     GenerationStep,
     Hypothesis,
-    StopStrings,
+    StopStringFilter,
     beam_generate,
     generate_tokens,
 )
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
-from qkv.tasks.description import describe_task
-from qkv.tasks.log_likelihood import document_losses
+from qkv.tasks.description import task_repr_prefix
+from qkv.tasks.log_likelihood import document_nll_sums
 from qkv.text import StreamingDecoder, Tokenizer
 from qkv.training.evaluation import EvaluationResult
 
@@ -65,7 +65,7 @@ class LanguageModel:
         self._prepacked = prepack_weights(model)
 
     def __repr__(self) -> str:
-        return describe_task("LanguageModel", self.model, self.name) + ")"
+        return task_repr_prefix("LanguageModel", self.model, self.name) + ")"
 
     def generate(
         self,
@@ -129,7 +129,7 @@ class LanguageModel:
         """
         ids = [self.encode(prompt) for prompt in prompts]
         decoders = [StreamingDecoder(self.tokenizer, context_ids=prompt_ids) for prompt_ids in ids]
-        stops = [StopStrings(stop) for _ in prompts]
+        stops = [StopStringFilter(stop) for _ in prompts]
         for step in generate_tokens(
             self.model,
             ids,
@@ -196,7 +196,7 @@ class LanguageModel:
                 sizes.append((len(ids) - 1, len(text.encode())))
                 yield ids
 
-        for index, loss_sum in enumerate(document_losses(self.model, encode_documents())):
+        for index, loss_sum in enumerate(document_nll_sums(self.model, encode_documents())):
             n_targets, n_bytes = sizes[index]
             yield EvaluationResult(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
 

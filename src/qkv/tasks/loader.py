@@ -9,15 +9,15 @@ from qkv.config.base import suggest_closest
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import check_int8
-from qkv.tasks.devices import resolve_device, resolve_dtype, resolve_int8_device
+from qkv.tasks.devices import require_cpu_for_int8, resolve_device, resolve_dtype
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
 from qkv.training.run_folder import RunFolder
 from qkv.weights.hub import download_snapshot
-from qkv.weights.int8_storage import use_int8_linears
+from qkv.weights.int8_storage import quantize_linears_to_int8
 from qkv.weights.model_loader import ModelBundle, load_model, require_tokenizer
-from qkv.weights.single_file import load_single_file
+from qkv.weights.single_file import load_gguf_or_llama2c
 from qkv.zoo import shipped_model_folders
 
 Task = LanguageModel | TextEncoder | Translator
@@ -31,7 +31,7 @@ _TASK_DESCRIPTIONS = {
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_or_download_model(name: str | Path) -> Path:
+def locate_or_download_checkpoint(name: str | Path) -> Path:
     """Returns the model file, or the folder with its config.json and weights. For a run, this is the best checkpoint.
 
     A local folder that contains a model takes precedence over a shipped model of the same name.
@@ -41,7 +41,7 @@ def resolve_or_download_model(name: str | Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir() and (_is_model_folder(path) or str(name) not in shipped_models):
-        return _select_model_folder(path)
+        return _resolve_model_or_run_folder(path)
     if str(name) in shipped_models:
         return shipped_models[str(name)]
     if _HUB_NAME.fullmatch(str(name)):
@@ -50,17 +50,17 @@ def resolve_or_download_model(name: str | Path) -> Path:
     raise InputError(f"{path}: not a folder, file or shipped model{hint}")
 
 
-def resolve_model_folder(name: str | Path) -> Path:
-    """Like `resolve_or_download_model`, but raises an error for a single file."""
-    path = resolve_or_download_model(name)
+def resolve_or_download_model_folder(name: str | Path) -> Path:
+    """Like `locate_or_download_checkpoint`, but raises an error for a single file."""
+    path = locate_or_download_checkpoint(name)
     if path.is_file():
         raise InputError(f"{path}: is a file, expected a folder with config.json and model.safetensors")
     return path
 
 
 def load_pretrained(name: str | Path) -> ModelBundle:
-    path = resolve_or_download_model(name)
-    return load_single_file(path) if path.is_file() else load_model(path)
+    path = locate_or_download_checkpoint(name)
+    return load_gguf_or_llama2c(path) if path.is_file() else load_model(path)
 
 
 def load(
@@ -71,13 +71,13 @@ def load(
     `int8` quantizes the model for faster and slightly less accurate inference on x86 CPUs (`qkv.nn.int8`). `device` is
     `cpu`, `cuda` or `auto` (a GPU if available). `dtype="bfloat16"` speeds up inference on a GPU.
     """
-    torch_device = resolve_int8_device(device) if int8 else resolve_device(device)
+    torch_device = require_cpu_for_int8(device) if int8 else resolve_device(device)
     torch_dtype = resolve_dtype(dtype, torch_device)
     if int8:
         check_int8()
     loaded = load_pretrained(name)
     if int8:
-        use_int8_linears(loaded.model)
+        quantize_linears_to_int8(loaded.model)
     loaded.model.to(torch_device, torch_dtype)
     tokenizer = require_tokenizer(loaded, Path(name))
     match loaded.model:
@@ -117,9 +117,9 @@ def _is_model_folder(folder: Path) -> bool:
     return (folder / "checkpoints").is_dir() or (folder / "config.json").is_file()
 
 
-def _select_model_folder(folder: Path) -> Path:
+def _resolve_model_or_run_folder(folder: Path) -> Path:
     if (folder / "checkpoints").is_dir():
-        return RunFolder(folder).best_checkpoint()
+        return RunFolder(folder).best_or_latest_checkpoint()
     if not _is_model_folder(folder):
         raise InputError(f"{folder}: contains neither a model (config.json) nor a run (checkpoints/)")
     return folder

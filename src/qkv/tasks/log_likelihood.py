@@ -45,7 +45,7 @@ def split_into_windows(document_index: int, ids: list[int], context_length: int)
         start = scored - 1 - context_length // 2
 
 
-def document_losses(
+def document_nll_sums(
     model: GPT, documents: Iterable[list[int]], *, max_batch_tokens: int | None = None
 ) -> Iterator[float]:
     """Yield the summed negative log-likelihood of each document's ids except the first, in nats and in document order.
@@ -85,7 +85,7 @@ def _score_documents(model: GPT, documents: list[list[int]], max_batch_tokens: i
 
 @torch.inference_mode()
 def _window_losses(model: GPT, batch: list[DocumentWindow]) -> list[float]:
-    ids, targets = (table.to(model.embedding.token.weight.device) for table in _pad_windows(batch))
+    ids, targets = (table.to(model.embedding.token.weight.device) for table in _pad_inputs_and_targets(batch))
     # Padding is on the right, where causal attention ignores it, so no padding mask is needed.
     states = model.hidden_states(ids)
     rows, columns = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
@@ -98,7 +98,7 @@ def _window_losses(model: GPT, batch: list[DocumentWindow]) -> list[float]:
     return sums.tolist()
 
 
-def _pad_windows(batch: list[DocumentWindow]) -> tuple[Tensor, Tensor]:
+def _pad_inputs_and_targets(batch: list[DocumentWindow]) -> tuple[Tensor, Tensor]:
     longest = max(len(window.ids) for window in batch) - 1
     ids = torch.zeros(len(batch), longest, dtype=torch.long)
     targets = torch.full_like(ids, IGNORE_INDEX)

@@ -25,7 +25,7 @@ COPY_ALIGNMENT = 16
 TokenRows = Sequence[Sequence[int]]
 
 
-def can_pack(model: BERT) -> bool:
+def supports_varlen_attention(model: BERT) -> bool:
     """Returns whether torch has a varlen attention kernel for the model.
 
     This requires 16-bit weights on a GPU, as many key/value heads as query heads, and no relative positions or windows.
@@ -77,7 +77,7 @@ class PackedEncoder:
         is_table = n == n_texts * longest
         # The position of each token in a table with one row per text.
         table_index = np.arange(n) - np.repeat(cu_seqlens[:n_texts] - np.arange(n_texts) * longest, lengths)
-        arrays = [_flatten_rows(rows, n, size) for rows in (ids, segments) if rows is not None]
+        arrays = [_concatenate_and_pad(rows, n, size) for rows in (ids, segments) if rows is not None]
         device_cu_seqlens, table_indices, row, *segment_row = self._copy_to_device(
             cu_seqlens, table_index[: 0 if is_table else n], *arrays
         )
@@ -125,7 +125,7 @@ class PackedEncoder:
         ]
 
 
-def _flatten_rows(rows: TokenRows, n: int, size: int) -> np.ndarray:
+def _concatenate_and_pad(rows: TokenRows, n: int, size: int) -> np.ndarray:
     """Concatenate all rows and pad with zeros to the given size."""
     flat = np.zeros(size, np.int64)
     flat[:n] = np.fromiter(chain.from_iterable(rows), np.int64, n)

@@ -13,7 +13,7 @@ class SimilarText:
     cosine: float
 
 
-def find_nearest(
+def find_nearest_by_dot_product(
     queries: Float[Tensor, "query d_model"], candidates: Float[Tensor, "text d_model"], *, n: int
 ) -> list[list[SimilarText]]:
     """Returns the `n` candidates with the largest dot product for each query, best first.

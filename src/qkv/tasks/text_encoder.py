@@ -15,8 +15,8 @@ from qkv.config import SentenceEmbedding
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT
 from qkv.tasks.batch_encoder import BatchEncoder, EncodedBatch
-from qkv.tasks.description import describe_task
-from qkv.tasks.similarity import SimilarText, find_nearest
+from qkv.tasks.description import task_repr_prefix
+from qkv.tasks.similarity import SimilarText, find_nearest_by_dot_product
 from qkv.text import Tokenizer, encode_texts, encode_truncated
 
 TextOrPair = str | tuple[str, str]
@@ -91,7 +91,7 @@ class TextEncoder:
         """Notes about the loaded weights, such as a head that the config declares but the weights lack."""
 
     def __repr__(self) -> str:
-        return f"{describe_task('TextEncoder', self.model, self.name)}: {', '.join(self.capabilities)})"
+        return f"{task_repr_prefix('TextEncoder', self.model, self.name)}: {', '.join(self.capabilities)})"
 
     @property
     def capabilities(self) -> list[str]:
@@ -190,7 +190,7 @@ class TextEncoder:
         if not candidates:
             raise InputError("at least 1 candidate text is required, got 0")
         others = [candidates] if isinstance(candidates, str) else candidates
-        return find_nearest(self.embed(queries, normalize=True), self.embed(others, normalize=True), n=n)
+        return find_nearest_by_dot_product(self.embed(queries, normalize=True), self.embed(others, normalize=True), n=n)
 
     @overload
     def fill_mask(  # pyright: ignore[reportOverlappingOverload] - a string is a sequence too
@@ -223,7 +223,7 @@ class TextEncoder:
                 [
                     not follows_word
                     for index in batch.indices
-                    for follows_word in self._masks_after_words(encoded_texts[index])
+                    for follows_word in self._mask_follows_word(encoded_texts[index])
                 ]
             )
             probabilities[
@@ -244,7 +244,7 @@ class TextEncoder:
         names = (self.tokenizer.id_to_token(token_id) for token_id in range(self.tokenizer.vocab_size))
         return torch.tensor([name.startswith("##") for name in names])
 
-    def _masks_after_words(self, encoded: EncodedText) -> list[bool]:
+    def _mask_follows_word(self, encoded: EncodedText) -> list[bool]:
         """Returns for each mask whether it directly follows a word."""
         before = "\t".join(encoded.texts).split(self.tokenizer.special_tokens[SpecialToken.MASK])[:-1]
         n_masks = encoded.ids.count(self.tokenizer.special_id(SpecialToken.MASK))

@@ -16,7 +16,7 @@ from qkv.inspection.alignment import CrossAttention, compute_cross_attention
 from qkv.inspection.short_repr import ShortRepr
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.batches import batch_by_length
-from qkv.tasks.description import describe_task
+from qkv.tasks.description import task_repr_prefix
 from qkv.tasks.text_utils import contains_term, has_words, split_to_fit, to_sentence_case
 from qkv.text import Tokenizer
 from qkv.text.token_display import token_text
@@ -102,13 +102,16 @@ class Translator:
         self.prefix = (
             next(iter(generation_config.task_prefixes.values())) if len(generation_config.task_prefixes) == 1 else ""
         )
-        """Text added before every source, such as T5's `translate English to German: `. Set it with `with_prefix`."""
+        """Text added before every source, such as T5's `translate English to German: `.
+
+        Set it with `with_task_prefix`.
+        """
         self._prepacked = prepack_weights(model)
 
     def __repr__(self) -> str:
-        return describe_task("Translator", self.model, self.name) + ")"
+        return task_repr_prefix("Translator", self.model, self.name) + ")"
 
-    def with_prefix(self, prefix: str) -> "Translator":
+    def with_task_prefix(self, prefix: str) -> "Translator":
         """Returns a copy for another task: a name in `generation_config.task_prefixes`, or any other prefix."""
         other = copy(self)
         other.prefix = self.generation_config.task_prefixes.get(prefix, prefix)
@@ -180,7 +183,7 @@ class Translator:
         its translation contains the target term (what follows may continue its last word). A translation that reaches
         the default limit is cut where it starts to repeat itself.
         """
-        prepared = [self._lowercase_if_all_caps(text) for text in texts]
+        prepared = [self._sentence_case_if_all_caps(text) for text in texts]
         sources = [self._encode_source(index, text) for index, text in enumerate(prepared)]
         results_by_index: dict[int, list[Hypothesis]] = {}
         nonempty = [index for index, ids in enumerate(sources) if ids]
@@ -217,14 +220,14 @@ class Translator:
     def stop_ids(self) -> frozenset[int]:
         return frozenset({self.tokenizer.special_id(SpecialToken.EOS)})
 
-    def prepare_source(self, text: str) -> str:
+    def normalize_and_add_prefix(self, text: str) -> str:
         """Returns the text that the model translates, with the prefix.
 
         Texts without words become empty, and all-caps texts become lowercase if the vocabulary has few uppercase words.
         """
-        return self._add_prefix(normalized) if (normalized := self._lowercase_if_all_caps(text)) else ""
+        return self._add_prefix(normalized) if (normalized := self._sentence_case_if_all_caps(text)) else ""
 
-    def _lowercase_if_all_caps(self, text: str) -> str:
+    def _sentence_case_if_all_caps(self, text: str) -> str:
         text = text.strip() if has_words(text) else ""
         lowercase = to_sentence_case(text)
         keeps_case = not text.isupper() or self._count_source_tokens(
@@ -270,7 +273,7 @@ class Translator:
     def _build_translation(
         self, text: str, ids: list[int], results: list[Hypothesis], *, attention: bool, keep_repetition: bool
     ) -> Translation:
-        normalized = self._lowercase_if_all_caps(text)
+        normalized = self._sentence_case_if_all_caps(text)
         hypotheses = [self._to_hypothesis(hypothesis, keep_repetition=keep_repetition) for hypothesis in results]
         if normalized != text.strip():
             hypotheses = [replace(hypothesis, text=hypothesis.text.upper()) for hypothesis in hypotheses]

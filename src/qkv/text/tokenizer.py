@@ -135,7 +135,7 @@ class Tokenizer:
             check_encodable(text)
             backend = self.special_parsing_backend if parse_special_tokens else self.backend
             encoding = backend.encode(text, add_special_tokens=False)
-        spans = self._token_byte_ranges(encoding.tokens, text) or _byte_spans(encoding.offsets, text)
+        spans = self._byte_level_token_ranges(encoding.tokens, text) or _byte_spans(encoding.offsets, text)
         return [
             TokenSpan(id=token_id, token=token, start=start, end=end)
             for token_id, token, (start, end) in zip(encoding.ids, encoding.tokens, spans, strict=True)
@@ -149,7 +149,7 @@ class Tokenizer:
         """
         return tokenizers.Tokenizer.from_str(self.backend.to_str())
 
-    def _token_byte_ranges(self, tokens: list[str], text: str) -> list[tuple[int, int]] | None:
+    def _byte_level_token_ranges(self, tokens: list[str], text: str) -> list[tuple[int, int]] | None:
         """Return exact byte ranges for byte-level vocabularies, where each character of a token is one byte."""
         if not isinstance(self.backend.decoder, tokenizers.decoders.ByteLevel):
             return None

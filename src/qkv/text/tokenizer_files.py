@@ -64,7 +64,7 @@ def _load_tokenizer_with_companion_files(file: Path) -> Tokenizer:
     else:
         backend = _load_tokenizer_json(file)
     try:
-        tokenizer = Tokenizer(backend, _special_tokens_from_settings(backend, settings), name=str(file))
+        tokenizer = Tokenizer(backend, _find_special_tokens(backend, settings), name=str(file))
         # A readable file may still fail during encoding. Trigger such errors here, where the file name is known.
         tokenizer.decode(tokenizer.encode_pair("a é", "B.").ids)
     except InputError as error:
@@ -171,7 +171,7 @@ def _load_gpt2_files(file: Path) -> tokenizers.Tokenizer:
         if begin is not None and end is not None:
             # BART and RoBERTa vocabularies contain <s> and </s>, which surround each text. GPT-2's does not.
             backend.post_processor = processors.RobertaProcessing(("</s>", end), ("<s>", begin), add_prefix_space=False)
-        _register_special_tokens(backend)
+        _register_common_special_tokens(backend)
         return backend
 
 
@@ -212,18 +212,18 @@ def _load_bert_vocabulary(file: Path, settings: dict[str, Any]) -> tokenizers.To
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[(token, words[token]) for token in ("[CLS]", "[SEP]")],
         )
-        _register_special_tokens(backend)
+        _register_common_special_tokens(backend)
         return backend
 
 
-def _register_special_tokens(backend: tokenizers.Tokenizer) -> None:
+def _register_common_special_tokens(backend: tokenizers.Tokenizer) -> None:
     """Register common special tokens, because vocabulary files do not mark their special tokens."""
     spellings = [spelling for group in _COMMON_SPELLINGS.values() for spelling in group]
     present = [spelling for spelling in dict.fromkeys(spellings) if backend.token_to_id(spelling) is not None]
     backend.add_special_tokens(present)
 
 
-def _special_tokens_from_settings(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> dict[SpecialToken, str]:
+def _find_special_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> dict[SpecialToken, str]:
     roles = {}
     has_roles = any(role.value in settings for role in SpecialToken)
     for role in SpecialToken:

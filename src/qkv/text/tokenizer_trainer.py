@@ -144,12 +144,12 @@ def _train_backend(
     if trainer is not None:
         backend.train_from_iterator(chunks, trainer)
     if kind is TokenizerKind.UNIGRAM:
-        _round_unigram_scores(backend)
+        _round_and_sort_unigram_scores(backend)
     # Special tokens are added after training, because a unigram model would match them in plain text otherwise.
     backend.add_special_tokens(names)
 
 
-def _round_unigram_scores(backend: tokenizers.Tokenizer) -> None:
+def _round_and_sort_unigram_scores(backend: tokenizers.Tokenizer) -> None:
     """Round scores to six decimals, because `tokenizers` does not restore longer ones exactly from JSON."""
     model = json.loads(backend.to_str())["model"]
     unknown, *entries = [(token, round(score, 6)) for token, score in model["vocab"]]

@@ -70,7 +70,7 @@ class BERTFamily:
         return corpus
 
     def objective(self, model: BERT, training: TrainingConfig) -> Objective:
-        return masked_lm_objective(model, training)
+        return bert_pretraining_objective(model, training)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class SentenceCorpus:
         return {}
 
 
-def masked_lm_objective(model: BERT, config: TrainingConfig) -> Objective:
+def bert_pretraining_objective(model: BERT, config: TrainingConfig) -> Objective:
     """Returns the objective for masked language modeling, plus next-sentence prediction if batches have labels for it.
 
     The trainer divides the loss by the number of masked tokens. The next-sentence loss is therefore weighted by the
@@ -179,7 +179,7 @@ def masked_lm_objective(model: BERT, config: TrainingConfig) -> Objective:
     return SplitObjective(to_device, compute_loss)
 
 
-def evaluate_masked_lm(
+def evaluate_bert_pretraining(
     model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path], *, progress: ProgressBars
 ) -> EvaluationResult:
     """Evaluate masked language modeling, and next-sentence prediction if the model has that head, on text files."""
@@ -197,7 +197,7 @@ def evaluate_masked_lm(
         batches = corpus.data(training).validation
         assert batches is not None
         update_bar, n = progress("evaluating"), store.n_text_tokens
-        return evaluate(model, masked_lm_objective(model, training), _report_progress(batches(), update_bar, n))
+        return evaluate(model, bert_pretraining_objective(model, training), _report_progress(batches(), update_bar, n))
 
 
 def _report_progress(

@@ -63,7 +63,7 @@ def compute_class_logits(model: BERT, batch: LabeledBatch) -> Tensor:
 
 
 @torch.inference_mode()
-def predict_rows(model: BERT, batches: Iterable[LabeledBatch], *, precision: Precision) -> NDArray:
+def predict_labels_in_row_order(model: BERT, batches: Iterable[LabeledBatch], *, precision: Precision) -> NDArray:
     """Predict every row, in the original order: class ids, a 0/1 matrix of labels, or numbers."""
     device = model.embedding.token.weight.device
     model.eval()

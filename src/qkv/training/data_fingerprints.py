@@ -15,7 +15,7 @@ FULL_HASH_LIMIT = 64 << 20
 def record_fingerprints(run: Path, data: Path) -> None:
     """Write the size and hash of every file in the data folder to the run folder."""
     files = sorted(path for path in data.rglob("*") if path.is_file())
-    fingerprints = {str(path.relative_to(run)): _fingerprint_file(path) for path in files}
+    fingerprints = {str(path.relative_to(run)): _describe_size_and_partial_hash(path) for path in files}
     write_atomically(run / FINGERPRINTS_FILE, json.dumps(fingerprints, indent=1).encode())
 
 
@@ -28,12 +28,12 @@ def check_fingerprints(run: Path) -> None:
         return
     for name, expected in read_json_object(run / FINGERPRINTS_FILE).items():
         path = run / name
-        actual = _fingerprint_file(path) if path.is_file() else "no file"
+        actual = _describe_size_and_partial_hash(path) if path.is_file() else "no file"
         if actual != expected:
             raise RunError(f"{path}: has changed since the run started: expected {expected}, got {actual}")
 
 
-def _fingerprint_file(path: Path) -> str:
+def _describe_size_and_partial_hash(path: Path) -> str:
     size = path.stat().st_size
     digest = blake2b(digest_size=8)
     with path.open("rb") as stream:

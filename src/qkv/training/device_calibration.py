@@ -107,7 +107,7 @@ def calibrate(
             ("recurrences", _measure_recurrences),
             ("matmuls", _measure_matmuls),
             ("attention", _measure_attention),
-            ("element-wise", _measure_elementwise),
+            ("element-wise", _measure_memory_bound_kernels),
             ("recurrences (second pass)", _measure_recurrences),
         ):
             report(f"{time.perf_counter() - started:.0f} s: {kind}, {benchmark.dtype.value}")
@@ -162,24 +162,24 @@ def _measure_matmuls(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Gri
 
     def make(rows: int, inner: int, columns: int) -> WorkFunction | None:
         return (
-            kernel_benchmarks.build_matmul(benchmark, rows, inner, columns)
+            kernel_benchmarks.build_uncached_matmul(benchmark, rows, inner, columns)
             if 2 * rows * inner * columns <= max_flops
             else None
         )
 
     return {
         "matmul": _measure_table(timer, (grid.rows, grid.widths, grid.widths), make),
-        "misaligned": _measure_unaligned_matmul(timer, benchmark, grid),
+        "misaligned": _measure_unaligned_matmul_slowdown(timer, benchmark, grid),
     }
 
 
-def _measure_unaligned_matmul(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> TimingTable:
+def _measure_unaligned_matmul_slowdown(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> TimingTable:
     """Measure how much slower a matmul is if its columns are only a multiple of 1, 2 or 4, by its number of rows."""
     all_rows, inner, columns = grid.unaligned_matmul
     ratios = []
     for rows in all_rows:
         aligned, *unaligned = (
-            timer.measure_kernel(kernel_benchmarks.build_matmul(benchmark, rows, inner, columns - offset))
+            timer.measure_kernel(kernel_benchmarks.build_uncached_matmul(benchmark, rows, inner, columns - offset))
             for offset in (0, 7, 6, 4)
         )
         ratios += [seconds / aligned for seconds in unaligned]
@@ -253,7 +253,9 @@ def _measure_recurrences(timer: Timer, benchmark: KernelBenchmarkSettings, grid:
     return tables
 
 
-def _measure_elementwise(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> dict[str, TimingTable]:
+def _measure_memory_bound_kernels(
+    timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid
+) -> dict[str, TimingTable]:
     axes = (grid.n_elements,)
     tables = {}
     for kind in ELEMENTWISE:
@@ -272,7 +274,7 @@ def _measure_elementwise(timer: Timer, benchmark: KernelBenchmarkSettings, grid:
         tables["loss"] = _measure_table(timer, axes, lambda n: kernel_benchmarks.build_cross_entropy(benchmark, n))
         tables["fill"] = _measure_table(timer, axes, lambda n: kernel_benchmarks.build_zero_fill(benchmark, n))
         tables["update"] = _measure_table(
-            timer, axes, lambda n: kernel_benchmarks.build_optimizer_update(benchmark, n), capture=False
+            timer, axes, lambda n: kernel_benchmarks.build_clip_and_adamw_step(benchmark, n), capture=False
         )
     return tables
 

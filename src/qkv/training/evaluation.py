@@ -83,7 +83,9 @@ def until_stopped(is_stopped: Callable[[], bool], batches: Iterable[TrainingBatc
         yield batch
 
 
-def update_best(progress: TrainingProgress, result: EvaluationResult, *, best_metric: str | None) -> TrainingProgress:
+def update_progress_after_evaluation(
+    progress: TrainingProgress, result: EvaluationResult, *, best_metric: str | None
+) -> TrainingProgress:
     """Returns the progress after an evaluation, with a new best result or one more evaluation without improvement."""
     metric = select_metric(best_metric, result.metrics)
     if not is_improvement(result.loss, progress.best_loss, metric=metric, best_metric_value=progress.best_metric_value):

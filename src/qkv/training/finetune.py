@@ -17,10 +17,10 @@ from qkv.data.labeled_batches import LabeledBatches, RaggedSequences, Targets
 from qkv.errors import ConfigError, RunError
 from qkv.models import BERT
 from qkv.text import Encoding, Tokenizer, tokenizer_files
-from qkv.training.classification import STEP_METRICS, classification_objective, predict_rows
+from qkv.training.classification import STEP_METRICS, classification_objective, predict_labels_in_row_order
 from qkv.training.family import TrainingData
-from qkv.training.finetune_data import EncodedTask, LabeledTask, sample_rows, tokenize_task_texts
-from qkv.training.lora import add_lora
+from qkv.training.finetune_data import EncodedTaskTexts, LabeledTask, sample_rows, tokenize_task_texts
+from qkv.training.lora import freeze_and_add_lora
 from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.signals import SignalInterrupt
 from qkv.training.task_metrics import compute_task_metrics, confusion_matrix
@@ -149,7 +149,7 @@ def freeze_layers_or_add_lora(model: BERT, settings: FinetuningConfig, *, seed: 
     """Freeze the layers selected by the settings, or add LoRA. The pooler and the head always stay trainable."""
     n_layers = model.config.n_layers
     if settings.lora_rank is not None:
-        add_lora(model, rank=settings.lora_rank, seed=seed)
+        freeze_and_add_lora(model, rank=settings.lora_rank, seed=seed)
     elif settings.freeze:
         n = n_layers if settings.freeze == "all" else settings.freeze
         if n > n_layers:
@@ -171,7 +171,7 @@ class FinetuneInputs:
     start: BERT
     tokenizer: Tokenizer
     task: LabeledTask
-    encoded: EncodedTask
+    encoded: EncodedTaskTexts
     settings: FinetuningConfig
 
     @classmethod
@@ -222,7 +222,7 @@ def fine_tune(
         seconds=round(trainer.progress.seconds, 3),
         learning_rate=training.learning_rate,
         class_names=None if task.class_names is None else list(task.class_names),
-        **_evaluate_checkpoint(inputs, trainer.run.best_checkpoint(), training, device),
+        **_evaluate_checkpoint(inputs, trainer.run.best_or_latest_checkpoint(), training, device),
     )
     write_atomically(folder / RESULT_FILE, json.dumps(asdict(result), indent=1).encode())
     return result
@@ -278,7 +278,7 @@ def _evaluate_checkpoint(
     assert isinstance(model, BERT)
     targets = task.evaluation_targets.numpy()
     rows = _build_buckets(inputs, inputs.encoded.evaluation, task.evaluation_targets, training, device)
-    predictions = predict_rows(
+    predictions = predict_labels_in_row_order(
         model.to(device), rows.eval_batches(EVAL_BATCH_SIZE), precision=inputs.settings.precision
     )
     has_classes = task.problem_type is ProblemType.SINGLE_LABEL

@@ -103,7 +103,7 @@ def sample_rows(problem_type: ProblemType, targets: Tensor, n: int, *, seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedTask:
+class EncodedTaskTexts:
     """The texts of a task as token ids of one model."""
 
     train: list[Encoding]
@@ -114,7 +114,7 @@ class EncodedTask:
 
 def tokenize_task_texts(
     task: LabeledTask, tokenizer: Tokenizer, *, context_length: int, truncate: bool, log: LogFunction
-) -> EncodedTask:
+) -> EncodedTaskTexts:
     encoded_sets, n_truncated = [], 0
     for labeled in (task.train, task.evaluation):
         encoded = encode_texts(tokenizer, labeled.texts)
@@ -133,7 +133,7 @@ def tokenize_task_texts(
         n_truncated += len(too_long)
         encoded_sets.append(encoded)
     pad_id = tokenizer.find_special_id(SpecialToken.PAD)
-    return EncodedTask(
+    return EncodedTaskTexts(
         train=encoded_sets[0],
         evaluation=encoded_sets[1],
         pad_id=0 if pad_id is None else pad_id,

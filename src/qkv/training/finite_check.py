@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qkv.training.sharded_tensors import to_local
 
 
-def find_nonfinite_weight(model: nn.Module) -> str | None:
+def describe_nonfinite_weight(model: nn.Module) -> str | None:
     """Returns the name of the first weight with a NaN or infinite value, or None."""
     named_parameters = list(model.named_parameters())
     finite = torch.stack([to_local(parameter.detach()).isfinite().all() for _, parameter in named_parameters]).tolist()
@@ -23,9 +23,9 @@ def find_first_nonfinite(model: nn.Module, compute_losses: Callable[[], Iterable
     Tensors are checked in the order in which a step computes them. `compute_losses` recomputes the losses of the step.
     """
     return (
-        find_nonfinite_weight(model)
+        describe_nonfinite_weight(model)
         or _find_nonfinite_output(model, compute_losses)
-        or _find_nonfinite_gradient(model)
+        or _describe_last_nonfinite_gradient(model)
         or "the gradient norm"
     )
 
@@ -61,7 +61,7 @@ def _find_nonfinite_output(model: nn.Module, compute_losses: Callable[[], Iterab
     return nonfinite[0] if nonfinite else None
 
 
-def _find_nonfinite_gradient(model: nn.Module) -> str | None:
+def _describe_last_nonfinite_gradient(model: nn.Module) -> str | None:
     for name, parameter in reversed(list(model.named_parameters())):
         if parameter.grad is not None and not to_local(parameter.grad).isfinite().all():
             return f"the gradient of {name}"

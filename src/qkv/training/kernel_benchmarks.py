@@ -14,7 +14,7 @@ from qkv.cost.prediction import CALIBRATED_WEIGHT_BYTES
 from qkv.cost.workload import Precision
 from qkv.nn import CAUSAL, RotaryEmbedding, activate, scaled_dot_product_attention
 from qkv.nn import make_norm as build_norm
-from qkv.nn.recurrent import run_recurrence
+from qkv.nn.recurrent import run_recurrence_in_weight_dtype
 from qkv.training.benchmark_steps import torch_dtype
 from qkv.training.timer import MAX_REPEATS, WorkFunction
 
@@ -80,7 +80,7 @@ def _inference_pass(forward: Callable[[], Tensor]) -> WorkFunction:
     return run
 
 
-def build_matmul(benchmark: KernelBenchmarkSettings, rows: int, inner: int, columns: int) -> WorkFunction:
+def build_uncached_matmul(benchmark: KernelBenchmarkSettings, rows: int, inner: int, columns: int) -> WorkFunction:
     """Matrix product that uses another weight in each call, like the layers of a model, so that none stays cached.
 
     In mixed precision it includes the cast of the weight to 16 bits. The cast of `x` is measured by `build_cast`.
@@ -167,7 +167,7 @@ def build_zero_fill(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
     return lambda: torch.zeros(n, device=benchmark.device)
 
 
-def build_optimizer_update(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
+def build_clip_and_adamw_step(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
     """Gradient norm, clipping and AdamW step of n parameters, in tensors of a typical size."""
     size = min(n, 2**20)
     parameters = [nn.Parameter(torch.randn(size, device=benchmark.device)) for _ in range(n // size)]
@@ -227,7 +227,7 @@ def build_recurrence(
         benchmark.device, benchmark.weight_dtype
     )
     x = benchmark.random_tensor(batch, steps, d_in)
-    return benchmark.build_pass(lambda: run_recurrence(layer, x)[0], [x, *layer.parameters()])
+    return benchmark.build_pass(lambda: run_recurrence_in_weight_dtype(layer, x)[0], [x, *layer.parameters()])
 
 
 def build_weight_stream(benchmark: KernelBenchmarkSettings, n_bytes: int, side: int) -> tuple[WorkFunction, int]:

@@ -36,7 +36,7 @@ class LaunchOverheadBenchmark:
         self._timer = timer
         self._steps: dict[str, list[Step]] = {}
         self._fastest: dict[str, list[float]] = {}
-        config_groups = _config_groups()
+        config_groups = _configs_varying_n_layers()
         for configs, kernel in [
             *((configs, AttentionKernel.FUSED) for configs in config_groups),
             (config_groups[0], AttentionKernel.EAGER),
@@ -46,7 +46,7 @@ class LaunchOverheadBenchmark:
                     continue
                 precision = training_dtype if mode is Mode.TRAIN else dtype
                 work = Workload(batch_size=1, seq_len=2, mode=mode, dtype=precision, kernel=kernel)
-                self._steps |= _build_steps(configs, timer, work)
+                self._steps |= _build_steps_by_launch_family(configs, timer, work)
 
     def measure(self) -> None:
         """Measure every step once more and keep the minimum."""
@@ -63,7 +63,7 @@ class LaunchOverheadBenchmark:
         return {name: _fit_overhead(seconds) for name, seconds in self._fastest.items()}
 
 
-def _config_groups() -> list[list[ModelConfig]]:
+def _configs_varying_n_layers() -> list[list[ModelConfig]]:
     """Returns groups of configs that differ only in their numbers of layers.
 
     The first config of a group is the smallest. Each other one has MANY_LAYERS in one of its stacks.
@@ -86,7 +86,7 @@ def _config_groups() -> list[list[ModelConfig]]:
     ]
 
 
-def _build_steps(configs: list[ModelConfig], timer: Timer, work: Workload) -> dict[str, list[Step]]:
+def _build_steps_by_launch_family(configs: list[ModelConfig], timer: Timer, work: Workload) -> dict[str, list[Step]]:
     """Build the steps to measure, by launch family and part of a step."""
     mode = work.mode
     name = EAGER_FAMILY if work.kernel is AttentionKernel.EAGER else launch_family(configs[0])

@@ -31,7 +31,7 @@ def compare_operations(model: Model, step: Step, prediction: TimePrediction, tim
 
     The predicted launch overhead is distributed evenly over all kernel runs.
     """
-    measured = _measure_modules(model, step, timer)
+    measured = _measure_module_self_times(model, step, timer)
     predicted: dict[str, float] = defaultdict(float)
     overhead_per_run = prediction.launch_seconds / sum(operation.runs for operation in prediction.operation_times)
     for operation in prediction.operation_times:
@@ -49,12 +49,12 @@ def _operation_name(part: str, name: str) -> str:
     return part if name in ("norm", "logits") else f"{part}.{name}"
 
 
-def _measure_modules(model: Model, step: Step, timer: Timer, *, n_runs: int = 5) -> dict[str, float]:
+def _measure_module_self_times(model: Model, step: Step, timer: Timer, *, n_runs: int = 5) -> dict[str, float]:
     """Measure the time of each module without its submodules, summed over layers, as the minimum of several runs."""
     runs = []
     for _ in range(n_runs):
         seconds: dict[str, float] = defaultdict(float)
-        hooks = _install_timing_hooks(model, seconds, timer)
+        hooks = _install_self_time_hooks(model, seconds, timer)
         try:
             step()
         finally:
@@ -64,7 +64,7 @@ def _measure_modules(model: Model, step: Step, timer: Timer, *, n_runs: int = 5)
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
-def _install_timing_hooks(
+def _install_self_time_hooks(
     model: Model, seconds: dict[str, float], timer: Timer
 ) -> list["torch.utils.hooks.RemovableHandle"]:
     hooks = []

@@ -28,7 +28,7 @@ from qkv.training.trainer import Trainer
 
 A = TypeVar("A")
 WARMUP_BATCHES, PROFILED_BATCHES = 2, 4
-"""Batches for warm-up and profiling. `Trainer.measure_seconds_per_step` runs each of them twice."""
+"""Batches for warm-up and profiling. `Trainer.train_and_measure_step_seconds` runs each of them twice."""
 _DATA_LABEL = "qkv: data"
 _CATEGORY_PATTERNS = {
     ProfileCategory.DATA: rf"^{_DATA_LABEL}",
@@ -85,10 +85,10 @@ def profile_training(trainer: Trainer, step_estimate: Estimate, *, trace: Path |
             return load_batch(step_number)
 
     trainer.data = replace(trainer.data, batch=load_labeled_batch)
-    trainer.measure_seconds_per_step(WARMUP_BATCHES)
-    seconds = trainer.measure_seconds_per_step(PROFILED_BATCHES)
+    trainer.train_and_measure_step_seconds(WARMUP_BATCHES)
+    seconds = trainer.train_and_measure_step_seconds(PROFILED_BATCHES)
     seconds_by_category = _profile_by_category(
-        lambda: trainer.measure_seconds_per_step(PROFILED_BATCHES),
+        lambda: trainer.train_and_measure_step_seconds(PROFILED_BATCHES),
         device,
         seconds=seconds,
         n_repeats=2 * PROFILED_BATCHES,
@@ -165,11 +165,11 @@ def _profile_by_category(
     if is_gpu:
         kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
         for kernel, microseconds in zip(
-            kernels, exclusive_times([kernel.time_range for kernel in kernels]), strict=True
+            kernels, durations_without_earlier_overlap([kernel.time_range for kernel in kernels]), strict=True
         ):
             seconds_by_category[_category(kernel.name)] += microseconds / 1e6 / n_repeats
     else:
-        forward = _forward_categories(events)
+        forward = _categories_by_sequence_nr(events)
         for event in events:
             seconds_by_category[_category_in_context(event, forward)] += (
                 event.self_cpu_time_total / 1e6 * seconds / profiled_seconds
@@ -181,7 +181,7 @@ def _profile_by_category(
     return seconds_by_category
 
 
-def exclusive_times(ranges: Sequence[Interval]) -> list[float]:
+def durations_without_earlier_overlap(ranges: Sequence[Interval]) -> list[float]:
     """Returns the part of each time range that does not overlap with earlier ones.
 
     A kernel may be started before the previous one has ended and then waits for it.
@@ -200,7 +200,7 @@ def _category(name: str) -> ProfileCategory:
     )
 
 
-def _forward_categories(events: Sequence[FunctionEvent]) -> dict[int, ProfileCategory]:
+def _categories_by_sequence_nr(events: Sequence[FunctionEvent]) -> dict[int, ProfileCategory]:
     """Returns the category of forward operations by sequence number, which their backward operations share."""
     categories: dict[int, ProfileCategory] = {}
     for event in events:

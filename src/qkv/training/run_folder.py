@@ -30,7 +30,7 @@ from torch import Tensor
 from qkv.data.file_io import convert_disk_errors, fsync_path
 from qkv.errors import RunError, WeightsError
 from qkv.training.sharded_tensors import SHARDS_FOLDER, load_sharded
-from qkv.weights.atomic_folder import PARTIAL_PREFIX, check_folder, read_tensors, write_folder
+from qkv.weights.atomic_folder import PARTIAL_PREFIX, check_files_against_manifest, read_tensors, write_folder
 
 LogFunction = Callable[[str], None]
 
@@ -163,22 +163,22 @@ class RunFolder:
         for step in reversed(steps):
             folder = self.checkpoint_folder(step)
             try:
-                check_folder(folder)
+                check_files_against_manifest(folder)
                 return load_progress(folder, step), folder
             except WeightsError as error:
                 is_oldest = step == steps[0]
                 log(f"{error}; {'no earlier checkpoint exists' if is_oldest else 'using the previous checkpoint'}")
         raise RunError(f"{self.path}: cannot resume, because none of the {len(steps)} checkpoints is valid")
 
-    def best_checkpoint(self) -> Path:
+    def best_or_latest_checkpoint(self) -> Path:
         """Returns the best checkpoint if it still exists, and the latest valid one otherwise. Hashes are checked."""
         progress, folder = self.latest_valid_checkpoint(lambda _message: None)
         if progress.best_step is not None and self.checkpoint_folder(progress.best_step).is_dir():
             folder = self.checkpoint_folder(progress.best_step)
-            check_folder(folder)
+            check_files_against_manifest(folder)
         return folder
 
-    def roll_back_to(self, progress: TrainingProgress, log: LogFunction) -> None:
+    def discard_later_checkpoints_and_metrics(self, progress: TrainingProgress, log: LogFunction) -> None:
         """Delete everything written after this checkpoint: incomplete folders, later checkpoints and later metrics."""
         with convert_disk_errors(self.checkpoints, 0):
             for leftover in self.checkpoints.glob(f"{PARTIAL_PREFIX}*"):

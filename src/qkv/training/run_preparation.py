@@ -17,7 +17,7 @@ from qkv.training.data_fingerprints import check_fingerprints, record_fingerprin
 from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.families import get_family
 from qkv.training.family import Corpus, ProgressBars
-from qkv.training.lora import add_lora
+from qkv.training.lora import freeze_and_add_lora
 from qkv.training.recipe_selection import fit_steps_to_time
 from qkv.training.run_folder import RunFolder
 from qkv.training.text_preparation import resolve_data_files
@@ -65,7 +65,7 @@ class PreparedRun:
         return "; ".join(warnings)
 
 
-class PreparationState(Config):
+class PreparationInputs(Config):
     """Inputs of the preparation besides the recipe, saved until it is finished so that it can be resumed."""
 
     data: str
@@ -84,7 +84,7 @@ def prepare_run(
     """
     resolve_data_files((*recipe.data.train, *recipe.data.validation), data_folder)
     run = RunFolder.create(folder)
-    state = PreparationState(data=str(data_folder.resolve()), seconds=seconds)
+    state = PreparationInputs(data=str(data_folder.resolve()), seconds=seconds)
     write_atomically(run.path / PREPARATION_FILE, state.model_dump_json().encode())
     write_recipe(run, recipe)
     try:
@@ -95,18 +95,18 @@ def prepare_run(
         raise
 
 
-def load_preparation_state(folder: Path) -> PreparationState | None:
+def load_preparation_inputs(folder: Path) -> PreparationInputs | None:
     """Returns the state of an unfinished preparation, or None if it is finished."""
     path = folder / PREPARATION_FILE
     try:
-        return PreparationState(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        return PreparationInputs(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
     except (OSError, ValueError, TypeError, ConfigError) as error:
         raise RunError(f"{path}: invalid preparation state: {error}") from None
 
 
 def resume_preparation(folder: Path, *, progress: ProgressBars) -> PreparedRun:
     """Continue an interrupted preparation. A finished tokenizer and finished shards are reused."""
-    state, recipe = load_preparation_state(folder), _load_run_recipe(folder)
+    state, recipe = load_preparation_inputs(folder), _load_run_recipe(folder)
     assert state is not None
     get_family(recipe.family).prepare(recipe, folder / DATA_FOLDER, Path(state.data), progress=progress)
     return _open_corpus(folder, recipe)
@@ -117,7 +117,9 @@ def fit_run_to_time(
 ) -> PreparedRun:
     """Returns the run with as many steps as fit into `seconds`, measured on a temporary model."""
     trainer = build_trainer(prepared, device=device, report=lambda _entry: None, distributed=distributed)
-    recipe = fit_steps_to_time(prepared.recipe, seconds=seconds, seconds_per_step=trainer.measure_seconds_per_step())
+    recipe = fit_steps_to_time(
+        prepared.recipe, seconds=seconds, seconds_per_step=trainer.train_and_measure_step_seconds()
+    )
     return replace(prepared, recipe=recipe)
 
 
@@ -132,7 +134,7 @@ def finish_preparation(prepared: PreparedRun) -> None:
 def open_run(folder: Path) -> PreparedRun:
     """Open a prepared run. Raises RunError if the preparation is unfinished or the data has changed."""
     recipe = _load_run_recipe(folder)
-    if load_preparation_state(folder) is not None:
+    if load_preparation_inputs(folder) is not None:
         raise RunError(f"{folder}: the preparation was interrupted; resume it: qkv train --resume {folder}")
     check_fingerprints(folder)
     return _open_corpus(folder, recipe)
@@ -166,11 +168,11 @@ def build_trainer(
     training, corpus = distributed.fit_micro_batch_size(prepared.recipe.training), prepared.corpus
     model = build(prepared.config, seed=training.seed)
     if start is not None:
-        _copy_weights(start, model)
+        _check_config_and_copy_weights(start, model)
     if training.activation_checkpointing:
         enable_activation_checkpointing(model)
     if training.lora_rank is not None:
-        add_lora(model, rank=training.lora_rank, seed=training.seed)
+        freeze_and_add_lora(model, rank=training.lora_rank, seed=training.seed)
     model.to(device)
     return Trainer(
         model,
@@ -202,7 +204,7 @@ def _checkpoint_texts(config: ModelConfig, corpus: Corpus) -> dict[str, str]:
     }
 
 
-def _copy_weights(start: Model, model: Model) -> None:
+def _check_config_and_copy_weights(start: Model, model: Model) -> None:
     for field in type(model.config).model_fields:
         expected, actual = getattr(model.config, field), getattr(start.config, field)
         if expected != actual and field not in ("dropout", "init_std"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from qkv.choices import SpecialTokenStyle
 from qkv.config import Recipe
-from qkv.data import TokenSource, TokenStore, find_sources, is_unfinished, prepare_store, read_texts
+from qkv.data import TokenSource, TokenStore, find_sources, is_unfinished, prepare_store, read_text_chunks
 from qkv.data.text_sources import ProgressCallback
 from qkv.data.token_store import INDEX_FILE
 from qkv.errors import ConfigError, InputError
@@ -62,7 +62,7 @@ def load_or_train_tokenizer(
         if n_ids != settings.vocab_size:
             raise ConfigError(f"tokenizer.vocab_size={settings.vocab_size}, but {settings.path} has {n_ids}")
         return tokenizer
-    texts = read_texts(files, max_characters=TOKENIZER_CHARACTERS, progress=progress)
+    texts = read_text_chunks(files, max_characters=TOKENIZER_CHARACTERS, progress=progress)
     return train_tokenizer(
         settings.kind,
         texts,

@@ -38,10 +38,10 @@ class TimeBudgetReplanner:
         self, config: TrainingConfig, progress: TrainingProgress, distributed: Distributed
     ) -> TrainingConfig | None:
         """Returns a config with a new number of steps, or None if it does not change. Rank 0 measures the time."""
-        steps = int(distributed.broadcast_from_rank0(lambda: self._planned_steps(config, progress)))
+        steps = int(distributed.broadcast_from_rank0(lambda: self._replan_total_steps(config, progress)))
         return None if steps == config.steps else replan_config(config, at=progress.step, steps=steps)
 
-    def _planned_steps(self, config: TrainingConfig, progress: TrainingProgress) -> int:
+    def _replan_total_steps(self, config: TrainingConfig, progress: TrainingProgress) -> int:
         if self._reference is None:
             # The first step is not timed, because it also allocates memory and compiles.
             self._reference = progress if progress.step else None

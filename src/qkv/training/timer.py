@@ -95,15 +95,15 @@ class Timer:
     def measure_kernel(self, work: WorkFunction, *, capture: bool = True) -> float:
         """Returns the time on the device only. With `capture`, a GPU replays a CUDA graph to exclude launches."""
         if not self.is_gpu:
-            return self._measure_on_cpu(work)
+            return self._min_seconds_on_cpu(work)
         # Only work that never synchronizes with the device can be captured.
         if capture and (replay := _capture_repeated(work, self._n_repeats(work))) is not None:
             graph, n = replay
-            return self._measure_with_events(graph.replay) / n
+            return self._measure_min_cuda_seconds(graph.replay) / n
         n = self._n_repeats(work)
-        return self._measure_with_events(lambda: [work() for _ in range(n)]) / n
+        return self._measure_min_cuda_seconds(lambda: [work() for _ in range(n)]) / n
 
-    def _measure_on_cpu(self, work: WorkFunction) -> float:
+    def _min_seconds_on_cpu(self, work: WorkFunction) -> float:
         """Measure on a CPU, with several calls per clock reading if a single call is too short."""
         work()
         before = self.now()
@@ -121,9 +121,9 @@ class Timer:
     def _n_repeats(self, work: WorkFunction) -> int:
         """Returns how many calls take about 0.5 ms, up to MAX_REPEATS."""
         work()
-        return max(1, min(MAX_REPEATS, int(0.0005 / max(self._measure_with_events(work), 1e-7))))
+        return max(1, min(MAX_REPEATS, int(0.0005 / max(self._measure_min_cuda_seconds(work), 1e-7))))
 
-    def _measure_with_events(self, work: WorkFunction) -> float:
+    def _measure_min_cuda_seconds(self, work: WorkFunction) -> float:
         """Measure GPU time between two CUDA events. Returns the minimum of four runs."""
         work()
         times = []

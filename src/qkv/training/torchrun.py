@@ -114,7 +114,7 @@ class _TorchrunBase(Distributed):
         """Returns True on exactly one rank: the first that asks reports the error for all ranks."""
         return self._heartbeat.claim_error_report()
 
-    def delay_exit_after_error(self) -> None:
+    def delay_rank0_exit_after_error(self) -> None:
         """On an abnormal exit, rank 0 stays up briefly if torchrun does not host the store.
 
         The other ranks query the store on rank 0 to decide which rank reports the error.

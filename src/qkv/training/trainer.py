@@ -18,9 +18,9 @@ from qkv.training.async_metrics import PendingMetrics, StepMetrics, StepOutput, 
 from qkv.training.cuda_graph_step import CUDAGraphStep, can_capture
 from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.ema import EMA
-from qkv.training.evaluation import EvaluationInterrupt, evaluate, until_stopped, update_best
+from qkv.training.evaluation import EvaluationInterrupt, evaluate, until_stopped, update_progress_after_evaluation
 from qkv.training.family import TrainingData
-from qkv.training.finite_check import find_first_nonfinite, find_nonfinite_weight
+from qkv.training.finite_check import describe_nonfinite_weight, find_first_nonfinite
 from qkv.training.gradient_accumulation import accumulate_gradients
 from qkv.training.objectives import DeviceInputs, LossOutput, Objective, SplitObjective, TrainingBatch
 from qkv.training.onednn_linear import use_onednn_if_supported
@@ -135,7 +135,7 @@ class Trainer:
                 )
             self.progress, self._saved_step = progress, progress.step
         if self.distributed.is_main_process:
-            self.run.roll_back_to(self.progress, log)
+            self.run.discard_later_checkpoints_and_metrics(self.progress, log)
             self.run.delete_old_checkpoints(keep=self.config.keep_checkpoints, best=self.progress.best_step)
         self.distributed.barrier()
 
@@ -199,7 +199,7 @@ class Trainer:
             if not self._async_metrics:
                 # Check before the update, so that the weights stay as they were if the loss is not finite.
                 self._read_metrics(pending)
-            self._apply_update(pending.output)
+            self._clip_and_step_optimizers(pending.output)
         else:
             pending = self._train_with_graph(batch, step, self._graph_step)
         if self.ema is not None:
@@ -224,7 +224,7 @@ class Trainer:
             *inputs, n_targets = device_inputs
             assert n_targets is not None
             output = self._accumulate([(objective.loss(*inputs), True)], n_targets)
-            self._apply_update(output)
+            self._clip_and_step_optimizers(output)
             return output
 
         n_targets = torch.full((), float(batch.n_targets), device=self._device)
@@ -261,7 +261,9 @@ class Trainer:
         except InputError as error:
             raise self._training_error(f"{error}, in a batch of {self.run.path}") from None
 
-    def measure_seconds_per_step(self, n_batches: int = 9, *, clock: Callable[[], float] = time.perf_counter) -> float:
+    def train_and_measure_step_seconds(
+        self, n_batches: int = 9, *, clock: Callable[[], float] = time.perf_counter
+    ) -> float:
         """Returns the median time of a training step on the first `n_batches` batches.
 
         This trains the model, so use a trainer created for this purpose. Each batch runs twice and only the second run
@@ -276,7 +278,7 @@ class Trainer:
             seconds.append(clock() - started)
         return self.distributed.broadcast_from_rank0(lambda: statistics.median(seconds[n_batches:]))
 
-    def _apply_update(self, output: StepOutput) -> None:
+    def _clip_and_step_optimizers(self, output: StepOutput) -> None:
         for optimizer in self.optimizers:
             if self.config.max_grad_norm is not None:
                 clip_gradients(
@@ -310,7 +312,7 @@ class Trainer:
             return
         if not math.isfinite(result.loss):
             raise self._training_error(f"validation loss {result.loss} is not finite", consequence="nothing was saved")
-        self.progress = update_best(progress, result, best_metric=self.config.best_metric)
+        self.progress = update_progress_after_evaluation(progress, result, best_metric=self.config.best_metric)
         metrics = {f"validation_{name}": value for name, value in result.metrics.items()}
         is_best = self.progress.best_step == progress.step
         self._log_entry(
@@ -340,7 +342,7 @@ class Trainer:
 
     def _check_weights_finite(self) -> None:
         """Raise TrainingError if a weight is not finite, so that no checkpoint ever contains such weights."""
-        if (culprit := find_nonfinite_weight(self.model)) is not None:
+        if (culprit := describe_nonfinite_weight(self.model)) is not None:
             raise self._training_error(f"{culprit} is not finite", consequence="nothing was saved")
 
     def _training_error(

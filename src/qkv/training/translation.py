@@ -14,7 +14,7 @@ from torch import Tensor
 from qkv.choices import SpecialToken
 from qkv.config import PairsConfig, Recipe, Seq2SeqConfig, TrainingConfig
 from qkv.data.pair_batches import PairBatch, PairBatches
-from qkv.data.pair_store import PAIRS_FILE, PairStore, encode_pairs
+from qkv.data.pair_store import PAIRS_FILE, PairStore, encode_and_delete_pair_texts
 from qkv.errors import ConfigError
 from qkv.generation.translate import translate
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
@@ -46,7 +46,7 @@ class TranslationFamily:
         tokenizers = prepare_pair_tokenizers(recipe, folder / "train", data_folder, progress("training the tokenizer"))
         for part in ("train", "validation"):
             if (folder / part / PAIRS_FILE).exists():
-                encode_pairs(folder / part, tokenizers, progress=progress)
+                encode_and_delete_pair_texts(folder / part, tokenizers, progress=progress)
 
     def open(self, recipe: Recipe, folder: Path) -> "PairsCorpus":
         has_validation = (folder / "validation" / PAIRS_FILE).exists()
@@ -172,7 +172,7 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
     device, settings = next(model.parameters()).device, model.config
     has_image_source = isinstance(settings, Seq2SeqConfig) and settings.d_patch is not None
     autocast = autocast_factory(config.precision, device)
-    loss_function = _compile_blocks(model) if config.compile else _loss_and_accuracy_sums
+    loss_function = _compile_blocks_and_loss(model) if config.compile else _loss_sums_and_token_counts
 
     def compute_sums(on_device: PairBatch, smoothing: float) -> tuple[Tensor, ...]:
         if isinstance(model, RNNSeq2Seq):
@@ -206,7 +206,7 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
     return objective
 
 
-def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, Tensor, float], tuple[Tensor, ...]]:
+def _compile_blocks_and_loss(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, Tensor, float], tuple[Tensor, ...]]:
     """Compile the blocks of the model in place and return the compiled loss function.
 
     All blocks of a kind share the compiled code, and dynamic shapes cover all batches, so compilation takes seconds.
@@ -215,10 +215,10 @@ def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, Tensor, fl
     for block in model.modules():
         if isinstance(block, Block):
             block.compile(dynamic=True)
-    return torch.compile(_loss_and_accuracy_sums, dynamic=True)
+    return torch.compile(_loss_sums_and_token_counts, dynamic=True)
 
 
-def _loss_and_accuracy_sums(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+def _loss_sums_and_token_counts(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
     """Returns the loss, the loss without label smoothing, the number of correct tokens and the number of tokens."""
     n_correct = (logits.detach().argmax(-1) == targets).sum()
     unsmoothed_loss = cross_entropy_sum(logits.detach(), targets)

@@ -53,11 +53,11 @@ def write_folder(
         for parent in {(temporary / name).parent for name in text_files} - {temporary}:
             parent.mkdir()
         for name, file in tensors.items():
-            _save_tensors(temporary / name, file, metadata)
+            _save_safetensors(temporary / name, file, metadata)
         for name, text in text_files.items():
             (temporary / name).write_text(text, encoding="utf-8")
         write_extra_files(temporary)
-        _write_manifest(temporary)
+        _write_manifest_and_sync(temporary)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def create_folder_atomically(target: Path, n_bytes: int) -> Iterator[Path]:
             raise
 
 
-def check_folder(folder: Path) -> None:
+def check_files_against_manifest(folder: Path) -> None:
     """Check that a folder contains exactly the files of its manifest, without missing, additional or changed files."""
     manifest = _read_manifest(folder)
     existing = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - {MANIFEST}
@@ -145,7 +145,7 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def _save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     try:
         save_file(contiguous, path, metadata=dict(metadata))
@@ -155,7 +155,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from None
 
 
-def _write_manifest(folder: Path) -> None:
+def _write_manifest_and_sync(folder: Path) -> None:
     """Write the manifest, set the permissions of all files and sync them to disk."""
     files = sorted(path for path in folder.rglob("*") if not path.is_dir())
     entries = {

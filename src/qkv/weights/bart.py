@@ -4,7 +4,7 @@ from typing import Any
 
 from qkv.choices import PositionKind
 from qkv.config import Seq2SeqConfig
-from qkv.weights.name_table import Layout, NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import Layout, NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 BART_SETTINGS = {
@@ -34,7 +34,7 @@ def read_bart_config(published: PublishedConfig) -> Seq2SeqConfig:
     )
 
 
-def write_bart_config(config: Seq2SeqConfig) -> dict[str, Any]:
+def to_hf_bart_config(config: Seq2SeqConfig) -> dict[str, Any]:
     return {
         "architectures": ["BartForConditionalGeneration"],
         "vocab_size": config.vocab_size,
@@ -45,13 +45,13 @@ def write_bart_config(config: Seq2SeqConfig) -> dict[str, Any]:
 def bart_name_table(config: Seq2SeqConfig) -> NameTable:
     return NameTable(
         mappings=[
-            *shared_mappings(config),
+            *bart_and_marian_mappings(config),
             *(
                 mapping
                 for side in ("encoder", "decoder")
                 for mapping in (
                     NameMapping(f"model.{side}.embed_positions.weight", (f"{side}.embedding.position.table.weight",)),
-                    *linear_mappings(f"model.{side}.layernorm_embedding", f"{side}.embedding.norm"),
+                    *weight_and_bias_mappings(f"model.{side}.layernorm_embedding", f"{side}.embedding.norm"),
                 )
             ),
         ],
@@ -88,7 +88,7 @@ def write_shared_settings(config: Seq2SeqConfig) -> dict[str, Any]:
     }
 
 
-def shared_mappings(config: Seq2SeqConfig) -> list[NameMapping]:
+def bart_and_marian_mappings(config: Seq2SeqConfig) -> list[NameMapping]:
     """Map the tensors that BART and Marian share."""
     self_attention = {
         "self_attn.q_proj": "attention.q_proj",
@@ -112,10 +112,10 @@ def shared_mappings(config: Seq2SeqConfig) -> list[NameMapping]:
         *(shared_embedding if config.share_embeddings else []),
         NameMapping("model.encoder.embed_tokens.weight", ("encoder.embedding.token.weight",)),
         NameMapping("model.decoder.embed_tokens.weight", ("decoder.embedding.token.weight",)),
-        *layer_mappings(
+        *linear_mappings_per_layer(
             "model.encoder.layers.{}", "encoder.blocks.{}", n_layers=config.n_encoder_layers, parts=self_attention
         ),
-        *layer_mappings(
+        *linear_mappings_per_layer(
             "model.decoder.layers.{}",
             "decoder.blocks.{}",
             n_layers=config.n_decoder_layers,

@@ -11,7 +11,7 @@ from qkv.weights.encoder_heads import (
     select_head_mappings,
     unembedding_mappings,
 )
-from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 BERT_SETTINGS = {
@@ -59,7 +59,7 @@ def read_bert_config(published: PublishedConfig) -> BERTConfig:
     )
 
 
-def write_bert_config(config: BERTConfig) -> dict[str, Any]:
+def to_hf_bert_config(config: BERTConfig) -> dict[str, Any]:
     if config.n_classes is not None:
         architecture = "BertForSequenceClassification"
     elif config.masked_lm_head:
@@ -78,12 +78,12 @@ def write_bert_config(config: BERTConfig) -> dict[str, Any]:
 def bert_name_table(config: BERTConfig) -> NameTable:
     mappings = [
         *bert_backbone_mappings("bert", config),
-        *linear_mappings("bert.pooler.dense", "pooler"),
-        *linear_mappings("cls.predictions.transform.dense", "masked_lm.dense"),
-        *linear_mappings("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
+        *weight_and_bias_mappings("bert.pooler.dense", "pooler"),
+        *weight_and_bias_mappings("cls.predictions.transform.dense", "masked_lm.dense"),
+        *weight_and_bias_mappings("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
         *unembedding_mappings(config, bias="cls.predictions.bias", matrix="cls.predictions.decoder"),
-        *linear_mappings("cls.seq_relationship", "next_sentence"),
-        *linear_mappings("classifier", "classifier"),
+        *weight_and_bias_mappings("cls.seq_relationship", "next_sentence"),
+        *weight_and_bias_mappings("classifier", "classifier"),
     ]
     return NameTable(
         mappings=select_head_mappings(config, mappings),
@@ -109,6 +109,6 @@ def bert_backbone_mappings(prefix: str, config: BERTConfig) -> list[NameMapping]
         NameMapping(f"{prefix}.embeddings.word_embeddings.weight", ("embedding.token.weight",)),
         NameMapping(f"{prefix}.embeddings.position_embeddings.weight", ("embedding.position.table.weight",)),
         NameMapping(f"{prefix}.embeddings.token_type_embeddings.weight", ("embedding.segment.weight",)),
-        *linear_mappings(f"{prefix}.embeddings.LayerNorm", "embedding.norm"),
-        *layer_mappings(prefix + ".encoder.layer.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+        *weight_and_bias_mappings(f"{prefix}.embeddings.LayerNorm", "embedding.norm"),
+        *linear_mappings_per_layer(prefix + ".encoder.layer.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
     ]

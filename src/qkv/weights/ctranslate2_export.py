@@ -20,7 +20,7 @@ from qkv.nn import Attention, Block, LayerNorm, RelativeBias, RMSNorm
 from qkv.text import Tokenizer, tokenizer_files
 from qkv.weights.atomic_folder import create_folder_atomically
 from qkv.weights.model_loader import SOURCE_TOKENIZER, ModelBundle
-from qkv.weights.save import StorageDType, published_generation_settings, require_new_folder
+from qkv.weights.save import StorageDType, published_seq2seq_generation_settings, require_nonexistent_folder
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
@@ -56,7 +56,7 @@ def save_ct2(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Storage
     spec_config: Any = spec.config
     spec_config.layer_norm_epsilon = model.config.norm_eps
     _set_special_tokens(
-        spec_config, tokenizer, start_id=published_generation_settings(bundle).get("decoder_start_token_id")
+        spec_config, tokenizer, start_id=published_seq2seq_generation_settings(bundle).get("decoder_start_token_id")
     )
     spec.validate()
     spec.optimize(quantization="float16" if dtype is StorageDType.F16 else None)
@@ -64,7 +64,7 @@ def save_ct2(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Storage
     if bundle.source_tokenizer is not None:
         files[SOURCE_TOKENIZER] = bundle.source_tokenizer.backend.to_str()
     with create_folder_atomically(
-        require_new_folder(target), sum(parameter.numel() * 4 for parameter in model.parameters())
+        require_nonexistent_folder(target), sum(parameter.numel() * 4 for parameter in model.parameters())
     ) as temporary:
         spec.save(str(temporary))
         for name, text in files.items():

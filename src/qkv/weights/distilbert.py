@@ -11,7 +11,7 @@ from qkv.weights.encoder_heads import (
     encoder_head_settings,
     select_head_mappings,
 )
-from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 DISTILBERT_SETTINGS = {
@@ -55,7 +55,7 @@ def read_distilbert_config(published: PublishedConfig) -> BERTConfig:
     )
 
 
-def write_distilbert_config(config: BERTConfig) -> dict[str, Any]:
+def to_hf_distilbert_config(config: BERTConfig) -> dict[str, Any]:
     if config.n_classes is not None:
         architecture = "DistilBertForSequenceClassification"
     else:
@@ -82,13 +82,15 @@ def distilbert_name_table(config: BERTConfig) -> NameTable:
     mappings = [
         NameMapping("distilbert.embeddings.word_embeddings.weight", ("embedding.token.weight",)),
         NameMapping("distilbert.embeddings.position_embeddings.weight", ("embedding.position.table.weight",)),
-        *linear_mappings("distilbert.embeddings.LayerNorm", "embedding.norm"),
-        *layer_mappings("distilbert.transformer.layer.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
-        *linear_mappings("pre_classifier", "pooler"),
-        *linear_mappings("classifier", "classifier"),
-        *linear_mappings("vocab_transform", "masked_lm.dense"),
-        *linear_mappings("vocab_layer_norm", "masked_lm.norm"),
-        *linear_mappings("vocab_projector", "masked_lm.unembedding"),
+        *weight_and_bias_mappings("distilbert.embeddings.LayerNorm", "embedding.norm"),
+        *linear_mappings_per_layer(
+            "distilbert.transformer.layer.{}", "blocks.{}", n_layers=config.n_layers, parts=parts
+        ),
+        *weight_and_bias_mappings("pre_classifier", "pooler"),
+        *weight_and_bias_mappings("classifier", "classifier"),
+        *weight_and_bias_mappings("vocab_transform", "masked_lm.dense"),
+        *weight_and_bias_mappings("vocab_layer_norm", "masked_lm.norm"),
+        *weight_and_bias_mappings("vocab_projector", "masked_lm.unembedding"),
     ]
     return NameTable(
         mappings=select_head_mappings(config, mappings),

@@ -7,7 +7,7 @@ from typing import Any
 from qkv.choices import ProblemType
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError
-from qkv.weights.name_table import NameMapping, linear_mappings
+from qkv.weights.name_table import NameMapping, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig
 
 _PROBLEM_TYPES = {
@@ -119,7 +119,7 @@ def unembedding_mappings(config: BERTConfig, *, bias: str, matrix: str) -> list[
     """
     mappings = [
         NameMapping(bias, ("masked_lm.unembedding.bias",)),
-        *linear_mappings(matrix, "masked_lm.unembedding"),
+        *weight_and_bias_mappings(matrix, "masked_lm.unembedding"),
     ]
     return mappings if config.tie_embeddings else mappings[::-1]
 

@@ -27,51 +27,51 @@ class PublishedFamily:
 PUBLISHED_FAMILIES = {
     "gpt2": PublishedFamily(
         read_config=gpt2.read_gpt2_config,
-        write_config=gpt2.write_gpt2_config,
+        write_config=gpt2.to_hf_gpt2_config,
         name_table=gpt2.gpt2_name_table,
         ignored_keys=gpt2.GPT2_IGNORED_KEYS,
     ),
     "llama": PublishedFamily(
         read_config=llama.read_llama_config,
-        write_config=llama.write_llama_config,
+        write_config=llama.to_hf_llama_config,
         name_table=llama.llama_name_table,
         ignored_keys=llama.LLAMA_IGNORED_KEYS,
     ),
     "mistral": PublishedFamily(
         read_config=llama.read_mistral_config,
-        write_config=llama.write_mistral_config,
+        write_config=llama.to_hf_mistral_config,
         name_table=llama.llama_name_table,
     ),
     "bert": PublishedFamily(
         read_config=bert.read_bert_config,
-        write_config=bert.write_bert_config,
+        write_config=bert.to_hf_bert_config,
         name_table=bert.bert_name_table,
         ignored_keys=bert.BERT_IGNORED_KEYS,
     ),
     "distilbert": PublishedFamily(
         read_config=distilbert.read_distilbert_config,
-        write_config=distilbert.write_distilbert_config,
+        write_config=distilbert.to_hf_distilbert_config,
         name_table=distilbert.distilbert_name_table,
         ignored_keys=distilbert.DISTILBERT_IGNORED_KEYS,
     ),
     "roberta": PublishedFamily(
         read_config=roberta.read_roberta_config,
-        write_config=roberta.write_roberta_config,
+        write_config=roberta.to_hf_roberta_config,
         name_table=roberta.roberta_name_table,
     ),
     "marian": PublishedFamily(
         read_config=marian.read_marian_config,
-        write_config=marian.write_marian_config,
+        write_config=marian.to_hf_marian_config,
         name_table=marian.marian_name_table,
         ignored_keys=bart.BART_IGNORED_KEYS,
     ),
     "bart": PublishedFamily(
         read_config=bart.read_bart_config,
-        write_config=bart.write_bart_config,
+        write_config=bart.to_hf_bart_config,
         name_table=bart.bart_name_table,
         ignored_keys=bart.BART_IGNORED_KEYS,
     ),
-    "t5": PublishedFamily(read_config=t5.read_t5_config, write_config=t5.write_t5_config, name_table=t5.t5_name_table),
+    "t5": PublishedFamily(read_config=t5.read_t5_config, write_config=t5.to_hf_t5_config, name_table=t5.t5_name_table),
 }
 
 SEPARATE_SETTINGS = frozenset({"sentence_embedding"})

@@ -52,7 +52,7 @@ def read_generation_config(folder: Path, model_settings: Mapping[str, Any]) -> G
     return GenerationConfig(
         decoder_start_id=_read_optional_int(folder, settings, "decoder_start_token_id"),
         forced_bos_id=_read_optional_int(folder, settings, "forced_bos_token_id"),
-        suppressed_ids=_read_suppressed_ids(folder, settings.get("bad_words_ids")),
+        suppressed_ids=_parse_bad_words_ids(folder, settings.get("bad_words_ids")),
         task_prefixes=_read_task_prefixes(folder, settings),
         max_joined=_read_optional_int(folder, settings, "max_joined", minimum=1),
     )
@@ -65,7 +65,7 @@ def _read_optional_int(folder: Path, settings: Mapping[str, Any], key: str, *, m
     return value
 
 
-def _read_suppressed_ids(folder: Path, bad_words_ids: object) -> frozenset[int]:
+def _parse_bad_words_ids(folder: Path, bad_words_ids: object) -> frozenset[int]:
     if bad_words_ids is None:
         return frozenset()
     suppressed: set[int] = set()

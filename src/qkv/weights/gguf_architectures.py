@@ -9,7 +9,7 @@ import numpy as np
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig, ModelConfig, RopeScaling
 from qkv.errors import ConfigError, WeightsError
-from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 
 SIZE_SETTINGS = {
     "context_length": "context_length",
@@ -92,7 +92,7 @@ def _read_rope_scaling(settings: Mapping[str, Any]) -> RopeScaling | None:
             raise ConfigError(f"rope.scaling.type={other!r} is not supported: must be linear")
 
 
-def _write_gguf_llama(config: GPTConfig) -> dict[str, Any]:
+def _gguf_llama_settings(config: GPTConfig) -> dict[str, Any]:
     settings = {
         **{key: getattr(config, field) for key, field in SIZE_SETTINGS.items()},
         "vocab_size": config.vocab_size,
@@ -123,7 +123,7 @@ def _gguf_llama_names(config: GPTConfig) -> NameTable:
     return NameTable(
         mappings=[
             *_mappings_outside_blocks(),
-            *layer_mappings("blk.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+            *linear_mappings_per_layer("blk.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
         ]
     )
 
@@ -136,7 +136,7 @@ def _read_gguf_gpt2(settings: Mapping[str, Any], tensors: frozenset[str]) -> GPT
     )
 
 
-def _write_gguf_gpt2(config: GPTConfig) -> dict[str, Any]:
+def _gguf_gpt2_settings(config: GPTConfig) -> dict[str, Any]:
     settings = {key: getattr(config, field) for key, field in SIZE_SETTINGS.items()}
     return {**settings, "vocab_size": config.vocab_size, "attention.layer_norm_epsilon": config.norm_eps}
 
@@ -163,7 +163,7 @@ def _gguf_gpt2_names(config: GPTConfig) -> NameTable:
             *_mappings_outside_blocks(),
             position_mapping,
             *qkv_mappings,
-            *layer_mappings("blk.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+            *linear_mappings_per_layer("blk.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
         ]
     )
 
@@ -171,7 +171,7 @@ def _gguf_gpt2_names(config: GPTConfig) -> NameTable:
 def _mappings_outside_blocks() -> list[NameMapping]:
     return [
         NameMapping("token_embd.weight", ("embedding.token.weight",)),
-        *linear_mappings("output_norm", "final_norm"),
+        *weight_and_bias_mappings("output_norm", "final_norm"),
         NameMapping("output.weight", ("unembedding.weight",)),
     ]
 
@@ -188,13 +188,13 @@ def _shortest_decimal(value: float) -> float:
 GGUF_ARCHITECTURES = {
     "llama": GGUFArchitecture(
         read_config=_read_gguf_llama,
-        write_config=_write_gguf_llama,
+        write_config=_gguf_llama_settings,
         name_table=_gguf_llama_names,
         has_interleaved_rotary=True,
     ),
     "gpt2": GGUFArchitecture(
         read_config=_read_gguf_gpt2,
-        write_config=_write_gguf_gpt2,
+        write_config=_gguf_gpt2_settings,
         name_table=_gguf_gpt2_names,
         has_interleaved_rotary=False,
     ),

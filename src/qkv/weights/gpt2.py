@@ -6,7 +6,7 @@ Its weight matrices have the layout (in, out), and queries, keys and values shar
 from typing import Any
 
 from qkv.config import GPTConfig
-from qkv.weights.name_table import Layout, NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import Layout, NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 GPT2_SETTINGS = {
@@ -36,7 +36,7 @@ def read_gpt2_config(published: PublishedConfig) -> GPTConfig:
     )
 
 
-def write_gpt2_config(config: GPTConfig) -> dict[str, Any]:
+def to_hf_gpt2_config(config: GPTConfig) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "activation_function": activation_name(config.activation),
@@ -66,9 +66,9 @@ def gpt2_name_table(config: GPTConfig) -> NameTable:
             NameMapping("transformer.wte.weight", ("embedding.token.weight",)),
             NameMapping("transformer.wpe.weight", ("embedding.position.table.weight",)),
             *fused,
-            *layer_mappings(published, module, n_layers=n_layers, parts=matrices, layout=Layout.TRANSPOSED),
-            *layer_mappings(published, module, n_layers=n_layers, parts=norms),
-            *linear_mappings("transformer.ln_f", "final_norm"),
+            *linear_mappings_per_layer(published, module, n_layers=n_layers, parts=matrices, layout=Layout.TRANSPOSED),
+            *linear_mappings_per_layer(published, module, n_layers=n_layers, parts=norms),
+            *weight_and_bias_mappings("transformer.ln_f", "final_norm"),
             NameMapping("lm_head.weight", ("unembedding.weight",)),
         ],
         prefix="transformer.",

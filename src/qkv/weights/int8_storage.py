@@ -49,7 +49,7 @@ def dequantize_tensors(quantized: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def use_int8_linears(model: Model) -> None:
+def quantize_linears_to_int8(model: Model) -> None:
     """Replace all linear layers of a model by int8 layers in place. Token embedding, norms and biases are unchanged.
 
     Weights that were stored as int8 are quantized to exactly the stored values.

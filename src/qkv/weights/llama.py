@@ -5,7 +5,7 @@ from typing import Any
 from qkv.choices import NormKind, PositionKind
 from qkv.config import GPTConfig, RopeScaling
 from qkv.errors import ConfigError
-from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 LLAMA_SETTINGS = {
@@ -84,7 +84,7 @@ def _write_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     return {"rope_type": "llama3", **to_published_settings(scaling, {**LINEAR_ROPE_SETTINGS, **LLAMA3_ROPE_SETTINGS})}
 
 
-def write_llama_config(config: GPTConfig) -> dict[str, Any]:
+def to_hf_llama_config(config: GPTConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "hidden_act": activation_name(config.activation),
@@ -95,9 +95,9 @@ def write_llama_config(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-def write_mistral_config(config: GPTConfig) -> dict[str, Any]:
+def to_hf_mistral_config(config: GPTConfig) -> dict[str, Any]:
     return {
-        **write_llama_config(config),
+        **to_hf_llama_config(config),
         "architectures": ["MistralForCausalLM"],
         "sliding_window": config.sliding_window,
     }
@@ -118,8 +118,8 @@ def llama_name_table(config: GPTConfig) -> NameTable:
     return NameTable(
         mappings=[
             NameMapping("model.embed_tokens.weight", ("embedding.token.weight",)),
-            *layer_mappings("model.layers.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
-            *linear_mappings("model.norm", "final_norm"),
+            *linear_mappings_per_layer("model.layers.{}", "blocks.{}", n_layers=config.n_layers, parts=parts),
+            *weight_and_bias_mappings("model.norm", "final_norm"),
             NameMapping("lm_head.weight", ("unembedding.weight",)),
         ],
         prefix="model.",

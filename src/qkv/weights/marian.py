@@ -4,7 +4,7 @@ from typing import Any
 
 from qkv.choices import PositionKind, SinusoidStyle
 from qkv.config import Seq2SeqConfig
-from qkv.weights.bart import read_shared_settings, shared_mappings, write_shared_settings
+from qkv.weights.bart import bart_and_marian_mappings, read_shared_settings, write_shared_settings
 from qkv.weights.name_table import NameTable
 from qkv.weights.published_config import PublishedConfig
 
@@ -22,7 +22,7 @@ def read_marian_config(published: PublishedConfig) -> Seq2SeqConfig:
     )
 
 
-def write_marian_config(config: Seq2SeqConfig) -> dict[str, Any]:
+def to_hf_marian_config(config: Seq2SeqConfig) -> dict[str, Any]:
     return {
         "architectures": ["MarianMTModel"],
         "vocab_size": config.source_vocab_size,
@@ -34,7 +34,7 @@ def write_marian_config(config: Seq2SeqConfig) -> dict[str, Any]:
 
 def marian_name_table(config: Seq2SeqConfig) -> NameTable:
     return NameTable(
-        mappings=shared_mappings(config),
+        mappings=bart_and_marian_mappings(config),
         prefix="model.",
         # Sinusoidal position embeddings, which our models compute.
         ignored_patterns=(r"(encoder|decoder)\.embed_positions\.weight",),

@@ -54,7 +54,7 @@ class NameTable:
         return any(re.fullmatch(pattern, canonical_name) for pattern in self.ignored_patterns)
 
 
-def linear_mappings(published: str, module: str, *, layout: Layout = Layout.SAME) -> list[NameMapping]:
+def weight_and_bias_mappings(published: str, module: str, *, layout: Layout = Layout.SAME) -> list[NameMapping]:
     """Map weight and bias of a module."""
     return [
         NameMapping(f"{published}.weight", (f"{module}.weight",), layout),
@@ -62,7 +62,7 @@ def linear_mappings(published: str, module: str, *, layout: Layout = Layout.SAME
     ]
 
 
-def layer_mappings(
+def linear_mappings_per_layer(
     published: str, module: str, *, n_layers: int, parts: Mapping[str, str], layout: Layout = Layout.SAME
 ) -> list[NameMapping]:
     """Map weight and bias of the same parts in every layer. `{}` in both names stands for the layer index."""
@@ -70,7 +70,7 @@ def layer_mappings(
         mapping
         for i in range(n_layers)
         for published_part, part in parts.items()
-        for mapping in linear_mappings(
+        for mapping in weight_and_bias_mappings(
             f"{published.format(i)}.{published_part}", f"{module.format(i)}.{part}", layout=layout
         )
     ]

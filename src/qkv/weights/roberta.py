@@ -14,7 +14,7 @@ from qkv.weights.encoder_heads import (
     select_head_mappings,
     unembedding_mappings,
 )
-from qkv.weights.name_table import NameTable, linear_mappings
+from qkv.weights.name_table import NameTable, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
 
 ROBERTA_SETTINGS = {key: field for key, field in bert.BERT_SETTINGS.items() if field != "context_length"}
@@ -55,7 +55,7 @@ def read_roberta_config(published: PublishedConfig) -> BERTConfig:
     )
 
 
-def write_roberta_config(config: BERTConfig) -> dict[str, Any]:
+def to_hf_roberta_config(config: BERTConfig) -> dict[str, Any]:
     if config.n_classes is not None:
         architecture = "RobertaForSequenceClassification"
     else:
@@ -75,10 +75,10 @@ def roberta_name_table(config: BERTConfig) -> NameTable:
     has_classes = config.n_classes is not None
     mappings = [
         *bert.bert_backbone_mappings("roberta", config),
-        *linear_mappings("classifier.dense" if has_classes else "roberta.pooler.dense", "pooler"),
-        *linear_mappings("classifier.out_proj", "classifier"),
-        *linear_mappings("lm_head.dense", "masked_lm.dense"),
-        *linear_mappings("lm_head.layer_norm", "masked_lm.norm"),
+        *weight_and_bias_mappings("classifier.dense" if has_classes else "roberta.pooler.dense", "pooler"),
+        *weight_and_bias_mappings("classifier.out_proj", "classifier"),
+        *weight_and_bias_mappings("lm_head.dense", "masked_lm.dense"),
+        *weight_and_bias_mappings("lm_head.layer_norm", "masked_lm.norm"),
         *unembedding_mappings(config, bias="lm_head.bias", matrix="lm_head.decoder"),
     ]
     return NameTable(

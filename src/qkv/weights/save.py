@@ -43,7 +43,7 @@ class StorageDType(StrEnum):
 def save_native(bundle: ModelBundle, target: Path) -> None:
     """Save a model to a new native folder without changing its weights. `load_model` restores it."""
     write_folder(
-        require_new_folder(target),
+        require_nonexistent_folder(target),
         tensors={WEIGHTS_FILE: to_published_state(bundle.model, native_name_table(bundle.model))},
         text_files=_native_text_files(bundle),
     )
@@ -52,7 +52,7 @@ def save_native(bundle: ModelBundle, target: Path) -> None:
 def save_int8(bundle: ModelBundle, target: Path) -> None:
     """Save a model to a new native folder with matrices quantized to int8."""
     write_folder(
-        require_new_folder(target),
+        require_nonexistent_folder(target),
         tensors={WEIGHTS_FILE: quantize_tensors(to_published_state(bundle.model, native_name_table(bundle.model)))},
         text_files=_native_text_files(bundle),
         metadata={STORAGE_KEY: INT8_ROWS},
@@ -71,7 +71,7 @@ def _native_text_files(bundle: ModelBundle) -> dict[str, str]:
 def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageDType.F32) -> None:
     """Save a model to a new folder that `AutoModel` and `AutoTokenizer` of `transformers` can load."""
     tokenizer = _require_shared_tokenizer(bundle)
-    ids = {**special_token_ids(tokenizer), **published_generation_settings(bundle)}
+    ids = {**special_token_ids(tokenizer), **published_seq2seq_generation_settings(bundle)}
     # The config overrides the ids of the tokenizer, because RoBERTa's positions depend on the padding id.
     settings = {
         **ids,
@@ -80,12 +80,12 @@ def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageD
     }
     files = {"config.json": _format_json(settings), **_optional_tokenizer_files(tokenizer)}
     if isinstance(bundle.model.config, BERTConfig):
-        files |= _add_encoder_settings(files, bundle.model.config)
+        files |= _add_max_length_and_input_names(files, bundle.model.config)
         files |= sentence_transformers_files(bundle.model.config)
     else:
         files[GENERATION_CONFIG_FILE] = _format_json(ids)
     tensors = _cast_tensors(to_published_weights(bundle.model), dtype.torch_dtype)
-    write_folder(require_new_folder(target), tensors={WEIGHTS_FILE: tensors}, text_files=files)
+    write_folder(require_nonexistent_folder(target), tensors={WEIGHTS_FILE: tensors}, text_files=files)
 
 
 def _require_shared_tokenizer(bundle: ModelBundle) -> Tokenizer | None:
@@ -101,7 +101,7 @@ def _require_shared_tokenizer(bundle: ModelBundle) -> Tokenizer | None:
     return source
 
 
-def published_generation_settings(bundle: ModelBundle) -> dict[str, Any]:
+def published_seq2seq_generation_settings(bundle: ModelBundle) -> dict[str, Any]:
     """Return the published generation settings of an encoder–decoder.
 
     Native models leave the start token to the tokenizer, so it is added here.
@@ -114,7 +114,7 @@ def published_generation_settings(bundle: ModelBundle) -> dict[str, Any]:
     return {**settings, **bundle.generation_config.to_hf_dict()}
 
 
-def _add_encoder_settings(files: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
+def _add_max_length_and_input_names(files: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
     """Add the maximum length and the input names, which `transformers` would not guess correctly."""
     if CONFIG_FILE not in files:
         return {}
@@ -139,7 +139,7 @@ def _cast_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def require_new_folder(target: Path) -> Path:
+def require_nonexistent_folder(target: Path) -> Path:
     """Return `target`, or raise an error if it exists."""
     if target.exists():
         raise InputError(f"{target}: already exists; choose a new folder")

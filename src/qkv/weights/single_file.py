@@ -4,16 +4,16 @@ from pathlib import Path
 
 from qkv.errors import QKVError, WeightsError
 from qkv.weights.gguf_file import GGUF_MAGIC, read_gguf
-from qkv.weights.llama2c import is_llama2c_file, read_llama2c
+from qkv.weights.llama2c import has_llama2c_header, read_llama2c
 from qkv.weights.model_loader import ModelBundle, check_vocabulary_sizes, raise_pickle_error
 
 
-def load_single_file(file: Path) -> ModelBundle:
+def load_gguf_or_llama2c(file: Path) -> ModelBundle:
     """Load a model file. The format is detected from the first bytes, not from the file name."""
     try:
         if _read_first_bytes(file, len(GGUF_MAGIC)) == GGUF_MAGIC:
             loaded = read_gguf(file)
-        elif is_llama2c_file(file):
+        elif has_llama2c_header(file):
             loaded = read_llama2c(file)
         elif file.suffix in {".bin", ".pt", ".pth", ".ckpt"}:
             raise_pickle_error(file)

@@ -34,9 +34,9 @@ def load_into(
         names = [
             file_names[table.canonical_name(name)] for name in target.names if table.canonical_name(name) in file_names
         ]
-        problems += target.find_problems({name: tensors[name] for name in names})
+        problems += target.find_problems_with_kind({name: tensors[name] for name in names})
     if problems:
-        raise WeightsError(_describe_problems(problems, max_listed))
+        raise WeightsError(_summarize_problems_by_kind(problems, max_listed))
     with torch.no_grad():
         for target in targets:
             canonical = (table.canonical_name(name) for name in target.names)
@@ -78,7 +78,7 @@ class _LoadTarget:
         combined = torch.empty(rows, *self.parameters[0].shape[1:], device="meta")
         return tuple(_to_published_layout(combined, self.layout).shape)
 
-    def find_problems(self, tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
+    def find_problems_with_kind(self, tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
         """Return (kind, description) pairs. `tensors` contains this tensor under each of its names in the file."""
         if not tensors:
             return [("missing", f"{self.names[0]} {self.shape}")]
@@ -154,7 +154,7 @@ def _file_names_by_canonical_name(tensors: Mapping[str, Tensor], table: NameTabl
     return file_names
 
 
-def _describe_problems(problems: list[tuple[str, str]], max_listed: int) -> str:
+def _summarize_problems_by_kind(problems: list[tuple[str, str]], max_listed: int) -> str:
     by_kind: dict[str, list[str]] = {}
     for kind, description in problems:
         by_kind.setdefault(kind, []).append(description)

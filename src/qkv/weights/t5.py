@@ -4,7 +4,7 @@ from typing import Any
 
 from qkv.choices import Activation, NormKind, NormPosition, PositionKind
 from qkv.config import Seq2SeqConfig
-from qkv.weights.name_table import NameMapping, NameTable, layer_mappings, linear_mappings
+from qkv.weights.name_table import NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, parse_activation, to_published_settings
 
 T5_SETTINGS = {
@@ -25,7 +25,7 @@ T5_SETTINGS = {
 def read_t5_config(published: PublishedConfig) -> Seq2SeqConfig:
     settings = {"context_length": 512, "norm_eps": 1e-6, **published.pop_renamed(T5_SETTINGS)}
     activation, gated = _read_feed_forward(published)
-    tied, scaled = _read_unembedding(published)
+    tied, scaled = _read_tied_and_scaled(published)
     return Seq2SeqConfig(
         n_decoder_layers=published.pop("num_decoder_layers", settings.get("n_encoder_layers")),
         activation=activation,
@@ -53,7 +53,7 @@ def _read_feed_forward(published: PublishedConfig) -> tuple[Activation, bool]:
     return parse_activation("feed_forward_proj", name), gated
 
 
-def _read_unembedding(published: PublishedConfig) -> tuple[bool, bool]:
+def _read_tied_and_scaled(published: PublishedConfig) -> tuple[bool, bool]:
     """Read whether the embeddings are tied and whether the logits are scaled.
 
     In older files, `tie_word_embeddings` determines both. Newer files have `scale_decoder_outputs` and always state
@@ -66,7 +66,7 @@ def _read_unembedding(published: PublishedConfig) -> tuple[bool, bool]:
     return tied, scaled
 
 
-def write_t5_config(config: Seq2SeqConfig) -> dict[str, Any]:
+def to_hf_t5_config(config: Seq2SeqConfig) -> dict[str, Any]:
     name = activation_name(config.activation)
     if config.gated:
         name = "gated-gelu" if config.activation is Activation.GELU_TANH else f"gated-{name}"
@@ -100,8 +100,8 @@ def t5_name_table(config: Seq2SeqConfig) -> NameTable:
                 f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
                 (f"{side}.relative_positions.table.weight",),
             ),
-            *layer_mappings(side + ".block.{}", side + ".blocks.{}", n_layers=n_layers, parts=parts),
-            *linear_mappings(f"{side}.final_layer_norm", f"{side}.final_norm"),
+            *linear_mappings_per_layer(side + ".block.{}", side + ".blocks.{}", n_layers=n_layers, parts=parts),
+            *weight_and_bias_mappings(f"{side}.final_layer_norm", f"{side}.final_norm"),
         ]
     return NameTable(
         mappings=[*mappings, NameMapping("lm_head.weight", ("unembedding.weight",))],

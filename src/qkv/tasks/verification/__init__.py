@@ -52,7 +52,7 @@ _DEVICE_CHECKS = {
 }
 _COMPUTATION_CHECKS = {
     "fused": Check(
-        computation_checks.compare_fused, ROUNDING_TOLERANCE, "fused attention compared with eager attention"
+        computation_checks.compare_fused_attention, ROUNDING_TOLERANCE, "fused attention compared with eager attention"
     ),
     "cached": Check(
         computation_checks.compare_cached,
@@ -73,12 +73,12 @@ _COMPUTATION_CHECKS = {
         "two texts packed into one row compared with separate rows",
     ),
     "greedy": Check(
-        partial(computation_checks.generated_log_prob_error, n_beams=1),
+        partial(computation_checks.relative_generated_log_prob_error, n_beams=1),
         ROUNDING_TOLERANCE,
         "greedy tokens and their log-probabilities compared with eager",
     ),
     "beam": Check(
-        partial(computation_checks.generated_log_prob_error, n_beams=3),
+        partial(computation_checks.relative_generated_log_prob_error, n_beams=3),
         ROUNDING_TOLERANCE,
         "log-probabilities of 3-beam search compared with eager",
     ),

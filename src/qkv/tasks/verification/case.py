@@ -101,7 +101,7 @@ class VerificationCase:
         task = Translator(
             model, tokenizer, source=self.loaded.source_tokenizer, generation_config=self.loaded.generation_config
         )
-        sources = [task.source_tokenizer.encode(task.prepare_source(text)) for text in self.texts]
+        sources = [task.source_tokenizer.encode(task.normalize_and_add_prefix(text)) for text in self.texts]
         targets = [[task.decoder_start_id, *tokenizer.encode(text, add_special_tokens=False)] for text in self.texts]
         return [
             (torch.tensor([target]), torch.tensor([source])) for target, source in zip(targets, sources, strict=True)
@@ -116,7 +116,7 @@ class VerificationCase:
         with use_attention_kernel(model, AttentionKernel.EAGER):
             return [_model_outputs(model, forward(model, example.ids, example.source)) for example in self.examples]
 
-    def difference_from_reference(self, rows: Iterable[Tensor]) -> float:
+    def relative_difference_from_reference(self, rows: Iterable[Tensor]) -> float:
         """Compare the logits or states of each example with the reference outputs."""
         return max_difference_relative_to_peak(
             [_model_outputs(self.model, row[None]) for row in rows], self.reference_outputs

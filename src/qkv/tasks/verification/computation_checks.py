@@ -16,10 +16,10 @@ from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_d
 N_NEW_TOKENS = 16
 
 
-def compare_fused(case: VerificationCase) -> float:
+def compare_fused_attention(case: VerificationCase) -> float:
     if isinstance(case.model, RNNSeq2Seq):
         raise NotCheckedError("an RNN's attention has only one kernel")
-    return case.difference_from_reference(
+    return case.relative_difference_from_reference(
         implementations.forward(case.model, example.ids, example.source)[0] for example in case.examples
     )
 
@@ -32,7 +32,7 @@ def compare_with_cpu(case: VerificationCase) -> float:
 def compare_cached(case: VerificationCase) -> float:
     model = _require_generative(case)
     ends = [(example, example.ids.shape[1]) for example in case.examples]
-    return case.difference_from_reference(
+    return case.relative_difference_from_reference(
         implementations.forward_in_chunks(model, example.ids, range(n // 2, n), source=example.source)[0]
         for example, n in ends
     )
@@ -44,13 +44,13 @@ def compare_batched(case: VerificationCase) -> float:
         [tensor if tensor is None else torch.cat((tensor.flip(1), tensor)) for tensor in (example.ids, example.source)]
         for example in case.examples
     ]
-    return case.difference_from_reference(
+    return case.relative_difference_from_reference(
         implementations.forward(case.model, ids, source)[1] for ids, source in pairs if ids is not None
     )
 
 
 def compare_padded(case: VerificationCase) -> float:
-    return case.difference_from_reference(implementations.forward_padded(case.model, case.examples))
+    return case.relative_difference_from_reference(implementations.forward_padded(case.model, case.examples))
 
 
 def compare_packed(case: VerificationCase) -> float:
@@ -58,7 +58,7 @@ def compare_packed(case: VerificationCase) -> float:
     model, texts = case.model, [example.ids for example in case.examples]
     if not isinstance(model, GPT | BERT):
         raise NotCheckedError("an encoder–decoder takes one text per row")
-    return case.difference_from_reference(
+    return case.relative_difference_from_reference(
         implementations.forward_packed(model, [texts[i - 1], texts[i]])[1] for i in range(len(texts))
     )
 
@@ -67,12 +67,12 @@ def compare_compiled(case: VerificationCase) -> float:
     if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")):
         raise NotCheckedError("torch.compile requires a C++ compiler (g++ or clang++), and none was found")
     forward = torch.compile(implementations.forward, dynamic=True)
-    return case.difference_from_reference(
+    return case.relative_difference_from_reference(
         forward(case.model, example.ids, example.source)[0] for example in case.examples
     )
 
 
-def generated_log_prob_error(case: VerificationCase, *, n_beams: int) -> float:
+def relative_generated_log_prob_error(case: VerificationCase, *, n_beams: int) -> float:
     """Compare the log-probabilities of generated tokens with those of the eager implementation.
 
     With greedy decoding, the gap to the most likely token also counts. Comparing log-probabilities instead of tokens

@@ -44,7 +44,7 @@ GGUF = SaveFormat("model.gguf", partial(write_gguf, dtype=StorageDType.F32))
 
 def max_relative_round_trip_difference(case: VerificationCase, *, save_format: SaveFormat) -> float:
     """Compare outputs and all weights after saving and reloading. No text uses every weight."""
-    reloaded = _reload(case, save_format).model
+    reloaded = _reload_and_check_tokenizer(case, save_format).model
     actual, expected = (
         list(to_published_state(model, native_name_table(model)).values()) for model in (reloaded, case.model)
     )
@@ -55,7 +55,7 @@ def max_relative_round_trip_difference(case: VerificationCase, *, save_format: S
 
 def max_int8_change_in_steps(case: VerificationCase) -> float:
     """Returns the largest change of a weight, in quantization steps of its row."""
-    reloaded = _reload(case, INT8)
+    reloaded = _reload_and_check_tokenizer(case, INT8)
     before, after = (to_published_state(model, native_name_table(model)) for model in (case.model, reloaded.model))
     rows = [(weight.flatten(1), after[name].flatten(1)) for name, weight in before.items() if weight.dim() > 1]
     steps = [(actual - other).abs().amax(1) / (actual.abs().amax(1) / INT8_MAX + 1e-30) for actual, other in rows]
@@ -64,7 +64,7 @@ def max_int8_change_in_steps(case: VerificationCase) -> float:
 
 def compare_int8_outputs(case: VerificationCase) -> float:
     """Returns the relative RMS change of the outputs. A constant shared by all logits is ignored."""
-    output_pairs = (case.compute_outputs(_reload(case, INT8).model), case.reference_outputs)
+    output_pairs = (case.compute_outputs(_reload_and_check_tokenizer(case, INT8).model), case.reference_outputs)
     actual, expected = (
         torch.cat([(output - output.mean(-1, keepdim=True)).flatten() for output, *_ in outputs])
         for outputs in output_pairs
@@ -167,7 +167,7 @@ def _save_once(case: VerificationCase, save_format: SaveFormat) -> Path:
     return target
 
 
-def _reload(case: VerificationCase, save_format: SaveFormat) -> ModelBundle:
+def _reload_and_check_tokenizer(case: VerificationCase, save_format: SaveFormat) -> ModelBundle:
     reloaded = load_pretrained(_save_once(case, save_format))
     expected, actual = (loaded.source_tokenizer or loaded.tokenizer for loaded in (case.loaded, reloaded))
     if expected is not None and (
